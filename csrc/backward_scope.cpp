@@ -1,0 +1,90 @@
+#include "backward_scope.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace ddpx {
+namespace {
+
+using torch::autograd::variable_list;
+
+constexpr int kNoTask = -1;
+
+// Lives in the callback that a graph task owns, and dies with it.
+class Ticket {
+ public:
+  Ticket(int task_id, std::weak_ptr<GraphTaskObserver> observer)
+      : task_id_(task_id), observer_(std::move(observer)) {}
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+
+  ~Ticket() {
+    if (const auto observer = observer_.lock()) {
+      observer->on_graph_task_abort(task_id_);
+    }
+  }
+
+  void redeem() {
+    const auto observer = std::exchange(observer_, {}).lock();
+    if (observer) {
+      observer->on_graph_task_end(task_id_);
+    }
+  }
+
+ private:
+  int task_id_;
+  std::weak_ptr<GraphTaskObserver> observer_;
+};
+
+class OutputHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputHook(std::weak_ptr<GraphTaskObserver> observer) : observer_(std::move(observer)) {}
+
+  variable_list operator()(const variable_list& grads) override {
+    if (const auto observer = observer_.lock()) {
+      observer->on_output_grad();
+    }
+    return grads;
+  }
+
+ private:
+  std::weak_ptr<GraphTaskObserver> observer_;
+};
+
+}  // namespace
+
+void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
+  const int task_id = torch::autograd::get_current_graph_task_id();
+  if (std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end()) {
+    return;
+  }
+  // std::function must be copyable, hence the shared pointer.
+  auto ticket = std::make_shared<Ticket>(task_id, observer);
+  torch::autograd::Engine::get_default_engine().queue_callback([ticket] { ticket->redeem(); });
+  task_ids_.push_back(task_id);
+}
+
+void BackwardScope::leave(int task_id) {
+  task_ids_.erase(std::remove(task_ids_.begin(), task_ids_.end(), task_id), task_ids_.end());
+}
+
+bool BackwardScope::inside_outer_task() {
+  return static_cast<bool>(torch::autograd::get_current_node());
+}
+
+bool BackwardScope::inside_any_task() {
+  return torch::autograd::get_current_graph_task_id() != kNoTask;
+}
+
+void watch_output(const at::Tensor& output, const std::weak_ptr<GraphTaskObserver>& observer) {
+  if (const auto& grad_fn = output.grad_fn()) {
+    grad_fn->add_pre_hook(std::make_unique<OutputHook>(observer));
+  }
+}
+
+}  // namespace ddpx

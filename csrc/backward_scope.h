@@ -1,0 +1,59 @@
+// Tells when the outermost backward that touches a reducer ends, or dies.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace ddpx {
+
+// Told what becomes of a graph task (one run of the autograd engine) that was joined. Exactly one
+// of the two comes for each, on an engine thread or on the one that called backward, without the
+// GIL.
+class GraphTaskObserver {
+ public:
+  virtual ~GraphTaskObserver() = default;
+  virtual void on_graph_task_end(int task_id) = 0;
+  virtual void on_graph_task_abort(int task_id) noexcept = 0;
+
+  // A watched output is about to pass its gradient on: a backward starts.
+  virtual void on_output_grad() = 0;
+};
+
+// The graph tasks that run now and have been joined. A reentrant checkpoint runs one task within
+// another, so backward is over only when the last one leaves.
+// Not thread-safe: the reducer's mutex guards it.
+class BackwardScope {
+ public:
+  // Joins the graph task that runs on this thread, unless that has been done: queues a callback
+  // that reports its end. If the task dies instead, the callback is destroyed unrun, which reports
+  // the abort.
+  void join(const std::weak_ptr<GraphTaskObserver>& observer);
+
+  // The task ended or died.
+  void leave(int task_id);
+
+  bool empty() const {
+    return task_ids_.empty();
+  }
+
+  void clear() {
+    task_ids_.clear();
+  }
+
+  // On a thread that ends a graph task: whether a node of an outer one is still being evaluated.
+  static bool inside_outer_task();
+
+  // Whether any graph task runs on this thread.
+  static bool inside_any_task();
+
+ private:
+  std::vector<int> task_ids_;  // rarely more than two
+};
+
+// Calls observer->on_output_grad() when backward reaches `output`, before anything upstream of it
+// runs. Nothing for a tensor without history.
+void watch_output(const at::Tensor& output, const std::weak_ptr<GraphTaskObserver>& observer);
+
+}  // namespace ddpx

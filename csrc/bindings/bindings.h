@@ -1,0 +1,12 @@
+// Each function registers one header's classes. The only code that includes Python's headers.
+#pragma once
+
+#include <torch/extension.h>
+
+namespace ddpx::bindings {
+
+void bind_phase(pybind11::module_& module);
+void bind_bucket_plan(pybind11::module_& module);
+void bind_reducer(pybind11::module_& module);
+
+}  // namespace ddpx::bindings

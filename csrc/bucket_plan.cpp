@@ -1,0 +1,136 @@
+#include "bucket_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "errors.h"
+
+namespace ddpx {
+namespace {
+
+constexpr auto kNoCap = std::numeric_limits<int64_t>::max();
+
+// The bucket being filled for one dtype and device.
+struct OpenBucket {
+  c10::ScalarType dtype;
+  c10::Device device;
+  std::size_t cap_index = 0;  // into the caps: each dtype and device walks them on its own
+  int64_t bytes = 0;
+  std::vector<std::size_t> param_indices;
+};
+
+OpenBucket& open_bucket_for(std::vector<OpenBucket>& open, const ParamMeta& param) {
+  for (auto& bucket : open) {
+    if (bucket.dtype == param.dtype && bucket.device == param.device) {
+      return bucket;
+    }
+  }
+  open.push_back(OpenBucket{param.dtype, param.device, 0, 0, {}});
+  return open.back();
+}
+
+// Deals params in the given order to one open bucket per dtype and device; a bucket is closed once
+// it has reached its cap. Buckets come out in the order in which they close.
+std::vector<BucketSpec> assign(
+    const std::vector<ParamMeta>& params,
+    const std::vector<std::size_t>& order,
+    const std::vector<int64_t>& caps) {
+  std::vector<BucketSpec> closed;
+  std::vector<OpenBucket> open;
+  for (const auto param_index : order) {
+    const auto& param = params[param_index];
+    if (param.expect_sparse) {
+      closed.push_back(BucketSpec{{param_index}});
+      continue;
+    }
+    auto& bucket = open_bucket_for(open, param);
+    bucket.param_indices.push_back(param_index);
+    bucket.bytes += param.numel * param.element_bytes;
+    if (bucket.bytes >= caps[bucket.cap_index]) {
+      closed.push_back(BucketSpec{std::exchange(bucket.param_indices, {})});
+      bucket.bytes = 0;
+      bucket.cap_index = std::min(bucket.cap_index + 1, caps.size() - 1);
+    }
+  }
+  for (auto& bucket : open) {
+    if (!bucket.param_indices.empty()) {
+      closed.push_back(BucketSpec{std::move(bucket.param_indices)});
+    }
+  }
+  return closed;
+}
+
+}  // namespace
+
+BucketPlan BucketPlan::initial(
+    const std::vector<ParamMeta>& params, const BucketCaps& caps, GraphMode mode) {
+  std::vector<int64_t> limits = caps.listed_bytes;
+  if (limits.empty() && mode == GraphMode::kFindUnused) {
+    limits = {caps.first_bytes, caps.cap_bytes};
+  } else if (limits.empty()) {
+    // One bucket until arrival order is known: a split by a wrong guess could interleave with the
+    // module's own collectives differently from rank to rank.
+    limits = {kNoCap};
+  }
+  std::vector<std::size_t> registration_order(params.size());
+  std::iota(registration_order.begin(), registration_order.end(), 0);
+  auto buckets = assign(params, registration_order, limits);
+  const auto first_param = [](const BucketSpec& bucket) {
+    return *std::min_element(bucket.param_indices.begin(), bucket.param_indices.end());
+  };
+  std::sort(buckets.begin(), buckets.end(), [&](const BucketSpec& a, const BucketSpec& b) {
+    return first_param(a) > first_param(b);
+  });
+  return BucketPlan(params, std::move(buckets));
+}
+
+BucketPlan BucketPlan::by_arrival(
+    const std::vector<ParamMeta>& params,
+    const BucketCaps& caps,
+    const std::vector<std::size_t>& arrival_order) {
+  for (const auto param_index : arrival_order) {
+    if (param_index >= params.size()) {
+      throw InternalError("arrival order names param " + std::to_string(param_index));
+    }
+  }
+  const auto limits = caps.listed_bytes.empty()
+                          ? std::vector<int64_t>{caps.first_bytes, caps.cap_bytes}
+                          : caps.listed_bytes;
+  return BucketPlan(params, assign(params, arrival_order, limits));
+}
+
+BucketPlan::BucketPlan(const std::vector<ParamMeta>& params, std::vector<BucketSpec> buckets)
+    : buckets_(std::move(buckets)) {
+  constexpr auto kNowhere = std::numeric_limits<std::size_t>::max();
+  locations_.assign(params.size(), SlotLocation{kNowhere, kNowhere});
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& indices = buckets_[b].param_indices;
+    if (indices.empty()) {
+      throw InternalError("bucket " + std::to_string(b) + " is empty");
+    }
+    const auto& first = params[indices.front()];
+    for (std::size_t s = 0; s < indices.size(); ++s) {
+      const auto& param = params[indices[s]];
+      if (param.dtype != first.dtype || param.device != first.device) {
+        throw InternalError("bucket " + std::to_string(b) + " mixes dtypes or devices");
+      }
+      if (param.expect_sparse && indices.size() != 1) {
+        throw InternalError("sparse param " + std::to_string(indices[s]) + " shares a bucket");
+      }
+      if (locations_[indices[s]].bucket_index != kNowhere) {
+        throw InternalError("param " + std::to_string(indices[s]) + " lies in two buckets");
+      }
+      locations_[indices[s]] = SlotLocation{b, s};
+    }
+  }
+  for (std::size_t i = 0; i < locations_.size(); ++i) {
+    if (locations_[i].bucket_index == kNowhere) {
+      throw InternalError("param " + std::to_string(i) + " lies in no bucket");
+    }
+  }
+}
+
+}  // namespace ddpx

@@ -1,0 +1,37 @@
+// The communication that a reducer needs: a process group, or a fake in tests.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <cstdint>
+#include <memory>
+
+namespace ddpx {
+
+// Every rank makes the same calls in the same order. Called with the reducer's mutex held and
+// without the GIL.
+class Collective {
+ public:
+  using Work = c10::intrusive_ptr<c10d::Work>;
+
+  virtual ~Collective() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // Starts summing `tensor` over all ranks, in place. The tensor must live until the work is done.
+  virtual Work all_reduce_sum(const at::Tensor& tensor) = 0;
+
+  // Overwrites `tensor` with rank 0's; returns once that is done on this rank's current stream.
+  virtual void broadcast_from_rank_0(const at::Tensor& tensor) = 0;
+
+  // A flat tensor, uninitialised, in memory that the backend likes best.
+  virtual at::Tensor allocate(int64_t numel, const at::TensorOptions& options) = 0;
+};
+
+std::shared_ptr<Collective> make_collective(c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+}  // namespace ddpx

@@ -1,0 +1,100 @@
+#include "errors.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace ddpx {
+
+InternalError::InternalError(const std::string& what)
+    : std::logic_error("ddpx internal error (a bug of ddpx; please report it): " + what) {}
+
+namespace errors {
+namespace {
+
+std::string opening(const Where& where) {
+  std::ostringstream out;
+  out << "[ddpx rank " << where.rank << ", phase " << to_string(where.phase) << "] ";
+  return out.str();
+}
+
+std::string count_params(std::size_t count) {
+  return std::to_string(count) + (count == 1 ? " parameter" : " parameters");
+}
+
+}  // namespace
+
+std::string join_names(const std::vector<std::string>& names, std::size_t most) {
+  std::ostringstream out;
+  const auto shown = std::min(names.size(), most);
+  for (std::size_t i = 0; i < shown; ++i) {
+    out << (i == 0 ? "'" : ", '") << names[i] << "'";
+  }
+  if (names.size() > shown) {
+    out << " and " << names.size() - shown << " more";
+  }
+  return out.str();
+}
+
+UserError params_without_gradient(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) + count_params(names.size()) +
+      " got no gradient in this backward: " + join_names(names) +
+      ". Every other gradient is averaged, with zeros from this rank for those named. If a step "
+      "may leave parameters unused, pass find_unused_parameters=True; if it is always the same "
+      "ones, static_graph=True is faster; otherwise let each output of forward take part in the "
+      "loss, or freeze these parameters before wrapping.");
+}
+
+UserError static_graph_changed(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) +
+      "static_graph=True, but this backward used parameters otherwise than the "
+      "first synchronised one: fewer gradients than then arrived for " +
+      join_names(names) + ". Drop static_graph=True, or pass find_unused_parameters=True instead.");
+}
+
+UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph) {
+  const std::string remedy =
+      static_graph ? "static_graph=True, but the first synchronised backward produced fewer "
+                     "gradients for it. "
+                     "Drop static_graph=True, or keep the graph the same in every step."
+                   : "This happens when one layer lies in several reentrant checkpoints: use "
+                     "checkpoint(..., use_reentrant=False), or pass static_graph=True.";
+  return UserError(
+      opening(where) + "parameter '" + name +
+      "' got another gradient after its gradient had been packed for all-reduce. " + remedy);
+}
+
+UserError gradient_mismatch(
+    const Where& where,
+    const std::string& name,
+    const std::string& gradient,
+    const std::string& expected) {
+  return UserError(
+      opening(where) + "the gradient of parameter '" + name + "' is " + gradient +
+      " but its bucket was made for " + expected +
+      ". Cast, move or replace parameters before wrapping, or wrap again.");
+}
+
+UserError communication_failed(
+    const Where& where,
+    std::size_t bucket_index,
+    const std::vector<std::string>& names,
+    const std::string& cause) {
+  return UserError(
+      opening(where) + "the all-reduce of bucket " + std::to_string(bucket_index) + " (" +
+      join_names(names) + ") failed: " + cause +
+      "\nGradients of this step are not averaged. A peer may have died or raised: look at the "
+      "other ranks' output first.");
+}
+
+UserError backward_incomplete(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) + "the last backward ended without gradients for " + join_names(names) +
+      ", and its other gradients were not averaged. This can happen when the wrapped module is "
+      "called directly under reentrant checkpoints: call the wrapper, or use "
+      "checkpoint(..., use_reentrant=False).");
+}
+
+}  // namespace errors
+}  // namespace ddpx

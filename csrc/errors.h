@@ -1,0 +1,64 @@
+// Every text that a person can read, and the two kinds of error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "phase.h"
+
+namespace ddpx {
+
+// Something that the user's script did, or that happened to the job. Python: RuntimeError.
+class UserError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A broken invariant: a bug of ddpx, and its text says so. Python: RuntimeError.
+class InternalError : public std::logic_error {
+ public:
+  explicit InternalError(const std::string& what);
+};
+
+namespace errors {
+
+// Where an error happened; opens every text as "[ddpx rank R, phase P] ".
+struct Where {
+  int rank;
+  Phase phase;
+};
+
+// Up to `most` names, quoted and joined by commas, then "and N more".
+std::string join_names(const std::vector<std::string>& names, std::size_t most = 8);
+
+// Default mode: these params got no gradient in the backward that just ended.
+UserError params_without_gradient(const Where& where, const std::vector<std::string>& names);
+
+// static_graph: arrivals differ from those of the first synchronised backward.
+UserError static_graph_changed(const Where& where, const std::vector<std::string>& names);
+
+// A gradient arrived again after it was final.
+UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph);
+
+// The gradient does not fit its slot in the bucket.
+UserError gradient_mismatch(
+    const Where& where,
+    const std::string& name,
+    const std::string& gradient,
+    const std::string& expected);
+
+// A collective failed; `names` are the params of the bucket that was waited for.
+UserError communication_failed(
+    const Where& where,
+    std::size_t bucket_index,
+    const std::vector<std::string>& names,
+    const std::string& cause);
+
+// The last backward never came to its end, though nothing runs any more.
+UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);
+
+}  // namespace errors
+}  // namespace ddpx

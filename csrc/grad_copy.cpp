@@ -1,0 +1,41 @@
+#include "grad_copy.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
+
+#include <vector>
+
+namespace ddpx {
+
+void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int world_size) {
+  // A wrapped scalar does not take part in type promotion: a bf16 gradient stays bf16.
+  const auto factor = at::native::wrapped_scalar_tensor(1.0 / world_size);
+  auto out = slot;
+  at::mul_out(out, grad, factor);
+}
+
+void divide_in_place(const at::Tensor& slot, int world_size) {
+  slot.div_(world_size);
+}
+
+at::Tensor divide_sparse(const at::Tensor& grad, int world_size) {
+  return at::div(grad, world_size);
+}
+
+at::Tensor empty_sparse_grad(const at::Tensor& param) {
+  std::vector<int64_t> value_sizes(param.sizes().begin(), param.sizes().end());
+  value_sizes[0] = 0;
+  const auto indices = at::empty({1, 0}, param.options().dtype(at::kLong).requires_grad(false));
+  const auto values = at::empty(value_sizes, param.options().requires_grad(false));
+  return at::sparse_coo_tensor(indices, values, param.sizes());
+}
+
+at::Tensor unpack_new(const at::Tensor& slot, const at::Tensor& param) {
+  return torch::autograd::utils::clone_obey_contract(slot, param);
+}
+
+}  // namespace ddpx

@@ -1,0 +1,47 @@
+#include "grad_hook.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <utility>
+
+namespace ddpx {
+namespace {
+
+using torch::autograd::variable_list;
+
+class ArrivalHook final : public torch::autograd::FunctionPostHook {
+ public:
+  ArrivalHook(std::size_t param_index, std::weak_ptr<GradListener> listener)
+      : param_index_(param_index), listener_(std::move(listener)) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (const auto listener = listener_.lock()) {
+      listener->on_grad(param_index_);
+    }
+    return outputs;  // an accumulator has none
+  }
+
+ private:
+  std::size_t param_index_;
+  std::weak_ptr<GradListener> listener_;
+};
+
+}  // namespace
+
+GradHook::GradHook(
+    const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener)
+    : accumulator_(torch::autograd::impl::grad_accumulator(param)),
+      key_(accumulator_->add_post_hook(
+          std::make_unique<ArrivalHook>(param_index, std::move(listener)))) {}
+
+GradHook::GradHook(GradHook&& other) noexcept
+    : accumulator_(std::exchange(other.accumulator_, nullptr)), key_(other.key_) {}
+
+GradHook::~GradHook() {
+  if (accumulator_) {
+    accumulator_->del_post_hook(key_);
+  }
+}
+
+}  // namespace ddpx

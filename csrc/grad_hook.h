@@ -1,0 +1,38 @@
+// RAII handle of one hook on one grad accumulator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace ddpx {
+
+// Called on the engine thread that accumulated the gradient, without the GIL, once `param.grad`
+// holds it.
+class GradListener {
+ public:
+  virtual ~GradListener() = default;
+  virtual void on_grad(std::size_t param_index) = 0;
+};
+
+// While it lives, each accumulation into `param.grad` calls the listener, unless that is gone.
+// Keeps the accumulator alive (a param only refers to it weakly), which keeps the hook on it.
+class GradHook {
+ public:
+  GradHook(const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener);
+  ~GradHook();
+  GradHook(GradHook&& other) noexcept;
+  GradHook(const GradHook&) = delete;
+  GradHook& operator=(const GradHook&) = delete;
+  GradHook& operator=(GradHook&&) = delete;
+
+ private:
+  // The pointer's type changed between torch releases, so it is not spelled.
+  decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator_;
+  std::uintptr_t key_;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,53 @@
+#include "phase.h"
+
+#include <string>
+
+#include "errors.h"
+
+namespace ddpx {
+
+const char* to_string(Phase phase) {
+  switch (phase) {
+    case Phase::kIdle:
+      return "Idle";
+    case Phase::kRebuilding:
+      return "Rebuilding";
+    case Phase::kCollecting:
+      return "Collecting";
+    case Phase::kDraining:
+      return "Draining";
+    case Phase::kFailed:
+      return "Failed";
+  }
+  return "unknown";
+}
+
+namespace {
+
+bool allowed(Phase from, Phase to) {
+  switch (from) {
+    case Phase::kIdle:
+      return to == Phase::kCollecting || to == Phase::kRebuilding;
+    case Phase::kRebuilding:
+      return to == Phase::kIdle || to == Phase::kFailed;
+    case Phase::kCollecting:
+      return to == Phase::kDraining || to == Phase::kFailed;
+    case Phase::kDraining:
+      return to == Phase::kIdle || to == Phase::kFailed;
+    case Phase::kFailed:
+      return to == Phase::kIdle;
+  }
+  return false;
+}
+
+}  // namespace
+
+Phase transition(Phase from, Phase to) {
+  if (!allowed(from, to)) {
+    throw InternalError(
+        std::string("illegal phase transition from ") + to_string(from) + " to " + to_string(to));
+  }
+  return to;
+}
+
+}  // namespace ddpx

@@ -1,0 +1,19 @@
+// The phases of a reducer, and the one function that moves between them.
+#pragma once
+
+namespace ddpx {
+
+enum class Phase {
+  kIdle,        // between synchronised backwards
+  kRebuilding,  // agreeing on and allocating buckets in arrival order
+  kCollecting,  // a synchronised backward is running: gradients arrive, buckets leave
+  kDraining,    // backward has ended: waiting for all-reduces and writing gradients back
+  kFailed,      // the step broke off: buffers may still be in use by the backend
+};
+
+const char* to_string(Phase phase);
+
+// Returns `to` if a reducer may go there from `from`; throws InternalError naming both if not.
+Phase transition(Phase from, Phase to);
+
+}  // namespace ddpx

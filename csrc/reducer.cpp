@@ -1,0 +1,421 @@
+#include "reducer.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "grad_copy.h"
+
+namespace ddpx {
+namespace {
+
+std::vector<ParamMeta> metas_of(const std::vector<ReducerParam>& params) {
+  std::vector<ParamMeta> metas;
+  metas.reserve(params.size());
+  for (const auto& param : params) {
+    const auto& tensor = param.tensor;
+    metas.push_back(
+        ParamMeta{
+            tensor.numel(),
+            static_cast<int64_t>(tensor.element_size()),
+            tensor.scalar_type(),
+            tensor.device(),
+            param.expect_sparse});
+  }
+  return metas;
+}
+
+std::string describe(const at::Tensor& tensor) {
+  std::ostringstream out;
+  out << (tensor.is_sparse() ? "a sparse " : "a dense ") << tensor.scalar_type()
+      << " tensor of shape " << tensor.sizes() << " on " << tensor.device();
+  return out.str();
+}
+
+}  // namespace
+
+std::shared_ptr<Reducer> Reducer::create(
+    const std::vector<ReducerParam>& params,
+    ReducerOptions options,
+    std::shared_ptr<Collective> collective) {
+  if (params.empty()) {
+    throw UserError("a reducer needs at least one parameter that requires a gradient");
+  }
+  std::shared_ptr<Reducer> reducer(new Reducer(params, std::move(options), std::move(collective)));
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    reducer->hooks_.emplace_back(params[i].tensor, i, reducer);
+  }
+  return reducer;
+}
+
+Reducer::Reducer(
+    const std::vector<ReducerParam>& params,
+    ReducerOptions options,
+    std::shared_ptr<Collective> collective)
+    : options_(std::move(options)),
+      collective_(std::move(collective)),
+      metas_(metas_of(params)),
+      plan_(BucketPlan::initial(metas_, options_.caps, options_.mode)),
+      plan_is_final_(options_.mode == GraphMode::kFindUnused),
+      arrivals_(params.size(), options_.mode),
+      used_(params.size(), params.front().tensor.device()) {
+  for (const auto& param : params) {
+    params_.push_back(param.tensor);
+    names_.push_back(param.name);
+  }
+  hooks_.reserve(params.size());
+  make_buckets();
+}
+
+// ---- forward
+// --------------------------------------------------------------------------------------
+
+bool Reducer::prepare_forward() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::kFailed) {
+    recover();
+  }
+  if (phase_ == Phase::kCollecting) {
+    if (scope_.empty() && !BackwardScope::inside_any_task()) {
+      const auto error = errors::backward_incomplete(where(), names_of(arrivals_.missing()));
+      fail();
+      throw error;
+    }
+    return false;  // a forward within a backward, as checkpointing of the wrapper makes
+  }
+  if (!rebuild_due()) {
+    return false;
+  }
+  go_to(Phase::kRebuilding);
+  try {
+    plan_ = BucketPlan::by_arrival(metas_, options_.caps, agree_on_arrival_order());
+    make_buckets();
+  } catch (...) {
+    fail();
+    throw;
+  }
+  arrival_order_.clear();
+  plan_is_final_ = true;
+  go_to(Phase::kIdle);
+  return true;
+}
+
+bool Reducer::rebuild_due() const {
+  return !plan_is_final_ && arrival_order_.size() == params_.size();
+}
+
+std::vector<std::size_t> Reducer::agree_on_arrival_order() {
+  auto order = at::empty({static_cast<int64_t>(params_.size())}, at::kLong);
+  std::copy(arrival_order_.begin(), arrival_order_.end(), order.mutable_data_ptr<int64_t>());
+  order = order.to(params_.front().device());
+  collective_->broadcast_from_rank_0(order);
+  order = order.cpu();
+  const auto* agreed = order.const_data_ptr<int64_t>();
+  return {agreed, agreed + order.numel()};
+}
+
+void Reducer::make_buckets() {
+  const at::NoGradGuard no_grad;
+  buckets_.clear();
+  for (const auto& spec : plan_.buckets()) {
+    const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
+    buckets_.emplace_back(spec, params_, sparse, *collective_);
+  }
+  if (!options_.gradient_as_bucket_view) {
+    return;
+  }
+  // Gradients that exist already move into their slots, and count as lying there from now on.
+  for (auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots()) {
+      auto& grad = params_[slot.param_index].mutable_grad();
+      if (!bucket.sparse() && grad.defined()) {
+        slot.view.copy_(grad);
+        grad = slot.view;
+      }
+    }
+  }
+}
+
+void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
+  for (const auto& output : outputs) {
+    watch_output(output, weak_from_this());
+  }
+}
+
+// ---- backward: gradients arrive
+// -------------------------------------------------------------------
+
+void Reducer::on_output_grad() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (sync_enabled_) {
+    scope_.join(weak_from_this());
+  }
+}
+
+void Reducer::on_grad(std::size_t param_index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::kFailed) {
+    recover();
+  }
+  if (phase_ == Phase::kIdle) {
+    if (!sync_enabled_) {
+      mark_used(param_index);
+      return;
+    }
+    begin_step();
+  }
+  scope_.join(weak_from_this());
+  mark_used(param_index);
+  switch (arrivals_.arrive(param_index)) {
+    case Arrival::kFinal:
+      accept(param_index);
+      break;
+    case Arrival::kPartial:
+      break;
+    case Arrival::kRepeated:
+      throw errors::param_arrived_again(
+          where(), names_[param_index], options_.mode == GraphMode::kStatic);
+  }
+}
+
+void Reducer::begin_step() {
+  go_to(Phase::kCollecting);
+  arrivals_.begin();
+  launches_.reset(buckets_.size());
+  for (auto& bucket : buckets_) {
+    bucket.begin_step();
+  }
+  if (!rebuild_due()) {
+    arrival_order_.clear();
+  }
+  for (const auto param_index : arrivals_.known_unused()) {
+    accept(param_index);
+  }
+}
+
+bool Reducer::records_arrival_order() const {
+  return !plan_is_final_ && !arrivals_.learning() && !rebuild_due();
+}
+
+void Reducer::mark_used(std::size_t param_index) {
+  const bool agrees_on_use = options_.mode == GraphMode::kFindUnused || arrivals_.learning();
+  if (agrees_on_use && params_[param_index].grad().defined()) {
+    used_.mark(param_index);
+  }
+}
+
+void Reducer::accept(std::size_t param_index) {
+  if (records_arrival_order()) {
+    arrival_order_.push_back(param_index);
+  }
+  const auto location = plan_.location(param_index);
+  auto& bucket = buckets_[location.bucket_index];
+  pack(bucket, bucket.slots()[location.slot_index]);
+  if (bucket.fill_one()) {
+    launches_.mark_ready(location.bucket_index);
+    launch_ready();
+  }
+}
+
+void Reducer::pack(Bucket& bucket, const Slot& slot) {
+  const at::NoGradGuard no_grad;
+  if (bucket.sparse()) {
+    pack_sparse(bucket, slot);
+    return;
+  }
+  auto& grad = params_[slot.param_index].mutable_grad();
+  const auto world_size = collective_->world_size();
+  if (!grad.defined()) {
+    slot.view.zero_();
+  } else if (grad.is_alias_of(slot.view)) {
+    divide_in_place(slot.view, world_size);
+  } else {
+    const bool fits = !grad.is_sparse() && grad.scalar_type() == slot.view.scalar_type() &&
+                      grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();
+    if (!fits) {
+      throw errors::gradient_mismatch(
+          where(), names_[slot.param_index], describe(grad), describe(slot.view));
+    }
+    pack_scaled(grad, slot.view, world_size);
+    if (options_.gradient_as_bucket_view) {
+      grad = slot.view;
+    }
+  }
+  bucket.note_pack();
+}
+
+void Reducer::pack_sparse(Bucket& bucket, const Slot& slot) {
+  const auto& param = params_[slot.param_index];
+  const auto& grad = param.grad();
+  if (grad.defined() && !grad.is_sparse()) {
+    throw errors::gradient_mismatch(
+        where(), names_[slot.param_index], describe(grad), "a sparse gradient");
+  }
+  bucket.set_sparse(
+      grad.defined() ? divide_sparse(grad, collective_->world_size()) : empty_sparse_grad(param));
+  bucket.note_pack();
+}
+
+void Reducer::launch_ready() {
+  while (const auto bucket_index = launches_.pop()) {
+    buckets_[*bucket_index].launch(*collective_);
+  }
+}
+
+// ---- backward: its end
+// ----------------------------------------------------------------------------
+
+void Reducer::on_graph_task_end(int task_id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  scope_.leave(task_id);
+  if (phase_ != Phase::kCollecting || !scope_.empty()) {
+    return;
+  }
+  if (BackwardScope::inside_outer_task() && !arrivals_.missing().empty()) {
+    return;  // the wrapper was bypassed, so the outer task was not joined; it may bring the rest
+  }
+  finish_step();
+}
+
+void Reducer::finish_step() {
+  const auto missing = arrivals_.missing();
+  const bool learning = arrivals_.learning();
+  go_to(Phase::kDraining);
+  try {
+    // What is not final yet counts as it is, so that peers get their means and nobody waits.
+    std::vector<std::size_t> open = missing;
+    if (learning) {
+      open.resize(params_.size());
+      std::iota(open.begin(), open.end(), 0);
+    }
+    for (const auto param_index : open) {
+      accept(param_index);
+    }
+    if (options_.mode == GraphMode::kFindUnused || learning) {
+      used_.launch(*collective_);
+    }
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      drain(b);
+    }
+    if (options_.mode == GraphMode::kFindUnused) {
+      used_.clear();
+    } else {
+      used_.settle();  // a static graph keeps the answer
+    }
+  } catch (...) {
+    fail();
+    throw;
+  }
+  arrivals_.end();
+  // The error is made in the phase that it is about, and thrown when the reducer can be used again.
+  const auto draining = where();
+  go_to(Phase::kIdle);
+  if (missing.empty() || learning || options_.mode == GraphMode::kFindUnused) {
+    return;
+  }
+  if (options_.mode == GraphMode::kStatic) {
+    throw errors::static_graph_changed(draining, names_of(missing));
+  }
+  throw errors::params_without_gradient(draining, names_of(missing));
+}
+
+void Reducer::drain(std::size_t bucket_index) {
+  auto& bucket = buckets_[bucket_index];
+  try {
+    bucket.wait();
+  } catch (const InternalError&) {
+    throw;
+  } catch (const std::exception& cause) {
+    std::vector<std::size_t> param_indices = plan_.buckets()[bucket_index].param_indices;
+    throw errors::communication_failed(
+        where(), bucket_index, names_of(param_indices), cause.what());
+  }
+  for (const auto& slot : bucket.slots()) {
+    write_back(bucket, slot);
+  }
+}
+
+void Reducer::write_back(const Bucket& bucket, const Slot& slot) {
+  if (keeps_unused_grads() && used_.globally_unused(slot.param_index)) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto& param = params_[slot.param_index];
+  auto& grad = param.mutable_grad();
+  if (bucket.sparse()) {
+    grad = bucket.buffer();
+  } else if (options_.gradient_as_bucket_view) {
+    if (!grad.defined() || !grad.is_alias_of(slot.view)) {
+      grad = slot.view;
+    }
+  } else if (grad.defined()) {
+    grad.copy_(slot.view);
+  } else {
+    grad = unpack_new(slot.view, param);
+  }
+}
+
+// ---- failure
+// --------------------------------------------------------------------------------------
+
+void Reducer::on_graph_task_abort(int task_id) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  scope_.leave(task_id);
+  if (phase_ == Phase::kCollecting && scope_.empty()) {
+    fail();
+  }
+}
+
+void Reducer::fail() noexcept {
+  try {
+    go_to(Phase::kFailed);
+    recover();
+  } catch (...) {
+    // Out of memory, say: the next step tries again, and its error reaches the user.
+  }
+}
+
+void Reducer::recover() {
+  // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
+  // the backend, whose work objects keep them alive.
+  make_buckets();
+  used_ = UsedMap(params_.size(), params_.front().device());
+  if (!plan_is_final_) {
+    arrival_order_.clear();
+  }
+  go_to(Phase::kIdle);
+}
+
+// ---- the rest
+// -------------------------------------------------------------------------------------
+
+void Reducer::remove_hooks() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  hooks_.clear();
+}
+
+Phase Reducer::phase() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return phase_;
+}
+
+BucketPlan Reducer::plan() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return plan_;
+}
+
+std::vector<std::string> Reducer::names_of(const std::vector<std::size_t>& param_indices) const {
+  std::vector<std::string> names;
+  names.reserve(param_indices.size());
+  for (const auto param_index : param_indices) {
+    names.push_back(names_[param_index]);
+  }
+  return names;
+}
+
+}  // namespace ddpx

@@ -1,0 +1,35 @@
+#include "stream_join.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+namespace ddpx {
+
+void StreamJoin::note_pack(c10::Device device) {
+  if (device.is_cpu()) {
+    return;
+  }
+  const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
+    streams_.push_back(stream);
+  }
+}
+
+void StreamJoin::join(c10::Device device) {
+  if (device.is_cpu()) {
+    return;
+  }
+  const auto launching = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  for (const auto& stream : streams_) {
+    if (stream != launching) {
+      c10::Event packed(device.type());
+      packed.record(stream);
+      packed.block(launching);
+    }
+  }
+  streams_.clear();
+}
+
+}  // namespace ddpx

@@ -1,0 +1,26 @@
+// Makes a launch wait for packs that were issued on other device streams.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <vector>
+
+namespace ddpx {
+
+// A collective waits for the stream it is launched from. Gradients of one bucket can be packed on
+// several streams (autograd runs a node on the stream of its forward); this remembers them.
+// Device-generic, through c10's guards. On CPU every call does nothing. Not thread-safe.
+class StreamJoin {
+ public:
+  // A pack was just issued on the current stream of `device`.
+  void note_pack(c10::Device device);
+
+  // Makes the current stream of `device` wait for all noted packs, and forgets them.
+  void join(c10::Device device);
+
+ private:
+  std::vector<c10::Stream> streams_;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,66 @@
+#include "used_map.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "errors.h"
+
+namespace ddpx {
+namespace {
+
+// A fresh copy each time: the backend, or a copy to the device, may still read the last one.
+at::Tensor to_device(const std::vector<int32_t>& values, c10::Device device) {
+  const bool pinned = !device.is_cpu();
+  const auto numel = static_cast<int64_t>(values.size());
+  auto host = at::empty({numel}, at::TensorOptions(at::kInt).pinned_memory(pinned));
+  std::memcpy(host.mutable_data_ptr<int32_t>(), values.data(), values.size() * sizeof(int32_t));
+  return device.is_cpu() ? host : host.to(device, /*non_blocking=*/true);
+}
+
+}  // namespace
+
+UsedMap::UsedMap(std::size_t num_params, c10::Device device)
+    : device_(device), local_(num_params, 0) {}
+
+void UsedMap::mark(std::size_t param_index) {
+  local_[param_index] = 1;
+}
+
+void UsedMap::launch(Collective& collective) {
+  global_.clear();
+  summed_ = to_device(local_, device_);
+  work_ = collective.all_reduce_sum(summed_);
+}
+
+bool UsedMap::globally_unused(std::size_t param_index) {
+  if (local_[param_index] != 0) {
+    return false;
+  }
+  if (global_.empty()) {
+    if (!work_) {
+      throw InternalError("the used-map was read before ranks agreed on it");
+    }
+    settle();
+    const auto host = summed_.cpu();
+    const auto* sums = host.const_data_ptr<int32_t>();
+    global_.assign(sums, sums + host.numel());
+  }
+  return global_[param_index] == 0;
+}
+
+void UsedMap::settle() {
+  if (const auto work = std::exchange(work_, Collective::Work())) {
+    work->wait();
+  }
+}
+
+void UsedMap::clear() {
+  settle();
+  std::fill(local_.begin(), local_.end(), 0);
+  global_.clear();
+}
+
+}  // namespace ddpx

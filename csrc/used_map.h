@@ -1,0 +1,46 @@
+// Which params got a gradient on this rank since the last agreement, and which on any rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "collective.h"
+
+namespace ddpx {
+
+// A param that no rank used must keep its gradient as it is (None, or an accumulated one). Ranks
+// agree by summing a vector of 0 and 1 per param. Reading the sum back costs a device
+// synchronisation, so it is put off until a param is found that this rank did not use.
+// Not thread-safe: the reducer's mutex guards it.
+class UsedMap {
+ public:
+  UsedMap(std::size_t num_params, c10::Device device);
+
+  // This rank used the param. Also called in backwards that are not synchronised.
+  void mark(std::size_t param_index);
+
+  // Starts the agreement on what was marked since the last clear().
+  void launch(Collective& collective);
+
+  // True if no rank marked the param. Waits for the agreement if it must.
+  bool globally_unused(std::size_t param_index);
+
+  // Waits for the agreement if nobody needed its answer yet, so that its errors surface.
+  void settle();
+
+  // Settles, and forgets all marks.
+  void clear();
+
+ private:
+  c10::Device device_;
+  std::vector<int32_t> local_;
+  std::vector<int32_t> global_;  // empty until the sum has been read back
+  at::Tensor summed_;            // on the params' device, in the hands of the backend
+  Collective::Work work_;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,116 @@
+"""Every text of an error raised in Python; those of the C++ core are in ``csrc/errors.cpp``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def not_supported(what: str, instead: str) -> NotImplementedError:
+    """An argument or method of DDP's that ReducerDDP does not have yet."""
+    return NotImplementedError(f"ReducerDDP does not support {what} yet. {instead}")
+
+
+def not_a_module(value: object) -> TypeError:
+    return TypeError(
+        f"ReducerDDP wraps a torch.nn.Module, but got {type(value).__name__}. "
+        "Pass the model itself: ReducerDDP(model)."
+    )
+
+
+def no_process_group() -> ValueError:
+    return ValueError(
+        "ReducerDDP needs a process group, and none has been initialised. "
+        "Call torch.distributed.init_process_group(...) first, or pass process_group=."
+    )
+
+
+def not_a_process_group(value: object) -> TypeError:
+    return TypeError(
+        f"process_group must be a torch.distributed.ProcessGroup or None, "
+        f"but got {type(value).__name__}. Make one with torch.distributed.new_group(...)."
+    )
+
+
+def rank_not_in_group() -> ValueError:
+    return ValueError(
+        "this rank is not a member of the process group that ReducerDDP got. "
+        "Construct the wrapper on the group's members only."
+    )
+
+
+def nothing_to_train() -> RuntimeError:
+    return RuntimeError(
+        "ReducerDDP is not needed: the module has no parameter that requires a gradient. "
+        "Use the module itself, or unfreeze parameters before wrapping."
+    )
+
+
+def uninitialized_params(names: Iterable[str]) -> RuntimeError:
+    return RuntimeError(
+        f"the module has uninitialized (lazy) parameters: {', '.join(names)}. "
+        "Run one forward on sample input before wrapping, so that they get their shapes."
+    )
+
+
+def mixed_device_types(device_types: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"the module's parameters lie on devices of different types: "
+        f"{', '.join(sorted(device_types))}. Move all of them to one type, e.g. module.to('cuda')."
+    )
+
+
+def device_ids_without_single_device(
+    device_ids: object, output_device: object, devices: Iterable[str]
+) -> ValueError:
+    return ValueError(
+        f"device_ids and output_device are for modules on one accelerator, but got "
+        f"device_ids={device_ids}, output_device={output_device} with parameters on "
+        f"{', '.join(sorted(devices))}. For a CPU module, and for one spread over several devices, "
+        "leave both out. To use several accelerators, start one process for each "
+        "(torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
+    )
+
+
+def several_device_ids(device_ids: object) -> ValueError:
+    return ValueError(
+        f"device_ids={device_ids} names several devices, but a process drives one. Start one process "
+        "a device (torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
+    )
+
+
+def sync_batch_norm_on_cpu(names: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"SyncBatchNorm works on accelerators only, but this module is on CPU: {', '.join(names)}. "
+        "Move the module first, or leave out convert_sync_batchnorm on CPU."
+    )
+
+
+def bad_cap(name: str, value: object) -> ValueError:
+    return ValueError(
+        f"{name}={value!r} is no bucket size. Pass a finite number of MiB, 0 or more, e.g. {name}=25."
+    )
+
+
+def bad_cap_list(value: object) -> TypeError:
+    return TypeError(
+        f"bucket_cap_mb_list={value!r} must be a list of numbers of MiB, e.g. [1, 25, 25]."
+    )
+
+
+def not_a_flag(name: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be True or False, but got {value!r}.")
+
+
+def params_differ(report: str) -> RuntimeError:
+    """``report`` names the first difference with the values on the ranks concerned."""
+    return RuntimeError(
+        f"ReducerDDP needs the same parameters on every rank, in the same order. {report} "
+        "Build the model the same way on every rank; freeze the same parameters before wrapping."
+    )
+
+
+def not_default_group() -> RuntimeError:
+    return RuntimeError(
+        "a ReducerDDP can be pickled or copied only if it uses the default process group, because a "
+        "process group cannot be pickled. Save wrapper.module.state_dict() instead."
+    )

@@ -1,0 +1,129 @@
+"""The arguments of ReducerDDP, checked, as one immutable value."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+from ddpx import _C, errors
+
+_MIB = 1024 * 1024
+_DEFAULT_CAP_MB = 25
+_DEFAULT_FIRST_CAP_BYTES = _MIB
+_LARGEST_CAP_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ReducerDDP was asked to do. Caps are in bytes."""
+
+    sync_buffers_at_init: bool
+    sync_buffers_at_forward: bool
+    init_sync: bool
+    first_cap_bytes: int
+    cap_bytes: int
+    listed_cap_bytes: tuple[int, ...]
+    find_unused_parameters: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+
+    @property
+    def mode(self) -> _C.GraphMode:
+        """``static_graph`` finds unused parameters by itself, so it goes before the other flag."""
+        if self.static_graph:
+            return _C.GraphMode.STATIC
+        if self.find_unused_parameters:
+            return _C.GraphMode.FIND_UNUSED
+        return _C.GraphMode.DEFAULT
+
+    @property
+    def caps(self) -> _C.BucketCaps:
+        return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, list(self.listed_cap_bytes))
+
+
+def make_options(
+    *,
+    broadcast_buffers: bool | None,
+    init_sync: bool,
+    bucket_cap_mb: float | None,
+    find_unused_parameters: bool,
+    check_reduction: bool,
+    gradient_as_bucket_view: bool,
+    static_graph: bool,
+    bucket_cap_mb_list: list[float] | None,
+    forward_sync_buffers: bool | None,
+) -> Options:
+    """Checks arguments that mean the same as DDP's.
+
+    Raises:
+        TypeError: a flag that is no bool, a cap list that is no list.
+        ValueError: a cap that is not a finite number of MiB, 0 or more.
+    """
+    flags = {
+        "broadcast_buffers": broadcast_buffers,
+        "init_sync": init_sync,
+        "find_unused_parameters": find_unused_parameters,
+        "check_reduction": check_reduction,
+        "gradient_as_bucket_view": gradient_as_bucket_view,
+        "static_graph": static_graph,
+        "forward_sync_buffers": forward_sync_buffers,
+    }
+    for name, value in flags.items():
+        optional = name in ("broadcast_buffers", "forward_sync_buffers")
+        if not isinstance(value, (bool, int)) and not (optional and value is None):
+            raise errors.not_a_flag(name, value)
+    if check_reduction:
+        warnings.warn("check_reduction has no effect; leave it out.", FutureWarning, stacklevel=4)
+
+    sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
+    first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
+    return Options(
+        sync_buffers_at_init=sync_at_init,
+        sync_buffers_at_forward=sync_at_forward,
+        init_sync=bool(init_sync),
+        first_cap_bytes=first,
+        cap_bytes=cap,
+        listed_cap_bytes=listed,
+        find_unused_parameters=bool(find_unused_parameters),
+        gradient_as_bucket_view=bool(gradient_as_bucket_view),
+        static_graph=bool(static_graph),
+    )
+
+
+def _buffer_sync(
+    broadcast_buffers: bool | None, forward_sync_buffers: bool | None
+) -> tuple[bool, bool]:
+    """(at construction, at forward). The older flag rules both, the newer one forward alone."""
+    if forward_sync_buffers is not None:
+        if broadcast_buffers is not None:
+            warnings.warn(
+                "forward_sync_buffers is given, so broadcast_buffers has no effect; pass only one.",
+                FutureWarning,
+                stacklevel=5,
+            )
+        return True, bool(forward_sync_buffers)
+    sync = True if broadcast_buffers is None else bool(broadcast_buffers)
+    return sync, sync
+
+
+def _caps(
+    cap_mb: float | None, cap_mb_list: list[float] | None
+) -> tuple[int, int, tuple[int, ...]]:
+    """(first, others, listed) in bytes. The small first bucket exists only while nothing is said."""
+    if cap_mb_list is not None and not isinstance(cap_mb_list, (list, tuple)):
+        raise errors.bad_cap_list(cap_mb_list)
+    if cap_mb_list:
+        listed = tuple(_cap_bytes("bucket_cap_mb_list", cap) for cap in cap_mb_list)
+        return max(listed), max(listed), listed
+    if cap_mb is None:
+        return _DEFAULT_FIRST_CAP_BYTES, _DEFAULT_CAP_MB * _MIB, ()
+    cap = _cap_bytes("bucket_cap_mb", cap_mb)
+    return cap, cap, ()
+
+
+def _cap_bytes(name: str, cap_mb: float) -> int:
+    is_number = isinstance(cap_mb, (int, float)) and not isinstance(cap_mb, bool)
+    if not is_number or not math.isfinite(cap_mb) or cap_mb < 0:
+        raise errors.bad_cap(name, cap_mb)
+    return min(int(cap_mb * _MIB), _LARGEST_CAP_BYTES)

@@ -1,0 +1,75 @@
+"""On which devices a module lies, and what ``device_ids`` means for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ddpx import errors
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a module lies.
+
+    Attributes:
+        device: of its first parameter.
+        is_multi_device: whether its parameters lie on several devices.
+        device_ids: the one device to move inputs to, or None to leave them.
+        output_device: index of the device of outputs, or None.
+    """
+
+    device: torch.device
+    is_multi_device: bool
+    device_ids: list[int] | None
+    output_device: int | None
+
+
+def place(
+    module: nn.Module,
+    ignored: Collection[str],
+    device_ids: Sequence[int | torch.device] | None,
+    output_device: int | torch.device | None,
+) -> Placement:
+    """Works out the placement of ``module``.
+
+    Raises:
+        ValueError: devices of several types; ``device_ids`` for a module that is not on exactly one
+            accelerator, or with several entries.
+    """
+    devices = [p.device for name, p in module.named_parameters() if name not in ignored]
+    types = {device.type for device in devices}
+    if len(types) > 1:
+        raise errors.mixed_device_types(types)
+    first = devices[0]
+    is_multi_device = len(set(devices)) > 1
+    if not device_ids:
+        if output_device is not None:
+            raise errors.device_ids_without_single_device(
+                device_ids, output_device, {str(device) for device in devices}
+            )
+        return Placement(first, is_multi_device, None, None)
+    if is_multi_device or first.type == "cpu":
+        raise errors.device_ids_without_single_device(
+            list(device_ids), output_device, {str(device) for device in devices}
+        )
+    if len(device_ids) > 1:
+        raise errors.several_device_ids(list(device_ids))
+    index = _index(device_ids[0], first.type)
+    return Placement(
+        torch.device(first.type, index),
+        is_multi_device,
+        [index],
+        index if output_device is None else _index(output_device, first.type),
+    )
+
+
+def _index(device: int | torch.device, device_type: str) -> int:
+    """The index of a device given as a number, string or torch.device; the current one if it has none."""
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return torch.accelerator.current_device_index() if index is None else index

@@ -1,0 +1,28 @@
+"""Arguments and methods of DDP's that ReducerDDP does not have yet: each raises and names itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ddpx import errors
+
+_USE_DDP = "Leave it out, or use torch.nn.parallel.DistributedDataParallel for this model."
+
+
+def refuse_arguments(**arguments: object) -> None:
+    """Raises NotImplementedError for the first argument that is set (neither None, False nor 0)."""
+    for name, value in arguments.items():
+        if value is not None and value is not False and value != 0:
+            raise errors.not_supported(f"{name}={value!r}", _USE_DDP)
+
+
+def unsupported_method(name: str) -> Callable[..., NoReturn]:
+    """A method that raises NotImplementedError with its own name."""
+
+    def method(self: object, *args: Any, **kwargs: Any) -> NoReturn:
+        raise errors.not_supported(f"{name}()", _USE_DDP)
+
+    method.__name__ = name
+    method.__doc__ = "Not supported yet: raises NotImplementedError."
+    return method

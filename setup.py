@@ -1,0 +1,37 @@
+"""Builds the extension ``ddpx._C``; everything else about the package is in pyproject.toml."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+
+from setuptools import setup
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError:
+    sys.exit(
+        "ddpx is built against the torch that it will run with, and no torch was found.\n"
+        "Install torch first (2.11 to 2.13), then: pip install --no-build-isolation ."
+    )
+
+if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 13):
+    print(f"warning: ddpx is made for torch 2.11 to 2.13, this is {torch.__version__}")
+
+DEBUG = os.environ.get("DDPX_DEBUG", "0") == "1"
+
+extension = cpp_extension.CppExtension(
+    name="ddpx._C",
+    sources=sorted(glob.glob("csrc/**/*.cpp", recursive=True)),
+    depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
+    # No include_dirs of ours: CppExtension then puts torch's own first, with the pybind11 that torch
+    # was built with. Built with another one, a ProcessGroup does not cross into the extension.
+    extra_compile_args={"cxx": ["-O0", "-g"] if DEBUG else ["-O2", "-g0"]},
+)
+
+setup(
+    ext_modules=[extension],
+    cmdclass={"build_ext": cpp_extension.BuildExtension.with_options(use_ninja=True)},
+)
