@@ -21,6 +21,8 @@ if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) 
     print(f"warning: ddpx is made for torch 2.11 to 2.13, this is {torch.__version__}")
 
 DEBUG = os.environ.get("DDPX_DEBUG", "0") == "1"
+# For an editable install whose extension is built apart, in place, so that ninja can reuse objects.
+METADATA_ONLY = os.environ.get("DDPX_METADATA_ONLY", "0") == "1"
 
 extension = cpp_extension.CppExtension(
     name="ddpx._C",
@@ -32,6 +34,6 @@ extension = cpp_extension.CppExtension(
 )
 
 setup(
-    ext_modules=[extension],
+    ext_modules=[] if METADATA_ONLY else [extension],
     cmdclass={"build_ext": cpp_extension.BuildExtension.with_options(use_ninja=True)},
 )

@@ -173,6 +173,9 @@ void Reducer::on_grad(std::size_t param_index) {
   mark_used(param_index);
   switch (arrivals_.arrive(param_index)) {
     case Arrival::kFinal:
+      if (records_arrival_order()) {
+        arrival_order_.push_back(param_index);
+      }
       accept(param_index);
       break;
     case Arrival::kPartial:
@@ -202,6 +205,18 @@ bool Reducer::records_arrival_order() const {
   return !plan_is_final_ && !arrivals_.learning() && !rebuild_due();
 }
 
+void Reducer::complete_arrival_order() {
+  std::vector<bool> arrived(params_.size(), false);
+  for (const auto param_index : arrival_order_) {
+    arrived[param_index] = true;
+  }
+  for (std::size_t i = 0; i < arrived.size(); ++i) {
+    if (!arrived[i]) {
+      arrival_order_.push_back(i);
+    }
+  }
+}
+
 void Reducer::mark_used(std::size_t param_index) {
   const bool agrees_on_use = options_.mode == GraphMode::kFindUnused || arrivals_.learning();
   if (agrees_on_use && params_[param_index].grad().defined()) {
@@ -210,9 +225,6 @@ void Reducer::mark_used(std::size_t param_index) {
 }
 
 void Reducer::accept(std::size_t param_index) {
-  if (records_arrival_order()) {
-    arrival_order_.push_back(param_index);
-  }
   const auto location = plan_.location(param_index);
   auto& bucket = buckets_[location.bucket_index];
   pack(bucket, bucket.slots()[location.slot_index]);
@@ -295,6 +307,9 @@ void Reducer::finish_step() {
     }
     for (const auto param_index : open) {
       accept(param_index);
+    }
+    if (records_arrival_order()) {
+      complete_arrival_order();
     }
     if (options_.mode == GraphMode::kFindUnused || learning) {
       used_.launch(*collective_);

@@ -99,6 +99,8 @@ class Reducer final : public GradListener,
   void recover();
 
   bool records_arrival_order() const;
+  // Params without a gradient come last, in registration order, as DDP has them.
+  void complete_arrival_order();
   bool keeps_unused_grads() const {
     return options_.mode != GraphMode::kDefault;
   }

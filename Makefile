@@ -1,0 +1,59 @@
+# `make` alone lists the targets. Everything happens in .venv, inside this checkout.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Pinned by hand, and installed first: a looser requirement could pull another build of torch.
+TORCH := torch==2.13.0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint format parity-table bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.deps  ## make .venv with pinned dependencies
+
+build: $(VENV)/.built  ## build the C++ extension in place
+
+demo: build  ## train a small character GPT on 2 ranks (all GPUs, if there are any)
+	@$(BIN)/python scripts/demo.py
+
+test: build  ## run every test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.deps  ## ruff, mypy, clang-format: look only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
+
+format: $(VENV)/.deps  ## ruff, clang-format: mend what they can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
+
+parity-table: build  ## run the parity matrix and write its table into README.md
+	$(BIN)/python scripts/parity_table.py
+
+bench: build  ## time steps of bare module, DDP and ReducerDDP, interleaved
+	$(BIN)/python benchmarks/step_time.py
+
+clean:  ## remove what was built; .venv stays
+	rm -rf build build-* ddpx/_C*.so compile_commands.json runs $(VENV)/.built
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ddpx needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.deps: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet $(TORCH) 'setuptools>=77' wheel
+	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[demo,dev]'
+	@touch $@
+
+# Not through pip, which builds in a fresh directory each time: ninja then compiles only what changed.
+$(VENV)/.built: $(VENV)/.deps $(SOURCES)
+	$(BIN)/python scripts/build.py
+	@touch $@

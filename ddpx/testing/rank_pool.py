@@ -1,0 +1,182 @@
+"""Processes that form a process group and run functions together, across many test cases."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_START_TIMEOUT_S = 180.0
+# Once one rank has failed, the others get this long to report before they are ended.
+_GRACE_S = 3.0
+
+
+class RankFailed(RuntimeError):
+    """A function raised on some rank, or did not return in time. The text has the tracebacks."""
+
+
+class RankPool:
+    """``world_size`` processes with one process group; importing torch is paid once, not per call.
+
+    Use as a context manager, or call :meth:`close`. After a failure the processes are ended, since a
+    rank may be stuck in a collective; the next :meth:`run` starts new ones.
+
+    Args:
+        world_size: number of ranks, 1 or more.
+        backend: of the process group, as for ``torch.distributed.init_process_group``.
+    """
+
+    def __init__(self, world_size: int, backend: str = "gloo") -> None:
+        if world_size < 1:
+            raise ValueError(f"world_size must be 1 or more, but got {world_size}")
+        self.world_size = world_size
+        self.backend = backend
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any
+    ) -> list[Any]:
+        """Calls ``function(*args, **kwargs)`` on every rank; the results, in order of rank.
+
+        The function and its arguments are pickled, so it must stand at the top of a module. Inside,
+        ``torch.distributed`` is initialised and ``torch.get_num_threads()`` is 1.
+
+        Args:
+            timeout: seconds for all ranks to return.
+
+        Raises:
+            RankFailed: a rank raised, died or took too long.
+        """
+        if not self._processes:
+            self._start()
+        for connection in self._connections:
+            connection.send((function, args, kwargs))
+        return self._collect(function.__name__, timeout)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for connection in self._connections:
+            try:
+                connection.send(None)
+            except OSError:
+                pass  # that rank is gone already
+        deadline = time.monotonic() + _GRACE_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._end()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._directory = tempfile.TemporaryDirectory(prefix="ddpx-ranks-")
+        rendezvous = os.path.join(self._directory.name, "store")
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve,
+                args=(theirs, rank, self.world_size, self.backend, rendezvous, list(sys.path)),
+                daemon=True,
+                name=f"ddpx-rank-{rank}",
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+        self._collect("start of the ranks", _START_TIMEOUT_S)
+
+    def _collect(self, what: str, timeout: float) -> list[Any]:
+        """One answer from every rank."""
+        deadline = time.monotonic() + timeout
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        pending = {connection: rank for rank, connection in enumerate(self._connections)}
+        while pending:
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = pending.pop(connection)
+                try:
+                    succeeded, value = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    self._processes[rank].join(_GRACE_S)
+                    succeeded, value = False, f"died, exit code {self._processes[rank].exitcode}"
+                (results if succeeded else failures)[rank] = value
+                if not succeeded:
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if not failures and not pending:
+            return [results[rank] for rank in range(self.world_size)]
+        for rank in pending.values():
+            reason = "had not returned when another rank failed" if failures else "did not return"
+            failures.setdefault(rank, f"{reason} ({what}, limit {timeout:g} s)")
+        self._end()
+        report = "\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(failures.items()))
+        raise RankFailed(f"{what} failed on {len(failures)} of {self.world_size} ranks\n{report}")
+
+    def _end(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes.clear()
+        self._connections.clear()
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
+
+
+def _serve(
+    connection: Connection,
+    rank: int,
+    world_size: int,
+    backend: str,
+    rendezvous: str,
+    path: list[str],
+) -> None:
+    """Body of a rank: runs what it is sent until it is sent None."""
+    sys.path[:] = path
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    connection.send((True, None))
+    while True:
+        try:
+            message = connection.recv()
+        except EOFError:
+            return
+        if message is None:
+            break
+        function, args, kwargs = message
+        try:
+            answer = (True, function(*args, **kwargs))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        connection.send(answer)
+    dist.destroy_process_group()

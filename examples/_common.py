@@ -1,0 +1,106 @@
+"""Small things that every example needs and none is about.
+
+Run the examples as scripts (``python examples/basic_spawn.py``), and Python finds this module
+beside them.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def pick_device(local_rank: int, local_world_size: int) -> torch.device:
+    """Return a GPU of this rank's own where there is one for every local rank, else the CPU."""
+    if torch.cuda.device_count() >= local_world_size:
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device
+    # All ranks share the cores: more threads a rank would only make them wait for each other.
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def backend_for(device: torch.device) -> str:
+    """Return the process-group backend that moves tensors of this device."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def device_ids_for(device: torch.device) -> list[int] | None:
+    """Return what ``device_ids`` wants: the one GPU of this process, or None on the CPU."""
+    return [device.index] if device.type == "cuda" else None
+
+
+@contextmanager
+def process_group(device: torch.device, **rendezvous: Any) -> Iterator[None]:
+    """Join the default process group, and leave it even when the body raises.
+
+    Without ``rendezvous`` arguments, the rank, world size and address come from the environment
+    variables that torchrun sets.
+    """
+    dist.init_process_group(backend_for(device), **rendezvous)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def torchrun_local_ranks() -> tuple[int, int]:
+    """Return the local rank and the local world size that torchrun gave this process."""
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(
+            "error: no LOCAL_RANK in the environment; start this script with\n"
+            f"  torchrun --standalone --nproc-per-node=2 {sys.argv[0]} ..."
+        )
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def mean_over_ranks(value: torch.Tensor) -> float:
+    """Average a one-element tensor over all ranks; every rank gets the result."""
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+def ranks_agree(module: nn.Module) -> bool:
+    """Tell, on every rank alike, whether all ranks hold bit-identical parameters."""
+    parameters = [p.detach() for p in module.parameters()]
+    device = parameters[0].device
+    mine = torch.cat([p.flatten().to(device) for p in parameters])
+    of_rank_0 = mine.clone()
+    dist.broadcast(of_rank_0, src=0)
+    verdict = torch.tensor(int(torch.equal(mine, of_rank_0)), device=device)
+    dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
+    return bool(verdict.item())
+
+
+def expect(condition: bool, message: str) -> None:
+    """Fail the script, with a non-zero exit status, when what it set out to show is not so."""
+    if not condition:
+        raise RuntimeError(f"FAILED: {message}")
+
+
+def positive_int(text: str) -> int:
+    """Argument type: an integer of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return value
+
+
+def path_in_folder(text: str) -> Path:
+    """Argument type: a file path whose folder exists, so that saving can't fail after training."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"folder {str(path.parent)!r} does not exist")
+    return path

@@ -1,0 +1,29 @@
+"""Runs the main job: one rank a GPU with NCCL, or two CPU ranks with gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+_CPU_RANKS = 2
+
+
+def main() -> int:
+    script = Path(__file__).parent.parent / "examples" / "char_gpt" / "train.py"
+    num_gpus = torch.cuda.device_count()
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        f"--nproc-per-node={num_gpus or _CPU_RANKS}",
+        str(script),
+        *sys.argv[1:],
+    ]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

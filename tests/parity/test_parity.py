@@ -1,0 +1,20 @@
+"""ReducerDDP against torch's DDP: gradients, weights and buffers bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+from parity_cases import CASES, compare_case
+
+from ddpx.testing.compare import summarize
+
+PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
+
+
+@pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize("world_size", [2, 3, 4], scope="session")
+def test_bits_match(ranks, world_size, case_name, mode):
+    per_rank = ranks(world_size).run(compare_case, case_name, mode)
+    for caps in per_rank[0]:
+        total = summarize([comparisons[caps] for comparisons in per_rank])
+        assert total.num_tensors > 0
+        assert total.identical, f"with {caps}:\n" + "\n".join(total.differences[:20])

@@ -1,0 +1,175 @@
+"""Arguments of ReducerDDP: the same as DDP's, and clear errors for bad ones."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank(tmp_path_factory):
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _names(cls: type) -> list[str]:
+    return list(inspect.signature(cls.__init__).parameters)
+
+
+def test_arguments_stand_in_ddps_order():
+    """A torch older than 2.13 has fewer, in the same order."""
+    theirs = _names(DistributedDataParallel)
+    assert _names(ReducerDDP)[: len(theirs)] == theirs
+
+
+def test_defaults_are_ddps():
+    ours = inspect.signature(ReducerDDP.__init__).parameters
+    for name, parameter in inspect.signature(DistributedDataParallel.__init__).parameters.items():
+        assert ours[name].default == parameter.default or name == "broadcast_buffers"
+
+
+def test_is_an_instance_of_ddp_without_inheriting():
+    model = ReducerDDP(nn.Linear(2, 2))
+    assert isinstance(model, DistributedDataParallel)
+    assert DistributedDataParallel not in type(model).__mro__
+
+
+def test_calls_of_older_tutorials():
+    model = ReducerDDP(nn.Linear(2, 2), broadcast_buffers=True, bucket_cap_mb=25)
+    assert model.broadcast_buffers
+    assert model.bucket_bytes_cap == 25 * 1024 * 1024
+    assert ReducerDDP(nn.Linear(2, 2), None, None, 0, True).device_ids is None
+
+
+def test_newer_buffer_flag_goes_before_the_older():
+    with pytest.warns(FutureWarning, match="broadcast_buffers has no effect"):
+        model = ReducerDDP(nn.Linear(2, 2), broadcast_buffers=True, forward_sync_buffers=False)
+    assert not model.forward_sync_buffers
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("dim", 1),
+        ("delay_all_reduce_named_params", [("weight", nn.Parameter(torch.ones(1)))]),
+        ("param_to_hook_all_reduce", nn.Parameter(torch.ones(3))),
+        ("mixed_precision", object()),
+        ("device_mesh", object()),
+        ("skip_all_reduce_unused_params", True),
+        ("batched_grad_copy", True),
+    ],
+)
+def test_unsupported_argument_names_itself(name, value):
+    with pytest.raises(NotImplementedError, match=name):
+        ReducerDDP(nn.Linear(2, 2), **{name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["join", "register_comm_hook", "_register_fused_optim", "_set_static_graph"],
+)
+def test_unsupported_method_names_itself(name):
+    with pytest.raises(NotImplementedError, match=name):
+        getattr(ReducerDDP(nn.Linear(2, 2)), name)()
+
+
+@pytest.mark.parametrize("cap", [-1, math.nan, math.inf, "25", True], ids=str)
+def test_bad_cap(cap):
+    with pytest.raises(ValueError, match=r"bucket_cap_mb=.*finite number of MiB"):
+        ReducerDDP(nn.Linear(2, 2), bucket_cap_mb=cap)
+    with pytest.raises(ValueError, match=r"bucket_cap_mb_list=.*finite number of MiB"):
+        ReducerDDP(nn.Linear(2, 2), bucket_cap_mb_list=[1, cap])
+
+
+def test_bad_cap_list():
+    with pytest.raises(TypeError, match="list of numbers of MiB"):
+        ReducerDDP(nn.Linear(2, 2), bucket_cap_mb_list=25)
+
+
+@pytest.mark.parametrize(
+    "name", ["find_unused_parameters", "static_graph", "gradient_as_bucket_view", "init_sync"]
+)
+def test_bad_flag(name):
+    with pytest.raises(TypeError, match=f"{name} must be True or False"):
+        ReducerDDP(nn.Linear(2, 2), **{name: "yes"})
+
+
+def test_not_a_module():
+    with pytest.raises(TypeError, match="Pass the model itself"):
+        ReducerDDP([nn.Linear(2, 2)])
+
+
+def test_not_a_process_group():
+    with pytest.raises(TypeError, match="new_group"):
+        ReducerDDP(nn.Linear(2, 2), process_group="gloo")
+
+
+def test_rank_outside_group():
+    with pytest.raises(ValueError, match="not a member"):
+        ReducerDDP(nn.Linear(2, 2), process_group=dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def test_nothing_to_train():
+    with pytest.raises(RuntimeError, match="no parameter that requires a gradient"):
+        ReducerDDP(nn.ReLU())
+    with pytest.raises(RuntimeError, match="no parameter that requires a gradient"):
+        ReducerDDP(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_lazy_params():
+    with pytest.raises(RuntimeError, match="weight, bias.*Run one forward"):
+        ReducerDDP(nn.LazyLinear(2))
+
+
+@pytest.mark.parametrize("ids", [[0], [0, 1]], ids=str)
+def test_device_ids_on_cpu_name_the_fix(ids):
+    with pytest.raises(ValueError, match=r"nproc-per-node=N.*device_ids=\[local_rank\]"):
+        ReducerDDP(nn.Linear(2, 2), device_ids=ids)
+
+
+def test_several_device_ids_name_the_fix(monkeypatch):
+    """With accelerators, where the module lies on one of them: the device is pretended."""
+    from ddpx import placement
+
+    module = nn.Linear(2, 2, device="meta")
+    with pytest.raises(ValueError, match=r"one process a device.*device_ids=\[local_rank\]"):
+        placement.place(module, (), [0, 1], None)
+
+
+def test_output_device_on_cpu():
+    with pytest.raises(ValueError, match="leave both out"):
+        ReducerDDP(nn.Linear(2, 2), output_device=0)
+
+
+def test_devices_of_two_types():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match="different types: cpu, meta"):
+        ReducerDDP(module)
+
+
+def test_sync_batch_norm_on_cpu():
+    with pytest.raises(ValueError, match=r"SyncBatchNorm.*: 1\b"):
+        ReducerDDP(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
+
+
+def test_without_process_group(monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match="init_process_group"):
+        ReducerDDP(nn.Linear(2, 2))
+
+
+def test_pickling_needs_the_default_group():
+    model = ReducerDDP(nn.Linear(2, 2), process_group=dist.new_group([0]))
+    with pytest.raises(RuntimeError, match=r"wrapper\.module\.state_dict"):
+        pickle.dumps(model)

@@ -1,0 +1,41 @@
+"""Walks through nested inputs and outputs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from ddpx.nested import tensors_in, to_device
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: list[torch.Tensor]
+
+
+def test_tensors_in():
+    a, b, c, d = (torch.ones(1) * i for i in range(4))
+    value = {"x": [a, (b, "text")], "y": Output(c, [d]), "z": None, "type": Output}
+    assert [tensor.item() for tensor in tensors_in(value)] == [0, 1, 2, 3]
+
+
+def test_to_device_keeps_containers_and_other_objects():
+    other = object()
+    value = OrderedDict(x=Pair(torch.ones(2), [torch.ones(3)]), y=(other, 5, "text"))
+    moved = to_device(value, torch.device("meta"))
+    assert isinstance(moved, OrderedDict)
+    assert isinstance(moved["x"], Pair)
+    assert moved["x"].left.is_meta
+    assert moved["x"].right[0].is_meta
+    assert moved["y"] == (other, 5, "text")
+
+
+def test_to_device_moves_packed_sequences():
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    assert to_device([packed], torch.device("cpu"))[0].data.device.type == "cpu"

@@ -1,0 +1,16 @@
+"""The phase machine as Python sees it; tests/cpp has every pair."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpx._C import Phase, transition
+
+
+def test_legal():
+    assert transition(Phase.IDLE, Phase.COLLECTING) == Phase.COLLECTING
+
+
+def test_illegal_names_both():
+    with pytest.raises(RuntimeError, match=r"from Idle to Draining"):
+        transition(Phase.IDLE, Phase.DRAINING)

@@ -1,0 +1,47 @@
+"""ddpx/_C.pyi names what the extension has, no more and no less."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ddpx
+from ddpx import _C
+
+STUB = ast.parse((Path(ddpx.__file__).parent / "_C.pyi").read_text())
+
+
+def _declared(body: list[ast.stmt]) -> set[str]:
+    names = set()
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def _public(namespace: object) -> set[str]:
+    names = {name for name in vars(namespace) if not name.startswith("_")}
+    return names | ({"__init__"} & set(vars(namespace)))
+
+
+def test_module():
+    assert _declared(STUB.body) == _public(_C)
+
+
+@pytest.mark.parametrize(
+    "declared", [node for node in STUB.body if isinstance(node, ast.ClassDef)], ids=lambda n: n.name
+)
+def test_class(declared):
+    cls = getattr(_C, declared.name)
+    if hasattr(cls, "__members__"):  # an enum: pybind adds what every enum has
+        values = _declared(declared.body) - {"name"}
+        assert values == set(cls.__members__)
+        return
+    bound = _public(cls)
+    if "__init__" not in _declared(declared.body):  # pybind's own raises: no constructor is bound
+        bound -= {"__init__"}
+    assert _declared(declared.body) == bound
