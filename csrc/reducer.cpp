@@ -399,7 +399,9 @@ void Reducer::recover() {
   // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
   // the backend, whose work objects keep them alive.
   make_buckets();
-  used_ = UsedMap(params_.size(), params_.front().device());
+  if (options_.mode == GraphMode::kFindUnused || arrivals_.learning()) {
+    used_ = UsedMap(params_.size(), params_.front().device());
+  }
   if (!plan_is_final_) {
     arrival_order_.clear();
   }

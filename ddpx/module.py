@@ -83,7 +83,7 @@ class ReducerDDP(nn.Module):
         if not isinstance(module, nn.Module):
             raise errors.not_a_module(module)
         refuse_arguments(
-            dim=dim,
+            dim=dim or None,
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
             mixed_precision=mixed_precision,

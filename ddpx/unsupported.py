@@ -11,9 +11,9 @@ _USE_DDP = "Leave it out, or use torch.nn.parallel.DistributedDataParallel for t
 
 
 def refuse_arguments(**arguments: object) -> None:
-    """Raises NotImplementedError for the first argument that is set (neither None, False nor 0)."""
+    """Raises NotImplementedError for the first argument that is set (neither None nor False)."""
     for name, value in arguments.items():
-        if value is not None and value is not False and value != 0:
+        if value is not None and value is not False:
             raise errors.not_supported(f"{name}={value!r}", _USE_DDP)
 
 

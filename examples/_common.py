@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Imported here, before any process group exists. torch.optim imports it on first use, and then its
+# default arguments would keep the group, and so gloo's threads, alive into the interpreter's exit,
+# where a thread that still wants the interpreter aborts the process.
+import torch.distributed.nn.functional
 from torch import nn
 
 
@@ -44,6 +49,9 @@ def process_group(device: torch.device, **rendezvous: Any) -> Iterator[None]:
 
     Without ``rendezvous`` arguments, the rank, world size and address come from the environment
     variables that torchrun sets.
+
+    Keep the model inside a function that the body calls, so that it is gone by the end of the
+    body: a wrapped model holds on to the group.
     """
     dist.init_process_group(backend_for(device), **rendezvous)
     try:

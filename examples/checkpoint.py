@@ -77,34 +77,38 @@ def load(
     optimizer.load_state_dict(state["optimizer"])
 
 
-def run(rank: int, world_size: int, folder: str, steps: int) -> None:
-    """Train without a break, train again from the checkpoint, and compare."""
-    device = pick_device(rank, world_size)
-    init_method = f"file://{folder}/rendezvous"
-    path = Path(folder, "checkpoint.pt")
+def compare(rank: int, device: torch.device, path: Path, steps: int) -> None:
+    """Train without a break, train again from the checkpoint, and compare the weights."""
     first_half, second_half = range(steps), range(steps, 2 * steps)
 
+    unbroken, optimizer = build(seed=1, device=device)
+    train(unbroken, optimizer, first_half, rank, device)
+    save(path, unbroken, optimizer, rank, device)
+    train(unbroken, optimizer, second_half, rank, device)
+
+    resumed, optimizer = build(seed=2, device=device)
+    load(path, resumed, optimizer, device)
+    train(resumed, optimizer, second_half, rank, device)
+
+    expect(ranks_agree(resumed), "ranks hold different weights after loading")
+    unbroken_weights = parameters_to_vector(unbroken.parameters())
+    resumed_weights = parameters_to_vector(resumed.parameters())
+    difference = (resumed_weights - unbroken_weights).abs().max().item()
+    expect(difference < 1e-6, f"resumed training ended {difference:.2e} away")
+    if rank == 0:
+        print(
+            f"OK: {dist.get_world_size()} ranks on {device.type} resumed after step {steps} and "
+            f"agree with unbroken training (largest difference {difference:.1e})",
+            flush=True,
+        )
+
+
+def run(rank: int, world_size: int, folder: str, steps: int) -> None:
+    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
+    device = pick_device(rank, world_size)
+    init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
-        model, optimizer = build(seed=1, device=device)
-        train(model, optimizer, first_half, rank, device)
-        save(path, model, optimizer, rank, device)
-        train(model, optimizer, second_half, rank, device)
-
-        resumed, optimizer = build(seed=2, device=device)
-        load(path, resumed, optimizer, device)
-        train(resumed, optimizer, second_half, rank, device)
-
-        expect(ranks_agree(resumed), "ranks hold different weights after loading")
-        unbroken_weights = parameters_to_vector(model.parameters())
-        resumed_weights = parameters_to_vector(resumed.parameters())
-        difference = (resumed_weights - unbroken_weights).abs().max().item()
-        expect(difference < 1e-6, f"resumed training ended {difference:.2e} away")
-        if rank == 0:
-            print(
-                f"OK: {world_size} ranks on {device.type} resumed after step {steps} and agree "
-                f"with unbroken training (largest difference {difference:.1e})",
-                flush=True,
-            )
+        compare(rank, device, Path(folder, "checkpoint.pt"), steps)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -57,27 +57,34 @@ def train_data_parallel(world_size: int, steps: int) -> list[float]:
     return parameters_to_vector(model.parameters()).tolist()
 
 
-def run(rank: int, world_size: int, folder: str, steps: int, reference: list[float]) -> None:
+def compare(
+    rank: int, world_size: int, device: torch.device, steps: int, reference: list[float]
+) -> None:
     """Train this rank's slices with ReducerDDP and compare with DataParallel's weights."""
+    model = ReducerDDP(build_module().to(device), device_ids=device_ids_for(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        my_slice = make_batch(step, world_size).chunk(world_size)[rank]
+        train_step(model, my_slice.to(device), optimizer)
+
+    expect(ranks_agree(model), "ranks hold different weights")
+    weights = parameters_to_vector(model.parameters()).detach().cpu()
+    difference = (weights - torch.tensor(reference)).abs().max().item()
+    expect(difference < TOLERANCE, f"weights differ from DataParallel's by {difference:.2e}")
+    if rank == 0:
+        print(f"ReducerDDP: {world_size} processes on {device.type}, one slice each")
+        print(
+            f"OK: same weights after {steps} steps (largest difference {difference:.1e})",
+            flush=True,
+        )
+
+
+def run(rank: int, world_size: int, folder: str, steps: int, reference: list[float]) -> None:
+    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
     device = pick_device(rank, world_size)
     init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
-        model = ReducerDDP(build_module().to(device), device_ids=device_ids_for(device))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for step in range(steps):
-            my_slice = make_batch(step, world_size).chunk(world_size)[rank]
-            train_step(model, my_slice.to(device), optimizer)
-
-        expect(ranks_agree(model), "ranks hold different weights")
-        weights = parameters_to_vector(model.parameters()).detach().cpu()
-        difference = (weights - torch.tensor(reference)).abs().max().item()
-        expect(difference < TOLERANCE, f"weights differ from DataParallel's by {difference:.2e}")
-        if rank == 0:
-            print(f"ReducerDDP: {world_size} processes on {device.type}, one slice each")
-            print(
-                f"OK: same weights after {steps} steps (largest difference {difference:.1e})",
-                flush=True,
-            )
+        compare(rank, world_size, device, steps, reference)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,9 +100,8 @@ def main() -> None:
     args = parse_args()
     reference = train_data_parallel(args.world_size, args.steps)
     with tempfile.TemporaryDirectory() as folder:  # holds the file the ranks meet at
-        mp.spawn(
-            run, args=(args.world_size, folder, args.steps, reference), nprocs=args.world_size
-        )
+        job = (args.world_size, folder, args.steps, reference)
+        mp.spawn(run, args=job, nprocs=args.world_size)
 
 
 if __name__ == "__main__":

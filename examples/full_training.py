@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from ddpx import ReducerDDP
 
+Sample = tuple[torch.Tensor, ...]  # (image, label)
 VALIDATION_SHARE = 0.25
 
 
@@ -49,7 +50,9 @@ def make_images(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(images, labels)
 
 
-def split(data: TensorDataset, world_size: int, seed: int) -> tuple[Dataset, Dataset]:
+def split(
+    data: TensorDataset, world_size: int, seed: int
+) -> tuple[Dataset[Sample], Dataset[Sample]]:
     """Split into training and validation data, alike on every rank."""
     # A sampler pads uneven shards with repeated samples, which would count twice in the metric:
     # a multiple of the world size leaves nothing to pad.
@@ -83,7 +86,10 @@ def synchronise_batch_norm(module: nn.Module, device: torch.device) -> nn.Module
 
 
 def train_epoch(
-    model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, device: torch.device
+    model: nn.Module,
+    loader: DataLoader[Sample],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
 ) -> None:
     """Go once through this rank's shard of the training data."""
     model.train()
@@ -95,7 +101,7 @@ def train_epoch(
 
 
 @torch.no_grad()
-def sum_metrics(model: nn.Module, loader: DataLoader, device: torch.device) -> torch.Tensor:
+def sum_metrics(model: nn.Module, loader: DataLoader[Sample], device: torch.device) -> torch.Tensor:
     """Return [total loss, correct predictions, samples] over the loader."""
     model.eval()
     totals = torch.zeros(3, device=device)
@@ -113,7 +119,7 @@ def to_metrics(totals: torch.Tensor) -> Metrics:
     return Metrics(loss / samples, correct / samples)
 
 
-def validate(model: ReducerDDP, loader: DataLoader, device: torch.device) -> Metrics:
+def validate(model: ReducerDDP, loader: DataLoader[Sample], device: torch.device) -> Metrics:
     """Evaluate each rank's shard and average over all ranks; every rank gets the result."""
     # Through the wrapper: its forward first gives every rank rank 0's batch-norm statistics, so
     # that all shards are judged by one model, the one that rank 0 will save.
@@ -129,7 +135,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     training_set, validation_set = split(
         make_images(args.samples, args.seed), world_size, args.seed
     )
-    sampler = DistributedSampler(training_set, seed=args.seed)
+    sampler: DistributedSampler[Sample] = DistributedSampler(training_set, seed=args.seed)
     training_loader = DataLoader(training_set, args.batch_size, sampler=sampler)
     validation_loader = DataLoader(
         validation_set,
@@ -172,7 +178,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         )
 
 
-def check_saved(args: argparse.Namespace, data: Dataset, device: torch.device) -> Metrics:
+def check_saved(args: argparse.Namespace, data: Dataset[Sample], device: torch.device) -> Metrics:
     """Evaluate the saved file as a later user would: no wrapper, no sampler, all the data."""
     module = build_module().to(device)
     module.load_state_dict(torch.load(args.output, map_location=device, weights_only=True))

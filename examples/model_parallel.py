@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from _common import (
     expect,
@@ -51,39 +52,43 @@ def pick_device_pair(rank: int, world_size: int) -> tuple[torch.device, torch.de
     return cpu, cpu
 
 
+def train(rank: int, first: torch.device, second: torch.device, steps: int) -> None:
+    """Train this rank's copy of the two-device model, then check it against the other ranks'."""
+    torch.manual_seed(rank)
+    model = ReducerDDP(TwoDeviceModel(first, second))  # no device_ids: the module decides
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    losses = []
+    for _ in range(steps):
+        inputs = torch.randn(32, 10)
+        outputs = model(inputs)
+        targets = inputs[:, :2].to(outputs.device)  # the loss is computed where the outputs are
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(outputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(mean_over_ranks(loss))
+
+    expect(outputs.device == second, f"outputs are on {outputs.device}, not on {second}")
+    expect(ranks_agree(model), "ranks hold different weights")
+    expect(losses[-1] < losses[0], f"loss did not fall: {losses[0]:.4f} -> {losses[-1]:.4f}")
+    if rank == 0:
+        print(
+            f"OK: {dist.get_world_size()} ranks of a two-device model agree, "
+            f"loss {losses[0]:.4f} -> {losses[-1]:.4f}",
+            flush=True,
+        )
+
+
 def run(rank: int, world_size: int, folder: str, steps: int) -> None:
-    """Train one rank's copy of the two-device model."""
+    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
     first, second = pick_device_pair(rank, world_size)
     if rank == 0:
         note = "" if first != second else " (no two GPUs a rank here: both halves are on the cpu)"
         print(f"rank 0: encoder on {first}, decoder on {second}{note}", flush=True)
-
     init_method = f"file://{folder}/rendezvous"
     with process_group(first, init_method=init_method, rank=rank, world_size=world_size):
-        torch.manual_seed(rank)
-        model = ReducerDDP(TwoDeviceModel(first, second))  # no device_ids: the module decides
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        losses = []
-        for _ in range(steps):
-            inputs = torch.randn(32, 10)
-            outputs = model(inputs)
-            targets = inputs[:, :2].to(outputs.device)  # the loss is computed where outputs are
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(outputs, targets)
-            loss.backward()
-            optimizer.step()
-            losses.append(mean_over_ranks(loss))
-
-        expect(outputs.device == second, f"outputs are on {outputs.device}, not on {second}")
-        expect(ranks_agree(model), "ranks hold different weights")
-        expect(losses[-1] < losses[0], f"loss did not fall: {losses[0]:.4f} -> {losses[-1]:.4f}")
-        if rank == 0:
-            print(
-                f"OK: {world_size} ranks of a two-device model agree, "
-                f"loss {losses[0]:.4f} -> {losses[-1]:.4f}",
-                flush=True,
-            )
+        train(rank, first, second, steps)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

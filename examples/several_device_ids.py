@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from _common import device_ids_for, expect, pick_device, positive_int, process_group, ranks_agree
 from torch import nn
@@ -28,31 +29,36 @@ def try_old_pattern(module: nn.Module) -> str:
     raise RuntimeError("FAILED: ReducerDDP accepted several device_ids")
 
 
-def run(rank: int, world_size: int, folder: str) -> None:
+def replace_old_pattern(rank: int, device: torch.device) -> None:
     """Meet the error on every rank, then wrap the module for this rank's one device."""
+    torch.manual_seed(rank)
+    module = nn.Linear(4, 1).to(device)
+
+    message = try_old_pattern(module)
+    if rank == 0:
+        print(f"device_ids=[0, 1] raises ValueError: {message}", flush=True)
+
+    # The fix: one process a device. On a GPU that is device_ids=[local rank], on the CPU None.
+    device_ids = device_ids_for(device)
+    model = ReducerDDP(module, device_ids=device_ids)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(8, 4, device=device)).square().mean().backward()
+    optimizer.step()
+
+    expect(ranks_agree(model), "ranks hold different weights")
+    if rank == 0:
+        print(
+            f"OK: {dist.get_world_size()} processes agree, rank 0 with device_ids={device_ids}",
+            flush=True,
+        )
+
+
+def run(rank: int, world_size: int, folder: str) -> None:
+    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
     device = pick_device(rank, world_size)
     init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
-        torch.manual_seed(rank)
-        module = nn.Linear(4, 1).to(device)
-
-        message = try_old_pattern(module)
-        if rank == 0:
-            print(f"device_ids=[0, 1] raises ValueError: {message}", flush=True)
-
-        # The fix: one process a device. On a GPU that is device_ids=[local rank], on the CPU None.
-        device_ids = device_ids_for(device)
-        model = ReducerDDP(module, device_ids=device_ids)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.randn(8, 4, device=device)).square().mean().backward()
-        optimizer.step()
-
-        expect(ranks_agree(model), "ranks hold different weights")
-        if rank == 0:
-            print(
-                f"OK: {world_size} processes with device_ids={device_ids} on rank 0 agree",
-                flush=True,
-            )
+        replace_old_pattern(rank, device)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

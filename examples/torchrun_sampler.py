@@ -11,6 +11,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,7 +77,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
     model = ReducerDDP(module, device_ids=device_ids_for(device))
     data = Line(64)
-    sampler = DistributedSampler(data)  # deals the points out to the ranks, reshuffled
+    sampler: DistributedSampler[Any] = DistributedSampler(data)  # a shuffled share for each rank
     loader = DataLoader(data, batch_size=8, sampler=sampler)
 
     for epoch in range(first_epoch, args.epochs):

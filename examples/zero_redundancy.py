@@ -11,6 +11,7 @@ weights.
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.optim import Adam, Optimizer
 from ddpx import ReducerDDP
 
 WIDTH = 64
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
 def state_bytes(optimizer: Optimizer) -> int:
@@ -33,8 +35,11 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 def train(
-    make_optimizer: Callable[[nn.Module], Optimizer], rank: int, device: torch.device, steps: int
-) -> tuple[ReducerDDP, Optimizer]:
+    make_optimizer: Callable[[nn.Module], AnyOptimizer],
+    rank: int,
+    device: torch.device,
+    steps: int,
+) -> tuple[ReducerDDP, AnyOptimizer]:
     """Train a fresh model; equal arguments give equal starting weights and equal data."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(4)]
@@ -51,49 +56,53 @@ def train(
     return model, optimizer
 
 
-def make_plain(model: nn.Module) -> Optimizer:
+def make_plain(model: nn.Module) -> Adam:
     """Return an Adam that keeps the state of every parameter."""
     return Adam(model.parameters(), lr=1e-3)
 
 
-def make_sharded(model: nn.Module) -> Optimizer:
+def make_sharded(model: nn.Module) -> ZeroRedundancyOptimizer:
     """Return an Adam that keeps the state of this rank's share of the parameters."""
     return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=Adam, lr=1e-3)
 
 
-def run(rank: int, world_size: int, folder: str, steps: int) -> None:
+def compare(rank: int, world_size: int, device: torch.device, steps: int) -> None:
     """Train with either optimizer and compare weights and memory."""
+    plain_model, plain = train(make_plain, rank, device, steps)
+    sharded_model, sharded = train(make_sharded, rank, device, steps)
+
+    plain_bytes = state_bytes(plain)
+    # `optim` is the optimizer inside, the one that holds this rank's share.
+    shares = torch.zeros(world_size, dtype=torch.int64, device=device)
+    shares[rank] = state_bytes(sharded.optim)
+    dist.all_reduce(shares)  # each rank filled in its own entry
+    largest = int(shares.max())
+    if rank == 0:
+        print(f"plain Adam: {plain_bytes} bytes of optimizer state on every rank")
+        for owner, share in enumerate(shares.tolist()):
+            print(f"ZeroRedundancyOptimizer: {share} bytes on rank {owner}", flush=True)
+
+    expect(int(shares.sum()) == plain_bytes, "the shares don't add up to the whole state")
+    expect(world_size == 1 or largest < plain_bytes, "one rank keeps the whole state")
+    expect(ranks_agree(sharded_model), "ranks hold different weights")
+    torch.testing.assert_close(
+        parameters_to_vector(sharded_model.parameters()),
+        parameters_to_vector(plain_model.parameters()),
+    )
+    if rank == 0:
+        print(
+            f"OK: same weights as plain Adam on {world_size} ranks, with "
+            f"{largest / plain_bytes:.0%} of its state on the fullest rank",
+            flush=True,
+        )
+
+
+def run(rank: int, world_size: int, folder: str, steps: int) -> None:
+    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
     device = pick_device(rank, world_size)
     init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
-        plain_model, plain = train(make_plain, rank, device, steps)
-        sharded_model, sharded = train(make_sharded, rank, device, steps)
-
-        plain_bytes = state_bytes(plain)
-        # `optim` is the optimizer inside, the one that holds this rank's share.
-        shares = torch.zeros(world_size, dtype=torch.int64, device=device)
-        shares[rank] = state_bytes(sharded.optim)
-        dist.all_reduce(shares)  # each rank filled in its own entry
-        if rank == 0:
-            print(f"plain Adam: {plain_bytes} bytes of optimizer state on every rank")
-            for owner, share in enumerate(shares.tolist()):
-                print(f"ZeroRedundancyOptimizer: {share} bytes on rank {owner}", flush=True)
-
-        expect(int(shares.sum()) == plain_bytes, "the shares don't add up to the whole state")
-        expect(
-            world_size == 1 or int(shares.max()) < plain_bytes, "one rank keeps the whole state"
-        )
-        expect(ranks_agree(sharded_model), "ranks hold different weights")
-        torch.testing.assert_close(
-            parameters_to_vector(sharded_model.parameters()),
-            parameters_to_vector(plain_model.parameters()),
-        )
-        if rank == 0:
-            print(
-                f"OK: same weights as plain Adam on {world_size} ranks, with "
-                f"{int(shares.max()) / plain_bytes:.0%} of its state on the fullest rank",
-                flush=True,
-            )
+        compare(rank, world_size, device, steps)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -16,7 +16,7 @@ from setuptools import Distribution
 from torch.utils import cpp_extension
 
 
-class FlagsKnown(Exception):  # noqa: N818 (good news, not an error)
+class FlagsKnown(Exception):
     """Ends a build where the compiler would start; its arguments are the flags."""
 
 

@@ -1,0 +1,206 @@
+"""Construction: what is broadcast, what is checked, copies, and what a wrapper leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import ReducerDDP
+
+
+def _same_on_all_ranks(tensor: torch.Tensor) -> bool:
+    reference = tensor.clone()
+    dist.broadcast(reference, 0)
+    verdict = torch.tensor([int(torch.equal(reference, tensor))])
+    dist.all_reduce(verdict, dist.ReduceOp.MIN)
+    return bool(verdict.item())
+
+
+def _differing_module() -> nn.Module:
+    torch.manual_seed(dist.get_rank())
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    module[1].running_mean.fill_(dist.get_rank())
+    module[0].bias.requires_grad_(False).fill_(dist.get_rank())
+    return module
+
+
+def _broadcast_of_state() -> None:
+    ours = ReducerDDP(_differing_module())
+    assert all(_same_on_all_ranks(tensor) for tensor in ours.state_dict().values())
+
+    kept = ReducerDDP(_differing_module(), broadcast_buffers=False)
+    assert _same_on_all_ranks(kept.module[0].weight.detach())
+    assert not _same_on_all_ranks(kept.module[1].running_mean)
+
+    synced = ReducerDDP(_differing_module(), forward_sync_buffers=False)
+    assert _same_on_all_ranks(synced.module[1].running_mean)
+
+    untouched = ReducerDDP(_differing_module(), init_sync=False)
+    assert not _same_on_all_ranks(untouched.module[0].weight.detach())
+
+
+def test_broadcast_of_state(ranks):
+    ranks(2).run(_broadcast_of_state)
+
+
+def _buffers_at_forward() -> None:
+    x = torch.ones(3, 4) * (dist.get_rank() + 1)
+    ours = ReducerDDP(_differing_module())
+    ours.module[1].running_mean.fill_(dist.get_rank())
+    ours(x)  # broadcasts, then updates from each rank's batch
+    assert not _same_on_all_ranks(ours.module[1].running_mean)
+    ours.eval()
+    ours(x)
+    assert _same_on_all_ranks(ours.module[1].running_mean)
+
+    ours = ReducerDDP(_differing_module(), forward_sync_buffers=False).eval()
+    ours.module[1].running_mean.fill_(dist.get_rank())
+    ours(x)
+    assert not _same_on_all_ranks(ours.module[1].running_mean)
+
+
+def test_buffers_at_forward(ranks):
+    ranks(2).run(_buffers_at_forward)
+
+
+class _Sized(nn.Module):
+    def __init__(self, *sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(size, dtype=dtype) for size in sizes)
+
+
+def _mismatch(expected: str, *modules: nn.Module) -> None:
+    with pytest.raises(RuntimeError, match=expected):
+        ReducerDDP(modules[dist.get_rank()])
+
+
+@pytest.mark.parametrize(
+    "expected, modules",
+    [
+        (
+            r"Parameter 1 is 'weights\.1' with shape \(3,\).* on rank 0, but .*\(4,\).* on rank 2",
+            [_Sized((2,), (3,)), _Sized((2,), (3,)), _Sized((2,), (4,))],
+        ),
+        (
+            r"Rank 0 has 1 parameters .* rank 1 has 2; .* counterpart is 'weights\.1'",
+            [_Sized((2,)), _Sized((2,), (3,)), _Sized((2,))],
+        ),
+        (
+            r"dtype float32.* on rank 0, but .*dtype float64.* on rank 1",
+            [_Sized((2,)), _Sized((2,), dtype=torch.float64), _Sized((2,))],
+        ),
+    ],
+    ids=["shape", "count", "dtype"],
+)
+def test_mismatch_is_reported_alike_on_every_rank(ranks, expected, modules):
+    ranks(3).run(_mismatch, expected, *modules)
+
+
+def _ignored() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    torch.manual_seed(dist.get_rank())
+    nn.init.normal_(module[0].weight)
+    module[2].running_mean.fill_(dist.get_rank())
+    ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "2.running_mean"])
+    ours = ReducerDDP(module)
+    ours(torch.ones(3, 4) * (dist.get_rank() + 1)).square().sum().backward()
+    assert not _same_on_all_ranks(module[0].weight.detach())
+    assert not _same_on_all_ranks(module[0].weight.grad)
+    assert not _same_on_all_ranks(module[2].running_mean)
+    assert _same_on_all_ranks(module[1].weight.grad)
+
+
+def test_ignored_params_and_buffers(ranks):
+    ranks(2).run(_ignored)
+
+
+def _copies() -> None:
+    ours = ReducerDDP(nn.Linear(4, 4), gradient_as_bucket_view=True)
+    ours.require_backward_grad_sync = False
+    buffer = io.BytesIO()
+    torch.save(ours, buffer)
+    buffer.seek(0)
+    for twin in (copy.deepcopy(ours), torch.load(buffer, weights_only=False)):
+        assert torch.equal(twin.module.weight, ours.module.weight)
+        assert twin.module.weight is not ours.module.weight
+        assert not twin.require_backward_grad_sync
+        twin.require_backward_grad_sync = True
+        twin(torch.ones(2, 4) * (dist.get_rank() + 1)).sum().backward()
+        assert _same_on_all_ranks(twin.module.weight.grad)
+        assert ours.module.weight.grad is None
+
+
+def test_deepcopy_and_pickle(ranks):
+    ranks(2).run(_copies)
+
+
+def _state_dict() -> None:
+    ours = ReducerDDP(nn.Linear(4, 4))
+    assert list(ours.state_dict()) == ["module.weight", "module.bias"]
+    ours.load_state_dict({name: tensor + 1 for name, tensor in ours.state_dict().items()})
+    assert _same_on_all_ranks(ours.module.weight.detach())
+
+
+def test_state_dict_has_ddps_prefix(ranks):
+    ranks(2).run(_state_dict)
+
+
+def _nothing_is_left_behind(explicitly: bool) -> None:
+    """After the wrapper is gone, rank 0 alone runs a backward: with a hook left it would hang."""
+    module = nn.Linear(4, 4)
+    ours = ReducerDDP(module)
+    ours(torch.ones(2, 4)).sum().backward()
+    module.zero_grad()
+    if explicitly:
+        ours._remove_autograd_hooks()
+    else:
+        gone = weakref.ref(ours)
+        del ours
+        gc.collect()
+        assert gone() is None
+    if dist.get_rank() == 0:
+        module(torch.ones(2, 4)).sum().backward()
+        assert torch.equal(module.bias.grad, torch.full((4,), 2.0))
+    again = ReducerDDP(module)
+    again.zero_grad()
+    again(torch.ones(2, 4) * (dist.get_rank() + 1)).sum().backward()
+    assert torch.equal(module.weight.grad, torch.full((4, 4), 3.0))
+
+
+@pytest.mark.parametrize("explicitly", [False, True], ids=["destroyed", "removed"])
+def test_nothing_is_left_behind(ranks, explicitly):
+    ranks(2).run(_nothing_is_left_behind, explicitly)
+
+
+def _dropped_before_backward() -> None:
+    """The wrapper dies between forward and backward: a plain, local backward."""
+    module = nn.Linear(4, 4)
+    loss = ReducerDDP(module)(torch.ones(2, 4)).sum()
+    gc.collect()
+    if dist.get_rank() == 0:
+        loss.backward()
+        assert torch.equal(module.bias.grad, torch.full((4,), 2.0))
+
+
+def test_wrapper_dropped_before_backward(ranks):
+    ranks(2).run(_dropped_before_backward)
+
+
+def _two_groups() -> None:
+    """A subgroup averages over its members alone."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2])]
+    rank = dist.get_rank()
+    ours = ReducerDDP(nn.Linear(1, 1, bias=False), process_group=pairs[rank // 2])
+    ours(torch.tensor([[float(rank)]])).sum().backward()
+    assert ours.module.weight.grad.item() == (0.5 if rank < 2 else 2.0)
+
+
+def test_subgroups(ranks):
+    ranks(3).run(_two_groups)

@@ -1,0 +1,131 @@
+// A collective whose all-reduces the test completes by hand, in any order, or lets fail.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective.h"
+
+namespace ddpx {
+
+class FakeWork final : public c10d::Work {
+ public:
+  explicit FakeWork(std::function<void()> on_wait) : on_wait_(std::move(on_wait)) {}
+
+  void complete() {
+    finish();
+  }
+
+  void fail(const std::string& cause) {
+    finish(std::make_exception_ptr(std::runtime_error(cause)));
+  }
+
+  bool wait(std::chrono::milliseconds) override {
+    on_wait_();
+    if (!isCompleted()) {
+      // A backend would hang here.
+      throw std::runtime_error("waited for an all-reduce that the test never completes");
+    }
+    if (exception_) {
+      std::rethrow_exception(exception_);
+    }
+    return true;
+  }
+
+ private:
+  std::function<void()> on_wait_;
+};
+
+// One rank of `world_size`; the others exist only as what they send. The handlers run inside the
+// reducer, with its mutex held: they may use the fake, but not the reducer.
+class FakeCollective final : public Collective {
+ public:
+  struct AllReduce {
+    at::Tensor tensor;
+    c10::intrusive_ptr<FakeWork> work;
+  };
+
+  FakeCollective(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+
+  // What `peer` sends where this rank sends `own`. By default each rank sends (its rank + 1) times
+  // what rank 0 does, so that a gradient's mean is no rank's own.
+  std::function<at::Tensor(const at::Tensor& own, int peer)> peer_sends =
+      [this](const at::Tensor& own, int peer) { return own * (peer + 1) / (rank_ + 1); };
+
+  // Called with the index of the all-reduce once it is launched, and each time it is waited for.
+  std::function<void(std::size_t)> on_launch = [](std::size_t) {};
+  std::function<void(std::size_t)> on_wait = [this](std::size_t index) { complete(index); };
+
+  // Rank 0's tensor for a broadcast; by default what this rank has.
+  std::function<void(const at::Tensor&)> on_broadcast = [](const at::Tensor&) {};
+
+  // What happened, in order: "launch 0", "wait 0", "broadcast", and what a test adds.
+  std::vector<std::string> log;
+
+  const std::vector<AllReduce>& all_reduces() const {
+    return all_reduces_;
+  }
+
+  // Nothing if it is complete already.
+  void complete(std::size_t index) {
+    const auto& [tensor, work] = all_reduces_.at(index);
+    if (work->isCompleted()) {
+      return;
+    }
+    const auto own = tensor.clone();
+    for (int peer = 0; peer < world_size_; ++peer) {
+      if (peer != rank_) {
+        tensor.add_(peer_sends(own, peer).to(tensor.scalar_type()));
+      }
+    }
+    work->complete();
+  }
+
+  void fail(std::size_t index, const std::string& cause) {
+    all_reduces_.at(index).work->fail(cause);
+  }
+
+  int rank() const override {
+    return rank_;
+  }
+
+  int world_size() const override {
+    return world_size_;
+  }
+
+  Work all_reduce_sum(const at::Tensor& tensor) override {
+    const auto index = all_reduces_.size();
+    log.push_back("launch " + std::to_string(index));
+    auto work = c10::make_intrusive<FakeWork>([this, index] {
+      log.push_back("wait " + std::to_string(index));
+      on_wait(index);
+    });
+    all_reduces_.push_back({tensor, work});
+    on_launch(index);
+    return work;
+  }
+
+  void broadcast_from_rank_0(const at::Tensor& tensor) override {
+    log.push_back("broadcast");
+    on_broadcast(tensor);
+  }
+
+  at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
+    return at::empty({numel}, options);
+  }
+
+ private:
+  int rank_;
+  int world_size_;
+  std::vector<AllReduce> all_reduces_;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,83 @@
+// Buckets leave in plan order, whatever the order in which they become ready.
+#include "launch_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "errors.h"
+
+namespace ddpx {
+namespace {
+
+LaunchQueue queue_of(std::size_t num_buckets) {
+  LaunchQueue queue;
+  queue.reset(num_buckets);
+  return queue;
+}
+
+TEST(LaunchQueue, NothingLeavesBeforeItIsReady) {
+  auto queue = queue_of(2);
+  EXPECT_EQ(queue.pop(), std::nullopt);
+  EXPECT_EQ(queue.num_launched(), 0u);
+}
+
+TEST(LaunchQueue, AReadyBucketWaitsForThoseBeforeIt) {
+  auto queue = queue_of(3);
+  queue.mark_ready(2);
+  queue.mark_ready(1);
+  EXPECT_EQ(queue.pop(), std::nullopt);
+  queue.mark_ready(0);
+  EXPECT_EQ(queue.pop(), 0u);
+  EXPECT_EQ(queue.pop(), 1u);
+  EXPECT_EQ(queue.pop(), 2u);
+  EXPECT_EQ(queue.pop(), std::nullopt);
+  EXPECT_EQ(queue.num_launched(), 3u);
+}
+
+TEST(LaunchQueue, LeavesInPlanOrderForEveryReadyOrder) {
+  std::vector<std::size_t> ready_order(5);
+  std::iota(ready_order.begin(), ready_order.end(), 0);
+  do {
+    auto queue = queue_of(ready_order.size());
+    std::size_t expected = 0;
+    for (const auto bucket_index : ready_order) {
+      queue.mark_ready(bucket_index);
+      while (const auto launched = queue.pop()) {
+        ASSERT_EQ(*launched, expected++);
+      }
+    }
+    ASSERT_EQ(expected, ready_order.size());
+  } while (std::next_permutation(ready_order.begin(), ready_order.end()));
+}
+
+TEST(LaunchQueue, ReadyTwiceIsABug) {
+  auto queue = queue_of(2);
+  queue.mark_ready(1);
+  EXPECT_THROW(queue.mark_ready(1), InternalError);
+}
+
+TEST(LaunchQueue, ReadyAgainAfterItLeftIsABug) {
+  auto queue = queue_of(1);
+  queue.mark_ready(0);
+  queue.pop();
+  EXPECT_THROW(queue.mark_ready(0), InternalError);
+}
+
+TEST(LaunchQueue, ResetForgetsTheLastStep) {
+  auto queue = queue_of(2);
+  queue.mark_ready(0);
+  queue.pop();
+  queue.mark_ready(1);
+  queue.reset(1);
+  EXPECT_EQ(queue.num_launched(), 0u);
+  EXPECT_EQ(queue.pop(), std::nullopt);
+  queue.mark_ready(0);
+  EXPECT_EQ(queue.pop(), 0u);
+}
+
+}  // namespace
+}  // namespace ddpx
