@@ -28,8 +28,8 @@ extension = cpp_extension.CppExtension(
     name="ddpx._C",
     sources=sorted(glob.glob("csrc/**/*.cpp", recursive=True)),
     depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
-    # No include_dirs of ours: CppExtension then puts torch's own first, with the pybind11 that torch
-    # was built with. Built with another one, a ProcessGroup does not cross into the extension.
+    # No include_dirs of ours: CppExtension then puts torch's own first, with the pybind11 that
+    # torch was built with. With another one, a ProcessGroup does not cross into the extension.
     extra_compile_args={"cxx": ["-O0", "-g"] if DEBUG else ["-O2", "-g0"]},
 )
 

@@ -40,14 +40,9 @@ class Bucket {
   // Starts a step: every gradient is outstanding.
   void begin_step();
 
-  // The gradient of one slot is packed; true if it was the last one. Throws InternalError if none
-  // was outstanding.
+  // One gradient was just packed, on the current device stream; true if it was the last one. Throws
+  // InternalError if none was outstanding.
   bool fill_one();
-
-  // Notes that a pack was issued on the current device stream.
-  void note_pack() {
-    streams_.note_pack(device_);
-  }
 
   // Takes this step's sparse gradient as the buffer.
   void set_sparse(at::Tensor grad);

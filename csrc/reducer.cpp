@@ -244,21 +244,22 @@ void Reducer::pack(Bucket& bucket, const Slot& slot) {
   const auto world_size = collective_->world_size();
   if (!grad.defined()) {
     slot.view.zero_();
-  } else if (grad.is_alias_of(slot.view)) {
+    return;
+  }
+  const bool fits = !grad.is_sparse() && grad.scalar_type() == slot.view.scalar_type() &&
+                    grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();
+  if (!fits) {
+    throw errors::gradient_mismatch(
+        where(), names_[slot.param_index], describe(grad), describe(slot.view));
+  }
+  if (grad.is_alias_of(slot.view)) {
     divide_in_place(slot.view, world_size);
   } else {
-    const bool fits = !grad.is_sparse() && grad.scalar_type() == slot.view.scalar_type() &&
-                      grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();
-    if (!fits) {
-      throw errors::gradient_mismatch(
-          where(), names_[slot.param_index], describe(grad), describe(slot.view));
-    }
     pack_scaled(grad, slot.view, world_size);
     if (options_.gradient_as_bucket_view) {
       grad = slot.view;
     }
   }
-  bucket.note_pack();
 }
 
 void Reducer::pack_sparse(Bucket& bucket, const Slot& slot) {
@@ -270,7 +271,6 @@ void Reducer::pack_sparse(Bucket& bucket, const Slot& slot) {
   }
   bucket.set_sparse(
       grad.defined() ? divide_sparse(grad, collective_->world_size()) : empty_sparse_grad(param));
-  bucket.note_pack();
 }
 
 void Reducer::launch_ready() {

@@ -57,9 +57,7 @@ class BucketPlan:
     """Which gradient lies in which bucket, in launch order."""
 
     @staticmethod
-    def initial(
-        params: Sequence[ParamMeta], caps: BucketCaps, mode: GraphMode
-    ) -> BucketPlan: ...
+    def initial(params: Sequence[ParamMeta], caps: BucketCaps, mode: GraphMode) -> BucketPlan: ...
     @staticmethod
     def by_arrival(
         params: Sequence[ParamMeta], caps: BucketCaps, arrival_order: Sequence[int]

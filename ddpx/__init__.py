@@ -3,7 +3,14 @@
 ``ReducerDDP`` drops into any script that uses ``torch.nn.parallel.DistributedDataParallel``.
 """
 
-import torch  # noqa: F401  (loads the libraries that the extension links to)
+import torch  # loads the libraries that the extension links to
+import torch.distributed
+
+if not torch.distributed.is_initialized():
+    # This module keeps the default group that exists when it is imported, in default arguments, and
+    # torch's optimizers import it. Imported now it keeps none; later it would hold gloo's threads
+    # beyond destroy_process_group(), and a rank could abort while Python shuts down.
+    import torch.distributed.nn.functional
 
 from ddpx.module import ReducerDDP
 

@@ -73,8 +73,8 @@ def device_ids_without_single_device(
 
 def several_device_ids(device_ids: object) -> ValueError:
     return ValueError(
-        f"device_ids={device_ids} names several devices, but a process drives one. Start one process "
-        "a device (torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
+        f"device_ids={device_ids} names several devices, but a process drives one. Start one "
+        "process a device (torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
     )
 
 
@@ -87,7 +87,8 @@ def sync_batch_norm_on_cpu(names: Iterable[str]) -> ValueError:
 
 def bad_cap(name: str, value: object) -> ValueError:
     return ValueError(
-        f"{name}={value!r} is no bucket size. Pass a finite number of MiB, 0 or more, e.g. {name}=25."
+        f"{name}={value!r} is no bucket size. "
+        f"Pass a finite number of MiB, 0 or more, e.g. {name}=25."
     )
 
 
@@ -111,6 +112,6 @@ def params_differ(report: str) -> RuntimeError:
 
 def not_default_group() -> RuntimeError:
     return RuntimeError(
-        "a ReducerDDP can be pickled or copied only if it uses the default process group, because a "
-        "process group cannot be pickled. Save wrapper.module.state_dict() instead."
+        "a ReducerDDP can be pickled or copied only if it uses the default process group, because "
+        "a process group cannot be pickled. Save wrapper.module.state_dict() instead."
     )

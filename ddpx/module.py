@@ -21,8 +21,8 @@ from ddpx.unsupported import refuse_arguments, unsupported_method
 class ReducerDDP(nn.Module):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
-    Takes the place of :class:`torch.nn.parallel.DistributedDataParallel`: same arguments in the same
-    order (torch 2.13's), same results to the bit, and ``isinstance`` of it.
+    Takes the place of :class:`torch.nn.parallel.DistributedDataParallel`: same arguments in the
+    same order (torch 2.13's), same results to the bit, and ``isinstance`` of it.
 
     Args:
         module: the model. All parameters on devices of one type, the same on every rank.
@@ -257,7 +257,7 @@ def _resolve_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup
         if not dist.is_initialized() or dist.group.WORLD is None:
             raise errors.no_process_group()
         return dist.group.WORLD
-    if process_group is dist.GroupMember.NON_GROUP_MEMBER:
+    if process_group == dist.GroupMember.NON_GROUP_MEMBER:
         raise errors.rank_not_in_group()
     if not isinstance(process_group, dist.ProcessGroup):
         raise errors.not_a_process_group(process_group)

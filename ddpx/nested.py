@@ -15,8 +15,10 @@ def to_device(value: Any, device: torch.device) -> Any:
 
     Tensors that are there already, and objects of other types, are passed on as they are.
     """
-    if isinstance(value, (torch.Tensor, PackedSequence)):
+    if isinstance(value, torch.Tensor):
         return value.to(device)
+    if isinstance(value, PackedSequence):  # a namedtuple with a `to` of its own
+        return value.to(device=device)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple
         return type(value)(*(to_device(item, device) for item in value))
     if isinstance(value, (list, tuple)):

@@ -110,7 +110,7 @@ def _buffer_sync(
 def _caps(
     cap_mb: float | None, cap_mb_list: list[float] | None
 ) -> tuple[int, int, tuple[int, ...]]:
-    """(first, others, listed) in bytes. The small first bucket exists only while nothing is said."""
+    """(first, others, listed) in bytes. A smaller first bucket exists only by default."""
     if cap_mb_list is not None and not isinstance(cap_mb_list, (list, tuple)):
         raise errors.bad_cap_list(cap_mb_list)
     if cap_mb_list:

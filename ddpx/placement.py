@@ -58,17 +58,17 @@ def place(
         )
     if len(device_ids) > 1:
         raise errors.several_device_ids(list(device_ids))
-    index = _index(device_ids[0], first.type)
+    index = _index(device_ids[0])
     return Placement(
         torch.device(first.type, index),
         is_multi_device,
         [index],
-        index if output_device is None else _index(output_device, first.type),
+        index if output_device is None else _index(output_device),
     )
 
 
-def _index(device: int | torch.device, device_type: str) -> int:
-    """The index of a device given as a number, string or torch.device; the current one if it has none."""
+def _index(device: int | str | torch.device) -> int:
+    """The index of a device given as a number or as one like "cuda:1"; else the current one."""
     if isinstance(device, int):
         return device
     index = torch.device(device).index

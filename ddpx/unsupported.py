@@ -1,4 +1,4 @@
-"""Arguments and methods of DDP's that ReducerDDP does not have yet: each raises and names itself."""
+"""DDP's arguments and methods that ReducerDDP does not have yet: each raises and names itself."""
 
 from __future__ import annotations
 

@@ -9,6 +9,19 @@
 namespace py = pybind11;
 
 namespace ddpx::bindings {
+namespace {
+
+// Python's handle of a reducer. Dropping the last one can destroy a process group, which joins
+// threads that may be waiting for the GIL; so it is let go of meanwhile.
+std::shared_ptr<Reducer> without_gil_at_end(std::shared_ptr<Reducer> reducer) {
+  auto* raw = reducer.get();
+  return {raw, [reducer = std::move(reducer)](Reducer*) mutable {
+            const py::gil_scoped_release no_gil;
+            reducer.reset();
+          }};
+}
+
+}  // namespace
 
 void bind_reducer(py::module_& module) {
   py::class_<ReducerParam>(module, "ReducerParam")
@@ -31,10 +44,11 @@ void bind_reducer(py::module_& module) {
                       GraphMode mode,
                       bool gradient_as_bucket_view) {
             const py::gil_scoped_release no_gil;
-            return Reducer::create(
-                params,
-                ReducerOptions{std::move(caps), mode, gradient_as_bucket_view},
-                make_collective(std::move(process_group)));
+            return without_gil_at_end(
+                Reducer::create(
+                    params,
+                    ReducerOptions{std::move(caps), mode, gradient_as_bucket_view},
+                    make_collective(std::move(process_group))));
           }),
           py::arg("params"),
           py::arg("process_group"),

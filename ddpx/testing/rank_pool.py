@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 import os
@@ -29,8 +30,8 @@ class RankFailed(RuntimeError):
 class RankPool:
     """``world_size`` processes with one process group; importing torch is paid once, not per call.
 
-    Use as a context manager, or call :meth:`close`. After a failure the processes are ended, since a
-    rank may be stuck in a collective; the next :meth:`run` starts new ones.
+    Use as a context manager, or call :meth:`close`. After a failure the processes are ended, since
+    a rank may be stuck in a collective; the next :meth:`run` starts new ones.
 
     Args:
         world_size: number of ranks, 1 or more.
@@ -75,10 +76,8 @@ class RankPool:
     def close(self) -> None:
         """Ends the processes."""
         for connection in self._connections:
-            try:
+            with contextlib.suppress(OSError):  # that rank is gone already
                 connection.send(None)
-            except OSError:
-                pass  # that rank is gone already
         deadline = time.monotonic() + _GRACE_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))

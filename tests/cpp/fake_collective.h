@@ -2,11 +2,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -74,6 +75,12 @@ class FakeCollective final : public Collective {
     return all_reduces_;
   }
 
+  // Forgets what happened; the next all-reduce is number 0 again.
+  void clear() {
+    all_reduces_.clear();
+    log.clear();
+  }
+
   // Nothing if it is complete already.
   void complete(std::size_t index) {
     const auto& [tensor, work] = all_reduces_.at(index);
@@ -119,7 +126,8 @@ class FakeCollective final : public Collective {
   }
 
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
-    return at::empty({numel}, options);
+    // Not numbers, so that what is sent without having been packed shows.
+    return at::full({numel}, std::numeric_limits<double>::quiet_NaN(), options);
   }
 
  private:

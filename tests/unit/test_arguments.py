@@ -128,7 +128,7 @@ def test_nothing_to_train():
 
 
 def test_lazy_params():
-    with pytest.raises(RuntimeError, match="weight, bias.*Run one forward"):
+    with pytest.raises(RuntimeError, match=r"weight, bias.*Run one forward"):
         ReducerDDP(nn.LazyLinear(2))
 
 
