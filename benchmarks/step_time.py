@@ -4,7 +4,8 @@
 
 All contenders are built in the same processes and take turns step by step, so that a noisy moment
 of the machine hits all alike. The bare module and DDP run twice: what their second copies differ
-by is noise. Ratios are to the bare module of the same round; medians over rounds, slowest rank of each.
+by is noise. Ratios are to the bare module of the same round, with the slowest rank of each; medians
+over rounds.
 """
 
 from __future__ import annotations

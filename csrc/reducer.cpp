@@ -318,9 +318,7 @@ void Reducer::finish_step() {
       drain(b);
     }
     if (options_.mode == GraphMode::kFindUnused) {
-      used_.clear();
-    } else {
-      used_.settle();  // a static graph keeps the answer
+      used_.clear();  // a static graph keeps the answer
     }
   } catch (...) {
     fail();

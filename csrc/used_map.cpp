@@ -30,6 +30,7 @@ void UsedMap::mark(std::size_t param_index) {
 }
 
 void UsedMap::launch(Collective& collective) {
+  settle();
   global_.clear();
   summed_ = to_device(local_, device_);
   work_ = collective.all_reduce_sum(summed_);
@@ -58,7 +59,6 @@ void UsedMap::settle() {
 }
 
 void UsedMap::clear() {
-  settle();
   std::fill(local_.begin(), local_.end(), 0);
   global_.clear();
 }

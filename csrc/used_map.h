@@ -29,13 +29,12 @@ class UsedMap {
   // True if no rank marked the param. Waits for the agreement if it must.
   bool globally_unused(std::size_t param_index);
 
-  // Waits for the agreement if nobody needed its answer yet, so that its errors surface.
-  void settle();
-
-  // Settles, and forgets all marks.
+  // Forgets all marks. An agreement whose answer nobody needed is waited for at the next launch.
   void clear();
 
  private:
+  void settle();
+
   c10::Device device_;
   std::vector<int32_t> local_;
   std::vector<int32_t> global_;  // empty until the sum has been read back

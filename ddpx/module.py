@@ -257,7 +257,7 @@ def _resolve_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup
         if not dist.is_initialized() or dist.group.WORLD is None:
             raise errors.no_process_group()
         return dist.group.WORLD
-    if process_group == dist.GroupMember.NON_GROUP_MEMBER:
+    if process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
         raise errors.rank_not_in_group()
     if not isinstance(process_group, dist.ProcessGroup):
         raise errors.not_a_process_group(process_group)

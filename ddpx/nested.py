@@ -18,7 +18,7 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, PackedSequence):  # a namedtuple with a `to` of its own
-        return value.to(device=device)
+        return value.to(device)  # type: ignore[arg-type]
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple
         return type(value)(*(to_device(item, device) for item in value))
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,5 @@
 // When collectives leave, in which order, and in which order they may complete.
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -159,8 +160,9 @@ TEST(ReducerRebuild, EveryRankTakesTheOrderOfRank0) {
   };
   replica.step({2, 1, 0});
   ASSERT_TRUE(replica.reducer->prepare_forward());
+  const auto plan = replica.reducer->plan();
   Indices launch_order;
-  for (const auto& bucket : replica.reducer->plan().buckets()) {
+  for (const auto& bucket : plan.buckets()) {
     ASSERT_EQ(bucket.param_indices.size(), 1u);
     launch_order.push_back(bucket.param_indices.front());
   }
@@ -179,6 +181,7 @@ void step_with_nested_backward(Replica& replica, bool repeat_w0) {
   replica.reducer->prepare_forward();
   const auto inner = replica.params[0].sum() * 12;
   inner.register_hook([&replica, repeat_w0](at::Tensor) {
+    const c10::AutoGradMode record_graph(true);  // off in a backward
     auto nested = replica.params[1].sum() * 8 + replica.params[2].sum() * 6;
     if (repeat_w0) {
       nested = nested + replica.params[0].sum() * 12;

@@ -1,0 +1,81 @@
+"""Runs the parity matrix and writes its table into README.md, between the marks.
+
+    make parity-table
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+
+from ddpx.testing import RankPool
+from ddpx.testing.compare import Comparison, summarize
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- parity table: begin -->", "<!-- parity table: end -->"
+WORLD_SIZES = (2, 3, 4)
+
+
+def _run(world_size: int, case_name: str, mode: str, pool: RankPool) -> Comparison:
+    """One case in one mode with all bucket caps, on all ranks, as one comparison."""
+    from parity_cases import compare_case  # from tests/parity, which main puts on the path
+
+    per_rank = pool.run(compare_case, case_name, mode)
+    merged = [summarize(list(comparisons.values())) for comparisons in per_rank]
+    return summarize(merged)
+
+
+def _cell(outcomes: dict[int, Comparison]) -> str:
+    different = [size for size, comparison in outcomes.items() if not comparison.identical]
+    if different:
+        return "differs at " + ", ".join(str(size) for size in different)
+    return "identical"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests" / "parity"))
+    from parity_cases import CAPS, CASES, MODES
+
+    outcomes: dict[tuple[str, str], dict[int, Comparison]] = {}
+    for world_size in WORLD_SIZES:
+        with RankPool(world_size) as pool:
+            for case in CASES:
+                for mode in case.modes:
+                    outcome = _run(world_size, case.name, mode, pool)
+                    outcomes.setdefault((case.name, mode), {})[world_size] = outcome
+                print(f"{world_size} ranks: {case.name}", flush=True)
+
+    rows = [
+        [case.name]
+        + [_cell(outcomes[case.name, m]) if (case.name, m) in outcomes else "–" for m in MODES]
+        for case in CASES
+    ]
+    num_tensors = sum(c.num_tensors for by_size in outcomes.values() for c in by_size.values())
+    num_different = sum(
+        len(c.differences) for by_size in outcomes.values() for c in by_size.values()
+    )
+    text = (
+        f"torch {torch.__version__}, gloo at {', '.join(map(str, WORLD_SIZES))} ranks, each cell "
+        f"with {len(CAPS)} kinds of bucket caps: {num_tensors:,} gradients, parameters and "
+        f"buffers compared, {num_different} differ.\n\n"
+        + tabulate(rows, ["training", *MODES], tablefmt="github")
+    )
+    readme = arguments.readme.read_text()
+    if BEGIN not in readme or END not in readme:
+        raise SystemExit(f"{arguments.readme} has no line {BEGIN!r} followed by {END!r}")
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    arguments.readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    print(text)
+    return 1 if num_different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+// Whatever goes wrong in a step, the error says what, and the next step works.
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+// The reducer is idle and a fresh step comes out right.
+void expect_reusable(Replica& replica) {
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  for (int step = 0; step < 2; ++step) {
+    replica.clear_grads();
+    replica.step();
+    EXPECT_EQ(replica.grads(), kMeanGrads);
+  }
+}
+
+class ReducerFailure : public testing::TestWithParam<GraphMode> {
+ protected:
+  Replica replica{GetParam()};
+};
+
+TEST_P(ReducerFailure, AFailingCollectiveIsReportedWithRankBucketAndParams) {
+  const auto succeed = replica.collective->on_wait;
+  replica.collective->on_wait = [&](std::size_t index) {
+    if (index == 1) {
+      replica.collective->fail(index, "connection reset by peer");
+    } else {
+      replica.collective->complete(index);
+    }
+  };
+  const auto error = replica.failing_step();
+  expect_mentions(
+      error, {"rank 0", "phase Draining", "bucket 1", "('w1')", "connection reset by peer"});
+  replica.collective->on_wait = succeed;
+  replica.collective->clear();
+  expect_reusable(replica);
+}
+
+TEST_P(ReducerFailure, ACollectiveThatIsNeverDoneFailsInsteadOfHanging) {
+  const auto succeed = replica.collective->on_wait;
+  replica.collective->on_wait = [](std::size_t) {};
+  expect_mentions(replica.failing_step(), {"bucket 0", "('w2')", "never completes"});
+  replica.collective->on_wait = succeed;
+  expect_reusable(replica);
+}
+
+TEST_P(ReducerFailure, ACollectiveThatCannotBeLaunched) {
+  replica.collective->on_launch = [](std::size_t index) {
+    if (index == 1) {
+      throw std::runtime_error("communicator was aborted");
+    }
+  };
+  try {
+    replica.step();
+    ADD_FAILURE() << "no error";
+  } catch (const std::exception& error) {
+    expect_mentions(error.what(), {"communicator was aborted"});
+  }
+  replica.collective->on_launch = [](std::size_t) {};
+  expect_reusable(replica);
+}
+
+TEST_P(ReducerFailure, AnExceptionInsideBackwardReachesTheCaller) {
+  const auto key = replica.params[1].register_hook(
+      [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
+  EXPECT_THROW(replica.step(), std::domain_error);
+  replica.params[1].remove_hook(key);
+  expect_reusable(replica);
+}
+
+TEST_P(ReducerFailure, CollectivesOfABrokenStepMayStillCompleteLater) {
+  const auto key = replica.params[0].register_hook(
+      [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
+  EXPECT_THROW(replica.step(), std::domain_error);
+  replica.params[0].remove_hook(key);
+  const auto abandoned = replica.collective->all_reduces();
+  replica.collective->clear();
+  replica.clear_grads();
+  const auto loss = replica.forward({2, 1, 0});
+  for (const auto& all_reduce : abandoned) {
+    all_reduce.tensor.fill_(-1);
+    all_reduce.work->complete();
+  }
+  loss.backward();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+std::string mode_name(const testing::TestParamInfo<GraphMode>& info) {
+  switch (info.param) {
+    case GraphMode::kDefault:
+      return "Default";
+    case GraphMode::kFindUnused:
+      return "FindUnused";
+    case GraphMode::kStatic:
+      return "Static";
+  }
+  return "unknown";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes,
+    ReducerFailure,
+    testing::Values(GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic),
+    mode_name);
+
+TEST(ReducerMissing, DefaultModeNamesTheParamOnceEveryBucketIsReduced) {
+  Replica replica;
+  const auto error = replica.failing_step({2, 0});
+  expect_mentions(error, {"rank 0", "1 parameter got no gradient", "'w1'"});
+  EXPECT_EQ(error.find("'w0'"), std::string::npos) << error;
+  EXPECT_EQ(
+      replica.collective->log,
+      (Log{"grad 2", "launch 0", "grad 0", "launch 1", "launch 2", "wait 0", "wait 1", "wait 2"}));
+  EXPECT_EQ(replica.grads(), (Grads{10., 0., 5.})) << "zeros were sent for w1";
+  expect_reusable(replica);
+}
+
+TEST(ReducerMissing, AStaticGraphMustNotChange) {
+  Replica replica(GraphMode::kStatic);
+  replica.step();
+  replica.clear_grads();
+  const auto error = replica.failing_step({2, 0});
+  expect_mentions(error, {"rank 0", "static_graph=True", "'w1'"});
+  expect_reusable(replica);
+}
+
+TEST(ReducerMismatch, AGradientOfAnotherDtypeIsReported) {
+  Replica replica;
+  const auto loss = replica.forward({2, 1, 0});
+  replica.params[2].set_data(replica.params[2].detach().to(at::kFloat));
+  const auto inner = replica.params[2].sum() * 6;
+  try {
+    inner.backward();
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& error) {
+    expect_mentions(error.what(), {"'w2'", "Float", "Double"});
+  }
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
+}  // namespace
+}  // namespace ddpx
