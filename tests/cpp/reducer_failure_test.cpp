@@ -1,7 +1,10 @@
 // Whatever goes wrong in a step, the error says what, and the next step works.
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -131,18 +134,23 @@ TEST(ReducerMissing, AStaticGraphMustNotChange) {
   expect_reusable(replica);
 }
 
-TEST(ReducerMismatch, AGradientOfAnotherDtypeIsReported) {
-  Replica replica;
-  const auto loss = replica.forward({2, 1, 0});
-  replica.params[2].set_data(replica.params[2].detach().to(at::kFloat));
-  const auto inner = replica.params[2].sum() * 6;
+TEST(ReducerMismatch, ASparseGradientThatWasNotExpectedIsReported) {
+  const auto weight = at::ones({4, 2}, at::kDouble).set_requires_grad(true);
+  const auto collective = std::make_shared<FakeCollective>(2, Replica::kWorldSize);
+  const auto reducer = Reducer::create(
+      {{weight, "embedding.weight", false}},
+      ReducerOptions{kOneBucket, GraphMode::kDefault, false},
+      collective);
+  const auto rows = at::zeros({1}, at::kLong);
   try {
-    inner.backward();
+    at::embedding(weight, rows, -1, false, /*sparse=*/true).sum().backward();
     ADD_FAILURE() << "no error";
   } catch (const UserError& error) {
-    expect_mentions(error.what(), {"'w2'", "Float", "Double"});
+    expect_mentions(
+        error.what(), {"rank 2", "'embedding.weight'", "a sparse", "a dense", "[4, 2]"});
   }
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(reducer->phase(), Phase::kIdle);
+  EXPECT_TRUE(collective->all_reduces().empty());
 }
 
 }  // namespace

@@ -194,8 +194,9 @@ CASES = (
 CASES_BY_NAME = {case.name: case for case in CASES}
 
 
-def compare_case(case_name: str, mode: str) -> dict[str, Comparison]:
+def compare_case(case_name: str, mode: str, device: str = "cpu") -> dict[str, Comparison]:
     """Runs on every rank: one case in one mode with all caps. DDP's parts raise during our turn."""
+    torch.backends.cudnn.deterministic = True
     case = CASES_BY_NAME[case_name]
     comparisons = {}
     for caps_name, caps in CAPS.items():
@@ -205,7 +206,7 @@ def compare_case(case_name: str, mode: str) -> dict[str, Comparison]:
             (ReducerDDP, ddp_poisoned),
         ):
             wrap = _wrap_each_child(wrapper) if case.wrap_each_child else wrapper
-            with environment():
+            with environment(), torch.device(device):
                 trace = record_training(
                     case.build,
                     lambda module, wrap=wrap, caps=caps: wrap(module, **MODES[mode], **caps),

@@ -1,0 +1,134 @@
+// Gradients may come from several engine threads, and anyone may look on meanwhile. Made for
+// -DDDPX_SANITIZE=thread.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fake_collective.h"
+#include "reducer.h"
+
+namespace ddpx {
+namespace {
+
+constexpr std::size_t kNumParams = 32;
+constexpr int kNumSteps = 50;
+
+struct WideModel {
+  WideModel() {
+    std::vector<ReducerParam> reducer_params;
+    for (std::size_t i = 0; i < kNumParams; ++i) {
+      params.push_back(at::full({8}, 1.0, at::kDouble).set_requires_grad(true));
+      reducer_params.push_back({params.back(), "w" + std::to_string(i), false});
+    }
+    // Four params a bucket once rebuilt; the two threads below share every bucket.
+    const BucketCaps caps{256, 256, {}};
+    reducer = Reducer::create(
+        reducer_params, ReducerOptions{caps, GraphMode::kDefault, false}, collective);
+  }
+
+  // Of every second param, from `first` on; the gradient of each element is 2.
+  at::Tensor loss_of_half(std::size_t first) const {
+    auto loss = at::zeros({}, at::kDouble);
+    for (std::size_t i = first; i < kNumParams; i += 2) {
+      loss = loss + params[i].sum() * 2;
+    }
+    return loss;
+  }
+
+  void clear_grads() {
+    for (auto& param : params) {
+      param.mutable_grad().reset();
+    }
+  }
+
+  void expect_mean_grads() const {
+    for (const auto& param : params) {
+      ASSERT_TRUE(param.grad().defined());
+      EXPECT_TRUE(param.grad().equal(at::full({8}, 3.0, at::kDouble))) << param.grad();
+    }
+  }
+
+  // Rank 1, by the fake's default, sends twice what this rank does: the mean of 2 and 4 is 3.
+  std::shared_ptr<FakeCollective> collective = std::make_shared<FakeCollective>(0, 2);
+  std::vector<at::Tensor> params;
+  std::shared_ptr<Reducer> reducer;
+};
+
+// Nobody leaves before everybody has come.
+class Meeting {
+ public:
+  explicit Meeting(int num_expected) : num_expected_(num_expected) {}
+
+  void come() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++num_come_;
+    all_here_.notify_all();
+    const bool met = all_here_.wait_for(
+        lock, std::chrono::seconds(60), [&] { return num_come_ >= num_expected_; });
+    EXPECT_TRUE(met);
+  }
+
+ private:
+  int num_expected_;
+  int num_come_ = 0;
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+};
+
+TEST(ReducerThreads, BackwardsThatRunAtOnceAreOneStep) {
+  WideModel model;
+  for (int step = 0; step < kNumSteps; ++step) {
+    model.clear_grads();
+    model.reducer->prepare_forward();
+    Meeting meeting(2);
+    std::vector<std::thread> threads;
+    for (const std::size_t first : {0, 1}) {
+      threads.emplace_back([&, first] {
+        const auto loss = model.loss_of_half(first);
+        const auto output = loss * 1;
+        // Between the two the backward has begun, and none of its gradients has arrived.
+        model.reducer->watch_outputs({output});
+        loss.register_hook([&](at::Tensor) { meeting.come(); });
+        output.backward();
+      });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+    model.expect_mean_grads();
+    EXPECT_EQ(model.reducer->phase(), Phase::kIdle);
+  }
+}
+
+TEST(ReducerThreads, ItsStateMayBeReadWhileItWorks) {
+  WideModel model;
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done) {
+      EXPECT_NE(model.reducer->phase(), Phase::kFailed);
+      EXPECT_EQ(model.reducer->plan().num_params(), kNumParams);
+      EXPECT_TRUE(model.reducer->sync_enabled());
+    }
+  });
+  for (int step = 0; step < kNumSteps; ++step) {
+    model.clear_grads();
+    model.reducer->prepare_forward();
+    (model.loss_of_half(0) + model.loss_of_half(1)).backward();
+    model.expect_mean_grads();
+  }
+  done = true;
+  reader.join();
+}
+
+}  // namespace
+}  // namespace ddpx

@@ -1,0 +1,101 @@
+"""On an accelerator: parity with DDP, and no device synchronisation in a step.
+
+Skipped with the reason where there is none. scripts/gpu_check.sh builds and runs these.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity_cases import CASES, MODES, compare_case
+from torch import nn
+
+from ddpx import ReducerDDP
+from ddpx.testing import RankPool
+from ddpx.testing.compare import summarize
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+
+PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
+
+
+@pytest.fixture(scope="module")
+def pools():
+    made: dict[tuple[str, int], RankPool] = {}
+
+    def get(backend: str, world_size: int) -> RankPool:
+        return made.setdefault((backend, world_size), RankPool(world_size, backend))
+
+    yield get
+    for pool in made.values():
+        pool.close()
+
+
+# NCCL refuses two ranks on one GPU; gloo takes CUDA tensors, so several ranks can share one.
+@pytest.mark.parametrize(
+    "backend, world_size", [("nccl", 1), ("gloo", 2), ("gloo", 3)], scope="module"
+)
+@pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
+def test_bits_match(pools, backend, world_size, case_name, mode):
+    per_rank = pools(backend, world_size).run(compare_case, case_name, mode, device="cuda")
+    for caps in per_rank[0]:
+        total = summarize([comparisons[caps] for comparisons in per_rank])
+        assert total.identical, f"with {caps}:\n" + "\n".join(total.differences[:20])
+
+
+def _steps_without_synchronisation(options: dict) -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).cuda()
+    ours = ReducerDDP(model, device_ids=[torch.cuda.current_device()], **options)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, foreach=True)
+    x = torch.randn(16, 256, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ours(x).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(3):  # agreeing on buckets may synchronise
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_device_synchronisation_in_a_step(pools, mode):
+    pools("nccl", 1).run(_steps_without_synchronisation, MODES[mode])
+
+
+def _gradients_made_on_a_side_stream() -> None:
+    """The launch must wait for packs that ran on another stream than its own."""
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda()
+    ours = ReducerDDP(model, bucket_cap_mb=1000)
+    side = torch.cuda.Stream()
+    x = torch.randn(64, 1024, device="cuda")
+    for _ in range(5):
+        ours.zero_grad()
+        side.wait_stream(torch.cuda.current_stream())
+        h = ours.module[:2](x)
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            loss = ours.module[2:](h).square().mean()
+        torch.cuda.current_stream().wait_stream(side)
+        loss.backward()
+        got = [param.grad.clone() for param in model.parameters()]
+        model.zero_grad()
+        with ours.no_sync():
+            model(x).square().mean().backward()
+        for actual, expected in zip(got, (p.grad for p in model.parameters()), strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+def test_gradients_made_on_a_side_stream(pools):
+    pools("nccl", 1).run(_gradients_made_on_a_side_stream)
