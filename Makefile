@@ -49,7 +49,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.deps: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet $(TORCH) 'setuptools>=77' wheel
+	$(BIN)/python -m pip install --quiet $(TORCH) setuptools wheel
 	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[demo,dev]'
 	@touch $@
 

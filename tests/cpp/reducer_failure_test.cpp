@@ -113,6 +113,56 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic),
     mode_name);
 
+class ReducerUsedMapFailure : public testing::Test {
+ protected:
+  // The used-map of the first step fails; its buckets are all-reduces 0 to 2.
+  void SetUp() override {
+    replica.collective->on_wait = [this](std::size_t index) {
+      if (index == 3) {
+        replica.collective->fail(index, "connection reset by peer");
+      } else {
+        replica.collective->complete(index);
+      }
+    };
+  }
+
+  void expect_failure(const Indices& arrival_order) {
+    try {
+      replica.step(arrival_order);
+      ADD_FAILURE() << "no error";
+    } catch (const std::exception& error) {
+      expect_mentions(error.what(), {"connection reset by peer"});
+    }
+    expect_reusable(replica);
+  }
+
+  Replica replica{GraphMode::kFindUnused};
+};
+
+TEST_F(ReducerUsedMapFailure, SurfacesInItsStepIfTheAnswerIsNeeded) {
+  expect_failure({2, 0});
+}
+
+TEST_F(ReducerUsedMapFailure, SurfacesInTheNextStepIfEveryParamWasUsed) {
+  replica.step({2, 1, 0});
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+  expect_failure({2, 1, 0});
+}
+
+TEST(ReducerRebuildFailure, LeavesTheOldPlanAndIsTriedAgain) {
+  Replica replica(GraphMode::kDefault, BucketCaps{0, 0, {}});
+  replica.step();
+  replica.collective->on_broadcast = [](const at::Tensor&) {
+    throw std::runtime_error("connection reset by peer");
+  };
+  EXPECT_THROW(replica.reducer->prepare_forward(), std::runtime_error);
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->plan().buckets().size(), 1u);
+  replica.collective->on_broadcast = [](const at::Tensor&) {};
+  expect_reusable(replica);
+  EXPECT_EQ(replica.reducer->plan().buckets().size(), 3u);
+}
+
 TEST(ReducerMissing, DefaultModeNamesTheParamOnceEveryBucketIsReduced) {
   Replica replica;
   const auto error = replica.failing_step({2, 0});

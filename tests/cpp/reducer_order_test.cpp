@@ -1,5 +1,4 @@
 // When collectives leave, in which order, and in which order they may complete.
-#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -107,8 +106,7 @@ TEST(ReducerOrder, AStaticGraphIsLearnedInOneStepWithoutOverlap) {
               "launch 3",
               "wait 0",
               "wait 1",
-              "wait 2",
-              "wait 3"}));
+              "wait 2"}));
   replica.collective->clear();
   replica.clear_grads();
   replica.step();
@@ -173,56 +171,6 @@ TEST(ReducerRebuild, FindUnusedNeverRebuilds) {
   Replica replica(GraphMode::kFindUnused);
   replica.step();
   EXPECT_FALSE(replica.reducer->prepare_forward());
-}
-
-// A hook between the outputs and w0 runs a backward that brings w1 and w2, as a reentrant
-// checkpoint does.
-void step_with_nested_backward(Replica& replica, bool repeat_w0) {
-  replica.reducer->prepare_forward();
-  const auto inner = replica.params[0].sum() * 12;
-  inner.register_hook([&replica, repeat_w0](at::Tensor) {
-    const c10::AutoGradMode record_graph(true);  // off in a backward
-    auto nested = replica.params[1].sum() * 8 + replica.params[2].sum() * 6;
-    if (repeat_w0) {
-      nested = nested + replica.params[0].sum() * 12;
-    }
-    nested.backward();
-  });
-  const auto output = inner * 1;
-  replica.reducer->watch_outputs({output});
-  output.backward();
-}
-
-TEST(ReducerNestedBackward, TheStepEndsWithTheOuterOne) {
-  Replica replica;
-  step_with_nested_backward(replica, /*repeat_w0=*/false);
-  EXPECT_EQ(replica.grads(), kMeanGrads);
-  const auto& log = replica.collective->log;
-  EXPECT_LT(
-      std::find(log.begin(), log.end(), "grad 0"), std::find(log.begin(), log.end(), "wait 0"));
-}
-
-TEST(ReducerNestedBackward, AParamThatArrivesTwiceNeedsAStaticGraph) {
-  Replica replica(GraphMode::kStatic);
-  for (int step = 0; step < 2; ++step) {
-    replica.clear_grads();
-    step_with_nested_backward(replica, /*repeat_w0=*/true);
-    EXPECT_EQ(replica.grads(), (Grads{60., 20., 15.}));
-  }
-}
-
-TEST(ReducerNestedBackward, AParamThatArrivesTwiceIsAnErrorElsewhere) {
-  Replica replica;
-  try {
-    step_with_nested_backward(replica, /*repeat_w0=*/true);
-    FAIL() << "no error";
-  } catch (const UserError& error) {
-    expect_mentions(error.what(), {"rank 0", "'w0'", "use_reentrant=False"});
-  }
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
-  replica.clear_grads();
-  replica.step();
-  EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
 }  // namespace

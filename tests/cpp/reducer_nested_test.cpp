@@ -1,0 +1,124 @@
+// A backward that runs within a node of another one, as reentrant checkpoints make them.
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+// Global, because the context of a custom function holds only what TorchScript can.
+std::function<at::Tensor()> make_nested_loss;
+
+// The identity; its backward first runs the backward of a loss that it makes there and then.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& input) {
+    return input.clone();
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext*, torch::autograd::variable_list grads) {
+    const c10::AutoGradMode record_graph(true);
+    make_nested_loss().backward();
+    return grads;
+  }
+};
+
+class ReducerNested : public testing::Test {
+ protected:
+  // The nested backward brings these gradients, which are 8 for w1, 6 for w2 and 12 for w0.
+  void nest(const Indices& param_indices, GraphMode mode = GraphMode::kDefault) {
+    replica = Replica(mode);
+    make_nested_loss = [this, param_indices] {
+      auto loss = at::ones({}, at::kDouble);
+      for (const auto param_index : param_indices) {
+        loss = loss + local_loss(param_index);
+      }
+      return loss;
+    };
+  }
+
+  at::Tensor local_loss(std::size_t param_index) {
+    return replica.params[param_index].sum() * *kLocalGrads[param_index];
+  }
+
+  // `outside` is upstream of the checkpoint, so its gradients come after the nested backward.
+  void step(const at::Tensor& outside) {
+    const auto output = Checkpoint::apply(outside) * 1;
+    replica.reducer->watch_outputs({output});
+    output.backward();
+  }
+
+  // The module is called without its wrapper: nothing tells where backward starts.
+  void step_bypassing_the_wrapper(const at::Tensor& outside) {
+    (Checkpoint::apply(outside) * 1).backward();
+  }
+
+  Replica replica;
+};
+
+TEST_F(ReducerNested, TheStepEndsWithTheOuterBackward) {
+  nest({1, 2});
+  step(local_loss(0));
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+  const auto& log = replica.collective->log;
+  EXPECT_LT(
+      std::find(log.begin(), log.end(), "grad 0"), std::find(log.begin(), log.end(), "wait 0"));
+}
+
+TEST_F(ReducerNested, TheNestedBackwardMayBringEveryGradient) {
+  nest({0, 1, 2});
+  step(at::ones({}, at::kDouble).set_requires_grad(true));
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST_F(ReducerNested, AParamThatArrivesTwiceNeedsAStaticGraph) {
+  nest({0, 1, 2}, GraphMode::kStatic);
+  for (int i = 0; i < 2; ++i) {
+    replica.clear_grads();
+    step(local_loss(0));
+    EXPECT_EQ(replica.grads(), (Grads{60., 20., 15.}));
+  }
+}
+
+TEST_F(ReducerNested, AParamThatArrivesTwiceIsAnErrorElsewhere) {
+  nest({0, 1, 2});
+  try {
+    step(local_loss(0));
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& error) {
+    expect_mentions(error.what(), {"rank 0", "'w0'", "use_reentrant=False"});
+  }
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST_F(ReducerNested, TheRestMayComeFromAnOuterBackwardThatIsNotWatched) {
+  nest({1, 2});
+  step_bypassing_the_wrapper(local_loss(0));
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
+TEST_F(ReducerNested, TheNextForwardReportsWhatAnOuterBackwardThatIsNotWatchedNeverBrought) {
+  nest({1, 2});
+  step_bypassing_the_wrapper(at::ones({}, at::kDouble).set_requires_grad(true));
+  EXPECT_EQ(replica.reducer->phase(), Phase::kCollecting);
+  expect_mentions(replica.failing_step(), {"rank 0", "'w0'", "were not averaged"});
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+}  // namespace
+}  // namespace ddpx
