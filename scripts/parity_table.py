@@ -1,6 +1,6 @@
 """Runs the parity matrix and writes its table into README.md, between the marks.
 
-    make parity-table
+make parity-table
 """
 
 from __future__ import annotations

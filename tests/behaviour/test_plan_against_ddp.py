@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ CAPS = {
     "left out": {},
     "25": {"bucket_cap_mb": 25},
     "1": {"bucket_cap_mb": 1},
-    "0": {"bucket_cap_mb": 0},
+    "tiny": {"bucket_cap_mb": 0.001},
     "listed": {"bucket_cap_mb_list": [0.25, 2, 1.5]},
 }
 
@@ -81,4 +83,7 @@ def _compare(options: dict) -> None:
 @pytest.mark.parametrize("caps", CAPS)
 @pytest.mark.parametrize("mode", MODES)
 def test_same_buckets_in_the_same_order_at_each_step(ranks, mode, caps):
+    missing = CAPS[caps].keys() - inspect.signature(DistributedDataParallel).parameters.keys()
+    if missing:
+        pytest.skip(f"DDP of torch {torch.__version__} has no {', '.join(missing)}")
     ranks(2).run(_compare, {**MODES[mode], **CAPS[caps]})
