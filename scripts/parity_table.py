@@ -54,7 +54,7 @@ def main() -> int:
 
     rows = [
         [case.name]
-        + [_cell(outcomes[case.name, m]) if (case.name, m) in outcomes else "–" for m in MODES]
+        + [_cell(outcomes[case.name, m]) if (case.name, m) in outcomes else "-" for m in MODES]
         for case in CASES
     ]
     num_tensors = sum(c.num_tensors for by_size in outcomes.values() for c in by_size.values())

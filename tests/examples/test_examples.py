@@ -1,6 +1,7 @@
 """Run every example for real, on two ranks, and look for the line that says what it proved."""
 
 import importlib
+import json
 import os
 import re
 import signal
@@ -152,6 +153,15 @@ def test_legacy_launcher(option: tuple[str, ...], source: str, tmp_path: Path) -
     # --standalone, as for torchrun: the launcher's fixed default port may be taken.
     output = run((*LAUNCH, "--standalone", *option), "legacy_launch.py", folder=tmp_path)
     assert_printed(output, rf"OK: 2 ranks .* env://, local rank from {source}\)")
+
+
+def test_char_gpt_learns_and_ranks_agree(tmp_path: Path) -> None:
+    """The main job, small: the same script as `make demo`."""
+    output = run(TORCHRUN, "char_gpt/train.py", "--smoke", "--out", "out", folder=tmp_path)
+    assert_printed(output, r"held-out loss \d", r"weights identical on all 2 ranks: sha256 \w{16}")
+    assert (tmp_path / "out" / "loss.png").stat().st_size > 1000
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["held_out_loss"][-1] < metrics["held_out_loss"][0]
 
 
 def test_legacy_file_rendezvous(tmp_path: Path) -> None:
