@@ -77,15 +77,21 @@ UserError gradient_mismatch(
 }
 
 UserError communication_failed(
-    const Where& where,
-    std::size_t bucket_index,
-    const std::vector<std::string>& names,
-    const std::string& cause) {
+    const Where& where, const std::string& what, const std::string& cause) {
   return UserError(
-      opening(where) + "the all-reduce of bucket " + std::to_string(bucket_index) + " (" +
-      join_names(names) + ") failed: " + cause +
+      opening(where) + what + " failed: " + cause +
       "\nGradients of this step are not averaged. A peer may have died or raised: look at the "
       "other ranks' output first.");
+}
+
+std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names) {
+  return "the all-reduce of bucket " + std::to_string(bucket_index) + " (" + join_names(names) +
+         ")";
+}
+
+UserError hooks_in_use(const Where& where) {
+  return UserError(
+      opening(where) + "hooks cannot be removed while a backward runs. Remove them between steps.");
 }
 
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names) {

@@ -50,12 +50,13 @@ UserError gradient_mismatch(
     const std::string& gradient,
     const std::string& expected);
 
-// A collective failed; `names` are the params of the bucket that was waited for.
+// A collective failed. `what` says which, e.g. bucket_all_reduce(...).
 UserError communication_failed(
-    const Where& where,
-    std::size_t bucket_index,
-    const std::vector<std::string>& names,
-    const std::string& cause);
+    const Where& where, const std::string& what, const std::string& cause);
+std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names);
+
+// remove_hooks() was called while autograd may be walking the hooks.
+UserError hooks_in_use(const Where& where);
 
 // The last backward never came to its end, though nothing runs any more.
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);

@@ -20,6 +20,8 @@ class GradListener {
 
 // While it lives, each accumulation into `param.grad` calls the listener, unless that is gone.
 // Keeps the accumulator alive (a param only refers to it weakly), which keeps the hook on it.
+// The engine walks an accumulator's hooks while it runs them, so a GradHook may only be destroyed
+// while no backward runs; abandon() it otherwise.
 class GradHook {
  public:
   GradHook(const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener);
@@ -28,6 +30,12 @@ class GradHook {
   GradHook(const GradHook&) = delete;
   GradHook& operator=(const GradHook&) = delete;
   GradHook& operator=(GradHook&&) = delete;
+
+  // Leaves the hook where it is: without effect once the listener is gone, and freed with the
+  // accumulator.
+  void abandon() noexcept {
+    accumulator_ = nullptr;
+  }
 
  private:
   // The pointer's type changed between torch releases, so it is not spelled.

@@ -1,7 +1,5 @@
 #include "reducer.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -37,6 +35,15 @@ std::string describe(const at::Tensor& tensor) {
   return out.str();
 }
 
+std::string describe_used_map() {
+  return "the agreement on which parameters were used";
+}
+
+bool fits(const at::Tensor& grad, const at::Tensor& slot_view) {
+  return !grad.is_sparse() && grad.scalar_type() == slot_view.scalar_type() &&
+         grad.device() == slot_view.device() && grad.sizes() == slot_view.sizes();
+}
+
 }  // namespace
 
 std::shared_ptr<Reducer> Reducer::create(
@@ -61,8 +68,8 @@ Reducer::Reducer(
       collective_(std::move(collective)),
       metas_(metas_of(params)),
       plan_(BucketPlan::initial(metas_, options_.caps, options_.mode)),
-      plan_is_final_(options_.mode == GraphMode::kFindUnused),
       arrivals_(params.size(), options_.mode),
+      order_(params.size(), options_.mode != GraphMode::kFindUnused),
       used_(params.size(), params.front().tensor.device()) {
   for (const auto& param : params) {
     params_.push_back(param.tensor);
@@ -72,8 +79,15 @@ Reducer::Reducer(
   make_buckets();
 }
 
-// ---- forward
-// --------------------------------------------------------------------------------------
+Reducer::~Reducer() {
+  if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
+    for (auto& hook : hooks_) {
+      hook.abandon();
+    }
+  }
+}
+
+// ---- forward -----------------------------------------------------------------------------------
 
 bool Reducer::prepare_forward() {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -88,35 +102,24 @@ bool Reducer::prepare_forward() {
     }
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
-  if (!rebuild_due()) {
+  if (!order_.due()) {
     return false;
   }
   go_to(Phase::kRebuilding);
   try {
-    plan_ = BucketPlan::by_arrival(metas_, options_.caps, agree_on_arrival_order());
+    std::vector<std::size_t> order;
+    communicate(
+        [&] { order = order_.agree(*collective_, params_.front().device()); },
+        [] { return "the broadcast of the order in which gradients arrived"; });
+    plan_ = BucketPlan::by_arrival(metas_, options_.caps, order);
     make_buckets();
   } catch (...) {
     fail();
     throw;
   }
-  arrival_order_.clear();
-  plan_is_final_ = true;
+  order_.used();
   go_to(Phase::kIdle);
   return true;
-}
-
-bool Reducer::rebuild_due() const {
-  return !plan_is_final_ && arrival_order_.size() == params_.size();
-}
-
-std::vector<std::size_t> Reducer::agree_on_arrival_order() {
-  auto order = at::empty({static_cast<int64_t>(params_.size())}, at::kLong);
-  std::copy(arrival_order_.begin(), arrival_order_.end(), order.mutable_data_ptr<int64_t>());
-  order = order.to(params_.front().device());
-  collective_->broadcast_from_rank_0(order);
-  order = order.cpu();
-  const auto* agreed = order.const_data_ptr<int64_t>();
-  return {agreed, agreed + order.numel()};
 }
 
 void Reducer::make_buckets() {
@@ -129,11 +132,12 @@ void Reducer::make_buckets() {
   if (!options_.gradient_as_bucket_view) {
     return;
   }
-  // Gradients that exist already move into their slots, and count as lying there from now on.
+  // Gradients that exist already move into their slots, and count as lying there from now on. One
+  // that does not fit stays outside: packing it raises an error that names it.
   for (auto& bucket : buckets_) {
     for (const auto& slot : bucket.slots()) {
       auto& grad = params_[slot.param_index].mutable_grad();
-      if (!bucket.sparse() && grad.defined()) {
+      if (!bucket.sparse() && grad.defined() && fits(grad, slot.view)) {
         slot.view.copy_(grad);
         grad = slot.view;
       }
@@ -147,8 +151,7 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
   }
 }
 
-// ---- backward: gradients arrive
-// -------------------------------------------------------------------
+// ---- backward: gradients arrive ----------------------------------------------------------------
 
 void Reducer::on_output_grad() {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -167,15 +170,15 @@ void Reducer::on_grad(std::size_t param_index) {
       mark_used(param_index);
       return;
     }
+  }
+  scope_.join(weak_from_this());  // first, so that an error in what follows is reported as abort
+  if (phase_ == Phase::kIdle) {
     begin_step();
   }
-  scope_.join(weak_from_this());
   mark_used(param_index);
   switch (arrivals_.arrive(param_index)) {
     case Arrival::kFinal:
-      if (records_arrival_order()) {
-        arrival_order_.push_back(param_index);
-      }
+      order_.record(param_index);
       accept(param_index);
       break;
     case Arrival::kPartial:
@@ -193,27 +196,9 @@ void Reducer::begin_step() {
   for (auto& bucket : buckets_) {
     bucket.begin_step();
   }
-  if (!rebuild_due()) {
-    arrival_order_.clear();
-  }
+  order_.restart();
   for (const auto param_index : arrivals_.known_unused()) {
     accept(param_index);
-  }
-}
-
-bool Reducer::records_arrival_order() const {
-  return !plan_is_final_ && !arrivals_.learning() && !rebuild_due();
-}
-
-void Reducer::complete_arrival_order() {
-  std::vector<bool> arrived(params_.size(), false);
-  for (const auto param_index : arrival_order_) {
-    arrived[param_index] = true;
-  }
-  for (std::size_t i = 0; i < arrived.size(); ++i) {
-    if (!arrived[i]) {
-      arrival_order_.push_back(i);
-    }
   }
 }
 
@@ -246,9 +231,7 @@ void Reducer::pack(Bucket& bucket, const Slot& slot) {
     slot.view.zero_();
     return;
   }
-  const bool fits = !grad.is_sparse() && grad.scalar_type() == slot.view.scalar_type() &&
-                    grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();
-  if (!fits) {
+  if (!fits(grad, slot.view)) {
     throw errors::gradient_mismatch(
         where(), names_[slot.param_index], describe(grad), describe(slot.view));
   }
@@ -275,12 +258,13 @@ void Reducer::pack_sparse(Bucket& bucket, const Slot& slot) {
 
 void Reducer::launch_ready() {
   while (const auto bucket_index = launches_.pop()) {
-    buckets_[*bucket_index].launch(*collective_);
+    communicate(
+        [&] { buckets_[*bucket_index].launch(*collective_); },
+        [&] { return describe_bucket(*bucket_index); });
   }
 }
 
-// ---- backward: its end
-// ----------------------------------------------------------------------------
+// ---- backward: its end -------------------------------------------------------------------------
 
 void Reducer::on_graph_task_end(int task_id) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -308,11 +292,11 @@ void Reducer::finish_step() {
     for (const auto param_index : open) {
       accept(param_index);
     }
-    if (records_arrival_order()) {
-      complete_arrival_order();
+    if (!learning) {
+      order_.complete();
     }
     if (options_.mode == GraphMode::kFindUnused || learning) {
-      used_.launch(*collective_);
+      communicate([&] { used_.launch(*collective_); }, describe_used_map);
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       drain(b);
@@ -339,22 +323,18 @@ void Reducer::finish_step() {
 
 void Reducer::drain(std::size_t bucket_index) {
   auto& bucket = buckets_[bucket_index];
-  try {
-    bucket.wait();
-  } catch (const InternalError&) {
-    throw;
-  } catch (const std::exception& cause) {
-    std::vector<std::size_t> param_indices = plan_.buckets()[bucket_index].param_indices;
-    throw errors::communication_failed(
-        where(), bucket_index, names_of(param_indices), cause.what());
-  }
+  communicate([&] { bucket.wait(); }, [&] { return describe_bucket(bucket_index); });
   for (const auto& slot : bucket.slots()) {
     write_back(bucket, slot);
   }
 }
 
 void Reducer::write_back(const Bucket& bucket, const Slot& slot) {
-  if (keeps_unused_grads() && used_.globally_unused(slot.param_index)) {
+  bool unused = false;
+  if (keeps_unused_grads()) {
+    communicate([&] { unused = used_.globally_unused(slot.param_index); }, describe_used_map);
+  }
+  if (unused) {
     return;
   }
   const at::NoGradGuard no_grad;
@@ -373,8 +353,7 @@ void Reducer::write_back(const Bucket& bucket, const Slot& slot) {
   }
 }
 
-// ---- failure
-// --------------------------------------------------------------------------------------
+// ---- failure -----------------------------------------------------------------------------------
 
 void Reducer::on_graph_task_abort(int task_id) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -400,17 +379,17 @@ void Reducer::recover() {
   if (options_.mode == GraphMode::kFindUnused || arrivals_.learning()) {
     used_ = UsedMap(params_.size(), params_.front().device());
   }
-  if (!plan_is_final_) {
-    arrival_order_.clear();
-  }
+  order_.restart();
   go_to(Phase::kIdle);
 }
 
-// ---- the rest
-// -------------------------------------------------------------------------------------
+// ---- the rest ----------------------------------------------------------------------------------
 
 void Reducer::remove_hooks() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
+    throw errors::hooks_in_use(where());
+  }
   hooks_.clear();
 }
 
@@ -422,6 +401,22 @@ Phase Reducer::phase() const {
 BucketPlan Reducer::plan() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return plan_;
+}
+
+template <typename Call, typename Describe>
+void Reducer::communicate(const Call& call, const Describe& describe) const {
+  try {
+    call();
+  } catch (const InternalError&) {
+    throw;
+  } catch (const std::exception& cause) {
+    throw errors::communication_failed(where(), describe(), cause.what());
+  }
+}
+
+std::string Reducer::describe_bucket(std::size_t bucket_index) const {
+  return errors::bucket_all_reduce(
+      bucket_index, names_of(plan_.buckets()[bucket_index].param_indices));
 }
 
 std::vector<std::string> Reducer::names_of(const std::vector<std::size_t>& param_indices) const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "arrival_order.h"
 #include "arrival_tracker.h"
 #include "backward_scope.h"
 #include "bucket.h"
@@ -47,6 +48,9 @@ class Reducer final : public GradListener,
       ReducerOptions options,
       std::shared_ptr<Collective> collective);
 
+  // May come at any time, also within one of its own hooks.
+  ~Reducer() override;
+
   // To be called at the start of each forward that records a graph. Rebuilds the buckets by arrival
   // order if that is due, which is a collective call; true if it did.
   bool prepare_forward();
@@ -62,7 +66,7 @@ class Reducer final : public GradListener,
     return sync_enabled_;
   }
 
-  // Takes all hooks off the params; no later backward is synchronised.
+  // Takes all hooks off the params; no later backward is synchronised. UserError within a backward.
   void remove_hooks();
 
   Phase phase() const;
@@ -91,16 +95,15 @@ class Reducer final : public GradListener,
   void launch_ready();
   void drain(std::size_t bucket_index);
   void write_back(const Bucket& bucket, const Slot& slot);
+  // Runs `call`; what a backend throws becomes a UserError that says what failed where.
+  template <typename Call, typename Describe>
+  void communicate(const Call& call, const Describe& describe) const;
+  std::string describe_bucket(std::size_t bucket_index) const;
 
-  bool rebuild_due() const;
-  std::vector<std::size_t> agree_on_arrival_order();
   void make_buckets();
   void fail() noexcept;
   void recover();
 
-  bool records_arrival_order() const;
-  // Params without a gradient come last, in registration order, as DDP has them.
-  void complete_arrival_order();
   bool keeps_unused_grads() const {
     return options_.mode != GraphMode::kDefault;
   }
@@ -120,11 +123,10 @@ class Reducer final : public GradListener,
   std::atomic<bool> sync_enabled_{true};
   Phase phase_ = Phase::kIdle;
   BucketPlan plan_;
-  bool plan_is_final_;  // no rebuild will come
   std::vector<Bucket> buckets_;
   LaunchQueue launches_;
   ArrivalTracker arrivals_;
-  std::vector<std::size_t> arrival_order_;  // of the first complete step whose order counts
+  ArrivalOrder order_;
   UsedMap used_;
   BackwardScope scope_;
   std::vector<GradHook> hooks_;  // last: gone before anything that they could reach

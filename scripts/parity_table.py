@@ -22,7 +22,8 @@ WORLD_SIZES = (2, 3, 4)
 
 def _run(world_size: int, case_name: str, mode: str, pool: RankPool) -> Comparison:
     """One case in one mode with all bucket caps, on all ranks, as one comparison."""
-    from parity_cases import compare_case  # from tests/parity, which main puts on the path
+    # From tests/parity, which main puts on the path.
+    from parity_cases import compare_case  # type: ignore[import-not-found]
 
     per_rank = pool.run(compare_case, case_name, mode)
     merged = [summarize(list(comparisons.values())) for comparisons in per_rank]

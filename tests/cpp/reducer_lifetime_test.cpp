@@ -66,6 +66,25 @@ TEST(ReducerLifetime, ItMayBeDroppedInsideABackward) {
   EXPECT_EQ(replica.grads(), kLocalGrads);
 }
 
+// The engine is walking the hooks of the accumulator whose hook drops the reducer.
+TEST(ReducerLifetime, ItMayBeDroppedInsideItsOwnHook) {
+  Replica replica;
+  const auto options = ReducerOptions{kOneBucket, GraphMode::kDefault, false};
+  const auto second = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
+  const auto other = Reducer::create({{replica.params[2], "w2", false}}, options, second);
+  const auto collective = replica.collective;
+  collective->on_launch = [&](std::size_t) { replica.reducer.reset(); };
+  replica.forward({2, 1, 0}).backward();
+  EXPECT_EQ(second->all_reduces().size(), 1u);
+}
+
+TEST(ReducerLifetime, HooksCannotBeRemovedInsideABackward) {
+  Replica replica;
+  replica.params[1].register_hook([&](at::Tensor) { replica.reducer->remove_hooks(); });
+  expect_mentions(replica.failing_step({2, 1, 0}), {"cannot be removed while a backward runs"});
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
 TEST(ReducerLifetime, GradientsInBucketsOutliveIt) {
   Replica replica(GraphMode::kDefault, kParamABucket, /*gradient_as_bucket_view=*/true);
   replica.step();

@@ -1,0 +1,55 @@
+#include "arrival_order.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace ddpx {
+
+ArrivalOrder::ArrivalOrder(std::size_t num_params, bool wanted)
+    : num_params_(num_params), stage_(wanted ? Stage::kRecording : Stage::kDone) {}
+
+void ArrivalOrder::restart() {
+  if (stage_ == Stage::kRecording) {
+    order_.clear();
+  }
+}
+
+void ArrivalOrder::record(std::size_t param_index) {
+  if (stage_ == Stage::kRecording) {
+    order_.push_back(param_index);
+  }
+}
+
+void ArrivalOrder::complete() {
+  if (stage_ != Stage::kRecording) {
+    return;
+  }
+  std::vector<bool> arrived(num_params_, false);
+  for (const auto param_index : order_) {
+    arrived[param_index] = true;
+  }
+  for (std::size_t i = 0; i < num_params_; ++i) {
+    if (!arrived[i]) {
+      order_.push_back(i);
+    }
+  }
+  stage_ = Stage::kDue;
+}
+
+std::vector<std::size_t> ArrivalOrder::agree(Collective& collective, c10::Device device) const {
+  auto order = at::empty({static_cast<int64_t>(num_params_)}, at::kLong);
+  std::copy(order_.begin(), order_.end(), order.mutable_data_ptr<int64_t>());
+  order = order.to(device);
+  collective.broadcast_from_rank_0(order);
+  order = order.cpu();
+  const auto* agreed = order.const_data_ptr<int64_t>();
+  return {agreed, agreed + order.numel()};
+}
+
+void ArrivalOrder::used() {
+  stage_ = Stage::kDone;
+  order_.clear();
+}
+
+}  // namespace ddpx
