@@ -47,7 +47,7 @@ std::vector<std::size_t> ArrivalOrder::agree(Collective& collective, c10::Device
   return {agreed, agreed + order.numel()};
 }
 
-void ArrivalOrder::used() {
+void ArrivalOrder::retire() {
   stage_ = Stage::kDone;
   order_.clear();
 }

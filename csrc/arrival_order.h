@@ -35,7 +35,7 @@ class ArrivalOrder {
   std::vector<std::size_t> agree(Collective& collective, c10::Device device) const;
 
   // The buckets have been rebuilt.
-  void used();
+  void retire();
 
  private:
   enum class Stage { kRecording, kDue, kDone };

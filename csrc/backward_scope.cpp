@@ -6,6 +6,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <utility>
 
 namespace ddpx {
@@ -15,11 +18,14 @@ using torch::autograd::variable_list;
 
 constexpr int kNoTask = -1;
 
+void queue_at_end_of_task(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
 // Lives in the callback that a graph task owns, and dies with it.
 class Ticket {
  public:
-  Ticket(int task_id, std::weak_ptr<GraphTaskObserver> observer)
-      : task_id_(task_id), observer_(std::move(observer)) {}
+  explicit Ticket(int task_id) : task_id_(task_id) {}
   Ticket(const Ticket&) = delete;
   Ticket& operator=(const Ticket&) = delete;
 
@@ -29,10 +35,22 @@ class Ticket {
     }
   }
 
+  // From here on somebody is told what becomes of the task.
+  void arm(const std::weak_ptr<GraphTaskObserver>& observer) {
+    observer_ = observer;
+  }
+
   void redeem() {
     const auto observer = std::exchange(observer_, {}).lock();
-    if (observer) {
+    if (!observer) {
+      return;
+    }
+    try {
       observer->on_graph_task_end(task_id_);
+    } catch (...) {
+      // Thrown here it would keep the engine from running the callbacks behind this one, which may
+      // be those of other reducers, with peers that wait for them.
+      queue_at_end_of_task([error = std::current_exception()] { std::rethrow_exception(error); });
     }
   }
 
@@ -64,9 +82,10 @@ void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
     return;
   }
   // std::function must be copyable, hence the shared pointer.
-  auto ticket = std::make_shared<Ticket>(task_id, observer);
-  torch::autograd::Engine::get_default_engine().queue_callback([ticket] { ticket->redeem(); });
+  auto ticket = std::make_shared<Ticket>(task_id);
   task_ids_.push_back(task_id);
+  queue_at_end_of_task([ticket] { ticket->redeem(); });
+  ticket->arm(observer);  // last: an error above must not report an abort under the caller's lock
 }
 
 void BackwardScope::leave(int task_id) {

@@ -38,10 +38,6 @@ class BackwardScope {
     return task_ids_.empty();
   }
 
-  void clear() {
-    task_ids_.clear();
-  }
-
   // On a thread that ends a graph task: whether a node of an outer one is still being evaluated.
   static bool inside_outer_task();
 

@@ -80,7 +80,7 @@ UserError communication_failed(
     const Where& where, const std::string& what, const std::string& cause) {
   return UserError(
       opening(where) + what + " failed: " + cause +
-      "\nGradients of this step are not averaged. A peer may have died or raised: look at the "
+      "\nDo not use the gradients of this step. A peer may have died or raised: look at the "
       "other ranks' output first.");
 }
 

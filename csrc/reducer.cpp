@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
-#include "grad_copy.h"
+#include "slot_io.h"
 
 namespace ddpx {
 namespace {
@@ -28,20 +27,8 @@ std::vector<ParamMeta> metas_of(const std::vector<ReducerParam>& params) {
   return metas;
 }
 
-std::string describe(const at::Tensor& tensor) {
-  std::ostringstream out;
-  out << (tensor.is_sparse() ? "a sparse " : "a dense ") << tensor.scalar_type()
-      << " tensor of shape " << tensor.sizes() << " on " << tensor.device();
-  return out.str();
-}
-
 std::string describe_used_map() {
   return "the agreement on which parameters were used";
-}
-
-bool fits(const at::Tensor& grad, const at::Tensor& slot_view) {
-  return !grad.is_sparse() && grad.scalar_type() == slot_view.scalar_type() &&
-         grad.device() == slot_view.device() && grad.sizes() == slot_view.sizes();
 }
 
 }  // namespace
@@ -117,7 +104,7 @@ bool Reducer::prepare_forward() {
     fail();
     throw;
   }
-  order_.used();
+  order_.retire();
   go_to(Phase::kIdle);
   return true;
 }
@@ -132,15 +119,9 @@ void Reducer::make_buckets() {
   if (!options_.gradient_as_bucket_view) {
     return;
   }
-  // Gradients that exist already move into their slots, and count as lying there from now on. One
-  // that does not fit stays outside: packing it raises an error that names it.
-  for (auto& bucket : buckets_) {
+  for (const auto& bucket : buckets_) {
     for (const auto& slot : bucket.slots()) {
-      auto& grad = params_[slot.param_index].mutable_grad();
-      if (!bucket.sparse() && grad.defined() && fits(grad, slot.view)) {
-        slot.view.copy_(grad);
-        grad = slot.view;
-      }
+      adopt(bucket, slot, params_[slot.param_index]);
     }
   }
 }
@@ -203,8 +184,7 @@ void Reducer::begin_step() {
 }
 
 void Reducer::mark_used(std::size_t param_index) {
-  const bool agrees_on_use = options_.mode == GraphMode::kFindUnused || arrivals_.learning();
-  if (agrees_on_use && params_[param_index].grad().defined()) {
+  if (agrees_on_use() && params_[param_index].grad().defined()) {
     used_.mark(param_index);
   }
 }
@@ -212,48 +192,17 @@ void Reducer::mark_used(std::size_t param_index) {
 void Reducer::accept(std::size_t param_index) {
   const auto location = plan_.location(param_index);
   auto& bucket = buckets_[location.bucket_index];
-  pack(bucket, bucket.slots()[location.slot_index]);
+  const auto& slot = bucket.slots()[location.slot_index];
+  const auto& param = params_[param_index];
+  if (const auto misfit = find_misfit(bucket, slot, param)) {
+    throw errors::gradient_mismatch(
+        where(), names_[param_index], misfit->gradient, misfit->expected);
+  }
+  pack(bucket, slot, param, collective_->world_size(), options_.gradient_as_bucket_view);
   if (bucket.fill_one()) {
     launches_.mark_ready(location.bucket_index);
     launch_ready();
   }
-}
-
-void Reducer::pack(Bucket& bucket, const Slot& slot) {
-  const at::NoGradGuard no_grad;
-  if (bucket.sparse()) {
-    pack_sparse(bucket, slot);
-    return;
-  }
-  auto& grad = params_[slot.param_index].mutable_grad();
-  const auto world_size = collective_->world_size();
-  if (!grad.defined()) {
-    slot.view.zero_();
-    return;
-  }
-  if (!fits(grad, slot.view)) {
-    throw errors::gradient_mismatch(
-        where(), names_[slot.param_index], describe(grad), describe(slot.view));
-  }
-  if (grad.is_alias_of(slot.view)) {
-    divide_in_place(slot.view, world_size);
-  } else {
-    pack_scaled(grad, slot.view, world_size);
-    if (options_.gradient_as_bucket_view) {
-      grad = slot.view;
-    }
-  }
-}
-
-void Reducer::pack_sparse(Bucket& bucket, const Slot& slot) {
-  const auto& param = params_[slot.param_index];
-  const auto& grad = param.grad();
-  if (grad.defined() && !grad.is_sparse()) {
-    throw errors::gradient_mismatch(
-        where(), names_[slot.param_index], describe(grad), "a sparse gradient");
-  }
-  bucket.set_sparse(
-      grad.defined() ? divide_sparse(grad, collective_->world_size()) : empty_sparse_grad(param));
 }
 
 void Reducer::launch_ready() {
@@ -295,7 +244,7 @@ void Reducer::finish_step() {
     if (!learning) {
       order_.complete();
     }
-    if (options_.mode == GraphMode::kFindUnused || learning) {
+    if (agrees_on_use()) {
       communicate([&] { used_.launch(*collective_); }, describe_used_map);
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -325,31 +274,12 @@ void Reducer::drain(std::size_t bucket_index) {
   auto& bucket = buckets_[bucket_index];
   communicate([&] { bucket.wait(); }, [&] { return describe_bucket(bucket_index); });
   for (const auto& slot : bucket.slots()) {
-    write_back(bucket, slot);
-  }
-}
-
-void Reducer::write_back(const Bucket& bucket, const Slot& slot) {
-  bool unused = false;
-  if (keeps_unused_grads()) {
-    communicate([&] { unused = used_.globally_unused(slot.param_index); }, describe_used_map);
-  }
-  if (unused) {
-    return;
-  }
-  const at::NoGradGuard no_grad;
-  const auto& param = params_[slot.param_index];
-  auto& grad = param.mutable_grad();
-  if (bucket.sparse()) {
-    grad = bucket.buffer();
-  } else if (options_.gradient_as_bucket_view) {
-    if (!grad.defined() || !grad.is_alias_of(slot.view)) {
-      grad = slot.view;
+    const bool untouched =
+        keeps_unused_grads() &&
+        communicate([&] { return used_.globally_unused(slot.param_index); }, describe_used_map);
+    if (!untouched) {
+      write_back(bucket, slot, params_[slot.param_index], options_.gradient_as_bucket_view);
     }
-  } else if (grad.defined()) {
-    grad.copy_(slot.view);
-  } else {
-    grad = unpack_new(slot.view, param);
   }
 }
 
@@ -358,8 +288,23 @@ void Reducer::write_back(const Bucket& bucket, const Slot& slot) {
 void Reducer::on_graph_task_abort(int task_id) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   scope_.leave(task_id);
-  if (phase_ == Phase::kCollecting && scope_.empty()) {
-    fail();
+  if (phase_ != Phase::kCollecting || !scope_.empty()) {
+    return;
+  }
+  if (launches_.num_launched() == buckets_.size()) {
+    match_peers();
+  }
+  fail();
+}
+
+void Reducer::match_peers() noexcept {
+  try {
+    order_.complete();
+    if (agrees_on_use()) {
+      used_.launch(*collective_);
+    }
+  } catch (...) {
+    // The error that aborted this backward is the one to report.
   }
 }
 
@@ -376,7 +321,7 @@ void Reducer::recover() {
   // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
   // the backend, whose work objects keep them alive.
   make_buckets();
-  if (options_.mode == GraphMode::kFindUnused || arrivals_.learning()) {
+  if (agrees_on_use()) {
     used_ = UsedMap(params_.size(), params_.front().device());
   }
   order_.restart();
@@ -404,9 +349,9 @@ BucketPlan Reducer::plan() const {
 }
 
 template <typename Call, typename Describe>
-void Reducer::communicate(const Call& call, const Describe& describe) const {
+auto Reducer::communicate(const Call& call, const Describe& describe) const -> decltype(call()) {
   try {
-    call();
+    return call();
   } catch (const InternalError&) {
     throw;
   } catch (const std::exception& cause) {

@@ -90,20 +90,24 @@ class Reducer final : public GradListener,
   void begin_step();
   void finish_step();
   void accept(std::size_t param_index);
-  void pack(Bucket& bucket, const Slot& slot);
-  void pack_sparse(Bucket& bucket, const Slot& slot);
   void launch_ready();
   void drain(std::size_t bucket_index);
-  void write_back(const Bucket& bucket, const Slot& slot);
   // Runs `call`; what a backend throws becomes a UserError that says what failed where.
   template <typename Call, typename Describe>
-  void communicate(const Call& call, const Describe& describe) const;
+  auto communicate(const Call& call, const Describe& describe) const -> decltype(call());
   std::string describe_bucket(std::size_t bucket_index) const;
 
   void make_buckets();
+  // After an abort here that peers cannot know of, since every bucket had left: does what they do
+  // at the end of the step, so that the next collectives pair up.
+  void match_peers() noexcept;
   void fail() noexcept;
   void recover();
 
+  // Whether ranks tell each other at the end of this step which params they used.
+  bool agrees_on_use() const {
+    return options_.mode == GraphMode::kFindUnused || arrivals_.learning();
+  }
   bool keeps_unused_grads() const {
     return options_.mode != GraphMode::kDefault;
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from ddpx import _C, errors, nested, params, placement, state_sync
 from ddpx.options import make_options
-from ddpx.unsupported import refuse_arguments, unsupported_method
+from ddpx.unsupported import refuse_arguments, with_unsupported_methods
 
 
+@with_unsupported_methods
 class ReducerDDP(nn.Module):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
@@ -230,22 +231,6 @@ class ReducerDDP(nn.Module):
     def _remove_autograd_hooks(self) -> None:
         """Takes ddpx's hooks off the parameters; no later backward is synchronised."""
         self.reducer.remove_hooks()
-
-    join: Callable[..., Any] = unsupported_method("join")
-    register_comm_hook: Callable[..., Any] = unsupported_method("register_comm_hook")
-    _register_builtin_comm_hook: Callable[..., Any] = unsupported_method(
-        "_register_builtin_comm_hook"
-    )
-    _register_buffer_comm_hook: Callable[..., Any] = unsupported_method(
-        "_register_buffer_comm_hook"
-    )
-    _register_fused_optim: Callable[..., Any] = unsupported_method("_register_fused_optim")
-    _get_ddp_logging_data: Callable[..., Any] = unsupported_method("_get_ddp_logging_data")
-    _set_ddp_runtime_logging_sample_rate: Callable[..., Any] = unsupported_method(
-        "_set_ddp_runtime_logging_sample_rate"
-    )
-    _set_static_graph: Callable[..., Any] = unsupported_method("_set_static_graph")
-    _update_process_group: Callable[..., Any] = unsupported_method("_update_process_group")
 
 
 # isinstance(model, DistributedDataParallel) holds, without inheriting a line of it: libraries ask.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,33 +12,48 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A copy of ``value`` with every tensor in its tuples, lists and dicts moved to ``device``.
+    """``value`` with every tensor in its tuples, lists and dicts moved to ``device``.
 
-    Tensors that are there already, and objects of other types, are passed on as they are.
+    Containers are copied; tensors that are there already, and objects of other types, are passed on
+    as they are. Lists and tuples of a class of their own become plain ones, as in DDP.
     """
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, PackedSequence):  # a namedtuple with a `to` of its own
         return value.to(device)  # type: ignore[arg-type]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple
-        return type(value)(*(to_device(item, device) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_device(item, device) for item in value)
-    if isinstance(value, Mapping):
-        return type(value)((key, to_device(item, device)) for key, item in value.items())  # type: ignore[call-arg]
+    if isinstance(value, tuple):
+        items = [to_device(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [to_device(item, device) for item in value]
+    if isinstance(value, dict):
+        moved = copy.copy(value)  # of the same class, whatever its constructor takes
+        for key, item in value.items():
+            moved[key] = to_device(item, device)
+        return moved
     return value
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in the tuples, lists, dicts and dataclasses of ``value``."""
+    """Every tensor in the tuples, lists, mappings and dataclasses of ``value``, in order."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
+        return
+    seen: set[int] = set()  # a container may contain itself
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            yield item
+            continue
+        if isinstance(item, (list, tuple)):
+            children = list(item)
+        elif isinstance(item, Mapping):
+            children = list(item.values())
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+            children = [getattr(item, field.name) for field in dataclasses.fields(item)]
+        else:
+            continue
+        if id(item) not in seen:
+            seen.add(id(item))
+            stack.extend(reversed(children))

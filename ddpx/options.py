@@ -74,7 +74,7 @@ def make_options(
         if not isinstance(value, (bool, int)) and not (optional and value is None):
             raise errors.not_a_flag(name, value)
     if check_reduction:
-        warnings.warn("check_reduction has no effect; leave it out.", FutureWarning, stacklevel=4)
+        warnings.warn("check_reduction has no effect; leave it out.", FutureWarning, stacklevel=3)
 
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
@@ -100,7 +100,7 @@ def _buffer_sync(
             warnings.warn(
                 "forward_sync_buffers is given, so broadcast_buffers has no effect; pass only one.",
                 FutureWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         return True, bool(forward_sync_buffers)
     sync = True if broadcast_buffers is None else bool(broadcast_buffers)

@@ -170,11 +170,10 @@ def _difference(expected: torch.Tensor | None, actual: torch.Tensor | None) -> s
         return ""
     width = expected.element_size()
     num_different = int((left_bytes != right_bytes).view(-1, width).any(1).sum())
-    largest = (expected - actual).abs().max().item()
-    return (
-        f"differs in {num_different} of {expected.numel()} elements, "
-        f"largest difference {largest:.3g}"
-    )
+    text = f"differs in {num_different} of {expected.numel()} elements"
+    if expected.dtype == torch.bool:
+        return text
+    return f"{text}, largest difference {(expected - actual).abs().max().item():.3g}"
 
 
 def _kind(tensor: torch.Tensor | None) -> str:

@@ -176,8 +176,7 @@ def _serve(
             break
         function, args, kwargs = message
         try:
-            answer = (True, function(*args, **kwargs))
-        except BaseException:
-            answer = (False, traceback.format_exc())
-        connection.send(answer)
+            connection.send((True, function(*args, **kwargs)))
+        except BaseException:  # also of a result that cannot be pickled
+            connection.send((False, traceback.format_exc()))
     dist.destroy_process_group()

@@ -195,3 +195,44 @@ def _gradient_does_not_fit() -> None:
 
 def test_gradient_that_does_not_fit_is_named(ranks):
     ranks(2).run(_gradient_does_not_fit)
+
+
+def _late_exception_on_one_rank(mode: str) -> None:
+    """Rank 1 raises when all its buckets have left: its peer has had a whole step, and goes on."""
+    ours, plain = _wrapped_and_plain(MODES[mode])
+    x = (torch.ones(3, 8) * (dist.get_rank() + 1)).requires_grad_() * 1.0
+
+    def raise_on_rank_1(grad: torch.Tensor) -> None:
+        if dist.get_rank() == 1:
+            raise RuntimeError("user code failed")
+
+    x.register_hook(raise_on_rank_1)
+
+    def step(model: nn.Module) -> None:
+        model(x).square().mean().backward()
+
+    if dist.get_rank() == 1:
+        assert "user code failed" in _error_of(step, ours)
+    else:
+        step(ours)
+    _assert_works(ours, plain)
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "find unused"])
+def test_late_exception_on_one_rank(ranks, mode):
+    ranks(2).run(_late_exception_on_one_rank, mode)
+
+
+def _one_of_two_wrappers_fails() -> None:
+    """Both end with the same backward; an error of the first must not cost the other its step."""
+    failing, _ = _wrapped_and_plain({})
+    other, plain = _wrapped_and_plain({})
+    x = torch.ones(3, 8) * (dist.get_rank() + 1)
+    text = _error_of((failing(x, use_spare=False).mean() + other(x).square().mean()).backward)
+    assert "'spare.weight'" in text
+    assert_grads_averaged(other, plain, _good_step)
+    _assert_works(other, plain)
+
+
+def test_one_of_two_wrappers_fails(ranks):
+    ranks(2).run(_one_of_two_wrappers_fails)

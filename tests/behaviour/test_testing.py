@@ -96,6 +96,10 @@ def _die_on_rank_1() -> None:
     dist.barrier()
 
 
+def _unpicklable() -> object:
+    return lambda: None
+
+
 def _sleep_on_rank_1() -> None:
     if dist.get_rank() == 1:
         time.sleep(60)
@@ -112,6 +116,8 @@ def test_failing_ranks_are_reported_and_replaced():
             pool.run(_raise_on_rank_1)
         with pytest.raises(RankFailed, match="rank 1: died, exit code 3"):
             pool.run(_die_on_rank_1)
+        with pytest.raises(RankFailed, match="pickle"):
+            pool.run(_unpicklable)
         start = time.monotonic()
         with pytest.raises(RankFailed, match=r"rank 1: did not return \(_sleep_on_rank_1"):
             pool.run(_sleep_on_rank_1, timeout=1)

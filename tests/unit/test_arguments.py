@@ -77,11 +77,28 @@ def test_unsupported_argument_names_itself(name, value):
 
 @pytest.mark.parametrize(
     "name",
-    ["join", "register_comm_hook", "_register_fused_optim", "_set_static_graph"],
+    ["join", "join_hook", "register_comm_hook", "_register_fused_optim", "_set_static_graph"],
 )
 def test_unsupported_method_names_itself(name):
     with pytest.raises(NotImplementedError, match=name):
         getattr(ReducerDDP(nn.Linear(2, 2)), name)()
+
+
+def test_every_public_name_of_ddp_is_there():
+    """Some only raise, by name; an AttributeError would not say that they are DDP's."""
+    theirs = {name for name in vars(DistributedDataParallel) if not name.startswith("_")}
+    assert theirs <= set(dir(ReducerDDP))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"check_reduction": True}, {"broadcast_buffers": True, "forward_sync_buffers": True}],
+    ids=str,
+)
+def test_warnings_point_at_the_caller(arguments):
+    with pytest.warns(FutureWarning) as caught:
+        ReducerDDP(nn.Linear(2, 2), **arguments)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize("cap", [-1, math.nan, math.inf, "25", True], ids=str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import ChainMap, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,29 @@ def test_to_device_keeps_containers_and_other_objects():
     assert moved["x"].left.is_meta
     assert moved["x"].right[0].is_meta
     assert moved["y"] == (other, 5, "text")
+
+
+class Sized(list):
+    def __init__(self, first: object, second: object) -> None:
+        super().__init__([first, second])
+
+
+def test_to_device_of_unusual_containers():
+    """As in DDP: other mappings are passed on, other lists become plain ones."""
+    chain = ChainMap({"x": torch.ones(1)})
+    moved = to_device([chain, Sized(torch.ones(1), 2)], torch.device("meta"))
+    assert moved[0] is chain
+    assert type(moved[1]) is list
+    assert moved[1][0].is_meta
+    by_default = to_device(defaultdict(list, x=torch.ones(1)), torch.device("meta"))
+    assert by_default["x"].is_meta
+    assert by_default["y"] == []
+
+
+def test_tensors_in_a_container_that_contains_itself():
+    endless: list[object] = [torch.ones(1)]
+    endless.append(endless)
+    assert len(list(tensors_in(endless))) == 1
 
 
 def test_to_device_moves_packed_sequences():
