@@ -170,3 +170,29 @@ def _no_sync_accumulates_locally() -> None:
 
 def test_no_sync_accumulates_locally(ranks):
     ranks(2).run(_no_sync_accumulates_locally)
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Linear(8, 4)
+        self.critic = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.actor(x), self.critic(x)
+
+
+def _backward_per_output(model: nn.Module) -> None:
+    actions, value = model(_input())
+    actions.square().mean().backward()
+    value.square().mean().backward()
+
+
+def _check_disjoint_outputs(options: dict) -> None:
+    _check(TwoOutputs, _backward_per_output, {"find_unused_parameters": True, **options})
+
+
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_disjoint_outputs_with_a_backward_each(ranks, mode):
+    """The remedy that the README names for default mode, which raises."""
+    ranks(2).run(_check_disjoint_outputs, MODES[mode])
