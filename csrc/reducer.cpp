@@ -146,11 +146,9 @@ void Reducer::on_grad(std::size_t param_index) {
   if (phase_ == Phase::kFailed) {
     recover();
   }
-  if (phase_ == Phase::kIdle) {
-    if (!sync_enabled_) {
-      mark_used(param_index);
-      return;
-    }
+  if (phase_ == Phase::kIdle && !sync_enabled_) {
+    mark_used(param_index);
+    return;
   }
   scope_.join(weak_from_this());  // first, so that an error in what follows is reported as abort
   if (phase_ == Phase::kIdle) {
