@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format parity-table bench clean
+.PHONY: help setup build demo test peer-test lint format parity-table bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ demo: build  ## train a small character GPT on 2 ranks (all GPUs, if there are a
 
 test: build  ## run every test
 	$(BIN)/python -m pytest
+
+peer-test: build  ## torch's own tests of DDP, with ReducerDDP in DDP's place
+	$(BIN)/python scripts/peer_test.py
 
 lint: $(VENV)/.deps  ## ruff, mypy, clang-format: look only
 	$(BIN)/ruff check .
@@ -50,7 +53,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.deps: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet $(TORCH) setuptools wheel
-	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[demo,dev]'
+	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[demo,dev,peer]'
 	@touch $@
 
 # Not through pip, which builds in a fresh directory each time: ninja then compiles only what changed.

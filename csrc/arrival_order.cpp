@@ -25,10 +25,16 @@ void ArrivalOrder::complete() {
   if (stage_ != Stage::kRecording) {
     return;
   }
+  // Where a gradient came in several parts, the last one counts.
   std::vector<bool> arrived(num_params_, false);
-  for (const auto param_index : order_) {
-    arrived[param_index] = true;
+  std::vector<std::size_t> reversed;
+  for (auto param_index = order_.rbegin(); param_index != order_.rend(); ++param_index) {
+    if (!arrived[*param_index]) {
+      arrived[*param_index] = true;
+      reversed.push_back(*param_index);
+    }
   }
+  order_.assign(reversed.rbegin(), reversed.rend());
   for (std::size_t i = 0; i < num_params_; ++i) {
     if (!arrived[i]) {
       order_.push_back(i);

@@ -19,7 +19,7 @@ class ArrivalOrder {
   // Forgets an order that was not completed, as that of a step that broke off.
   void restart();
 
-  // The gradient of a param became final. Nothing once the order is complete.
+  // A gradient, or a part of one, arrived. Nothing once the order is complete.
   void record(std::size_t param_index);
 
   // Ends the step that counts. Params without a gradient come last, in registration order, as DDP

@@ -1,8 +1,6 @@
 #include "backward_scope.h"
 
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -13,8 +11,6 @@
 
 namespace ddpx {
 namespace {
-
-using torch::autograd::variable_list;
 
 constexpr int kNoTask = -1;
 
@@ -59,21 +55,6 @@ class Ticket {
   std::weak_ptr<GraphTaskObserver> observer_;
 };
 
-class OutputHook final : public torch::autograd::FunctionPreHook {
- public:
-  explicit OutputHook(std::weak_ptr<GraphTaskObserver> observer) : observer_(std::move(observer)) {}
-
-  variable_list operator()(const variable_list& grads) override {
-    if (const auto observer = observer_.lock()) {
-      observer->on_output_grad();
-    }
-    return grads;
-  }
-
- private:
-  std::weak_ptr<GraphTaskObserver> observer_;
-};
-
 }  // namespace
 
 void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
@@ -100,10 +81,18 @@ bool BackwardScope::inside_any_task() {
   return torch::autograd::get_current_graph_task_id() != kNoTask;
 }
 
-void watch_output(const at::Tensor& output, const std::weak_ptr<GraphTaskObserver>& observer) {
-  if (const auto& grad_fn = output.grad_fn()) {
-    grad_fn->add_pre_hook(std::make_unique<OutputHook>(observer));
+bool BackwardScope::runs_whole_graph() {
+  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+  return asked_for == nullptr || asked_for->empty();
+}
+
+bool BackwardScope::returns_grad_of(const torch::autograd::Node* node) {
+  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+  if (asked_for == nullptr) {
+    return false;
   }
+  const auto entry = asked_for->find(const_cast<torch::autograd::Node*>(node));
+  return entry != asked_for->end() && entry->second.captures_ != nullptr;
 }
 
 }  // namespace ddpx

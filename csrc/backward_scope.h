@@ -1,7 +1,7 @@
 // Tells when the outermost backward that touches a reducer ends, or dies.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <vector>
@@ -44,12 +44,16 @@ class BackwardScope {
   // Whether any graph task runs on this thread.
   static bool inside_any_task();
 
+  // Whether the graph task on this thread accumulates into every leaf, as backward() does; not so
+  // for autograd.grad() and backward(inputs=...).
+  static bool runs_whole_graph();
+
+  // Whether the graph task on this thread returns the gradient that arrives at `node` to its
+  // caller, as autograd.grad() does for the tensors it is asked for.
+  static bool returns_grad_of(const torch::autograd::Node* node);
+
  private:
   std::vector<int> task_ids_;  // rarely more than two
 };
-
-// Calls observer->on_output_grad() when backward reaches `output`, before anything upstream of it
-// runs. Nothing for a tensor without history.
-void watch_output(const at::Tensor& output, const std::weak_ptr<GraphTaskObserver>& observer);
 
 }  // namespace ddpx

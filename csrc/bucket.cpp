@@ -1,10 +1,13 @@
 #include "bucket.h"
 
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 
 #include <utility>
 
 #include "errors.h"
+#include "grad_copy.h"
 
 namespace ddpx {
 namespace {
@@ -12,7 +15,7 @@ namespace {
 at::Tensor slot_view(const at::Tensor& buffer, int64_t offset, const at::Tensor& param) {
   if (param.is_non_overlapping_and_dense()) {
     // Same strides as the param, so that optimizers and autograd meet the layout they expect.
-    return buffer.as_strided(param.sizes(), param.strides(), offset);
+    return buffer.as_strided(param.sizes(), param.strides(), buffer.storage_offset() + offset);
   }
   return buffer.narrow(0, offset, param.numel()).view(param.sizes());
 }
@@ -26,7 +29,7 @@ Bucket::Bucket(
     Collective& collective)
     : device_(params[spec.param_indices.front()].device()), sparse_(sparse) {
   if (sparse_) {
-    slots_.push_back(Slot{spec.param_indices.front(), at::Tensor()});
+    slots_.push_back(Slot{spec.param_indices.front(), 0, at::Tensor()});
     return;
   }
   int64_t numel = 0;
@@ -37,7 +40,7 @@ Bucket::Bucket(
   buffer_ = collective.allocate(numel, at::TensorOptions(first.scalar_type()).device(device_));
   int64_t offset = 0;
   for (const auto param_index : spec.param_indices) {
-    slots_.push_back(Slot{param_index, slot_view(buffer_, offset, params[param_index])});
+    slots_.push_back(Slot{param_index, offset, slot_view(buffer_, offset, params[param_index])});
     offset += params[param_index].numel();
   }
 }
@@ -58,20 +61,86 @@ void Bucket::set_sparse(at::Tensor grad) {
   buffer_ = std::move(grad);
 }
 
-void Bucket::launch(Collective& collective) {
+void Bucket::join_streams() {
   streams_.join(device_);
+}
+
+void Bucket::divide(int divisor) {
+  join_streams();
+  const at::NoGradGuard no_grad;
+  divide_in_place(buffer_, divisor);
+}
+
+void Bucket::launch(Collective& collective) {
+  join_streams();
   // Backends sum real numbers; a complex sum is the sum of its parts.
   const auto real = !sparse_ && buffer_.is_complex() ? at::view_as_real(buffer_) : buffer_;
-  work_ = collective.all_reduce_sum(real);
+  flight_ = Flight{collective.all_reduce_sum(real), nullptr, nullptr};
+}
+
+void Bucket::launch(
+    CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params) {
+  join_streams();
+  std::vector<std::size_t> offsets;
+  std::vector<std::size_t> lengths;
+  std::vector<c10::IntArrayRef> sizes;
+  std::vector<at::Tensor> bucket_params;
+  for (const auto& slot : slots_) {
+    const auto& param = params[slot.param_index];
+    offsets.push_back(static_cast<std::size_t>(slot.offset));
+    lengths.push_back(static_cast<std::size_t>(param.numel()));
+    sizes.push_back(param.sizes());
+    bucket_params.push_back(param);
+  }
+  c10d::GradBucket bucket(
+      index,
+      count,
+      buffer_,
+      std::move(offsets),
+      std::move(lengths),
+      std::move(sizes),
+      std::move(bucket_params),
+      std::nullopt);
+  flight_ = Flight{nullptr, hook.runHook(bucket), &hook};
 }
 
 void Bucket::wait() {
   // Dropped even if it throws: a work is waited for once.
-  const auto work = std::exchange(work_, Collective::Work());
-  if (!work) {
+  const auto flight = std::exchange(flight_, std::nullopt);
+  if (!flight) {
     throw InternalError("waiting for a bucket that was not launched");
   }
-  work->wait();
+  if (flight->work) {
+    flight->work->wait();
+    reduced_ = buffer_;
+  } else {
+    flight->future->waitAndThrow();
+    reduced_ = flight->hook->parseHookResult(flight->future->value());
+  }
+}
+
+at::Tensor Bucket::reduced_slot(const Slot& slot) const {
+  if (reduced_.is_same(buffer_)) {
+    return slot.view;
+  }
+  return slot_view(reduced_.view({-1}), slot.offset, slot.view);
+}
+
+Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
+  Bucket other;
+  other.device_ = device_;
+  other.sparse_ = sparse_;
+  if (sparse_) {
+    other.slots_ = slots_;
+    other.buffer_ = empty_sparse_grad(params[slots_.front().param_index]);
+    return other;
+  }
+  other.buffer_ = at::zeros_like(buffer_);
+  for (const auto& slot : slots_) {
+    auto view = slot_view(other.buffer_, slot.offset, params[slot.param_index]);
+    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view)});
+  }
+  return other;
 }
 
 }  // namespace ddpx

@@ -5,16 +5,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "bucket_plan.h"
 #include "collective.h"
+#include "comm_hook.h"
 #include "stream_join.h"
 
 namespace ddpx {
 
 struct Slot {
   std::size_t param_index;
+  int64_t offset;   // in the buffer, in elements
   at::Tensor view;  // of the bucket's buffer, with the sizes and, if dense, strides of the param
 };
 
@@ -47,26 +50,52 @@ class Bucket {
   // Takes this step's sparse gradient as the buffer.
   void set_sparse(at::Tensor grad);
 
+  // The current stream of the device waits for everything that was packed on others.
+  void join_streams();
+
+  // Divides the packed buffer in place.
+  void divide(int divisor);
+
   // Starts the all-reduce of the buffer.
   void launch(Collective& collective);
 
-  // Waits for the all-reduce: on CPU until it is done, on a device by making the current stream
-  // wait. Rethrows what the backend throws.
+  // Hands the buffer to a user's hook instead. `index` of `count` buckets, with these params.
+  void launch(
+      CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params);
+
+  // Waits for the all-reduce, or the hook: on CPU until it is done, on a device by making the
+  // current stream wait. Rethrows what the backend or the hook throws.
   void wait();
 
-  // The buffer: after wait(), the sum over ranks of what was packed.
-  const at::Tensor& buffer() const {
-    return buffer_;
+  // After wait(): the buffer with the sum over ranks of what was packed, or what the hook made.
+  const at::Tensor& reduced() const {
+    return reduced_;
   }
 
+  // The part of it that belongs to `slot`, in the slot's layout.
+  at::Tensor reduced_slot(const Slot& slot) const;
+
+  // A bucket like this one with zeros in every slot; for a second pass, or on behalf of nobody.
+  Bucket zeros_like(const std::vector<at::Tensor>& params) const;
+
  private:
-  c10::Device device_;
-  bool sparse_;
+  // In flight: one of the two.
+  struct Flight {
+    Collective::Work work;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    CommHook* hook = nullptr;
+  };
+
+  Bucket() = default;
+
+  c10::Device device_{c10::kCPU};
+  bool sparse_ = false;
   at::Tensor buffer_;
   std::vector<Slot> slots_;
   std::size_t num_outstanding_ = 0;
   StreamJoin streams_;
-  Collective::Work work_;
+  std::optional<Flight> flight_;
+  at::Tensor reduced_;
 };
 
 }  // namespace ddpx

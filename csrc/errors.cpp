@@ -48,15 +48,16 @@ UserError params_without_gradient(const Where& where, const std::vector<std::str
 UserError static_graph_changed(const Where& where, const std::vector<std::string>& names) {
   return UserError(
       opening(where) +
-      "static_graph=True, but this backward used parameters otherwise than the "
+      "Your training graph has changed in this iteration: static_graph=True, but this backward "
+      "used parameters otherwise than the "
       "first synchronised one: fewer gradients than then arrived for " +
       join_names(names) + ". Drop static_graph=True, or pass find_unused_parameters=True instead.");
 }
 
 UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph) {
   const std::string remedy =
-      static_graph ? "static_graph=True, but the first synchronised backward produced fewer "
-                     "gradients for it. "
+      static_graph ? "Your training graph has changed in this iteration: with static_graph=True, "
+                     "the first synchronised backward produced fewer gradients for it. "
                      "Drop static_graph=True, or keep the graph the same in every step."
                    : "This happens when one layer lies in several reentrant checkpoints: use "
                      "checkpoint(..., use_reentrant=False), or pass static_graph=True.";
@@ -87,6 +88,59 @@ UserError communication_failed(
 std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names) {
   return "the all-reduce of bucket " + std::to_string(bucket_index) + " (" + join_names(names) +
          ")";
+}
+
+std::string used_map_agreement() {
+  return "the agreement on which parameters were used";
+}
+
+std::string order_broadcast() {
+  return "the broadcast of the order in which gradients arrived";
+}
+
+UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) + "torch.autograd.grad() was asked for the gradients of wrapped parameters (" +
+      join_names(names) +
+      "), which it returns as they are on this rank, not averaged. Use "
+      "model.synchronized_grads(loss, tensors) for averaged ones, or call it inside "
+      "model.no_sync() if local ones are what you want.");
+}
+
+UserError params_changed(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) + count_params(names.size()) +
+      " changed dtype, device or shape after wrapping: " + join_names(names) +
+      ". Cast and move the module before wrapping, or wrap it again: "
+      "model = ReducerDDP(model.module, ...).");
+}
+
+UserError params_unfrozen(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) + count_params(names.size()) +
+      " did not require a gradient when the module was wrapped, and now does: " +
+      join_names(names) +
+      ". Its gradient would not be averaged. Wrap the module again after unfreezing: "
+      "model = ReducerDDP(model.module, ...).");
+}
+
+UserError second_comm_hook(const Where& where) {
+  return UserError(
+      opening(where) +
+      "register_comm_hook or register_builtin_comm_hook can only be called once. Combine the "
+      "hooks into one function, or wrap the module again.");
+}
+
+UserError static_graph_too_late(const Where& where) {
+  return UserError(
+      opening(where) +
+      "_set_static_graph() should be called before training loop starts: the first synchronised "
+      "backward is over. Pass static_graph=True when wrapping.");
+}
+
+UserError inside_backward(const Where& where, const std::string& call) {
+  return UserError(
+      opening(where) + call + " was called while a backward runs. Call it between steps.");
 }
 
 UserError hooks_in_use(const Where& where) {

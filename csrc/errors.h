@@ -53,7 +53,24 @@ UserError gradient_mismatch(
 // A collective failed. `what` says which, e.g. bucket_all_reduce(...).
 UserError communication_failed(
     const Where& where, const std::string& what, const std::string& cause);
+std::string used_map_agreement();
+std::string order_broadcast();
 std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names);
+
+// autograd.grad() was asked for gradients of wrapped params.
+UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names);
+
+// Params that are not what was wrapped any more: of another dtype, device or number of elements...
+UserError params_changed(const Where& where, const std::vector<std::string>& names);
+// ...or without a gradient then, and with one now.
+UserError params_unfrozen(const Where& where, const std::vector<std::string>& names);
+
+// A second communication hook, or a static graph that is declared too late.
+UserError second_comm_hook(const Where& where);
+UserError static_graph_too_late(const Where& where);
+
+// A call that has to wait until no backward runs.
+UserError inside_backward(const Where& where, const std::string& call);
 
 // remove_hooks() was called while autograd may be walking the hooks.
 UserError hooks_in_use(const Where& where);

@@ -11,19 +11,25 @@
 
 namespace ddpx {
 
-void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int world_size) {
+void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int divisor) {
+  if (divisor == 1) {
+    slot.copy_(grad);
+    return;
+  }
   // A wrapped scalar does not take part in type promotion: a bf16 gradient stays bf16.
-  const auto factor = at::native::wrapped_scalar_tensor(1.0 / world_size);
+  const auto factor = at::native::wrapped_scalar_tensor(1.0 / divisor);
   auto out = slot;
   at::mul_out(out, grad, factor);
 }
 
-void divide_in_place(const at::Tensor& slot, int world_size) {
-  slot.div_(world_size);
+void divide_in_place(const at::Tensor& slot, int divisor) {
+  if (divisor != 1) {
+    slot.div_(divisor);
+  }
 }
 
-at::Tensor divide_sparse(const at::Tensor& grad, int world_size) {
-  return at::div(grad, world_size);
+at::Tensor divide_sparse(const at::Tensor& grad, int divisor) {
+  return at::div(grad, divisor);
 }
 
 at::Tensor empty_sparse_grad(const at::Tensor& param) {

@@ -5,16 +5,18 @@
 
 namespace ddpx {
 
-// slot = grad * (1 / world_size). The product, not the quotient, is what DDP computes while it
-// copies: at 3 ranks the two differ in the last bit.
-void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int world_size);
+// In all of these a divisor of 1 leaves every bit as it is.
 
-// slot /= world_size, for a gradient that lies in its slot already. Here DDP divides.
-void divide_in_place(const at::Tensor& slot, int world_size);
+// slot = grad * (1 / divisor). The product, not the quotient, is what DDP computes while it copies:
+// for 3 ranks the two differ in the last bit.
+void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int divisor);
 
-// grad / world_size as a new sparse tensor. Out of place, because two gradients may share one
+// slot /= divisor, for a gradient that lies in its slot already. Here DDP divides.
+void divide_in_place(const at::Tensor& slot, int divisor);
+
+// grad / divisor as a new sparse tensor. Out of place, because two gradients may share one
 // values tensor (two embeddings whose outputs are added).
-at::Tensor divide_sparse(const at::Tensor& grad, int world_size);
+at::Tensor divide_sparse(const at::Tensor& grad, int divisor);
 
 // A sparse gradient without entries, of the kind that an embedding's backward makes.
 at::Tensor empty_sparse_grad(const at::Tensor& param);

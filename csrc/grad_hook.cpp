@@ -38,6 +38,16 @@ GradHook::GradHook(
 GradHook::GradHook(GradHook&& other) noexcept
     : accumulator_(std::exchange(other.accumulator_, nullptr)), key_(other.key_) {}
 
+GradHook& GradHook::operator=(GradHook&& other) noexcept {
+  std::swap(accumulator_, other.accumulator_);
+  std::swap(key_, other.key_);
+  return *this;
+}
+
+bool GradHook::attached_to(const at::Tensor& param) const {
+  return torch::autograd::impl::try_get_grad_accumulator(param) == accumulator_;
+}
+
 GradHook::~GradHook() {
   if (accumulator_) {
     accumulator_->del_post_hook(key_);

@@ -29,7 +29,16 @@ class GradHook {
   GradHook(GradHook&& other) noexcept;
   GradHook(const GradHook&) = delete;
   GradHook& operator=(const GradHook&) = delete;
-  GradHook& operator=(GradHook&&) = delete;
+  GradHook& operator=(GradHook&& other) noexcept;
+
+  // Whether a backward from now on reaches this hook. Not so once the param's dtype or device was
+  // changed: torch then drops its accumulator.
+  bool attached_to(const at::Tensor& param) const;
+
+  // The node that a graph ends in where it reaches the param.
+  const torch::autograd::Node* accumulator() const {
+    return accumulator_.get();
+  }
 
   // Leaves the hook where it is: without effect once the listener is gone, and freed with the
   // accumulator.

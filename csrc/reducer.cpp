@@ -3,7 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <numeric>
+#include <iterator>
 #include <utility>
 
 #include "slot_io.h"
@@ -11,138 +11,32 @@
 namespace ddpx {
 namespace {
 
-std::vector<ParamMeta> metas_of(const std::vector<ReducerParam>& params) {
-  std::vector<ParamMeta> metas;
-  metas.reserve(params.size());
-  for (const auto& param : params) {
-    const auto& tensor = param.tensor;
-    metas.push_back(
-        ParamMeta{
-            tensor.numel(),
-            static_cast<int64_t>(tensor.element_size()),
-            tensor.scalar_type(),
-            tensor.device(),
-            param.expect_sparse});
-  }
-  return metas;
-}
-
-std::string describe_used_map() {
-  return "the agreement on which parameters were used";
-}
+using Lock = std::lock_guard<std::recursive_mutex>;
 
 }  // namespace
 
-std::shared_ptr<Reducer> Reducer::create(
-    const std::vector<ReducerParam>& params,
-    ReducerOptions options,
-    std::shared_ptr<Collective> collective) {
-  if (params.empty()) {
-    throw UserError("a reducer needs at least one parameter that requires a gradient");
-  }
-  std::shared_ptr<Reducer> reducer(new Reducer(params, std::move(options), std::move(collective)));
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    reducer->hooks_.emplace_back(params[i].tensor, i, reducer);
-  }
-  return reducer;
-}
-
-Reducer::Reducer(
-    const std::vector<ReducerParam>& params,
-    ReducerOptions options,
-    std::shared_ptr<Collective> collective)
-    : options_(std::move(options)),
-      collective_(std::move(collective)),
-      metas_(metas_of(params)),
-      plan_(BucketPlan::initial(metas_, options_.caps, options_.mode)),
-      arrivals_(params.size(), options_.mode),
-      order_(params.size(), options_.mode != GraphMode::kFindUnused),
-      used_(params.size(), params.front().tensor.device()) {
-  for (const auto& param : params) {
-    params_.push_back(param.tensor);
-    names_.push_back(param.name);
-  }
-  hooks_.reserve(params.size());
-  make_buckets();
-}
-
-Reducer::~Reducer() {
-  if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
-    for (auto& hook : hooks_) {
-      hook.abandon();
-    }
-  }
-}
-
-// ---- forward -----------------------------------------------------------------------------------
-
-bool Reducer::prepare_forward() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ == Phase::kFailed) {
-    recover();
-  }
-  if (phase_ == Phase::kCollecting) {
-    if (scope_.empty() && !BackwardScope::inside_any_task()) {
-      const auto error = errors::backward_incomplete(where(), names_of(arrivals_.missing()));
-      fail();
-      throw error;
-    }
-    return false;  // a forward within a backward, as checkpointing of the wrapper makes
-  }
-  if (!order_.due()) {
-    return false;
-  }
-  go_to(Phase::kRebuilding);
-  try {
-    std::vector<std::size_t> order;
-    communicate(
-        [&] { order = order_.agree(*collective_, params_.front().device()); },
-        [] { return "the broadcast of the order in which gradients arrived"; });
-    plan_ = BucketPlan::by_arrival(metas_, options_.caps, order);
-    make_buckets();
-  } catch (...) {
-    fail();
-    throw;
-  }
-  order_.retire();
-  go_to(Phase::kIdle);
-  return true;
-}
-
-void Reducer::make_buckets() {
-  const at::NoGradGuard no_grad;
-  buckets_.clear();
-  for (const auto& spec : plan_.buckets()) {
-    const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
-    buckets_.emplace_back(spec, params_, sparse, *collective_);
-  }
-  if (!options_.gradient_as_bucket_view) {
-    return;
-  }
-  for (const auto& bucket : buckets_) {
-    for (const auto& slot : bucket.slots()) {
-      adopt(bucket, slot, params_[slot.param_index]);
-    }
-  }
-}
-
-void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
-  for (const auto& output : outputs) {
-    watch_output(output, weak_from_this());
-  }
-}
-
-// ---- backward: gradients arrive ----------------------------------------------------------------
+// ---- gradients arrive --------------------------------------------------------------------------
 
 void Reducer::on_output_grad() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (sync_enabled_) {
-    scope_.join(weak_from_this());
+  const Lock lock(mutex_);
+  if (!sync_enabled_) {
+    return;
   }
+  Indices asked_for;
+  for (std::size_t i = 0; i < hooks_.size() && !BackwardScope::runs_whole_graph(); ++i) {
+    if (BackwardScope::returns_grad_of(hooks_[i].accumulator())) {
+      asked_for.push_back(i);
+    }
+  }
+  if (!asked_for.empty()) {
+    throw errors::autograd_grad_of_params(where(), names_of(asked_for));
+  }
+  output_reached_ = true;
+  scope_.join(weak_from_this());
 }
 
 void Reducer::on_grad(std::size_t param_index) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (phase_ == Phase::kFailed) {
     recover();
   }
@@ -161,23 +55,59 @@ void Reducer::on_grad(std::size_t param_index) {
       accept(param_index);
       break;
     case Arrival::kPartial:
+      if (arrivals_.learning() && options_.mode != GraphMode::kStatic) {
+        order_.record(param_index);
+      }
       break;
     case Arrival::kRepeated:
-      throw errors::param_arrived_again(
-          where(), names_[param_index], options_.mode == GraphMode::kStatic);
+      report_later(
+          errors::param_arrived_again(
+              where(), names_[param_index], options_.mode == GraphMode::kStatic));
+      break;
+    case Arrival::kAbsent:
+      break;  // frozen meanwhile; or a wrong guess, which the used-map tells
   }
 }
 
 void Reducer::begin_step() {
+  check_params();
   go_to(Phase::kCollecting);
-  arrivals_.begin();
+  clock_.note(Moment::kBackwardStart);
   launches_.reset(buckets_.size());
   for (auto& bucket : buckets_) {
     bucket.begin_step();
   }
   order_.restart();
-  for (const auto param_index : arrivals_.known_unused()) {
+  to_report_.reset();
+  std::fill(left_alone_.begin(), left_alone_.end(), false);
+  std::fill(moved_out_.begin(), moved_out_.end(), false);
+
+  // Nobody waits for frozen params; their gradients count as they are.
+  Indices frozen;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    if (!params_[i].requires_grad()) {
+      frozen.push_back(i);
+      left_alone_[i] = true;
+    }
+  }
+  auto absent = frozen;
+  std::copy_if(
+      predicted_unused_.begin(),
+      predicted_unused_.end(),
+      std::back_inserter(absent),
+      [this](std::size_t i) { return !left_alone_[i]; });
+  arrivals_.begin(absent);
+  std::for_each(
+      absent.begin() + static_cast<std::ptrdiff_t>(frozen.size()),
+      absent.end(),
+      [this](std::size_t i) { accept_nothing(i); });
+  for (const auto param_index : frozen) {
     accept(param_index);
+  }
+  for (const auto param_index : arrivals_.known_unused()) {
+    if (!left_alone_[param_index]) {
+      accept(param_index);
+    }
   }
 }
 
@@ -187,188 +117,208 @@ void Reducer::mark_used(std::size_t param_index) {
   }
 }
 
+int Reducer::divisor() const {
+  return comm_hook_ ? 1 : divisor_.value_or(collective_->world_size());
+}
+
 void Reducer::accept(std::size_t param_index) {
   const auto location = plan_.location(param_index);
   auto& bucket = buckets_[location.bucket_index];
   const auto& slot = bucket.slots()[location.slot_index];
   const auto& param = params_[param_index];
   if (const auto misfit = find_misfit(bucket, slot, param)) {
-    throw errors::gradient_mismatch(
-        where(), names_[param_index], misfit->gradient, misfit->expected);
+    // Zeros from this rank, so that peers do not wait; this rank hears of it at the end.
+    left_alone_[param_index] = true;
+    if (param.requires_grad()) {
+      report_later(
+          errors::gradient_mismatch(
+              where(), names_[param_index], misfit->gradient, misfit->expected));
+    }
+    pack_nothing(bucket, slot, param);
+  } else if (options_.batched_copy && left_alone_[param_index]) {
+    pack_nothing(bucket, slot, param);
+  } else if (!options_.batched_copy || bucket.sparse()) {
+    pack(bucket, slot, param, divisor(), options_.gradient_as_bucket_view);
   }
-  pack(bucket, slot, param, collective_->world_size(), options_.gradient_as_bucket_view);
-  if (bucket.fill_one()) {
-    launches_.mark_ready(location.bucket_index);
-    launch_ready();
+  fill(location.bucket_index);
+}
+
+void Reducer::accept_nothing(std::size_t param_index) {
+  const auto location = plan_.location(param_index);
+  auto& bucket = buckets_[location.bucket_index];
+  const auto& param = params_[param_index];
+  moved_out_[param_index] = pack_nothing(bucket, bucket.slots()[location.slot_index], param);
+  left_alone_[param_index] = true;
+  fill(location.bucket_index);
+}
+
+void Reducer::fill(std::size_t bucket_index) {
+  auto& bucket = buckets_[bucket_index];
+  if (!bucket.fill_one()) {
+    return;
   }
+  if (options_.batched_copy && !bucket.sparse()) {
+    bucket.join_streams();
+    pack_together(bucket, params_, left_alone_, options_.gradient_as_bucket_view);
+    bucket.divide(divisor());
+  }
+  launches_.mark_ready(bucket_index);
+  launch_ready();
 }
 
 void Reducer::launch_ready() {
   while (const auto bucket_index = launches_.pop()) {
-    communicate(
-        [&] { buckets_[*bucket_index].launch(*collective_); },
-        [&] { return describe_bucket(*bucket_index); });
+    if (!skipped(*bucket_index)) {
+      launch(buckets_[*bucket_index], *bucket_index);
+    }
   }
 }
 
-// ---- backward: its end -------------------------------------------------------------------------
+void Reducer::launch(Bucket& bucket, std::size_t bucket_index) {
+  clock_.note_launch();
+  communicate(
+      [&] {
+        if (comm_hook_) {
+          bucket.launch(*comm_hook_, bucket_index, buckets_.size(), params_);
+        } else {
+          bucket.launch(*collective_);
+        }
+      },
+      [&] { return describe_bucket(bucket_index); });
+}
+
+bool Reducer::skipped(std::size_t bucket_index) const {
+  if (!options_.skip_unused_buckets || predicted_unused_.empty()) {
+    return false;
+  }
+  const auto& members = plan_.buckets()[bucket_index].param_indices;
+  return std::all_of(members.begin(), members.end(), [this](std::size_t i) {
+    return std::binary_search(predicted_unused_.begin(), predicted_unused_.end(), i);
+  });
+}
+
+// ---- the end of backward -----------------------------------------------------------------------
 
 void Reducer::on_graph_task_end(int task_id) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  scope_.leave(task_id);
-  if (phase_ != Phase::kCollecting || !scope_.empty()) {
-    return;
+  std::function<void()> after_sync;
+  {
+    const Lock lock(mutex_);
+    scope_.leave(task_id);
+    if (!scope_.empty()) {
+      return;
+    }
+    const bool output_reached = std::exchange(output_reached_, false);
+    if (phase_ == Phase::kIdle && output_reached && sync_enabled_ &&
+        BackwardScope::runs_whole_graph() && !all_frozen()) {
+      begin_step();  // this rank's loss reaches no param, but peers may wait
+    }
+    if (phase_ != Phase::kCollecting) {
+      return;
+    }
+    if (BackwardScope::inside_outer_task() && !arrivals_.missing().empty()) {
+      return;  // the wrapper was bypassed, so the outer task was not joined; it may bring the rest
+    }
+    finish_step(output_reached);
+    after_sync = after_sync_;
   }
-  if (BackwardScope::inside_outer_task() && !arrivals_.missing().empty()) {
-    return;  // the wrapper was bypassed, so the outer task was not joined; it may bring the rest
+  if (after_sync) {
+    after_sync();
   }
-  finish_step();
 }
 
-void Reducer::finish_step() {
-  const auto missing = arrivals_.missing();
+void Reducer::finish_step(bool output_reached) {
+  clock_.note(Moment::kBackwardEnd);
   const bool learning = arrivals_.learning();
+  const auto missing =
+      learning && options_.mode != GraphMode::kDefault ? Indices() : arrivals_.missing();
+  const auto draining = errors::Where{collective_->rank(), Phase::kDraining};
   go_to(Phase::kDraining);
   try {
     // What is not final yet counts as it is, so that peers get their means and nobody waits.
-    std::vector<std::size_t> open = missing;
-    if (learning) {
-      open.resize(params_.size());
-      std::iota(open.begin(), open.end(), 0);
-    }
-    for (const auto param_index : open) {
+    for (const auto param_index : arrivals_.unfinished()) {
       accept(param_index);
     }
-    if (!learning) {
+    if (!learning || options_.mode != GraphMode::kStatic) {
       order_.complete();
     }
     if (agrees_on_use()) {
-      communicate([&] { used_.launch(*collective_); }, describe_used_map);
+      communicate([&] { used_.launch(*collective_); }, errors::used_map_agreement);
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       drain(b);
     }
-    if (options_.mode == GraphMode::kFindUnused) {
-      used_.clear();  // a static graph keeps the answer
-    }
+    settle_guesses();
+    clock_.note(Moment::kCommEnd);
   } catch (...) {
     fail();
     throw;
   }
+  for (std::size_t i = 0; i < seen_.size(); ++i) {
+    seen_[i] = seen_[i] || arrivals_.arrived(i);
+  }
+  static_use_agreed_ = true;
   arrivals_.end();
-  // The error is made in the phase that it is about, and thrown when the reducer can be used again.
-  const auto draining = where();
+  clock_.end_step();
   go_to(Phase::kIdle);
-  if (missing.empty() || learning || options_.mode == GraphMode::kFindUnused) {
-    return;
-  }
-  if (options_.mode == GraphMode::kStatic) {
-    throw errors::static_graph_changed(draining, names_of(missing));
-  }
-  throw errors::params_without_gradient(draining, names_of(missing));
+  // Thrown when the reducer can be used again.
+  report_end(draining, missing, output_reached);
 }
 
 void Reducer::drain(std::size_t bucket_index) {
+  if (skipped(bucket_index)) {
+    return;
+  }
   auto& bucket = buckets_[bucket_index];
   communicate([&] { bucket.wait(); }, [&] { return describe_bucket(bucket_index); });
   for (const auto& slot : bucket.slots()) {
+    if (left_alone_[slot.param_index]) {
+      continue;
+    }
     const bool untouched =
         keeps_unused_grads() &&
-        communicate([&] { return used_.globally_unused(slot.param_index); }, describe_used_map);
+        communicate(
+            [&] { return used_.globally_unused(slot.param_index); }, errors::used_map_agreement);
     if (!untouched) {
       write_back(bucket, slot, params_[slot.param_index], options_.gradient_as_bucket_view);
     }
   }
 }
 
-// ---- failure -----------------------------------------------------------------------------------
+void Reducer::report_later(UserError error) {
+  if (!to_report_) {
+    to_report_ = std::move(error);
+  }
+}
 
-void Reducer::on_graph_task_abort(int task_id) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  scope_.leave(task_id);
-  if (phase_ != Phase::kCollecting || !scope_.empty()) {
+void Reducer::raise(const UserError& error) {
+  last_error_ = error.what();
+  throw UserError(error);
+}
+
+void Reducer::report_end(const errors::Where& where, const Indices& missing, bool output_reached) {
+  if (const auto error = std::exchange(to_report_, std::nullopt)) {
+    raise(*error);
+  }
+  if (missing.empty() || options_.mode == GraphMode::kFindUnused) {
     return;
   }
-  if (launches_.num_launched() == buckets_.size()) {
-    match_peers();
+  if (options_.mode == GraphMode::kStatic) {
+    raise(errors::static_graph_changed(where, names_of(missing)));
   }
-  fail();
-}
-
-void Reducer::match_peers() noexcept {
-  try {
-    order_.complete();
-    if (agrees_on_use()) {
-      used_.launch(*collective_);
+  // Another output of the same forward may have brought them, or may still bring them.
+  const auto nodes_to_come = outputs_.nodes_to_come();
+  Indices unused;
+  owed_.clear();
+  for (const auto param_index : missing) {
+    if (output_reached && seen_[param_index]) {
+      continue;
     }
-  } catch (...) {
-    // The error that aborted this backward is the one to report.
+    const bool to_come = nodes_to_come.count(hooks_[param_index].accumulator()) != 0;
+    (to_come ? owed_ : unused).push_back(param_index);
   }
-}
-
-void Reducer::fail() noexcept {
-  try {
-    go_to(Phase::kFailed);
-    recover();
-  } catch (...) {
-    // Out of memory, say: the next step tries again, and its error reaches the user.
+  if (!unused.empty()) {
+    raise(errors::params_without_gradient(where, names_of(unused)));
   }
-}
-
-void Reducer::recover() {
-  // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
-  // the backend, whose work objects keep them alive.
-  make_buckets();
-  if (agrees_on_use()) {
-    used_ = UsedMap(params_.size(), params_.front().device());
-  }
-  order_.restart();
-  go_to(Phase::kIdle);
-}
-
-// ---- the rest ----------------------------------------------------------------------------------
-
-void Reducer::remove_hooks() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
-    throw errors::hooks_in_use(where());
-  }
-  hooks_.clear();
-}
-
-Phase Reducer::phase() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return phase_;
-}
-
-BucketPlan Reducer::plan() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return plan_;
-}
-
-template <typename Call, typename Describe>
-auto Reducer::communicate(const Call& call, const Describe& describe) const -> decltype(call()) {
-  try {
-    return call();
-  } catch (const InternalError&) {
-    throw;
-  } catch (const std::exception& cause) {
-    throw errors::communication_failed(where(), describe(), cause.what());
-  }
-}
-
-std::string Reducer::describe_bucket(std::size_t bucket_index) const {
-  return errors::bucket_all_reduce(
-      bucket_index, names_of(plan_.buckets()[bucket_index].param_indices));
-}
-
-std::vector<std::string> Reducer::names_of(const std::vector<std::size_t>& param_indices) const {
-  std::vector<std::string> names;
-  names.reserve(param_indices.size());
-  for (const auto param_index : param_indices) {
-    names.push_back(names_[param_index]);
-  }
-  return names;
 }
 
 }  // namespace ddpx

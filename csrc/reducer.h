@@ -5,8 +5,11 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,10 +19,13 @@
 #include "bucket.h"
 #include "bucket_plan.h"
 #include "collective.h"
+#include "comm_hook.h"
 #include "errors.h"
 #include "grad_hook.h"
 #include "launch_queue.h"
+#include "output_watch.h"
 #include "phase.h"
+#include "step_clock.h"
 #include "used_map.h"
 
 namespace ddpx {
@@ -33,30 +39,44 @@ struct ReducerParam {
 struct ReducerOptions {
   BucketCaps caps;
   GraphMode mode;
-  bool gradient_as_bucket_view;  // param.grad lies in its bucket: nothing to write back
+  bool gradient_as_bucket_view;      // param.grad lies in its bucket: nothing to write back
+  bool batched_copy = false;         // a bucket's gradients are packed together, then divided
+  bool skip_unused_buckets = false;  // no all-reduce of a bucket that no rank used a step before
 };
 
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
 // from engine threads. docs/architecture.md draws the step and its phases.
+// reducer.cpp has the step, reducer_guesses.cpp the guesses that it makes with
+// find_unused_parameters, reducer_control.cpp what happens between steps.
 class Reducer final : public GradListener,
                       public GraphTaskObserver,
                       public std::enable_shared_from_this<Reducer> {
  public:
-  // Allocates the first buckets and puts a hook on every param.
+  // Allocates the first buckets and puts a hook on every param. `bystanders` are the module's other
+  // tensors that must not require gradients.
   static std::shared_ptr<Reducer> create(
       const std::vector<ReducerParam>& params,
       ReducerOptions options,
-      std::shared_ptr<Collective> collective);
+      std::shared_ptr<Collective> collective,
+      std::vector<ReducerParam> bystanders = {});
 
   // May come at any time, also within one of its own hooks.
   ~Reducer() override;
 
   // To be called at the start of each forward that records a graph. Rebuilds the buckets by arrival
-  // order if that is due, which is a collective call; true if it did.
+  // order if that is due, which is a collective call; true if it did. UserError if a param is not
+  // what was wrapped any more.
   bool prepare_forward();
+
+  // The rebuild alone, if it is due; true if it was.
+  bool rebuild_buckets();
 
   // Lets the reducer notice where a backward starts; to be called with the outputs of forward.
   void watch_outputs(const std::vector<at::Tensor>& outputs);
+
+  // Makes the collective calls of a step in which this rank has no gradients and wants none, so
+  // that the other ranks can make theirs.
+  void shadow_step();
 
   // Whether the next backward is synchronised; read when its first gradient arrives.
   void set_sync_enabled(bool enabled) {
@@ -66,11 +86,37 @@ class Reducer final : public GradListener,
     return sync_enabled_;
   }
 
+  // Hands every bucket to `hook` instead of the all-reduce; once. UserError if there is one.
+  void set_comm_hook(std::shared_ptr<CommHook> hook);
+
+  // What gradients are divided by; the world size if nothing.
+  void set_divisor(std::optional<int> divisor);
+
+  // Called after each synchronised backward, on the thread that ends it.
+  void set_after_sync(std::function<void()> after_sync);
+
+  // From here on the graph is the same in every step; before the first backward only.
+  void set_static_graph();
+
+  // Goes over to other ranks, with buckets as before the first step.
+  void set_collective(std::shared_ptr<Collective> collective);
+
+  // Makes a reducer whose last step went wrong ready again. UserError within a backward.
+  void reset();
+
   // Takes all hooks off the params; no later backward is synchronised. UserError within a backward.
   void remove_hooks();
 
+  // Whether every step so far used the same params equally often.
+  bool graph_was_static() const;
+
   Phase phase() const;
   BucketPlan plan() const;
+  std::vector<std::size_t> arrival_order() const;  // of the step by which buckets were rebuilt
+  std::vector<int32_t> used_by_ranks();  // per param, in the last step that ranks agreed about
+  StepReport report() const;
+  std::string last_error() const;  // empty if no step or setting was at fault so far
+  void set_sample_rate(int64_t sample_rate);
 
   void on_grad(std::size_t param_index) override;
   void on_output_grad() override;
@@ -78,52 +124,80 @@ class Reducer final : public GradListener,
   void on_graph_task_abort(int task_id) noexcept override;
 
  private:
+  using Indices = std::vector<std::size_t>;
+
   Reducer(
       const std::vector<ReducerParam>& params,
       ReducerOptions options,
-      std::shared_ptr<Collective> collective);
+      std::shared_ptr<Collective> collective,
+      std::vector<ReducerParam> bystanders);
 
   // All of these need mutex_ held.
   void go_to(Phase phase) {
     phase_ = transition(phase_, phase);
   }
-  void begin_step();
-  void finish_step();
-  void accept(std::size_t param_index);
-  void launch_ready();
-  void drain(std::size_t bucket_index);
-  // Runs `call`; what a backend throws becomes a UserError that says what failed where.
-  template <typename Call, typename Describe>
-  auto communicate(const Call& call, const Describe& describe) const -> decltype(call());
-  std::string describe_bucket(std::size_t bucket_index) const;
 
-  void make_buckets();
-  // After an abort here that peers cannot know of, since every bucket had left: does what they do
-  // at the end of the step, so that the next collectives pair up.
-  void match_peers() noexcept;
-  void fail() noexcept;
-  void recover();
+  // A step.
+  void begin_step();
+  void accept(std::size_t param_index);
+  void accept_nothing(std::size_t param_index);
+  void fill(std::size_t bucket_index);
+  void launch_ready();
+  void launch(Bucket& bucket, std::size_t bucket_index);
+  void finish_step(bool output_reached);
+  void drain(std::size_t bucket_index);
+  void report_end(const errors::Where& where, const Indices& missing, bool output_reached);
+  void report_later(UserError error);
+  [[noreturn]] void raise(const UserError& error);
+  int divisor() const;
+  void mark_used(std::size_t param_index);
 
   // Whether ranks tell each other at the end of this step which params they used.
   bool agrees_on_use() const {
-    return options_.mode == GraphMode::kFindUnused || arrivals_.learning();
+    return options_.mode == GraphMode::kFindUnused ||
+           (options_.mode == GraphMode::kStatic && !static_use_agreed_);
   }
   bool keeps_unused_grads() const {
     return options_.mode != GraphMode::kDefault;
   }
-  void mark_used(std::size_t param_index);
-  std::vector<std::string> names_of(const std::vector<std::size_t>& param_indices) const;
+  bool skipped(std::size_t bucket_index) const;
+
+  // Guesses about unused params, and their repair.
+  using SecondPasses = std::map<std::size_t, Bucket>;  // by bucket index
+  void settle_guesses();
+  Indices wrong_guesses();
+  SecondPasses second_passes_for(const Indices& param_indices) const;
+  void run(SecondPasses& passes);
+  void repair(const Indices& param_indices);
+  void predict();
+
+  // Between steps.
+  void make_buckets();
+  bool rebuild_if_due();
+  void check_params();
+  bool all_frozen() const;
+  void match_peers() noexcept;
+  void fail() noexcept;
+  void recover();
+
+  // Runs `call`; what a backend throws becomes an error that says what failed where.
+  template <typename Call, typename Describe>
+  auto communicate(const Call& call, const Describe& describe) const -> decltype(call());
+  std::string describe_bucket(std::size_t bucket_index) const;
+  std::vector<std::string> names_of(const Indices& param_indices) const;
   errors::Where where() const {
     return {collective_->rank(), phase_};
   }
 
-  const ReducerOptions options_;
-  const std::shared_ptr<Collective> collective_;
+  ReducerOptions options_;
+  std::shared_ptr<Collective> collective_;
   std::vector<at::Tensor> params_;
   std::vector<std::string> names_;
   std::vector<ParamMeta> metas_;
+  std::vector<ReducerParam> bystanders_;
 
-  mutable std::mutex mutex_;
+  // Recursive: a user's communication hook may look at the reducer that runs it.
+  mutable std::recursive_mutex mutex_;
   std::atomic<bool> sync_enabled_{true};
   Phase phase_ = Phase::kIdle;
   BucketPlan plan_;
@@ -131,9 +205,37 @@ class Reducer final : public GradListener,
   LaunchQueue launches_;
   ArrivalTracker arrivals_;
   ArrivalOrder order_;
+  Indices agreed_order_;
   UsedMap used_;
+  bool static_use_agreed_ = false;
+  Indices predicted_unused_;            // agreed by all ranks
+  std::vector<bool> moved_out_;         // per param: its gradient lay in the slot at begin_step()
+  std::vector<bool> left_alone_;        // per param: neither packed nor written back in this step
+  std::optional<UserError> to_report_;  // found in this step, thrown at its end
+  std::string last_error_;
+  std::vector<bool> seen_;  // per param: a gradient came since the last forward
+  Indices owed_;            // missing, but an output of the last forward may bring them
+  std::shared_ptr<CommHook> comm_hook_;
+  std::optional<int> divisor_;
+  std::function<void()> after_sync_;
+  StepClock clock_;
+  OutputWatch outputs_;
   BackwardScope scope_;
+  bool output_reached_ = false;  // by the backward that runs
   std::vector<GradHook> hooks_;  // last: gone before anything that they could reach
 };
+
+// What a backend or a user's hook threw, as an error that says `what` failed where; an
+// InternalError as it is. To be called in a catch block.
+[[noreturn]] void rethrow_communication_error(const errors::Where& where, const std::string& what);
+
+template <typename Call, typename Describe>
+auto Reducer::communicate(const Call& call, const Describe& describe) const -> decltype(call()) {
+  try {
+    return call();
+  } catch (...) {
+    rethrow_communication_error(where(), describe());
+  }
+}
 
 }  // namespace ddpx

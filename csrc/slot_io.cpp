@@ -1,5 +1,6 @@
 #include "slot_io.h"
 
+#include <ATen/ops/_foreach_copy.h>
 #include <c10/core/GradMode.h>
 
 #include <sstream>
@@ -32,37 +33,101 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
   return fits ? std::nullopt : std::optional(Misfit{describe(grad), describe(slot.view)});
 }
 
-void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int world_size, bool as_view) {
+void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor, bool as_view) {
   const at::NoGradGuard no_grad;
   auto& grad = param.mutable_grad();
   if (bucket.sparse()) {
-    bucket.set_sparse(grad.defined() ? divide_sparse(grad, world_size) : empty_sparse_grad(param));
+    bucket.set_sparse(grad.defined() ? divide_sparse(grad, divisor) : empty_sparse_grad(param));
   } else if (!grad.defined()) {
     slot.view.zero_();
   } else if (grad.is_alias_of(slot.view)) {
-    divide_in_place(slot.view, world_size);
+    divide_in_place(slot.view, divisor);
   } else {
-    pack_scaled(grad, slot.view, world_size);
+    pack_scaled(grad, slot.view, divisor);
     if (as_view) {
       grad = slot.view;
     }
   }
 }
 
+void pack_as_if_in_slot(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor) {
+  pack(bucket, slot, param, /*divisor=*/1, /*as_view=*/false);
+  if (!bucket.sparse()) {
+    const at::NoGradGuard no_grad;
+    divide_in_place(slot.view, divisor);
+  }
+}
+
+void pack_together(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    const std::vector<bool>& left_out,
+    bool as_view) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> views;
+  std::vector<at::Tensor> grads;
+  for (const auto& slot : bucket.slots()) {
+    auto& grad = params[slot.param_index].mutable_grad();
+    if (left_out[slot.param_index]) {
+      continue;
+    }
+    if (!grad.defined()) {
+      slot.view.zero_();
+    } else if (!grad.is_alias_of(slot.view)) {
+      views.push_back(slot.view);
+      grads.push_back(grad);
+      if (as_view) {
+        grad = slot.view;
+      }
+    }
+  }
+  if (!views.empty()) {
+    at::_foreach_copy_(views, grads);
+  }
+}
+
+bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
+  const at::NoGradGuard no_grad;
+  if (bucket.sparse()) {
+    bucket.set_sparse(empty_sparse_grad(param));
+    return false;
+  }
+  auto& grad = param.mutable_grad();
+  const bool lies_in_slot = grad.defined() && !grad.is_sparse() && grad.is_alias_of(slot.view);
+  if (lies_in_slot) {
+    grad = unpack_new(slot.view, param);
+  }
+  slot.view.zero_();
+  return lies_in_slot;
+}
+
 void write_back(const Bucket& bucket, const Slot& slot, const at::Tensor& param, bool as_view) {
   const at::NoGradGuard no_grad;
   auto& grad = param.mutable_grad();
   if (bucket.sparse()) {
-    grad = bucket.buffer();
-  } else if (as_view) {
+    grad = bucket.reduced();
+    return;
+  }
+  const auto reduced = bucket.reduced_slot(slot);
+  if (as_view) {
+    if (!reduced.is_alias_of(slot.view)) {
+      slot.view.copy_(reduced);
+    }
     if (!grad.defined() || !grad.is_alias_of(slot.view)) {
       grad = slot.view;
     }
   } else if (grad.defined()) {
-    grad.copy_(slot.view);
+    grad.copy_(reduced);
   } else {
-    grad = unpack_new(slot.view, param);
+    grad = unpack_new(reduced, param);
   }
+}
+
+void write_back_to(
+    const Bucket& bucket, const Slot& slot, const Slot& home, const at::Tensor& param) {
+  const at::NoGradGuard no_grad;
+  home.view.copy_(bucket.reduced_slot(slot));
+  param.mutable_grad() = home.view;
 }
 
 void adopt(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {

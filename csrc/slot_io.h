@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bucket.h"
 
@@ -19,12 +20,32 @@ struct Misfit {
 // Nothing if `param.grad` can be packed; a missing gradient can.
 std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& param);
 
-// Fills the slot from `param.grad`, scaled by 1 / world size; with zeros if there is no gradient.
+// Fills the slot from `param.grad`, over `divisor`; with zeros if there is no gradient.
 // `as_view`: `param.grad` lies in the slot from then on.
-void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int world_size, bool as_view);
+void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor, bool as_view);
 
-// Gives `param.grad` what the all-reduce left in the slot.
+// As pack(), but rounded as for a gradient that lies in the slot.
+void pack_as_if_in_slot(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor);
+
+// Fills the slots of a dense bucket from the gradients of its params at once, undivided; with zeros
+// for a param without one. Slots of params that are `left_out` stay as they are.
+void pack_together(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    const std::vector<bool>& left_out,
+    bool as_view);
+
+// Fills the slot with zeros, without a look at `param.grad`. A gradient that lies in the slot moves
+// out of it first; true if one did.
+bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param);
+
+// Gives `param.grad` what the all-reduce left for the slot.
 void write_back(const Bucket& bucket, const Slot& slot, const at::Tensor& param, bool as_view);
+
+// Gives `param.grad` what the all-reduce left for `slot` of `bucket`, in `home`, a slot of another
+// bucket with the same layout.
+void write_back_to(
+    const Bucket& bucket, const Slot& slot, const Slot& home, const at::Tensor& param);
 
 // Moves a gradient that exists already into a slot of a new bucket, unscaled. One that does not fit
 // stays where it is.

@@ -37,19 +37,31 @@ void UsedMap::launch(Collective& collective) {
 }
 
 bool UsedMap::globally_unused(std::size_t param_index) {
-  if (local_[param_index] != 0) {
-    return false;
-  }
+  return local_[param_index] == 0 && num_ranks_using()[param_index] == 0;
+}
+
+const std::vector<int32_t>& UsedMap::num_ranks_using() {
   if (global_.empty()) {
     if (!work_) {
       throw InternalError("the used-map was read before ranks agreed on it");
     }
-    settle();
-    const auto host = summed_.cpu();
-    const auto* sums = host.const_data_ptr<int32_t>();
-    global_.assign(sums, sums + host.numel());
+    global_ = last_sums();
   }
-  return global_[param_index] == 0;
+  return global_;
+}
+
+std::vector<int32_t> UsedMap::last_sums() {
+  if (!summed_.defined()) {
+    return {};
+  }
+  settle();
+  const auto host = summed_.cpu();
+  const auto* sums = host.const_data_ptr<int32_t>();
+  return {sums, sums + host.numel()};
+}
+
+bool UsedMap::all_marked() const {
+  return std::find(local_.begin(), local_.end(), 0) == local_.end();
 }
 
 void UsedMap::settle() {

@@ -29,6 +29,15 @@ class UsedMap {
   // True if no rank marked the param. Waits for the agreement if it must.
   bool globally_unused(std::size_t param_index);
 
+  // What each rank said of each param, summed: how many ranks used it. Waits for the agreement.
+  const std::vector<int32_t>& num_ranks_using();
+
+  // Whether this rank marked every param; nobody can then have found one that no rank used.
+  bool all_marked() const;
+
+  // The sums of the last agreement, also after clear(); empty if there was none.
+  std::vector<int32_t> last_sums();
+
   // Forgets all marks. An agreement whose answer nobody needed is waited for at the next launch.
   void clear();
 

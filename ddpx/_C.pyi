@@ -1,7 +1,7 @@
 """The C++ core; bound in csrc/bindings/. tests/unit/test_stub.py checks this file against it."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -71,6 +71,34 @@ class ReducerParam:
 
     def __init__(self, tensor: torch.Tensor, name: str, expect_sparse: bool = False) -> None: ...
 
+class StepTimes:
+    """Nanoseconds; 0 where nothing was measured."""
+
+    @property
+    def forward(self) -> int: ...
+    @property
+    def backward(self) -> int: ...
+    @property
+    def comm(self) -> int: ...
+    @property
+    def overlap(self) -> int: ...
+
+class StepReport:
+    """When the parts of a sampled step began and ended, on the host's clock."""
+
+    @property
+    def step(self) -> int:
+        """Counted from 0; -1 before the first sampled step has ended."""
+    @property
+    def num_launches(self) -> int:
+        """How many buckets were communicated."""
+    @property
+    def times(self) -> StepTimes: ...
+    @property
+    def mean(self) -> StepTimes: ...
+    @property
+    def moments(self) -> list[int]: ...
+
 class Reducer:
     """Packs gradients into buckets as they arrive and all-reduces them while backward runs."""
 
@@ -81,18 +109,58 @@ class Reducer:
         caps: BucketCaps,
         mode: GraphMode,
         gradient_as_bucket_view: bool,
+        batched_copy: bool = False,
+        skip_unused_buckets: bool = False,
+        bystanders: Sequence[ReducerParam] = ...,
     ) -> None: ...
     def prepare_forward(self) -> bool:
         """At the start of a forward that records a graph; True if the buckets were rebuilt."""
+    def rebuild_buckets(self) -> bool:
+        """The rebuild alone, if it is due; True if it was."""
+    def shadow_step(self) -> None:
+        """Makes the collective calls of a step without gradients of this rank."""
     def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """With the outputs of forward: lets the reducer notice where a backward starts."""
     def remove_hooks(self) -> None:
         """Takes all hooks off the params."""
+    def reset(self) -> None:
+        """Makes a reducer whose last step went wrong ready again."""
+    def set_static_graph(self) -> None:
+        """From here on the graph is the same in every step."""
+    def set_divisor(self, divisor: int | None) -> None:
+        """What gradients are divided by; the world size if None."""
+    def set_sample_rate(self, sample_rate: int) -> None:
+        """Every how many steps ``report`` is renewed, after the first ten."""
+    def set_collective(self, process_group: dist.ProcessGroup) -> None:
+        """Goes over to other ranks."""
+    def set_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Hands every bucket to ``hook(state, bucket)`` instead of the all-reduce; once."""
+    def set_builtin_comm_hook(
+        self, type: dist.BuiltinCommHookType, process_group: dist.ProcessGroup
+    ) -> None:
+        """Hands every bucket to a hook in C++ instead of the all-reduce; once."""
+    def set_after_sync(self, callback: Callable[[], None]) -> None:
+        """Called after each synchronised backward, on the thread that ends it."""
+    @property
+    def arrival_order(self) -> list[int]:
+        """By which the buckets were rebuilt; empty before."""
+    @property
+    def used_by_ranks(self) -> list[int]:
+        """Per param, how many ranks used it in the last step that they agreed about."""
+    @property
+    def last_error(self) -> str:
+        """Of a step or setting that was at fault; empty if there was none."""
+    @property
+    def report(self) -> StepReport:
+        """Of the last sampled step."""
     @property
     def sync_enabled(self) -> bool:
         """Whether the next backward is synchronised."""
     @sync_enabled.setter
     def sync_enabled(self, value: bool) -> None: ...
+    @property
+    def graph_was_static(self) -> bool:
+        """Whether every step so far used the same params equally often."""
     @property
     def phase(self) -> Phase: ...
     @property

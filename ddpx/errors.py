@@ -115,3 +115,84 @@ def not_default_group() -> RuntimeError:
         "a ReducerDDP can be pickled or copied only if it uses the default process group, because "
         "a process group cannot be pickled. Save wrapper.module.state_dict() instead."
     )
+
+
+def params_wrapped_elsewhere(names: Iterable[str]) -> ValueError:
+    return ValueError(
+        "these parameters are averaged already by another ReducerDDP, together with others or "
+        f"over another process group: {', '.join(names)}. Wrap one module that holds all of them, or "
+        "delete the other wrapper first."
+    )
+
+
+def params_replaced(names: Iterable[str]) -> RuntimeError:
+    return RuntimeError(
+        f"these parameters are new since the module was wrapped, so that their gradients would not "
+        f"be averaged: {', '.join(names)}. Replace layers before wrapping, or wrap again: "
+        "model = ReducerDDP(model.module, ...)."
+    )
+
+
+def not_averaged_here() -> ValueError:
+    return ValueError(
+        "register_post_sync_hook() got a parameter or module of which this wrapper averages "
+        "nothing. Pass a parameter of the wrapped module that requires a gradient, or one of its submodules."
+    )
+
+
+def hook_not_callable(hook: object) -> TypeError:
+    return TypeError(
+        f"Communication hook must be callable, but got {type(hook).__name__}. "
+        "Pass a function hook(state, bucket) that returns a torch.futures.Future."
+    )
+
+
+def hook_bucket_annotation(annotation: object) -> ValueError:
+    return ValueError(
+        f"Communication hook: bucket annotation should be dist.GradBucket. It is {annotation!r}."
+    )
+
+
+def hook_return_annotation(annotation: object) -> ValueError:
+    return ValueError(
+        "Communication hook: return annotation should be torch.futures.Future[torch.Tensor]. "
+        f"It is {annotation!r}."
+    )
+
+
+def optimizer_does_not_overlap(optim: object) -> RuntimeError:
+    return RuntimeError(
+        f"{optim} does not support overlapped DDP: torch has no functional form of it. "
+        "Use it after backward, as usual."
+    )
+
+
+def group_and_mesh() -> RuntimeError:
+    return RuntimeError("Cannot specify both process_group and device_mesh arguments. Pass one.")
+
+
+def param_not_given(name: str) -> ValueError:
+    return ValueError(
+        f"Param with name {name} is averaged, but was not given. "
+        "Pass what _build_params_for_reducer() returns."
+    )
+
+
+def params_not_managed(num_given: int, num_managed: int) -> ValueError:
+    return ValueError(
+        f"Expected param to name mapping to be asked for the {num_managed} parameters that are "
+        f"averaged, but got {num_given}. Pass what _build_params_for_reducer() returns."
+    )
+
+
+def not_a_1d_mesh(mesh: object) -> RuntimeError:
+    return RuntimeError(
+        f"Only 1D device mesh is supported, but got {mesh}. Pass the dimension to average over, "
+        "e.g. mesh['dp']."
+    )
+
+
+def bad_sample_rate(rate: object) -> ValueError:
+    return ValueError(
+        f"DDP runtime logging sample rate should be equal or greater than 1, but got {rate!r}."
+    )

@@ -27,6 +27,8 @@ class Options:
     find_unused_parameters: bool
     gradient_as_bucket_view: bool
     static_graph: bool
+    batched_grad_copy: bool
+    skip_all_reduce_unused_params: bool
 
     @property
     def mode(self) -> _C.GraphMode:
@@ -53,6 +55,8 @@ def make_options(
     static_graph: bool,
     bucket_cap_mb_list: list[float] | None,
     forward_sync_buffers: bool | None,
+    batched_grad_copy: bool,
+    skip_all_reduce_unused_params: bool,
 ) -> Options:
     """Checks arguments that mean the same as DDP's.
 
@@ -68,6 +72,8 @@ def make_options(
         "gradient_as_bucket_view": gradient_as_bucket_view,
         "static_graph": static_graph,
         "forward_sync_buffers": forward_sync_buffers,
+        "batched_grad_copy": batched_grad_copy,
+        "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
     }
     for name, value in flags.items():
         optional = name in ("broadcast_buffers", "forward_sync_buffers")
@@ -88,6 +94,8 @@ def make_options(
         find_unused_parameters=bool(find_unused_parameters),
         gradient_as_bucket_view=bool(gradient_as_bucket_view),
         static_graph=bool(static_graph),
+        batched_grad_copy=bool(batched_grad_copy),
+        skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
     )
 
 
@@ -103,6 +111,13 @@ def _buffer_sync(
                 stacklevel=4,
             )
         return True, bool(forward_sync_buffers)
+    if broadcast_buffers is not None:
+        warnings.warn(
+            "broadcast_buffers is the older name of forward_sync_buffers, which leaves the "
+            "synchronisation of buffers at construction alone; prefer that one.",
+            FutureWarning,
+            stacklevel=4,
+        )
     sync = True if broadcast_buffers is None else bool(broadcast_buffers)
     return sync, sync
 

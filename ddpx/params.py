@@ -35,9 +35,20 @@ def managed_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedP
     return list(managed.values())
 
 
-def managed_buffers(module: nn.Module, ignored: Collection[str]) -> list[torch.Tensor]:
+def frozen_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedParam]:
+    """Parameters that take part but require no gradient."""
+    return [
+        ManagedParam(name, param, False)
+        for name, param in module.named_parameters()
+        if not param.requires_grad and name not in ignored
+    ]
+
+
+def named_managed_buffers(
+    module: nn.Module, ignored: Collection[str]
+) -> list[tuple[str, torch.Tensor]]:
     """Buffers in registration order; asked for anew each time, as modules may replace them."""
-    return [buffer for name, buffer in module.named_buffers() if name not in ignored]
+    return [(name, buffer) for name, buffer in module.named_buffers() if name not in ignored]
 
 
 def module_state(
@@ -46,5 +57,5 @@ def module_state(
     """Everything that must be equal on all ranks at the start, frozen parameters included."""
     state = [p.detach() for name, p in module.named_parameters() if name not in ignored]
     if with_buffers:
-        state += [b.detach() for b in managed_buffers(module, ignored)]
+        state += [b.detach() for _, b in named_managed_buffers(module, ignored)]
     return state

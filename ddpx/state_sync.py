@@ -12,7 +12,7 @@ from ddpx import errors
 from ddpx.params import ManagedParam
 
 # Tensors are flattened together up to this size for a broadcast.
-_BROADCAST_BYTES = 250 * 1024 * 1024
+BROADCAST_BYTES = 250 * 1024 * 1024
 
 
 def check_params_agree(params: Sequence[ManagedParam], group: dist.ProcessGroup) -> None:
@@ -43,11 +43,11 @@ def check_params_agree(params: Sequence[ManagedParam], group: dist.ProcessGroup)
     raise errors.params_differ(_first_difference(texts))
 
 
-def broadcast_from_rank_0(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Overwrites ``tensors`` with those of the group's rank 0, in as few broadcasts as fit."""
+def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int = 0) -> None:
+    """Overwrites ``tensors`` with those of the group's rank ``source``, in few broadcasts."""
     if tensors and group.size() > 1:
         with torch.no_grad():
-            dist._broadcast_coalesced(group, list(tensors), _BROADCAST_BYTES, 0)
+            dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -9,27 +9,7 @@ from ddpx import errors
 _Class = TypeVar("_Class", bound=type)
 
 _USE_DDP = "Leave it out, or use torch.nn.parallel.DistributedDataParallel for this model."
-_METHODS = (
-    "gather",
-    "join",
-    "join_device",
-    "join_hook",
-    "join_process_group",
-    "register_comm_hook",
-    "scatter",
-    "to_kwargs",
-    "will_sync_module_buffers",
-    "_get_data_parallel_params",
-    "_get_ddp_logging_data",
-    "_register_buffer_comm_hook",
-    "_register_builtin_comm_hook",
-    "_register_fused_optim",
-    "_set_ddp_runtime_logging_sample_rate",
-    "_set_ddp_sink_clone",
-    "_set_sparse_metadata",
-    "_set_static_graph",
-    "_update_process_group",
-)
+_METHODS = ("_set_sparse_metadata",)
 
 
 def refuse_arguments(**arguments: object) -> None:

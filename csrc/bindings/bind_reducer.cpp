@@ -1,7 +1,11 @@
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include "../reducer.h"
 #include "bindings.h"
@@ -21,9 +25,42 @@ std::shared_ptr<Reducer> without_gil_at_end(std::shared_ptr<Reducer> reducer) {
           }};
 }
 
+// A Python function as one that may be called, and dropped, without the GIL.
+std::function<void()> with_gil(py::function callback) {
+  const auto drop = [](py::function* function) {
+    const py::gil_scoped_acquire gil;
+    delete function;
+  };
+  std::shared_ptr<py::function> held(new py::function(std::move(callback)), drop);
+  return [held] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*held)();
+    } catch (py::error_already_set& error) {
+      error.restore();
+      throw python_error();  // keeps its type on the way through autograd's engine
+    }
+  };
+}
+
+void bind_report(py::module_& module) {
+  py::class_<StepTimes>(module, "StepTimes")
+      .def_readonly("forward", &StepTimes::forward)
+      .def_readonly("backward", &StepTimes::backward)
+      .def_readonly("comm", &StepTimes::comm)
+      .def_readonly("overlap", &StepTimes::overlap);
+  py::class_<StepReport>(module, "StepReport")
+      .def_readonly("step", &StepReport::step)
+      .def_readonly("num_launches", &StepReport::num_launches)
+      .def_readonly("times", &StepReport::times)
+      .def_readonly("mean", &StepReport::mean)
+      .def_readonly("moments", &StepReport::moments);
+}
+
 }  // namespace
 
 void bind_reducer(py::module_& module) {
+  bind_report(module);
   py::class_<ReducerParam>(module, "ReducerParam")
       .def(
           py::init([](at::Tensor tensor, std::string name, bool expect_sparse) {
@@ -42,23 +79,82 @@ void bind_reducer(py::module_& module) {
                       c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                       BucketCaps caps,
                       GraphMode mode,
-                      bool gradient_as_bucket_view) {
+                      bool gradient_as_bucket_view,
+                      bool batched_copy,
+                      bool skip_unused_buckets,
+                      std::vector<ReducerParam> bystanders) {
             const py::gil_scoped_release no_gil;
             return without_gil_at_end(
                 Reducer::create(
                     params,
-                    ReducerOptions{std::move(caps), mode, gradient_as_bucket_view},
-                    make_collective(std::move(process_group))));
+                    ReducerOptions{
+                        std::move(caps),
+                        mode,
+                        gradient_as_bucket_view,
+                        batched_copy,
+                        skip_unused_buckets},
+                    make_collective(std::move(process_group)),
+                    std::move(bystanders)));
           }),
           py::arg("params"),
           py::arg("process_group"),
           py::arg("caps"),
           py::arg("mode"),
-          py::arg("gradient_as_bucket_view"))
+          py::arg("gradient_as_bucket_view"),
+          py::arg("batched_copy") = false,
+          py::arg("skip_unused_buckets") = false,
+          py::arg("bystanders") = std::vector<ReducerParam>())
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
       .def("watch_outputs", &Reducer::watch_outputs, py::arg("outputs"), NoGil())
+      .def("rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
+      .def("shadow_step", &Reducer::shadow_step, NoGil())
       .def("remove_hooks", &Reducer::remove_hooks, NoGil())
+      .def("reset", &Reducer::reset, NoGil())
+      .def("set_static_graph", &Reducer::set_static_graph, NoGil())
+      .def("set_divisor", &Reducer::set_divisor, py::arg("divisor"), NoGil())
+      .def("set_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"), NoGil())
+      .def(
+          "set_collective",
+          [](Reducer& reducer, c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
+            reducer.set_collective(make_collective(std::move(process_group)));
+          },
+          py::arg("process_group"),
+          NoGil())
+      .def(
+          "set_comm_hook",
+          [](Reducer& reducer, py::object state, py::object hook) {
+            auto comm_hook =
+                std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook));
+            const py::gil_scoped_release no_gil;
+            reducer.set_comm_hook(std::move(comm_hook));
+          },
+          py::arg("state"),
+          py::arg("hook"))
+      .def(
+          "set_builtin_comm_hook",
+          [](Reducer& reducer,
+             c10d::BuiltinCommHookType type,
+             c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
+            reducer.set_comm_hook(make_builtin_hook(type, std::move(process_group)));
+          },
+          py::arg("type"),
+          py::arg("process_group"),
+          NoGil())
+      .def(
+          "set_after_sync",
+          [](Reducer& reducer, py::function callback) {
+            auto after_sync = with_gil(std::move(callback));
+            const py::gil_scoped_release no_gil;
+            reducer.set_after_sync(std::move(after_sync));
+          },
+          py::arg("callback"))
+      .def_property_readonly("arrival_order", py::cpp_function(&Reducer::arrival_order, NoGil()))
+      .def_property_readonly("used_by_ranks", py::cpp_function(&Reducer::used_by_ranks, NoGil()))
+      .def_property_readonly("last_error", py::cpp_function(&Reducer::last_error, NoGil()))
+      .def_property_readonly("report", py::cpp_function(&Reducer::report, NoGil()))
       .def_property("sync_enabled", &Reducer::sync_enabled, &Reducer::set_sync_enabled)
+      .def_property_readonly(
+          "graph_was_static", py::cpp_function(&Reducer::graph_was_static, NoGil()))
       .def_property_readonly("phase", py::cpp_function(&Reducer::phase, NoGil()))
       .def_property_readonly("plan", py::cpp_function(&Reducer::plan, NoGil()));
 }

@@ -61,13 +61,9 @@ def test_newer_buffer_flag_goes_before_the_older():
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("dim", 1),
         ("delay_all_reduce_named_params", [("weight", nn.Parameter(torch.ones(1)))]),
         ("param_to_hook_all_reduce", nn.Parameter(torch.ones(3))),
         ("mixed_precision", object()),
-        ("device_mesh", object()),
-        ("skip_all_reduce_unused_params", True),
-        ("batched_grad_copy", True),
     ],
 )
 def test_unsupported_argument_names_itself(name, value):
@@ -77,7 +73,7 @@ def test_unsupported_argument_names_itself(name, value):
 
 @pytest.mark.parametrize(
     "name",
-    ["join", "join_hook", "register_comm_hook", "_register_fused_optim", "_set_static_graph"],
+    ["_set_sparse_metadata"],
 )
 def test_unsupported_method_names_itself(name):
     with pytest.raises(NotImplementedError, match=name):

@@ -1,0 +1,22 @@
+// What may stand in the all-reduce's place: a user's hook, or one of the built-in ones.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
+
+#include <memory>
+
+#include "collective.h"
+
+namespace ddpx {
+
+// Gets a bucket with undivided gradients; what its future brings becomes the gradients. Called with
+// the reducer's mutex held and without the GIL.
+using CommHook = c10d::CommHookInterface;
+
+// torch's built-in hooks, written anew because torch does not export its own:
+// ALLREDUCE divides and sums; FP16_COMPRESS does so in half precision.
+std::shared_ptr<CommHook> make_builtin_hook(
+    c10d::BuiltinCommHookType type, c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+}  // namespace ddpx

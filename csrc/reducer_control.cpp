@@ -1,0 +1,407 @@
+// What happens to a reducer between steps.
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "reducer.h"
+#include "slot_io.h"
+
+namespace ddpx {
+namespace {
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+ParamMeta meta_of(const ReducerParam& param) {
+  const auto& tensor = param.tensor;
+  return ParamMeta{
+      tensor.numel(),
+      static_cast<int64_t>(tensor.element_size()),
+      tensor.scalar_type(),
+      tensor.device(),
+      param.expect_sparse};
+}
+
+std::vector<ParamMeta> metas_of(const std::vector<ReducerParam>& params) {
+  std::vector<ParamMeta> metas;
+  metas.reserve(params.size());
+  for (const auto& param : params) {
+    metas.push_back(meta_of(param));
+  }
+  return metas;
+}
+
+bool fits(const at::Tensor& param, const ParamMeta& meta) {
+  return param.numel() == meta.numel && param.scalar_type() == meta.dtype &&
+         param.device() == meta.device;
+}
+
+}  // namespace
+
+std::shared_ptr<Reducer> Reducer::create(
+    const std::vector<ReducerParam>& params,
+    ReducerOptions options,
+    std::shared_ptr<Collective> collective,
+    std::vector<ReducerParam> bystanders) {
+  if (params.empty()) {
+    throw UserError("a reducer needs at least one parameter that requires a gradient");
+  }
+  std::shared_ptr<Reducer> reducer(
+      new Reducer(params, std::move(options), std::move(collective), std::move(bystanders)));
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    reducer->hooks_.emplace_back(params[i].tensor, i, reducer);
+  }
+  return reducer;
+}
+
+Reducer::Reducer(
+    const std::vector<ReducerParam>& params,
+    ReducerOptions options,
+    std::shared_ptr<Collective> collective,
+    std::vector<ReducerParam> bystanders)
+    : options_(std::move(options)),
+      collective_(std::move(collective)),
+      metas_(metas_of(params)),
+      bystanders_(std::move(bystanders)),
+      plan_(BucketPlan::initial(metas_, options_.caps, options_.mode)),
+      arrivals_(params.size(), options_.mode),
+      order_(params.size(), options_.mode != GraphMode::kFindUnused),
+      used_(params.size(), params.front().tensor.device()),
+      moved_out_(params.size(), false),
+      left_alone_(params.size(), false),
+      seen_(params.size(), false) {
+  for (const auto& param : params) {
+    params_.push_back(param.tensor);
+    names_.push_back(param.name);
+  }
+  hooks_.reserve(params.size());
+  make_buckets();
+}
+
+Reducer::~Reducer() {
+  if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
+    for (auto& hook : hooks_) {
+      hook.abandon();
+    }
+  }
+}
+
+// ---- forward -----------------------------------------------------------------------------------
+
+bool Reducer::prepare_forward() {
+  const Lock lock(mutex_);
+  if (phase_ == Phase::kFailed) {
+    recover();
+  }
+  if (phase_ == Phase::kCollecting) {
+    if (scope_.empty() && !BackwardScope::inside_any_task()) {
+      const auto error = errors::backward_incomplete(where(), names_of(arrivals_.missing()));
+      fail();
+      throw error;
+    }
+    return false;  // a forward within a backward, as checkpointing of the wrapper makes
+  }
+  check_params();
+  auto owed = std::exchange(owed_, {});
+  owed.erase(
+      std::remove_if(owed.begin(), owed.end(), [this](std::size_t i) { return seen_[i]; }),
+      owed.end());
+  std::fill(seen_.begin(), seen_.end(), false);
+  if (!owed.empty()) {
+    raise(errors::params_without_gradient(where(), names_of(owed)));
+  }
+  clock_.note(Moment::kForwardStart);
+  return rebuild_if_due();
+}
+
+bool Reducer::rebuild_buckets() {
+  const Lock lock(mutex_);
+  return phase_ == Phase::kIdle && rebuild_if_due();
+}
+
+bool Reducer::rebuild_if_due() {
+  if (!order_.due()) {
+    return false;
+  }
+  go_to(Phase::kRebuilding);
+  try {
+    communicate(
+        [&] { agreed_order_ = order_.agree(*collective_, params_.front().device()); },
+        errors::order_broadcast);
+    plan_ = BucketPlan::by_arrival(metas_, options_.caps, agreed_order_);
+    make_buckets();
+  } catch (...) {
+    fail();
+    throw;
+  }
+  order_.retire();
+  go_to(Phase::kIdle);
+  return true;
+}
+
+void Reducer::make_buckets() {
+  const at::NoGradGuard no_grad;
+  buckets_.clear();
+  for (const auto& spec : plan_.buckets()) {
+    const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
+    buckets_.emplace_back(spec, params_, sparse, *collective_);
+  }
+  if (!options_.gradient_as_bucket_view) {
+    return;
+  }
+  for (const auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots()) {
+      adopt(bucket, slot, params_[slot.param_index]);
+    }
+  }
+}
+
+// A param that was cast has lost its hook, one that was unfrozen never had one: their gradients
+// would stay local without a word.
+void Reducer::check_params() {
+  Indices changed;
+  for (std::size_t i = 0; i < hooks_.size(); ++i) {
+    if (hooks_[i].attached_to(params_[i])) {
+      continue;
+    }
+    if (!fits(params_[i], metas_[i])) {
+      changed.push_back(i);
+    } else if (params_[i].requires_grad()) {
+      GradHook hook(params_[i], i, weak_from_this());  // cast to and fro
+      if (BackwardScope::inside_any_task()) {
+        hooks_[i].abandon();
+      }
+      hooks_[i] = std::move(hook);
+    }
+  }
+  if (!changed.empty()) {
+    raise(errors::params_changed(where(), names_of(changed)));
+  }
+  std::vector<std::string> unfrozen;
+  for (const auto& bystander : bystanders_) {
+    if (bystander.tensor.requires_grad()) {
+      unfrozen.push_back(bystander.name);
+    }
+  }
+  if (!unfrozen.empty()) {
+    raise(errors::params_unfrozen(where(), unfrozen));
+  }
+}
+
+bool Reducer::all_frozen() const {
+  return std::none_of(
+      params_.begin(), params_.end(), [](const auto& param) { return param.requires_grad(); });
+}
+
+void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
+  const Lock lock(mutex_);
+  outputs_.watch(outputs, weak_from_this());
+}
+
+// ---- failure -----------------------------------------------------------------------------------
+
+void Reducer::on_graph_task_abort(int task_id) noexcept {
+  const Lock lock(mutex_);
+  scope_.leave(task_id);
+  if (!scope_.empty()) {
+    return;
+  }
+  output_reached_ = false;
+  if (phase_ != Phase::kCollecting) {
+    return;
+  }
+  match_peers();
+  fail();
+}
+
+// After an abort that came when every gradient was there: peers get them, and cannot know of it.
+// Does what they do at the end of the step, so that the next collectives pair up.
+void Reducer::match_peers() noexcept {
+  try {
+    if (arrivals_.learning() && arrivals_.missing().empty()) {
+      for (const auto param_index : arrivals_.unfinished()) {
+        accept(param_index);
+      }
+    }
+    if (launches_.num_launched() != buckets_.size()) {
+      return;
+    }
+    order_.complete();
+    if (agrees_on_use()) {
+      used_.launch(*collective_);
+    }
+  } catch (...) {
+    // The error that aborted this backward is the one to report.
+  }
+}
+
+void Reducer::fail() noexcept {
+  try {
+    go_to(Phase::kFailed);
+    recover();
+  } catch (...) {
+    // Out of memory, say: the next step tries again, and its error reaches the user.
+  }
+}
+
+void Reducer::recover() {
+  // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
+  // the backend, whose work objects keep them alive.
+  make_buckets();
+  if (agrees_on_use()) {
+    used_ = UsedMap(params_.size(), params_.front().device());
+    predicted_unused_.clear();
+  }
+  order_.restart();
+  owed_.clear();
+  go_to(Phase::kIdle);
+}
+
+void Reducer::reset() {
+  const Lock lock(mutex_);
+  if (BackwardScope::inside_any_task()) {
+    throw errors::inside_backward(where(), "reset()");
+  }
+  if (phase_ == Phase::kCollecting) {
+    go_to(Phase::kFailed);
+  }
+  if (phase_ == Phase::kFailed) {
+    recover();
+  }
+}
+
+// ---- settings ----------------------------------------------------------------------------------
+
+void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+  const Lock lock(mutex_);
+  if (comm_hook_) {
+    raise(errors::second_comm_hook(where()));
+  }
+  if (phase_ != Phase::kIdle) {
+    throw errors::inside_backward(where(), "register_comm_hook()");
+  }
+  comm_hook_ = std::move(hook);
+}
+
+void Reducer::set_divisor(std::optional<int> divisor) {
+  const Lock lock(mutex_);
+  divisor_ = divisor;
+}
+
+void Reducer::set_after_sync(std::function<void()> after_sync) {
+  const Lock lock(mutex_);
+  after_sync_ = std::move(after_sync);
+}
+
+void Reducer::set_static_graph() {
+  const Lock lock(mutex_);
+  if (options_.mode == GraphMode::kStatic) {
+    return;
+  }
+  if (phase_ != Phase::kIdle || !arrivals_.learning()) {
+    raise(errors::static_graph_too_late(where()));
+  }
+  options_.mode = GraphMode::kStatic;
+  plan_ = BucketPlan::initial(metas_, options_.caps, options_.mode);
+  arrivals_ = ArrivalTracker(params_.size(), options_.mode);
+  order_ = ArrivalOrder(params_.size(), /*wanted=*/true);
+  make_buckets();
+}
+
+void Reducer::set_collective(std::shared_ptr<Collective> collective) {
+  const Lock lock(mutex_);
+  if (phase_ == Phase::kCollecting || phase_ == Phase::kDraining) {
+    throw errors::inside_backward(where(), "_update_process_group()");
+  }
+  collective_ = std::move(collective);
+  plan_ = BucketPlan::initial(metas_, options_.caps, options_.mode);
+  order_ = ArrivalOrder(params_.size(), options_.mode != GraphMode::kFindUnused);
+  arrivals_ = ArrivalTracker(params_.size(), options_.mode);
+  used_ = UsedMap(params_.size(), params_.front().device());
+  static_use_agreed_ = false;
+  predicted_unused_.clear();
+  make_buckets();
+}
+
+void Reducer::remove_hooks() {
+  const Lock lock(mutex_);
+  if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
+    throw errors::hooks_in_use(where());
+  }
+  hooks_.clear();
+}
+
+// ---- a look inside -----------------------------------------------------------------------------
+
+bool Reducer::graph_was_static() const {
+  const Lock lock(mutex_);
+  return arrivals_.always_the_same();
+}
+
+Phase Reducer::phase() const {
+  const Lock lock(mutex_);
+  return phase_;
+}
+
+BucketPlan Reducer::plan() const {
+  const Lock lock(mutex_);
+  return plan_;
+}
+
+std::vector<std::size_t> Reducer::arrival_order() const {
+  const Lock lock(mutex_);
+  return agreed_order_;
+}
+
+std::vector<int32_t> Reducer::used_by_ranks() {
+  const Lock lock(mutex_);
+  return used_.last_sums();
+}
+
+std::string Reducer::last_error() const {
+  const Lock lock(mutex_);
+  return last_error_;
+}
+
+StepReport Reducer::report() const {
+  const Lock lock(mutex_);
+  return clock_.report();
+}
+
+void Reducer::set_sample_rate(int64_t sample_rate) {
+  const Lock lock(mutex_);
+  clock_.set_sample_rate(sample_rate);
+}
+
+std::string Reducer::describe_bucket(std::size_t bucket_index) const {
+  return errors::bucket_all_reduce(
+      bucket_index, names_of(plan_.buckets()[bucket_index].param_indices));
+}
+
+std::vector<std::string> Reducer::names_of(const Indices& param_indices) const {
+  std::vector<std::string> names;
+  names.reserve(param_indices.size());
+  for (const auto param_index : param_indices) {
+    names.push_back(names_[param_index]);
+  }
+  return names;
+}
+
+void rethrow_communication_error(const errors::Where& where, const std::string& what) {
+  try {
+    throw;
+  } catch (const InternalError&) {
+    throw;
+  } catch (const c10::DistBackendError& cause) {
+    // Kept, because scripts catch it.
+    const auto error = errors::communication_failed(where, what, cause.what_without_backtrace());
+    throw c10::DistBackendError({__func__, __FILE__, __LINE__}, error.what());
+  } catch (const c10::Error& cause) {
+    throw errors::communication_failed(where, what, cause.what_without_backtrace());
+  } catch (const std::exception& cause) {
+    throw errors::communication_failed(where, what, cause.what());
+  }
+}
+
+}  // namespace ddpx

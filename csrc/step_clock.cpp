@@ -1,0 +1,52 @@
+#include "step_clock.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace ddpx {
+namespace {
+
+int64_t now() {
+  const auto since_epoch = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since_epoch).count();
+}
+
+constexpr std::array kParts = {
+    &StepTimes::forward, &StepTimes::backward, &StepTimes::comm, &StepTimes::overlap};
+
+}  // namespace
+
+void StepClock::note(Moment moment) {
+  if (sampled()) {
+    moments_[static_cast<std::size_t>(moment)] = now();
+  }
+}
+
+void StepClock::note_first(Moment moment) {
+  if (moments_[static_cast<std::size_t>(moment)] == 0) {
+    note(moment);
+  }
+}
+
+void StepClock::end_step() {
+  if (sampled()) {
+    const auto [forward_start, backward_start, backward_end, comm_start, comm_end] = moments_;
+    // A backward without a forward through the wrapper has no start of forward.
+    const int64_t forward = forward_start == 0 ? 0 : backward_start - forward_start;
+    const int64_t overlap = std::max<int64_t>(0, backward_end - comm_start);
+    report_.times = {forward, backward_end - backward_start, comm_end - comm_start, overlap};
+    ++num_sampled_;
+    for (const auto part : kParts) {
+      sums_.*part += report_.times.*part;
+      report_.mean.*part = sums_.*part / num_sampled_;
+    }
+    report_.step = num_steps_;
+    report_.num_launches = num_launches_;
+    report_.moments = moments_;
+  }
+  moments_ = {};
+  num_launches_ = 0;
+  ++num_steps_;
+}
+
+}  // namespace ddpx

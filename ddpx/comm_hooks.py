@@ -1,0 +1,104 @@
+"""Communication hooks: what may take the all-reduce's place, as in DDP."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import errors
+from ddpx.reducer import Reducer
+
+
+class CommHooks(nn.Module):
+    """The part of a wrapper that registers communication hooks."""
+
+    module: nn.Module
+    process_group: dist.ProcessGroup
+    reducer: Reducer
+    gradient_as_bucket_view: bool
+    _comm_hook_name: str | None = None
+    _last_error: str | None = None
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Lets ``hook(state, bucket)`` communicate each bucket.
+
+        As in DDP: ``bucket`` is a ``torch.distributed.GradBucket`` with undivided gradients; the
+        hook returns a future of a tensor, or list of one, with what the gradients are to be.
+
+        Raises:
+            TypeError: the hook cannot be called.
+            ValueError: it is annotated with other types.
+            RuntimeError: there is a hook already, or a backward runs.
+        """
+        try:
+            check_hook(hook)
+        except (TypeError, ValueError) as error:
+            self._last_error = f"{type(error).__name__}: {error}"
+            raise
+        self.reducer.set_comm_hook(state, hook)
+        self._comm_hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        """``ALLREDUCE`` divides and sums; ``FP16_COMPRESS`` does so in half precision, in C++."""
+        self.reducer.set_builtin_comm_hook(comm_hook_type, self.process_group)
+        self._comm_hook_name = str(comm_hook_type)
+
+    def _register_fused_optim(
+        self,
+        optim: type[torch.optim.Optimizer],
+        *args: Any,
+        optim_params: Iterable[torch.Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Runs an optimizer on each bucket as soon as it is averaged, as in DDP.
+
+        Raises:
+            RuntimeError: torch has no functional form of ``optim``.
+        """
+        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
+
+        overlapped = _as_overlapped_optim(optim, optim_params, *args, **kwargs)
+        try:
+            overlapped.register_ddp(self)
+        except NotImplementedError as error:
+            raise errors.optimizer_does_not_overlap(optim) from error
+
+    def _run_optimizers_in_backward(self) -> None:
+        """If ``_apply_optimizer_in_backward`` was used on the params: after they are averaged."""
+        params = [p for p in self.module.parameters() if hasattr(p, "_in_backward_optimizers")]
+        if not params:
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+            _apply_optim_in_backward_hook,
+        )
+        from torch.distributed.optim.apply_optimizer_in_backward import (
+            param_to_optim_hook_handle_map,
+        )
+
+        for param in params:  # torch's own hooks would step on local gradients
+            for handle in param_to_optim_hook_handle_map.get(param, []):
+                handle.remove()
+        self.register_comm_hook(
+            weakref.ref(self), _apply_optim_in_backward_hook(self.gradient_as_bucket_view)
+        )
+
+
+def check_hook(hook: Callable[..., Any]) -> None:
+    """Raises TypeError or ValueError if ``hook`` cannot be a communication hook."""
+    if not callable(hook):
+        raise errors.hook_not_callable(hook)
+    signature = inspect.signature(hook)
+    bucket = signature.parameters.get("bucket")
+    bucket_types = (inspect.Parameter.empty, dist.GradBucket, "dist.GradBucket", "GradBucket")
+    if bucket is not None and bucket.annotation not in bucket_types:
+        raise errors.hook_bucket_annotation(bucket.annotation)
+    returned = signature.return_annotation
+    future = torch.futures.Future[torch.Tensor]
+    if not (returned in (inspect.Signature.empty, future) or "Future" in str(returned)):
+        raise errors.hook_return_annotation(returned)

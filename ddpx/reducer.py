@@ -1,0 +1,63 @@
+"""The reducer as a wrapper's ``reducer`` attribute, with the names that DDP's has.
+
+torch's own communication hooks and older scripts reach for them on ``model.reducer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddpx import _C
+from ddpx.options import Options
+from ddpx.params import ManagedParam
+
+
+class Reducer(_C.Reducer):
+    """A ``_C.Reducer`` over the params of a module; see ``csrc/reducer.h``."""
+
+    def __init__(
+        self,
+        managed: Sequence[ManagedParam],
+        bystanders: Sequence[ManagedParam],
+        process_group: dist.ProcessGroup,
+        options: Options,
+    ) -> None:
+        super().__init__(
+            [_C.ReducerParam(p.tensor, p.name, p.expect_sparse) for p in managed],
+            process_group,
+            options.caps,
+            options.mode,
+            options.gradient_as_bucket_view,
+            options.batched_grad_copy,
+            options.skip_all_reduce_unused_params,
+            [_C.ReducerParam(p.tensor, p.name) for p in bystanders],
+        )
+        self._process_group = process_group
+        self._device = managed[0].tensor.device
+
+    def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+        """Sums the bucket over all ranks, undivided."""
+        buffer = bucket.buffer()
+        real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        work = self._process_group.allreduce([real])
+        return work.get_future()
+
+    def _get_local_used_map(self) -> torch.Tensor:
+        """Per param, how many ranks used it in the last step that they agreed about."""
+        return torch.tensor(self.used_by_ranks, dtype=torch.int32, device=self._device)
+
+    def _rebuild_buckets(self) -> bool:
+        return self.rebuild_buckets()
+
+    def _remove_autograd_hooks(self) -> None:
+        self.remove_hooks()
+
+    def _ddp_graph_static(self) -> bool:
+        return self.graph_was_static
+
+    def _set_static_graph(self) -> None:
+        self.set_static_graph()

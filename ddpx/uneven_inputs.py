@@ -1,0 +1,123 @@
+"""Training with uneven inputs: ranks that have run out shadow what the others communicate.
+
+The context manager is torch's ``torch.distributed.algorithms.Join``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+from ddpx import params, state_sync
+from ddpx.buffer_sync import BufferSync
+from ddpx.reducer import Reducer
+
+
+class UnevenInputs(BufferSync, Joinable):
+    """The part of a wrapper that takes part in a join context."""
+
+    reducer: Reducer
+    device: torch.device
+    require_backward_grad_sync: bool
+    _divide_by_initial_world_size = True
+    _joined_before = False
+    _authoritative_rank: int  # whose model all ranks got at the end of a join context
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context for a training loop in which ranks have different numbers of batches.
+
+        Args:
+            divide_by_initial_world_size: divide gradients by the number of all ranks; if False, by
+                the number of those that still have inputs.
+            enable: whether the context does anything.
+            throw_on_early_termination: raise on all ranks as soon as one has run out.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What a rank does that has run out of inputs; called by ``Join``."""
+        self._joined_before = True
+        self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        return _Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self.process_group
+
+    def _begin_joined_forward(self) -> None:
+        """Tells ranks that have run out that this one makes another step."""
+        work = Join.notify_join_context(self)
+        divisor = None
+        if work is not None and not self._divide_by_initial_world_size:
+            work.wait()
+            divisor = int(work.result()[0].item())
+        self.reducer.set_divisor(divisor)
+
+    def _agree_on_sync(self, has_inputs: bool) -> torch.Tensor:
+        """1 or more if some rank's next backward is synchronised."""
+        syncs = has_inputs and self.require_backward_grad_sync
+        flag = torch.full((1,), float(syncs), device=self.device)
+        dist.all_reduce(flag, group=self.process_group)
+        return flag
+
+    def _buffer_source(self) -> int:
+        if not self._join_config.enable:
+            return super()._buffer_source()
+        return self._last_rank_that(True)
+
+    def _last_rank_that(self, claims: bool) -> int:
+        rank = self.process_group.rank() if claims else -1
+        highest = torch.tensor([rank], device=self.device)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.process_group)
+        return int(highest.item())
+
+
+class _Shadow(JoinHook):
+    """Makes the collective calls of a step without inputs."""
+
+    def __init__(self, wrapper: UnevenInputs) -> None:
+        self._wrapper = wrapper
+        super().__init__()
+
+    def main_hook(self) -> None:
+        wrapper = self._wrapper
+        wrapper.reducer.rebuild_buckets()
+        hook = wrapper.buffer_hook
+        before_forward = hook is None or (
+            hook.buffer_comm_hook_location is _BufferCommHookLocation.PRE_FORWARD
+        )
+        if before_forward and wrapper.will_sync_module_buffers():
+            source = wrapper._last_rank_that(False)
+            state_sync.broadcast(wrapper.modules_buffers, wrapper.process_group, source)
+        syncs = bool(wrapper._agree_on_sync(has_inputs=False).item())
+        wrapper.require_forward_param_sync = syncs
+        if syncs:
+            wrapper.reducer.shadow_step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        wrapper = self._wrapper
+        source = wrapper._last_rank_that(is_last_joiner)
+        wrapper._authoritative_rank = source
+        state = params.module_state(
+            wrapper.module, wrapper.parameters_to_ignore, wrapper.forward_sync_buffers
+        )
+        state_sync.broadcast(state, wrapper.process_group, source)
+        wrapper.reducer.set_divisor(None)

@@ -1,0 +1,50 @@
+"""Which wrapper averages which parameters, so that no two average the same ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch.distributed as dist
+
+from ddpx import errors
+from ddpx.params import ManagedParam
+
+
+class Wrapper(Protocol):
+    """What a wrapper has to offer here."""
+
+    process_group: dist.ProcessGroup
+
+    def _managed(self) -> Sequence[ManagedParam]: ...
+    def _yield_to(self, successor: Wrapper) -> None: ...
+
+
+_live: weakref.WeakSet[Wrapper] = weakref.WeakSet()
+
+
+def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
+    """Makes ``wrapper`` the one that averages ``managed``; an older one of the same module yields.
+
+    Raises:
+        ValueError: another wrapper averages some of them together with others, or over other ranks.
+    """
+    mine = {id(param.tensor): param.name for param in managed}
+    if any(_shared(other, mine) not in ("none", "all") for other in _live):
+        gc.collect()  # it may only be waiting to be collected
+    for other in list(_live):
+        shared = _shared(other, mine)
+        if shared == "none" or other is wrapper:
+            continue
+        if shared == "some" or other.process_group is not wrapper.process_group:
+            names = [mine[id(p.tensor)] for p in other._managed() if id(p.tensor) in mine]
+            raise errors.params_wrapped_elsewhere(names)
+        other._yield_to(wrapper)
+    _live.add(wrapper)
+
+
+def _shared(other: Wrapper, mine: dict[int, str]) -> str:
+    theirs = [id(param.tensor) in mine for param in other._managed()]
+    return "all" if theirs and all(theirs) else "some" if any(theirs) else "none"
