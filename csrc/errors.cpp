@@ -45,13 +45,28 @@ UserError params_without_gradient(const Where& where, const std::vector<std::str
       "loss, or freeze these parameters before wrapping.");
 }
 
-UserError static_graph_changed(const Where& where, const std::vector<std::string>& names) {
-  return UserError(
-      opening(where) +
-      "Your training graph has changed in this iteration: static_graph=True, but this backward "
-      "used parameters otherwise than the "
-      "first synchronised one: fewer gradients than then arrived for " +
-      join_names(names) + ". Drop static_graph=True, or pass find_unused_parameters=True instead.");
+UserError static_graph_changed(
+    const Where& where,
+    const std::vector<std::string>& names,
+    const std::vector<std::size_t>& param_indices) {
+  std::ostringstream out;
+  // The first sentences are torch's: scripts and tests look for them.
+  out << opening(where)
+      << "Expected to have finished reduction in the prior iteration before starting a new one. "
+         "This "
+         "error indicates that your training graph has changed in this iteration, e.g., one "
+         "parameter is used in first iteration, but then got unused in the second iteration. this "
+         "is not compatible with static_graph set to True.\n"
+         "Parameter indices which did not receive grad for rank "
+      << where.rank << ":";
+  for (const auto param_index : param_indices) {
+    out << ' ' << param_index;
+  }
+  out << ". Fewer gradients than in the first synchronised backward of static_graph=True arrived "
+         "for "
+      << join_names(names)
+      << ". Drop static_graph=True, or pass find_unused_parameters=True instead.";
+  return UserError(out.str());
 }
 
 UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph) {

@@ -38,7 +38,10 @@ std::string join_names(const std::vector<std::string>& names, std::size_t most =
 UserError params_without_gradient(const Where& where, const std::vector<std::string>& names);
 
 // static_graph: arrivals differ from those of the first synchronised backward.
-UserError static_graph_changed(const Where& where, const std::vector<std::string>& names);
+UserError static_graph_changed(
+    const Where& where,
+    const std::vector<std::string>& names,
+    const std::vector<std::size_t>& param_indices);
 
 // A gradient arrived again after it was final.
 UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph);

@@ -303,7 +303,7 @@ void Reducer::report_end(const errors::Where& where, const Indices& missing, boo
     return;
   }
   if (options_.mode == GraphMode::kStatic) {
-    raise(errors::static_graph_changed(where, names_of(missing)));
+    raise(errors::static_graph_changed(where, names_of(missing), missing));
   }
   // Another output of the same forward may have brought them, or may still bring them.
   const auto nodes_to_come = outputs_.nodes_to_come();

@@ -120,8 +120,8 @@ def not_default_group() -> RuntimeError:
 def params_wrapped_elsewhere(names: Iterable[str]) -> ValueError:
     return ValueError(
         "these parameters are averaged already by another ReducerDDP, together with others or "
-        f"over another process group: {', '.join(names)}. Wrap one module that holds all of them, or "
-        "delete the other wrapper first."
+        f"over another process group: {', '.join(names)}. Wrap one module that holds all of "
+        "them, or delete the other wrapper first."
     )
 
 
@@ -136,7 +136,8 @@ def params_replaced(names: Iterable[str]) -> RuntimeError:
 def not_averaged_here() -> ValueError:
     return ValueError(
         "register_post_sync_hook() got a parameter or module of which this wrapper averages "
-        "nothing. Pass a parameter of the wrapped module that requires a gradient, or one of its submodules."
+        "nothing. Pass a parameter of the wrapped module that requires a gradient, or one of its "
+        "submodules."
     )
 
 
