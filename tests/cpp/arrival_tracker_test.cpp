@@ -10,10 +10,29 @@ namespace {
 
 using Indices = std::vector<std::size_t>;
 
+void learn(ArrivalTracker& tracker, const Indices& arrivals) {
+  tracker.begin();
+  for (const auto param_index : arrivals) {
+    tracker.arrive(param_index);
+  }
+  tracker.end();
+}
+
 class ArrivalTrackerEveryBackward : public testing::TestWithParam<GraphMode> {};
+
+TEST_P(ArrivalTrackerEveryBackward, NothingIsFinalWhileLearning) {
+  ArrivalTracker tracker(2, GetParam());
+  tracker.begin();
+  EXPECT_TRUE(tracker.learning());
+  EXPECT_EQ(tracker.arrive(1), Arrival::kPartial);
+  EXPECT_EQ(tracker.arrive(1), Arrival::kPartial);
+  EXPECT_EQ(tracker.missing(), Indices{0});
+  EXPECT_EQ(tracker.unfinished(), (Indices{0, 1}));
+}
 
 TEST_P(ArrivalTrackerEveryBackward, TheFirstArrivalIsFinalAndASecondIsRepeated) {
   ArrivalTracker tracker(2, GetParam());
+  learn(tracker, {0, 1});
   tracker.begin();
   EXPECT_FALSE(tracker.learning());
   EXPECT_EQ(tracker.arrive(1), Arrival::kFinal);
@@ -34,13 +53,50 @@ TEST_P(ArrivalTrackerEveryBackward, MissingAreThoseThatDidNotArrive) {
 
 TEST_P(ArrivalTrackerEveryBackward, NothingIsCarriedToTheNextBackward) {
   ArrivalTracker tracker(2, GetParam());
-  tracker.begin();
-  tracker.arrive(0);
-  tracker.end();
+  learn(tracker, {0});
   EXPECT_EQ(tracker.known_unused(), Indices{});
   tracker.begin();
   EXPECT_EQ(tracker.missing(), (Indices{0, 1}));
   EXPECT_EQ(tracker.arrive(0), Arrival::kFinal);
+  EXPECT_EQ(tracker.arrive(1), Arrival::kFinal) << "nothing makes it unused for ever";
+}
+
+TEST_P(ArrivalTrackerEveryBackward, AsManyPartsAsEverCameMakeAGradientFinal) {
+  ArrivalTracker tracker(2, GetParam());
+  learn(tracker, {0, 1, 0});
+  learn(tracker, {0, 1, 0, 0});
+  learn(tracker, {0, 1});
+  tracker.begin();
+  EXPECT_EQ(tracker.arrive(0), Arrival::kPartial);
+  EXPECT_EQ(tracker.arrive(0), Arrival::kPartial);
+  EXPECT_EQ(tracker.unfinished(), (Indices{0, 1}));
+  EXPECT_EQ(tracker.missing(), Indices{1}) << "fewer parts than ever are no error";
+  EXPECT_EQ(tracker.arrive(0), Arrival::kFinal);
+  EXPECT_EQ(tracker.arrive(0), Arrival::kRepeated);
+}
+
+TEST_P(ArrivalTrackerEveryBackward, NobodyWaitsForAbsentParams) {
+  ArrivalTracker tracker(3, GetParam());
+  tracker.begin({1});
+  EXPECT_EQ(tracker.missing(), (Indices{0, 2}));
+  EXPECT_EQ(tracker.arrive(1), Arrival::kAbsent);
+  EXPECT_TRUE(tracker.arrived(1));
+  EXPECT_EQ(tracker.unfinished(), (Indices{0, 2}));
+  tracker.end();
+  tracker.begin();
+  EXPECT_EQ(tracker.missing(), (Indices{0, 1, 2})) << "absent in one backward only";
+  EXPECT_EQ(tracker.arrive(1), Arrival::kFinal);
+}
+
+TEST_P(ArrivalTrackerEveryBackward, TellsWhetherAllBackwardsWereTheSame) {
+  ArrivalTracker tracker(2, GetParam());
+  EXPECT_TRUE(tracker.always_the_same());
+  learn(tracker, {0});
+  learn(tracker, {0});
+  EXPECT_TRUE(tracker.always_the_same());
+  learn(tracker, {0, 1});
+  learn(tracker, {0, 1});
+  EXPECT_FALSE(tracker.always_the_same());
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,6 +1,8 @@
 // Whatever goes wrong in a step, the error says what, and the next step works.
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -24,9 +26,20 @@ void expect_reusable(Replica& replica) {
   }
 }
 
-class ReducerFailure : public testing::TestWithParam<GraphMode> {
+struct StepKind {
+  GraphMode mode;
+  bool first_step;  // nothing leaves before the end of its backward
+};
+
+class ReducerFailure : public testing::TestWithParam<StepKind> {
  protected:
-  Replica replica{GetParam()};
+  void SetUp() override {
+    if (!GetParam().first_step) {
+      replica.learn();
+    }
+  }
+
+  Replica replica{GetParam().mode};
 };
 
 TEST_P(ReducerFailure, AFailingCollectiveIsReportedWithRankBucketAndParams) {
@@ -79,6 +92,7 @@ TEST_P(ReducerFailure, CollectivesOfABrokenStepMayStillCompleteLater) {
       [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
   EXPECT_THROW(replica.step(), std::domain_error);
   replica.params[0].remove_hook(key);
+  EXPECT_EQ(replica.collective->all_reduces().size(), GetParam().first_step ? 0u : 2u);
   const auto abandoned = replica.collective->all_reduces();
   replica.collective->clear();
   replica.clear_grads();
@@ -94,23 +108,19 @@ TEST_P(ReducerFailure, CollectivesOfABrokenStepMayStillCompleteLater) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
-std::string mode_name(const testing::TestParamInfo<GraphMode>& info) {
-  switch (info.param) {
-    case GraphMode::kDefault:
-      return "Default";
-    case GraphMode::kFindUnused:
-      return "FindUnused";
-    case GraphMode::kStatic:
-      return "Static";
+std::vector<StepKind> all_step_kinds() {
+  std::vector<StepKind> all;
+  for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
+    all.push_back({mode, /*first_step=*/true});
+    all.push_back({mode, /*first_step=*/false});
   }
-  return "unknown";
+  return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Modes,
-    ReducerFailure,
-    testing::Values(GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic),
-    mode_name);
+    StepKinds, ReducerFailure, testing::ValuesIn(all_step_kinds()), [](const auto& info) {
+      return mode_name(info.param.mode) + (info.param.first_step ? "FirstStep" : "LaterStep");
+    });
 
 class ReducerUsedMapFailure : public testing::Test {
  protected:
@@ -161,6 +171,7 @@ TEST(ReducerRebuildFailure, LeavesTheOldPlanAndIsTriedAgain) {
 
 TEST(ReducerMissing, DefaultModeNamesTheParamOnceEveryBucketIsReduced) {
   Replica replica;
+  replica.learn();
   const auto error = replica.failing_step({2, 0});
   expect_mentions(error, {"rank 0", "1 parameter got no gradient", "'w1'"});
   EXPECT_EQ(error.find("'w0'"), std::string::npos) << error;
@@ -180,23 +191,48 @@ TEST(ReducerMissing, AStaticGraphMustNotChange) {
   expect_reusable(replica);
 }
 
-TEST(ReducerMismatch, ASparseGradientThatWasNotExpectedIsReported) {
+TEST(ReducerMissing, TheFirstStepMayBeTheOne) {
+  Replica replica;
+  const auto error = replica.failing_step({2, 0});
+  expect_mentions(error, {"1 parameter got no gradient", "'w1'"});
+  EXPECT_EQ(
+      replica.collective->log,
+      (Log{"grad 2", "grad 0", "launch 0", "launch 1", "launch 2", "wait 0", "wait 1", "wait 2"}));
+  EXPECT_EQ(replica.grads(), (Grads{10., 0., 5.}));
+  expect_reusable(replica);
+}
+
+// Peers wait for its bucket, so zeros leave; their sum is not for this rank.
+TEST(ReducerMismatch, ASparseGradientThatWasNotExpectedIsReportedAtTheEnd) {
   const auto weight = at::ones({4, 2}, at::kDouble).set_requires_grad(true);
+  const auto bias = at::ones({2}, at::kDouble).set_requires_grad(true);
   const auto collective = std::make_shared<FakeCollective>(2, Replica::kWorldSize);
+  collective->peer_sends = [](const at::Tensor& own, int) { return at::ones_like(own); };
   const auto reducer = Reducer::create(
-      {{weight, "embedding.weight", false}},
-      ReducerOptions{kOneBucket, GraphMode::kDefault, false},
+      {{weight, "embedding.weight", false}, {bias, "bias", false}},
+      ReducerOptions{BucketCaps{0, 0, {0}}, GraphMode::kDefault, false},
       collective);
   const auto rows = at::zeros({1}, at::kLong);
-  try {
-    at::embedding(weight, rows, -1, false, /*sparse=*/true).sum().backward();
-    ADD_FAILURE() << "no error";
-  } catch (const UserError& error) {
-    expect_mentions(
-        error.what(), {"rank 2", "'embedding.weight'", "a sparse", "a dense", "[4, 2]"});
+  for (int step = 0; step < 2; ++step) {
+    bias.mutable_grad().reset();
+    weight.mutable_grad().reset();
+    collective->clear();
+    try {
+      (at::embedding(weight, rows, -1, false, /*sparse=*/true) + bias).sum().backward();
+      ADD_FAILURE() << "no error";
+    } catch (const UserError& error) {
+      expect_mentions(
+          error.what(), {"rank 2", "'embedding.weight'", "a sparse", "a dense", "[4, 2]"});
+    }
+    EXPECT_EQ(reducer->phase(), Phase::kIdle);
+    ASSERT_EQ(collective->all_reduces().size(), 2u);
+    EXPECT_TRUE(collective->all_reduces()[1].tensor.equal(at::full({8}, 3., at::kDouble)))
+        << "zeros from this rank, ones from 3 peers";
+    ASSERT_TRUE(weight.grad().is_sparse()) << "left alone";
+    EXPECT_EQ(weight.grad().to_dense().sum().item<double>(), 2.);
+    // A quarter of this rank's gradient, and 1 from each peer.
+    EXPECT_TRUE(bias.grad().equal(at::full({2}, 3.25, at::kDouble))) << bias.grad();
   }
-  EXPECT_EQ(reducer->phase(), Phase::kIdle);
-  EXPECT_TRUE(collective->all_reduces().empty());
 }
 
 // A static graph launches buckets of unused params as the step begins, and outputs are not watched

@@ -60,6 +60,7 @@ TEST(ReducerLifetime, NoGraphKeepsItAlive) {
 
 TEST(ReducerLifetime, ItMayBeDroppedInsideABackward) {
   Replica replica;
+  replica.learn();
   replica.params[1].register_hook([&](at::Tensor) { replica.reducer.reset(); });
   replica.step({2, 1, 0});
   EXPECT_EQ(replica.collective->log, (Log{"grad 2", "launch 0", "grad 1", "grad 0"}));
@@ -72,6 +73,8 @@ TEST(ReducerLifetime, ItMayBeDroppedInsideItsOwnHook) {
   const auto options = ReducerOptions{kOneBucket, GraphMode::kDefault, false};
   const auto second = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
   const auto other = Reducer::create({{replica.params[2], "w2", false}}, options, second);
+  replica.learn();
+  second->clear();
   const auto collective = replica.collective;
   collective->on_launch = [&](std::size_t) { replica.reducer.reset(); };
   replica.forward({2, 1, 0}).backward();

@@ -79,27 +79,70 @@ TEST_F(ReducerNested, TheNestedBackwardMayBringEveryGradient) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
-TEST_F(ReducerNested, AParamThatArrivesTwiceNeedsAStaticGraph) {
-  nest({0, 1, 2}, GraphMode::kStatic);
+// How often it comes is learned in the first step.
+TEST_F(ReducerNested, AParamMayArriveTwiceInEveryMode) {
+  for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
+    nest({0, 1, 2}, mode);
+    for (int i = 0; i < 3; ++i) {
+      replica.clear_grads();
+      step(local_loss(0));
+      EXPECT_EQ(replica.grads(), (Grads{60., 20., 15.})) << mode_name(mode) << ", step " << i;
+    }
+  }
+}
+
+TEST_F(ReducerNested, ABucketLeavesWithTheLastPartOfItsGradient) {
+  nest({0, 1, 2});
+  step(local_loss(0));
+  replica.clear_grads();
+  replica.collective->clear();
+  step(local_loss(0));
+  const auto& log = replica.collective->log;
+  const auto second_part = std::find(log.rbegin(), log.rend(), "grad 0").base();
+  EXPECT_EQ(std::count(log.begin(), log.end(), "grad 0"), 2);
+  EXPECT_LT(std::find(log.begin(), log.end(), "launch 1"), second_part) << "those of w2 and w1";
+  EXPECT_EQ(Log(second_part, log.end()), (Log{"launch 2", "wait 0", "wait 1", "wait 2"}));
+}
+
+TEST_F(ReducerNested, FewerPartsThanEverLeaveAtTheEnd) {
+  nest({0, 1, 2});
+  step(local_loss(0));
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+// It is packed by then; peers must not wait for what follows it, and the error comes last.
+TEST_F(ReducerNested, MorePartsThanEverAreAnErrorAtTheEnd) {
+  for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
+    nest({0, 1, 2}, mode);
+    replica.learn();
+    try {
+      step(local_loss(0));
+      ADD_FAILURE() << "no error";
+    } catch (const UserError& error) {
+      const bool is_static = mode == GraphMode::kStatic;
+      expect_mentions(
+          error.what(),
+          {"rank 0", "'w0'", is_static ? "static_graph=True" : "use_reentrant=False"});
+    }
+    const auto& log = replica.collective->log;
+    EXPECT_EQ(std::count(log.begin(), log.end(), "wait 2"), 1);
+    EXPECT_EQ(replica.grads()[1], 20.);
+    EXPECT_EQ(replica.grads()[2], 15.);
+    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  }
+}
+
+TEST_F(ReducerNested, AfterMorePartsThanEverThatManyAreExpected) {
+  nest({0, 1, 2});
+  replica.learn();
+  EXPECT_THROW(step(local_loss(0)), UserError);
   for (int i = 0; i < 2; ++i) {
     replica.clear_grads();
     step(local_loss(0));
     EXPECT_EQ(replica.grads(), (Grads{60., 20., 15.}));
   }
-}
-
-TEST_F(ReducerNested, AParamThatArrivesTwiceIsAnErrorElsewhere) {
-  nest({0, 1, 2});
-  try {
-    step(local_loss(0));
-    ADD_FAILURE() << "no error";
-  } catch (const UserError& error) {
-    expect_mentions(error.what(), {"rank 0", "'w0'", "use_reentrant=False"});
-  }
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
-  replica.clear_grads();
-  replica.step();
-  EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
 TEST_F(ReducerNested, TheRestMayComeFromAnOuterBackwardThatIsNotWatched) {

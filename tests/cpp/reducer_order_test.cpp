@@ -20,6 +20,7 @@ std::vector<int64_t> sizes_sent(const Replica& replica) {
 
 TEST(ReducerOrder, ABucketLeavesWhileGradientsStillArrive) {
   Replica replica;
+  replica.learn();
   replica.step({2, 1, 0});
   EXPECT_EQ(
       replica.collective->log,
@@ -37,6 +38,7 @@ TEST(ReducerOrder, ABucketLeavesWhileGradientsStillArrive) {
 
 TEST(ReducerOrder, AReadyBucketIsHeldBackForThoseBeforeItInThePlan) {
   Replica replica;
+  replica.learn();
   replica.step({1, 2, 0});
   EXPECT_EQ(
       replica.collective->log,
@@ -55,10 +57,14 @@ TEST(ReducerOrder, AReadyBucketIsHeldBackForThoseBeforeItInThePlan) {
 TEST(ReducerOrder, PlanOrderAndRightMeansForEveryArrivalOrder) {
   Indices arrival_order = {0, 1, 2};
   do {
-    Replica replica;
-    replica.step(arrival_order);
-    EXPECT_EQ(sizes_sent(replica), (std::vector<int64_t>{3, 2, 1}));
-    EXPECT_EQ(replica.grads(), kMeanGrads);
+    Replica fresh;
+    Replica taught;
+    taught.learn({2, 1, 0});
+    for (auto* replica : {&fresh, &taught}) {
+      replica->step(arrival_order);
+      EXPECT_EQ(sizes_sent(*replica), (std::vector<int64_t>{3, 2, 1}));
+      EXPECT_EQ(replica->grads(), kMeanGrads);
+    }
   } while (std::next_permutation(arrival_order.begin(), arrival_order.end()));
 }
 
@@ -66,6 +72,7 @@ TEST(ReducerOrder, CollectivesMayCompleteInAnyOrder) {
   Indices completion_order = {0, 1, 2};
   do {
     Replica replica;
+    replica.learn();
     replica.collective->on_wait = [&](std::size_t) {
       for (const auto index : completion_order) {
         replica.collective->complete(index);
@@ -78,6 +85,7 @@ TEST(ReducerOrder, CollectivesMayCompleteInAnyOrder) {
 
 TEST(ReducerOrder, ACollectiveMayCompleteBeforeItIsWaitedFor) {
   Replica replica;
+  replica.learn();
   replica.collective->on_launch = [&](std::size_t index) { replica.collective->complete(index); };
   replica.step();
   EXPECT_EQ(replica.grads(), kMeanGrads);
@@ -91,24 +99,30 @@ TEST(ReducerOrder, TheUsedMapIsAgreedAfterAllBucketsHaveLeft) {
   EXPECT_EQ(used_map.scalar_type(), at::kInt);
 }
 
-TEST(ReducerOrder, AStaticGraphIsLearnedInOneStepWithoutOverlap) {
-  Replica replica(GraphMode::kStatic);
+class ReducerLearning : public testing::TestWithParam<GraphMode> {};
+
+TEST_P(ReducerLearning, TheFirstStepIsWithoutOverlap) {
+  Replica replica(GetParam());
+  const bool agrees_on_use = GetParam() != GraphMode::kDefault;
   replica.step();
-  EXPECT_EQ(
-      replica.collective->log,
-      (
-          Log{"grad 2",
-              "grad 1",
-              "grad 0",
-              "launch 0",
-              "launch 1",
-              "launch 2",
-              "launch 3",
-              "wait 0",
-              "wait 1",
-              "wait 2"}));
-  replica.collective->clear();
-  replica.clear_grads();
+  Log expected = {"grad 2", "grad 1", "grad 0", "launch 0", "launch 1", "launch 2"};
+  if (agrees_on_use) {
+    expected.push_back("launch 3");
+  }
+  expected.insert(expected.end(), {"wait 0", "wait 1", "wait 2"});
+  EXPECT_EQ(replica.collective->log, expected);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes,
+    ReducerLearning,
+    testing::Values(GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic),
+    [](const auto& info) { return mode_name(info.param); });
+
+TEST(ReducerOrder, AStaticGraphIsLearnedInOneStep) {
+  Replica replica(GraphMode::kStatic);
+  replica.learn();
   replica.step();
   EXPECT_EQ(
       replica.collective->log,

@@ -36,6 +36,9 @@ class Replica {
       const BucketCaps& caps = kParamABucket,
       bool gradient_as_bucket_view = false,
       int rank = 0)
+      : Replica(ReducerOptions{caps, mode, gradient_as_bucket_view}, rank) {}
+
+  explicit Replica(const ReducerOptions& options, int rank = 0)
       : collective(std::make_shared<FakeCollective>(rank, kWorldSize)) {
     std::vector<ReducerParam> reducer_params;
     for (std::size_t i = 0; i < kNumParams; ++i) {
@@ -47,8 +50,7 @@ class Replica {
       });
       reducer_params.push_back({params.back(), "w" + std::to_string(i), false});
     }
-    reducer = Reducer::create(
-        reducer_params, ReducerOptions{caps, mode, gradient_as_bucket_view}, collective);
+    reducer = Reducer::create(reducer_params, options, collective);
   }
 
   // A loss whose backward brings the gradients of these params in this order.
@@ -65,6 +67,16 @@ class Replica {
 
   void step(const Indices& arrival_order = {2, 1, 0}) {
     forward(arrival_order).backward();
+  }
+
+  // The first step, in which nothing leaves before the end of backward, and the rebuild by its
+  // arrival order; then all is forgotten but what the reducer learned.
+  void learn(const Indices& arrival_order = {2, 1, 0}) {
+    step(arrival_order);
+    reducer->prepare_forward();
+    reducer->used_by_ranks();  // waits for an agreement whose answer nobody needed
+    clear_grads();
+    collective->clear();
   }
 
   // As step(), which must throw; returns the text of the error.
@@ -108,6 +120,18 @@ class Replica {
     return elements[0];
   }
 };
+
+inline std::string mode_name(GraphMode mode) {
+  switch (mode) {
+    case GraphMode::kDefault:
+      return "Default";
+    case GraphMode::kFindUnused:
+      return "FindUnused";
+    case GraphMode::kStatic:
+      return "Static";
+  }
+  return "unknown";
+}
 
 const Grads kLocalGrads = {12., 8., 6.};
 const Grads kMeanGrads = {30., 20., 15.};
