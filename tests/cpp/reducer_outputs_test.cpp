@@ -1,0 +1,174 @@
+// What watched outputs tell: where a backward starts, what it asks for, what is still to come.
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+const Grads kNoGrads = {std::nullopt, std::nullopt, std::nullopt};
+
+at::Tensor leaf() {
+  return at::ones({}, at::kDouble).set_requires_grad(true);
+}
+
+// A backward through an output of the wrapper that reaches none of its params.
+void step_past_params(Replica& replica) {
+  replica.reducer->prepare_forward();
+  const auto output = leaf() * 1;
+  replica.reducer->watch_outputs({output});
+  output.backward();
+}
+
+TEST(ReducerOutputs, ALossThatReachesNoParamIsAStepWithNothingFromThisRank) {
+  for (const auto mode : {GraphMode::kFindUnused, GraphMode::kStatic}) {
+    Replica replica(mode);
+    step_past_params(replica);
+    EXPECT_EQ(replica.collective->all_reduces().size(), 4u) << mode_name(mode);
+    EXPECT_EQ(replica.grads(), kNoGrads);
+  }
+}
+
+TEST(ReducerOutputs, ALossThatReachesNoParamIsAnErrorInDefaultMode) {
+  Replica replica;
+  for (int step = 0; step < 2; ++step) {
+    replica.learn();
+    try {
+      step_past_params(replica);
+      ADD_FAILURE() << "no error";
+    } catch (const UserError& error) {
+      expect_mentions(error.what(), {"3 parameters got no gradient", "'w0', 'w1', 'w2'"});
+    }
+    EXPECT_EQ(replica.collective->all_reduces().size(), 3u) << "peers must not wait";
+    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  }
+}
+
+TEST(ReducerOutputs, WhereEveryParamIsFrozenThereIsNoStep) {
+  Replica replica;
+  for (auto& param : replica.params) {
+    param.set_requires_grad(false);
+  }
+  step_past_params(replica);
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+}
+
+TEST(ReducerOutputs, ABackwardWithoutSyncIsNoStep) {
+  Replica replica;
+  replica.reducer->set_sync_enabled(false);
+  step_past_params(replica);
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+}
+
+// ---- two outputs -------------------------------------------------------------------------------
+
+class ReducerTwoOutputs : public testing::Test {
+ protected:
+  // w2 is behind the first output, w1 and w0 behind the second.
+  void forward() {
+    replica.reducer->prepare_forward();
+    first = replica.params[2].sum() * 6;
+    second = replica.params[1].sum() * 8 + replica.params[0].sum() * 12;
+    replica.reducer->watch_outputs({first, second});
+  }
+
+  Replica replica;
+  at::Tensor first;
+  at::Tensor second;
+};
+
+TEST_F(ReducerTwoOutputs, EachMayBringItsPartInABackwardOfItsOwn) {
+  for (int step = 0; step < 3; ++step) {
+    replica.clear_grads();
+    forward();
+    EXPECT_NO_THROW(first.backward());
+    EXPECT_EQ(replica.grads()[2], 15.);
+    EXPECT_NO_THROW(second.backward());
+    EXPECT_EQ(replica.grads()[1], 20.);
+    EXPECT_EQ(replica.grads()[0], 30.);
+    EXPECT_NO_THROW(replica.reducer->prepare_forward());
+  }
+}
+
+TEST_F(ReducerTwoOutputs, TheNextForwardReportsWhatNeverCame) {
+  forward();
+  EXPECT_NO_THROW(first.backward());
+  const auto error = replica.failing_step();
+  expect_mentions(error, {"2 parameters got no gradient", "'w0', 'w1'"});
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST_F(ReducerTwoOutputs, NothingIsToComeFromAnOutputThatIsGone) {
+  forward();
+  second.reset();
+  try {
+    first.backward();
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& error) {
+    expect_mentions(error.what(), {"2 parameters got no gradient", "'w0', 'w1'"});
+  }
+  replica.clear_grads();
+  EXPECT_NO_THROW(replica.step());
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST_F(ReducerTwoOutputs, BothAtOnceAreOneStep) {
+  forward();
+  (first + second).backward();
+  EXPECT_EQ(replica.collective->all_reduces().size(), 3u);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+// ---- autograd::grad() --------------------------------------------------------------------------
+
+TEST(ReducerAutogradGrad, OfWrappedParamsIsAnErrorThatNamesThem) {
+  for (const bool first_step : {true, false}) {
+    Replica replica;
+    if (!first_step) {
+      replica.learn();
+    }
+    const auto output = replica.forward({2, 1, 0});
+    replica.collective->clear();
+    try {
+      torch::autograd::grad({output}, {replica.params[0], replica.params[2]});
+      ADD_FAILURE() << "no error";
+    } catch (const UserError& error) {
+      expect_mentions(error.what(), {"torch.autograd.grad()", "('w0', 'w2')"});
+    }
+    EXPECT_TRUE(replica.collective->all_reduces().empty());
+    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    replica.step();
+    EXPECT_EQ(replica.grads(), kMeanGrads);
+  }
+}
+
+TEST(ReducerAutogradGrad, WithoutSyncReturnsLocalGradients) {
+  Replica replica;
+  replica.reducer->set_sync_enabled(false);
+  const auto grads = torch::autograd::grad({replica.forward({2, 1, 0})}, {replica.params[0]});
+  EXPECT_EQ(grads.at(0).item<double>(), 12.);
+}
+
+TEST(ReducerAutogradGrad, OfOtherTensorsIsNoStep) {
+  Replica replica;
+  const auto input = leaf();
+  replica.reducer->prepare_forward();
+  const auto output = input * replica.params[0].sum();
+  replica.reducer->watch_outputs({output});
+  const auto grads = torch::autograd::grad({output}, {input});
+  EXPECT_EQ(grads.at(0).item<double>(), 2.);
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.grads(), kNoGrads);
+}
+
+}  // namespace
+}  // namespace ddpx

@@ -1,0 +1,179 @@
+// What can be set on a reducer, and what it tells of itself.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "replica.h"
+#include "step_clock.h"
+
+namespace ddpx {
+namespace {
+
+class ReducerBatchedCopy : public testing::TestWithParam<bool> {};
+
+TEST_P(ReducerBatchedCopy, GradientsAreMeansInEveryMode) {
+  for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
+    for (const auto& caps : {kOneBucket, kParamABucket}) {
+      ReducerOptions options{caps, mode, /*gradient_as_bucket_view=*/GetParam()};
+      options.batched_copy = true;
+      Replica replica(options);
+      for (int step = 0; step < 4; ++step) {
+        replica.clear_grads();
+        replica.step();
+        EXPECT_EQ(replica.grads(), kMeanGrads) << mode_name(mode) << ", step " << step;
+      }
+      replica.step();
+      EXPECT_EQ(replica.grads(), (Grads{105., 70., 52.5})) << "a kept gradient is added to";
+    }
+  }
+}
+
+TEST_P(ReducerBatchedCopy, ParamsMayStayUnused) {
+  ReducerOptions options{
+      kOneBucket, GraphMode::kFindUnused, /*gradient_as_bucket_view=*/GetParam()};
+  options.batched_copy = true;
+  Replica replica(options);
+  for (const bool used : {false, false, true, false, true}) {
+    replica.clear_grads();
+    replica.step(used ? Indices{2, 1, 0} : Indices{2, 0});
+    EXPECT_EQ(replica.grads(), used ? kMeanGrads : (Grads{10., std::nullopt, 5.}));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Views, ReducerBatchedCopy, testing::Bool(), [](const auto& info) {
+  return info.param ? "View" : "Copy";
+});
+
+TEST(ReducerSettings, TheDivisorMayBeAnother) {
+  Replica replica;
+  replica.reducer->set_divisor(1);
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{120., 80., 60.}));
+  replica.clear_grads();
+  replica.reducer->set_divisor(2);
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{60., 40., 30.}));
+  replica.clear_grads();
+  replica.reducer->set_divisor(std::nullopt);
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST(ReducerSettings, AfterSyncIsCalledWhenGradientsAreThere) {
+  Replica replica;
+  int num_calls = 0;
+  replica.reducer->set_after_sync([&] {
+    ++num_calls;
+    EXPECT_EQ(replica.grads(), kMeanGrads);
+    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  });
+  replica.step();
+  EXPECT_EQ(num_calls, 1);
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(num_calls, 2);
+  replica.reducer->set_sync_enabled(false);
+  replica.step();
+  EXPECT_EQ(num_calls, 2);
+}
+
+TEST(ReducerSettings, TheGraphMayBeMadeStaticBeforeTheFirstStep) {
+  Replica replica;
+  replica.reducer->set_static_graph();
+  replica.step({2, 0});
+  EXPECT_EQ(replica.grads(), (Grads{10., std::nullopt, 5.}));
+  expect_mentions(replica.failing_step({2, 1, 0}), {"static_graph=True", "'w1'"});
+  EXPECT_NO_THROW(replica.reducer->set_static_graph()) << "it is";
+}
+
+TEST(ReducerSettings, LaterItIsTooLateToMakeTheGraphStatic) {
+  Replica replica;
+  replica.step();
+  try {
+    replica.reducer->set_static_graph();
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& error) {
+    expect_mentions(error.what(), {"before training loop starts"});
+  }
+}
+
+TEST(ReducerSettings, ItCannotBeResetInsideABackward) {
+  Replica replica;
+  const auto key = replica.params[1].register_hook([&](at::Tensor) { replica.reducer->reset(); });
+  expect_mentions(replica.failing_step(), {"reset()", "while a backward runs"});
+  replica.params[1].remove_hook(key);
+  EXPECT_NO_THROW(replica.reducer->reset());
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST(ReducerTells, WhetherTheGraphWasStatic) {
+  Replica replica(GraphMode::kFindUnused);
+  for (int step = 0; step < 2; ++step) {
+    replica.step({2, 0});
+    EXPECT_TRUE(replica.reducer->graph_was_static());
+  }
+  replica.step({2, 1, 0});
+  EXPECT_FALSE(replica.reducer->graph_was_static());
+}
+
+TEST(ReducerTells, HowManyRanksUsedAParam) {
+  Replica replica(GraphMode::kFindUnused);
+  EXPECT_TRUE(replica.reducer->used_by_ranks().empty());
+  replica.collective->peer_sends = [](const at::Tensor& own, int) { return own; };
+  replica.step({2, 0});
+  EXPECT_EQ(replica.reducer->used_by_ranks(), (std::vector<int32_t>{4, 0, 4}));
+}
+
+TEST(ReducerTells, HowLongAStepTook) {
+  Replica replica;
+  EXPECT_EQ(replica.reducer->report().step, -1);
+  replica.step();
+  const auto first = replica.reducer->report();
+  EXPECT_EQ(first.step, 0);
+  EXPECT_EQ(first.num_launches, 3);
+  EXPECT_EQ(first.times.overlap, 0) << "nothing leaves while it learns";
+  replica.step();
+  const auto second = replica.reducer->report();
+  EXPECT_EQ(second.step, 1);
+  EXPECT_EQ(second.num_launches, 3);
+  EXPECT_GT(second.times.forward, 0);
+  EXPECT_GT(second.times.backward, 0);
+  EXPECT_GT(second.times.overlap, 0);
+  EXPECT_GE(second.times.comm, second.times.overlap);
+  EXPECT_EQ(second.mean.backward, (first.times.backward + second.times.backward) / 2);
+}
+
+TEST(StepClock, AfterTenStepsEveryNthIsSampled) {
+  StepClock clock;
+  clock.set_sample_rate(7);
+  std::vector<int64_t> sampled;
+  for (int step = 0; step < 22; ++step) {
+    clock.note(Moment::kBackwardStart);
+    clock.note_launch();
+    clock.note(Moment::kBackwardEnd);
+    clock.note(Moment::kCommEnd);
+    clock.end_step();
+    if (clock.report().step == step) {
+      sampled.push_back(step);
+      EXPECT_EQ(clock.report().num_launches, 1);
+    }
+  }
+  EXPECT_EQ(sampled, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 21}));
+  EXPECT_EQ(clock.num_steps(), 22);
+}
+
+TEST(StepClock, WithoutAForwardThereIsNoTimeForIt) {
+  StepClock clock;
+  clock.note(Moment::kBackwardStart);
+  clock.end_step();
+  EXPECT_EQ(clock.report().times.forward, 0);
+}
+
+}  // namespace
+}  // namespace ddpx
