@@ -135,8 +135,10 @@ void Reducer::accept(std::size_t param_index) {
               where(), names_[param_index], misfit->gradient, misfit->expected));
     }
     pack_nothing(bucket, slot, param);
-  } else if (options_.batched_copy && left_alone_[param_index]) {
-    pack_nothing(bucket, slot, param);
+  } else if (left_alone_[param_index]) {
+    // Frozen: it counts, and stays as it is. A batched bucket is divided as a whole.
+    const bool divided_later = options_.batched_copy && !bucket.sparse();
+    pack_apart(bucket, slot, param, divided_later ? 1 : divisor());
   } else if (!options_.batched_copy || bucket.sparse()) {
     pack(bucket, slot, param, divisor(), options_.gradient_as_bucket_view);
   }

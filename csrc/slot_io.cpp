@@ -17,6 +17,17 @@ std::string describe(const at::Tensor& tensor) {
   return out.str();
 }
 
+// Gives a gradient that lies in the slot memory of its own; true if it did.
+bool move_out(const Slot& slot, const at::Tensor& param) {
+  const at::NoGradGuard no_grad;
+  auto& grad = param.mutable_grad();
+  if (!grad.defined() || grad.is_sparse() || !grad.is_alias_of(slot.view)) {
+    return false;
+  }
+  grad = unpack_new(slot.view, param);
+  return true;
+}
+
 }  // namespace
 
 std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
@@ -86,19 +97,22 @@ void pack_together(
   }
 }
 
+void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor) {
+  if (!bucket.sparse()) {
+    move_out(slot, param);
+  }
+  pack(bucket, slot, param, divisor, /*as_view=*/false);
+}
+
 bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
-  const at::NoGradGuard no_grad;
   if (bucket.sparse()) {
     bucket.set_sparse(empty_sparse_grad(param));
     return false;
   }
-  auto& grad = param.mutable_grad();
-  const bool lies_in_slot = grad.defined() && !grad.is_sparse() && grad.is_alias_of(slot.view);
-  if (lies_in_slot) {
-    grad = unpack_new(slot.view, param);
-  }
+  const bool lay_in_slot = move_out(slot, param);
+  const at::NoGradGuard no_grad;
   slot.view.zero_();
-  return lies_in_slot;
+  return lay_in_slot;
 }
 
 void write_back(const Bucket& bucket, const Slot& slot, const at::Tensor& param, bool as_view) {

@@ -35,6 +35,10 @@ void pack_together(
     const std::vector<bool>& left_out,
     bool as_view);
 
+// As pack(), for a gradient that stays out of the bucket: if it lies in the slot, it moves out
+// first.
+void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor);
+
 // Fills the slot with zeros, without a look at `param.grad`. A gradient that lies in the slot moves
 // out of it first; true if one did.
 bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param);
