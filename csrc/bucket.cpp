@@ -8,6 +8,7 @@
 
 #include "errors.h"
 #include "grad_copy.h"
+#include "sparse_rows.h"
 
 namespace ddpx {
 namespace {
@@ -45,8 +46,8 @@ Bucket::Bucket(
   }
 }
 
-void Bucket::begin_step() {
-  num_outstanding_ = slots_.size();
+void Bucket::begin_step(bool gated) {
+  num_outstanding_ = slots_.size() + (gated ? 1 : 0);
 }
 
 bool Bucket::fill_one() {
@@ -73,8 +74,12 @@ void Bucket::divide(int divisor) {
 
 void Bucket::launch(Collective& collective) {
   join_streams();
+  if (rows_.defined()) {
+    row_values_ = values_at_rows(buffer_, rows_);
+  }
+  const auto& sent = row_values_.defined() ? row_values_ : buffer_;
   // Backends sum real numbers; a complex sum is the sum of its parts.
-  const auto real = !sparse_ && buffer_.is_complex() ? at::view_as_real(buffer_) : buffer_;
+  const auto real = !sent.is_sparse() && sent.is_complex() ? at::view_as_real(sent) : sent;
   flight_ = Flight{collective.all_reduce_sum(real), nullptr, nullptr};
 }
 
@@ -112,7 +117,9 @@ void Bucket::wait() {
   }
   if (flight->work) {
     flight->work->wait();
-    reduced_ = buffer_;
+    reduced_ = row_values_.defined()
+                   ? sparse_from_rows(std::exchange(row_values_, {}), rows_, buffer_)
+                   : buffer_;
   } else {
     flight->future->waitAndThrow();
     reduced_ = flight->hook->parseHookResult(flight->future->value());
@@ -133,6 +140,7 @@ Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
   if (sparse_) {
     other.slots_ = slots_;
     other.buffer_ = empty_sparse_grad(params[slots_.front().param_index]);
+    other.rows_ = rows_;
     return other;
   }
   other.buffer_ = at::zeros_like(buffer_);

@@ -40,15 +40,24 @@ class Bucket {
     return sparse_;
   }
 
-  // Starts a step: every gradient is outstanding.
-  void begin_step();
+  // Starts a step: every gradient is outstanding, and perhaps a gate that is not one of them.
+  void begin_step(bool gated);
 
-  // One gradient was just packed, on the current device stream; true if it was the last one. Throws
-  // InternalError if none was outstanding.
+  // One gradient was just packed, on the current device stream, or the gate opened; true if nothing
+  // is outstanding any more. Throws InternalError if nothing was.
   bool fill_one();
 
   // Takes this step's sparse gradient as the buffer.
   void set_sparse(at::Tensor grad);
+
+  // Of a sparse bucket: the rows that any rank may have a gradient for, ascending; the all-reduce
+  // is then one of these rows' values. Undefined: any row.
+  void set_rows(at::Tensor rows) {
+    rows_ = std::move(rows);
+  }
+  const at::Tensor& rows() const {
+    return rows_;
+  }
 
   // The current stream of the device waits for everything that was packed on others.
   void join_streams();
@@ -91,6 +100,8 @@ class Bucket {
   c10::Device device_{c10::kCPU};
   bool sparse_ = false;
   at::Tensor buffer_;
+  at::Tensor rows_;
+  at::Tensor row_values_;  // what is in flight if there are rows
   std::vector<Slot> slots_;
   std::size_t num_outstanding_ = 0;
   StreamJoin streams_;

@@ -13,10 +13,11 @@ namespace {
 
 constexpr auto kNoCap = std::numeric_limits<int64_t>::max();
 
-// The bucket being filled for one dtype and device.
+// The bucket being filled for one dtype and device, of delayed params or of others.
 struct OpenBucket {
   c10::ScalarType dtype;
   c10::Device device;
+  bool delayed;
   std::size_t cap_index = 0;  // into the caps: each dtype and device walks them on its own
   int64_t bytes = 0;
   std::vector<std::size_t> param_indices;
@@ -24,11 +25,12 @@ struct OpenBucket {
 
 OpenBucket& open_bucket_for(std::vector<OpenBucket>& open, const ParamMeta& param) {
   for (auto& bucket : open) {
-    if (bucket.dtype == param.dtype && bucket.device == param.device) {
+    if (bucket.dtype == param.dtype && bucket.device == param.device &&
+        bucket.delayed == param.delayed) {
       return bucket;
     }
   }
-  open.push_back(OpenBucket{param.dtype, param.device, 0, 0, {}});
+  open.push_back(OpenBucket{param.dtype, param.device, param.delayed, 0, 0, {}});
   return open.back();
 }
 
@@ -49,7 +51,7 @@ std::vector<BucketSpec> assign(
     auto& bucket = open_bucket_for(open, param);
     bucket.param_indices.push_back(param_index);
     bucket.bytes += param.numel * param.element_bytes;
-    if (bucket.bytes >= caps[bucket.cap_index]) {
+    if (!bucket.delayed && bucket.bytes >= caps[bucket.cap_index]) {
       closed.push_back(BucketSpec{std::exchange(bucket.param_indices, {})});
       bucket.bytes = 0;
       bucket.cap_index = std::min(bucket.cap_index + 1, caps.size() - 1);
@@ -102,6 +104,22 @@ BucketPlan BucketPlan::by_arrival(
   return BucketPlan(params, assign(params, arrival_order, limits));
 }
 
+BucketPlan BucketPlan::delayed_behind(
+    const std::vector<ParamMeta>& params, std::size_t gate) const {
+  const auto gate_bucket = location(gate).bucket_index;
+  std::vector<BucketSpec> before;
+  std::vector<BucketSpec> delayed;
+  std::vector<BucketSpec> after;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const bool is_delayed = params[buckets_[b].param_indices.front()].delayed;
+    auto& part = is_delayed ? delayed : b <= gate_bucket ? before : after;
+    part.push_back(buckets_[b]);
+  }
+  before.insert(before.end(), delayed.begin(), delayed.end());
+  before.insert(before.end(), after.begin(), after.end());
+  return BucketPlan(params, std::move(before));
+}
+
 BucketPlan::BucketPlan(const std::vector<ParamMeta>& params, std::vector<BucketSpec> buckets)
     : buckets_(std::move(buckets)) {
   constexpr auto kNowhere = std::numeric_limits<std::size_t>::max();
@@ -116,6 +134,9 @@ BucketPlan::BucketPlan(const std::vector<ParamMeta>& params, std::vector<BucketS
       const auto& param = params[indices[s]];
       if (param.dtype != first.dtype || param.device != first.device) {
         throw InternalError("bucket " + std::to_string(b) + " mixes dtypes or devices");
+      }
+      if (param.delayed != first.delayed) {
+        throw InternalError("bucket " + std::to_string(b) + " mixes delayed params with others");
       }
       if (param.expect_sparse && indices.size() != 1) {
         throw InternalError("sparse param " + std::to_string(indices[s]) + " shares a bucket");

@@ -17,6 +17,7 @@ struct ParamMeta {
   c10::ScalarType dtype;
   c10::Device device;
   bool expect_sparse;
+  bool delayed = false;  // shares buckets with other delayed params only, which have no cap
 };
 
 // Caps in bytes. A bucket is closed by the param that makes it reach its cap, so it may exceed it.
@@ -39,7 +40,8 @@ struct SlotLocation {
 };
 
 // Buckets stand in launch order. Invariants, checked on construction: each param lies in exactly
-// one bucket; no bucket is empty; a bucket has one dtype and device; a sparse param is alone.
+// one bucket; no bucket is empty; a bucket has one dtype and device; a sparse param is alone;
+// delayed params are apart from the others.
 class BucketPlan {
  public:
   // Before any backward: registration order reversed, as a guess at arrival order. One bucket per
@@ -52,6 +54,9 @@ class BucketPlan {
       const std::vector<ParamMeta>& params,
       const BucketCaps& caps,
       const std::vector<std::size_t>& arrival_order);
+
+  // The same buckets, those of delayed params directly behind the bucket of `gate`.
+  BucketPlan delayed_behind(const std::vector<ParamMeta>& params, std::size_t gate) const;
 
   const std::vector<BucketSpec>& buckets() const {
     return buckets_;

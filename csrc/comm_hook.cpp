@@ -1,5 +1,8 @@
 #include "comm_hook.h"
 
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+
 #include <utility>
 #include <vector>
 
@@ -20,10 +23,18 @@ class BuiltinHook : public CommHook {
   }
 
  protected:
-  Future mean(at::Tensor tensor) const {
-    tensor.div_(group_->getSize());
+  Future sum(at::Tensor tensor) const {
     std::vector<at::Tensor> tensors = {std::move(tensor)};
     return group_->allreduce(tensors)->getFuture();
+  }
+
+  Future mean(at::Tensor tensor) const {
+    tensor.div_(world_size());
+    return sum(std::move(tensor));
+  }
+
+  int world_size() const {
+    return group_->getSize();
   }
 
  private:
@@ -54,7 +65,38 @@ class Fp16CompressHook final : public BuiltinHook {
   }
 };
 
+class ReducedPrecisionHook final : public BuiltinHook {
+ public:
+  ReducedPrecisionHook(at::ScalarType dtype, Group group)
+      : BuiltinHook(std::move(group)), dtype_(dtype) {}
+
+  Future runHook(c10d::GradBucket& bucket) override {
+    const auto& buffer = bucket.getBuffer();
+    const auto real = buffer.is_complex() ? at::view_as_real(buffer) : buffer;
+    const bool casts = buffer.is_floating_point() && buffer.scalar_type() != dtype_;
+    return sum(casts ? real.to(dtype_) : real)
+        ->then(
+            [this, buffer](c10::ivalue::Future& done) -> c10::IValue {
+              auto summed = parseHookResult(done.value());
+              summed.div_(world_size());
+              if (buffer.is_complex()) {
+                return at::view_as_complex(summed);
+              }
+              return summed.is_sparse() ? summed.to(buffer.scalar_type()) : summed;
+            },
+            c10::TensorType::get());
+  }
+
+ private:
+  at::ScalarType dtype_;
+};
+
 }  // namespace
+
+std::shared_ptr<CommHook> make_reduced_precision_hook(
+    at::ScalarType dtype, c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  return std::make_shared<ReducedPrecisionHook>(dtype, std::move(group));
+}
 
 std::shared_ptr<CommHook> make_builtin_hook(
     c10d::BuiltinCommHookType type, c10::intrusive_ptr<c10d::ProcessGroup> group) {

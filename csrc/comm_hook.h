@@ -19,4 +19,9 @@ using CommHook = c10d::CommHookInterface;
 std::shared_ptr<CommHook> make_builtin_hook(
     c10d::BuiltinCommHookType type, c10::intrusive_ptr<c10d::ProcessGroup> group);
 
+// Sums buckets in `dtype`, then divides: what mixed_precision does. Sparse gradients come back in
+// their own dtype; complex and integer ones stay in theirs.
+std::shared_ptr<CommHook> make_reduced_precision_hook(
+    at::ScalarType dtype, c10::intrusive_ptr<c10d::ProcessGroup> group);
+
 }  // namespace ddpx

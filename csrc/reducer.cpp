@@ -1,6 +1,7 @@
 #include "reducer.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <iterator>
@@ -71,11 +72,19 @@ void Reducer::on_grad(std::size_t param_index) {
 
 void Reducer::begin_step() {
   check_params();
+  if (c10::GradMode::is_enabled()) {
+    TORCH_WARN_ONCE(
+        "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
+        "but "
+        "the graph that they carry is local, so that second-order gradients will not be averaged. "
+        "Average those with ReducerDDP.synchronized_grads().");
+  }
   go_to(Phase::kCollecting);
+  clock_.begin_step();
   clock_.note(Moment::kBackwardStart);
   launches_.reset(buckets_.size());
-  for (auto& bucket : buckets_) {
-    bucket.begin_step();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    buckets_[b].begin_step(gated(b));
   }
   order_.restart();
   to_report_.reset();
@@ -143,6 +152,9 @@ void Reducer::accept(std::size_t param_index) {
     pack(bucket, slot, param, divisor(), options_.gradient_as_bucket_view);
   }
   fill(location.bucket_index);
+  if (options_.gate == param_index) {
+    open_gate();
+  }
 }
 
 void Reducer::accept_nothing(std::size_t param_index) {
@@ -152,6 +164,23 @@ void Reducer::accept_nothing(std::size_t param_index) {
   moved_out_[param_index] = pack_nothing(bucket, bucket.slots()[location.slot_index], param);
   left_alone_[param_index] = true;
   fill(location.bucket_index);
+  if (options_.gate == param_index) {
+    open_gate();
+  }
+}
+
+void Reducer::open_gate() {
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    if (gated(b)) {
+      fill(b);
+    }
+  }
+}
+
+// Of the delayed ones, a bucket that holds the gate waits for it anyway.
+bool Reducer::gated(std::size_t bucket_index) const {
+  return options_.gate && metas_[plan_.buckets()[bucket_index].param_indices.front()].delayed &&
+         plan_.location(*options_.gate).bucket_index != bucket_index;
 }
 
 void Reducer::fill(std::size_t bucket_index) {
@@ -231,8 +260,10 @@ void Reducer::on_graph_task_end(int task_id) {
 void Reducer::finish_step(bool output_reached) {
   clock_.note(Moment::kBackwardEnd);
   const bool learning = arrivals_.learning();
-  const auto missing =
-      learning && options_.mode != GraphMode::kDefault ? Indices() : arrivals_.missing();
+  auto missing = learning && options_.mode != GraphMode::kDefault ? Indices() : arrivals_.missing();
+  // Delayed params may be unused, as in DDP.
+  const auto is_delayed = [this](std::size_t i) { return metas_[i].delayed; };
+  missing.erase(std::remove_if(missing.begin(), missing.end(), is_delayed), missing.end());
   const auto draining = errors::Where{collective_->rank(), Phase::kDraining};
   go_to(Phase::kDraining);
   try {

@@ -34,6 +34,7 @@ struct ReducerParam {
   at::Tensor tensor;
   std::string name;
   bool expect_sparse;
+  bool delayed = false;  // its bucket leaves when the gate's gradient is there, too
 };
 
 struct ReducerOptions {
@@ -42,6 +43,7 @@ struct ReducerOptions {
   bool gradient_as_bucket_view;      // param.grad lies in its bucket: nothing to write back
   bool batched_copy = false;         // a bucket's gradients are packed together, then divided
   bool skip_unused_buckets = false;  // no all-reduce of a bucket that no rank used a step before
+  std::optional<std::size_t> gate = std::nullopt;  // buckets of delayed params wait for this param
 };
 
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
@@ -91,6 +93,10 @@ class Reducer final : public GradListener,
 
   // What gradients are divided by; the world size if nothing.
   void set_divisor(std::optional<int> divisor);
+
+  // From the next step on the sparse gradient of a param has entries in these rows only, on every
+  // rank; see Bucket::set_rows. UserError if the param's gradient is not expected to be sparse.
+  void set_sparse_rows(std::size_t param_index, const at::Tensor& rows);
 
   // Called after each synchronised backward, on the thread that ends it.
   void set_after_sync(std::function<void()> after_sync);
@@ -142,6 +148,7 @@ class Reducer final : public GradListener,
   void accept(std::size_t param_index);
   void accept_nothing(std::size_t param_index);
   void fill(std::size_t bucket_index);
+  void open_gate();
   void launch_ready();
   void launch(Bucket& bucket, std::size_t bucket_index);
   void finish_step(bool output_reached);
@@ -161,6 +168,7 @@ class Reducer final : public GradListener,
     return options_.mode != GraphMode::kDefault;
   }
   bool skipped(std::size_t bucket_index) const;
+  bool gated(std::size_t bucket_index) const;
 
   // Guesses about unused params, and their repair.
   using SecondPasses = std::map<std::size_t, Bucket>;  // by bucket index
@@ -172,6 +180,7 @@ class Reducer final : public GradListener,
   void predict();
 
   // Between steps.
+  BucketPlan initial_plan() const;
   void make_buckets();
   bool rebuild_if_due();
   void check_params();
@@ -215,6 +224,7 @@ class Reducer final : public GradListener,
   std::string last_error_;
   std::vector<bool> seen_;  // per param: a gradient came since the last forward
   Indices owed_;            // missing, but an output of the last forward may bring them
+  std::map<std::size_t, at::Tensor> sparse_rows_;  // by param index
   std::shared_ptr<CommHook> comm_hook_;
   std::optional<int> divisor_;
   std::function<void()> after_sync_;

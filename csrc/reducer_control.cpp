@@ -20,7 +20,8 @@ ParamMeta meta_of(const ReducerParam& param) {
       static_cast<int64_t>(tensor.element_size()),
       tensor.scalar_type(),
       tensor.device(),
-      param.expect_sparse};
+      param.expect_sparse,
+      param.delayed};
 }
 
 std::vector<ParamMeta> metas_of(const std::vector<ReducerParam>& params) {
@@ -64,7 +65,7 @@ Reducer::Reducer(
       collective_(std::move(collective)),
       metas_(metas_of(params)),
       bystanders_(std::move(bystanders)),
-      plan_(BucketPlan::initial(metas_, options_.caps, options_.mode)),
+      plan_(initial_plan()),
       arrivals_(params.size(), options_.mode),
       order_(params.size(), options_.mode != GraphMode::kFindUnused),
       used_(params.size(), params.front().tensor.device()),
@@ -130,6 +131,9 @@ bool Reducer::rebuild_if_due() {
         [&] { agreed_order_ = order_.agree(*collective_, params_.front().device()); },
         errors::order_broadcast);
     plan_ = BucketPlan::by_arrival(metas_, options_.caps, agreed_order_);
+    if (options_.gate) {
+      plan_ = plan_.delayed_behind(metas_, *options_.gate);
+    }
     make_buckets();
   } catch (...) {
     fail();
@@ -140,12 +144,20 @@ bool Reducer::rebuild_if_due() {
   return true;
 }
 
+BucketPlan Reducer::initial_plan() const {
+  auto plan = BucketPlan::initial(metas_, options_.caps, options_.mode);
+  return options_.gate ? plan.delayed_behind(metas_, *options_.gate) : plan;
+}
+
 void Reducer::make_buckets() {
   const at::NoGradGuard no_grad;
   buckets_.clear();
   for (const auto& spec : plan_.buckets()) {
     const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
     buckets_.emplace_back(spec, params_, sparse, *collective_);
+  }
+  for (const auto& [param_index, rows] : sparse_rows_) {
+    buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
   }
   if (!options_.gradient_as_bucket_view) {
     return;
@@ -289,6 +301,15 @@ void Reducer::set_divisor(std::optional<int> divisor) {
   divisor_ = divisor;
 }
 
+void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
+  const Lock lock(mutex_);
+  if (!metas_.at(param_index).expect_sparse) {
+    throw InternalError("rows for " + names_[param_index] + ", which is not sparse");
+  }
+  sparse_rows_[param_index] = rows;
+  buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
+}
+
 void Reducer::set_after_sync(std::function<void()> after_sync) {
   const Lock lock(mutex_);
   after_sync_ = std::move(after_sync);
@@ -303,7 +324,7 @@ void Reducer::set_static_graph() {
     raise(errors::static_graph_too_late(where()));
   }
   options_.mode = GraphMode::kStatic;
-  plan_ = BucketPlan::initial(metas_, options_.caps, options_.mode);
+  plan_ = initial_plan();
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
   order_ = ArrivalOrder(params_.size(), /*wanted=*/true);
   make_buckets();
@@ -315,7 +336,7 @@ void Reducer::set_collective(std::shared_ptr<Collective> collective) {
     throw errors::inside_backward(where(), "_update_process_group()");
   }
   collective_ = std::move(collective);
-  plan_ = BucketPlan::initial(metas_, options_.caps, options_.mode);
+  plan_ = initial_plan();
   order_ = ArrivalOrder(params_.size(), options_.mode != GraphMode::kFindUnused);
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
   used_ = UsedMap(params_.size(), params_.front().device());

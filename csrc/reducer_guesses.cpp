@@ -115,6 +115,7 @@ void Reducer::shadow_step() {
     recover();
   }
   go_to(Phase::kCollecting);
+  clock_.begin_step();
   go_to(Phase::kDraining);
   try {
     Indices all;

@@ -4,8 +4,10 @@
 #include <c10/core/GradMode.h>
 
 #include <sstream>
+#include <string>
 
 #include "grad_copy.h"
+#include "sparse_rows.h"
 
 namespace ddpx {
 namespace {
@@ -36,8 +38,16 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
     return std::nullopt;
   }
   if (bucket.sparse()) {
-    return grad.is_sparse() ? std::nullopt
-                            : std::optional(Misfit{describe(grad), "a sparse gradient"});
+    if (!grad.is_sparse()) {
+      return Misfit{describe(grad), "a sparse gradient"};
+    }
+    const auto row = bucket.rows().defined() ? row_outside(grad, bucket.rows()) : std::nullopt;
+    if (row) {
+      return Misfit{
+          "a gradient for row " + std::to_string(*row),
+          "only rows that _set_sparse_metadata() was given"};
+    }
+    return std::nullopt;
   }
   const bool fits = !grad.is_sparse() && grad.scalar_type() == slot.view.scalar_type() &&
                     grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();

@@ -28,6 +28,12 @@ void StepClock::note_first(Moment moment) {
   }
 }
 
+void StepClock::begin_step() {
+  const auto forward_start = moments_.front();
+  moments_ = {forward_start};
+  num_launches_ = 0;
+}
+
 void StepClock::end_step() {
   if (sampled()) {
     const auto [forward_start, backward_start, backward_end, comm_start, comm_end] = moments_;

@@ -44,6 +44,9 @@ class StepClock {
   // As note(), but only the first time in a step.
   void note_first(Moment moment);
 
+  // Forgets what was noted of a step that did not end, but for the start of forward.
+  void begin_step();
+
   // A bucket leaves.
   void note_launch() {
     note_first(Moment::kCommStart);

@@ -69,7 +69,13 @@ class BucketPlan:
 class ReducerParam:
     """A param whose gradient is to be reduced."""
 
-    def __init__(self, tensor: torch.Tensor, name: str, expect_sparse: bool = False) -> None: ...
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        expect_sparse: bool = False,
+        delayed: bool = False,
+    ) -> None: ...
 
 class StepTimes:
     """Nanoseconds; 0 where nothing was measured."""
@@ -112,6 +118,7 @@ class Reducer:
         batched_copy: bool = False,
         skip_unused_buckets: bool = False,
         bystanders: Sequence[ReducerParam] = ...,
+        gate: int | None = None,
     ) -> None: ...
     def prepare_forward(self) -> bool:
         """At the start of a forward that records a graph; True if the buckets were rebuilt."""
@@ -139,6 +146,10 @@ class Reducer:
         self, type: dist.BuiltinCommHookType, process_group: dist.ProcessGroup
     ) -> None:
         """Hands every bucket to a hook in C++ instead of the all-reduce; once."""
+    def set_reduced_precision(self, dtype: torch.dtype, process_group: dist.ProcessGroup) -> None:
+        """Sums buckets in ``dtype``; takes the place of a communication hook."""
+    def set_sparse_rows(self, param_index: int, rows: torch.Tensor) -> None:
+        """In which rows (int64, ascending, unique) the sparse gradient of a param has entries."""
     def set_after_sync(self, callback: Callable[[], None]) -> None:
         """Called after each synchronised backward, on the thread that ends it."""
     @property

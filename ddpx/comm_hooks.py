@@ -23,6 +23,7 @@ class CommHooks(nn.Module):
     reducer: Reducer
     gradient_as_bucket_view: bool
     _comm_hook_name: str | None = None
+    _hook_holds_group = False
     _last_error: str | None = None
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
@@ -48,6 +49,17 @@ class CommHooks(nn.Module):
         """``ALLREDUCE`` divides and sums; ``FP16_COMPRESS`` does so in half precision, in C++."""
         self.reducer.set_builtin_comm_hook(comm_hook_type, self.process_group)
         self._comm_hook_name = str(comm_hook_type)
+        self._hook_holds_group = True
+
+    def _reduce_in(self, dtype: torch.dtype) -> None:
+        """Buckets are summed in ``dtype``."""
+        self.reducer.set_reduced_precision(dtype, self.process_group)
+        self._comm_hook_name = f"mixed_precision({dtype})"
+        self._hook_holds_group = True
+
+    def _check_group_can_change(self) -> None:
+        if self._hook_holds_group:
+            raise errors.group_held_by_hook()
 
     def _register_fused_optim(
         self,

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def not_supported(what: str, instead: str) -> NotImplementedError:
-    """An argument or method of DDP's that ReducerDDP does not have yet."""
-    return NotImplementedError(f"ReducerDDP does not support {what} yet. {instead}")
-
-
 def not_a_module(value: object) -> TypeError:
     return TypeError(
         f"ReducerDDP wraps a torch.nn.Module, but got {type(value).__name__}. "
@@ -196,4 +191,47 @@ def not_a_1d_mesh(mesh: object) -> RuntimeError:
 def bad_sample_rate(rate: object) -> ValueError:
     return ValueError(
         f"DDP runtime logging sample rate should be equal or greater than 1, but got {rate!r}."
+    )
+
+
+def bad_mixed_precision(config: object, field: str) -> TypeError:
+    return TypeError(
+        f"mixed_precision={config!r} has no valid {field}. Pass an object with param_dtype, "
+        "reduce_dtype and buffer_dtype, each a floating-point torch.dtype or None, such as "
+        "torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)."
+    )
+
+
+def group_held_by_hook() -> RuntimeError:
+    return RuntimeError(
+        "_update_process_group() cannot be used with mixed_precision or a built-in communication "
+        "hook: they hold the process group that they were made with. Wrap the module again."
+    )
+
+
+def delayed_without_hook_param() -> ValueError:
+    return ValueError(
+        "delay_all_reduce_named_params and param_to_hook_all_reduce "
+        "need to be set at the same time."
+    )
+
+
+def cannot_delay(name: str) -> ValueError:
+    return ValueError(
+        f"delay_all_reduce_named_params names {name!r}, which is not a parameter of the module "
+        "that requires a gradient. Pass (name, param) pairs of module.named_parameters()."
+    )
+
+
+def cannot_hook_all_reduce() -> ValueError:
+    return ValueError(
+        "param_to_hook_all_reduce is not a parameter of the module that requires a gradient, so "
+        "that its gradient could not start the delayed all-reduce. Pass one of module.parameters()."
+    )
+
+
+def unknown_sparse_param(name: str) -> ValueError:
+    return ValueError(
+        f"_set_sparse_metadata() got ids for {name!r}, which is not a parameter with sparse "
+        "gradients. Pass names of the weights of nn.Embedding(..., sparse=True)."
     )

@@ -14,22 +14,24 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
-from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from torch.nn.parameter import UninitializedParameter
 
 from ddpx import errors, nested, params, placement, state_sync, wrapped_params
-from ddpx.comm_hooks import CommHooks
+from ddpx.ddp_names import DDPNames
+from ddpx.delayed_params import check_delayed, with_delayed
 from ddpx.grad_access import GradAccess
 from ddpx.logging_data import logging_data
+from ddpx.mixed_precision import MixedPrecision, check_config
 from ddpx.options import make_options
 from ddpx.reducer import Reducer
 from ddpx.structure import Structure, inside_functional_call
 from ddpx.uneven_inputs import UnevenInputs
-from ddpx.unsupported import refuse_arguments, with_unsupported_methods
+
+# What _attach() makes anew in a copy.
+_MADE_BY_ATTACH = ("reducer", "_successor", "_structure", "_managed_params", "_precision")
 
 
-@with_unsupported_methods
-class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
+class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
     Takes the place of :class:`torch.nn.parallel.DistributedDataParallel`: same arguments in the
@@ -56,10 +58,15 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
         skip_all_reduce_unused_params: with ``find_unused_parameters``, buckets of which no rank
             used a parameter in the last step are not communicated.
         batched_grad_copy: copy and divide the gradients of a bucket together when it is full.
-        delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision: not supported yet.
+        delay_all_reduce_named_params: (name, param) pairs that are averaged together, when the
+            gradient of ``param_to_hook_all_reduce`` is there. They may be unused.
+        param_to_hook_all_reduce: the parameter that those wait for.
+        mixed_precision: an object with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``; the
+            module then computes in ``param_dtype`` and gradients are summed in ``reduce_dtype``,
+            while parameters and gradients keep their dtypes. Takes the place of a communication
+            hook.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, by name.
         TypeError, ValueError: an argument that makes no sense; the text says what to pass.
         RuntimeError: no parameter requires a gradient; parameters differ between ranks.
 
@@ -97,11 +104,9 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
         Joinable.__init__(self)
         if not isinstance(module, nn.Module):
             raise errors.not_a_module(module)
-        refuse_arguments(
-            delay_all_reduce_named_params=delay_all_reduce_named_params,
-            param_to_hook_all_reduce=param_to_hook_all_reduce,
-            mixed_precision=mixed_precision,
-        )
+        check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        if mixed_precision is not None:
+            check_config(mixed_precision)
         self._options = make_options(
             broadcast_buffers=broadcast_buffers,
             init_sync=init_sync,
@@ -120,6 +125,7 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
         self.parameters_to_ignore = params.ignored_names(module)
         managed = params.managed_params(module, self.parameters_to_ignore)
         _check_trainable(module, managed)
+        self._delayed = (delay_all_reduce_named_params, param_to_hook_all_reduce)
         place = placement.place(module, self.parameters_to_ignore, device_ids, output_device)
         self.device = place.device
         self.device_type = place.device.type
@@ -150,6 +156,7 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
                 ),
                 self.process_group,
             )
+        self.mixed_precision = mixed_precision
         self._attach(managed)
 
     def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
@@ -160,7 +167,15 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
         self._structure = Structure(self.module, self.parameters_to_ignore)
         self._successor: weakref.ref[wrapped_params.Wrapper] | None = None
         self._first_forward = True
-        self.reducer = Reducer(managed, bystanders, self.process_group, self._options)
+        marked, gate = with_delayed(managed, *self._delayed)
+        self.reducer = Reducer(marked, bystanders, self.process_group, self._options, gate)
+        self._precision: MixedPrecision | None = None
+        if self.mixed_precision is not None:
+            self._precision = MixedPrecision(
+                self.module, self.mixed_precision, self.parameters_to_ignore
+            )
+            if self._precision.reduce_dtype is not None:
+                self._reduce_in(self._precision.reduce_dtype)
         self._first_buckets = self.reducer.plan.buckets
 
     def _managed(self) -> Sequence[params.ManagedParam]:
@@ -191,12 +206,22 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
         if self.device_ids:
             inputs = nested.to_device(inputs, self.device)
             kwargs = nested.to_device(kwargs, self.device)
-        with _active_for_dynamo(self):
-            output = self.module(*inputs, **kwargs)
+        output = self._run_module(inputs, kwargs)
         self._sync_buffers_at(_BufferCommHookLocation.POST_FORWARD)
         if records_graph:
             self.reducer.watch_outputs(list(nested.tensors_in(output)))
         self.require_forward_param_sync = records_graph and self.require_backward_grad_sync
+        return output
+
+    def _run_module(self, inputs: Any, kwargs: Any) -> Any:
+        if self._precision is None:
+            with _active_for_dynamo(self):
+                return self.module(*inputs, **kwargs)
+        with _active_for_dynamo(self), self._precision.forward() as outputs:
+            output = self.module(
+                *self._precision.cast_inputs(inputs), **self._precision.cast_inputs(kwargs)
+            )
+            outputs += nested.tensors_in(output)
         return output
 
     def _check_structure(self) -> bool:
@@ -242,14 +267,21 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
         finally:
             self.require_backward_grad_sync = before
 
+    # ---- a look inside -------------------------------------------------------------------------
+
+    def _get_ddp_logging_data(self) -> dict[str, str | int]:
+        """Arguments, buckets and times of the last sampled step, under DDP's names."""
+        return logging_data(self)
+
     # ---- copies --------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
             raise errors.not_default_group()
         state = copy.copy(self.__dict__)
-        for name in ("process_group", "reducer", "_successor", "_structure", "_managed_params"):
+        for name in _MADE_BY_ATTACH:
             del state[name]
+        del state["process_group"]
         state["require_backward_grad_sync"] = self.require_backward_grad_sync
         return state
 
@@ -259,93 +291,6 @@ class ReducerDDP(GradAccess, CommHooks, UnevenInputs):
         self.process_group = _resolve_group(None)
         self._attach(params.managed_params(self.module, self.parameters_to_ignore))
         self.require_backward_grad_sync = sync
-
-    # ---- what DDP has besides ------------------------------------------------------------------
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: nn.Module, params_and_buffers_to_ignore: Sequence[str]
-    ) -> None:
-        """Marks parameters and buffers, by their full names, to be left alone by a later wrap."""
-        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore  # type: ignore[assignment]
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if name in params_and_buffers_to_ignore:
-                tensor._ddp_ignored = True  # type: ignore[attr-defined]
-
-    @staticmethod
-    def _get_data_parallel_params(
-        module: nn.Module, named_params: bool = False
-    ) -> Iterator[nn.Parameter | tuple[str, nn.Parameter]]:
-        """Parameters, with names if asked for, that a wrap of ``module`` does not leave alone."""
-        for name, param in module.named_parameters():
-            if not hasattr(param, "_ddp_ignored"):
-                yield (name, param) if named_params else param
-
-    @classmethod
-    def _get_active_ddp_module(cls) -> nn.Module | None:
-        """The wrapper whose forward runs; Dynamo splits graphs at its buckets."""
-        return DistributedDataParallel._active_ddp_module
-
-    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int]) -> Any:
-        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
-
-    def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
-        return gather(outputs, output_device, dim=self.dim)
-
-    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> Any:
-        """``inputs`` and ``kwargs`` on a device, each in a tuple of one, as in DDP."""
-        device = torch.device(self.device_type, device_id)
-        return (nested.to_device(inputs, device),), (nested.to_device(kwargs, device),)
-
-    def _set_static_graph(self) -> None:
-        """As ``static_graph=True`` at construction; before the first backward."""
-        self.reducer.set_static_graph()
-        self.static_graph = True
-
-    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Averages over other ranks from here on; the caller sees to it that these agree."""
-        if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
-            return
-        self.reducer.set_collective(new_process_group)
-        self.process_group = new_process_group
-
-    def _remove_autograd_hooks(self) -> None:
-        """Takes ddpx's hooks off the parameters; no later backward is synchronised."""
-        self.reducer.remove_hooks()
-
-    def _get_ddp_logging_data(self) -> dict[str, str | int]:
-        """Arguments, buckets and times of the last sampled step, under DDP's names."""
-        return logging_data(self)
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Measures the first ten steps, then every ``sample_rate``-th."""
-        if sample_rate < 1:
-            raise errors.bad_sample_rate(sample_rate)
-        self.reducer.set_sample_rate(sample_rate)
-
-    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        """The averaged parameters, and which of them get sparse gradients."""
-        managed = params.managed_params(self.module, self.parameters_to_ignore)
-        return [p.tensor for p in managed], [p.expect_sparse for p in managed]
-
-    def _build_debug_param_to_name_mapping(
-        self, parameters: Sequence[nn.Parameter]
-    ) -> dict[int, str]:
-        """The name of each of ``parameters``, by index."""
-        managed = params.managed_params(self.module, self.parameters_to_ignore)
-        names = {id(p.tensor): p.name for p in managed}
-        given = {id(p) for p in parameters}
-        for name in (name for key, name in names.items() if key not in given):
-            raise errors.param_not_given(name)
-        if len(given) != len(names):
-            raise errors.params_not_managed(len(given), len(names))
-        return {index: names[id(p)] for index, p in enumerate(parameters)}
-
-    def _check_reducer_finalized(self) -> None:
-        """As in DDP; here a backward that did not finish raises by itself."""
-
-    def _set_ddp_sink_clone(self, val: bool) -> None:
-        """DDP's switch for copies of outputs; here outputs are never copied."""
 
 
 # isinstance(model, DistributedDataParallel) holds, without inheriting a line of it: libraries ask.

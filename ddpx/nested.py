@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,20 +17,27 @@ def to_device(value: Any, device: torch.device) -> Any:
     Containers are copied; tensors that are there already, and objects of other types, are passed on
     as they are. Lists and tuples of a class of their own become plain ones, as in DDP.
     """
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, PackedSequence):  # a namedtuple with a `to` of its own
-        return value.to(device)  # type: ignore[arg-type]
+    return _convert(value, lambda tensor: tensor.to(device))
+
+
+def to_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """As :func:`to_device`, with every floating-point tensor cast to ``dtype``."""
+    return _convert(value, lambda t: t.to(dtype) if t.data.is_floating_point() else t)
+
+
+def _convert(value: Any, convert: Callable[[Any], Any]) -> Any:
+    if isinstance(value, (torch.Tensor, PackedSequence)):  # the latter is a namedtuple, too
+        return convert(value)
     if isinstance(value, tuple):
-        items = [to_device(item, device) for item in value]
+        items = [_convert(item, convert) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [to_device(item, device) for item in value]
+        return [_convert(item, convert) for item in value]
     if isinstance(value, dict):
-        moved = copy.copy(value)  # of the same class, whatever its constructor takes
+        converted = copy.copy(value)  # of the same class, whatever its constructor takes
         for key, item in value.items():
-            moved[key] = to_device(item, device)
-        return moved
+            converted[key] = _convert(item, convert)
+        return converted
     return value
 
 

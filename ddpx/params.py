@@ -16,6 +16,7 @@ class ManagedParam:
     name: str
     tensor: nn.Parameter
     expect_sparse: bool
+    delayed: bool = False  # by delay_all_reduce_named_params
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:

@@ -5,13 +5,13 @@ torch's own communication hooks and older scripts reach for them on ``model.redu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ddpx import _C
+from ddpx import _C, errors
 from ddpx.options import Options
 from ddpx.params import ManagedParam
 
@@ -25,9 +25,10 @@ class Reducer(_C.Reducer):
         bystanders: Sequence[ManagedParam],
         process_group: dist.ProcessGroup,
         options: Options,
+        gate: int | None = None,
     ) -> None:
         super().__init__(
-            [_C.ReducerParam(p.tensor, p.name, p.expect_sparse) for p in managed],
+            [_C.ReducerParam(p.tensor, p.name, p.expect_sparse, p.delayed) for p in managed],
             process_group,
             options.caps,
             options.mode,
@@ -35,7 +36,9 @@ class Reducer(_C.Reducer):
             options.batched_grad_copy,
             options.skip_all_reduce_unused_params,
             [_C.ReducerParam(p.tensor, p.name) for p in bystanders],
+            gate,
         )
+        self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
         self._device = managed[0].tensor.device
 
@@ -45,6 +48,13 @@ class Reducer(_C.Reducer):
         real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
         work = self._process_group.allreduce([real])
         return work.get_future()
+
+    def _set_sparse_metadata(self, metadata: Mapping[str, torch.Tensor]) -> None:
+        for name, ids in metadata.items():
+            if name not in self._sparse_params:
+                raise errors.unknown_sparse_param(name)
+            rows = ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
+            self.set_sparse_rows(self._sparse_params[name], rows)
 
     def _get_local_used_map(self) -> torch.Tensor:
         """Per param, how many ranks used it in the last step that they agreed about."""

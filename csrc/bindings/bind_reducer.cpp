@@ -1,5 +1,6 @@
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,12 +64,13 @@ void bind_reducer(py::module_& module) {
   bind_report(module);
   py::class_<ReducerParam>(module, "ReducerParam")
       .def(
-          py::init([](at::Tensor tensor, std::string name, bool expect_sparse) {
-            return ReducerParam{std::move(tensor), std::move(name), expect_sparse};
+          py::init([](at::Tensor tensor, std::string name, bool expect_sparse, bool delayed) {
+            return ReducerParam{std::move(tensor), std::move(name), expect_sparse, delayed};
           }),
           py::arg("tensor"),
           py::arg("name"),
-          py::arg("expect_sparse") = false);
+          py::arg("expect_sparse") = false,
+          py::arg("delayed") = false);
 
   // The lock of the reducer is never waited for with the GIL held: its holder may need the GIL to
   // call a backend that is written in Python.
@@ -82,7 +84,8 @@ void bind_reducer(py::module_& module) {
                       bool gradient_as_bucket_view,
                       bool batched_copy,
                       bool skip_unused_buckets,
-                      std::vector<ReducerParam> bystanders) {
+                      std::vector<ReducerParam> bystanders,
+                      std::optional<std::size_t> gate) {
             const py::gil_scoped_release no_gil;
             return without_gil_at_end(
                 Reducer::create(
@@ -92,7 +95,8 @@ void bind_reducer(py::module_& module) {
                         mode,
                         gradient_as_bucket_view,
                         batched_copy,
-                        skip_unused_buckets},
+                        skip_unused_buckets,
+                        gate},
                     make_collective(std::move(process_group)),
                     std::move(bystanders)));
           }),
@@ -103,7 +107,8 @@ void bind_reducer(py::module_& module) {
           py::arg("gradient_as_bucket_view"),
           py::arg("batched_copy") = false,
           py::arg("skip_unused_buckets") = false,
-          py::arg("bystanders") = std::vector<ReducerParam>())
+          py::arg("bystanders") = std::vector<ReducerParam>(),
+          py::arg("gate") = py::none())
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
       .def("watch_outputs", &Reducer::watch_outputs, py::arg("outputs"), NoGil())
       .def("rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
@@ -139,6 +144,22 @@ void bind_reducer(py::module_& module) {
           },
           py::arg("type"),
           py::arg("process_group"),
+          NoGil())
+      .def(
+          "set_reduced_precision",
+          [](Reducer& reducer,
+             at::ScalarType dtype,
+             c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
+            reducer.set_comm_hook(make_reduced_precision_hook(dtype, std::move(process_group)));
+          },
+          py::arg("dtype"),
+          py::arg("process_group"),
+          NoGil())
+      .def(
+          "set_sparse_rows",
+          &Reducer::set_sparse_rows,
+          py::arg("param_index"),
+          py::arg("rows"),
           NoGil())
       .def(
           "set_after_sync",

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP
 
@@ -59,29 +60,49 @@ def test_newer_buffer_flag_goes_before_the_older():
 
 
 @pytest.mark.parametrize(
-    "name, value",
-    [
-        ("delay_all_reduce_named_params", [("weight", nn.Parameter(torch.ones(1)))]),
-        ("param_to_hook_all_reduce", nn.Parameter(torch.ones(3))),
-        ("mixed_precision", object()),
-    ],
+    "arguments", [{"delay_all_reduce_named_params": []}, {"param_to_hook_all_reduce": 0}]
 )
-def test_unsupported_argument_names_itself(name, value):
-    with pytest.raises(NotImplementedError, match=name):
-        ReducerDDP(nn.Linear(2, 2), **{name: value})
+def test_delayed_params_and_their_hook_come_together(arguments):
+    with pytest.raises(ValueError, match="need to be set at the same time"):
+        ReducerDDP(nn.Linear(2, 2), **arguments)
+
+
+def test_delayed_params_are_params_of_the_module():
+    model = nn.Linear(2, 2)
+    stranger = nn.Parameter(torch.ones(1))
+    with pytest.raises(ValueError, match="delay_all_reduce_named_params names 'far'"):
+        ReducerDDP(
+            model,
+            delay_all_reduce_named_params=[("far", stranger)],
+            param_to_hook_all_reduce=model.weight,
+        )
+    with pytest.raises(ValueError, match="param_to_hook_all_reduce is not a parameter"):
+        ReducerDDP(
+            model,
+            delay_all_reduce_named_params=[("weight", model.weight)],
+            param_to_hook_all_reduce=stranger,
+        )
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["_set_sparse_metadata"],
+    "config, field",
+    [
+        (torch.float16, "param_dtype"),
+        (_MixedPrecision(param_dtype=torch.int8), "param_dtype"),
+        (_MixedPrecision(reduce_dtype="fp16"), "reduce_dtype"),
+    ],
 )
-def test_unsupported_method_names_itself(name):
-    with pytest.raises(NotImplementedError, match=name):
-        getattr(ReducerDDP(nn.Linear(2, 2)), name)()
+def test_bad_mixed_precision_is_named(config, field):
+    with pytest.raises(TypeError, match=f"mixed_precision=.*{field}"):
+        ReducerDDP(nn.Linear(2, 2), mixed_precision=config)
+
+
+def test_sparse_metadata_names_sparse_params():
+    with pytest.raises(ValueError, match="'weight', which is not a parameter with sparse"):
+        ReducerDDP(nn.Linear(2, 2))._set_sparse_metadata({"weight": torch.zeros(1)})
 
 
 def test_every_public_name_of_ddp_is_there():
-    """Some only raise, by name; an AttributeError would not say that they are DDP's."""
     theirs = {name for name in vars(DistributedDataParallel) if not name.startswith("_")}
     assert theirs <= set(dir(ReducerDDP))
 

@@ -1,0 +1,38 @@
+#include "sparse_rows.h"
+
+#include <ATen/ops/isin.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+namespace ddpx {
+
+std::optional<int64_t> row_outside(const at::Tensor& grad, const at::Tensor& rows) {
+  const at::NoGradGuard no_grad;
+  const auto used = grad._indices().select(0, 0);
+  const auto outside = used.masked_select(at::isin(used, rows).logical_not());
+  if (outside.numel() == 0) {
+    return std::nullopt;
+  }
+  return outside[0].item<int64_t>();
+}
+
+at::Tensor values_at_rows(const at::Tensor& grad, const at::Tensor& rows) {
+  const at::NoGradGuard no_grad;
+  const auto entries = grad._values();
+  auto sizes = entries.sizes().vec();
+  sizes[0] = rows.numel();
+  auto values = at::zeros(sizes, entries.options());
+  return values.index_add_(0, at::searchsorted(rows, grad._indices().select(0, 0)), entries);
+}
+
+at::Tensor sparse_from_rows(at::Tensor values, const at::Tensor& rows, const at::Tensor& like) {
+  const at::NoGradGuard no_grad;
+  auto sparse = at::sparse_coo_tensor(rows.unsqueeze(0), std::move(values), like.sizes());
+  return sparse._coalesced_(true);
+}
+
+}  // namespace ddpx

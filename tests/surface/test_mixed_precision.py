@@ -1,0 +1,235 @@
+"""``mixed_precision``: against a copy of the module in the lower precision, to the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
+from torch.utils.checkpoint import checkpoint
+
+from ddpx import ReducerDDP
+
+MODES = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "find_unused": {"find_unused_parameters": True},
+}
+CONFIGS = {
+    "bf16": _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    "fp16 summed in fp32": _MixedPrecision(torch.float16, torch.float32),
+    "reduce_dtype left out": _MixedPrecision(torch.bfloat16),
+    "bf16 summed in fp16": _MixedPrecision(torch.bfloat16, torch.float16),
+    "only the sum": _MixedPrecision(None, torch.float16),
+}
+
+
+class Plain(nn.Module):
+    """A frozen param, a shared layer and a buffer of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.full((4,), 0.5), requires_grad=False)
+        self.register_buffer("shift", torch.full((4,), 0.25))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += [p.dtype for p in self.parameters()] + [x.dtype]
+        x = self.first(torch.tanh(self.first(x)))
+        return self.last(x) * self.scale + self.shift.to(x.dtype)
+
+
+class Checkpointed(Plain):
+    """Its first layer is run again in backward."""
+
+    use_reentrant: bool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self._middle, x.requires_grad_(), use_reentrant=self.use_reentrant)
+        return self.last(x) * self.scale
+
+    def _middle(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += [p.dtype for p in self.parameters()]
+        return self.first(torch.tanh(x))
+
+
+class Reentrant(Checkpointed):
+    use_reentrant = True
+
+
+class NonReentrant(Checkpointed):
+    use_reentrant = False
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 4, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x.unsqueeze(0))[0]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 8)
+        self.head = nn.Linear(8, 8, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.embedding(x.abs().long() % 8)))
+
+
+def _expected_grads(
+    module: nn.Module, config: Any, inputs: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The gradients of a low-precision copy, summed and divided in the dtype of the sum."""
+    low = copy.deepcopy(module)
+    if config.param_dtype is not None:
+        low.to(config.param_dtype)
+        inputs = inputs.to(config.param_dtype)
+    low(inputs).float().square().mean().backward()
+    expected = {}
+    for name, param in low.named_parameters():
+        if param.grad is not None:
+            summed = param.grad.to(config.reduce_dtype or config.param_dtype)
+            dist.all_reduce(summed)
+            expected[name] = (summed / dist.get_world_size()).float()
+    return expected
+
+
+def _check_steps(build: Callable[[], nn.Module], config: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = build()
+    model = ReducerDDP(module, mixed_precision=config, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(4):
+        torch.manual_seed(10 * step + dist.get_rank())
+        inputs = torch.randn(6, 8) * 3
+        expected = _expected_grads(module, config, inputs)
+        model(inputs).float().square().mean().backward()
+        for name, param in module.named_parameters():
+            assert isinstance(param, nn.Parameter) and param.dtype == torch.float32, name
+            if param.requires_grad:
+                assert param.grad is not None and param.grad.dtype == torch.float32
+                assert torch.equal(param.grad, expected[name]), (step, name)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    for dtype in getattr(module, "seen", []):
+        assert dtype == (config.param_dtype or torch.float32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_gradients_are_those_of_a_low_precision_copy(ranks, config, mode):
+    ranks(2).run(_check_steps, Plain, CONFIGS[config], MODES[mode])
+
+
+@pytest.mark.parametrize("mode", ["default", "static"])
+@pytest.mark.parametrize("build", [Reentrant, NonReentrant, Recurrent, Tied])
+def test_modules_that_hold_on_to_their_params(ranks, build, mode):
+    ranks(2).run(_check_steps, build, CONFIGS["bf16"], MODES[mode])
+
+
+def _check_what_is_cast() -> None:
+    module = Plain()
+    ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, ["last.bias"])
+    model = ReducerDDP(module, mixed_precision=CONFIGS["bf16"])
+    assert module.shift.dtype == torch.bfloat16 and module.count.dtype == torch.int64
+    for name, param in module.named_parameters():
+        assert hasattr(param, "_mp_param") == (name != "last.bias"), name
+    dtypes = {}
+    module.register_forward_pre_hook(
+        lambda *_: dtypes.update({name: p.dtype for name, p in module.named_parameters()})
+    )
+    with pytest.raises(RuntimeError, match="dtype"):  # a bias in fp32, as asked for
+        model(torch.randn(2, 8))
+    assert dtypes.pop("last.bias") == torch.float32
+    assert set(dtypes.values()) == {torch.bfloat16}
+    assert {p.dtype for p in module.parameters()} == {torch.float32}  # also after the error
+
+
+def test_ignored_params_and_integer_buffers_stay(ranks):
+    ranks(2).run(_check_what_is_cast)
+
+
+class Explode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("boom")
+
+
+def _check_failed_backward() -> None:
+    module = Plain()
+    model = ReducerDDP(module, mixed_precision=CONFIGS["bf16"])
+    inputs = torch.randn(3, 8, requires_grad=True)
+    with pytest.raises(RuntimeError, match="boom"):
+        model(Explode.apply(inputs)).sum().backward()
+    assert all(isinstance(p, nn.Parameter) for p in module.parameters())
+    assert set(module.state_dict()) == {"scale", "shift", "count"} | {
+        f"{layer}.{name}" for layer in ("first", "last") for name in ("weight", "bias")
+    }
+    model.zero_grad()
+    expected = _expected_grads(module, CONFIGS["bf16"], inputs.detach())
+    model(inputs).float().square().mean().backward()
+    assert torch.equal(module.first.weight.grad, expected["first.weight"])
+
+
+def test_params_are_back_after_a_backward_that_failed(ranks):
+    ranks(2).run(_check_failed_backward)
+
+
+def _check_accumulation() -> None:
+    """Local gradients add up in full precision; only their sum is rounded."""
+    module = Plain()
+    twin = copy.deepcopy(module)
+    for param in twin.parameters():
+        dist.broadcast(param.detach(), 0)
+    model = ReducerDDP(module, mixed_precision=_MixedPrecision(torch.bfloat16, torch.float32))
+    total: dict[str, torch.Tensor] = {}
+    for step in range(3):
+        torch.manual_seed(10 * step + dist.get_rank())
+        inputs = torch.randn(6, 8)
+        low = copy.deepcopy(twin).bfloat16()
+        low(inputs.bfloat16()).float().square().mean().backward()
+        for name, param in low.named_parameters():
+            if param.grad is not None:
+                total[name] = total.get(name, torch.zeros(())) + param.grad.float()
+        model.set_requires_gradient_sync(step == 2)
+        model(inputs).float().square().mean().backward()
+    for name, grad in total.items():
+        dist.all_reduce(grad)
+        assert torch.equal(module.get_parameter(name).grad, grad / 2), name
+
+
+def test_accumulated_gradients_keep_their_precision(ranks):
+    ranks(2).run(_check_accumulation)
+
+
+def _check_second_hook() -> None:
+    model = ReducerDDP(Plain(), mixed_precision=CONFIGS["bf16"])
+    with pytest.raises(RuntimeError, match="hook"):
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    with pytest.raises(RuntimeError, match="mixed_precision"):
+        model._update_process_group(dist.group.WORLD)
+    twin = copy.deepcopy(model)
+    twin(torch.randn(2, 8)).float().sum().backward()
+    assert twin.module.first.weight.grad.dtype == torch.float32
+
+
+def test_it_takes_the_place_of_a_hook_and_can_be_copied(ranks):
+    ranks(2).run(_check_second_hook)

@@ -1,0 +1,69 @@
+"""``_set_sparse_metadata``: sparse gradients summed as dense blocks of known rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import ReducerDDP
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 3, sparse=True)
+        self.other = nn.Embedding(5, 3, sparse=True)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(ids) * self.other(ids % 5))
+
+
+IDS = [[1, 3, 3, 7], [7, 1, 2, 0], [9, 9, 9, 3]]  # by rank
+
+
+def _check_sums() -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    with_rows, without = (ReducerDDP(Net()) for _ in range(2))
+    without.module.load_state_dict(with_rows.module.state_dict())
+    for step in range(3):
+        ids = torch.tensor(IDS[(rank + step) % world_size])
+        everyone = torch.tensor(IDS[:world_size]).flatten()
+        with_rows._set_sparse_metadata({"embedding.weight": everyone})
+        for model in (with_rows, without):
+            model.zero_grad()
+            model(ids).square().sum().backward()
+        rows = with_rows.module.embedding.weight.grad
+        assert rows.is_sparse and rows.is_coalesced()
+        assert rows.indices()[0].tolist() == sorted(set(everyone.tolist()))
+        for ours, plain in zip(
+            with_rows.module.parameters(), without.module.parameters(), strict=True
+        ):
+            torch.testing.assert_close(ours.grad.to_dense(), plain.grad.to_dense())
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sums_are_those_without_rows(ranks, world_size):
+    ranks(world_size).run(_check_sums)
+
+
+def _check_stray_row() -> None:
+    model = ReducerDDP(Net())
+    model._set_sparse_metadata({"embedding.weight": torch.tensor([1, 2, 3])})
+    ids = torch.tensor([1, 8] if dist.get_rank() == 0 else [1, 2])
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match=r"embedding.weight.*row 8.*_set_sparse_metadata"):
+            model(ids).sum().backward()
+    else:
+        model(ids).sum().backward()
+    model.zero_grad()
+    model(torch.tensor([2, 3])).sum().backward()
+    grad = model.module.embedding.weight.grad
+    assert grad.indices()[0].tolist() == [1, 2, 3]
+
+
+def test_a_row_that_was_not_named_is_an_error_on_its_rank(ranks):
+    ranks(2).run(_check_stray_row)
