@@ -30,7 +30,7 @@ extension = cpp_extension.CppExtension(
     depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
     # No include_dirs of ours: CppExtension then puts torch's own first, with the pybind11 that
     # torch was built with. With another one, a ProcessGroup does not cross into the extension.
-    extra_compile_args={"cxx": ["-O0", "-g"] if DEBUG else ["-O2", "-g0"]},
+    extra_compile_args={"cxx": ["-O0", "-g"] if DEBUG else ["-O3", "-g0"]},
 )
 
 setup(

@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from interleave import Seconds, median_ratio, slowest_rank, time_rounds
+from models import MODELS
 from tabulate import tabulate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -37,38 +37,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _many_small() -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(500)]
-    return nn.Sequential(*layers), torch.randn(8, 16)
-
-
-def _transformer() -> tuple[nn.Module, torch.Tensor]:
-    layer = nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
-    return model, torch.randn(4, 64, 320)
-
-
-def _wide() -> tuple[nn.Module, torch.Tensor]:
-    return nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))), torch.randn(8, 2048)
-
-
-MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "1,000 small tensors": _many_small,
-    "transformer, 10 M": _transformer,
-    "wide layers, 25 M": _wide,
-}
-
-
-def _step_seconds(model: nn.Module, x: torch.Tensor) -> float:
+def _step(model: nn.Module, x: torch.Tensor) -> None:
     model.zero_grad()
-    dist.barrier()
-    start = time.perf_counter()
     model(x).square().mean().backward()
-    return time.perf_counter() - start
 
 
-def measure(model_name: str, rounds: int) -> dict[str, list[float]]:
-    """Runs on every rank: seconds per contender and round."""
+def measure(model_name: str, rounds: int) -> Seconds:
+    """Runs on every rank."""
     makers: dict[str, Callable[[nn.Module], nn.Module]] = {
         "bare": lambda module: module,
         "bare again": lambda module: module,
@@ -81,27 +56,15 @@ def measure(model_name: str, rounds: int) -> dict[str, list[float]]:
     for name, make in makers.items():
         torch.manual_seed(0)
         module, x = MODELS[model_name]()
-        contenders[name] = (make(module), x)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    warm_up = 4
-    for number in range(warm_up + rounds):
-        for name, (model, x) in contenders.items():
-            seconds = _step_seconds(model, x)
-            if number >= warm_up:
-                times[name].append(seconds)
-    return times
+        contenders[name] = partial(_step, make(module), x)
+    return time_rounds(contenders, rounds)
 
 
-def _summary(per_rank: list[dict[str, list[float]]]) -> list[list[object]]:
-    slowest = {
-        name: [max(at) for at in zip(*(rank[name] for rank in per_rank), strict=True)]
-        for name in per_rank[0]
-    }
-    rows: list[list[object]] = []
-    for name, seconds in slowest.items():
-        ratios = [mine / bare for mine, bare in zip(seconds, slowest["bare"], strict=True)]
-        rows.append([name, 1e3 * statistics.median(seconds), statistics.median(ratios)])
-    return rows
+def _summary(times: Seconds) -> list[list[object]]:
+    return [
+        [name, 1e3 * statistics.median(seconds), median_ratio(times, name, "bare")]
+        for name, seconds in times.items()
+    ]
 
 
 def main() -> None:
@@ -115,7 +78,7 @@ def main() -> None:
     with RankPool(arguments.ranks) as pool:
         for model_name in arguments.model or MODELS:
             per_rank = pool.run(measure, model_name, arguments.rounds, timeout=1800)
-            rows = _summary(per_rank)
+            rows = _summary(slowest_rank(per_rank))
             results[model_name] = {
                 str(name): {"ms": ms, "ratio": ratio} for name, ms, ratio in rows
             }

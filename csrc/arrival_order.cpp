@@ -44,6 +44,9 @@ void ArrivalOrder::complete() {
 }
 
 std::vector<std::size_t> ArrivalOrder::agree(Collective& collective, c10::Device device) const {
+  if (collective.alone()) {
+    return order_;
+  }
   auto order = at::empty({static_cast<int64_t>(num_params_)}, at::kLong);
   std::copy(order_.begin(), order_.end(), order.mutable_data_ptr<int64_t>());
   order = order.to(device);

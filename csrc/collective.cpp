@@ -17,10 +17,16 @@ bool communication_memory_disabled() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
+// So that one rank can walk the whole path, in tests and on a single GPU.
+bool communication_forced() {
+  const char* value = std::getenv("DDPX_FORCE_COMM");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 class ProcessGroupCollective final : public Collective {
  public:
   explicit ProcessGroupCollective(c10::intrusive_ptr<c10d::ProcessGroup> group)
-      : group_(std::move(group)) {}
+      : group_(std::move(group)), alone_(group_->getSize() == 1 && !communication_forced()) {}
 
   int rank() const override {
     return group_->getRank();
@@ -28,6 +34,10 @@ class ProcessGroupCollective final : public Collective {
 
   int world_size() const override {
     return group_->getSize();
+  }
+
+  bool alone() const override {
+    return alone_;
   }
 
   Work all_reduce_sum(const at::Tensor& tensor) override {
@@ -62,6 +72,7 @@ class ProcessGroupCollective final : public Collective {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  bool alone_;
 };
 
 }  // namespace

@@ -22,6 +22,11 @@ class Collective {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
+  // There is nobody to communicate with: sums and broadcasts leave everything as it is.
+  virtual bool alone() const {
+    return world_size() == 1;
+  }
+
   // Starts summing `tensor` over all ranks, in place. The tensor must live until the work is done.
   virtual Work all_reduce_sum(const at::Tensor& tensor) = 0;
 

@@ -9,9 +9,14 @@
 
 #include <vector>
 
+#include "pack_kernel.h"
+
 namespace ddpx {
 
 void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int divisor) {
+  if (pack_scaled_dense(grad, slot, 1.0 / divisor)) {
+    return;
+  }
   if (divisor == 1) {
     slot.copy_(grad);
     return;

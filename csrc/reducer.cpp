@@ -131,6 +131,9 @@ int Reducer::divisor() const {
 }
 
 void Reducer::accept(std::size_t param_index) {
+  if (!communicates()) {
+    return;
+  }
   const auto location = plan_.location(param_index);
   auto& bucket = buckets_[location.bucket_index];
   const auto& slot = bucket.slots()[location.slot_index];
@@ -158,6 +161,9 @@ void Reducer::accept(std::size_t param_index) {
 }
 
 void Reducer::accept_nothing(std::size_t param_index) {
+  if (!communicates()) {
+    return;
+  }
   const auto location = plan_.location(param_index);
   auto& bucket = buckets_[location.bucket_index];
   const auto& param = params_[param_index];

@@ -159,6 +159,11 @@ class Reducer final : public GradListener,
   int divisor() const;
   void mark_used(std::size_t param_index);
 
+  // Otherwise gradients are final as they arrive: there are no buckets, and nothing is copied.
+  bool communicates() const {
+    return comm_hook_ || !collective_->alone();
+  }
+
   // Whether ranks tell each other at the end of this step which params they used.
   bool agrees_on_use() const {
     return options_.mode == GraphMode::kFindUnused ||

@@ -152,6 +152,9 @@ BucketPlan Reducer::initial_plan() const {
 void Reducer::make_buckets() {
   const at::NoGradGuard no_grad;
   buckets_.clear();
+  if (!communicates()) {
+    return;
+  }
   for (const auto& spec : plan_.buckets()) {
     const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
     buckets_.emplace_back(spec, params_, sparse, *collective_);
@@ -293,7 +296,11 @@ void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
   if (phase_ != Phase::kIdle) {
     throw errors::inside_backward(where(), "register_comm_hook()");
   }
+  const bool communicated = communicates();
   comm_hook_ = std::move(hook);
+  if (!communicated) {
+    make_buckets();
+  }
 }
 
 void Reducer::set_divisor(std::optional<int> divisor) {
@@ -307,7 +314,9 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
     throw InternalError("rows for " + names_[param_index] + ", which is not sparse");
   }
   sparse_rows_[param_index] = rows;
-  buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
+  if (communicates()) {
+    buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
+  }
 }
 
 void Reducer::set_after_sync(std::function<void()> after_sync) {

@@ -37,7 +37,7 @@ Reducer::Indices Reducer::wrong_guesses() {
 // those that read it find nothing.
 void Reducer::predict() {
   predicted_unused_.clear();
-  if (comm_hook_ || used_.all_marked()) {
+  if (comm_hook_ || !communicates() || used_.all_marked()) {
     return;  // a hook may not be called twice for a bucket, so with one nothing is guessed
   }
   const auto& users = communicate(

@@ -32,6 +32,10 @@ void UsedMap::mark(std::size_t param_index) {
 void UsedMap::launch(Collective& collective) {
   settle();
   global_.clear();
+  if (collective.alone()) {
+    global_ = alone_ = local_;
+    return;
+  }
   summed_ = to_device(local_, device_);
   work_ = collective.all_reduce_sum(summed_);
 }
@@ -52,7 +56,7 @@ const std::vector<int32_t>& UsedMap::num_ranks_using() {
 
 std::vector<int32_t> UsedMap::last_sums() {
   if (!summed_.defined()) {
-    return {};
+    return alone_;
   }
   settle();
   const auto host = summed_.cpu();

@@ -49,6 +49,7 @@ class UsedMap {
   std::vector<int32_t> global_;  // empty until the sum has been read back
   at::Tensor summed_;            // on the params' device, in the hands of the backend
   Collective::Work work_;
+  std::vector<int32_t> alone_;  // what this rank said last, if it is the only one
 };
 
 }  // namespace ddpx

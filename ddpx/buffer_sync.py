@@ -76,6 +76,8 @@ class BufferSync(nn.Module):
     def _sync_buffers_at(self, location: _BufferCommHookLocation) -> None:
         hook = self.buffer_hook
         due = hook.buffer_comm_hook_location if hook else _BufferCommHookLocation.PRE_FORWARD
+        if hook is None and self.process_group.size() == 1:
+            return
         if due is location and self.will_sync_module_buffers():
             self._sync_buffers()
 

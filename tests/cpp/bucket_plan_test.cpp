@@ -171,5 +171,29 @@ TEST(PlanByArrival, RejectsAnOrderThatIsNoPermutation) {
   }
 }
 
+ParamMeta delayed(ParamMeta param) {
+  param.delayed = true;
+  return param;
+}
+
+TEST(DelayedParams, ShareABucketOfTheirOwnWithoutCap) {
+  const std::vector<ParamMeta> params = {bytes(4), delayed(bytes(4)), bytes(4), delayed(bytes(4))};
+  const auto plan = BucketPlan::by_arrival(params, BucketCaps{4, 4, {}}, {3, 2, 1, 0});
+  EXPECT_EQ(buckets_of(plan), (Buckets{{2}, {0}, {3, 1}}));
+}
+
+TEST(DelayedParams, StandBehindTheBucketOfTheirGate) {
+  const std::vector<ParamMeta> params = {bytes(4), delayed(bytes(4)), bytes(4), bytes(4)};
+  const auto plan = BucketPlan::by_arrival(params, BucketCaps{4, 4, {}}, {3, 2, 1, 0});
+  EXPECT_EQ(buckets_of(plan.delayed_behind(params, 3)), (Buckets{{3}, {1}, {2}, {0}}));
+  EXPECT_EQ(buckets_of(plan.delayed_behind(params, 0)), (Buckets{{3}, {2}, {0}, {1}}));
+}
+
+TEST(DelayedParams, HaveABucketForEachDtype) {
+  const std::vector<ParamMeta> params = {bytes(4), delayed(bytes(4)), delayed(floats(1))};
+  const auto plan = BucketPlan::initial(params, BucketCaps{4, 4, {}}, GraphMode::kDefault);
+  EXPECT_EQ(buckets_of(plan.delayed_behind(params, 0)), (Buckets{{0}, {2}, {1}}));
+}
+
 }  // namespace
 }  // namespace ddpx

@@ -28,9 +28,13 @@ def pools():
     made: dict[tuple[str, int], RankPool] = {}
 
     def get(backend: str, world_size: int) -> RankPool:
-        return made.setdefault((backend, world_size), RankPool(world_size, backend))
+        if (backend, world_size) not in made:
+            made[backend, world_size] = RankPool(world_size, backend)
+        return made[backend, world_size]
 
-    yield get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDPX_FORCE_COMM", "1")  # NCCL has one rank here, and is to be used
+        yield get
     for pool in made.values():
         pool.close()
 

@@ -1,0 +1,68 @@
+// What a report says of a step, and that it says nothing of another one.
+#include "step_clock.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+constexpr auto kLaunchesAStep = static_cast<int64_t>(Replica::kNumParams);  // of kParamABucket
+
+void expect_own_step(const StepReport& report) {
+  EXPECT_EQ(report.num_launches, kLaunchesAStep);
+  const auto [forward_start, backward_start, backward_end, comm_start, comm_end] = report.moments;
+  EXPECT_LE(forward_start, backward_start);
+  EXPECT_LE(backward_start, comm_start);
+  EXPECT_LE(backward_start, backward_end);
+  EXPECT_LE(comm_start, comm_end);
+}
+
+TEST(StepClock, CountsStepsFromZero) {
+  Replica replica;
+  EXPECT_EQ(replica.reducer->report().step, -1);
+  replica.learn();
+  const auto learned = replica.reducer->report().step;
+  replica.step();
+  EXPECT_EQ(replica.reducer->report().step, learned + 1);
+  expect_own_step(replica.reducer->report());
+}
+
+TEST(StepClock, ForgetsABrokenStep) {
+  Replica replica;
+  replica.learn();
+  const auto key = replica.params[0].register_hook(
+      [](const at::Tensor&) -> void { throw std::domain_error("boom"); });
+  EXPECT_THROW(replica.step(), std::domain_error);
+  replica.params[0].remove_hook(key);
+  replica.step();
+  expect_own_step(replica.reducer->report());
+}
+
+TEST(StepClock, ForgetsAShadowedStep) {
+  Replica replica;
+  replica.learn();
+  replica.reducer->shadow_step();
+  replica.step();
+  expect_own_step(replica.reducer->report());
+}
+
+TEST(StepClock, SamplesEveryNthStepAfterTheFirstTen) {
+  StepClock clock;
+  clock.set_sample_rate(7);
+  std::vector<int64_t> reported;
+  for (int64_t step = 0; step < 22; ++step) {
+    clock.begin_step();
+    clock.end_step();
+    if (clock.report().step == step) {
+      reported.push_back(step);
+    }
+  }
+  EXPECT_EQ(reported, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 21}));
+}
+
+}  // namespace
+}  // namespace ddpx
