@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from ddpx import params, state_sync
+from ddpx import errors, params, state_sync
 
 
 class BufferSync(nn.Module):
@@ -53,7 +53,7 @@ class BufferSync(nn.Module):
         Futures that it returns in a list are waited for at the end of backward.
         """
         if not callable(hook):
-            raise TypeError(f"a buffer hook must be callable, but got {type(hook).__name__}.")
+            raise errors.buffer_hook_not_callable(hook)
         self.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
 
     def _default_broadcast_coalesced(

@@ -143,6 +143,13 @@ def hook_not_callable(hook: object) -> TypeError:
     )
 
 
+def buffer_hook_not_callable(hook: object) -> TypeError:
+    return TypeError(
+        f"a buffer hook must be callable, but got {type(hook).__name__}. "
+        "Pass a function hook(state, named_buffers)."
+    )
+
+
 def hook_bucket_annotation(annotation: object) -> ValueError:
     return ValueError(
         f"Communication hook: bucket annotation should be dist.GradBucket. It is {annotation!r}."
