@@ -3,13 +3,14 @@
     python benchmarks/find_unused.py --params 2000 --ranks 2 --rounds 60
 
 For each, a step with it is compared with one without it in the same round: as a share of that step,
-and as nanoseconds a parameter.
+and as nanoseconds a parameter; then the same for the CPU time of the thread that trains.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import time
 
 import torch
 from interleave import Seconds, median_difference, median_ratio, slowest_rank, time_rounds
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
 
+LABELS = ("off again", "all used", "some unused")
 WRAPPERS = {"DDP": DistributedDataParallel, "ddpx": ReducerDDP}
 
 
@@ -41,7 +43,7 @@ def _step(model: nn.Module, x: torch.Tensor) -> None:
     model(x).square().mean().backward()
 
 
-def measure(num_params: int, rounds: int) -> Seconds:
+def measure(num_params: int, rounds: int, of_thread: bool) -> Seconds:
     """Runs on every rank."""
     contenders = {}
     for name, wrapper in WRAPPERS.items():
@@ -59,7 +61,9 @@ def measure(num_params: int, rounds: int) -> Seconds:
                 gradient_as_bucket_view=True,
             )
             contenders[f"{name}, {label}"] = functools.partial(_step, model, x)
-    return time_rounds(contenders, rounds)
+    return time_rounds(
+        contenders, rounds, clock=time.thread_time if of_thread else time.perf_counter
+    )
 
 
 def main() -> None:
@@ -68,18 +72,21 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
+    rows = [[f"{wrapper}, {label}"] for wrapper in WRAPPERS for label in LABELS]
     with RankPool(arguments.ranks) as pool:
-        per_rank = pool.run(measure, arguments.params, arguments.rounds, timeout=1800)
-    times = slowest_rank(per_rank)
-    rows = []
-    for wrapper in WRAPPERS:
-        for label in ("off again", "all used", "some unused"):
-            name, base = f"{wrapper}, {label}", f"{wrapper}, off"
-            share = median_ratio(times, name, base) - 1
-            nanoseconds = 1e9 * median_difference(times, name, base) / arguments.params
-            rows.append([name, f"{share:+.1%}", f"{nanoseconds:+.0f}"])
+        for of_thread in (False, True):
+            per_rank = pool.run(
+                measure, arguments.params, arguments.rounds, of_thread, timeout=1800
+            )
+            times = slowest_rank(per_rank)
+            for row in rows:
+                base = row[0].split(",")[0] + ", off"
+                share = median_ratio(times, row[0], base) - 1
+                nanoseconds = 1e9 * median_difference(times, row[0], base) / arguments.params
+                row += [f"{share:+.1%}", f"{nanoseconds:+.0f}"]
     print(f"{arguments.params} parameters, {arguments.ranks} ranks, {arguments.rounds} rounds")
-    print(tabulate(rows, ["contender", "of a step without", "ns a parameter"], tablefmt="github"))
+    headers = ["contender", "of a step", "ns a parameter", "of its CPU time", "ns a parameter"]
+    print(tabulate(rows, headers, tablefmt="github"))
 
 
 if __name__ == "__main__":

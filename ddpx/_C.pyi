@@ -1,10 +1,12 @@
 """The C++ core; bound in csrc/bindings/. tests/unit/test_stub.py checks this file against it."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 class Phase:
     """The phases of a reducer; docs/architecture.md draws them."""
@@ -104,6 +106,36 @@ class StepReport:
     def mean(self) -> StepTimes: ...
     @property
     def moments(self) -> list[int]: ...
+
+class ShmOrder:
+    """In which order the ranks' values of an element are summed."""
+
+    GLOO: ClassVar[ShmOrder]
+    FIXED: ClassVar[ShmOrder]
+    @property
+    def name(self) -> str: ...
+
+class ShmBackend(Backend):
+    """A backend of torch's over shared memory; see ``csrc/shm_backend/shm_backend.h``."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        inner: Backend,
+        order: ShmOrder,
+        host_identity: str,
+    ) -> None: ...
+    def set_leaders(self, leaders: Backend) -> None:
+        """A backend of the first rank of each host, to be given to those."""
+    @property
+    def hosts(self) -> list[list[int]]:
+        """The ranks that share memory, host by host."""
+    @property
+    def resident_bytes(self) -> int:
+        """Of memory that buckets lie in."""
 
 class Reducer:
     """Packs gradients into buckets as they arrive and all-reduces them while backward runs."""

@@ -12,7 +12,11 @@ if not torch.distributed.is_initialized():
     # beyond destroy_process_group(), and a rank could abort while Python shuts down.
     import torch.distributed.nn.functional
 
+from ddpx import shm
 from ddpx.module import ReducerDDP
+from ddpx.shm import ShmOptions
 
-__all__ = ["ReducerDDP", "__version__"]
+shm.register()
+
+__all__ = ["ReducerDDP", "ShmOptions", "__version__"]
 __version__ = "0.1.0"

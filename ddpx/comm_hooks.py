@@ -30,7 +30,7 @@ class CommHooks(nn.Module):
         """Lets ``hook(state, bucket)`` communicate each bucket.
 
         As in DDP: ``bucket`` is a ``torch.distributed.GradBucket`` with undivided gradients; the
-        hook returns a future of a tensor, or list of one, with what the gradients are to be.
+        hook returns a future of a tensor with what the gradients are to be.
 
         Raises:
             TypeError: the hook cannot be called.
@@ -42,7 +42,7 @@ class CommHooks(nn.Module):
         except (TypeError, ValueError) as error:
             self._last_error = f"{type(error).__name__}: {error}"
             raise
-        self.reducer.set_comm_hook(state, hook)
+        self.reducer.set_comm_hook(state, _checked(hook))
         self._comm_hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
@@ -99,6 +99,18 @@ class CommHooks(nn.Module):
         self.register_comm_hook(
             weakref.ref(self), _apply_optim_in_backward_hook(self.gradient_as_bucket_view)
         )
+
+
+def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """``hook``, which must return a future: torch's C++ core crashes over None."""
+
+    def checked(state: object, bucket: dist.GradBucket) -> Any:
+        future = hook(state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise errors.hook_without_future(future)
+        return future
+
+    return checked
 
 
 def check_hook(hook: Callable[..., Any]) -> None:

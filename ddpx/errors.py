@@ -163,6 +163,14 @@ def hook_return_annotation(annotation: object) -> ValueError:
     )
 
 
+def hook_without_future(returned: object) -> TypeError:
+    return TypeError(
+        f"Communication hook: expected a torch.futures.Future to be returned, but got "
+        f"{type(returned).__name__}. Return the future of a collective, with .then() to pick its "
+        "tensor, or a torch.futures.Future with its result set."
+    )
+
+
 def optimizer_does_not_overlap(optim: object) -> RuntimeError:
     return RuntimeError(
         f"{optim} does not support overlapped DDP: torch has no functional form of it. "
@@ -241,4 +249,17 @@ def unknown_sparse_param(name: str) -> ValueError:
     return ValueError(
         f"_set_sparse_metadata() got ids for {name!r}, which is not a parameter with sparse "
         "gradients. Pass names of the weights of nn.Embedding(..., sparse=True)."
+    )
+
+
+def bad_shm_order(order: object) -> ValueError:
+    return ValueError(
+        f"the shm backend knows no order {order!r}. Pass 'gloo' (gloo's bits) or 'fixed' (sums by "
+        "rank, whatever the bucket), in ddpx.ShmOptions(order=...) or in DDPX_SHM_ORDER."
+    )
+
+
+def bad_shm_options(options: object) -> TypeError:
+    return TypeError(
+        f"the shm backend takes a ddpx.ShmOptions as pg_options, but got {type(options).__name__}."
     )

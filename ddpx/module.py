@@ -137,6 +137,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self.find_unused_parameters = self._options.find_unused_parameters
         self.gradient_as_bucket_view = self._options.gradient_as_bucket_view
         self.static_graph = self._options.static_graph
+        self.batched_grad_copy = self._options.batched_grad_copy
+        self.skip_all_reduce_unused_params = self._options.skip_all_reduce_unused_params
         self.bucket_bytes_cap = self._options.cap_bytes
         self.forward_sync_buffers = self._options.sync_buffers_at_forward
         # DDP skips the broadcast of buffers after a forward that was not synchronised.

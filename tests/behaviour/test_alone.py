@@ -99,7 +99,7 @@ def test_a_communication_hook_is_called(ranks):
 
 def _check_unused() -> None:
     model = ReducerDDP(Net())
-    with pytest.raises(RuntimeError, match="unused.weight"):
+    with pytest.raises(RuntimeError, match=r"unused\.weight"):
         model(torch.randn(4, 8), use_all=False).sum().backward()
     model(torch.randn(4, 8)).sum().backward()
     finding = ReducerDDP(Net(), find_unused_parameters=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -191,16 +192,28 @@ CASES = (
 CASES_BY_NAME = {case.name: case for case in CASES}
 
 
-def compare_case(case_name: str, mode: str, device: str = "cpu") -> dict[str, Comparison]:
-    """Runs on every rank: one case in one mode with all caps. DDP's parts raise during our turn."""
+@functools.cache
+def _group(transport: str) -> dist.ProcessGroup:
+    """All ranks over ``transport``; made once, as every rank asks for it at the same time."""
+    return dist.new_group(backend=transport)
+
+
+def compare_case(
+    case_name: str, mode: str, device: str = "cpu", transport: str | None = None
+) -> dict[str, Comparison]:
+    """Runs on every rank: one case in one mode with all caps. DDP's parts raise during our turn.
+
+    DDP is given the default group, and so is ReducerDDP, unless there is a ``transport``.
+    """
     torch.backends.cudnn.deterministic = True
+    group = None if transport is None else _group(transport)
     case = CASES_BY_NAME[case_name]
     comparisons = {}
     for caps_name, caps in CAPS.items():
         traces = []
         for wrapper, environment in (
             (DistributedDataParallel, nullcontext),
-            (ReducerDDP, ddp_poisoned),
+            (functools.partial(ReducerDDP, process_group=group), ddp_poisoned),
         ):
             wrap = _wrap_each_child(wrapper) if case.wrap_each_child else wrapper
             with environment(), torch.device(device):

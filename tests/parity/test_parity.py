@@ -11,9 +11,11 @@ PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
 
 
 @pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize("transport", [None, "shm"])
 @pytest.mark.parametrize("world_size", [2, 3, 4], scope="session")
-def test_bits_match(ranks, world_size, case_name, mode):
-    per_rank = ranks(world_size).run(compare_case, case_name, mode)
+def test_bits_match(ranks, world_size, transport, case_name, mode):
+    """Over shared memory, too, it is DDP over gloo that the bits have to match."""
+    per_rank = ranks(world_size).run(compare_case, case_name, mode, transport=transport)
     for caps in per_rank[0]:
         total = summarize([comparisons[caps] for comparisons in per_rank])
         assert total.num_tensors > 0

@@ -1,0 +1,55 @@
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "../shm_backend/shm_backend.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace ddpx::bindings {
+
+void bind_shm(py::module_& module) {
+  py::enum_<shm::Order>(module, "ShmOrder")
+      .value("GLOO", shm::Order::kGloo)
+      .value("FIXED", shm::Order::kFixed);
+
+  // torch has bound the base class; importing it makes a ShmBackend pass for one.
+  py::module_::import("torch._C._distributed_c10d");
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<ShmBackend, c10::intrusive_ptr<ShmBackend>, c10d::Backend>(module, "ShmBackend")
+      .def(
+          py::init([](c10::intrusive_ptr<c10d::Store> store,
+                      int rank,
+                      int size,
+                      std::chrono::milliseconds timeout,
+                      c10::intrusive_ptr<c10d::Backend> inner,
+                      shm::Order order,
+                      std::string host_identity) {
+            return c10::make_intrusive<ShmBackend>(
+                std::move(store),
+                rank,
+                size,
+                ShmOptions{order, timeout, std::move(host_identity)},
+                std::move(inner));
+          }),
+          py::arg("store"),
+          py::arg("rank"),
+          py::arg("size"),
+          py::arg("timeout"),
+          py::arg("inner"),
+          py::arg("order"),
+          py::arg("host_identity"),
+          NoGil())
+      .def("set_leaders", &ShmBackend::set_leaders, py::arg("leaders"), NoGil())
+      .def_property_readonly(
+          "hosts", [](const ShmBackend& backend) { return backend.topology().hosts; })
+      .def_property_readonly("resident_bytes", &ShmBackend::resident_bytes);
+}
+
+}  // namespace ddpx::bindings

@@ -1,0 +1,186 @@
+// All-reduce, in one of three ways.
+//
+// One-shot    small buffers: every rank handed its input over and reduces everything itself.
+// Resident    the buffers lie in shared memory: rank i owns slice i, reduces it over all buffers
+//             and writes the result into all of them. Every line is read and written once.
+// Staged      private buffers: the same, piece by piece through staging memory that stays in
+//             cache. A rank's own slice is not staged: it is read and written where it is.
+//
+// The second is DeepSpeed's idea (shared-memory all-reduce of its CPU inference) without its
+// staging copies.
+#include <algorithm>
+
+#include "collectives.h"
+#include "memory.h"
+#include "range_reducer.h"
+
+namespace ddpx::shm {
+namespace {
+
+struct Range {
+  std::size_t begin;
+  std::size_t end;
+
+  std::size_t size() const {
+    return end - begin;
+  }
+};
+
+// The part of [begin, end) that local rank `index` owns. Cut at cache lines, so that no two ranks
+// write to the same line.
+Range slice(
+    std::size_t begin, std::size_t end, int index, int num_ranks, std::size_t element_bytes) {
+  const auto ranks = static_cast<std::size_t>(num_ranks);
+  const auto share = round_up((end - begin + ranks - 1) / ranks, kLine / element_bytes);
+  const auto first = std::min(begin + static_cast<std::size_t>(index) * share, end);
+  return {first, std::min(first + share, end)};
+}
+
+void one_shot(Team& team, const Call& call, RangeReducer& reducer) {
+  std::vector<const std::byte*> sources;
+  for (int index = 0; index < team.size(); ++index) {
+    sources.push_back(
+        index == team.own_index() ? static_cast<const std::byte*>(call.input)
+                                  : team.one_shot(index));
+  }
+  reducer.reduce(0, call.count, sources, {static_cast<std::byte*>(call.output)});
+}
+
+void resident(Team& team, const Call& call, RangeReducer& reducer) {
+  const auto own = slice(0, call.count, team.own_index(), team.size(), reducer.element_bytes());
+  std::vector<const std::byte*> sources;
+  std::vector<std::byte*> results;
+  for (int index = 0; index < team.size(); ++index) {
+    auto* buffer = index == team.own_index() ? static_cast<std::byte*>(call.output)
+                                             : team.resident_buffer(index);
+    sources.push_back(buffer + own.begin * reducer.element_bytes());
+    results.push_back(buffer + own.begin * reducer.element_bytes());
+  }
+  reducer.reduce(own.begin, own.end, sources, results);
+  team.step();
+}
+
+// Private buffers, piece by piece.
+class Staged {
+ public:
+  Staged(Team& team, const Call& call, RangeReducer& reducer)
+      : team_(team),
+        reducer_(reducer),
+        element_bytes_(reducer.element_bytes()),
+        count_(call.count),
+        piece_elements_(largest_piece()),
+        input_(static_cast<const std::byte*>(call.input)),
+        output_(static_cast<std::byte*>(call.output)) {}
+
+  // Between two steps a rank works on three pieces, so that one step is enough for each: it copies
+  // piece k+1 in, reduces its slice of piece k and copies piece k-1 out.
+  void run() {
+    int half = team_.next_half();
+    copy_in(0, half);
+    std::size_t begin = 0;
+    std::size_t last_begin = 0;
+    int last_half = half;
+    for (; begin < count_; begin += piece_elements_) {
+      team_.step();
+      if (begin > 0) {
+        copy_out(last_begin, last_half);
+      }
+      reduce_slice(begin, half);
+      last_begin = begin;
+      last_half = half;
+      if (begin + piece_elements_ < count_) {
+        half = team_.next_half();
+        copy_in(begin + piece_elements_, half);
+      }
+    }
+    team_.step();
+    copy_out(last_begin, last_half);
+  }
+
+ private:
+  // A slice is the piece's share rounded up to lines; all slices must fit their areas.
+  std::size_t largest_piece() const {
+    const auto ranks = static_cast<std::size_t>(team_.size());
+    const auto per_line = kLine / element_bytes_;
+    const auto most = std::min(team_.piece_bytes(), team_.result_bytes() * ranks) / element_bytes_;
+    return most / (ranks * per_line) * ranks * per_line;
+  }
+
+  std::size_t end_of(std::size_t begin) const {
+    return std::min(begin + piece_elements_, count_);
+  }
+
+  Range slice_of(std::size_t begin, int index) const {
+    return slice(begin, end_of(begin), index, team_.size(), element_bytes_);
+  }
+
+  void copy_in(std::size_t begin, int half) {
+    auto* area = team_.input_area(team_.own_index(), half);
+    const auto own = slice_of(begin, team_.own_index());
+    const auto copy = [&](std::size_t from, std::size_t to) {
+      std::memcpy(
+          area + (from - begin) * element_bytes_,
+          input_ + from * element_bytes_,
+          (to - from) * element_bytes_);
+    };
+    copy(begin, own.begin);
+    copy(own.end, end_of(begin));
+  }
+
+  void reduce_slice(std::size_t begin, int half) {
+    const auto own = slice_of(begin, team_.own_index());
+    sources_.clear();
+    for (int index = 0; index < team_.size(); ++index) {
+      sources_.push_back(
+          index == team_.own_index()
+              ? input_ + own.begin * element_bytes_
+              : team_.input_area(index, half) + (own.begin - begin) * element_bytes_);
+    }
+    results_ = {output_ + own.begin * element_bytes_, team_.result_area(team_.own_index(), half)};
+    reducer_.reduce(own.begin, own.end, sources_, results_);
+  }
+
+  void copy_out(std::size_t begin, int half) {
+    for (int index = 0; index < team_.size(); ++index) {
+      const auto range = slice_of(begin, index);
+      if (index != team_.own_index() && range.size() > 0) {
+        std::memcpy(
+            output_ + range.begin * element_bytes_,
+            team_.result_area(index, half),
+            range.size() * element_bytes_);
+      }
+    }
+  }
+
+  Team& team_;
+  RangeReducer& reducer_;
+  std::size_t element_bytes_;
+  std::size_t count_;
+  std::size_t piece_elements_;
+  const std::byte* input_;
+  std::byte* output_;
+  std::vector<const std::byte*> sources_;
+  std::vector<std::byte*> results_;
+};
+
+}  // namespace
+
+void all_reduce(Team& team, const Call& call) {
+  if (call.count == 0) {
+    return;
+  }
+  if (team.size() == 1) {
+    std::memmove(call.output, call.input, call.num_bytes());
+    return;
+  }
+  RangeReducer reducer(team.order(), call.dtype, call.op, team.size(), call.count);
+  if (fits_one_shot(team, call)) {
+    one_shot(team, call, reducer);
+  } else if (team.all_resident()) {
+    resident(team, call, reducer);
+  } else {
+    Staged(team, call, reducer).run();
+  }
+}
+
+}  // namespace ddpx::shm

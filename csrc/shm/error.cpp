@@ -1,0 +1,29 @@
+#include "error.h"
+
+#include <cerrno>
+#include <cstring>
+
+namespace ddpx::shm {
+
+std::string opening(int rank, const std::string& phase) {
+  return "[ddpx shm rank " + std::to_string(rank) + ", phase " + phase + "] ";
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+Error system_error(const std::string& call) {
+  const int code = errno;
+  return Error(
+      ErrorKind::kSystem,
+      "[ddpx shm] " + call + " failed: " + std::strerror(code) + " (errno " + std::to_string(code) +
+          ")");
+}
+
+}  // namespace ddpx::shm

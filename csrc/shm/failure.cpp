@@ -1,0 +1,46 @@
+#include "failure.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace ddpx::shm {
+namespace {
+
+// kWriting is left within microseconds, or never: if its writer was killed meanwhile.
+enum State : uint32_t { kNone = 0, kWriting = 1, kWritten = 2 };
+
+constexpr auto kMaxWriting = std::chrono::milliseconds(100);
+
+}  // namespace
+
+std::optional<Failure> read_failure(const FailureRecord& record) {
+  if (record.state.load(std::memory_order_acquire) == kNone) {
+    return std::nullopt;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kMaxWriting;
+  while (record.state.load(std::memory_order_acquire) != kWritten) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return Failure{ErrorKind::kPeerLost, "a local rank died while it reported a failure"};
+    }
+    std::this_thread::yield();
+  }
+  const auto length = strnlen(record.text, sizeof(record.text));
+  return Failure{
+      static_cast<ErrorKind>(record.kind), std::string(record.text, length), record.culprit};
+}
+
+Failure record_failure(FailureRecord& record, const Failure& failure) {
+  uint32_t expected = kNone;
+  if (record.state.compare_exchange_strong(expected, kWriting)) {
+    record.kind = static_cast<int32_t>(failure.kind);
+    record.culprit = failure.culprit;
+    const auto length = std::min(failure.text.size(), sizeof(record.text) - 1);
+    std::memcpy(record.text, failure.text.data(), length);
+    record.state.store(kWritten, std::memory_order_release);
+    return failure;
+  }
+  return *read_failure(record);
+}
+
+}  // namespace ddpx::shm

@@ -1,0 +1,56 @@
+// One rank's home segment, and where its parts lie.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "layout.h"
+#include "memory.h"
+
+namespace ddpx::shm {
+
+struct HomeSizes {
+  std::size_t one_shot_bytes;  // operations up to this size go in one step
+  std::size_t piece_bytes;     // larger ones are staged in pieces of this size
+};
+
+class HomeSegment {
+ public:
+  // A new one, for this rank. Throws kOutOfMemory.
+  static HomeSegment create(int rank, const HomeSizes& sizes, const std::string& token);
+
+  // A peer's, handed over. Nothing if it is not the home of that rank with that token and sizes.
+  static std::shared_ptr<HomeSegment> open(
+      UniqueFd fd, int rank, const HomeSizes& sizes, const std::string& token);
+
+  Home& home() const {
+    return *reinterpret_cast<Home*>(mapping_->data());
+  }
+
+  int fd() const {
+    return fd_.get();
+  }
+
+  const HomeSizes& sizes() const {
+    return sizes_;
+  }
+
+  std::byte* one_shot(uint64_t sequence) const;
+  std::byte* input_area(int half) const;
+  std::byte* result_area(int half) const;
+
+  std::size_t result_bytes() const {
+    return sizes_.piece_bytes / 2;
+  }
+
+ private:
+  HomeSegment(UniqueFd fd, std::shared_ptr<Mapping> mapping, const HomeSizes& sizes)
+      : fd_(std::move(fd)), mapping_(std::move(mapping)), sizes_(sizes) {}
+
+  UniqueFd fd_;
+  std::shared_ptr<Mapping> mapping_;
+  HomeSizes sizes_;
+};
+
+}  // namespace ddpx::shm

@@ -1,0 +1,45 @@
+#include "collectives.h"
+
+namespace ddpx::shm {
+namespace {
+
+std::size_t one_shot_bytes(const Team& team, const Call& call) {
+  const auto ranks = static_cast<std::size_t>(team.size());
+  return call.kind == Kind::kReduceScatter ? ranks * call.num_bytes() : call.num_bytes();
+}
+
+}  // namespace
+
+bool fits_one_shot(const Team& team, const Call& call) {
+  return team.size() > 1 && one_shot_bytes(team, call) <= team.one_shot_bytes();
+}
+
+void hand_over_input(const Team& team, const Call& call, std::byte* one_shot) {
+  const auto num_bytes = call.num_bytes();
+  if (num_bytes == 0) {
+    return;
+  }
+  switch (call.kind) {
+    case Kind::kAllReduce:
+    case Kind::kAllGather:
+      std::memcpy(one_shot, call.input, num_bytes);
+      return;
+    case Kind::kBroadcast:
+      if (call.root == team.own_index()) {
+        std::memcpy(one_shot, call.output, num_bytes);
+      }
+      return;
+    case Kind::kReduceScatter:
+      for (std::size_t part = 0; part < call.inputs.size(); ++part) {
+        std::memcpy(one_shot + part * num_bytes, call.inputs[part], num_bytes);
+      }
+      if (call.inputs.empty()) {
+        std::memcpy(one_shot, call.input, num_bytes * static_cast<std::size_t>(team.size()));
+      }
+      return;
+    case Kind::kBarrier:
+      return;
+  }
+}
+
+}  // namespace ddpx::shm

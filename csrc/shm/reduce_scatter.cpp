@@ -1,0 +1,121 @@
+// Reduce-scatter: every rank reduces its own part over all ranks' inputs. In the order in which an
+// all-reduce of the whole input would do it, since gloo has it so.
+#include <algorithm>
+
+#include "collectives.h"
+#include "memory.h"
+#include "range_reducer.h"
+
+namespace ddpx::shm {
+namespace {
+
+class ReduceScatter {
+ public:
+  ReduceScatter(Team& team, const Call& call)
+      : team_(team),
+        call_(call),
+        reducer_(
+            team.order(),
+            call.dtype,
+            call.op,
+            team.size(),
+            call.count * static_cast<std::size_t>(team.size())),
+        element_bytes_(size_of(call.dtype)) {}
+
+  // From memory in which all parts of a rank's input follow each other.
+  template <class WholeInput>
+  void direct(const WholeInput& whole_input) {
+    std::vector<const std::byte*> sources;
+    for (int index = 0; index < team_.size(); ++index) {
+      sources.push_back(
+          index == team_.own_index()
+              ? part(index)
+              : whole_input(index) +
+                    static_cast<std::size_t>(team_.own_index()) * call_.num_bytes());
+    }
+    reduce(0, call_.count, sources);
+  }
+
+  void staged() {
+    const auto ranks = static_cast<std::size_t>(team_.size());
+    const auto share_bytes = team_.piece_bytes() / ranks / kLine * kLine;
+    const auto share = share_bytes / element_bytes_;
+    const auto copy_in = [&](std::size_t begin, int half) {
+      const auto length = std::min(share, call_.count - begin);
+      for (int target = 0; target < team_.size(); ++target) {
+        if (target != team_.own_index()) {
+          std::memcpy(
+              team_.input_area(team_.own_index(), half) +
+                  static_cast<std::size_t>(target) * share_bytes,
+              part(target) + begin * element_bytes_,
+              length * element_bytes_);
+        }
+      }
+    };
+    int half = team_.next_half();
+    copy_in(0, half);
+    for (std::size_t begin = 0; begin < call_.count; begin += share) {
+      team_.step();
+      std::vector<const std::byte*> sources;
+      for (int index = 0; index < team_.size(); ++index) {
+        sources.push_back(
+            index == team_.own_index()
+                ? part(index) + begin * element_bytes_
+                : team_.input_area(index, half) +
+                      static_cast<std::size_t>(team_.own_index()) * share_bytes);
+      }
+      reduce(begin, std::min(begin + share, call_.count), sources);
+      if (begin + share < call_.count) {
+        half = team_.next_half();
+        copy_in(begin + share, half);
+      }
+    }
+  }
+
+ private:
+  // This rank's input for a target.
+  const std::byte* part(int target) const {
+    return call_.inputs.empty() ? static_cast<const std::byte*>(call_.input) +
+                                      static_cast<std::size_t>(target) * call_.num_bytes()
+                                : static_cast<const std::byte*>(call_.inputs[target]);
+  }
+
+  // Elements of this rank's part.
+  void reduce(std::size_t begin, std::size_t end, const std::vector<const std::byte*>& sources) {
+    const auto first = static_cast<std::size_t>(team_.own_index()) * call_.count;
+    reducer_.reduce(
+        first + begin,
+        first + end,
+        sources,
+        {static_cast<std::byte*>(call_.output) + begin * element_bytes_});
+  }
+
+  Team& team_;
+  const Call& call_;
+  RangeReducer reducer_;
+  std::size_t element_bytes_;
+};
+
+}  // namespace
+
+void reduce_scatter(Team& team, const Call& call) {
+  if (call.count == 0) {
+    return;
+  }
+  if (team.size() == 1) {
+    const auto* input = call.inputs.empty() ? call.input : call.inputs[0];
+    std::memmove(call.output, input, call.num_bytes());
+    return;
+  }
+  ReduceScatter operation(team, call);
+  if (fits_one_shot(team, call)) {
+    operation.direct([&](int index) { return team.one_shot(index); });
+  } else if (team.all_resident()) {
+    operation.direct([&](int index) { return team.resident_buffer(index); });
+    team.step();
+  } else {
+    operation.staged();
+  }
+}
+
+}  // namespace ddpx::shm

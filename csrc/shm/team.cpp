@@ -1,0 +1,166 @@
+#include "team.h"
+
+#include "collectives.h"
+#include "error.h"
+#include "float_environment.h"
+
+namespace ddpx::shm {
+namespace {
+
+// The buffer that others could work on in place, and its size; none if there is no such thing.
+struct Shareable {
+  const void* data = nullptr;
+  std::size_t num_bytes = 0;
+};
+
+Shareable shareable(const Call& call, int num_ranks, int own_index) {
+  switch (call.kind) {
+    case Kind::kAllReduce:
+      return call.input == call.output ? Shareable{call.output, call.num_bytes()} : Shareable{};
+    case Kind::kBroadcast:
+      return call.root == own_index ? Shareable{call.output, call.num_bytes()} : Shareable{};
+    case Kind::kAllGather:
+      return {call.input, call.num_bytes()};
+    case Kind::kReduceScatter:
+      return call.inputs.empty()
+                 ? Shareable{call.input, call.num_bytes() * static_cast<std::size_t>(num_ranks)}
+                 : Shareable{};
+    case Kind::kBarrier:
+      return {};
+  }
+  return {};
+}
+
+}  // namespace
+
+Team::Team(Meeting meeting, int rank, const TeamOptions& options, std::shared_ptr<Arena> arena)
+    : peers_(std::move(meeting), rank),
+      options_(options),
+      arena_(std::move(arena)),
+      steps_(peers_, options.patience) {}
+
+void Team::post(const Call& call, uint64_t sequence) {
+  sequence_ = sequence;
+  auto& descriptor = peers_.own_home().ring[sequence % kRing];
+  descriptor = {
+      sequence, call.kind, call.dtype, call.op, options_.order, call.root, call.count, {}};
+  if (read_failure(peers_.board().failure)) {
+    return;  // `execute` reports it
+  }
+  if (fits_one_shot(*this, call)) {
+    hand_over_input(*this, call, peers_.segment(own_index()).one_shot(sequence));
+  } else if (!share_buffer(call, descriptor)) {
+    return;
+  }
+  steps_.arrive();
+}
+
+// False if a peer could not be told where it is: then the group has failed.
+bool Team::share_buffer(const Call& call, Descriptor& descriptor) {
+  const auto buffer = shareable(call, size(), own_index());
+  if (!arena_ || size() == 1 || buffer.data == nullptr) {
+    return true;
+  }
+  const auto location = arena_->locate(buffer.data, buffer.num_bytes);
+  if (!location) {
+    return true;
+  }
+  try {
+    peers_.announce(*arena_, location->segment);
+  } catch (const Error& error) {
+    const auto culprit = error.culprits().empty() ? -1 : error.culprits().front();
+    steps_.fail({error.kind(), error.what(), culprit}, describe(descriptor));
+    return false;
+  }
+  descriptor.buffer = {location->segment, location->offset};
+  return true;
+}
+
+void Team::execute(const Call& call) {
+  timeout_ = call.timeout.count() > 0 ? call.timeout : options_.timeout;
+  deadline_ = Clock::now() + timeout_;
+  const auto phase = describe(descriptor(own_index()));
+  try {
+    steps_.check(phase);
+    steps_.await({descriptor(own_index()), deadline_, timeout_});
+    check_match();
+    dispatch(call);
+  } catch (const Error& error) {
+    // Whatever it was, the ranks are no longer at the same step: the group cannot go on.
+    const auto culprit = error.culprits().empty() ? -1 : error.culprits().front();
+    if (!read_failure(peers_.board().failure) && error.kind() != ErrorKind::kAborted) {
+      throw steps_.fail({error.kind(), error.what(), culprit}, phase);
+    }
+    throw;
+  }
+}
+
+void Team::leave() {
+  const auto left = static_cast<uint32_t>(Presence::kLeft);
+  peers_.own_home().presence.store(left, std::memory_order_release);
+  futex_wake_all(peers_.board().steps.count);
+}
+
+void Team::step() {
+  steps_.arrive();
+  steps_.await({descriptor(own_index()), deadline_, timeout_});
+}
+
+// Everyone sees the same descriptors, so everyone comes to the same verdict.
+void Team::check_match() {
+  const auto& first = descriptor(0);
+  for (int index = 1; index < size(); ++index) {
+    if (same_operation(first, descriptor(index))) {
+      continue;
+    }
+    throw steps_.fail(
+        {ErrorKind::kMismatch,
+         "ranks called different operations: rank " + std::to_string(peers_.rank_of(0)) +
+             " called " + describe(first) + ", rank " + std::to_string(peers_.rank_of(index)) +
+             " called " + describe(descriptor(index)) +
+             ". Every rank must call the same operations in the same order.",
+         peers_.rank_of(index)},
+        describe(descriptor(own_index())));
+  }
+}
+
+bool Team::resident(int index) const {
+  return descriptor(index).buffer.segment != 0;
+}
+
+bool Team::all_resident() const {
+  for (int index = 0; index < size(); ++index) {
+    if (!resident(index)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::byte* Team::resident_buffer(int index) {
+  return peers_.locate(index, descriptor(index).buffer);
+}
+
+void Team::dispatch(const Call& call) {
+  const DefaultFloatEnvironment environment;
+  // Also those that will not be used: messages that announce segments must not pile up.
+  for (int index = 0; index < size(); ++index) {
+    if (index != own_index() && resident(index)) {
+      resident_buffer(index);
+    }
+  }
+  switch (call.kind) {
+    case Kind::kAllReduce:
+      return all_reduce(*this, call);
+    case Kind::kBroadcast:
+      return broadcast(*this, call);
+    case Kind::kAllGather:
+      return all_gather(*this, call);
+    case Kind::kReduceScatter:
+      return reduce_scatter(*this, call);
+    case Kind::kBarrier:
+      return;
+  }
+}
+
+}  // namespace ddpx::shm

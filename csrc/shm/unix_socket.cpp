@@ -1,0 +1,185 @@
+#include "unix_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "error.h"
+
+namespace ddpx::shm {
+namespace {
+
+constexpr std::size_t kMaxMessageBytes = 512;
+
+struct Address {
+  sockaddr_un address{};
+  socklen_t length = 0;
+};
+
+// A leading zero byte makes the name abstract.
+Address abstract_address(const std::string& name) {
+  Address result;
+  result.address.sun_family = AF_UNIX;
+  const auto length = std::min(name.size(), sizeof(result.address.sun_path) - 1);
+  std::memcpy(result.address.sun_path + 1, name.data(), length);
+  result.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+  return result;
+}
+
+UniqueFd new_socket() {
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd) {
+    throw system_error("socket");
+  }
+  return fd;
+}
+
+// Whether one of `events` (or an end of the connection) happens by the deadline.
+bool wait_for(int fd, short events, Clock::time_point deadline) {
+  while (true) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    pollfd entry{fd, events, 0};
+    const int count = poll(&entry, 1, static_cast<int>(std::clamp<long long>(left, 0, 3'600'000)));
+    if (count > 0) {
+      return true;
+    }
+    if (count < 0 && errno != EINTR) {
+      throw system_error("poll");
+    }
+    if (Clock::now() >= deadline) {
+      return false;
+    }
+  }
+}
+
+struct alignas(cmsghdr) ControlBuffer {
+  char bytes[CMSG_SPACE(sizeof(int))] = {};
+};
+
+std::optional<ucred> credentials(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    return std::nullopt;
+  }
+  return peer;
+}
+
+}  // namespace
+
+void Connection::send(const std::string& bytes, int fd_to_hand_over) const {
+  iovec data{const_cast<char*>(bytes.data()), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  ControlBuffer control;
+  if (fd_to_hand_over >= 0) {
+    message.msg_control = control.bytes;
+    message.msg_controllen = sizeof(control.bytes);
+    auto* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &fd_to_hand_over, sizeof(int));
+  }
+  while (sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+    if (errno != EINTR) {
+      throw system_error("sending to a local rank");
+    }
+  }
+}
+
+std::optional<Message> Connection::receive(Clock::time_point deadline) const {
+  if (!wait_for(fd_.get(), POLLIN, deadline)) {
+    return std::nullopt;
+  }
+  char buffer[kMaxMessageBytes];
+  iovec data{buffer, sizeof(buffer)};
+  ControlBuffer control;
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof(control.bytes);
+  const auto num_bytes = recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (num_bytes <= 0) {
+    return std::nullopt;
+  }
+  Message result{std::string(buffer, static_cast<std::size_t>(num_bytes)), UniqueFd()};
+  for (auto* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
+      result.fd = UniqueFd(fd);
+    }
+  }
+  return result;
+}
+
+bool Connection::hung_up() const {
+  pollfd entry{fd_.get(), 0, 0};
+  return poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+bool Connection::same_user() const {
+  const auto peer = credentials(fd_.get());
+  return peer && peer->uid == geteuid();
+}
+
+UniqueFd Connection::watch_process() const {
+  const auto peer = credentials(fd_.get());
+  if (!peer || peer->pid <= 0 || peer->pid == getpid()) {
+    return UniqueFd();
+  }
+#ifdef SYS_pidfd_open
+  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
+#else
+  return UniqueFd();
+#endif
+}
+
+Listener::Listener(const std::string& name, int backlog) : fd_(new_socket()) {
+  const auto address = abstract_address(name);
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address.address);
+  if (bind(fd_.get(), generic, address.length) != 0) {
+    throw system_error("bind");
+  }
+  if (listen(fd_.get(), backlog) != 0) {
+    throw system_error("listen");
+  }
+}
+
+std::optional<Connection> Listener::accept(Clock::time_point deadline) const {
+  while (wait_for(fd_.get(), POLLIN, deadline)) {
+    UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (fd) {
+      return Connection(std::move(fd));
+    }
+    if (errno != EINTR && errno != ECONNABORTED) {
+      throw system_error("accept");
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Connection> connect_to(const std::string& name) {
+  auto fd = new_socket();
+  const auto address = abstract_address(name);
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address.address);
+  while (connect(fd.get(), generic, address.length) != 0) {
+    if (errno != EINTR) {
+      return std::nullopt;
+    }
+  }
+  return Connection(std::move(fd));
+}
+
+}  // namespace ddpx::shm

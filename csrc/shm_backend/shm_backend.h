@@ -1,0 +1,145 @@
+// The shared-memory transport as a backend of torch's: a c10d::Backend named "shm".
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../shm/group.h"
+#include "between_hosts.h"
+#include "shm_work.h"
+
+namespace ddpx {
+
+struct ShmOptions {
+  shm::Order order = shm::Order::kGloo;
+  std::chrono::milliseconds timeout{kBackendDefaultTimeout};
+  std::string host_identity;  // for tests: ranks with different ones do not share memory
+};
+
+// all_reduce, broadcast, all_gather, reduce_scatter and barrier of CPU tensors go through shared
+// memory, everything else through `inner`, a gloo backend of the same ranks. Where the ranks are on
+// several hosts, all_reduce goes through shared memory within each and `leaders` between them, and
+// the rest through `inner`. Thread-safe, as far as all ranks make their calls in the same order.
+class ShmBackend final : public c10d::Backend {
+ public:
+  // Collective over all ranks. Throws shm::Error.
+  ShmBackend(
+      c10::intrusive_ptr<c10d::Store> store,
+      int rank,
+      int size,
+      ShmOptions options,
+      c10::intrusive_ptr<c10d::Backend> inner);
+
+  ~ShmBackend() override;
+
+  // A gloo backend of the first rank of each host; to be given to those if there are several hosts,
+  // before the first operation.
+  void set_leaders(c10::intrusive_ptr<c10d::Backend> leaders);
+
+  const shm::Topology& topology() const {
+    return topology_;
+  }
+
+  const std::string getBackendName() const override {
+    return "shm";
+  }
+
+  bool supportsTensorAlloc(c10::DeviceIndex device_index) override;
+  at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
+  std::size_t resident_bytes() const;  // of memory that allocateTensor() holds
+
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override;
+  void abort() override;
+  void shutdown() override;
+
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using Sizes = std::vector<int64_t>;
+
+  // Natively where it can be.
+  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  Work allgather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  Work _allgather_base(
+      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  Work reduce_scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+  Work _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  Work barrier(const c10d::BarrierOptions& options) override;
+
+  // By `inner`.
+  Work allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Work allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  Work allgather_coalesced(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  Work allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Work gather(
+      std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  Work scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  Work reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override;
+  Work alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      Sizes& output_splits,
+      Sizes& input_splits,
+      const c10d::AllToAllOptions& options) override;
+  Work alltoall(
+      Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  Work send(Tensors& tensors, int destination, int tag) override;
+  Work recv(Tensors& tensors, int source, int tag) override;
+  Work recvAnysource(Tensors& tensors, int tag) override;
+
+ private:
+  // How an operation appears in profiles.
+  struct Title {
+    c10d::OpType type;
+    const char* text;
+  };
+
+  bool single_host() const {
+    return topology_.hosts.size() == 1;
+  }
+  shm::Group& group() const;
+  c10d::Backend& inner() const;
+  Work submit(
+      shm::Call call,
+      std::chrono::milliseconds timeout,
+      const Title& title,
+      Tensors inputs,
+      Tensors outputs);
+  Work submit_between_hosts(
+      at::Tensor tensor, const shm::Call& call, const c10d::AllreduceOptions& options);
+
+  std::shared_ptr<shm::Arena> arena_;
+  std::shared_ptr<shm::Group> group_;  // null after shutdown()
+  shm::Topology topology_;
+  c10::intrusive_ptr<c10d::Backend> inner_;
+  std::unique_ptr<BetweenHosts> between_hosts_;  // null on a single host
+  std::atomic<int64_t> timeout_ms_;
+  std::atomic<uint64_t> sequence_{0};
+};
+
+}  // namespace ddpx

@@ -1,0 +1,118 @@
+#include "shm_work.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "../shm/error.h"
+
+namespace ddpx {
+
+ShmWork::ShmWork(
+    int rank,
+    c10d::OpType type,
+    const char* title,
+    std::vector<at::Tensor> inputs,
+    std::vector<at::Tensor> outputs,
+    uint64_t sequence)
+    : Work(rank, type, title, inputs),
+      inputs_(std::move(inputs)),
+      outputs_(std::move(outputs)),
+      sequence_(sequence) {}
+
+void ShmWork::submitted(Wait wait, WaitFor wait_for) {
+  wait_ = std::move(wait);
+  wait_for_ = std::move(wait_for);
+}
+
+void ShmWork::end(std::exception_ptr error) {
+  finish(as_torch_error(std::move(error)));
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    future = future_;
+  }
+  if (future) {
+    // On a thread of torch's: a callback may wait for another operation, which must not stop the
+    // thread that carries operations out.
+    at::launch([self = c10::intrusive_ptr<ShmWork>::reclaim_copy(this), future] {
+      self->complete(*future);
+    });
+  }
+}
+
+void ShmWork::wait_until_ended() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  cv_.wait(lock, [this] { return completed_; });
+}
+
+bool ShmWork::wait_until_ended(std::chrono::milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return cv_.wait_for(lock, timeout, [this] { return completed_; });
+}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout == kNoTimeout) {
+    wait_();
+  } else if (!wait_for_(timeout)) {
+    throw c10::DistBackendError(
+        {__func__, __FILE__, __LINE__},
+        "[ddpx shm] an operation had not ended after the " + std::to_string(timeout.count()) +
+            " ms that wait() was given; it goes on");
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (exception_) {
+    std::rethrow_exception(exception_);
+  }
+  return true;
+}
+
+std::vector<at::Tensor> ShmWork::result() {
+  return outputs_;
+}
+
+uint64_t ShmWork::getSequencenumber() const {
+  return sequence_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (future_) {
+      return future_;
+    }
+    future = future_ = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()));
+    if (!completed_) {
+      return future;
+    }
+  }
+  complete(*future);
+  return future;
+}
+
+void ShmWork::complete(c10::ivalue::Future& future) const {
+  if (const auto error = exception()) {
+    future.setErrorIfNeeded(error);
+  } else {
+    future.markCompleted(c10::IValue(outputs_));
+  }
+}
+
+std::exception_ptr as_torch_error(std::exception_ptr error) {
+  if (!error) {
+    return error;
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const shm::Error& cause) {
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, __LINE__}, cause.what()));
+  } catch (...) {
+    return error;
+  }
+}
+
+}  // namespace ddpx

@@ -1,0 +1,64 @@
+// One operation over shared memory, as torch sees it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace ddpx {
+
+// Its tensors live until it has ended. Whoever runs the operation calls end(), once, before the
+// operation counts as done anywhere else. Thread-safe.
+class ShmWork final : public c10d::Work {
+ public:
+  // How a thread waits for the end; it may carry the operation out. Throws nothing of its errors.
+  using Wait = std::function<void()>;
+  using WaitFor = std::function<bool(std::chrono::milliseconds)>;  // false if time ran out
+
+  ShmWork(
+      int rank,
+      c10d::OpType type,
+      const char* title,
+      std::vector<at::Tensor> inputs,
+      std::vector<at::Tensor> outputs,
+      uint64_t sequence);
+
+  // From when the operation has been submitted.
+  void submitted(Wait wait, WaitFor wait_for);
+
+  void end(std::exception_ptr error);
+
+  // Without lending a hand.
+  void wait_until_ended();
+  bool wait_until_ended(std::chrono::milliseconds timeout);  // false if time ran out
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override;
+  uint64_t getSequencenumber() const override;
+
+  // Of the list of outputs. Its callbacks run on a thread of torch's, where they may wait for
+  // further operations.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  void complete(c10::ivalue::Future& future) const;
+
+  std::vector<at::Tensor> inputs_;
+  std::vector<at::Tensor> outputs_;
+  uint64_t sequence_;
+  Wait wait_;
+  WaitFor wait_for_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when it is asked for
+};
+
+// Errors of the transport as torch's DistBackendError, which scripts catch.
+std::exception_ptr as_torch_error(std::exception_ptr error);
+
+}  // namespace ddpx

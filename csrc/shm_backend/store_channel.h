@@ -1,0 +1,25 @@
+// torch's Store as the channel on which ranks meet.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+
+#include "../shm/channel.h"
+
+namespace ddpx {
+
+class StoreChannel final : public shm::Channel {
+ public:
+  explicit StoreChannel(c10::intrusive_ptr<c10d::Store> store);
+
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,92 @@
+"""The ``shm`` backend: ranks on one host communicate through shared memory.
+
+Registered when ddpx is imported: ``init_process_group("shm")``, ``new_group(backend="shm")`` and
+``"cpu:shm,cuda:nccl"`` work. docs/shm.md says how.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _DistributedBackendOptions
+
+from ddpx import _C, errors
+
+_ORDERS = {"gloo": _C.ShmOrder.GLOO, "fixed": _C.ShmOrder.FIXED}
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass
+class ShmOptions:
+    """What ``init_process_group("shm", pg_options=...)`` takes.
+
+    Args:
+        order: in which order the ranks' values of an element are summed. ``"gloo"``: as gloo does
+            it on one host, bit for bit, which depends on where in a buffer the element lies.
+            ``"fixed"``: by rank, whatever the buffer, so that gradients do not depend on bucket
+            sizes. None: ``DDPX_SHM_ORDER``, or else ``"gloo"``.
+        host_identity: ranks with different ones do not share memory even if they could; for tests.
+            None: ``DDPX_SHM_HOST_IDENTITY``, or else the same for all.
+    """
+
+    order: str | None = None
+    host_identity: str | None = None
+    # torch fills in its own ideas of an options object.
+    timeout: timedelta = field(default=_DEFAULT_TIMEOUT, repr=False)
+    group_name: str = field(default="", repr=False)
+    group_desc: str = field(default="", repr=False)
+    global_ranks_in_group: list[int] = field(default_factory=list, repr=False)
+
+    def chosen_order(self) -> _C.ShmOrder:
+        """Raises ValueError for an order that there is not."""
+        order = self.order or os.environ.get("DDPX_SHM_ORDER") or "gloo"
+        if order not in _ORDERS:
+            raise errors.bad_shm_order(order)
+        return _ORDERS[order]
+
+    def chosen_identity(self) -> str:
+        if self.host_identity is not None:
+            return self.host_identity
+        return os.environ.get("DDPX_SHM_HOST_IDENTITY", "")
+
+
+def register() -> None:
+    """Makes torch know the backend; harmless the second time."""
+    if "shm" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("shm", _make, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBackend:
+    """Called by torch on every rank of a new group."""
+    if shm_options is None:
+        shm_options = ShmOptions()
+    if not isinstance(shm_options, ShmOptions):
+        raise errors.bad_shm_options(shm_options)
+    store, rank, size = options.store, options.group_rank, options.group_size
+    timeout = options.timeout
+    backend = _C.ShmBackend(
+        dist.PrefixStore("shm", store),
+        rank,
+        size,
+        timeout,
+        _gloo("gloo", store, rank, size, timeout),
+        shm_options.chosen_order(),
+        shm_options.chosen_identity(),
+    )
+    leaders = [host[0] for host in backend.hosts]
+    if len(leaders) > 1 and rank in leaders:
+        place = leaders.index(rank)
+        backend.set_leaders(_gloo("leaders", store, place, len(leaders), timeout))
+    return backend
+
+
+def _gloo(
+    name: str, store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroupGloo:
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout=timeout)
+    gloo._set_sequence_number_for_group()
+    return gloo

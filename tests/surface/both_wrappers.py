@@ -1,0 +1,83 @@
+"""Trains one model under torch's DDP and under ReducerDDP, with whatever a test adds to both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+from ddpx.testing import compare_traces, record_training
+
+Wrapper = Any  # of either class; both have the same methods, of which torch annotates few
+WRAPPERS: tuple[Callable[..., Wrapper], ...] = (DistributedDataParallel, ReducerDDP)
+WORLD_SIZES = (2, 3)
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "find unused": {"find_unused_parameters": True},
+}
+# Small enough for several buckets of the models below.
+SMALL_CAP = {"bucket_cap_mb": 0.002}
+
+
+class Mlp(nn.Module):
+    """Three layers; ``wide`` ones are worth compressing."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 24, dtype=dtype)
+        self.second = nn.Linear(24, 24, dtype=dtype)
+        self.third = nn.Linear(24, 4, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def mlp_step(model: nn.Module, number: int = 0) -> None:
+    """Forward and backward on random inputs, which differ by rank where the seed does."""
+    model(torch.randn(6, 16)).square().mean().backward()
+
+
+def assert_trains_alike(
+    build: Callable[[], nn.Module],
+    wrap: Callable[[Callable[..., Wrapper], nn.Module], Wrapper],
+    step: Callable[[nn.Module, int], None],
+    **training: Any,
+) -> None:
+    """Raises unless gradients, parameters and buffers of all steps are the same, bit for bit.
+
+    Args:
+        wrap: wraps a module by the class that it is given, and sets it up.
+        training: as for ``ddpx.testing.record_training``.
+    """
+    traces = [
+        record_training(build, lambda module, cls=cls: wrap(cls, module), step, **training)  # type: ignore[misc]
+        for cls in WRAPPERS
+    ]
+    comparison = compare_traces(*traces)
+    assert comparison.num_tensors > 0
+    comparison.raise_if_different()
+
+
+def assert_same_on_all_ranks(*tensors: torch.Tensor | None) -> None:
+    """Raises unless every rank has the same bits."""
+    for tensor in tensors:
+        assert tensor is not None
+        reference = tensor.detach().clone()
+        dist.broadcast(reference, 0)
+        assert torch.equal(reference, tensor.detach())
+
+
+def grads_of(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Copies of the gradients, by name without the wrapper's prefix."""
+    return {
+        name.removeprefix("module."): None if param.grad is None else param.grad.clone()
+        for name, param in model.named_parameters()
+    }

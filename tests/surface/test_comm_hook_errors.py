@@ -1,0 +1,206 @@
+"""A communication hook that fails: the error names its bucket, and the next step works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from both_wrappers import MODES, SMALL_CAP, Mlp, assert_same_on_all_ranks, mlp_step
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from ddpx import ReducerDDP
+from ddpx._C import Phase
+
+
+class _Fault:
+    """State of a hook that is well unless told to fail, and then does so at one bucket."""
+
+    def __init__(self) -> None:
+        self.how = ""
+        self.bucket_index = 0
+
+
+def _faulty_hook(state: _Fault, bucket: dist.GradBucket):
+    if not state.how or bucket.index() != state.bucket_index:
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+    # Peers get what they wait for: only this rank's result is spoilt.
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer)
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    if state.how == "raises":
+        raise MemoryError("no more memory")
+    if state.how == "future has an error":
+        future.set_exception(MemoryError("no more memory"))
+    elif state.how == "no future":
+        return buffer
+    elif state.how == "None":
+        return None
+    elif state.how == "future of a string":
+        future.set_result("a string")
+    elif state.how == "future of a collective":  # a list, made in C++
+        return dist.all_reduce(buffer, async_op=True).get_future()
+    elif state.how == "future of a list":
+        future.set_result([buffer])
+    elif state.how == "callback raises":
+        future.set_result(buffer)
+        return future.then(_raise)
+    elif state.how == "too few elements":
+        future.set_result(buffer[:-3].clone())
+    elif state.how == "too many elements":
+        future.set_result(torch.cat((buffer, buffer)))
+    return future
+
+
+def _raise(future: torch.futures.Future[Any]) -> None:
+    raise MemoryError("no more memory")
+
+
+FAULTS = {
+    "raises": "no more memory",
+    "future has an error": "no more memory",
+    "callback raises": "no more memory",
+    "no future": "expected a torch.futures.Future to be returned, but got Tensor",
+    "None": "expected a torch.futures.Future to be returned, but got NoneType",
+    "future of a string": "",
+    "future of a list": "",
+    "future of a collective": "",
+}
+
+
+def _check_fault(how: str, expected: str, mode: str, bucket_index: int, on_ranks: int) -> None:
+    torch.manual_seed(0)
+    model = ReducerDDP(Mlp(), **MODES[mode], **SMALL_CAP)
+    fault = _Fault()
+    model.register_comm_hook(fault, _faulty_hook)
+    for number in range(3):
+        model.zero_grad()
+        torch.manual_seed(10 * number + dist.get_rank())
+        mlp_step(model)
+    fault.bucket_index = bucket_index
+    for _ in range(2):  # also a second time
+        if dist.get_rank() < on_ranks:
+            fault.how = how
+            with pytest.raises((RuntimeError, MemoryError)) as caught:
+                mlp_step(model)
+            text = str(caught.value)
+            names = [list(dict(model.module.named_parameters()))[i] for i in _members(model)]
+            assert expected in text
+            assert f"[ddpx rank {dist.get_rank()}, phase " in text, text
+            assert f"bucket {bucket_index} ('{names[0]}'" in text, text
+        else:
+            mlp_step(model)
+        fault.how = ""
+        assert model.reducer.phase == Phase.IDLE
+    dist.barrier()
+    for number in range(3):
+        model.zero_grad()
+        torch.manual_seed(100 * number + dist.get_rank())
+        mlp_step(model)
+        assert_same_on_all_ranks(*(param.grad for param in model.module.parameters()))
+
+
+def _members(model: ReducerDDP) -> list[int]:
+    return model.reducer.plan.buckets[_BUCKET]
+
+
+_BUCKET = 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", FAULTS)
+def test_failing_hook(ranks, how, mode):
+    """On every rank, so that collectives pair up afterwards whatever had been launched."""
+    ranks(2).run(_check_fault, how, FAULTS[how], mode, _BUCKET, 2)
+
+
+@pytest.mark.parametrize("mode", ["default", "view"])
+@pytest.mark.parametrize("how", ["too few elements", "too many elements"])
+def test_result_of_another_size(ranks, how, mode):
+    """Too many must not pass for the first of them, as they do in DDP."""
+    ranks(2).run(_check_fault, how, "elements", mode, _BUCKET, 2)
+
+
+def _check_first_step(how: str) -> None:
+    """Also in the very first step, in which all is one bucket."""
+    model = ReducerDDP(Mlp())
+    fault = _Fault()
+    fault.how = how
+    model.register_comm_hook(fault, _faulty_hook)
+    with pytest.raises((RuntimeError, MemoryError), match=r"bucket 0 \('first\.weight', "):
+        mlp_step(model)
+    fault.how = ""
+    for number in range(3):
+        model.zero_grad()
+        torch.manual_seed(100 * number + dist.get_rank())
+        mlp_step(model)
+        assert_same_on_all_ranks(*(param.grad for param in model.module.parameters()))
+
+
+@pytest.mark.parametrize("how", ["raises", "future has an error"])
+def test_failing_hook_in_the_first_step(ranks, how):
+    ranks(2).run(_check_first_step, how)
+
+
+def _check_registration() -> None:
+    model = ReducerDDP(Mlp())
+
+    def other_bucket(state: object, bucket: int):
+        raise AssertionError
+
+    def other_result(state: object, bucket: dist.GradBucket) -> int:
+        raise AssertionError
+
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (3, TypeError, "must be callable"),
+        (other_bucket, ValueError, "bucket annotation should be dist.GradBucket"),
+        (other_result, ValueError, "return annotation should be torch.futures.Future"),
+    ]
+    for hook, error, text in refused:
+        with pytest.raises(error, match=text):
+            model.register_comm_hook(None, hook)
+        assert text in str(model._get_ddp_logging_data()["error"])
+    model.register_comm_hook(None, allreduce_hook)
+    for register in (
+        lambda: model.register_comm_hook(None, allreduce_hook),
+        lambda: model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
+    ):
+        with pytest.raises(RuntimeError, match="can only be called once"):
+            register()
+    with pytest.raises(ValueError, match="annotation"):
+        model.register_comm_hook(None, other_bucket)
+
+
+def test_registration_is_checked(ranks):
+    ranks(2).run(_check_registration)
+
+
+def _check_registration_inside_backward(register: Callable[[ReducerDDP], None]) -> None:
+    model = ReducerDDP(Mlp())
+    caught: list[str] = []
+
+    def try_to_register(grad: torch.Tensor) -> None:
+        with pytest.raises(RuntimeError) as error:
+            register(model)
+        caught.append(str(error.value))
+
+    model.module.first.weight.register_hook(try_to_register)
+    mlp_step(model)
+    assert "while a backward runs" in caught[0]
+    mlp_step(model)
+    assert_same_on_all_ranks(*(param.grad for param in model.module.parameters()))
+
+
+def _register_python(model: ReducerDDP) -> None:
+    model.register_comm_hook(None, allreduce_hook)
+
+
+def _register_builtin(model: ReducerDDP) -> None:
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+
+
+@pytest.mark.parametrize("register", [_register_python, _register_builtin])
+def test_no_registration_inside_backward(ranks, register):
+    ranks(2).run(_check_registration_inside_backward, register)

@@ -1,0 +1,150 @@
+"""TORCH_DISTRIBUTED_DEBUG: at every level the same training, and errors with names."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from both_wrappers import (
+    MODES,
+    SMALL_CAP,
+    Mlp,
+    assert_same_on_all_ranks,
+    mlp_step,
+)
+from torch import nn
+
+from ddpx import ReducerDDP
+from ddpx.testing import RankPool
+
+_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+
+
+@pytest.fixture(scope="module", params=["INFO", "DETAIL"])
+def level_and_pool(request) -> Iterator[tuple[str, RankPool]]:
+    """Ranks that were started at that level: torch reads it when the process group is made."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = request.param
+    try:
+        with RankPool(2) as pool:
+            pool.run(_check_level, request.param)
+            yield request.param, pool
+    finally:
+        os.environ.pop(_VARIABLE)
+        if before is not None:
+            os.environ[_VARIABLE] = before
+
+
+def _check_level(level: str) -> None:
+    assert dist.get_debug_level() == getattr(dist.DebugLevel, level)
+
+
+def _check_trains(mode: str) -> None:
+    """Against the bare module: at DETAIL DDP itself crashes over gloo."""
+    torch.manual_seed(0)
+    module = Mlp()
+    twin = copy.deepcopy(module)
+    model = ReducerDDP(module, **MODES[mode], **SMALL_CAP)
+    for number in range(4):
+        for either in (model, twin):
+            either.zero_grad()
+            torch.manual_seed(10 * number + dist.get_rank())
+            mlp_step(either)
+        for ours, plain in zip(module.parameters(), twin.parameters(), strict=True):
+            dist.all_reduce(plain.grad.mul_(0.5))
+            assert torch.equal(ours.grad, plain.grad)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trains(level_and_pool, mode):
+    level_and_pool[1].run(_check_trains, mode)
+
+
+class _TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(16, 8)
+        self.head = nn.Linear(8, 4)
+        self.spare = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, use_spare: bool = True) -> torch.Tensor:
+        hidden = self.body(x)
+        return self.head(hidden) + self.spare(hidden) if use_spare else self.head(hidden)
+
+
+def _check_errors() -> None:
+    """Parameters that differ between ranks, and those without a gradient, on one rank only."""
+    rank = dist.get_rank()
+    with pytest.raises(RuntimeError, match=r"Parameter 0 is 'weight' with shape \(2, 4\)"):
+        ReducerDDP(nn.Linear(4, 2 + rank))
+    model = ReducerDDP(_TwoHeads())
+    torch.manual_seed(rank)
+    for _ in range(2):
+        model.zero_grad()
+        mlp_step(model)
+    x = torch.randn(6, 16)
+    if rank == 1:
+        with pytest.raises(RuntimeError, match=r"'spare\.weight', 'spare\.bias'"):
+            model(x, use_spare=False).mean().backward()
+    else:
+        model(x).mean().backward()
+    for _ in range(2):
+        model.zero_grad()
+        mlp_step(model)
+        assert_same_on_all_ranks(*(param.grad for param in model.parameters()))
+
+
+def test_errors(level_and_pool):
+    level_and_pool[1].run(_check_errors)
+
+
+def _logging_data() -> dict[str, Any]:
+    model = ReducerDDP(Mlp(), **SMALL_CAP)
+    for _ in range(3):
+        mlp_step(model)
+    return model._get_ddp_logging_data()
+
+
+def test_logging_data(level_and_pool):
+    level, pool = level_and_pool
+    for data in pool.run(_logging_data):
+        assert data["torch_distributed_debug"] == level
+        assert data["has_rebuilt_buckets"] == 1
+        assert data["iteration"] == 2
+
+
+def _check_join_and_hook() -> None:
+    """Collectives of a shadow must look like the others': at DETAIL they are compared."""
+    torch.manual_seed(dist.get_rank())
+    for options in MODES.values():
+        model = ReducerDDP(_TwoHeads(), **options, **SMALL_CAP)
+        with model.join():
+            for _ in range(2 + 2 * dist.get_rank()):
+                model.zero_grad()
+                mlp_step(model)
+        assert_same_on_all_ranks(*model.parameters())
+
+
+def test_uneven_inputs(level_and_pool):
+    level_and_pool[1].run(_check_join_and_hook)
+
+
+def _check_repairs() -> None:
+    """So must the second passes after wrong guesses."""
+    torch.manual_seed(dist.get_rank())
+    model = ReducerDDP(_TwoHeads(), find_unused_parameters=True, **SMALL_CAP)
+    for number in range(6):
+        model.zero_grad()
+        use_spare = number % 3 == 0 or (number % 3 == 1 and dist.get_rank() == 0)
+        model(torch.randn(6, 16), use_spare).mean().backward()
+        assert (model.module.spare.weight.grad is None) == (number % 3 == 2)
+        assert_same_on_all_ranks(model.module.body.weight.grad, model.module.head.weight.grad)
+
+
+def test_repairs_of_wrong_guesses(level_and_pool):
+    level_and_pool[1].run(_check_repairs)

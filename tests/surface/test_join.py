@@ -1,0 +1,272 @@
+"""Uneven inputs: ranks that run out shadow the others, to the bit as under DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from both_wrappers import (
+    MODES,
+    SMALL_CAP,
+    WORLD_SIZES,
+    WRAPPERS,
+    Mlp,
+    Wrapper,
+    assert_same_on_all_ranks,
+    mlp_step,
+)
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from ddpx import ReducerDDP
+
+Log = list[dict[str, torch.Tensor]]
+
+
+class _Normed(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+class _Branches(Mlp):
+    """``spare`` is used in even steps only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, use_spare: bool = False) -> torch.Tensor:
+        return super().forward(x) + self.spare(x) if use_spare else super().forward(x)
+
+
+def _num_inputs(rank: int) -> int:
+    """Rank 1 runs out first."""
+    return {0: 6, 1: 2}.get(rank, 4)
+
+
+def _normed_step(model: Wrapper, number: int) -> None:
+    mlp_step(model)
+
+
+def _branch_step(model: Wrapper, number: int) -> None:
+    model(torch.randn(6, 16), number % 2 == 0).square().mean().backward()
+
+
+def _accumulating_step(model: Wrapper, number: int) -> None:
+    if number % 2:
+        with model.no_sync():
+            mlp_step(model)
+    else:
+        mlp_step(model)
+
+
+def _train(
+    model: Wrapper, step: Callable[[Wrapper, int], None], make_optimizer: Any, **join_options: Any
+) -> Log:
+    """What this rank's gradients were at each of its steps, and the state at the end."""
+    optimizer = make_optimizer(model.parameters())
+    joinables = [model, optimizer] if isinstance(optimizer, ZeroRedundancyOptimizer) else [model]
+    log: Log = []
+    with Join(joinables, **join_options):
+        for number in range(_num_inputs(dist.get_rank())):
+            optimizer.zero_grad()
+            torch.manual_seed(100 * number + dist.get_rank())
+            step(model, number)
+            log.append(
+                {
+                    name: param.grad.clone()
+                    for name, param in model.named_parameters()
+                    if param.grad is not None
+                }
+            )
+            optimizer.step()
+    log.append({name: value.clone() for name, value in model.state_dict().items()})
+    return log
+
+
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def _zero(params: Any) -> torch.optim.Optimizer:
+    return ZeroRedundancyOptimizer(params, torch.optim.Adam, lr=0.01)
+
+
+def _assert_logs_equal(ours: Log, theirs: Log) -> None:
+    assert len(ours) == len(theirs) == _num_inputs(dist.get_rank()) + 1
+    for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine.keys() == other.keys(), number
+        for name in mine:
+            assert torch.equal(mine[name], other[name]), (number, name)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Any, Any, Any]] = {
+    "plain": (Mlp, _normed_step, _sgd, None),
+    "BatchNorm": (_Normed, _normed_step, _sgd, None),
+    "ZeroRedundancyOptimizer": (Mlp, _normed_step, _zero, None),
+    "allreduce hook": (Mlp, _normed_step, _sgd, allreduce_hook),
+    "fp16 hook": (Mlp, _normed_step, _sgd, fp16_compress_hook),
+    "no_sync": (Mlp, _accumulating_step, _sgd, None),
+}
+
+
+def _check_alike(case: str, mode: str, caps: dict[str, float], by_initial: bool) -> None:
+    build, step, make_optimizer, hook = CASES[case]
+    logs = []
+    for cls in WRAPPERS:
+        torch.manual_seed(0)
+        model = cls(build(), **MODES[mode], **caps)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        logs.append(_train(model, step, make_optimizer, divide_by_initial_world_size=by_initial))
+        dist.barrier()
+    _assert_logs_equal(logs[1], logs[0])
+    assert_same_on_all_ranks(*logs[1][-1].values())
+
+
+_PARAMS = [
+    (case, mode, caps, by_initial)
+    for case in CASES
+    for mode in MODES
+    for caps in ({}, SMALL_CAP)
+    for by_initial in (True, False)
+    # DDP asserts in a static graph that starts in a join context of which a step has no_sync.
+    if not (case == "no_sync" and mode == "static")
+    # The other combinations add little to these and "plain", which has all.
+    if case == "plain" or (caps == SMALL_CAP and by_initial == (mode != "view"))
+]
+
+
+@pytest.mark.parametrize("case, mode, caps, by_initial", _PARAMS)
+@pytest.mark.parametrize("world_size", WORLD_SIZES, scope="session")
+def test_uneven_inputs(ranks, world_size, case, mode, caps, by_initial):
+    ranks(world_size).run(_check_alike, case, mode, caps, by_initial)
+
+
+def _check_find_unused(caps: dict[str, float]) -> None:
+    """A shadow takes part in repairs of wrong guesses, too; at the end all have the same model."""
+    logs = []
+    for cls in WRAPPERS:
+        torch.manual_seed(0)
+        model = cls(_Branches(), find_unused_parameters=True, **caps)
+        logs.append(_train(model, _branch_step, _sgd))
+        dist.barrier()
+    for log in logs:
+        for number, step in enumerate(log[:-1]):
+            if number % 2:  # DDP makes zeros of what nobody used, once a rank shadows
+                spare = [step.pop(f"module.spare.{name}", None) for name in ("weight", "bias")]
+                assert log is logs[0] or spare == [None, None]
+                assert all(grad is None or not grad.any() for grad in spare)
+    _assert_logs_equal(logs[1], logs[0])
+    assert_same_on_all_ranks(*logs[1][-1].values())
+
+
+@pytest.mark.parametrize("caps", [{}, SMALL_CAP], ids=["one bucket", "several buckets"])
+def test_find_unused(ranks, caps):
+    ranks(2).run(_check_find_unused, caps)
+
+
+def _check_divisor(by_initial: bool) -> None:
+    """By the number of ranks that still have inputs, or of all."""
+    for cls in WRAPPERS:
+        model = cls(nn.Linear(1, 1, bias=False))
+        grads = []
+        with model.join(divide_by_initial_world_size=by_initial):
+            for _ in range(_num_inputs(dist.get_rank())):
+                model.zero_grad()
+                model(torch.ones(1, 1)).sum().backward()
+                grads.append(model.module.weight.grad.item())
+        alone = 0.5 if by_initial else 1.0
+        assert grads == [1.0, 1.0] + [alone] * (len(grads) - 2)
+        # Afterwards division is by the world size again.
+        model.zero_grad()
+        model(torch.full((1, 1), dist.get_rank() + 1.0)).sum().backward()
+        assert model.module.weight.grad.item() == 1.5
+
+
+@pytest.mark.parametrize("by_initial", [True, False])
+def test_divisor(ranks, by_initial):
+    ranks(2).run(_check_divisor, by_initial)
+
+
+def _check_throw() -> None:
+    """As soon as one rank has run out, all raise."""
+    for cls in WRAPPERS:
+        model = cls(Mlp())
+        num_steps = 0
+        with (
+            pytest.raises(RuntimeError, match="exhaust"),
+            model.join(throw_on_early_termination=True),
+        ):
+            for _ in range(_num_inputs(dist.get_rank())):
+                mlp_step(model)
+                num_steps += 1
+        assert num_steps == 2
+        dist.barrier()
+
+
+def test_throw_on_early_termination(ranks):
+    ranks(2).run(_check_throw)
+
+
+def _check_disabled() -> None:
+    model = ReducerDDP(Mlp())
+    assert model._get_ddp_logging_data()["join_uneven_inputs"] == 0
+    with model.join(enable=False):
+        for number in range(3):
+            torch.manual_seed(10 * number + dist.get_rank())
+            mlp_step(model)
+            assert_same_on_all_ranks(model.module.first.weight.grad)
+    with model.join():
+        mlp_step(model)
+    assert model._get_ddp_logging_data()["join_uneven_inputs"] == 1
+
+
+def test_disabled_join_does_nothing(ranks):
+    ranks(2).run(_check_disabled)
+
+
+def _check_two_wrappers() -> None:
+    """Two wrappers in one context."""
+    models = [ReducerDDP(Mlp()), ReducerDDP(_Normed())]
+    with Join(models):
+        for _ in range(_num_inputs(dist.get_rank())):
+            for model in models:
+                model.zero_grad()
+                mlp_step(model)
+    for model in models:
+        assert_same_on_all_ranks(*model.state_dict().values())
+
+
+def test_two_wrappers_in_one_context(ranks):
+    ranks(2).run(_check_two_wrappers)
+
+
+def _check_again() -> None:
+    """A context after another, and steps between, by the same wrapper."""
+    model = ReducerDDP(Mlp(), **SMALL_CAP)
+    for _ in range(2):
+        with model.join():
+            for _ in range(_num_inputs(dist.get_rank())):
+                mlp_step(model)
+        for number in range(2):
+            model.zero_grad()
+            torch.manual_seed(10 * number + dist.get_rank())
+            mlp_step(model)
+            assert_same_on_all_ranks(*(param.grad for param in model.parameters()))
+
+
+def test_contexts_may_follow_each_other(ranks):
+    ranks(2).run(_check_again)

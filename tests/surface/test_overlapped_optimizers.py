@@ -1,0 +1,228 @@
+"""Optimizers that step while backward runs: by bucket, or in the autograd hooks of params."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from both_wrappers import (
+    MODES,
+    SMALL_CAP,
+    WRAPPERS,
+    Mlp,
+    Wrapper,
+    assert_same_on_all_ranks,
+    assert_trains_alike,
+    mlp_step,
+)
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+    _hook_then_optimizer,
+    _OptimizerHookState,
+)
+from torch.distributed.optim import _apply_optimizer_in_backward, as_functional_optim
+from torch.distributed.optim.apply_optimizer_in_backward import _get_in_backward_optimizers
+
+from ddpx import ReducerDDP
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    "Adam": (torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6}),
+}
+
+
+class _NoStep(torch.optim.Optimizer):
+    """For ``record_training``, where the wrapper steps by itself."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
+def _check_fused(optimizer: str, mode: str, caps: dict[str, float], only_some: bool) -> None:
+    cls_of_optimizer, options = OPTIMIZERS[optimizer]
+
+    def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
+        model = cls(module, **MODES[mode], **caps)
+        some = [module.first.weight, module.third.bias] if only_some else None
+        betas = options.get("betas")
+        arguments = {k: v for k, v in options.items() if k != "betas"}
+        if betas:
+            arguments["betas"] = betas
+        model._register_fused_optim(cls_of_optimizer, optim_params=some, **arguments)
+        return model
+
+    assert_trains_alike(Mlp, wrap, mlp_step, make_optimizer=_NoStep)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("caps", [{}, SMALL_CAP], ids=["one bucket", "several buckets"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fused_optimizer(ranks, optimizer, mode, caps):
+    ranks(2).run(_check_fused, optimizer, mode, caps, False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fused_optimizer_of_some_params(ranks, mode):
+    ranks(2).run(_check_fused, "SGD", mode, SMALL_CAP, True)
+
+
+def _check_fused_equals_step(optimizer: str) -> None:
+    """The same weights as with the optimizer after backward."""
+    cls_of_optimizer, options = OPTIMIZERS[optimizer]
+    models = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = ReducerDDP(Mlp(), **SMALL_CAP)
+        models.append(model)
+        stepper = None
+        if fused:
+            model._register_fused_optim(cls_of_optimizer, **options)
+        else:
+            stepper = cls_of_optimizer(model.parameters(), foreach=False, **options)
+        for number in range(4):
+            model.zero_grad()
+            torch.manual_seed(10 * number + dist.get_rank())
+            mlp_step(model)
+            if stepper is not None:
+                stepper.step()
+    ours, expected = (model.module for model in models)
+    torch.manual_seed(0)
+    at_first = Mlp()
+    for name, param in ours.named_parameters():
+        torch.testing.assert_close(param, expected.get_parameter(name))
+        assert not torch.equal(param, at_first.get_parameter(name))
+        assert_same_on_all_ranks(param)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fused_optimizer_equals_the_usual_step(ranks, optimizer):
+    ranks(2).run(_check_fused_equals_step, optimizer)
+
+
+def _check_hook_then_optimizer(hook: Callable[..., Any], some: bool, mode: str) -> None:
+    def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
+        model = cls(module, **MODES[mode], **SMALL_CAP)
+        functional = as_functional_optim(torch.optim.SGD, 0.1, momentum=0.5)
+        params = [module.second.weight] if some else None
+        state = _OptimizerHookState(functional, params)
+        model.register_comm_hook(None, _hook_then_optimizer(hook, state))
+        return model
+
+    assert_trains_alike(Mlp, wrap, mlp_step, make_optimizer=_NoStep)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("some", [False, True], ids=["all params", "some params"])
+@pytest.mark.parametrize("hook", [allreduce_hook, fp16_compress_hook])
+def test_hook_then_optimizer(ranks, hook, some, mode):
+    ranks(2).run(_check_hook_then_optimizer, hook, some, mode)
+
+
+def _check_refused() -> None:
+    model = ReducerDDP(Mlp())
+    with pytest.raises((RuntimeError, ValueError), match="functional"):
+        model._register_fused_optim(torch.optim.LBFGS)
+    mlp_step(model)  # nothing has been registered
+    assert_same_on_all_ranks(*(param.grad for param in model.module.parameters()))
+
+
+def test_optimizer_without_functional_form_is_refused(ranks):
+    ranks(2).run(_check_refused)
+
+
+# torch's hook asks for the accelerator's stream at the end of backward, also where there is none.
+_no_streams = functools.partial(
+    mock.patch.object, torch.accelerator, "current_stream", return_value=mock.Mock()
+)
+
+
+def _check_in_backward(optimizer: str, mode: str, only_some: bool, num_optimizers: int) -> None:
+    cls_of_optimizer, options = OPTIMIZERS[optimizer]
+
+    def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
+        params = list(module.parameters())[:3] if only_some else list(module.parameters())
+        for _ in range(num_optimizers):
+            _apply_optimizer_in_backward(cls_of_optimizer, params, dict(options))
+        return cls(module, **MODES[mode], **SMALL_CAP)
+
+    def without_optimizer(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        rest = [param for param in params if not hasattr(param, "_in_backward_optimizers")]
+        return torch.optim.SGD(rest, lr=0.1) if rest else _NoStep([torch.nn.Parameter()])
+
+    with _no_streams():
+        assert_trains_alike(Mlp, wrap, mlp_step, make_optimizer=without_optimizer)
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "static"])
+@pytest.mark.parametrize("num_optimizers", [1, 2], ids=["one", "two"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer_in_backward(ranks, optimizer, num_optimizers, mode):
+    ranks(2).run(_check_in_backward, optimizer, mode, False, num_optimizers)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer_in_backward_of_some_params(ranks, optimizer):
+    """With views; without, DDP leaves the gradients of the other params local."""
+    ranks(2).run(_check_in_backward, optimizer, "view", True, 1)
+
+
+def _check_others_are_averaged(mode: str) -> None:
+    torch.manual_seed(0)
+    module = Mlp()
+    twin = copy.deepcopy(module)
+    others = ("third.weight", "third.bias")
+    in_backward = [param for name, param in module.named_parameters() if name not in others]
+    _apply_optimizer_in_backward(torch.optim.SGD, in_backward, {"lr": 0.1})
+    model = ReducerDDP(module, **MODES[mode], **SMALL_CAP)
+    for number in range(3):
+        for either in (model, twin):
+            torch.manual_seed(10 * number + dist.get_rank())
+            either.zero_grad()
+            with _no_streams():
+                mlp_step(either)
+        for name, param in twin.named_parameters():
+            dist.all_reduce(param.grad.div_(2))
+            if name in others:
+                assert torch.equal(module.get_parameter(name).grad, param.grad), name
+            else:
+                param.data.add_(param.grad, alpha=-0.1)
+                assert torch.equal(module.get_parameter(name), param), name
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "static"])
+def test_other_params_are_averaged(ranks, mode):
+    ranks(2).run(_check_others_are_averaged, mode)
+
+
+def _check_in_backward_leaves_no_grads(mode: str) -> None:
+    for cls in WRAPPERS:
+        module = Mlp()
+        _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+        assert len(_get_in_backward_optimizers(module)) == 6
+        model = cls(module, **MODES[mode])
+        before = [param.detach().clone() for param in module.parameters()]
+        for _ in range(3):
+            with _no_streams():
+                mlp_step(model)
+            assert all(param.grad is None for param in module.parameters())
+        assert not any(map(torch.equal, before, module.parameters()))
+        assert_same_on_all_ranks(*module.parameters())
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "static"])
+def test_optimizer_in_backward_leaves_no_gradients(ranks, mode):
+    ranks(2).run(_check_in_backward_leaves_no_grads, mode)

@@ -1,0 +1,203 @@
+"""Sparse gradients: used or not, on some ranks or all, shared between embeddings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Wrapper, assert_trains_alike
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from ddpx import ReducerDDP
+
+_VIEW_UNUSED = {"find_unused_parameters": True, "gradient_as_bucket_view": True}
+_ALL_MODES: dict[str, dict[str, Any]] = {**MODES, "find unused view": _VIEW_UNUSED}
+
+
+class _Tables(nn.Module):
+    """Two tables with sparse gradients, of which the second may stay unused."""
+
+    def __init__(self, kind: type[nn.Module] = nn.Embedding) -> None:
+        super().__init__()
+        self.first = kind(20, 8, sparse=True)
+        self.second = kind(20, 8, sparse=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: torch.Tensor, use_second: bool) -> torch.Tensor:
+        hidden = self.first(tokens)
+        if use_second:
+            hidden = hidden * self.second(tokens)
+        return self.head(hidden)
+
+
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def _always(model: nn.Module, number: int) -> None:
+    model(torch.randint(20, (4, 5)), True).square().mean().backward()
+
+
+def _never(model: nn.Module, number: int) -> None:
+    model(torch.randint(20, (4, 5)), False).square().mean().backward()
+
+
+def _by_rank(model: nn.Module, number: int) -> None:
+    model(torch.randint(20, (4, 5)), dist.get_rank() == 0).square().mean().backward()
+
+
+def _by_step(model: nn.Module, number: int) -> None:
+    model(torch.randint(20, (4, 5)), number % 2 == 0).square().mean().backward()
+
+
+def _accumulated(model: Any, number: int) -> None:
+    if number:
+        with model.no_sync():
+            _always(model, number)
+    _always(model, number)
+
+
+def _bag() -> nn.Module:
+    return _Tables(nn.EmbeddingBag)
+
+
+def _check(
+    build: Callable[[], nn.Module], step: Any, mode: str, caps: dict[str, float], hook: bool
+) -> None:
+    def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
+        model = cls(module, **_ALL_MODES[mode], **caps)
+        if hook:
+            model.register_comm_hook(None, allreduce_hook)
+        return model
+
+    assert_trains_alike(build, wrap, step, make_optimizer=_sgd)
+
+
+@pytest.mark.parametrize("mode", _ALL_MODES)
+@pytest.mark.parametrize("caps", [{}, SMALL_CAP], ids=["default caps", "small caps"])
+@pytest.mark.parametrize("step", [_always, _accumulated], ids=["plain", "accumulated"])
+@pytest.mark.parametrize("build", [_Tables, _bag], ids=["Embedding", "EmbeddingBag"])
+def test_used(ranks, build, step, caps, mode):
+    ranks(2).run(_check, build, step, mode, caps, False)
+
+
+@pytest.mark.parametrize("mode", _ALL_MODES)
+def test_used_with_a_hook(ranks, mode):
+    ranks(2).run(_check, _Tables, _always, mode, {}, True)
+
+
+def _mean_of_grads(model: nn.Module, step: Any, number: int) -> dict[str, torch.Tensor | None]:
+    """What a bare module gets, averaged densely; None for what no rank used."""
+    torch.manual_seed(10 * number + dist.get_rank())
+    model.zero_grad()
+    step(model, number)
+    means: dict[str, torch.Tensor | None] = {}
+    for name, param in model.named_parameters():
+        used = torch.tensor(float(param.grad is not None))
+        dist.all_reduce(used)
+        grad = torch.zeros_like(param) if param.grad is None else param.grad.to_dense()
+        dist.all_reduce(grad)
+        means[name] = grad / dist.get_world_size() if used else None
+    return means
+
+
+def _check_against_mean(
+    build: Callable[[], nn.Module], step: Any, options: dict[str, Any], num_steps: int = 6
+) -> None:
+    torch.manual_seed(0)
+    module = build()
+    twin = copy.deepcopy(module)
+    model = ReducerDDP(module, **options)
+    for number in range(num_steps):
+        expected = _mean_of_grads(twin, step, number)
+        torch.manual_seed(10 * number + dist.get_rank())
+        model.zero_grad()
+        step(model, number)
+        for name, param in module.named_parameters():
+            mean = expected[name]
+            assert (param.grad is None) == (mean is None), (number, name)
+            if mean is not None:
+                torch.testing.assert_close(param.grad.to_dense(), mean, msg=f"{number}, {name}")
+
+
+_UNUSED = [
+    (step, mode)
+    for step in (_never, _by_rank, _by_step)
+    for mode in ("find unused", "find unused view", "static")
+    if not (mode == "static" and step is _by_step)  # the graph is to be the same in every step
+]
+
+
+@pytest.mark.parametrize("caps", [{}, SMALL_CAP], ids=["default caps", "small caps"])
+@pytest.mark.parametrize("step, mode", _UNUSED)
+def test_unused(ranks, step, caps, mode):
+    """DDP raises over a sparse param that is unused on all ranks."""
+    ranks(2).run(_check_against_mean, _Tables, step, _ALL_MODES[mode] | caps)
+
+
+class _Added(nn.Module):
+    """The gradients of both tables share one tensor of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Embedding(20, 8, sparse=True)
+        self.second = nn.Embedding(20, 8, sparse=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.first(tokens) + self.second(tokens)
+
+
+def _added_step(model: nn.Module, number: int) -> None:
+    model(torch.randint(20, (4, 5))).square().mean().backward()
+
+
+@pytest.mark.parametrize("mode", _ALL_MODES)
+def test_added_embeddings(ranks, mode):
+    ranks(2).run(_check_against_mean, _Added, _added_step, _ALL_MODES[mode])
+
+
+def _check_ddp_is_wrong() -> None:
+    """If torch mends this, docs/divergences.md has a row too many."""
+    torch.manual_seed(0)
+    module = _Added()
+    expected = _mean_of_grads(copy.deepcopy(module), _added_step, 0)
+    too_small = []
+    for cls in WRAPPERS:
+        model = cls(copy.deepcopy(module))
+        torch.manual_seed(dist.get_rank())
+        _added_step(model, 0)
+        grads = {name: param.grad.to_dense() for name, param in model.module.named_parameters()}
+        too_small.append(any(grads[name].norm() < 0.9 * expected[name].norm() for name in grads))
+    assert too_small == [True, False]
+
+
+def test_added_embeddings_are_wrong_under_ddp(ranks):
+    ranks(2).run(_check_ddp_is_wrong)
+
+
+class _Mixed(nn.Module):
+    """The same table read sparsely, and another densely."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = nn.Embedding(20, 8, sparse=True)
+        self.dense = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.sparse(tokens) + self.sparse(tokens + 1) + self.dense(tokens))
+
+
+def _mixed_step(model: nn.Module, number: int) -> None:
+    model(torch.randint(18, (4, 5))).square().mean().backward()
+
+
+@pytest.mark.parametrize("mode", _ALL_MODES)
+def test_sparse_and_dense(ranks, mode):
+    """The table's gradient is uncoalesced: it is read twice."""
+    ranks(2).run(_check_against_mean, _Mixed, _mixed_step, _ALL_MODES[mode])
