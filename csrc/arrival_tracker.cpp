@@ -65,6 +65,9 @@ void ArrivalTracker::end() {
     if (first || mode_ != GraphMode::kStatic) {
       expected_[i] = std::max(expected_[i], arrived_[i]);
     }
+    if (first && absent_[i]) {
+      expected_[i] = std::max(expected_[i], 1U);  // frozen so far: nothing is known of it
+    }
     if (first && expected_[i] == 0) {
       known_unused_.push_back(i);
     }

@@ -55,6 +55,23 @@ class Ticket {
   std::weak_ptr<GraphTaskObserver> observer_;
 };
 
+// On a node of the outer task; once, since the graph may be gone through again.
+class OuterTaskHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OuterTaskHook(std::weak_ptr<GraphTaskObserver> observer)
+      : observer_(std::move(observer)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    if (const auto observer = std::exchange(observer_, {}).lock()) {
+      observer->on_outer_task();
+    }
+    return grads;
+  }
+
+ private:
+  std::weak_ptr<GraphTaskObserver> observer_;
+};
+
 }  // namespace
 
 void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
@@ -75,6 +92,20 @@ void BackwardScope::leave(int task_id) {
 
 bool BackwardScope::inside_outer_task() {
   return static_cast<bool>(torch::autograd::get_current_node());
+}
+
+bool BackwardScope::announce_outer_task(const std::weak_ptr<GraphTaskObserver>& observer) {
+  // A hook on an accumulator would stay with its leaf, so another node is better.
+  torch::autograd::Node* next = nullptr;
+  for (const auto& edge : torch::autograd::get_current_node()->next_edges()) {
+    if (edge.is_valid() && (next == nullptr || next->num_outputs() == 0)) {
+      next = edge.function.get();
+    }
+  }
+  if (next != nullptr) {
+    next->add_pre_hook(std::make_unique<OuterTaskHook>(observer));
+  }
+  return next != nullptr;
 }
 
 bool BackwardScope::inside_any_task() {

@@ -17,6 +17,9 @@ class GraphTaskObserver {
   virtual void on_graph_task_end(int task_id) = 0;
   virtual void on_graph_task_abort(int task_id) noexcept = 0;
 
+  // The outer task of one that has ended goes on.
+  virtual void on_outer_task() = 0;
+
   // A watched output is about to pass its gradient on: a backward starts.
   virtual void on_output_grad() = 0;
 };
@@ -40,6 +43,10 @@ class BackwardScope {
 
   // On a thread that ends a graph task: whether a node of an outer one is still being evaluated.
   static bool inside_outer_task();
+
+  // There: sees to it that the observer hears of the outer task as soon as that goes on. False if
+  // nothing follows the node.
+  static bool announce_outer_task(const std::weak_ptr<GraphTaskObserver>& observer);
 
   // Whether any graph task runs on this thread.
   static bool inside_any_task();

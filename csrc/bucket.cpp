@@ -1,9 +1,11 @@
 #include "bucket.h"
 
+#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
+#include <string>
 #include <utility>
 
 #include "errors.h"
@@ -30,7 +32,7 @@ Bucket::Bucket(
     Collective& collective)
     : device_(params[spec.param_indices.front()].device()), sparse_(sparse) {
   if (sparse_) {
-    slots_.push_back(Slot{spec.param_indices.front(), 0, at::Tensor()});
+    slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}});
     return;
   }
   int64_t numel = 0;
@@ -41,7 +43,8 @@ Bucket::Bucket(
   buffer_ = collective.allocate(numel, at::TensorOptions(first.scalar_type()).device(device_));
   int64_t offset = 0;
   for (const auto param_index : spec.param_indices) {
-    slots_.push_back(Slot{param_index, offset, slot_view(buffer_, offset, params[param_index])});
+    slots_.push_back(
+        Slot{param_index, offset, slot_view(buffer_, offset, params[param_index]), {}});
     offset += params[param_index].numel();
   }
 }
@@ -86,21 +89,31 @@ void Bucket::launch(Collective& collective) {
 void Bucket::launch(
     CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params) {
   join_streams();
+  // Hooks get real numbers, as in DDP: two for a complex one.
+  const bool complex = !sparse_ && buffer_.is_complex();
+  const std::size_t reals = complex ? 2 : 1;
   std::vector<std::size_t> offsets;
   std::vector<std::size_t> lengths;
   std::vector<c10::IntArrayRef> sizes;
+  real_sizes_.clear();
+  real_sizes_.reserve(slots_.size());
   std::vector<at::Tensor> bucket_params;
   for (const auto& slot : slots_) {
     const auto& param = params[slot.param_index];
-    offsets.push_back(static_cast<std::size_t>(slot.offset));
-    lengths.push_back(static_cast<std::size_t>(param.numel()));
+    offsets.push_back(static_cast<std::size_t>(slot.offset) * reals);
+    lengths.push_back(static_cast<std::size_t>(param.numel()) * reals);
     sizes.push_back(param.sizes());
+    if (complex) {
+      real_sizes_.push_back(param.sizes().vec());
+      real_sizes_.back().push_back(2);
+      sizes.back() = real_sizes_.back();
+    }
     bucket_params.push_back(param);
   }
   c10d::GradBucket bucket(
       index,
       count,
-      buffer_,
+      complex ? at::view_as_real(buffer_).view({-1}) : buffer_,
       std::move(offsets),
       std::move(lengths),
       std::move(sizes),
@@ -122,8 +135,30 @@ void Bucket::wait() {
                    : buffer_;
   } else {
     flight->future->waitAndThrow();
-    reduced_ = flight->hook->parseHookResult(flight->future->value());
+    reduced_ = as_reduced(flight->hook->parseHookResult(flight->future->value()));
   }
+}
+
+at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
+  if (sparse_) {
+    if (!result.is_sparse() || result.sizes() != buffer_.sizes()) {
+      throw UserError("the hook's result is not a sparse tensor of the gradient's size");
+    }
+    return result;
+  }
+  const auto numel = buffer_.numel() * (buffer_.is_complex() && !result.is_complex() ? 2 : 1);
+  if (result.layout() != at::kStrided || result.numel() != numel ||
+      result.device() != buffer_.device()) {
+    throw UserError(
+        "the hook's result has " + std::to_string(result.numel()) + " elements on " +
+        result.device().str() + ", but the bucket has " + std::to_string(numel) + " elements on " +
+        buffer_.device().str());
+  }
+  if (buffer_.is_complex() && !result.is_complex()) {
+    const auto real = result.to(c10::toRealValueType(buffer_.scalar_type()));
+    return at::view_as_complex(real.reshape({-1, 2}));
+  }
+  return result;
 }
 
 at::Tensor Bucket::reduced_slot(const Slot& slot) const {
@@ -145,8 +180,8 @@ Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
   }
   other.buffer_ = at::zeros_like(buffer_);
   for (const auto& slot : slots_) {
-    auto view = slot_view(other.buffer_, slot.offset, params[slot.param_index]);
-    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view)});
+    auto view = slot_view(other.buffer_, slot.offset, slot.view);
+    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view), {}});
   }
   return other;
 }

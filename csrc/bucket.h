@@ -19,6 +19,7 @@ struct Slot {
   std::size_t param_index;
   int64_t offset;   // in the buffer, in elements
   at::Tensor view;  // of the bucket's buffer, with the sizes and, if dense, strides of the param
+  mutable at::Tensor lent;  // the same memory, as param.grad; what becomes of it is the user's
 };
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding
@@ -97,12 +98,16 @@ class Bucket {
 
   Bucket() = default;
 
+  // What a hook brought, as elements of the buffer. UserError if it does not fit.
+  at::Tensor as_reduced(const at::Tensor& result) const;
+
   c10::Device device_{c10::kCPU};
   bool sparse_ = false;
   at::Tensor buffer_;
   at::Tensor rows_;
   at::Tensor row_values_;  // what is in flight if there are rows
   std::vector<Slot> slots_;
+  std::vector<std::vector<int64_t>> real_sizes_;  // of complex params; a hook's bucket refers to it
   std::size_t num_outstanding_ = 0;
   StreamJoin streams_;
   std::optional<Flight> flight_;

@@ -1,8 +1,5 @@
 #include "comm_hook.h"
 
-#include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
-
 #include <utility>
 #include <vector>
 
@@ -14,12 +11,18 @@ namespace {
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
+at::Tensor tensor_of(const c10::IValue& result) {
+  return result.isTensor() ? result.toTensor() : result.toTensorVector().front();
+}
+
+// Futures may outlive their hook: a step that failed waits for nothing. So callbacks hold no
+// `this`.
 class BuiltinHook : public CommHook {
  public:
   explicit BuiltinHook(Group group) : group_(std::move(group)) {}
 
   at::Tensor parseHookResult(const c10::IValue& result) override {
-    return result.isTensor() ? result.toTensor() : result.toTensorVector().front();
+    return tensor_of(result);
   }
 
  protected:
@@ -57,8 +60,8 @@ class Fp16CompressHook final : public BuiltinHook {
   Future runHook(c10d::GradBucket& bucket) override {
     auto reduced = mean(bucket.getBuffer().to(at::kHalf));
     return reduced->then(
-        [this, buffer = bucket.getBuffer()](c10::ivalue::Future& done) -> c10::IValue {
-          buffer.copy_(parseHookResult(done.value()));
+        [buffer = bucket.getBuffer()](c10::ivalue::Future& done) -> c10::IValue {
+          buffer.copy_(tensor_of(done.value()));
           return buffer;
         },
         c10::TensorType::get());
@@ -71,18 +74,13 @@ class ReducedPrecisionHook final : public BuiltinHook {
       : BuiltinHook(std::move(group)), dtype_(dtype) {}
 
   Future runHook(c10d::GradBucket& bucket) override {
-    const auto& buffer = bucket.getBuffer();
-    const auto real = buffer.is_complex() ? at::view_as_real(buffer) : buffer;
-    const bool casts = buffer.is_floating_point() && buffer.scalar_type() != dtype_;
-    return sum(casts ? real.to(dtype_) : real)
+    const auto own_dtype = bucket.getBuffer().scalar_type();
+    return sum(bucket.getBuffer().to(dtype_))
         ->then(
-            [this, buffer](c10::ivalue::Future& done) -> c10::IValue {
-              auto summed = parseHookResult(done.value());
-              summed.div_(world_size());
-              if (buffer.is_complex()) {
-                return at::view_as_complex(summed);
-              }
-              return summed.is_sparse() ? summed.to(buffer.scalar_type()) : summed;
+            [own_dtype, world_size = world_size()](c10::ivalue::Future& done) -> c10::IValue {
+              const auto summed = tensor_of(done.value()).div_(world_size);
+              // A dense one is cast while it is written back.
+              return summed.is_sparse() ? summed.to(own_dtype) : summed;
             },
             c10::TensorType::get());
   }

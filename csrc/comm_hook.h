@@ -19,8 +19,7 @@ using CommHook = c10d::CommHookInterface;
 std::shared_ptr<CommHook> make_builtin_hook(
     c10d::BuiltinCommHookType type, c10::intrusive_ptr<c10d::ProcessGroup> group);
 
-// Sums buckets in `dtype`, then divides: what mixed_precision does. Sparse gradients come back in
-// their own dtype; complex and integer ones stay in theirs.
+// Sums buckets in `dtype`, then divides: what mixed_precision does.
 std::shared_ptr<CommHook> make_reduced_precision_hook(
     at::ScalarType dtype, c10::intrusive_ptr<c10d::ProcessGroup> group);
 

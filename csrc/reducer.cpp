@@ -97,6 +97,9 @@ void Reducer::begin_step() {
     if (!params_[i].requires_grad()) {
       frozen.push_back(i);
       left_alone_[i] = true;
+      if (options_.mode == GraphMode::kStatic && agrees_on_use()) {
+        used_.mark(i);  // ranks agree once, for good: it may be thawed
+      }
     }
   }
   auto absent = frozen;
@@ -236,6 +239,13 @@ bool Reducer::skipped(std::size_t bucket_index) const {
 
 // ---- the end of backward -----------------------------------------------------------------------
 
+void Reducer::on_outer_task() {
+  const Lock lock(mutex_);
+  if (phase_ == Phase::kCollecting) {
+    scope_.join(weak_from_this());
+  }
+}
+
 void Reducer::on_graph_task_end(int task_id) {
   std::function<void()> after_sync;
   {
@@ -252,8 +262,11 @@ void Reducer::on_graph_task_end(int task_id) {
     if (phase_ != Phase::kCollecting) {
       return;
     }
-    if (BackwardScope::inside_outer_task() && !arrivals_.missing().empty()) {
-      return;  // the wrapper was bypassed, so the outer task was not joined; it may bring the rest
+    if (BackwardScope::inside_outer_task() && !arrivals_.unfinished().empty()) {
+      // The wrapper was bypassed, so the outer task was not joined; it may bring the rest.
+      if (BackwardScope::announce_outer_task(weak_from_this()) || !arrivals_.missing().empty()) {
+        return;
+      }
     }
     finish_step(output_reached);
     after_sync = after_sync_;

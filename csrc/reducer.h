@@ -126,6 +126,7 @@ class Reducer final : public GradListener,
 
   void on_grad(std::size_t param_index) override;
   void on_output_grad() override;
+  void on_outer_task() override;
   void on_graph_task_end(int task_id) override;
   void on_graph_task_abort(int task_id) noexcept override;
 

@@ -345,6 +345,7 @@ void Reducer::set_collective(std::shared_ptr<Collective> collective) {
     throw errors::inside_backward(where(), "_update_process_group()");
   }
   collective_ = std::move(collective);
+  agreed_order_.clear();
   plan_ = initial_plan();
   order_ = ArrivalOrder(params_.size(), options_.mode != GraphMode::kFindUnused);
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);

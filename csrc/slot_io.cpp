@@ -1,6 +1,7 @@
 #include "slot_io.h"
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/alias.h>
 #include <c10/core/GradMode.h>
 
 #include <sstream>
@@ -17,6 +18,19 @@ std::string describe(const at::Tensor& tensor) {
   out << (tensor.is_sparse() ? "a sparse " : "a dense ") << tensor.scalar_type()
       << " tensor of shape " << tensor.sizes() << " on " << tensor.device();
   return out.str();
+}
+
+bool same_place(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides();
+}
+
+// Not the slot's own view: module.to(...) swaps the memory of a gradient in place.
+void lay_in_slot(at::Tensor& grad, const Slot& slot) {
+  if (!slot.lent.defined() || !same_place(slot.lent, slot.view)) {
+    slot.lent = at::alias(slot.view);
+  }
+  grad = slot.lent;
 }
 
 // Gives a gradient that lies in the slot memory of its own; true if it did.
@@ -66,7 +80,7 @@ void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor
   } else {
     pack_scaled(grad, slot.view, divisor);
     if (as_view) {
-      grad = slot.view;
+      lay_in_slot(grad, slot);
     }
   }
 }
@@ -98,7 +112,7 @@ void pack_together(
       views.push_back(slot.view);
       grads.push_back(grad);
       if (as_view) {
-        grad = slot.view;
+        lay_in_slot(grad, slot);
       }
     }
   }
@@ -138,7 +152,7 @@ void write_back(const Bucket& bucket, const Slot& slot, const at::Tensor& param,
       slot.view.copy_(reduced);
     }
     if (!grad.defined() || !grad.is_alias_of(slot.view)) {
-      grad = slot.view;
+      lay_in_slot(grad, slot);
     }
   } else if (grad.defined()) {
     grad.copy_(reduced);
@@ -151,7 +165,7 @@ void write_back_to(
     const Bucket& bucket, const Slot& slot, const Slot& home, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   home.view.copy_(bucket.reduced_slot(slot));
-  param.mutable_grad() = home.view;
+  lay_in_slot(param.mutable_grad(), home);
 }
 
 void adopt(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
@@ -159,7 +173,7 @@ void adopt(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   auto& grad = param.mutable_grad();
   if (grad.defined() && !bucket.sparse() && !find_misfit(bucket, slot, param)) {
     slot.view.copy_(grad);
-    grad = slot.view;
+    lay_in_slot(grad, slot);
   }
 }
 

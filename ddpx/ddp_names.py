@@ -58,6 +58,11 @@ class DDPNames(CommHooks):
         device = torch.device(self.device_type, device_id)
         return (nested.to_device(inputs, device),), (nested.to_device(kwargs, device),)
 
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        """Whether buckets are by arrival order; torch's hooks around ZeRO optimizers ask."""
+        return bool(self.reducer.arrival_order)
+
     def _set_static_graph(self) -> None:
         """As ``static_graph=True`` at construction; before the first backward."""
         self.reducer.set_static_graph()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -147,7 +148,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self.broadcast_bucket_size = state_sync.BROADCAST_BYTES
         self.logger = None  # DDP's is an object of torch's C++ core, over torch's reducer
         self._assign_modules_buffers()
-        self._post_sync_hooks = {}
+        self._post_sync_hooks = OrderedDict()  # not a dict: its handles refer to it weakly
         self._post_backward_futures = []
 
         if self._options.init_sync:
@@ -293,6 +294,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self.process_group = _resolve_group(None)
         self._attach(params.managed_params(self.module, self.parameters_to_ignore))
         self.require_backward_grad_sync = sync
+        if self._post_sync_hooks:
+            self._call_after_sync()
 
 
 # isinstance(model, DistributedDataParallel) holds, without inheriting a line of it: libraries ask.

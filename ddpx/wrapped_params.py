@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch.distributed as dist
+from torch import nn
 
 from ddpx import errors
 from ddpx.params import ManagedParam
@@ -16,6 +17,7 @@ from ddpx.params import ManagedParam
 class Wrapper(Protocol):
     """What a wrapper has to offer here."""
 
+    module: nn.Module
     process_group: dist.ProcessGroup
 
     def _managed(self) -> Sequence[ManagedParam]: ...
@@ -28,17 +30,24 @@ _live: weakref.WeakSet[Wrapper] = weakref.WeakSet()
 def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
     """Makes ``wrapper`` the one that averages ``managed``; an older one of the same module yields.
 
+    So does one of a part of it, and one whose layers were replaced meanwhile.
+
     Raises:
         ValueError: another wrapper averages some of them together with others, or over other ranks.
     """
     mine = {id(param.tensor): param.name for param in managed}
-    if any(_shared(other, mine) not in ("none", "all") for other in _live):
+    submodules = set(wrapper.module.modules())
+
+    def conflicts(other: Wrapper, shared: str) -> bool:
+        return shared == "some" and other.module not in submodules
+
+    if any(conflicts(other, _shared(other, mine)) for other in _live):
         gc.collect()  # it may only be waiting to be collected
     for other in list(_live):
         shared = _shared(other, mine)
         if shared == "none" or other is wrapper:
             continue
-        if shared == "some" or other.process_group is not wrapper.process_group:
+        if conflicts(other, shared) or other.process_group is not wrapper.process_group:
             names = [mine[id(p.tensor)] for p in other._managed() if id(p.tensor) in mine]
             raise errors.params_wrapped_elsewhere(names)
         other._yield_to(wrapper)

@@ -22,3 +22,9 @@ def ranks() -> Iterator[Callable[[int], RankPool]]:
     yield get
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture(scope="session", params=[2, 3])
+def world(request: pytest.FixtureRequest) -> int:
+    """Number of ranks. Tests are grouped by it, since starting ranks takes seconds."""
+    return int(request.param)

@@ -87,8 +87,7 @@ void BetweenHosts::carry_out(const AllReduce& operation) {
       throw;
     }
   }
-  local_->run(
-      shm::broadcast_call(within.output, within.count, within.dtype, /*root=*/0));
+  local_->run(shm::broadcast_call(within.output, within.count, within.dtype, /*root=*/0));
 }
 
 }  // namespace ddpx

@@ -16,8 +16,8 @@
 
 namespace ddpx {
 
-// Each all-reduce is three operations (reduce within the host, all-reduce between the leaders, share
-// back), so they are carried out one after another by a thread of its own. Thread-safe.
+// Each all-reduce is three operations (reduce within the host, all-reduce between the leaders,
+// share back), so they are carried out one after another by a thread of its own. Thread-safe.
 class BetweenHosts {
  public:
   struct AllReduce {

@@ -202,8 +202,7 @@ ShmBackend::Work ShmBackend::allgather(
     return inner().allgather(outputs, inputs, options);
   }
   const auto bytes = *bytes_of(inputs[0]);
-  auto call =
-      shm::all_gather_call(inputs[0].const_data_ptr(), nullptr, bytes.count, bytes.dtype);
+  auto call = shm::all_gather_call(inputs[0].const_data_ptr(), nullptr, bytes.count, bytes.dtype);
   for (const auto& output : outputs[0]) {
     call.outputs.push_back(output.mutable_data_ptr());
   }

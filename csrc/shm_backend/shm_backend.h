@@ -106,8 +106,7 @@ class ShmBackend final : public c10d::Backend {
       Sizes& output_splits,
       Sizes& input_splits,
       const c10d::AllToAllOptions& options) override;
-  Work alltoall(
-      Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  Work alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
   Work send(Tensors& tensors, int destination, int tag) override;
   Work recv(Tensors& tensors, int source, int tag) override;
   Work recvAnysource(Tensors& tensors, int tag) override;

@@ -83,8 +83,8 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
     if (future_) {
       return future_;
     }
-    future = future_ = c10::make_intrusive<c10::ivalue::Future>(
-        c10::ListType::create(c10::TensorType::get()));
+    future = future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     if (!completed_) {
       return future;
     }

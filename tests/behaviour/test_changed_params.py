@@ -1,0 +1,332 @@
+"""Parameters that are frozen, unfrozen, replaced, cast or moved after wrapping."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_groups import RecordingGroup
+from slow_ddp import (
+    MODES,
+    SMALL_CAP,
+    Net,
+    SlowDDP,
+    assert_in_step,
+    assert_names,
+    assert_same,
+    backward,
+    bare,
+    build_same,
+    check_steps,
+    data,
+    error_of,
+    loss_of,
+    make_pair,
+    modes,
+    on_ranks,
+    plain_step,
+    run_both,
+    seed,
+    zero_grads,
+)
+from torch import nn
+from torch.func import functional_call
+
+from ddpx import ReducerDDP
+
+SECOND = {"second.weight", "second.bias"}
+
+
+def _freeze(frozen: bool, *modules: nn.Module) -> None:
+    for module in modules:
+        module.requires_grad_(not frozen)
+
+
+def _frozen_first() -> nn.Module:
+    net = Net()
+    _freeze(True, net.second)
+    return net
+
+
+def _check_unfrozen(bypass: bool, mode: str) -> None:
+    """Found at forward, or at the backward where forward is bypassed; then frozen again."""
+    ours, slow = make_pair(_frozen_first, mode)
+
+    def step(model: nn.Module, number: int) -> None:
+        backward(model, loss_of((bare(model) if bypass else model)(data())))
+
+    for number in range(2):
+        check_steps(ours, slow, step, 2)
+        zero_grads("none", ours)
+        _freeze(False, ours.module.second)
+        text = error_of(step, ours, number) if bypass else error_of(ours, data())
+        assert_names(text, SECOND, "wrap")
+        _freeze(True, ours.module.second)
+    check_steps(ours, slow, step, 2)
+
+
+@modes
+@pytest.mark.parametrize("bypass", [False, True], ids=["wrapper", "module"])
+def test_unfrozen(ranks, bypass, mode, world):
+    on_ranks(ranks, world, _check_unfrozen, bypass, mode)
+
+
+WHERE: dict[str, Callable[[int], bool]] = {
+    "everywhere": lambda step: True,
+    "on rank 0": lambda step: dist.get_rank() == 0,
+    "not on rank 0": lambda step: dist.get_rank() != 0,
+    "in turn": lambda step: step % dist.get_world_size() == dist.get_rank(),
+}
+
+
+def _check_frozen(where: str, mode: str, num_before: int) -> None:
+    """Its own ``grad`` stays None; where it still trains, the mean counts zeros for others."""
+    ours, slow = make_pair(Net, mode)
+    check_steps(ours, slow, plain_step, num_before)
+    for number in range(4):
+        for model in (ours, slow):
+            _freeze(WHERE[where](number), model.module.second)
+        check_steps(ours, slow, plain_step, 1, first=number)
+        for model in (ours, slow):
+            _freeze(False, model.module.second)
+    check_steps(ours, slow, plain_step, 3)
+
+
+@modes
+@pytest.mark.parametrize("num_before", [0, 2], ids=["first step", "third step"])
+@pytest.mark.parametrize("where", WHERE)
+def test_frozen(ranks, where, num_before, mode, world):
+    on_ranks(ranks, world, _check_frozen, where, mode, num_before)
+
+
+def _check_frozen_keeps_grad(where: str, mode: str) -> None:
+    """What it holds from before is left alone, also where it lay in a bucket."""
+    ours, slow = make_pair(Net, mode)
+    check_steps(ours, slow, plain_step, 2)
+    held = copy.deepcopy([param.grad for param in ours.module.second.parameters()])
+    for number in range(2):
+        frozen = WHERE[where](number)
+        for model in (ours, slow):
+            model.module.first.zero_grad()
+            model.module.third.zero_grad()
+            if not frozen:
+                model.module.second.zero_grad()
+            _freeze(frozen, model.module.second)
+        run_both(ours, slow, plain_step, number)
+        # Whether a frozen rank's gradient counts for its peers or zeros do, is left open.
+        assert_same(ours, slow, SECOND)
+        if frozen:
+            for param, before in zip(ours.module.second.parameters(), held, strict=True):
+                assert torch.equal(param.grad, before)
+    for model in (ours, slow):
+        _freeze(False, model.module.second)
+    check_steps(ours, slow, plain_step)
+
+
+@modes
+@pytest.mark.parametrize("where", ["everywhere", "on rank 0"])
+def test_frozen_keeps_its_gradient(ranks, where, mode, world):
+    on_ranks(ranks, world, _check_frozen_keeps_grad, where, mode)
+
+
+def _adversarial_step(generator: nn.Module, critic: nn.Module, log: list[str]) -> None:
+    noise = data()
+    loss = critic(torch.randn(3, 3).double()).mean() - critic(generator(noise).detach()).mean()
+    backward(critic, loss)
+    _freeze(True, critic)
+    before = log.count("launch")
+    loss = loss_of(critic(generator(noise)))
+    # Both wrappers' backwards end here; the critic's has nothing to average.
+    loss.backward()
+    if isinstance(generator, SlowDDP):
+        generator.average()
+    _freeze(False, critic)
+    assert log.count("launch") == before
+
+
+def _check_adversarial(mode: str) -> None:
+    """The generator's step goes through the frozen critic, which then does not communicate."""
+    generator, slow_generator = make_pair(Net, mode)
+    critic = build_same(lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
+    slow_critic = SlowDDP(copy.deepcopy(critic))
+    log: list[str] = []
+    group = RecordingGroup(log)
+    our_critic = ReducerDDP(
+        critic, process_group=group, init_sync=False, bucket_cap_mb=SMALL_CAP, **MODES[mode]
+    )
+    for number in range(4):
+        zero_grads("none", generator, slow_generator, our_critic, slow_critic)
+        seed(number)
+        _adversarial_step(slow_generator, slow_critic, [])
+        seed(number)
+        _adversarial_step(generator, our_critic, log)
+        assert_same(generator, slow_generator)
+        assert_same(our_critic, slow_critic)
+    assert log
+    assert_in_step()
+
+
+@modes
+def test_all_frozen_in_turn(ranks, mode, world):
+    on_ranks(ranks, world, _check_adversarial, mode)
+
+
+def _new_layer(net: nn.Module) -> None:
+    net.second = nn.Linear(7, 7).double()
+
+
+def _new_parameters(net: nn.Module) -> None:
+    net.second.weight = nn.Parameter(net.second.weight.detach().clone())
+    net.second.bias = nn.Parameter(net.second.bias.detach().clone())
+
+
+def _assigned(net: nn.Module) -> None:
+    state = {name: value.clone() for name, value in net.second.state_dict().items()}
+    net.second.load_state_dict(state, assign=True)
+
+
+def _added_layer(net: nn.Module) -> None:
+    net.second = nn.Sequential(net.second, nn.Linear(7, 7).double())
+
+
+def _added_parameter(net: nn.Module) -> None:
+    net.register_parameter("scale", nn.Parameter(torch.ones(1).double()))
+
+
+CHANGES = {
+    _new_layer: SECOND,
+    _new_parameters: SECOND,
+    _assigned: SECOND,
+    _added_layer: {"second.1.weight", "second.1.bias"},
+    _added_parameter: {"scale"},
+}
+CHANGES_BY_NAME = {change.__name__.strip("_"): change for change in CHANGES}
+
+
+def _check_replaced(change: str, mode: str) -> None:
+    ours, slow = make_pair(Net, mode)
+    check_steps(ours, slow, plain_step, 2)
+    zero_grads("none", ours, slow)
+    make_change = CHANGES_BY_NAME[change]
+    make_change(ours.module)
+    assert_names(error_of(ours, data()), CHANGES[make_change], "wrap")
+    module = ours.module
+    module.zero_grad()
+    again = ReducerDDP(module, bucket_cap_mb=SMALL_CAP, **MODES[mode])
+    slow = SlowDDP(copy.deepcopy(module))
+    if change == "added_parameter":
+        assert_in_step()
+        return
+    check_steps(again, slow, plain_step)
+
+
+@modes
+@pytest.mark.parametrize("change", CHANGES_BY_NAME)
+def test_replaced_or_added(ranks, change, mode, world):
+    """Named at the next forward; wrapping again works."""
+    on_ranks(ranks, world, _check_replaced, change, mode)
+
+
+def _check_cast(mode: str) -> None:
+    for cast in (nn.Module.half, nn.Module.float):
+        ours, slow = make_pair(Net, mode)
+        check_steps(ours, slow, plain_step, 2)
+        cast(ours.module)
+        assert_names(error_of(ours, data()), {"first.weight"}, "wrap")
+
+
+@modes
+def test_cast(ranks, mode, world):
+    on_ranks(ranks, world, _check_cast, mode)
+
+
+class ConvNet(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(20, 2)
+        )
+
+
+def _conv_step(model: nn.Module, number: int) -> None:
+    backward(model, loss_of(model(data(2, 3, 6, 6))))
+
+
+def _cast_and_back(model: nn.Module) -> None:
+    model.float()
+    model.double()
+
+
+def _channels_last(model: nn.Module) -> None:
+    model.to(memory_format=torch.channels_last)
+
+
+def _contiguous(model: nn.Module) -> None:
+    model.to(memory_format=torch.contiguous_format)
+
+
+MOVES = {"cast and back": _cast_and_back, "channels last": _channels_last}
+
+
+def _check_moved(move: str, mode: str) -> None:
+    """The same parameters, elsewhere or otherwise laid out in memory, before and after steps."""
+    for zero_style in ("none", "zeros"):
+        ours, slow = make_pair(ConvNet, mode)
+        check_steps(ours, slow, _conv_step, 1, zero_style)
+        for model in (ours, slow):
+            MOVES[move](model)
+        check_steps(ours, slow, _conv_step, 2, zero_style)
+        for model in (ours, slow):
+            _contiguous(model)
+        check_steps(ours, slow, _conv_step, 2, zero_style)
+
+
+@modes
+@pytest.mark.parametrize("move", MOVES)
+def test_moved(ranks, move, mode, world):
+    on_ranks(ranks, world, _check_moved, move, mode)
+
+
+def _check_functional_call(mode: str) -> None:
+    """With other tensors there is nothing to average; with the wrapped ones there is."""
+    ours, slow = make_pair(Net, mode)
+
+    def with_own(model: nn.Module, number: int) -> None:
+        own = dict(model.named_parameters())
+        backward(model, loss_of(functional_call(model, own, (data(),))))
+
+    def with_functions_of_own(model: nn.Module, number: int) -> None:
+        doubled = {name: 2 * param for name, param in model.named_parameters()}
+        backward(model, loss_of(functional_call(model, doubled, (data(),))))
+
+    def with_others(requires_grad: bool) -> None:
+        others = {
+            name: param.detach().clone().requires_grad_(requires_grad)
+            for name, param in ours.named_parameters()
+        }
+        loss = loss_of(functional_call(ours, others, (data(),)))
+        if requires_grad:
+            loss.backward()
+            expected = {f"module.{n}": p.grad for n, p in local.named_parameters()}
+            for name, tensor in others.items():
+                torch.testing.assert_close(tensor.grad, expected[name], msg=name)
+
+    for step in (plain_step, with_own, with_functions_of_own):
+        check_steps(ours, slow, step, 2)
+        zero_grads("none", ours)
+        seed(5)
+        local = copy.deepcopy(slow.module)
+        local.zero_grad()
+        loss_of(local(data())).backward()
+        seed(5)
+        with_others(True)
+        with_others(False)
+        assert all(param.grad is None for param in ours.parameters())
+    check_steps(ours, slow, plain_step)
+
+
+@modes
+def test_functional_call(ranks, mode, world):
+    on_ranks(ranks, world, _check_functional_call, mode)

@@ -1,0 +1,199 @@
+"""A layer that is used several times, under checkpoints of both kinds, from the first step on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from slow_ddp import (
+    anywhere,
+    assert_in_step,
+    assert_same,
+    backward,
+    bare,
+    check_steps,
+    data,
+    error_of,
+    loss_of,
+    make_pair,
+    modes,
+    on_ranks,
+    seed,
+    zero_grads,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Chain(nn.Module):
+    """Runs the layers that a program names, such as ``"A r(L) B r(LC)"``.
+
+    ``r(..)`` is a reentrant checkpoint over layers, ``n(..)`` one that is not.
+    """
+
+    def __init__(self, layers: str = "ABCL") -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({letter: nn.Linear(6, 6) for letter in layers})
+
+    def forward(self, x: torch.Tensor, program: str) -> torch.Tensor:
+        for part in program.split():
+            kind, letters = re.fullmatch(r"(?:([rn])\()?(\w+)\)?", part).groups()
+            if kind is None:
+                x = self._run(x, letters)
+            else:
+                x = checkpoint(self._run, x, letters, use_reentrant=kind == "r")
+        return x
+
+    def _run(self, x: torch.Tensor, letters: str) -> torch.Tensor:
+        for letter in letters:
+            x = torch.tanh(self.layers[letter](x))
+        return x
+
+
+def _layers_of(program: str) -> str:
+    return "".join(sorted({letter for letter in program if letter.isupper()}))
+
+
+def _chain_step(program: str, model: nn.Module) -> None:
+    backward(model, loss_of(model(data().requires_grad_(), program)))
+
+
+PROGRAMS = (
+    "r(L) r(L)",
+    "r(L) r(L) r(L)",
+    "A r(L) r(L)",
+    "r(L) B r(L)",
+    "r(L) r(L) C",
+    "A r(L) B r(L) C",
+    "A r(LB) r(CL)",
+    "r(A) r(L) r(B) r(L) r(C)",
+    "L r(L)",
+    "r(L) L",
+    "A L B r(L) C",
+    "A r(L) B L C",
+    "r(L) L r(L)",
+    "r(LL) r(L)",
+    "n(L) r(L)",
+    "A r(L) B n(L) C",
+    "n(L) A n(L)",
+)
+
+
+def _check_program(program: str, mode: str) -> None:
+    ours, slow = make_pair(lambda: Chain(_layers_of(program)), mode)
+    check_steps(ours, slow, lambda model, _: _chain_step(program, model), 4)
+
+
+@modes
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_layer_used_several_times(ranks, program, mode, world):
+    on_ranks(ranks, world, _check_program, program, mode)
+
+
+def _check_bypassed(program: str, mode: str) -> None:
+    def step(model: nn.Module, number: int) -> None:
+        backward(model, loss_of(bare(model)(data().requires_grad_(), program)))
+
+    ours, slow = make_pair(lambda: Chain(_layers_of(program)), mode)
+    check_steps(ours, slow, step)
+
+
+BYPASSED = ("r(L) r(L)", "r(L) r(L) r(L)", "A r(L) B r(L) C", "A r(L) B L C", "r(LA) B r(LA)")
+bypassed = pytest.mark.parametrize("program", BYPASSED)
+
+
+@modes
+@bypassed
+def test_bypassed(ranks, program, mode, world):
+    """No output of the wrapper tells where such a backward begins."""
+    on_ranks(ranks, world, _check_bypassed, program, mode)
+
+
+def _check_bypassed_with_unused(program: str, mode: str) -> None:
+    """When a checkpoint's own backward ends, what is still to come is not what is unused."""
+
+    def step(model: nn.Module, number: int) -> None:
+        backward(model, loss_of(bare(model)(data().requires_grad_(), program)))
+
+    ours, slow = make_pair(lambda: Chain(_layers_of(program) + "XY"), mode)
+    check_steps(ours, slow, step, 4)
+
+
+@pytest.mark.parametrize("mode", ["static", "static-view", "unused", "unused-view"])
+@bypassed
+def test_bypassed_with_unused_params(ranks, program, mode, world):
+    on_ranks(ranks, world, _check_bypassed_with_unused, program, mode)
+
+
+def _check_accumulation(mode: str) -> None:
+    def step(model: nn.Module, number: int) -> None:
+        with model.no_sync():
+            _chain_step("A r(L) B r(L)", model)
+        _chain_step("A r(L) B r(L)", model)
+
+    ours, slow = make_pair(lambda: Chain("ABL"), mode)
+    for zero_style in ("none", "keep"):
+        check_steps(ours, slow, step, 3, zero_style)
+
+
+@modes
+def test_accumulation(ranks, mode, world):
+    on_ranks(ranks, world, _check_accumulation, mode)
+
+
+TWICE = "A r(L) B r(L) C"
+ONCE = "A r(L) B C"
+THRICE = "A r(L) B r(L) r(L) C"
+
+
+def _check_fewer(mode: str) -> None:
+    """Correct; in a static graph, an error that says so and names the layer is as good."""
+    programs = (TWICE, ONCE, TWICE, ONCE, ONCE, TWICE)
+    ours, slow = make_pair(Chain, mode)
+    for number, program in enumerate(programs):
+        zero_grads("none", ours, slow)
+        seed(number)
+        _chain_step(program, slow)
+        seed(number)
+        text = error_of(_chain_step, program, ours)
+        if text:
+            assert "static" in mode, text
+            assert "static_graph" in text, text
+            assert re.search(r"'layers\.L\.(weight|bias)'", text), text
+        assert_same(ours, slow)
+    assert_in_step()
+
+
+@modes
+def test_used_fewer_times(ranks, mode, world):
+    on_ranks(ranks, world, _check_fewer, mode)
+
+
+def _check_more(where: str, mode: str) -> None:
+    """That very backward names the layer, on the ranks that had more parts than ever before."""
+    ours, slow = make_pair(Chain, mode)
+    programs = (TWICE, TWICE, THRICE, TWICE, THRICE, TWICE)
+    for number, program in enumerate(programs):
+        zero_grads("none", ours, slow)
+        here = program
+        if where == "rank 1" and torch.distributed.get_rank() != 1:
+            here = TWICE
+        seed(number)
+        _chain_step(here, slow)
+        seed(number)
+        text = error_of(_chain_step, here, ours)
+        # A static graph learns from its first step alone.
+        unheard_of = here == THRICE and ("static" in mode or number == programs.index(THRICE))
+        assert bool(text) == unheard_of, text
+        if text:
+            assert re.search(r"'layers\.L\.(weight|bias)'", text), text
+        unspecified = {"layers.L.weight", "layers.L.bias"} if anywhere(unheard_of) else set()
+        assert_same(ours, slow, unspecified)
+    assert_in_step()
+
+
+@modes
+@pytest.mark.parametrize("where", ["everywhere", "rank 1"])
+def test_used_more_often_than_before(ranks, where, mode, world):
+    on_ranks(ranks, world, _check_more, where, mode)

@@ -1,0 +1,363 @@
+"""Gradients by other ways than a plain ``backward()``: ``autograd.grad``, hooks, switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from slow_ddp import (
+    Net,
+    SlowDDP,
+    assert_in_step,
+    assert_names,
+    assert_same,
+    backward,
+    bare,
+    check_steps,
+    data,
+    error_of,
+    loss_of,
+    make_pair,
+    modes,
+    on_ranks,
+    plain_step,
+    run_both,
+    seed,
+    zero_grads,
+)
+from torch import nn
+
+from ddpx import ReducerDDP
+
+NAMES = [f"{layer}.{kind}" for layer in ("first", "second", "third") for kind in ("weight", "bias")]
+
+
+def _params(model: nn.Module, names: Sequence[str] = NAMES) -> list[nn.Parameter]:
+    return [bare(model).get_parameter(name) for name in names]
+
+
+def _local_grads(slow: SlowDDP, number: int, names: Sequence[str] = NAMES) -> list[torch.Tensor]:
+    seed(number)
+    return list(torch.autograd.grad(loss_of(slow(data())), _params(slow, names)))
+
+
+def _mean(tensor: torch.Tensor) -> torch.Tensor:
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+# ---- autograd.grad -----------------------------------------------------------------------------
+
+
+def _check_refused(mode: str) -> None:
+    """By name, with the remedies, and before anything was sent; in no_sync() they are local."""
+    ours, slow = make_pair(Net, mode)
+    for number in range(3):
+        for names in (NAMES, ["second.bias"]):
+            loss = loss_of(ours(data()))
+            text = error_of(torch.autograd.grad, loss, _params(ours, names))
+            assert_names(text, names, "synchronized_grads", "no_sync()")
+            assert "first.weight" in names or "first.weight" not in text
+        zero_grads("none", ours)
+        expected = _local_grads(slow, number)
+        seed(number)
+        loss = loss_of(ours(data()))
+        with ours.no_sync():
+            found = torch.autograd.grad(loss, _params(ours))
+        torch.testing.assert_close(list(found), expected)
+        assert all(param.grad is None for param in ours.parameters())
+        check_steps(ours, slow, plain_step, 1, first=number)
+
+
+@modes
+def test_autograd_grad_of_params_is_refused(ranks, mode, world):
+    on_ranks(ranks, world, _check_refused, mode)
+
+
+def _grad_of_inputs(model: nn.Module, number: int) -> torch.Tensor:
+    x = data().requires_grad_()
+    return torch.autograd.grad(loss_of(model(x)), x)[0]
+
+
+def _check_inputs(mode: str) -> None:
+    """They are this rank's own, cost no communication and leave no step open."""
+    ours, slow = make_pair(Net, mode)
+    for number in range(3):
+        seed(number)
+        expected = _grad_of_inputs(slow, number)
+        seed(number)
+        torch.testing.assert_close(_grad_of_inputs(ours, number), expected)
+        if dist.get_rank() == 1:  # the others do not have to take part
+            _grad_of_inputs(ours, number)
+        assert all(param.grad is None for param in ours.parameters()) or number
+        check_steps(ours, slow, plain_step, 1, first=number)
+
+
+@modes
+def test_autograd_grad_of_inputs(ranks, mode, world):
+    on_ranks(ranks, world, _check_inputs, mode)
+
+
+def _gradient_penalty(model: nn.Module, number: int) -> None:
+    x = data().requires_grad_()
+    output = model(x)
+    (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    backward(model, loss_of(output) + (grad.norm(dim=1) - 1).square().mean())
+
+
+def _gradient_penalty_of_a_second_forward(model: nn.Module, number: int) -> None:
+    x = data().requires_grad_()
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    backward(model, loss_of(model(data())) + grad.square().mean())
+
+
+def _gradient_penalty_alone(model: nn.Module, number: int) -> None:
+    """Of two backwards; the second one reaches no bias of the last layer by itself."""
+    x = data().requires_grad_()
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    backward(model, grad.square().mean() + 0 * model(data()).sum())
+
+
+def _gradient_penalty_of_the_bare_module(model: nn.Module, number: int) -> None:
+    x = data().requires_grad_()
+    (grad,) = torch.autograd.grad(bare(model)(x).sum(), x, create_graph=True)
+    backward(model, loss_of(model(data())) + grad.square().mean())
+
+
+PENALTIES = {
+    step.__name__.strip("_"): step
+    for step in (
+        _gradient_penalty,
+        _gradient_penalty_of_a_second_forward,
+        _gradient_penalty_alone,
+        _gradient_penalty_of_the_bare_module,
+    )
+}
+
+
+def _check_penalty(name: str, mode: str) -> None:
+    ours, slow = make_pair(Net, mode)
+    check_steps(ours, slow, PENALTIES[name])
+    check_steps(ours, slow, plain_step if "static" not in mode else PENALTIES[name], 2, "zeros")
+
+
+@modes
+@pytest.mark.parametrize("name", PENALTIES)
+def test_gradient_penalty(ranks, name, mode, world):
+    on_ranks(ranks, world, _check_penalty, name, mode)
+
+
+# ---- synchronized_grads ------------------------------------------------------------------------
+
+
+def _check_synchronized_grads(mode: str) -> None:
+    """The mean over ranks, of params and of inputs; ``grad`` and the next step are untouched."""
+    ours, slow = make_pair(Net, mode)
+    for number in range(3):
+        check_steps(ours, slow, plain_step, 1, first=number)
+        held = [param.grad.clone() for param in ours.parameters()]
+        for names in (NAMES, ["third.bias", "first.weight"]):
+            expected = [_mean(grad) for grad in _local_grads(slow, number, names)]
+            seed(number)
+            loss = loss_of(ours(data()))
+            found = ours.synchronized_grads(loss, _params(ours, names), retain_graph=True)
+            torch.testing.assert_close(list(found), expected)
+            again = ours.synchronized_grads(loss, _params(ours, names))
+            torch.testing.assert_close(again, found, rtol=0, atol=0)
+        x = data().requires_grad_()
+        (grad,) = ours.synchronized_grads(loss_of(ours(x)), [x])
+        torch.testing.assert_close(grad, _mean(_grad_of(slow, x)))
+        assert all(
+            torch.equal(param.grad, before)
+            for param, before in zip(ours.parameters(), held, strict=True)
+        )
+        assert ours.require_backward_grad_sync
+    check_steps(ours, slow, plain_step, 2, "keep")
+
+
+def _grad_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss_of(model(x)), x)[0]
+
+
+@modes
+def test_synchronized_grads(ranks, mode, world):
+    on_ranks(ranks, world, _check_synchronized_grads, mode)
+
+
+def _check_synchronized_grads_of_unused(mode: str) -> None:
+    """None where no rank used it, else zeros count; an error where unused is not allowed."""
+    ours, slow = make_pair(Net, mode)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    outside = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    here_and_there = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    loss = loss_of(ours(data())) + (here_and_there.sum() * 6 if rank == 1 else 0)
+    found = ours.synchronized_grads(loss, [outside, here_and_there], allow_unused=True)
+    assert found[0] is None
+    torch.testing.assert_close(found[1], torch.full_like(here_and_there, 6 / world))
+    text = error_of(ours.synchronized_grads, loss_of(ours(data())), [outside])
+    assert "unused" in text.lower() or "not have been used" in text, text
+    assert ours.require_backward_grad_sync
+    check_steps(ours, slow, plain_step)
+
+
+@modes
+def test_synchronized_grads_of_unused(ranks, mode, world):
+    on_ranks(ranks, world, _check_synchronized_grads_of_unused, mode)
+
+
+# ---- backward(inputs=...) ----------------------------------------------------------------------
+
+
+def _backward_to(names: Sequence[str], model: nn.Module) -> None:
+    x = data().requires_grad_()
+    loss = loss_of(model(x))
+    backward(model, loss, inputs=[x, *_params(model, names)])
+
+
+def _check_backward_inputs(mode: str) -> None:
+    """The params that are asked for are averaged, or named by an error; the others are not used."""
+    for names in (NAMES, ["third.weight"], ["first.bias", "second.bias"]):
+        ours, slow = make_pair(Net, mode)
+        check_steps(ours, slow, plain_step, 2)
+        for number in range(2):
+            zero_grads("none", ours, slow)
+            seed(number)
+            _backward_to(names, slow)
+            seed(number)
+            text = error_of(_backward_to, names, ours)
+            left_out = [name for name in NAMES if name not in names]
+            if "autograd.grad" in text:
+                assert_names(text, names, "synchronized_grads")
+            elif "unused" in mode or not left_out:
+                assert not text, text
+                assert_same(ours, slow)
+            else:
+                assert_names(text, left_out)
+                assert_same(ours, slow, left_out)
+        assert_in_step()
+        check_steps(ours, slow, plain_step, 2)
+
+
+@modes
+def test_backward_with_inputs(ranks, mode, world):
+    on_ranks(ranks, world, _check_backward_inputs, mode)
+
+
+# ---- set_requires_gradient_sync, register_post_sync_hook ----------------------------------------
+
+
+def _check_switch(mode: str) -> None:
+    """It is what no_sync() does, without a block."""
+    ours, slow = make_pair(Net, mode)
+
+    def step(model: SlowDDP | ReducerDDP, number: int) -> None:
+        if isinstance(model, ReducerDDP):
+            model.set_requires_gradient_sync(False)
+            assert not model.require_backward_grad_sync
+        model.require_backward_grad_sync = False
+        plain_step(model, number)
+        if isinstance(model, ReducerDDP):
+            local = [param.grad.clone() for param in model.parameters()]
+            assert any(not torch.equal(grad, _mean(grad)) for grad in local)
+            model.set_requires_gradient_sync(True)
+            assert model.require_backward_grad_sync
+        model.require_backward_grad_sync = True
+        plain_step(model, number)
+
+    for zero_style in ("none", "zeros", "keep"):
+        check_steps(ours, slow, step, 2, zero_style)
+        check_steps(ours, slow, plain_step, 1, zero_style)
+
+
+@modes
+def test_set_requires_gradient_sync(ranks, mode, world):
+    on_ranks(ranks, world, _check_switch, mode)
+
+
+def _check_post_sync_hooks(mode: str) -> None:
+    """Each sees ``grad`` averaged, once per synchronised backward, until it is removed."""
+    ours, slow = make_pair(Net, mode)
+    module = ours.module
+    names = {id(param): name for name, param in module.named_parameters()}
+    seen: dict[str, dict[str, torch.Tensor]] = {"param": {}, "layer": {}, "wrapper": {}}
+
+    def note(what: str, param: torch.Tensor) -> None:
+        assert names[id(param)] not in seen[what], "called twice"
+        seen[what][names[id(param)]] = param.grad.clone()
+
+    handles = [
+        ours.register_post_sync_hook(module.first.weight, lambda p: note("param", p)),
+        ours.register_post_sync_hook(module.second, lambda p: note("layer", p)),
+        ours.register_post_sync_hook(ours, lambda p: note("wrapper", p)),
+    ]
+
+    def check(layer: Sequence[str] = ("second.weight", "second.bias")) -> None:
+        expected = dict(slow.module.named_parameters())
+        wanted = {"param": {"first.weight"}, "layer": set(layer), "wrapper": set(NAMES)}
+        assert {what: set(found) for what, found in seen.items()} == wanted
+        for found in seen.values():
+            for name, grad in found.items():
+                torch.testing.assert_close(grad, expected[name].grad, msg=name)
+            found.clear()
+
+    for number in range(3):
+        zero_grads("none", ours, slow)
+        for model in (slow, ours):
+            seed(number)
+            with model.no_sync():
+                plain_step(model, number)
+        assert not any(seen.values())
+        run_both(ours, slow, plain_step, number)
+        check()
+    handles[1].remove()
+    zero_grads("none", ours, slow)
+    run_both(ours, slow, plain_step, 7)
+    check(layer=())
+    for handle in handles:
+        handle.remove()
+    check_steps(ours, slow, plain_step)
+    assert not any(seen.values())
+
+
+@modes
+def test_post_sync_hooks(ranks, mode, world):
+    on_ranks(ranks, world, _check_post_sync_hooks, mode)
+
+
+def _check_post_sync_hook_steps(mode: str) -> None:
+    """A hook may change what it sees, let go of it, and raise; the next step is as ever."""
+    ours, slow = make_pair(Net, mode)
+
+    def halve_and_raise(param: torch.Tensor) -> None:
+        param.grad.mul_(0.5)
+        raise ValueError("my own check failed")
+
+    def let_go(param: torch.Tensor) -> None:
+        param.grad = None
+
+    for number in range(3):
+        handle = ours.register_post_sync_hook(ours.module.first.bias, halve_and_raise)
+        zero_grads("none", ours, slow)
+        seed(number)
+        plain_step(slow, number)
+        seed(number)
+        with pytest.raises(ValueError, match="my own check failed"):
+            plain_step(ours, number)
+        slow.module.first.bias.grad.mul_(0.5)
+        assert_same(ours, slow)
+        handle.remove()
+        handle = ours.register_post_sync_hook(ours, let_go)
+        run_both(ours, slow, plain_step, number)
+        assert all(param.grad is None for param in ours.parameters())
+        handle.remove()
+        check_steps(ours, slow, plain_step, 1, first=number)
+    with pytest.raises(ValueError, match="register_post_sync_hook"):
+        ours.register_post_sync_hook(nn.Linear(2, 2), let_go)
+
+
+@modes
+def test_post_sync_hooks_that_interfere(ranks, mode, world):
+    on_ranks(ranks, world, _check_post_sync_hook_steps, mode)

@@ -1,0 +1,306 @@
+"""Forwards and backwards in any order and number: the mean over ranks after each of them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from slow_ddp import (
+    ZERO_STYLES,
+    Net,
+    SlowDDP,
+    assert_in_step,
+    assert_names,
+    assert_same,
+    backward,
+    bare,
+    check_steps,
+    data,
+    error_of,
+    loss_of,
+    make_pair,
+    modes,
+    on_ranks,
+    plain_step,
+    run_both,
+    seed,
+    zero_grads,
+)
+from torch import nn
+
+from ddpx import ReducerDDP
+
+
+def _bypass(model: nn.Module, number: int) -> None:
+    backward(model, loss_of(bare(model)(data())))
+
+
+def _bypass_now_and_then(model: nn.Module, number: int) -> None:
+    backward(model, loss_of((bare(model) if number % 2 else model)(data())))
+
+
+def _two_forwards_two_backwards(model: nn.Module, number: int) -> None:
+    losses = [loss_of(model(data())) for _ in range(2)]
+    for loss in losses:
+        backward(model, loss)
+
+
+def _two_forwards_backwards_in_reverse(model: nn.Module, number: int) -> None:
+    first, second = loss_of(model(data())), loss_of(model(data()))
+    backward(model, second)
+    backward(model, first)
+
+
+def _two_forwards_one_bypassed(model: nn.Module, number: int) -> None:
+    losses = [loss_of(model(data())), loss_of(bare(model)(data()))]
+    for loss in losses:
+        backward(model, loss)
+
+
+def _two_forwards_one_backward(model: nn.Module, number: int) -> None:
+    backward(model, loss_of(model(data())) + loss_of(model(data())).square())
+
+
+def _one_of_two_forwards(model: nn.Module, number: int) -> None:
+    """The other one's graph is dropped."""
+    loss, _ = loss_of(model(data())), model(data())
+    backward(model, loss)
+
+
+def _one_forward_two_backwards(model: nn.Module, number: int) -> None:
+    loss = loss_of(model(data()))
+    backward(model, loss, retain_graph=True)
+    backward(model, loss)
+
+
+def _two_losses_over_one_output(model: nn.Module, number: int) -> None:
+    output = model(data())
+    backward(model, output.square().mean(), retain_graph=True)
+    backward(model, output.sum())
+
+
+def _evaluation_between(model: nn.Module, number: int) -> None:
+    loss = loss_of(model(data()))
+    with torch.no_grad():
+        model(data())
+    backward(model, loss)
+
+
+def _no_sync_around_forward(model: SlowDDP | ReducerDDP, number: int) -> None:
+    with model.no_sync():
+        loss = loss_of(model(data()))
+    backward(model, loss)
+
+
+def _no_sync_around_backward(model: SlowDDP | ReducerDDP, number: int) -> None:
+    loss = loss_of(model(data()))
+    with model.no_sync():
+        backward(model, loss)
+
+
+def _first_of_two_backwards_in_no_sync(model: SlowDDP | ReducerDDP, number: int) -> None:
+    first, second = loss_of(model(data())), loss_of(model(data()))
+    with model.no_sync():
+        backward(model, first)
+    backward(model, second)
+
+
+USAGES = {
+    usage.__name__.strip("_"): usage
+    for usage in (
+        _bypass,
+        _bypass_now_and_then,
+        _two_forwards_two_backwards,
+        _two_forwards_backwards_in_reverse,
+        _two_forwards_one_bypassed,
+        _two_forwards_one_backward,
+        _one_of_two_forwards,
+        _one_forward_two_backwards,
+        _two_losses_over_one_output,
+        _evaluation_between,
+        _no_sync_around_forward,
+        _no_sync_around_backward,
+        _first_of_two_backwards_in_no_sync,
+    )
+}
+
+
+def _check_usage(usage: str, mode: str) -> None:
+    ours, slow = make_pair(Net, mode)
+    check_steps(ours, slow, USAGES[usage])
+    check_steps(ours, slow, plain_step, num_steps=1)
+
+
+@modes
+@pytest.mark.parametrize("usage", USAGES)
+def test_usage(ranks, usage, mode, world):
+    on_ranks(ranks, world, _check_usage, usage, mode)
+
+
+# For each step, whether each of its backwards is synchronised.
+ACCUMULATIONS = {
+    "first in no_sync": ("-+", "-+", "+"),
+    "only the first in no_sync": ("-", "+", "+"),
+    "as many as one likes": ("+", "-+", "---+", "+", "--+"),
+    "without no_sync": ("++", "++", "+++", "+"),
+    "local at the end": ("+-", "+", "+-+", "-"),
+    "every second step": ("-", "+", "-", "+"),
+}
+
+
+def _check_accumulation(name: str, mode: str) -> None:
+    steps = ACCUMULATIONS[name]
+
+    def step(model: SlowDDP | ReducerDDP, number: int) -> None:
+        for sign in steps[number]:
+            model.require_backward_grad_sync = sign == "+"
+            plain_step(model, number)
+        model.require_backward_grad_sync = True
+
+    for zero_style in ZERO_STYLES:
+        ours, slow = make_pair(Net, mode)
+        check_steps(ours, slow, step, len(steps), zero_style)
+        check_steps(ours, slow, plain_step, 2, zero_style)
+
+
+@modes
+@pytest.mark.parametrize("name", ACCUMULATIONS)
+def test_accumulation(ranks, name, mode, world):
+    on_ranks(ranks, world, _check_accumulation, name, mode)
+
+
+class Heads(nn.Module):
+    """Outputs that share a trunk, or nothing."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(6, 6) if shared else nn.Identity()
+        self.left = nn.Linear(6, 4)
+        self.right = nn.Linear(6, 2)
+        self.third = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = torch.tanh(self.trunk(x))
+        return self.left(hidden), self.right(hidden), self.third(hidden)
+
+
+HEADS = {"shared trunk": True, "disjoint": False}
+heads = pytest.mark.parametrize("kind", HEADS)
+
+
+def _backward_each(model: nn.Module, number: int) -> None:
+    outputs = list(model(data()))
+    if number % 2:
+        outputs.reverse()
+    for output in outputs:
+        backward(model, loss_of(output), retain_graph=output is not outputs[-1])
+
+
+def _backward_of_two_then_one(model: nn.Module, number: int) -> None:
+    left, right, third = model(data())
+    backward(model, loss_of(left) + loss_of(third), retain_graph=True)
+    backward(model, loss_of(right))
+
+
+ORDERS = {"one by one": _backward_each, "two, then one": _backward_of_two_then_one}
+
+
+def _check_outputs(kind: str, order: str, mode: str) -> None:
+    ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
+    text = error_of(check_steps, ours, slow, ORDERS[order])
+    if "static" in mode and text:
+        assert "static_graph" in text, text
+        assert re.search(r"'(left|right|third)\.(weight|bias)'", text), text
+        assert_in_step()
+    else:
+        assert not text, text
+
+
+@modes
+@pytest.mark.parametrize("order", ORDERS)
+@heads
+def test_several_outputs_with_a_backward_each(ranks, kind, order, mode, world):
+    """In a static graph, an error that names what came otherwise is as good."""
+    on_ranks(ranks, world, _check_outputs, kind, order, mode)
+
+
+RIGHT = {"right.weight", "right.bias"}
+
+
+def _all_outputs(model: nn.Module, number: int) -> None:
+    backward(model, sum(loss_of(output) for output in model(data())))
+
+
+def _check_output_never_used(kind: str, mode: str) -> None:
+    """While ``right`` could still have a backward, there is no error; the next forward has one."""
+    ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
+    check_steps(ours, slow, _all_outputs, 2)
+    zero_grads("none", ours, slow)
+    outputs = {}
+
+    def without_right(model: nn.Module, number: int) -> None:
+        outputs[model] = left, _, third = model(data())
+        backward(model, loss_of(left) + loss_of(third))
+
+    run_both(ours, slow, without_right, 5)
+    assert_same(ours, slow, RIGHT)
+    if "unused" in mode:
+        check_steps(ours, slow, without_right)
+    else:
+        assert_names(error_of(ours, data()), RIGHT, "find_unused_parameters=True")
+    check_steps(ours, slow, _all_outputs)
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "unused", "unused-view"])
+@heads
+def test_output_that_never_had_a_backward(ranks, kind, mode, world):
+    on_ranks(ranks, world, _check_output_never_used, kind, mode)
+
+
+def _check_output_dropped(kind: str, mode: str) -> None:
+    """``right`` can have no backward any more, so this very one says what is missing."""
+    ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
+
+    def without_right(model: nn.Module, number: int) -> None:
+        left, right, third = model(data())
+        del right
+        backward(model, loss_of(left) + loss_of(third))
+
+    for number in (0, 1):
+        zero_grads("none", ours, slow)
+        seed(number)
+        without_right(slow, number)
+        seed(number)
+        text = error_of(without_right, ours, number)
+        assert_names(text, RIGHT, "find_unused_parameters=True")
+        assert_same(ours, slow, RIGHT)
+        check_steps(ours, slow, _all_outputs, 2)
+
+
+@pytest.mark.parametrize("mode", ["default", "view"])
+@heads
+def test_output_that_was_dropped(ranks, kind, mode, world):
+    on_ranks(ranks, world, _check_output_dropped, kind, mode)
+
+
+def _check_create_graph(mode: str) -> None:
+    """First-order gradients are averaged. Without ``grad=None`` after it, each holds a graph."""
+    ours, slow = make_pair(Net, mode)
+
+    def step(model: nn.Module, number: int) -> None:
+        backward(model, loss_of(model(data())), create_graph=True)
+
+    for zero_style in ("none", "zeros"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about reference cycles; and ours
+            check_steps(ours, slow, step, 2, zero_style)
+        for param in [*ours.parameters(), *slow.parameters()]:
+            param.grad = None if param.grad is None else param.grad.detach()
+        check_steps(ours, slow, plain_step, 2, zero_style)
+
+
+@modes
+def test_create_graph(ranks, mode, world):
+    on_ranks(ranks, world, _check_create_graph, mode)

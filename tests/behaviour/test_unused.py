@@ -1,0 +1,345 @@
+"""Parameters that get no gradient in a step, on all ranks or on some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from slow_ddp import (
+    MODES,
+    SMALL_CAP,
+    ZERO_STYLES,
+    SlowDDP,
+    anywhere,
+    assert_in_step,
+    assert_names,
+    assert_same,
+    backward,
+    build_same,
+    check_steps,
+    data,
+    error_of,
+    loss_of,
+    make_pair,
+    on_ranks,
+    seed,
+    zero_grads,
+)
+from torch import nn
+
+from ddpx import ReducerDDP
+from ddpx.testing import compare_with_ddp
+
+# Of each step, which branches are used on rank 0, on rank 1, and so on, from the start again where
+# there are more ranks.
+Pattern = tuple[tuple[str, ...], ...]
+BRANCHES = "abc"
+PATTERNS: dict[str, Pattern] = {
+    "never": (("ab",),) * 4,
+    "from the second step on": (("abc",), ("ab",), ("ab",), ("ab",)),
+    "until the second step": (("ab",), ("abc",), ("abc",), ("abc",)),
+    "used, unused, used again": (("abc",), ("abc",), ("bc",), ("abc",), ("abc",)),
+    "alternating": (("ab",), ("bc",), ("ab",), ("bc",), ("ab",)),
+    "not on rank 0": (("ab", "abc", "abc"),) * 4,
+    "only on rank 0": (("abc", "ab", "ab"),) * 4,
+    "not on rank 0, then not on rank 1": (
+        ("ac", "abc"),
+        ("ac", "abc"),
+        ("abc", "ac"),
+        ("ac", "ac"),
+    ),
+    "different on each rank": (("a", "b", "c"),) * 3,
+    "different on each rank and step": (("a", "bc", "ac"), ("b", "", "c"), ("c", "ac", "b")) * 2,
+    "nothing but the trunk": (("abc",), ("",), ("abc",), ("", "abc"), ("",), ("",)),
+    "random": tuple(
+        tuple("".join(b for b in BRANCHES if source.random() < 0.7) for _ in range(3))
+        for source in [random.Random(3)]
+        for _ in range(10)
+    ),
+}
+patterns = pytest.mark.parametrize("pattern", PATTERNS)
+
+
+class Branches(nn.Module):
+    """A trunk, and branches of which forward uses those that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.branches = nn.ModuleDict({name: nn.Linear(6, 6) for name in BRANCHES})
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, used: str, output_type: str = "tensor") -> Any:
+        hidden = torch.tanh(self.first(x))
+        for name in used:
+            hidden = hidden + torch.tanh(self.branches[name](hidden))
+        return OUTPUT_TYPES[output_type](self, self.last(hidden))
+
+
+class Custom:
+    """Says nothing of the tensors that it holds."""
+
+    __slots__ = ("hidden",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.hidden = tensor
+
+
+@dataclasses.dataclass
+class Record:
+    loss: torch.Tensor
+    name: str = "record"
+
+
+def _keep(model: nn.Module, tensor: torch.Tensor) -> None:
+    model.kept = tensor
+
+
+OUTPUT_TYPES = {
+    "tensor": lambda model, tensor: tensor,
+    "dict": lambda model, tensor: {"out": [tensor], "nothing": None},
+    "dataclass": lambda model, tensor: Record(tensor),
+    "custom": lambda model, tensor: Custom(tensor),
+    "function": lambda model, tensor: lambda: tensor,
+    "None": _keep,
+}
+
+
+def _tensor_of(output: Any, model: nn.Module) -> torch.Tensor:
+    if output is None:
+        return model.module.kept
+    if isinstance(output, dict):
+        return output["out"][0]
+    if isinstance(output, Record):
+        return output.loss
+    if isinstance(output, Custom):
+        return output.hidden
+    return output if isinstance(output, torch.Tensor) else output()
+
+
+def _used(pattern: str, number: int) -> str:
+    step = PATTERNS[pattern][number]
+    return step[dist.get_rank() % len(step)]
+
+
+def _names(branches: str) -> set[str]:
+    return {f"branches.{name}.{kind}" for name in branches for kind in ("weight", "bias")}
+
+
+def _step(model: nn.Module, used: str, output_type: str = "tensor") -> None:
+    output = model(data(), used, output_type)
+    backward(model, loss_of(_tensor_of(output, model)))
+
+
+def _check_default(pattern: str, mode: str) -> None:
+    """Named by that very backward on the ranks that did not use it, and by no other."""
+    ours, slow = make_pair(Branches, mode)
+    for number in range(len(PATTERNS[pattern])):
+        used = _used(pattern, number)
+        missing = _names(BRANCHES) - _names(used)
+        zero_grads("none", ours, slow)
+        seed(number)
+        _step(slow, used)
+        seed(number)
+        text = error_of(_step, ours, used)
+        if missing:
+            assert_names(text, missing, "find_unused_parameters=True")
+            assert not [name for name in _names(used) if f"'{name}'" in text]
+        else:
+            assert not text, text
+        assert_same(ours, slow, missing)
+    check_steps(ours, slow, lambda model, _: _step(model, BRANCHES))
+
+
+@pytest.mark.parametrize("mode", ["default", "view"])
+@patterns
+def test_named_by_default(ranks, pattern, mode, world):
+    on_ranks(ranks, world, _check_default, pattern, mode)
+
+
+def _check_static(pattern: str, mode: str) -> None:
+    """What the first step did not use is no matter; named is what differs from then on."""
+    ours, slow = make_pair(Branches, mode)
+    first = _used(pattern, 0)
+    for number in range(len(PATTERNS[pattern])):
+        used = _used(pattern, number)
+        zero_grads("none", ours, slow)
+        seed(number)
+        _step(slow, used)
+        seed(number)
+        text = error_of(_step, ours, used)
+        missing, extra = _names(first) - _names(used), _names(used) - _names(first)
+        if extra and text:
+            assert "static_graph" in text, text
+            assert [name for name in missing | extra if f"'{name}'" in text], text
+        elif missing or text:
+            assert_names(text, missing, "static_graph")
+        unspecified = missing | (extra if text else set())
+        # Where a peer has said that it used it otherwise, nobody knows its mean.
+        unspecified = {name for name in sorted(_names(BRANCHES)) if anywhere(name in unspecified)}
+        assert_same(ours, slow, unspecified)
+    check_steps(ours, slow, lambda model, _: _step(model, _used(pattern, 0)))
+
+
+@pytest.mark.parametrize("mode", ["static", "static-view"])
+@patterns
+def test_named_in_a_static_graph(ranks, pattern, mode, world):
+    on_ranks(ranks, world, _check_static, pattern, mode)
+
+
+def _check_find_unused(pattern: str, mode: str) -> None:
+    """No error; zeros from those that did not use it; as it was where nobody did."""
+    for zero_style in ZERO_STYLES:
+        ours, slow = make_pair(Branches, mode)
+        check_steps(
+            ours,
+            slow,
+            lambda model, number: _step(model, _used(pattern, number)),
+            len(PATTERNS[pattern]),
+            zero_style,
+        )
+
+
+@pytest.mark.parametrize("mode", ["unused", "unused-view"])
+@patterns
+def test_find_unused(ranks, pattern, mode, world):
+    on_ranks(ranks, world, _check_find_unused, pattern, mode)
+
+
+def _accumulate(model: SlowDDP | ReducerDDP, pattern: str, number: int) -> None:
+    """A micro-batch of the last step's branches and one of this step's."""
+    with model.no_sync():
+        _step(model, _used(pattern, number - 1))
+    _step(model, _used(pattern, number))
+
+
+def _check_accumulation(pattern: str, mode: str) -> None:
+    for zero_style in ("none", "keep"):
+        ours, slow = make_pair(Branches, mode)
+        num_steps = len(PATTERNS[pattern])
+        check_steps(ours, slow, lambda m, n: _accumulate(m, pattern, n), num_steps, zero_style)
+
+
+@pytest.mark.parametrize("mode", ["unused", "unused-view"])
+@patterns
+def test_find_unused_with_accumulation(ranks, pattern, mode, world):
+    on_ranks(ranks, world, _check_accumulation, pattern, mode)
+
+
+def _check_output_type(output_type: str, mode: str) -> None:
+    patterns = ["never", "different on each rank and step"]
+    for pattern in patterns if "unused" in mode else [None]:
+        ours, slow = make_pair(Branches, mode)
+
+        def step(model: nn.Module, number: int, pattern: str | None = pattern) -> None:
+            _step(model, BRANCHES if pattern is None else _used(pattern, number), output_type)
+
+        check_steps(ours, slow, step)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("output_type", OUTPUT_TYPES)
+def test_output_types(ranks, output_type, mode, world):
+    """What forward returns makes no difference: ddpx does not look for graphs in it."""
+    on_ranks(ranks, world, _check_output_type, output_type, mode)
+
+
+def _check_against_ddp(pattern: str, mode: str, accumulate: bool) -> None:
+    def step(model: nn.Module, number: int) -> None:
+        if accumulate:
+            with model.no_sync():
+                _step(model, _used(pattern, number - 1))
+        _step(model, _used(pattern, number))
+
+    for cap, set_to_none in ((SMALL_CAP, True), (SMALL_CAP, None), (25.0, False)):
+        compare_with_ddp(
+            lambda: build_same(Branches),
+            step,
+            num_steps=len(PATTERNS[pattern]),
+            set_to_none=set_to_none,
+            bucket_cap_mb=cap,
+            **MODES[mode],
+        ).raise_if_different()
+
+
+@pytest.mark.parametrize("accumulate", [False, True], ids=["one backward", "no_sync before"])
+@pytest.mark.parametrize("mode", ["unused", "unused-view"])
+@patterns
+def test_same_bits_as_ddp(ranks, pattern, mode, accumulate, world):
+    """Wrong guesses of what will be unused leave no trace in the numbers."""
+    on_ranks(ranks, world, _check_against_ddp, pattern, mode, accumulate)
+
+
+class BesideTheModel(Branches):
+    """Its second output reaches no parameter, but has a graph."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x, BRANCHES), x * 2
+
+
+def _backward_beside(model: nn.Module, kept: list[torch.Tensor] | None = None) -> None:
+    """Rank 1's loss touches no parameter; ``kept`` keeps the output that does."""
+    output, beside = model(data().requires_grad_())
+    if kept is not None:
+        kept.append(output)
+    loss = beside.sum() if dist.get_rank() == 1 else loss_of(output)
+    del output, beside
+    backward(model, loss)
+
+
+def _everything(model: nn.Module, number: int) -> None:
+    backward(model, loss_of(model(data())[0]))
+
+
+def _check_beside(mode: str, when: int) -> None:
+    """Rank 1's peers get their means, and nobody waits."""
+    ours, slow = make_pair(BesideTheModel, mode)
+    check_steps(ours, slow, _everything, when)
+    names = {name for name, _ in ours.module.named_parameters()}
+    static = "static" in mode
+    for number in (7, 8):
+        zero_grads("none", ours, slow)
+        seed(number)
+        _backward_beside(slow)
+        seed(number)
+        text = error_of(_backward_beside, ours)
+        if dist.get_rank() != 1 or "unused" in mode:
+            assert not text, text
+        elif when or not static:
+            assert_names(text, names)
+        assert_same(ours, slow, names if text else ())
+    if when or not static:
+        check_steps(ours, slow, _everything)
+    assert_in_step()
+
+
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_that_reaches_no_parameter(ranks, mode, when, world):
+    on_ranks(ranks, world, _check_beside, mode, when)
+
+
+def _check_beside_kept(mode: str) -> None:
+    """While the other output lives, the error may wait for the next forward, but no longer."""
+    ours, slow = make_pair(BesideTheModel, mode)
+    names = {name for name, _ in ours.module.named_parameters()}
+    kept: list[torch.Tensor] = []
+    seed(0)
+    _backward_beside(slow)
+    seed(0)
+    text = error_of(_backward_beside, ours, kept)
+    assert_same(ours, slow, names if dist.get_rank() == 1 else ())
+    if dist.get_rank() == 1:
+        assert_names(text or error_of(ours, data()), names)
+    else:
+        assert not text, text
+    assert_in_step()
+
+
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_loss_that_reaches_no_parameter_beside_a_live_output(ranks, mode, world):
+    on_ranks(ranks, world, _check_beside_kept, mode)

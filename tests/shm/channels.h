@@ -1,0 +1,105 @@
+// Channels for tests and benchmarks: ranks as threads, ranks as processes.
+#pragma once
+
+#include <stdlib.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "shm/channel.h"
+
+namespace ddpx::shm {
+
+// For threads of one process.
+class MemoryChannel : public Channel {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; })) {
+      throw std::runtime_error("nobody set " + key);
+    }
+    return values_[key];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+// For processes: one file per key in a directory.
+class FileChannel : public Channel {
+ public:
+  explicit FileChannel(std::filesystem::path directory) : directory_(std::move(directory)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    const auto path = path_of(key);
+    const auto draft = path.string() + ".draft";
+    std::ofstream(draft, std::ios::binary) << value;
+    std::filesystem::rename(draft, path);
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const auto path = path_of(key);
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (!std::filesystem::exists(path)) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        throw std::runtime_error("nobody set " + key);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+
+ private:
+  std::filesystem::path path_of(std::string key) const {
+    for (auto& character : key) {
+      character = character == '/' ? '.' : character;
+    }
+    return directory_ / key;
+  }
+
+  std::filesystem::path directory_;
+};
+
+// A directory that goes with the object, in the process that made it.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    auto name = (std::filesystem::temp_directory_path() / "ddpx-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) {
+      throw std::runtime_error("mkdtemp failed");
+    }
+    path_ = name;
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+  const std::filesystem::path& path() const {
+    return path_;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace ddpx::shm

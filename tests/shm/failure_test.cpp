@@ -1,0 +1,240 @@
+// What goes wrong between ranks that are alive, with ranks as threads.
+#include <gtest/gtest.h>
+
+#include "ranks.h"
+#include "shm/memory_limit.h"
+
+namespace ddpx::shm {
+namespace {
+
+// What the rank's work threw.
+template <class Work>
+Error caught(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorKind::kSystem, "no error");
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Call sum_of(std::vector<float>& data, ReduceOp op = ReduceOp::kSum) {
+  return all_reduce_call(data.data(), data.data(), data.size(), DType::kFloat32, op);
+}
+
+TEST(MismatchTest, NamesBothOperationsOnAllRanks) {
+  run_threads(3, [](const Rank& rank) {
+    std::vector<float> data(rank.rank == 2 ? 11 : 10);
+    const auto error = caught([&] { rank.group.run(sum_of(data)); });
+    EXPECT_EQ(error.kind(), ErrorKind::kMismatch);
+    EXPECT_TRUE(contains(error.what(), "rank 0 called all_reduce #0 (SUM of 10 float32"))
+        << error.what();
+    EXPECT_TRUE(contains(error.what(), "rank 2 called all_reduce #0 (SUM of 11 float32"))
+        << error.what();
+    EXPECT_EQ(error.culprits(), std::vector<int>{2});
+    const auto again = caught([&] { rank.group.run(barrier_call()); });
+    EXPECT_EQ(again.kind(), ErrorKind::kMismatch);
+  });
+}
+
+TEST(MismatchTest, OfKindsDTypesAndOps) {
+  const std::vector<std::function<Call(std::vector<float>&)>> others = {
+      [](auto&) { return barrier_call(); },
+      [](auto& data) { return broadcast_call(data.data(), data.size(), DType::kFloat32, 0); },
+      [](auto& data) { return sum_of(data, ReduceOp::kMax); },
+      [](auto& data) {
+        return all_reduce_call(
+            data.data(), data.data(), data.size(), DType::kInt32, ReduceOp::kSum);
+      }};
+  for (const auto& other : others) {
+    run_threads(2, [&](const Rank& rank) {
+      std::vector<float> data(2000);
+      const auto error =
+          caught([&] { rank.group.run(rank.rank == 0 ? sum_of(data) : other(data)); });
+      EXPECT_EQ(error.kind(), ErrorKind::kMismatch) << error.what();
+    });
+  }
+}
+
+TEST(TimeoutTest, NamesTheRanksThatDidNotArrive) {
+  std::atomic<int> ended{0};
+  run_threads(4, [&](const Rank& rank) {
+    if (rank.rank == 1 || rank.rank == 3) {
+      while (ended.load() < 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      // Late; the group is not usable any more, and says why.
+      const auto late = caught([&] { rank.group.run(barrier_call()); });
+      EXPECT_EQ(late.kind(), ErrorKind::kTimeout) << late.what();
+      return;
+    }
+    auto call = barrier_call();
+    call.timeout = std::chrono::milliseconds(300);
+    const auto error = caught([&] { rank.group.run(call); });
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+    EXPECT_TRUE(contains(error.what(), "barrier #0 timed out after 300 ms: ranks 1 and 3"))
+        << error.what();
+    ++ended;
+  });
+}
+
+TEST(LeavingTest, IsNoticedByThoseWhoWait) {
+  run_threads(2, [](const Rank& rank) {
+    rank.group.run(barrier_call());
+    if (rank.rank == 0) {
+      const auto error = caught([&] { rank.group.run(barrier_call()); });
+      EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+      EXPECT_TRUE(contains(error.what(), "rank 1 left the group")) << error.what();
+    }
+  });
+}
+
+TEST(LeavingTest, DoesNotDisturbWhoHasAllItNeeds) {
+  for (int round = 0; round < 20; ++round) {
+    run_threads(3, [](const Rank& rank) {
+      std::vector<float> small(10, 1.0f);
+      std::vector<float> large(5000, 1.0f);
+      rank.group.run(sum_of(large));
+      rank.group.run(sum_of(small));
+      EXPECT_EQ(small[0], 3.0f);
+    });
+  }
+}
+
+TEST(LeavingTest, EndsWhatIsSubmitted) {
+  run_threads(2, [](const Rank& rank) {
+    if (rank.rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return;
+    }
+    MemoryChannel channel;
+    std::vector<float> data(10);
+    std::atomic<int> ended{0};
+    std::optional<Ticket> ticket;
+    {
+      // A group within the test's group: its only rank leaves with operations pending.
+      Group alone(channel, 0, 1, test_options(), nullptr);
+      ticket = alone.submit(sum_of(data), [&](std::exception_ptr) { ++ended; });
+      alone.submit(barrier_call(), [&](std::exception_ptr) { ++ended; });
+    }
+    EXPECT_EQ(ended.load(), 2);
+    EXPECT_TRUE(ticket->done());
+  });
+}
+
+TEST(LeavingTest, WithoutPeersThatNeverCome) {
+  run_threads(2, [](const Rank& rank) {
+    std::vector<float> data(10);
+    if (rank.rank == 0) {
+      // Destroyed at the end of this function, while the worker waits for rank 1.
+      rank.group.submit(sum_of(data), [](std::exception_ptr error) { EXPECT_TRUE(error); });
+      rank.group.submit(barrier_call(), [](std::exception_ptr error) { EXPECT_TRUE(error); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
+  });
+}
+
+TEST(AbortTest, EndsAllWithItsReason) {
+  run_threads(3, [](const Rank& rank) {
+    if (rank.rank == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      rank.group.abort("told to by a test");
+      return;
+    }
+    const auto error = caught([&] { rank.group.run(barrier_call()); });
+    EXPECT_EQ(error.kind(), ErrorKind::kAborted);
+    EXPECT_TRUE(contains(error.what(), "rank 2 aborted the group: told to by a test"))
+        << error.what();
+  });
+}
+
+TEST(MisuseTest, IsRefusedAtOnceAndTheGroupGoesOn) {
+  run_threads(2, [](const Rank& rank) {
+    std::vector<int32_t> data(10, 1);
+    const auto refused = [&](const Call& call) {
+      return caught([&] { rank.group.submit(call); }).kind() == ErrorKind::kMisuse;
+    };
+    EXPECT_TRUE(
+        refused(all_reduce_call(data.data(), data.data(), 10, DType::kInt32, ReduceOp::kAvg)));
+    EXPECT_TRUE(refused(all_reduce_call(nullptr, data.data(), 10, DType::kInt32, ReduceOp::kSum)));
+    EXPECT_TRUE(refused(broadcast_call(data.data(), 10, DType::kInt32, 2)));
+    rank.group.run(all_reduce_call(data.data(), data.data(), 10, DType::kInt32, ReduceOp::kSum));
+    EXPECT_EQ(data[0], 2);
+  });
+}
+
+TEST(MeetingTest, NamesTheRankThatDoesNotCome) {
+  MemoryChannel channel;
+  auto options = test_options();
+  options.meeting_timeout = std::chrono::milliseconds(200);
+  const auto error = caught([&] { Group(channel, 0, 2, options, nullptr); });
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+  EXPECT_TRUE(contains(error.what(), "rank 1 did not")) << error.what();
+}
+
+TEST(MeetingTest, TooLittleMemoryIsAnErrorBeforeTheStart) {
+  MemoryChannel channel;
+  pretend_available_memory(1000);
+  const auto error = caught([&] { Group(channel, 0, 1, test_options(), nullptr); });
+  pretend_available_memory(0);
+  EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
+}
+
+// Who knows the socket's name, but not the token, gets nothing; the ranks still meet.
+TEST(MeetingTest, StrangersAreNotAnswered) {
+  class Crowded : public MemoryChannel {
+   public:
+    void set(const std::string& key, const std::string& value) override {
+      if (key == "shm/card/0") {
+        stranger = connect_to(value.substr(0, 37));
+        ASSERT_TRUE(stranger);
+        stranger->send("let me in, I am rank 1");
+      }
+      MemoryChannel::set(key, value);
+    }
+    std::optional<Connection> stranger;
+  };
+  Crowded channel;
+  const auto attend = [&](int rank) {
+    Group group(channel, rank, 2, test_options(), nullptr);
+    EXPECT_EQ(group.local_size(), 2);
+    group.run(barrier_call());
+  };
+  std::thread other(attend, 1);
+  attend(0);
+  other.join();
+  EXPECT_FALSE(channel.stranger->receive(Clock::now()));
+  EXPECT_TRUE(channel.stranger->hung_up());
+}
+
+// Threads of one rank submit and wait at the same time.
+TEST(ThreadsTest, ManyThreadsOfOneRank) {
+  run_threads(2, [](const Rank& rank) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (int round = 0; round < 30; ++round) {
+          std::vector<float> data(100, 1.0f);
+          if (round % 2 == 0) {
+            rank.group.run(sum_of(data));
+          } else {
+            rank.group.submit(sum_of(data)).wait();
+          }
+          EXPECT_EQ(data[0], 2.0f);
+        }
+      });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ddpx::shm

@@ -1,0 +1,120 @@
+// Runs a function once per rank: as threads of this process, or as processes of their own.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "channels.h"
+#include "shm/error.h"
+#include "shm/group.h"
+
+namespace ddpx::shm {
+
+// A rank of a test.
+struct Rank {
+  Group& group;
+  int rank;
+  int size;
+  std::shared_ptr<Arena> arena;
+};
+
+inline GroupOptions test_options() {
+  GroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  options.meeting_timeout = std::chrono::seconds(60);
+  // Small, so that buffers of some KiB have many pieces.
+  options.sizes = {1024, 4096};
+  return options;
+}
+
+// Threads that meet in one process. Rethrows the first error when all have ended.
+inline void run_threads(
+    int size,
+    const std::function<void(const Rank&)>& work,
+    const GroupOptions& options = test_options()) {
+  MemoryChannel channel;
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto arena = std::make_shared<Arena>();
+        Group group(channel, rank, size, options, arena);
+        work({group, rank, size, arena});
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  for (const auto& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
+// What became of a process.
+struct Outcome {
+  bool killed = false;
+  std::string text;  // that `work` returned, or the error that it threw
+};
+
+// Ranks as forked processes. `work` runs in the child; what it returns comes back.
+inline std::vector<Outcome> run_processes(
+    int size,
+    const std::function<std::string(const Rank&)>& work,
+    const GroupOptions& options = test_options()) {
+  const TemporaryDirectory directory;
+  struct Child {
+    pid_t pid;
+    int pipe;
+  };
+  std::vector<Child> children;
+  for (int rank = 0; rank < size; ++rank) {
+    int ends[2];
+    if (pipe(ends) != 0) {
+      throw std::runtime_error("pipe failed");
+    }
+    const auto pid = fork();
+    if (pid == 0) {
+      std::string text;
+      try {
+        FileChannel channel(directory.path());
+        const auto arena = std::make_shared<Arena>();
+        Group group(channel, rank, size, options, arena);
+        text = work({group, rank, size, arena});
+      } catch (const std::exception& error) {
+        text = error.what();
+      }
+      const auto written = write(ends[1], text.data(), text.size());
+      _exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+    }
+    close(ends[1]);
+    children.push_back({pid, ends[0]});
+  }
+  std::vector<Outcome> outcomes;
+  for (const auto& child : children) {
+    Outcome outcome;
+    char buffer[4096];
+    for (ssize_t count = 0; (count = read(child.pipe, buffer, sizeof(buffer))) > 0;) {
+      outcome.text.append(buffer, static_cast<std::size_t>(count));
+    }
+    close(child.pipe);
+    int status = 0;
+    waitpid(child.pid, &status, 0);
+    outcome.killed = WIFSIGNALED(status);
+    outcomes.push_back(std::move(outcome));
+  }
+  return outcomes;
+}
+
+}  // namespace ddpx::shm
