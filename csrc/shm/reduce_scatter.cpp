@@ -1,5 +1,6 @@
 // Reduce-scatter: every rank reduces its own part over all ranks' inputs. In the order in which an
-// all-reduce of the whole input would do it, since gloo has it so.
+// all-reduce would do it, since gloo has it so: one of the whole input, or, where the parts are
+// apart, one of each.
 #include <algorithm>
 
 #include "collectives.h"
@@ -19,7 +20,7 @@ class ReduceScatter {
             call.dtype,
             call.op,
             team.size(),
-            call.count * static_cast<std::size_t>(team.size())),
+            call.inputs.empty() ? call.count * static_cast<std::size_t>(team.size()) : call.count),
         element_bytes_(size_of(call.dtype)) {}
 
   // From memory in which all parts of a rank's input follow each other.
@@ -82,7 +83,8 @@ class ReduceScatter {
 
   // Elements of this rank's part.
   void reduce(std::size_t begin, std::size_t end, const std::vector<const std::byte*>& sources) {
-    const auto first = static_cast<std::size_t>(team_.own_index()) * call_.count;
+    const auto first =
+        call_.inputs.empty() ? static_cast<std::size_t>(team_.own_index()) * call_.count : 0;
     reducer_.reduce(
         first + begin,
         first + end,
