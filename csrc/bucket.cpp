@@ -75,6 +75,12 @@ void Bucket::divide(int divisor) {
   divide_in_place(buffer_, divisor);
 }
 
+void Bucket::multiply(double factor) {
+  join_streams();
+  const at::NoGradGuard no_grad;
+  buffer_.mul_(factor);
+}
+
 void Bucket::launch(Collective& collective) {
   join_streams();
   if (rows_.defined()) {

@@ -40,6 +40,9 @@ class Bucket {
   bool sparse() const {
     return sparse_;
   }
+  const c10::Device& device() const {
+    return device_;
+  }
 
   // Starts a step: every gradient is outstanding, and perhaps a gate that is not one of them.
   void begin_step(bool gated);
@@ -63,8 +66,9 @@ class Bucket {
   // The current stream of the device waits for everything that was packed on others.
   void join_streams();
 
-  // Divides the packed buffer in place.
+  // Scales the packed buffer in place.
   void divide(int divisor);
+  void multiply(double factor);
 
   // Starts the all-reduce of the buffer.
   void launch(Collective& collective);

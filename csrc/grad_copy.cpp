@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "pack_kernel.h"
+#include "dense_copy.h"
 
 namespace ddpx {
 

@@ -154,7 +154,7 @@ void Reducer::accept(std::size_t param_index) {
     // Frozen: it counts, and stays as it is. A batched bucket is divided as a whole.
     const bool divided_later = options_.batched_copy && !bucket.sparse();
     pack_apart(bucket, slot, param, divided_later ? 1 : divisor());
-  } else if (!options_.batched_copy || bucket.sparse()) {
+  } else if (!packs_when_full(bucket)) {
     pack(bucket, slot, param, divisor(), options_.gradient_as_bucket_view);
   }
   fill(location.bucket_index);
@@ -197,10 +197,15 @@ void Reducer::fill(std::size_t bucket_index) {
   if (!bucket.fill_one()) {
     return;
   }
-  if (options_.batched_copy && !bucket.sparse()) {
+  if (packs_when_full(bucket)) {
+    const bool as_view = options_.gradient_as_bucket_view;
     bucket.join_streams();
-    pack_together(bucket, params_, left_alone_, options_.gradient_as_bucket_view);
-    bucket.divide(divisor());
+    if (options_.batched_copy) {
+      pack_together(bucket, params_, left_alone_, as_view);
+      bucket.divide(divisor());
+    } else {
+      pack_scaled_together(bucket, params_, left_alone_, divisor(), as_view);
+    }
   }
   launches_.mark_ready(bucket_index);
   launch_ready();
@@ -322,6 +327,8 @@ void Reducer::drain(std::size_t bucket_index) {
   }
   auto& bucket = buckets_[bucket_index];
   communicate([&] { bucket.wait(); }, [&] { return describe_bucket(bucket_index); });
+  std::vector<const Slot*> wanted;
+  wanted.reserve(bucket.slots().size());
   for (const auto& slot : bucket.slots()) {
     if (left_alone_[slot.param_index]) {
       continue;
@@ -331,9 +338,10 @@ void Reducer::drain(std::size_t bucket_index) {
         communicate(
             [&] { return used_.globally_unused(slot.param_index); }, errors::used_map_agreement);
     if (!untouched) {
-      write_back(bucket, slot, params_[slot.param_index], options_.gradient_as_bucket_view);
+      wanted.push_back(&slot);
     }
   }
+  write_back(bucket, wanted, params_, options_.gradient_as_bucket_view);
 }
 
 void Reducer::report_later(UserError error) {

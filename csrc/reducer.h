@@ -43,6 +43,7 @@ struct ReducerOptions {
   bool gradient_as_bucket_view;      // param.grad lies in its bucket: nothing to write back
   bool batched_copy = false;         // a bucket's gradients are packed together, then divided
   bool skip_unused_buckets = false;  // no all-reduce of a bucket that no rank used a step before
+  bool pack_when_full = false;       // as on a device, where fewer and larger operations pay
   std::optional<std::size_t> gate = std::nullopt;  // buckets of delayed params wait for this param
 };
 
@@ -175,6 +176,10 @@ class Reducer final : public GradListener,
   }
   bool skipped(std::size_t bucket_index) const;
   bool gated(std::size_t bucket_index) const;
+  bool packs_when_full(const Bucket& bucket) const {
+    return !bucket.sparse() &&
+           (options_.batched_copy || options_.pack_when_full || !bucket.device().is_cpu());
+  }
 
   // Guesses about unused params, and their repair.
   using SecondPasses = std::map<std::size_t, Bucket>;  // by bucket index

@@ -104,7 +104,7 @@ void Reducer::repair(const Indices& param_indices) {
       const auto& home = buckets_[location.bucket_index].slots()[location.slot_index];
       write_back_to(pass, slot, home, params_[param_index]);
     } else {
-      write_back(pass, slot, params_[param_index], /*as_view=*/false);
+      write_back(pass, {&slot}, params_, /*as_view=*/false);
     }
   }
 }

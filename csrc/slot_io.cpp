@@ -1,12 +1,15 @@
 #include "slot_io.h"
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_div.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/alias.h>
 #include <c10/core/GradMode.h>
 
 #include <sstream>
 #include <string>
 
+#include "dense_copy.h"
 #include "grad_copy.h"
 #include "sparse_rows.h"
 
@@ -31,6 +34,43 @@ void lay_in_slot(at::Tensor& grad, const Slot& slot) {
     slot.lent = at::alias(slot.view);
   }
   grad = slot.lent;
+}
+
+struct Gathered {
+  std::vector<at::Tensor> copied;    // slots that were filled with a gradient from outside
+  std::vector<at::Tensor> in_place;  // slots whose gradient lay there
+};
+
+// Brings the gradients of all params but those `left_out` into their slots, unscaled.
+Gathered gather(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    const std::vector<bool>& left_out,
+    bool as_view) {
+  const at::NoGradGuard no_grad;
+  Gathered gathered;
+  std::vector<at::Tensor> grads;
+  for (const auto& slot : bucket.slots()) {
+    auto& grad = params[slot.param_index].mutable_grad();
+    if (left_out[slot.param_index]) {
+      continue;
+    }
+    if (!grad.defined()) {
+      slot.view.zero_();
+    } else if (grad.is_alias_of(slot.view)) {
+      gathered.in_place.push_back(slot.view);
+    } else {
+      gathered.copied.push_back(slot.view);
+      grads.push_back(grad);
+      if (as_view) {
+        lay_in_slot(grad, slot);
+      }
+    }
+  }
+  if (!grads.empty()) {
+    at::_foreach_copy_(gathered.copied, grads);
+  }
+  return gathered;
 }
 
 // Gives a gradient that lies in the slot memory of its own; true if it did.
@@ -98,26 +138,30 @@ void pack_together(
     const std::vector<at::Tensor>& params,
     const std::vector<bool>& left_out,
     bool as_view) {
+  gather(bucket, params, left_out, as_view);
+}
+
+void pack_scaled_together(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    const std::vector<bool>& left_out,
+    int divisor,
+    bool as_view) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> views;
-  std::vector<at::Tensor> grads;
-  for (const auto& slot : bucket.slots()) {
-    auto& grad = params[slot.param_index].mutable_grad();
-    if (left_out[slot.param_index]) {
-      continue;
-    }
-    if (!grad.defined()) {
-      slot.view.zero_();
-    } else if (!grad.is_alias_of(slot.view)) {
-      views.push_back(slot.view);
-      grads.push_back(grad);
-      if (as_view) {
-        lay_in_slot(grad, slot);
-      }
-    }
+  const auto [copied, in_place] = gather(bucket, params, left_out, as_view);
+  if (divisor == 1) {
+    return;
   }
-  if (!views.empty()) {
-    at::_foreach_copy_(views, grads);
+  // A product for what was copied and a quotient for what lay there, as pack() has it.
+  if (copied.size() == bucket.slots().size()) {
+    bucket.multiply(1.0 / divisor);
+  } else if (!copied.empty()) {
+    at::_foreach_mul_(copied, 1.0 / divisor);
+  }
+  if (in_place.size() == bucket.slots().size()) {
+    bucket.divide(divisor);
+  } else if (!in_place.empty()) {
+    at::_foreach_div_(in_place, divisor);
   }
 }
 
@@ -139,25 +183,42 @@ bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   return lay_in_slot;
 }
 
-void write_back(const Bucket& bucket, const Slot& slot, const at::Tensor& param, bool as_view) {
+void write_back(
+    const Bucket& bucket,
+    const std::vector<const Slot*>& slots,
+    const std::vector<at::Tensor>& params,
+    bool as_view) {
   const at::NoGradGuard no_grad;
-  auto& grad = param.mutable_grad();
-  if (bucket.sparse()) {
-    grad = bucket.reduced();
-    return;
+  std::vector<at::Tensor> grads;  // copied together at the end, which on a device is one operation
+  std::vector<at::Tensor> sources;
+  const auto copy = [&](const at::Tensor& from, const at::Tensor& to) {
+    if (!copy_dense(from, to)) {
+      grads.push_back(to);
+      sources.push_back(from);
+    }
+  };
+  for (const auto* slot : slots) {
+    auto& grad = params[slot->param_index].mutable_grad();
+    if (bucket.sparse()) {
+      grad = bucket.reduced();
+      continue;
+    }
+    const auto reduced = bucket.reduced_slot(*slot);
+    if (as_view) {
+      if (!reduced.is_alias_of(slot->view)) {
+        copy(reduced, slot->view);
+      }
+      if (!grad.defined() || !grad.is_alias_of(slot->view)) {
+        lay_in_slot(grad, *slot);
+      }
+    } else if (grad.defined()) {
+      copy(reduced, grad);
+    } else {
+      grad = unpack_new(reduced, params[slot->param_index]);
+    }
   }
-  const auto reduced = bucket.reduced_slot(slot);
-  if (as_view) {
-    if (!reduced.is_alias_of(slot.view)) {
-      slot.view.copy_(reduced);
-    }
-    if (!grad.defined() || !grad.is_alias_of(slot.view)) {
-      lay_in_slot(grad, slot);
-    }
-  } else if (grad.defined()) {
-    grad.copy_(reduced);
-  } else {
-    grad = unpack_new(reduced, param);
+  if (!grads.empty()) {
+    at::_foreach_copy_(grads, sources);
   }
 }
 

@@ -35,6 +35,14 @@ void pack_together(
     const std::vector<bool>& left_out,
     bool as_view);
 
+// As pack() for every slot, with the same bits, in a few operations for all of them.
+void pack_scaled_together(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    const std::vector<bool>& left_out,
+    int divisor,
+    bool as_view);
+
 // As pack(), for a gradient that stays out of the bucket: if it lies in the slot, it moves out
 // first.
 void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor);
@@ -43,8 +51,12 @@ void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int d
 // out of it first; true if one did.
 bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param);
 
-// Gives `param.grad` what the all-reduce left for the slot.
-void write_back(const Bucket& bucket, const Slot& slot, const at::Tensor& param, bool as_view);
+// Gives the gradients of `params` what the all-reduce left for these slots.
+void write_back(
+    const Bucket& bucket,
+    const std::vector<const Slot*>& slots,
+    const std::vector<at::Tensor>& params,
+    bool as_view);
 
 // Gives `param.grad` what the all-reduce left for `slot` of `bucket`, in `home`, a slot of another
 // bucket with the same layout.

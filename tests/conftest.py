@@ -11,12 +11,10 @@ from ddpx.testing import RankPool
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], RankPool]]:
-    """``ranks(n)``: a pool of n gloo ranks that lives for the session. One is kept at a time."""
+    """``ranks(n)``: a pool of n gloo ranks that lives for the session. Idle ones cost only memory."""
     pools: dict[int, RankPool] = {}
 
     def get(world_size: int) -> RankPool:
-        for other in [size for size in pools if size != world_size]:
-            pools.pop(other).close()
         return pools.setdefault(world_size, RankPool(world_size))
 
     yield get

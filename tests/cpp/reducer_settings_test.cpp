@@ -13,13 +13,19 @@
 namespace ddpx {
 namespace {
 
-class ReducerBatchedCopy : public testing::TestWithParam<bool> {};
+// With views or without; batched as DDP does it, or packed when full as on a device.
+class ReducerPacksTogether : public testing::TestWithParam<std::tuple<bool, bool>> {
+ protected:
+  static void choose(ReducerOptions& options) {
+    (std::get<1>(GetParam()) ? options.batched_copy : options.pack_when_full) = true;
+  }
+};
 
-TEST_P(ReducerBatchedCopy, GradientsAreMeansInEveryMode) {
+TEST_P(ReducerPacksTogether, GradientsAreMeansInEveryMode) {
   for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
     for (const auto& caps : {kOneBucket, kParamABucket}) {
-      ReducerOptions options{caps, mode, /*gradient_as_bucket_view=*/GetParam()};
-      options.batched_copy = true;
+      ReducerOptions options{caps, mode, /*gradient_as_bucket_view=*/std::get<0>(GetParam())};
+      choose(options);
       Replica replica(options);
       for (int step = 0; step < 4; ++step) {
         replica.clear_grads();
@@ -32,10 +38,10 @@ TEST_P(ReducerBatchedCopy, GradientsAreMeansInEveryMode) {
   }
 }
 
-TEST_P(ReducerBatchedCopy, ParamsMayStayUnused) {
+TEST_P(ReducerPacksTogether, ParamsMayStayUnused) {
   ReducerOptions options{
-      kOneBucket, GraphMode::kFindUnused, /*gradient_as_bucket_view=*/GetParam()};
-  options.batched_copy = true;
+      kOneBucket, GraphMode::kFindUnused, /*gradient_as_bucket_view=*/std::get<0>(GetParam())};
+  choose(options);
   Replica replica(options);
   for (const bool used : {false, false, true, false, true}) {
     replica.clear_grads();
@@ -44,9 +50,14 @@ TEST_P(ReducerBatchedCopy, ParamsMayStayUnused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Views, ReducerBatchedCopy, testing::Bool(), [](const auto& info) {
-  return info.param ? "View" : "Copy";
-});
+INSTANTIATE_TEST_SUITE_P(
+    Ways,
+    ReducerPacksTogether,
+    testing::Combine(testing::Bool(), testing::Bool()),
+    [](const auto& info) {
+      return std::string(std::get<0>(info.param) ? "View" : "Copy") +
+             (std::get<1>(info.param) ? "Batched" : "WhenFull");
+    });
 
 TEST(ReducerSettings, TheDivisorMayBeAnother) {
   Replica replica;

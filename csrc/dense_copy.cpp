@@ -1,9 +1,12 @@
-#include "pack_kernel.h"
+#include "dense_copy.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace ddpx {
 namespace {
@@ -11,9 +14,24 @@ namespace {
 // Elements below which a second thread costs more than it brings; torch's own figure.
 constexpr int64_t kGrain = 32768;
 
+// at::parallel_for costs more than the work on a small tensor.
+template <typename Work>
+void in_ranges(int64_t size, int64_t grain, const Work& work) {
+  if (size <= grain) {
+    work(0, size);
+  } else {
+    at::parallel_for(0, size, grain, work);
+  }
+}
+
 bool plain(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_neg() &&
          !tensor.key_set().has(c10::DispatchKey::Python);
+}
+
+bool alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && plain(a) && plain(b) && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.is_non_overlapping_and_dense();
 }
 
 // As at::mul does: one product in the type of arithmetic, float for half precision, then rounded.
@@ -21,7 +39,7 @@ template <typename Scalar>
 void scale(const Scalar* grad, Scalar* slot, int64_t numel, double factor) {
   using Math = at::opmath_type<Scalar>;
   const auto math_factor = static_cast<Math>(factor);
-  at::parallel_for(0, numel, kGrain, [=](int64_t begin, int64_t end) {
+  in_ranges(numel, kGrain, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       slot[i] = static_cast<Scalar>(static_cast<Math>(grad[i]) * math_factor);
     }
@@ -36,12 +54,10 @@ void scale(const at::Tensor& grad, const at::Tensor& slot, double factor) {
 }  // namespace
 
 bool pack_scaled_dense(const at::Tensor& grad, const at::Tensor& slot, double factor) {
-  const auto dtype = slot.scalar_type();
-  if (grad.scalar_type() != dtype || !plain(grad) || !plain(slot) || grad.sizes() != slot.sizes() ||
-      grad.strides() != slot.strides() || !slot.is_non_overlapping_and_dense()) {
+  if (!alike(grad, slot)) {
     return false;
   }
-  switch (dtype) {
+  switch (slot.scalar_type()) {
     case at::kFloat:
       scale<float>(grad, slot, factor);
       return true;
@@ -57,6 +73,22 @@ bool pack_scaled_dense(const at::Tensor& grad, const at::Tensor& slot, double fa
     default:
       return false;
   }
+}
+
+bool copy_dense(const at::Tensor& from, const at::Tensor& to) {
+  if (!alike(from, to)) {
+    return false;
+  }
+  const auto* source = static_cast<const std::byte*>(from.const_data_ptr());
+  auto* target = static_cast<std::byte*>(to.mutable_data_ptr());
+  const auto num_bytes = static_cast<int64_t>(to.nbytes());
+  if (source != target) {
+    in_ranges(num_bytes, 4 * kGrain, [=](int64_t begin, int64_t end) {
+      std::memcpy(target + begin, source + begin, static_cast<std::size_t>(end - begin));
+    });
+  }
+  torch::autograd::impl::bump_version(to);
+  return true;
 }
 
 }  // namespace ddpx

@@ -1,5 +1,5 @@
-// The kernel against at::mul_out, which DDP packs with, to the bit.
-#include "pack_kernel.h"
+// The loops against at::mul_out, which DDP packs with, and copy_, to the bit.
+#include "dense_copy.h"
 
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>
@@ -8,7 +8,7 @@
 namespace ddpx {
 namespace {
 
-class PackKernel : public testing::TestWithParam<at::ScalarType> {};
+class DenseCopy : public testing::TestWithParam<at::ScalarType> {};
 
 at::Tensor product(const at::Tensor& grad, double factor) {
   auto out = at::empty_like(grad);
@@ -23,7 +23,7 @@ void expect_same_bits(const at::Tensor& actual, const at::Tensor& expected) {
   EXPECT_TRUE(at::equal(as_bytes(actual), as_bytes(expected)));
 }
 
-TEST_P(PackKernel, HasTheBitsOfMul) {
+TEST_P(DenseCopy, HasTheBitsOfMul) {
   for (const int divisor : {1, 2, 3, 5, 7}) {
     // Odd, and more than a grain, so that several threads take part if there are any.
     auto grad = at::randn({100'003}, at::kDouble).mul(1e3).to(GetParam());
@@ -37,7 +37,7 @@ TEST_P(PackKernel, HasTheBitsOfMul) {
   }
 }
 
-TEST_P(PackKernel, TakesAnyDenseLayout) {
+TEST_P(DenseCopy, TakesAnyDenseLayout) {
   const auto grad =
       at::randn({2, 3, 4, 5}, at::kFloat).to(GetParam()).contiguous(at::MemoryFormat::ChannelsLast);
   const auto slot = at::empty_like(grad);
@@ -48,11 +48,11 @@ TEST_P(PackKernel, TakesAnyDenseLayout) {
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
-    PackKernel,
+    DenseCopy,
     testing::Values(at::kFloat, at::kDouble, at::kHalf, at::kBFloat16),
     [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-TEST(PackKernelLimits, LeavesTheRestToTorch) {
+TEST(DenseCopyLimits, LeavesTheRestToTorch) {
   const auto grad = at::randn({4, 6}, at::kFloat);
   const auto slot = at::zeros({4, 6}, at::kFloat);
   EXPECT_FALSE(pack_scaled_dense(grad.to(at::kDouble), slot, 0.5));       // another dtype
@@ -62,6 +62,25 @@ TEST(PackKernelLimits, LeavesTheRestToTorch) {
   EXPECT_FALSE(pack_scaled_dense(grad._neg_view(), slot, 0.5));
   EXPECT_FALSE(pack_scaled_dense(grad.to(at::kComplexFloat), slot.to(at::kComplexFloat), 0.5));
   EXPECT_TRUE(at::equal(slot, at::zeros({4, 6})));
+}
+
+TEST(CopyDense, CopiesAnyDtypeAndCountsAsAWrite) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexDouble, at::kLong}) {
+    const auto from = at::randn({300, 7}, at::kDouble).mul(10).to(dtype).t();
+    const auto to = at::zeros_like(from);
+    ASSERT_EQ(from.strides(), to.strides());
+    const auto version = to._version();
+    ASSERT_TRUE(copy_dense(from, to));
+    EXPECT_TRUE(at::equal(to, from));
+    EXPECT_GT(to._version(), version);
+  }
+}
+
+TEST(CopyDense, LeavesOtherLayoutsToTorch) {
+  const auto from = at::randn({4, 6});
+  EXPECT_FALSE(copy_dense(from, at::zeros({6, 4}).t()));
+  EXPECT_FALSE(copy_dense(from, at::zeros({4, 6}, at::kDouble)));
+  EXPECT_FALSE(copy_dense(from, at::zeros({6, 4})));
 }
 
 }  // namespace
