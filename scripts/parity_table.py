@@ -6,6 +6,7 @@ make parity-table
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
@@ -18,22 +19,24 @@ from ddpx.testing.compare import Comparison, summarize
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- parity table: begin -->", "<!-- parity table: end -->"
 WORLD_SIZES = (2, 3, 4)
+TRANSPORTS = ("gloo", "shm")  # ours; DDP's is gloo
 
 
-def _run(world_size: int, case_name: str, mode: str, pool: RankPool) -> Comparison:
+def _run(transport: str, case_name: str, mode: str, pool: RankPool) -> Comparison:
     """One case in one mode with all bucket caps, on all ranks, as one comparison."""
     # From tests/parity, which main puts on the path.
     from parity_cases import compare_case  # type: ignore[import-not-found]
 
-    per_rank = pool.run(compare_case, case_name, mode)
+    own = None if transport == "gloo" else transport
+    per_rank = pool.run(compare_case, case_name, mode, transport=own)
     merged = [summarize(list(comparisons.values())) for comparisons in per_rank]
     return summarize(merged)
 
 
-def _cell(outcomes: dict[int, Comparison]) -> str:
-    different = [size for size, comparison in outcomes.items() if not comparison.identical]
+def _cell(outcomes: dict[str, Comparison]) -> str:
+    different = [setup for setup, comparison in outcomes.items() if not comparison.identical]
     if different:
-        return "differs at " + ", ".join(str(size) for size in different)
+        return "differs at " + ", ".join(different)
     return "identical"
 
 
@@ -44,14 +47,15 @@ def main() -> int:
     sys.path.insert(0, str(ROOT / "tests" / "parity"))
     from parity_cases import CAPS, CASES, MODES
 
-    outcomes: dict[tuple[str, str], dict[int, Comparison]] = {}
+    outcomes: dict[tuple[str, str], dict[str, Comparison]] = {}
     for world_size in WORLD_SIZES:
         with RankPool(world_size) as pool:
-            for case in CASES:
+            for transport, case in itertools.product(TRANSPORTS, CASES):
+                setup = f"{world_size} ranks over {transport}"
                 for mode in case.modes:
-                    outcome = _run(world_size, case.name, mode, pool)
-                    outcomes.setdefault((case.name, mode), {})[world_size] = outcome
-                print(f"{world_size} ranks: {case.name}", flush=True)
+                    outcome = _run(transport, case.name, mode, pool)
+                    outcomes.setdefault((case.name, mode), {})[setup] = outcome
+                print(f"{setup}: {case.name}", flush=True)
 
     rows = [
         [case.name]
@@ -63,10 +67,10 @@ def main() -> int:
         len(c.differences) for by_size in outcomes.values() for c in by_size.values()
     )
     text = (
-        f"torch {torch.__version__}, gloo at {', '.join(map(str, WORLD_SIZES))} ranks, each cell "
-        f"with {len(CAPS)} kinds of bucket caps: {num_tensors:,} gradients, parameters and "
-        f"buffers compared, {num_different} differ.\n\n"
-        + tabulate(rows, ["training", *MODES], tablefmt="github")
+        f"torch {torch.__version__}, at {', '.join(map(str, WORLD_SIZES))} ranks, DDP over gloo, "
+        f"ReducerDDP over {' and '.join(TRANSPORTS)}, each cell with {len(CAPS)} kinds of bucket "
+        f"caps: {num_tensors:,} gradients, parameters and buffers compared, {num_different} "
+        "differ.\n\n" + tabulate(rows, ["training", *MODES], tablefmt="github")
     )
     readme = arguments.readme.read_text()
     if BEGIN not in readme or END not in readme:

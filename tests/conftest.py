@@ -11,7 +11,7 @@ from ddpx.testing import RankPool
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], RankPool]]:
-    """``ranks(n)``: a pool of n gloo ranks that lives for the session. Idle ones cost only memory."""
+    """``ranks(n)``: a pool of n gloo ranks that lives for the session; idle, it costs memory."""
     pools: dict[int, RankPool] = {}
 
     def get(world_size: int) -> RankPool:

@@ -11,8 +11,10 @@ PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
 
 
 @pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
-@pytest.mark.parametrize("transport", [None, "shm"])
-@pytest.mark.parametrize("world_size", [2, 3, 4], scope="session")
+# Over shared memory 3 ranks have to do, where sums in another order show; `make parity-table` has all.
+@pytest.mark.parametrize(
+    "world_size, transport", [(2, None), (3, None), (4, None), (3, "shm")], scope="session"
+)
 def test_bits_match(ranks, world_size, transport, case_name, mode):
     """Over shared memory, too, it is DDP over gloo that the bits have to match."""
     per_rank = ranks(world_size).run(compare_case, case_name, mode, transport=transport)
