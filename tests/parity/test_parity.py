@@ -11,7 +11,7 @@ PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
 
 
 @pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
-# Over shared memory 3 ranks have to do, where sums in another order show; `make parity-table` has all.
+# Over shared memory 3 ranks have to do, where sums in another order show; the parity table has all.
 @pytest.mark.parametrize(
     "world_size, transport", [(2, None), (3, None), (4, None), (3, "shm")], scope="session"
 )
