@@ -1,6 +1,4 @@
-"""What find_unused_parameters=True costs, in DDP and in ReducerDDP, interleaved.
-
-    python benchmarks/find_unused.py --params 2000 --ranks 2 --rounds 60
+"""What find_unused_parameters=True costs, in DDP and in ReducerDDP.
 
 For each, a step with it is compared with one without it in the same round: as a share of that step,
 and as nanoseconds a parameter; then the same for the CPU time of the thread that trains.
@@ -8,22 +6,36 @@ and as nanoseconds a parameter; then the same for the CPU time of the thread tha
 
 from __future__ import annotations
 
-import argparse
 import functools
 import time
 
+import contenders
 import torch
-from interleave import Seconds, median_difference, median_ratio, slowest_rank, time_rounds
+from goals import Goal
+from interleave import Effort, Seconds, slowest_rank, time_rounds
 from models import small_layers
-from tabulate import tabulate
+from plan import Plan
+from pooling import difference, num_rounds, ratio
+from tables import Results, table, with_range
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
-from ddpx.testing import RankPool
 
-LABELS = ("off again", "all used", "some unused")
-WRAPPERS = {"DDP": DistributedDataParallel, "ddpx": ReducerDDP}
+NAME = "find_unused"
+TITLE = "find_unused_parameters"
+
+_RANKS = 2
+_NUM_PARAMS, _FEW_PARAMS = 2000, 100
+_WRAPPERS = {"DDP": DistributedDataParallel, "ddpx": ReducerDDP}
+_OFF = "off"
+# Label: whether it is on, and whether it finds something.
+_LABELS = {
+    _OFF: (False, False),
+    "off again": (False, False),
+    "all used": (True, False),
+    "some unused": (True, True),
+}
 
 
 class WithUnused(nn.Module):
@@ -38,21 +50,11 @@ class WithUnused(nn.Module):
         return self.used(x)
 
 
-def _step(model: nn.Module, x: torch.Tensor) -> None:
-    model.zero_grad()
-    model(x).square().mean().backward()
-
-
-def measure(num_params: int, rounds: int, of_thread: bool) -> Seconds:
-    """Runs on every rank."""
-    contenders = {}
-    for name, wrapper in WRAPPERS.items():
-        for label, find, has_unused in (
-            ("off", False, False),
-            ("off again", False, False),
-            ("all used", True, False),
-            ("some unused", True, True),
-        ):
+def time_steps(num_params: int, effort: Effort) -> dict[str, Seconds]:
+    """Runs on every rank; by clock."""
+    steps = {}
+    for name, wrapper in _WRAPPERS.items():
+        for label, (find, has_unused) in _LABELS.items():
             torch.manual_seed(0)
             module, x = small_layers(num_params)
             model = wrapper(
@@ -60,34 +62,51 @@ def measure(num_params: int, rounds: int, of_thread: bool) -> Seconds:
                 find_unused_parameters=find,
                 gradient_as_bucket_view=True,
             )
-            contenders[f"{name}, {label}"] = functools.partial(_step, model, x)
-    return time_rounds(
-        contenders, rounds, clock=time.thread_time if of_thread else time.perf_counter
+            steps[f"{name}, {label}"] = functools.partial(contenders.step, model, x)
+    return {
+        "step": time_rounds(steps, effort),
+        "cpu": time_rounds(steps, effort, clock=time.thread_time),
+    }
+
+
+def measure(plan: Plan) -> Results:
+    num_params = _FEW_PARAMS if plan.tiny else _NUM_PARAMS
+    launches = plan.launch(_RANKS, time_steps, num_params, plan.effort)
+    results: Results = {"num_params": num_params, "ranks": _RANKS}
+    for clock in ("step", "cpu"):
+        times = [slowest_rank([rank[clock] for rank in launch]) for launch in launches]
+        results[clock] = {"rounds": num_rounds(times), "rows": {}}
+        for name in times[0]:
+            base = f"{name.split(',')[0]}, {_OFF}"
+            if name != base:
+                results[clock]["rows"][name] = {
+                    "ratio": ratio(times, name, base),
+                    "ns": difference(times, name, base, 1e9 / num_params),
+                }
+    return results
+
+
+def goals(results: Results) -> list[Goal]:
+    del results
+    return []
+
+
+def section(results: Results) -> str:
+    names = results["step"]["rows"]
+    rows = [
+        [name]
+        + [
+            with_range(results[clock]["rows"][name][key], digits)
+            for clock in ("step", "cpu")
+            for key, digits in (("ratio", 2), ("ns", 0))
+        ]
+        for name in names
+    ]
+    headers = ["contender", "step / off", "ns a parameter", "CPU time / off", "ns a parameter"]
+    text = (
+        f"{results['num_params']} parameters in small layers, {results['ranks']} ranks, views, "
+        f"{results['step']['rounds']} rounds: a step with the option against one without, of the "
+        "same wrapper in the same round; then the same for the CPU time of the thread that trains, "
+        "which waits do not blur. `off again` is a second copy without it: noise."
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--params", type=int, default=2000)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=60)
-    arguments = parser.parse_args()
-    rows = [[f"{wrapper}, {label}"] for wrapper in WRAPPERS for label in LABELS]
-    with RankPool(arguments.ranks) as pool:
-        for of_thread in (False, True):
-            per_rank = pool.run(
-                measure, arguments.params, arguments.rounds, of_thread, timeout=1800
-            )
-            times = slowest_rank(per_rank)
-            for row in rows:
-                base = row[0].split(",")[0] + ", off"
-                share = median_ratio(times, row[0], base) - 1
-                nanoseconds = 1e9 * median_difference(times, row[0], base) / arguments.params
-                row += [f"{share:+.1%}", f"{nanoseconds:+.0f}"]
-    print(f"{arguments.params} parameters, {arguments.ranks} ranks, {arguments.rounds} rounds")
-    headers = ["contender", "of a step", "ns a parameter", "of its CPU time", "ns a parameter"]
-    print(tabulate(rows, headers, tablefmt="github"))
-
-
-if __name__ == "__main__":
-    main()
+    return text + "\n\n" + table(headers, rows)

@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
-import statistics
+import gc
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 Seconds = dict[str, list[float]]  # by contender, round by round
 
 
-def time_rounds(
-    contenders: Mapping[str, Callable[[], None]],
-    rounds: int,
-    warm_up: int = 4,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Seconds:
-    """Runs on every rank: each contender once a round, all ranks together.
+@dataclass(frozen=True)
+class Effort:
+    """How many rounds to run: as many as fit into ``seconds``, within limits."""
 
-    With ``time.thread_time`` it is the work of the thread that trains which is measured, without
-    its waits: steadier on a busy machine.
+    seconds: float
+    min_rounds: int
+    max_rounds: int = 200
+    warm_up: int = 2  # before the second step, DDP and ReducerDDP lay their buckets out anew
+
+    def rounds(self, seconds_per_round: float) -> int:
+        """The same on all ranks, which may pass different arguments."""
+        slowest = torch.tensor([seconds_per_round])
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        fitting = int(self.seconds / max(slowest.item(), 1e-6))
+        return min(max(fitting, self.min_rounds), self.max_rounds)
+
+
+def time_rounds(
+    contenders: Mapping[str, Callable[[], object]],
+    effort: Effort,
+    clock: Callable[[], float] = time.perf_counter,
+    after_each: Callable[[str], object] | None = None,
+) -> Seconds:
+    """Runs on every rank: each contender once a round, all ranks together, in shuffled order.
+
+    The order differs from round to round, so that none always runs in the caches of the same other.
+
+    Args:
+        clock: with ``time.thread_time`` it is the work of the thread that trains which is
+            measured, without its waits: steadier on a busy machine.
+        after_each: called, untimed, with the name of the contender that ran in a measured round.
     """
     times: Seconds = {name: [] for name in contenders}
-    for number in range(warm_up + rounds):
-        for name, run in contenders.items():
-            dist.barrier()
-            start = clock()
-            run()
-            seconds = clock() - start
-            if number >= warm_up:
-                times[name].append(seconds)
+    # Thousands of modules would make a full collection long, and put it on somebody's bill.
+    gc.collect()
+    gc.freeze()
+    for number in range(effort.warm_up):
+        start = time.perf_counter()
+        _run_round(contenders, number, clock)
+        round_seconds = time.perf_counter() - start
+    for number in range(effort.rounds(round_seconds)):
+        for name, seconds in _run_round(contenders, number, clock, after_each).items():
+            times[name].append(seconds)
+    gc.unfreeze()
     return times
 
 
@@ -42,11 +69,19 @@ def slowest_rank(per_rank: Sequence[Seconds]) -> Seconds:
     }
 
 
-def median_ratio(times: Seconds, name: str, base: str) -> float:
-    """Median over rounds of the ratio to another contender in the same round."""
-    return statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
-
-
-def median_difference(times: Seconds, name: str, base: str) -> float:
-    """Median over rounds of the seconds beyond another contender in the same round."""
-    return statistics.median(a - b for a, b in zip(times[name], times[base], strict=True))
+def _run_round(
+    contenders: Mapping[str, Callable[[], object]],
+    number: int,
+    clock: Callable[[], float],
+    after_each: Callable[[str], object] | None = None,
+) -> dict[str, float]:
+    taken = {}
+    for name in random.Random(number).sample(list(contenders), len(contenders)):
+        run = contenders[name]
+        dist.barrier()
+        start = clock()
+        run()
+        taken[name] = clock() - start
+        if after_each is not None:
+            after_each(name)
+    return taken

@@ -20,18 +20,44 @@ def many_small() -> tuple[nn.Module, torch.Tensor]:
     return small_layers(1000)
 
 
-def transformer() -> tuple[nn.Module, torch.Tensor]:
-    layer = nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
-    return model, torch.randn(4, 64, 320)
+def transformer(width: int = 320, depth: int = 8) -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+    return model, torch.randn(4, 64, width)
 
 
-def wide() -> tuple[nn.Module, torch.Tensor]:
-    return nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))), torch.randn(8, 2048)
+def wide(width: int = 2048, depth: int = 6) -> tuple[nn.Module, torch.Tensor]:
+    layers = (nn.Linear(width, width) for _ in range(depth))
+    return nn.Sequential(*layers), torch.randn(8, width)
 
 
-MODELS: dict[str, Build] = {
-    "1,000 small tensors": many_small,
-    "transformer, 10 M": transformer,
-    "wide layers, 25 M": wide,
+class Joined(nn.Module):
+    """Next to no arithmetic: what a step costs is what each tensor costs."""
+
+    def __init__(self, num_params: int) -> None:
+        super().__init__()
+        self.tensors = nn.ParameterList(nn.Parameter(torch.randn(16)) for _ in range(num_params))
+        self._tensors = list(self.tensors)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._tensors) * x
+
+
+def joined(num_params: int) -> tuple[nn.Module, torch.Tensor]:
+    return Joined(num_params), torch.ones(1)
+
+
+SMALL, TRANSFORMER, WIDE = "1,000 small tensors", "transformer, 10 M", "wide layers, 25 M"
+
+MODELS: dict[str, Build] = {SMALL: many_small, TRANSFORMER: transformer, WIDE: wide}
+
+# In their place in a smoke run, under the same names.
+TINY_MODELS: dict[str, Build] = {
+    SMALL: lambda: small_layers(100),
+    TRANSFORMER: lambda: transformer(64, 2),
+    WIDE: lambda: wide(256, 3),
 }
+
+
+def build(name: str, tiny: bool) -> tuple[nn.Module, torch.Tensor]:
+    return (TINY_MODELS if tiny else MODELS)[name]()

@@ -1,0 +1,97 @@
+"""Who runs a step: the bare module, DDP at its settings, ReducerDDP over gloo and over shm."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from models import Build
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+
+Wrap = Callable[[nn.Module], nn.Module]
+
+VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}
+STATIC: dict[str, Any] = {"static_graph": True, **VIEWS}
+BATCHED: dict[str, Any] = {"batched_grad_copy": True}
+
+DDP_SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "views": VIEWS,
+    "views, batched copy": {**VIEWS, **BATCHED},
+    "views, 5 MiB": {**VIEWS, "bucket_cap_mb": 5},
+    "views, 100 MiB": {**VIEWS, "bucket_cap_mb": 100},
+    "static, views": STATIC,
+    "static, views, batched copy": {**STATIC, **BATCHED},
+}
+
+# Theirs compete with each of DDP's. The first is what verdicts are about.
+OUR_SETTINGS: dict[str, dict[str, Any]] = {"views": VIEWS, "static, views": STATIC}
+
+
+@functools.cache
+def shm_group() -> dist.ProcessGroup:
+    """One a process, beside its default group, which is gloo's."""
+    group = dist.new_group(backend="shm")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def bare() -> Wrap:
+    return lambda module: module
+
+
+def ddp(**options: Any) -> Wrap:
+    return functools.partial(DistributedDataParallel, **options)
+
+
+def ours_over_gloo(**options: Any) -> Wrap:
+    return functools.partial(ReducerDDP, **options)
+
+
+def ours_over_shm(**options: Any) -> Wrap:
+    return lambda module: ReducerDDP(module, process_group=shm_group(), **options)
+
+
+def with_best_settings() -> dict[str, Wrap]:
+    """Few contenders, for where the step is not what is looked into."""
+    return {
+        "bare": bare(),
+        "bare again": bare(),
+        "DDP, views": ddp(**VIEWS),
+        "DDP, views again": ddp(**VIEWS),
+        "DDP, views, batched copy": ddp(**VIEWS, **BATCHED),
+        "ddpx over gloo": ours_over_gloo(**VIEWS),
+        "ddpx over shm": ours_over_shm(**VIEWS),
+    }
+
+
+def make_models(build: Build, wraps: Mapping[str, Wrap]) -> tuple[dict[str, nn.Module], Any]:
+    """A model for each contender, and an input. They share weights, which no step changes."""
+    models: dict[str, nn.Module] = {}
+    shared: list[torch.Tensor] = []
+    for name, wrap in wraps.items():
+        torch.manual_seed(0)
+        module, x = build()
+        params = list(module.parameters())
+        shared = shared or [param.data for param in params]
+        for param, data in zip(params, shared, strict=True):
+            param.data = data
+        models[name] = wrap(module)
+    return models, x
+
+
+def make_steps(build: Build, wraps: Mapping[str, Wrap]) -> dict[str, Callable[[], None]]:
+    models, x = make_models(build, wraps)
+    return {name: functools.partial(step, model, x) for name, model in models.items()}
+
+
+def step(model: nn.Module, x: torch.Tensor) -> None:
+    """Without an optimizer, which would be the same for all."""
+    model.zero_grad()
+    model(x).square().mean().backward()

@@ -1,0 +1,74 @@
+"""How much is measured: in full, or just enough to see that everything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from interleave import Effort
+
+from ddpx.testing import RankPool
+
+_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Attributes:
+    launches: sets of fresh processes, over which figures are pooled.
+    effort: for each cell of a table, in each launch.
+    tiny: take small models.
+    step_ranks, sizes_bytes, reduce_ranks, num_params, growth_ranks: what is varied.
+    """
+
+    launches: int
+    effort: Effort
+    tiny: bool
+    step_ranks: tuple[int, ...]
+    reduce_ranks: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]
+    num_params: tuple[int, ...]
+    growth_ranks: tuple[int, ...]
+
+    def launch(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[list[Any]]:
+        """Results by launch, then by rank."""
+        results = []
+        for _ in range(self.launches):
+            with RankPool(ranks) as pool:
+                results.append(pool.run(function, *args, timeout=_TIMEOUT_S))
+        return results
+
+
+KIB, MIB = 1 << 10, 1 << 20
+
+FULL = Plan(
+    launches=3,
+    effort=Effort(seconds=6.0, min_rounds=3),
+    tiny=False,
+    step_ranks=(1, 2, 4),
+    reduce_ranks=(2, 4),
+    sizes_bytes=(
+        4 * KIB,
+        16 * KIB,
+        64 * KIB,
+        256 * KIB,
+        MIB,
+        4 * MIB,
+        25 * MIB,
+        100 * MIB,
+    ),
+    num_params=(100, 1000, 10_000, 100_000),
+    growth_ranks=(1, 2, 4, 8, 16),
+)
+
+QUICK = Plan(
+    launches=1,
+    effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
+    tiny=True,
+    step_ranks=(1, 2),
+    reduce_ranks=(2,),
+    sizes_bytes=(4 * KIB, MIB),
+    num_params=(10, 100),
+    growth_ranks=(1, 2),
+)

@@ -1,0 +1,67 @@
+"""Figures pooled over launches: several sets of fresh processes that measured the same.
+
+A figure is the median over the rounds of all launches, with the lowest and the highest median of
+a single launch beside it: what differs from launch to launch is noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+from interleave import Seconds
+
+
+class Figure(TypedDict):
+    """As it stands in the JSON files."""
+
+    median: float
+    low: float
+    high: float
+
+
+def figure(launches: Sequence[Sequence[float]]) -> Figure:
+    """Of values by launch."""
+    medians = [statistics.median(values) for values in launches]
+    pooled = statistics.median(value for values in launches for value in values)
+    return {"median": _short(pooled), "low": _short(min(medians)), "high": _short(max(medians))}
+
+
+def level(launches: Sequence[Seconds], name: str, scale: float = 1.0) -> Figure:
+    """Seconds of a contender, times ``scale``."""
+    return figure([[scale * seconds for seconds in times[name]] for times in launches])
+
+
+def ratio(launches: Sequence[Seconds], name: str, base: str) -> Figure:
+    """To another contender in the same round."""
+    return _paired(launches, name, base, lambda a, b: a / b)
+
+
+def difference(launches: Sequence[Seconds], name: str, base: str, scale: float = 1.0) -> Figure:
+    """Seconds beyond another contender in the same round, times ``scale``."""
+    return _paired(launches, name, base, lambda a, b: scale * (a - b))
+
+
+def num_rounds(launches: Sequence[Seconds]) -> int:
+    return sum(len(next(iter(times.values()))) for times in launches)
+
+
+def lowest(launches: Sequence[Seconds], prefix: str) -> str:
+    """The contender with the lowest median among those whose names start with ``prefix``, but
+    for second copies, which stand there for the noise.
+    """
+    names = [name for name in launches[0] if name.startswith(prefix) and "again" not in name]
+    return min(names, key=lambda name: level(launches, name)["median"])
+
+
+def _paired(
+    launches: Sequence[Seconds], name: str, base: str, of: Callable[[float, float], float]
+) -> Figure:
+    return figure(
+        [[of(a, b) for a, b in zip(times[name], times[base], strict=True)] for times in launches]
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,158 @@
+"""Measures everything and writes docs/benchmarks.md, its plots, and benchmarks/results/*.json.
+
+README.md gets a summary between its marks.
+
+    python benchmarks/run.py [--quick] [--only NAME]...
+
+The page is made from the JSON files of all parts, so that one part can be measured anew alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import all_reduce
+import find_unused
+import growth
+import machine
+import memory
+import overlap
+import step_time
+import tables
+import tax
+from goals import Goal
+from plan import FULL, QUICK, Plan
+from tables import Results
+
+ROOT = Path(__file__).parent.parent
+
+
+class Part(Protocol):
+    """A module that measures something; results are what its JSON file holds."""
+
+    NAME: str
+    TITLE: str
+
+    def measure(self, plan: Plan) -> Results: ...
+    def goals(self, results: Results) -> list[Goal]: ...
+    def section(self, results: Results) -> str: ...
+
+
+PARTS: tuple[Part, ...] = (step_time, all_reduce, overlap, memory, find_unused, growth, tax)
+
+
+def _record(part: Part, plan: Plan, command: str, folder: Path) -> None:
+    """Measures a part and writes its JSON file."""
+    record: Results = {"command": command, **machine.now(), **machine.describe()}
+    start = time.monotonic()
+    record["results"] = part.measure(plan)
+    record |= {
+        "minutes": round((time.monotonic() - start) / 60, 2),
+        "launches": plan.launches,
+        "smoke": plan is not FULL,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{part.NAME}.json").write_text(json.dumps(_rounded(record), indent=1) + "\n")
+    print(f"{part.NAME}: {record['minutes']} min", flush=True)
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _page(records: dict[str, Results]) -> str:
+    parts = [part for part in PARTS if part.NAME in records]
+    goals = _goals(records)
+    text = [
+        "# Benchmarks",
+        "Written by `make bench`; changes by hand are lost. Contenders take turns in the same "
+        "processes, in an order that is shuffled in each round, and each rank has one thread. "
+        "Figures are medians over the rounds of several launches, each of fresh processes; the "
+        "machine's noise is in the tables, as second copies of the bare module and of DDP.",
+    ]
+    if any(record["smoke"] for record in records.values()):
+        text.append("**A smoke run: small models, few rounds. The figures mean nothing.**")
+    text += [_origin(records), "## Goals", f"{sum(g.met for g in goals)} of {len(goals)} are met."]
+    text.append(tables.goal_table(goals))
+    for part in parts:
+        text += [f"## {part.TITLE}", part.section(records[part.NAME]["results"])]
+    return "\n\n".join(text) + "\n"
+
+
+def _goals(records: dict[str, Results]) -> list[Goal]:
+    parts = [part for part in PARTS if part.NAME in records]
+    return [goal for part in parts for goal in part.goals(records[part.NAME]["results"])]
+
+
+def _summary(records: dict[str, Results]) -> str:
+    """For README.md."""
+    record = records[step_time.NAME]
+    goals = _goals(records)
+    return (
+        f"On {record['cores']} cores ({record['processor']}), {record['versions']}, medians over "
+        f"{record['launches']} launches:\n\n{step_time.summary(record['results'])}\n\n"
+        f"{sum(goal.met for goal in goals)} of {len(goals)} goals are met. "
+        "[docs/benchmarks.md](docs/benchmarks.md) has each with its figure, all tables and plots."
+    )
+
+
+def _origin(records: dict[str, Results]) -> str:
+    """Machine, versions and command; and of each part, when."""
+    keys = [*machine.describe(), "command"]
+    found = {key: dict.fromkeys(record[key] for record in records.values()) for key in keys}
+    rows = [[key, "; ".join(values)] for key, values in found.items()]
+    when = [
+        [name, record["date"], record["load"], record["launches"], f"{record['minutes']:.1f}"]
+        for name, record in records.items()
+    ]
+    headers = ["part", "begun", "load average then", "launches", "minutes"]
+    return tables.table(["", ""], rows) + "\n\n" + tables.table(headers, when)
+
+
+def _write_page(output: Path) -> None:
+    import plots  # with matplotlib, which the ranks, who import this file, need not load
+
+    files = {part.NAME: output / "benchmarks" / "results" / f"{part.NAME}.json" for part in PARTS}
+    records = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
+    docs = output / "docs"
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / "benchmarks.md").write_text(_page(records))
+    for name, record in records.items():
+        plots.draw(name, record["results"], docs / "benchmarks")
+    readme = output / "README.md"
+    if readme.exists() and step_time.NAME in records:
+        tables.splice(readme, _summary(records))
+    print(f"wrote {docs / 'benchmarks.md'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke run, into runs/bench")
+    names = [part.NAME for part in PARTS]
+    parser.add_argument("--only", choices=names, action="append", help="may be repeated")
+    parser.add_argument("--output", type=Path, help="in place of the checkout")
+    arguments = parser.parse_args()
+    # DDP warns in each process that it found nothing unused, which is what is timed.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    output = arguments.output or (ROOT / "runs" / "bench" if arguments.quick else ROOT)
+    flags = sys.argv[1:] if arguments.output is None else []
+    command = " ".join(["python benchmarks/run.py", *flags])
+    for part in PARTS:
+        if part.NAME in (arguments.only or names):
+            plan = QUICK if arguments.quick else FULL
+            _record(part, plan, command, output / "benchmarks" / "results")
+    _write_page(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Markdown from figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from goals import Goal
+from pooling import Figure
+from tabulate import tabulate
+
+_BEGIN, _END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Numbers are formatted by the caller, and stay as they are."""
+    text = [[str(cell) for cell in row] for row in rows]
+    align = ["left"] + ["right"] * (len(headers) - 1)
+    return tabulate(text, headers, tablefmt="github", colalign=align, disable_numparse=True)
+
+
+def with_range(figure: Figure, digits: int = 2) -> str:
+    """The median, and between which medians of single launches it lies."""
+    median, low, high = (f"{figure[key]:.{digits}f}" for key in ("median", "low", "high"))
+    return median if low == high else f"{median} ({low} - {high})"
+
+
+def short(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def size(num_bytes: int) -> str:
+    kib = num_bytes // 1024
+    return f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB"
+
+
+def num_ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def goal_table(goals: Sequence[Goal]) -> str:
+    """And a line on each that was missed, where something is known about it."""
+    rows = [[goal.what, goal.demand, goal.found, goal.verdict] for goal in goals]
+    text = table(["figure", "goal", "measured", "verdict"], rows)
+    reasons: dict[str, list[str]] = {}
+    for goal in goals:
+        if goal.why and not goal.met:
+            reasons.setdefault(goal.why, []).append(goal.what)
+    lines = [f"- {'; '.join(whats)}: {why}" for why, whats in reasons.items()]
+    return text + ("\n\nMissed, and why:\n\n" + "\n".join(lines) if lines else "")
+
+
+def splice(path: Path, text: str) -> None:
+    """Puts text between the marks of a file, if it has them."""
+    before, begin, rest = path.read_text().partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if begin and end:
+        path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+
+
+Results = dict[str, Any]  # what a part measured, as it stands in its JSON file

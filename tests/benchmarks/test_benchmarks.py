@@ -1,0 +1,101 @@
+"""The benchmarks run from end to end, on small models and with few rounds, and write everything."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("step_time", "all_reduce", "overlap", "memory", "find_unused", "growth", "tax")
+MARKS = ("<!-- benchmarks: begin -->", "<!-- benchmarks: end -->")
+PLOTS = ("step_time", "all_reduce", "growth")
+
+pytestmark = pytest.mark.timeout(400)  # a minute on two idle cores
+
+
+def _run(*command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "README.md").write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
+    _run("benchmarks/run.py", "--quick", "--output", str(folder))
+    return folder
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_results_are_written(output: Path, name: str) -> None:
+    text = (output / "benchmarks" / "results" / f"{name}.json").read_text()
+    record = json.loads(text)
+    assert {"processor", "cores", "memory", "versions", "command", "date", "load"} <= record.keys()
+    numbers = list(_numbers(record["results"]))
+    assert numbers and all(math.isfinite(number) for number in numbers)
+    assert len(text) < 200_000
+
+
+def test_the_page_has_all_parts_and_verdicts(output: Path) -> None:
+    page = (output / "docs" / "benchmarks.md").read_text()
+    for title in ("Goals", "Step time", "All-reduce alone", "Memory", "find_unused_parameters"):
+        assert f"\n## {title}\n" in page
+    for contender in ("bare again", "DDP, default again", "ddpx over gloo, views", "shm, resident"):
+        assert contender in page
+    assert "A smoke run" in page
+    assert "step over shm / best DDP's" in page
+
+
+def test_the_readme_gets_a_table_between_its_marks(output: Path) -> None:
+    readme = (output / "README.md").read_text()
+    assert readme.startswith(f"before\n{MARKS[0]}\n") and readme.endswith(f"{MARKS[1]}\nafter\n")
+    assert "old" not in readme and "| step / bare step" in readme
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_plots_are_drawn(output: Path, name: str) -> None:
+    plot = output / "docs" / "benchmarks" / f"{name}.png"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_part_can_be_measured_anew(output: Path) -> None:
+    results = output / "benchmarks" / "results"
+    before = {name: (results / f"{name}.json").stat().st_mtime_ns for name in PARTS}
+    _run("benchmarks/run.py", "--quick", "--only", "all_reduce", "--output", str(output))
+    after = {name: (results / f"{name}.json").stat().st_mtime_ns for name in PARTS}
+    assert [name for name in PARTS if before[name] != after[name]] == ["all_reduce"]
+
+
+def test_the_benchmark_for_gpus_runs_on_cpu(tmp_path: Path) -> None:
+    figures = tmp_path / "gpu.json"
+    text = _run(
+        *("benchmarks/gpu.py", "--device", "cpu", "--tiny", "--ranks", "1"),
+        *("--launches", "1", "--seconds", "0.1", "--json", str(figures)),
+    )
+    assert "ddpx, views: 0 launches beyond bare, goal <= 0: met" in text
+    results = json.loads(figures.read_text())["results"]
+    assert set(results) == {"ResNet-like, 1 ranks", "GPT-like, 1 ranks"}
