@@ -40,6 +40,10 @@ Group::Group(
 }
 
 Group::~Group() {
+  leave();
+}
+
+void Group::leave() {
   if (getpid() == owner_) {
     queue_->close();
   } else {

@@ -30,8 +30,6 @@ class Group {
       const GroupOptions& options,
       std::shared_ptr<Arena> arena);
 
-  // Operations that have not ended fail, and fail for peers that need this rank for them. In a
-  // forked child nothing happens: the group is the parent's.
   ~Group();
 
   Group(const Group&) = delete;
@@ -59,6 +57,11 @@ class Group {
   void run(Call call) {
     queue_->run(std::move(call));
   }
+
+  // As the destructor does: operations that have not ended fail, and fail for peers that need this
+  // rank for them; none can be submitted any more. In a forked child nothing happens: the group is
+  // the parent's.
+  void leave();
 
   // Fails all operations, on all local ranks, from now on.
   void abort(const std::string& reason);

@@ -92,6 +92,9 @@ std::shared_ptr<Mapping> map_shared(int fd) {
   const auto num_bytes = static_cast<std::size_t>(status.st_size);
   // Populated: the pages exist, and the first operation should not pay for thousands of faults.
   void* data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (data == MAP_FAILED && errno == ENOMEM) {
+    throw out_of_memory(num_bytes, "a mapping", std::strerror(errno));
+  }
   if (data == MAP_FAILED) {
     throw system_error("mmap of " + std::to_string(num_bytes) + " bytes of shared memory");
   }

@@ -151,15 +151,20 @@ void OperationQueue::fail(const Failure& failure) {
 
 void OperationQueue::close() {
   Lock lock(mutex_);
+  if (closed_) {
+    return;
+  }
   closed_ = true;
   team_->steps().give_up();
   ended_.wait(lock, [this] { return !busy_; });
+  busy_ = true;  // lest a thread that waits begins one of them while its completion runs
   const auto cause = std::make_exception_ptr(Error(
       ErrorKind::kAborted, "[ddpx shm] the process group was destroyed before this operation"));
   while (!pending_.empty()) {
     end(pending_.front(), cause, lock);
     pending_.pop_front();
   }
+  busy_ = false;
   work_.notify_all();
   ended_.notify_all();
   lock.unlock();

@@ -3,12 +3,45 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
 
+#include <chrono>
 #include <utility>
-#include <vector>
 
 #include "../shm/error.h"
 
 namespace ddpx {
+namespace {
+
+// How often a leader reads the bulletin.
+constexpr auto kPeriod = std::chrono::milliseconds(200);
+
+// How long leaders have to answer when the roll is called: some periods, and a slow store.
+constexpr auto kRollTime = std::chrono::seconds(2);
+
+// Who waits for another's result waits longer than that one, so that the error comes from where
+// the rank that is missing is known.
+constexpr auto kForOtherHosts = std::chrono::seconds(5);
+constexpr auto kForLeader = std::chrono::seconds(10);
+
+// Set when a work has ended.
+struct Signal {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ended = false;
+};
+
+shm::Error destroyed() {
+  return shm::Error(shm::ErrorKind::kAborted, "[ddpx shm] the process group was destroyed");
+}
+
+}  // namespace
+
+BetweenHosts::BetweenHosts(
+    std::shared_ptr<shm::Group> local, const c10::intrusive_ptr<c10d::Store>& store, int rank)
+    : local_(std::move(local)), bulletin_(store), rank_(rank) {
+  for (const auto& host : local_->topology().hosts) {
+    leader_ranks_.push_back(host.front());
+  }
+}
 
 BetweenHosts::~BetweenHosts() {
   {
@@ -16,9 +49,18 @@ BetweenHosts::~BetweenHosts() {
     closed_ = true;
   }
   changed_.notify_all();
+  local_->leave();  // the thread may be waiting for peers
+  if (watcher_.joinable()) {
+    watcher_.join();
+  }
   if (thread_.joinable()) {
     thread_.join();
   }
+}
+
+void BetweenHosts::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
+  leaders_ = std::move(leaders);
+  watcher_ = std::thread([this] { watch(); });
 }
 
 void BetweenHosts::submit(AllReduce operation) {
@@ -46,13 +88,10 @@ void BetweenHosts::work() {
     }
     const auto operation = std::move(pending_.front());
     pending_.pop_front();
-    const bool closed = closed_;
     lock.unlock();
     std::exception_ptr error;
     try {
-      if (closed) {
-        throw shm::Error(shm::ErrorKind::kAborted, "[ddpx shm] the process group was destroyed");
-      }
+      throw_failure();
       carry_out(operation);
     } catch (...) {
       error = std::current_exception();
@@ -62,32 +101,180 @@ void BetweenHosts::work() {
   }
 }
 
+void BetweenHosts::throw_failure() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_) {
+    throw shm::Error(
+        shm::ErrorKind::kPeerLost, shm::opening(rank_, "all_reduce between hosts") + *failure_);
+  }
+  if (closed_) {
+    throw destroyed();
+  }
+}
+
 void BetweenHosts::carry_out(const AllReduce& operation) {
-  const bool average = operation.call.op == shm::ReduceOp::kAvg;
   auto within = operation.call;
-  if (average) {
+  if (within.op == shm::ReduceOp::kAvg) {
     within.op = shm::ReduceOp::kSum;
   }
-  local_->run(within);
-  if (leaders_) {
+  auto back = shm::broadcast_call(within.output, within.count, within.dtype, /*root=*/0);
+  back.timeout = within.timeout + kForOtherHosts + kForLeader;
+  try {
+    local_->run(within);
+    if (leaders_) {
+      reduce_among_leaders(operation);
+    }
+    local_->run(back);
+  } catch (const std::exception& error) {
+    tell(error.what());
+    throw;
+  }
+}
+
+void BetweenHosts::reduce_among_leaders(const AllReduce& operation) {
+  const bool average = operation.call.op == shm::ReduceOp::kAvg;
+  const at::NoGradGuard no_grad;
+  const auto& tensor = operation.tensor;
+  std::vector<at::Tensor> tensors = {tensor.is_complex() ? at::view_as_real(tensor) : tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = average ? c10d::ReduceOp(c10d::ReduceOp::SUM) : operation.op;
+  options.timeout = operation.call.timeout + kForOtherHosts;
+  ++num_begun_;
+  try {
+    await(*leaders_->allreduce(tensors, options));
+  } catch (const shm::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    find_out(error.what());
+    throw_failure();
+    throw;
+  }
+  if (average) {
+    tensors[0].div_(static_cast<int64_t>(local_->topology().size()));
+  }
+}
+
+// Until it has ended, or the watcher has heard of a failure elsewhere.
+void BetweenHosts::await(c10d::Work& work) {
+  const auto signal = std::make_shared<Signal>();
+  work.getFuture()->addCallback([signal](c10::ivalue::Future&) {
+    {
+      const std::lock_guard<std::mutex> lock(signal->mutex);
+      signal->ended = true;
+    }
+    signal->changed.notify_all();
+  });
+  std::unique_lock<std::mutex> lock(signal->mutex);
+  while (!signal->changed.wait_for(lock, kPeriod, [&] { return signal->ended; })) {
+    throw_failure();
+  }
+  lock.unlock();
+  work.wait();
+}
+
+// Body of a leader's second thread.
+void BetweenHosts::watch() {
+  const auto ended = [this] { return closed_ || failure_; };
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!changed_.wait_for(lock, kPeriod, ended)) {
+    lock.unlock();
+    std::optional<std::string> failure;
     try {
-      const at::NoGradGuard no_grad;
-      auto real =
-          operation.tensor.is_complex() ? at::view_as_real(operation.tensor) : operation.tensor;
-      c10d::AllreduceOptions options;
-      options.reduceOp = average ? c10d::ReduceOp(c10d::ReduceOp::SUM) : operation.op;
-      std::vector<at::Tensor> tensors = {real};
-      leaders_->allreduce(tensors, options)->wait();
-      if (average) {
-        operation.tensor.div_(operation.world_size);
+      failure = bulletin_.failure();
+      if (!failure && bulletin_.roll_is_called()) {
+        bulletin_.answer(rank_, num_begun_);
       }
-    } catch (const std::exception& error) {
-      // The others on this host wait for the leader: they hear why it does not come.
-      local_->abort(std::string("the all-reduce between hosts failed: ") + error.what());
-      throw;
+    } catch (const std::exception&) {
+      // The store is gone. If its rank is, too, gloo's connection to it tells.
+      return;
+    }
+    if (failure) {
+      tell(*failure);
+      return;
+    }
+    lock.lock();
+  }
+}
+
+// Tells this host and the others; the first failure stands, and is returned.
+std::string BetweenHosts::tell(const std::string& failure) {
+  std::string standing = failure;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_) {
+      return *failure_;
     }
   }
-  local_->run(shm::broadcast_call(within.output, within.count, within.dtype, /*root=*/0));
+  try {
+    standing = bulletin_.post(failure);
+  } catch (const std::exception&) {
+    // Then other hosts learn of it by gloo's connections alone.
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    failure_ = failure_.value_or(standing);
+  }
+  changed_.notify_all();
+  local_->abort(standing);
+  return standing;
+}
+
+// gloo's errors name no rank, so the leaders are asked who is there.
+std::string BetweenHosts::find_out(const std::string& cause) {
+  const auto deadline = std::chrono::steady_clock::now() + kRollTime;
+  try {
+    bulletin_.call_roll();
+    while (true) {
+      const bool last = std::chrono::steady_clock::now() >= deadline;
+      if (const auto failure = look_for_culprit(cause, last)) {
+        return tell(*failure);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  } catch (const std::exception& error) {
+    return tell(
+        "the all-reduce between hosts failed, and the store does not answer either: the process "
+        "that runs it, usually rank 0's, has probably died. See the output of rank 0. Between "
+        "hosts: " +
+        cause + ". Store: " + error.what());
+  }
+}
+
+// Nothing as long as there are leaders that may still answer, unless this is the last attempt.
+std::optional<std::string> BetweenHosts::look_for_culprit(const std::string& cause, bool last) {
+  if (const auto failure = bulletin_.failure()) {
+    return failure;
+  }
+  std::vector<int> silent;
+  std::vector<int> behind;
+  for (const int leader : leader_ranks_) {
+    if (leader == rank_) {
+      continue;
+    }
+    const auto num_begun = bulletin_.answer_of(leader);
+    if (!num_begun) {
+      silent.push_back(leader);
+    } else if (*num_begun < num_begun_) {
+      behind.push_back(leader);
+    }
+  }
+  if (!silent.empty() && !last) {
+    return std::nullopt;
+  }
+  const auto opening = std::string("the all-reduce between hosts failed: ");
+  if (!silent.empty()) {
+    return opening + shm::list_ranks(silent) +
+           " did not answer (died, most likely; each leads its host). See the output of these "
+           "ranks; the group cannot go on, start the job again. gloo said: " +
+           cause;
+  }
+  if (!behind.empty()) {
+    return opening + shm::list_ranks(behind) +
+           " did not come to it (each leads its host, and waits for all of its ranks). They are "
+           "slower, stuck, or called fewer operations. gloo said: " +
+           cause;
+  }
+  return opening + cause;
 }
 
 }  // namespace ddpx

@@ -1,5 +1,8 @@
 #include "element_type.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
 namespace ddpx {
 namespace {
 
@@ -32,16 +35,24 @@ std::optional<shm::DType> real_dtype(at::ScalarType dtype) {
   }
 }
 
-bool flat(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_neg() &&
-         !tensor.is_conj() && tensor.is_contiguous();
+bool on_cpu(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided;
+}
+
+bool lazy(const at::Tensor& tensor) {
+  return tensor.is_neg() || tensor.is_conj();
+}
+
+at::Tensor copy_of(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
 }
 
 }  // namespace
 
 std::optional<Elements> elements_of(const at::Tensor& tensor) {
   const auto dtype = real_dtype(tensor.scalar_type());
-  if (!dtype || !flat(tensor)) {
+  if (!dtype || !on_cpu(tensor)) {
     return std::nullopt;
   }
   const auto reals = static_cast<std::size_t>(tensor.numel()) * (tensor.is_complex() ? 2 : 1);
@@ -49,10 +60,18 @@ std::optional<Elements> elements_of(const at::Tensor& tensor) {
 }
 
 std::optional<Elements> bytes_of(const at::Tensor& tensor) {
-  if (!flat(tensor)) {
+  if (!on_cpu(tensor)) {
     return std::nullopt;
   }
   return Elements{shm::DType::kUint8, static_cast<std::size_t>(tensor.nbytes())};
+}
+
+at::Tensor dense(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() && !lazy(tensor) ? tensor : copy_of(tensor);
+}
+
+at::Tensor row_major(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !lazy(tensor) ? tensor : copy_of(tensor);
 }
 
 std::optional<shm::ReduceOp> reduction(const c10d::ReduceOp& op, const at::Tensor& tensor) {

@@ -15,11 +15,26 @@ namespace {
 
 using Tensors = ShmBackend::Tensors;
 
+constexpr const char* kDestroyed = "[ddpx shm] the process group was destroyed";
+
 bool same_dtype_and_size(const Tensors& tensors, const at::Tensor& like) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
     return tensor.scalar_type() == like.scalar_type() && tensor.numel() == like.numel() &&
-           elements_of(tensor).has_value();
+           bytes_of(tensor).has_value();
   });
+}
+
+Tensors each(at::Tensor (*change)(const at::Tensor&), const Tensors& tensors) {
+  Tensors changed;
+  for (const auto& tensor : tensors) {
+    changed.push_back(change(tensor));
+  }
+  return changed;
+}
+
+// What gloo, which goes between hosts, can reduce.
+bool known_between_hosts(at::ScalarType dtype) {
+  return dtype != at::kBool && dtype != at::kShort;
 }
 
 shm::GroupOptions group_options(const ShmOptions& options) {
@@ -42,26 +57,26 @@ ShmBackend::ShmBackend(
       arena_(std::make_shared<shm::Arena>()),
       inner_(std::move(inner)),
       timeout_ms_(options.timeout.count()) {
-  StoreChannel channel(std::move(store));
+  StoreChannel channel(store);
   group_ = std::make_shared<shm::Group>(channel, rank, size, group_options(options), arena_);
   topology_ = group_->topology();
   if (!single_host()) {
-    between_hosts_ = std::make_unique<BetweenHosts>(group_);
+    between_hosts_ = std::make_shared<BetweenHosts>(group_, store, rank);
   }
 }
 
 ShmBackend::~ShmBackend() = default;
 
 void ShmBackend::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
-  TORCH_CHECK(between_hosts_, "all ranks are on one host: there is nothing to lead");
-  between_hosts_->set_leaders(std::move(leaders));
+  TORCH_CHECK(!single_host(), "all ranks are on one host: there is nothing to lead");
+  between_hosts()->set_leaders(std::move(leaders));
 }
 
 // ---- memory ------------------------------------------------------------------------------------
 
 // CPU devices have no index.
 bool ShmBackend::supportsTensorAlloc(c10::DeviceIndex device_index) {
-  return device_index < 0 && group_ && group_->local_size() > 1;
+  return device_index < 0 && topology_.neighbours(rank_).size() > 1;
 }
 
 at::Tensor ShmBackend::allocateTensor(long numel, at::TensorOptions options) {
@@ -78,19 +93,32 @@ std::size_t ShmBackend::resident_bytes() const {
 
 // ---- the group ---------------------------------------------------------------------------------
 
-shm::Group& ShmBackend::group() const {
-  TORCH_CHECK(group_, "[ddpx shm] the process group was destroyed");
-  return *group_;
+std::shared_ptr<shm::Group> ShmBackend::group() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(group_, kDestroyed);
+  return group_;
 }
 
-c10d::Backend& ShmBackend::inner() const {
-  TORCH_CHECK(inner_, "[ddpx shm] the process group was destroyed");
-  return *inner_;
+std::shared_ptr<BetweenHosts> ShmBackend::between_hosts() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(between_hosts_, kDestroyed);
+  return between_hosts_;
+}
+
+c10::intrusive_ptr<c10d::Backend> ShmBackend::inner() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(inner_, kDestroyed);
+  return inner_;
+}
+
+c10::intrusive_ptr<c10d::Backend> ShmBackend::inner_for_next() {
+  ++sequence_;
+  return inner();
 }
 
 void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ms_ = timeout.count();
-  inner().setTimeout(timeout);
+  inner()->setTimeout(timeout);
 }
 
 void ShmBackend::setSequenceNumberForGroup() {}  // all ranks count from 0
@@ -100,33 +128,60 @@ uint64_t ShmBackend::getSequenceNumberForGroup() {
 }
 
 void ShmBackend::abort() {
-  group().abort("the process group was aborted");
-  inner().abort();
+  group()->abort("the process group was aborted");
+  inner()->abort();
 }
 
 void ShmBackend::shutdown() {
-  between_hosts_.reset();
-  group_.reset();
-  if (inner_) {
-    inner_->shutdown();
+  std::shared_ptr<shm::Group> group;
+  std::shared_ptr<BetweenHosts> between_hosts;
+  c10::intrusive_ptr<c10d::Backend> inner;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::swap(group, group_);
+    std::swap(between_hosts, between_hosts_);
+    std::swap(inner, inner_);
   }
-  inner_.reset();
+  // They wait for threads that may need the lock.
+  between_hosts.reset();
+  if (group) {
+    group->leave();
+  }
+  if (inner) {
+    inner->shutdown();
+  }
 }
 
 // ---- operations through shared memory ----------------------------------------------------------
+
+std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_) : timeout;
+}
 
 ShmBackend::Work ShmBackend::submit(
     shm::Call call,
     std::chrono::milliseconds timeout,
     const Title& title,
     Tensors inputs,
-    Tensors outputs) {
-  auto& local = group();
-  call.timeout = timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_) : timeout;
+    Tensors outputs,
+    Tensors results) {
+  const auto local = group();
+  call.timeout = timeout_or_default(timeout);
   auto work = c10::make_intrusive<ShmWork>(
-      rank_, title.type, title.text, std::move(inputs), std::move(outputs), ++sequence_);
+      rank_,
+      title.type,
+      title.text,
+      std::move(inputs),
+      std::move(outputs),
+      std::move(results),
+      ++sequence_);
+  if (!single_host()) {
+    const auto& tensor = work->results()[0];
+    between_hosts()->submit({tensor, std::move(call), title.op, work});
+    return work;
+  }
   auto ticket =
-      local.submit(std::move(call), [work](std::exception_ptr error) { work->end(error); });
+      local->submit(std::move(call), [work](std::exception_ptr error) { work->end(error); });
   work->submitted(
       [ticket]() mutable {
         try {
@@ -142,76 +197,62 @@ ShmBackend::Work ShmBackend::submit(
 ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto elements = tensors.size() == 1 ? elements_of(tensors[0]) : std::nullopt;
   const auto op = elements ? reduction(options.reduceOp, tensors[0]) : std::nullopt;
-  if (!op) {
-    ++sequence_;
-    return inner().allreduce(tensors, options);
+  if (!op || (!single_host() && !known_between_hosts(tensors[0].scalar_type()))) {
+    return inner_for_next()->allreduce(tensors, options);
   }
-  auto* data = tensors[0].mutable_data_ptr();
-  auto call = shm::all_reduce_call(data, data, elements->count, elements->dtype, *op);
-  if (!single_host()) {
-    return submit_between_hosts(tensors[0], call, options);
-  }
+  const auto results = each(dense, tensors);
+  auto* data = results[0].mutable_data_ptr();
   return submit(
-      std::move(call),
+      shm::all_reduce_call(data, data, elements->count, elements->dtype, *op),
       options.timeout,
-      {c10d::OpType::ALLREDUCE, "shm:all_reduce"},
+      {c10d::OpType::ALLREDUCE, "shm:all_reduce", options.reduceOp},
       tensors,
-      tensors);
-}
-
-ShmBackend::Work ShmBackend::submit_between_hosts(
-    at::Tensor tensor, const shm::Call& call, const c10d::AllreduceOptions& options) {
-  TORCH_CHECK(between_hosts_, "[ddpx shm] the process group was destroyed");
-  auto work = c10::make_intrusive<ShmWork>(
-      rank_,
-      c10d::OpType::ALLREDUCE,
-      "shm:all_reduce",
-      Tensors{tensor},
-      Tensors{tensor},
-      ++sequence_);
-  between_hosts_->submit({std::move(tensor), call, options.reduceOp, size_, work});
-  return work;
+      tensors,
+      results);
 }
 
 ShmBackend::Work ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const auto bytes = tensors.size() == 1 ? bytes_of(tensors[0]) : std::nullopt;
   if (!bytes || !single_host()) {
-    ++sequence_;
-    return inner().broadcast(tensors, options);
+    return inner_for_next()->broadcast(tensors, options);
   }
   TORCH_CHECK(
       options.rootRank >= 0 && options.rootRank < size_,
       "broadcast: invalid root rank ",
       options.rootRank);
   const int root = topology_.local_rank_of[static_cast<std::size_t>(options.rootRank)];
+  const auto results = each(dense, tensors);
   return submit(
-      shm::broadcast_call(tensors[0].mutable_data_ptr(), bytes->count, bytes->dtype, root),
+      shm::broadcast_call(results[0].mutable_data_ptr(), bytes->count, bytes->dtype, root),
       options.timeout,
       {c10d::OpType::BROADCAST, "shm:broadcast"},
       tensors,
-      tensors);
+      tensors,
+      results);
 }
 
 ShmBackend::Work ShmBackend::allgather(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const bool native = single_host() && inputs.size() == 1 && outputs.size() == 1 &&
-                      outputs[0].size() == static_cast<std::size_t>(size_) &&
-                      elements_of(inputs[0]) && same_dtype_and_size(outputs[0], inputs[0]);
+                      outputs[0].size() == static_cast<std::size_t>(size_) && bytes_of(inputs[0]) &&
+                      same_dtype_and_size(outputs[0], inputs[0]);
   if (!native) {
-    ++sequence_;
-    return inner().allgather(outputs, inputs, options);
+    return inner_for_next()->allgather(outputs, inputs, options);
   }
   const auto bytes = *bytes_of(inputs[0]);
-  auto call = shm::all_gather_call(inputs[0].const_data_ptr(), nullptr, bytes.count, bytes.dtype);
-  for (const auto& output : outputs[0]) {
-    call.outputs.push_back(output.mutable_data_ptr());
+  const auto sources = each(row_major, inputs);
+  const auto results = each(row_major, outputs[0]);
+  auto call = shm::all_gather_call(sources[0].const_data_ptr(), nullptr, bytes.count, bytes.dtype);
+  for (const auto& result : results) {
+    call.outputs.push_back(result.mutable_data_ptr());
   }
   return submit(
       std::move(call),
       options.timeout,
       {c10d::OpType::ALLGATHER, "shm:all_gather"},
-      inputs,
-      outputs[0]);
+      sources,
+      outputs[0],
+      results);
 }
 
 ShmBackend::Work ShmBackend::_allgather_base(
@@ -220,17 +261,19 @@ ShmBackend::Work ShmBackend::_allgather_base(
                       input.scalar_type() == output.scalar_type() &&
                       output.numel() == input.numel() * size_;
   if (!native) {
-    ++sequence_;
-    return inner()._allgather_base(output, input, options);
+    return inner_for_next()->_allgather_base(output, input, options);
   }
   const auto bytes = *bytes_of(input);
+  const auto source = row_major(input);
+  const auto result = row_major(output);
   return submit(
       shm::all_gather_call(
-          input.const_data_ptr(), output.mutable_data_ptr(), bytes.count, bytes.dtype),
+          source.const_data_ptr(), result.mutable_data_ptr(), bytes.count, bytes.dtype),
       options.timeout,
       {c10d::OpType::_ALLGATHER_BASE, "shm:all_gather_into_tensor"},
-      {input},
-      {output});
+      {source},
+      {output},
+      {result});
 }
 
 ShmBackend::Work ShmBackend::reduce_scatter(
@@ -240,107 +283,102 @@ ShmBackend::Work ShmBackend::reduce_scatter(
                       elements_of(outputs[0]) && reduction(options.reduceOp, outputs[0]) &&
                       same_dtype_and_size(inputs[0], outputs[0]);
   if (!native) {
-    ++sequence_;
-    return inner().reduce_scatter(outputs, inputs, options);
+    return inner_for_next()->reduce_scatter(outputs, inputs, options);
   }
   const auto elements = *elements_of(outputs[0]);
+  const auto sources = each(row_major, inputs[0]);
+  const auto results = each(row_major, outputs);
   auto call = shm::reduce_scatter_call(
       nullptr,
-      outputs[0].mutable_data_ptr(),
+      results[0].mutable_data_ptr(),
       elements.count,
       elements.dtype,
       *reduction(options.reduceOp, outputs[0]));
-  for (const auto& input : inputs[0]) {
-    call.inputs.push_back(input.const_data_ptr());
+  for (const auto& source : sources) {
+    call.inputs.push_back(source.const_data_ptr());
   }
   return submit(
       std::move(call),
       options.timeout,
       {c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter"},
-      inputs[0],
-      outputs);
+      sources,
+      outputs,
+      results);
 }
 
 ShmBackend::Work ShmBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
-  const bool native = single_host() && elements_of(output) && elements_of(input) &&
+  const bool native = single_host() && elements_of(input) && elements_of(output) &&
                       input.scalar_type() == output.scalar_type() &&
                       input.numel() == output.numel() * size_ &&
                       reduction(options.reduceOp, output);
   if (!native) {
-    ++sequence_;
-    return inner()._reduce_scatter_base(output, input, options);
+    return inner_for_next()->_reduce_scatter_base(output, input, options);
   }
   const auto elements = *elements_of(output);
+  const auto source = row_major(input);
+  const auto result = row_major(output);
   return submit(
       shm::reduce_scatter_call(
-          input.const_data_ptr(),
-          output.mutable_data_ptr(),
+          source.const_data_ptr(),
+          result.mutable_data_ptr(),
           elements.count,
           elements.dtype,
           *reduction(options.reduceOp, output)),
       options.timeout,
       {c10d::OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter_tensor"},
-      {input},
-      {output});
+      {source},
+      {output},
+      {result});
 }
 
 ShmBackend::Work ShmBackend::barrier(const c10d::BarrierOptions& options) {
   if (!single_host()) {
-    ++sequence_;
-    return inner().barrier(options);
+    return inner_for_next()->barrier(options);
   }
   return submit(
-      shm::barrier_call(), options.timeout, {c10d::OpType::BARRIER, "shm:barrier"}, {}, {});
+      shm::barrier_call(), options.timeout, {c10d::OpType::BARRIER, "shm:barrier"}, {}, {}, {});
 }
 
 // ---- operations through gloo -------------------------------------------------------------------
 
 ShmBackend::Work ShmBackend::allreduce_sparse(
     Tensors& tensors, const c10d::AllreduceOptions& options) {
-  ++sequence_;
-  return inner().allreduce_sparse(tensors, options);
+  return inner_for_next()->allreduce_sparse(tensors, options);
 }
 
 ShmBackend::Work ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  ++sequence_;
-  return inner().allreduce_coalesced(tensors, options);
+  return inner_for_next()->allreduce_coalesced(tensors, options);
 }
 
 ShmBackend::Work ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  ++sequence_;
-  return inner().reduce(tensors, options);
+  return inner_for_next()->reduce(tensors, options);
 }
 
 ShmBackend::Work ShmBackend::allgather_coalesced(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  ++sequence_;
-  return inner().allgather_coalesced(outputs, inputs, options);
+  return inner_for_next()->allgather_coalesced(outputs, inputs, options);
 }
 
 ShmBackend::Work ShmBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  ++sequence_;
-  return inner().allgather_into_tensor_coalesced(outputs, inputs, options);
+  return inner_for_next()->allgather_into_tensor_coalesced(outputs, inputs, options);
 }
 
 ShmBackend::Work ShmBackend::gather(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  ++sequence_;
-  return inner().gather(outputs, inputs, options);
+  return inner_for_next()->gather(outputs, inputs, options);
 }
 
 ShmBackend::Work ShmBackend::scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
-  ++sequence_;
-  return inner().scatter(outputs, inputs, options);
+  return inner_for_next()->scatter(outputs, inputs, options);
 }
 
 ShmBackend::Work ShmBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  ++sequence_;
-  return inner().reduce_scatter_tensor_coalesced(outputs, inputs, options);
+  return inner_for_next()->reduce_scatter_tensor_coalesced(outputs, inputs, options);
 }
 
 ShmBackend::Work ShmBackend::alltoall_base(
@@ -349,26 +387,24 @@ ShmBackend::Work ShmBackend::alltoall_base(
     Sizes& output_splits,
     Sizes& input_splits,
     const c10d::AllToAllOptions& options) {
-  ++sequence_;
-  return inner().alltoall_base(output, input, output_splits, input_splits, options);
+  return inner_for_next()->alltoall_base(output, input, output_splits, input_splits, options);
 }
 
 ShmBackend::Work ShmBackend::alltoall(
     Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  ++sequence_;
-  return inner().alltoall(outputs, inputs, options);
+  return inner_for_next()->alltoall(outputs, inputs, options);
 }
 
 ShmBackend::Work ShmBackend::send(Tensors& tensors, int destination, int tag) {
-  return inner().send(tensors, destination, tag);
+  return inner()->send(tensors, destination, tag);
 }
 
 ShmBackend::Work ShmBackend::recv(Tensors& tensors, int source, int tag) {
-  return inner().recv(tensors, source, tag);
+  return inner()->recv(tensors, source, tag);
 }
 
 ShmBackend::Work ShmBackend::recvAnysource(Tensors& tensors, int tag) {
-  return inner().recvAnysource(tensors, tag);
+  return inner()->recvAnysource(tensors, tag);
 }
 
 }  // namespace ddpx

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -112,31 +113,39 @@ class ShmBackend final : public c10d::Backend {
   Work recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  // How an operation appears in profiles.
+  // How an operation appears in profiles, and what it is for gloo.
   struct Title {
     c10d::OpType type;
     const char* text;
+    c10d::ReduceOp op = c10d::ReduceOp();
   };
 
   bool single_host() const {
     return topology_.hosts.size() == 1;
   }
-  shm::Group& group() const;
-  c10d::Backend& inner() const;
+  // These throw after shutdown().
+  std::shared_ptr<shm::Group> group() const;
+  std::shared_ptr<BetweenHosts> between_hosts() const;
+  c10::intrusive_ptr<c10d::Backend> inner() const;
+  // For an operation that goes through `inner`.
+  c10::intrusive_ptr<c10d::Backend> inner_for_next();
+
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
+  // `results` is what the operation writes in the outputs' stead, or the outputs themselves.
   Work submit(
       shm::Call call,
       std::chrono::milliseconds timeout,
       const Title& title,
       Tensors inputs,
-      Tensors outputs);
-  Work submit_between_hosts(
-      at::Tensor tensor, const shm::Call& call, const c10d::AllreduceOptions& options);
+      Tensors outputs,
+      Tensors results);
 
   std::shared_ptr<shm::Arena> arena_;
-  std::shared_ptr<shm::Group> group_;  // null after shutdown()
   shm::Topology topology_;
+  mutable std::mutex mutex_;  // guards what follows, of which shutdown() leaves nothing
+  std::shared_ptr<shm::Group> group_;
   c10::intrusive_ptr<c10d::Backend> inner_;
-  std::unique_ptr<BetweenHosts> between_hosts_;  // null on a single host
+  std::shared_ptr<BetweenHosts> between_hosts_;  // null on a single host
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
 };

@@ -1,6 +1,7 @@
 #include "shm_work.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -15,10 +16,12 @@ ShmWork::ShmWork(
     const char* title,
     std::vector<at::Tensor> inputs,
     std::vector<at::Tensor> outputs,
+    std::vector<at::Tensor> results,
     uint64_t sequence)
     : Work(rank, type, title, inputs),
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)),
+      results_(std::move(results)),
       sequence_(sequence) {}
 
 void ShmWork::submitted(Wait wait, WaitFor wait_for) {
@@ -26,7 +29,23 @@ void ShmWork::submitted(Wait wait, WaitFor wait_for) {
   wait_for_ = std::move(wait_for);
 }
 
+void ShmWork::copy_results() const {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    if (!results_[i].is_same(outputs_[i])) {
+      outputs_[i].copy_(results_[i]);
+    }
+  }
+}
+
 void ShmWork::end(std::exception_ptr error) {
+  if (!error) {
+    try {
+      copy_results();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
   finish(as_torch_error(std::move(error)));
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {

@@ -14,8 +14,9 @@
 
 namespace ddpx {
 
-// Its tensors live until it has ended. Whoever runs the operation calls end(), once, before the
-// operation counts as done anywhere else. Thread-safe.
+// Its tensors live until it has ended. `results` are what the operation writes: the outputs, or
+// memory in their stead from which end() copies. Whoever runs the operation calls end(), once,
+// before the operation counts as done anywhere else. Thread-safe.
 class ShmWork final : public c10d::Work {
  public:
   // How a thread waits for the end; it may carry the operation out. Throws nothing of its errors.
@@ -28,12 +29,17 @@ class ShmWork final : public c10d::Work {
       const char* title,
       std::vector<at::Tensor> inputs,
       std::vector<at::Tensor> outputs,
+      std::vector<at::Tensor> results,
       uint64_t sequence);
 
   // From when the operation has been submitted.
   void submitted(Wait wait, WaitFor wait_for);
 
   void end(std::exception_ptr error);
+
+  const std::vector<at::Tensor>& results() const {
+    return results_;
+  }
 
   // Without lending a hand.
   void wait_until_ended();
@@ -48,10 +54,12 @@ class ShmWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
+  void copy_results() const;
   void complete(c10::ivalue::Future& future) const;
 
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> outputs_;
+  std::vector<at::Tensor> results_;
   uint64_t sequence_;
   Wait wait_;
   WaitFor wait_for_;

@@ -1,0 +1,119 @@
+"""Ranks some of which die: what the survivors say, and when."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: with what its function returned, or how it died."""
+
+    value: Any
+    exit_code: int | None
+
+
+def die() -> NoReturn:
+    """As the kernel's out-of-memory killer ends a process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+def error_of(action: Callable[[], Any]) -> tuple[str, float]:
+    """The text of what ``action`` raises, and the seconds that it took."""
+    start = time.monotonic()
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    return "", time.monotonic() - start
+
+
+def run_mortal(
+    world_size: int, function: Function, *args: Any, identities: str = "", timeout_s: float = 60.0
+) -> list[Outcome]:
+    """Runs ``function(*args)`` on new ranks with a ``shm`` group; all must end, dead or alive.
+
+    Args:
+        identities: a letter per rank; ranks with different ones share no memory. Empty: all do.
+        timeout_s: the group's.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="ddpx-mortal-") as directory:
+        ours: dict[int, Connection] = {}
+        processes = []
+        for rank in range(world_size):
+            receiver, sender = context.Pipe(duplex=False)
+            setting = (rank, world_size, os.path.join(directory, "store"), identities, timeout_s)
+            process = context.Process(
+                target=_serve, args=(sender, setting, list(sys.path), function, args), daemon=True
+            )
+            process.start()
+            sender.close()
+            ours[rank] = receiver
+            processes.append(process)
+        values: dict[int, Any] = {}
+        deadline = time.monotonic() + 90
+        open_ends = {connection: rank for rank, connection in ours.items()}
+        while open_ends and time.monotonic() < deadline:
+            for connection in wait(list(open_ends), 1.0):
+                assert isinstance(connection, Connection)
+                rank = open_ends.pop(connection)
+                try:
+                    values[rank] = connection.recv()
+                except EOFError:
+                    values[rank] = None
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        assert not open_ends, f"ranks {sorted(open_ends.values())} did not end"
+    return [Outcome(values[rank], processes[rank].exitcode) for rank in range(world_size)]
+
+
+def _serve(
+    sender: Connection,
+    setting: tuple[int, int, str, str, float],
+    path: list[str],
+    function: Function,
+    args: tuple[Any, ...],
+) -> None:
+    rank, world_size, store, identities, timeout_s = setting
+    sys.path[:] = path
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if identities:
+        os.environ["DDPX_SHM_HOST_IDENTITY"] = identities[rank]
+    import ddpx  # noqa: F401 - registers the backend
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "shm",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    try:
+        sender.send(function(*args))
+    except BaseException:
+        sender.send(traceback.format_exc())
+        os._exit(1)
+    # Without destroying the group, as a script does that raises: nothing may hang then.
+    os._exit(0)

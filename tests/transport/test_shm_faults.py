@@ -1,0 +1,149 @@
+"""Ranks that die, stall, call something else: errors in time, and they name the rank."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from mortal_ranks import Outcome, die, error_of, run_mortal
+from torch import nn
+
+from ddpx import ReducerDDP
+
+DEADLINE_S = 5.0
+KILLED = -9
+
+
+def _assert_survivors_name(outcomes: list[Outcome], victim: int) -> None:
+    assert outcomes[victim].exit_code == KILLED
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            assert isinstance(outcome.value, tuple), outcome.value
+            text, seconds = outcome.value
+            assert f"rank {victim} " in text, (rank, text)
+            assert seconds < DEADLINE_S, (rank, text)
+
+
+def _all_reduce_until_error(size: int) -> tuple[str, float]:
+    return error_of(lambda: [dist.all_reduce(torch.ones(size)) for _ in range(3)])
+
+
+def _die_in_all_reduce(victim: int, size: int, delay_s: float) -> Any:
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == victim:
+        time.sleep(delay_s)
+        die()
+    return _all_reduce_until_error(size)
+
+
+@pytest.mark.parametrize("victim, size, delay_s", [(0, 10, 0.5), (2, 300_000, 0.5), (1, 10, 0.0)])
+def test_survivors_of_an_all_reduce_name_the_dead(victim, size, delay_s):
+    outcomes = run_mortal(3, _die_in_all_reduce, victim, size, delay_s)
+    _assert_survivors_name(outcomes, victim)
+
+
+def _die_while_idle() -> Any:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        die()
+    time.sleep(1.0)
+    return _all_reduce_until_error(10)
+
+
+def test_death_while_idle():
+    _assert_survivors_name(run_mortal(2, _die_while_idle), 1)
+
+
+def _die_in_backward() -> Any:
+    model = ReducerDDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), bucket_cap_mb=0.02)
+
+    def step() -> None:
+        model(torch.randn(4, 64)).sum().backward()
+
+    step()
+    if dist.get_rank() == 1:
+        model.module[1].weight.register_hook(lambda grad: die())
+    return error_of(step)
+
+
+def test_death_in_backward():
+    _assert_survivors_name(run_mortal(2, _die_in_backward), 1)
+
+
+def _stall() -> Any:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(4.0)
+        return "stalled"
+    return _all_reduce_until_error(10)
+
+
+def test_stalled_rank_is_named_when_time_is_up():
+    outcomes = run_mortal(3, _stall, timeout_s=2.0)
+    for rank in (0, 2):
+        text, seconds = outcomes[rank].value
+        assert "timed out after 2000 ms: rank 1 did not arrive" in text
+        assert 1.5 < seconds < 2.0 + DEADLINE_S
+
+
+def _call_something_else() -> Any:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        return error_of(lambda: dist.broadcast(torch.ones(10), 0))
+    return error_of(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def test_mismatch_names_both_calls():
+    for outcome in run_mortal(2, _call_something_else):
+        text, seconds = outcome.value
+        assert "rank 0 called all_reduce #1 (SUM of 10 float32" in text
+        assert "rank 1 called broadcast #1 (40 uint8 from local rank 0)" in text
+        assert seconds < DEADLINE_S
+
+
+def _die_at_once() -> None:
+    dist.all_reduce(torch.ones(300_000))
+    die()
+
+
+def test_nothing_is_left_behind():
+    before = set(os.listdir("/dev/shm"))
+    assert [outcome.exit_code for outcome in run_mortal(2, _die_at_once)] == [KILLED, KILLED]
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "ddpx" in name}
+    with open("/proc/net/unix") as sockets:
+        assert "@ddpx-" not in sockets.read()
+
+
+def _with_too_little(action: Callable[[], Any]) -> tuple[str, float]:
+    """With room for 64 MiB more than there is in use."""
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), limits[1]))
+    try:
+        return error_of(action)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def _allocate_too_much() -> Any:
+    group = dist.group.WORLD
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    size = 128 << 20
+    return _with_too_little(
+        lambda: backend.allocate_tensor(size, dtype=torch.uint8, device=torch.device("cpu"))
+    )
+
+
+def test_too_little_memory_for_buckets():
+    for outcome in run_mortal(2, _allocate_too_much):
+        text, _ = outcome.value
+        assert "could not get 134217728 bytes of shared memory" in text, text
+        assert "Cannot allocate memory. Lower the number of ranks" in text, text
