@@ -50,7 +50,8 @@ struct ReducerOptions {
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
 // from engine threads. docs/architecture.md draws the step and its phases.
 // reducer.cpp has the step, reducer_guesses.cpp the guesses that it makes with
-// find_unused_parameters, reducer_control.cpp what happens between steps.
+// find_unused_parameters, reducer_control.cpp what happens between steps, reducer_settings.cpp what
+// others may set and see.
 class Reducer final : public GradListener,
                       public GraphTaskObserver,
                       public std::enable_shared_from_this<Reducer> {

@@ -1,0 +1,132 @@
+// What may be changed of a reducer between steps, and what may be looked at.
+#include <utility>
+
+#include "reducer.h"
+
+namespace ddpx {
+namespace {
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+}  // namespace
+
+// ---- settings ----------------------------------------------------------------------------------
+
+void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+  const Lock lock(mutex_);
+  if (comm_hook_) {
+    raise(errors::second_comm_hook(where()));
+  }
+  if (phase_ != Phase::kIdle) {
+    throw errors::inside_backward(where(), "register_comm_hook()");
+  }
+  const bool communicated = communicates();
+  comm_hook_ = std::move(hook);
+  if (!communicated) {
+    make_buckets();
+  }
+}
+
+void Reducer::set_divisor(std::optional<int> divisor) {
+  const Lock lock(mutex_);
+  divisor_ = divisor;
+}
+
+void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
+  const Lock lock(mutex_);
+  if (!metas_.at(param_index).expect_sparse) {
+    throw InternalError("rows for " + names_[param_index] + ", which is not sparse");
+  }
+  sparse_rows_[param_index] = rows;
+  if (communicates()) {
+    buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
+  }
+}
+
+void Reducer::set_after_sync(std::function<void()> after_sync) {
+  const Lock lock(mutex_);
+  after_sync_ = std::move(after_sync);
+}
+
+void Reducer::set_static_graph() {
+  const Lock lock(mutex_);
+  if (options_.mode == GraphMode::kStatic) {
+    return;
+  }
+  if (phase_ != Phase::kIdle || !arrivals_.learning()) {
+    raise(errors::static_graph_too_late(where()));
+  }
+  options_.mode = GraphMode::kStatic;
+  plan_ = initial_plan();
+  arrivals_ = ArrivalTracker(params_.size(), options_.mode);
+  order_ = ArrivalOrder(params_.size(), /*wanted=*/true);
+  make_buckets();
+}
+
+void Reducer::set_collective(std::shared_ptr<Collective> collective) {
+  const Lock lock(mutex_);
+  if (phase_ == Phase::kCollecting || phase_ == Phase::kDraining) {
+    throw errors::inside_backward(where(), "_update_process_group()");
+  }
+  collective_ = std::move(collective);
+  agreed_order_.clear();
+  plan_ = initial_plan();
+  order_ = ArrivalOrder(params_.size(), options_.mode != GraphMode::kFindUnused);
+  arrivals_ = ArrivalTracker(params_.size(), options_.mode);
+  used_ = UsedMap(params_.size(), params_.front().device());
+  static_use_agreed_ = false;
+  predicted_unused_.clear();
+  make_buckets();
+}
+
+void Reducer::remove_hooks() {
+  const Lock lock(mutex_);
+  if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
+    throw errors::hooks_in_use(where());
+  }
+  hooks_.clear();
+}
+
+// ---- a look inside -----------------------------------------------------------------------------
+
+bool Reducer::graph_was_static() const {
+  const Lock lock(mutex_);
+  return arrivals_.always_the_same();
+}
+
+Phase Reducer::phase() const {
+  const Lock lock(mutex_);
+  return phase_;
+}
+
+BucketPlan Reducer::plan() const {
+  const Lock lock(mutex_);
+  return plan_;
+}
+
+std::vector<std::size_t> Reducer::arrival_order() const {
+  const Lock lock(mutex_);
+  return agreed_order_;
+}
+
+std::vector<int32_t> Reducer::used_by_ranks() {
+  const Lock lock(mutex_);
+  return used_.last_sums();
+}
+
+std::string Reducer::last_error() const {
+  const Lock lock(mutex_);
+  return last_error_;
+}
+
+StepReport Reducer::report() const {
+  const Lock lock(mutex_);
+  return clock_.report();
+}
+
+void Reducer::set_sample_rate(int64_t sample_rate) {
+  const Lock lock(mutex_);
+  clock_.set_sample_rate(sample_rate);
+}
+
+}  // namespace ddpx
