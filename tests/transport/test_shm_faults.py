@@ -113,7 +113,7 @@ def _die_at_once() -> None:
 
 
 def _left_behind() -> set[str]:
-    """Names of ours in /dev/shm and of sockets. Ranks of other tests, that still live, have some."""
+    """Names in /dev/shm and of sockets. Ranks of other tests that still live have some."""
     with open("/proc/net/unix") as sockets:
         names = {line.split()[-1] for line in sockets}
     return {name for name in names | set(os.listdir("/dev/shm")) if "ddpx" in name}
