@@ -35,6 +35,7 @@ def time_rounds(
     contenders: Mapping[str, Callable[[], object]],
     effort: Effort,
     clock: Callable[[], float] = time.perf_counter,
+    before_each: Callable[[str], object] | None = None,
     after_each: Callable[[str], object] | None = None,
 ) -> Seconds:
     """Runs on every rank: each contender once a round, all ranks together, in shuffled order.
@@ -44,7 +45,9 @@ def time_rounds(
     Args:
         clock: with ``time.thread_time`` it is the work of the thread that trains which is
             measured, without its waits: steadier on a busy machine.
-        after_each: called, untimed, with the name of the contender that ran in a measured round.
+        before_each: called, untimed, with the name of the contender whose turn it is, when all
+            ranks have come.
+        after_each: the same, when it has run in a measured round.
     """
     times: Seconds = {name: [] for name in contenders}
     # Thousands of modules would make a full collection long, and put it on somebody's bill.
@@ -52,10 +55,10 @@ def time_rounds(
     gc.freeze()
     for number in range(effort.warm_up):
         start = time.perf_counter()
-        _run_round(contenders, number, clock)
+        _run_round(contenders, number, clock, before_each)
         round_seconds = time.perf_counter() - start
     for number in range(effort.rounds(round_seconds)):
-        for name, seconds in _run_round(contenders, number, clock, after_each).items():
+        for name, seconds in _run_round(contenders, number, clock, before_each, after_each).items():
             times[name].append(seconds)
     gc.unfreeze()
     return times
@@ -73,12 +76,15 @@ def _run_round(
     contenders: Mapping[str, Callable[[], object]],
     number: int,
     clock: Callable[[], float],
+    before_each: Callable[[str], object] | None,
     after_each: Callable[[str], object] | None = None,
 ) -> dict[str, float]:
     taken = {}
     for name in random.Random(number).sample(list(contenders), len(contenders)):
         run = contenders[name]
         dist.barrier()
+        if before_each is not None:
+            before_each(name)
         start = clock()
         run()
         taken[name] = clock() - start

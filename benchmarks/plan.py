@@ -44,7 +44,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 FULL = Plan(
     launches=3,
-    effort=Effort(seconds=6.0, min_rounds=3),
+    effort=Effort(seconds=10.0, min_rounds=3),
     tiny=False,
     step_ranks=(1, 2, 4),
     reduce_ranks=(2, 4),

@@ -55,6 +55,18 @@ def lowest(launches: Sequence[Seconds], prefix: str) -> str:
     return min(names, key=lambda name: level(launches, name)["median"])
 
 
+def ratio_to_lowest(launches: Sequence[Seconds], name: str, prefix: str) -> Figure:
+    """To the lowest with ``prefix``, which is chosen for each launch by what the other launches
+    measured: the least of many noisy medians is too low, and would be so in its own favour.
+    """
+    values = []
+    for index, times in enumerate(launches):
+        others = [*launches[:index], *launches[index + 1 :]]
+        base = lowest(others or launches, prefix)
+        values.append([a / b for a, b in zip(times[name], times[base], strict=True)])
+    return figure(values)
+
+
 def _paired(
     launches: Sequence[Seconds], name: str, base: str, of: Callable[[float, float], float]
 ) -> Figure:

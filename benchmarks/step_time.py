@@ -13,7 +13,7 @@ from goals import Goal
 from interleave import Effort, Seconds, slowest_rank, time_rounds
 from models import MODELS, SMALL, TRANSFORMER, WIDE, build
 from plan import Plan
-from pooling import level, lowest, num_rounds, ratio
+from pooling import level, lowest, num_rounds, ratio, ratio_to_lowest
 from tables import Results, num_ranks, table, with_range
 
 NAME = "step_time"
@@ -24,6 +24,9 @@ GOALS = {
     "gloo": {(SMALL, 1): 0.9, (SMALL, 2): 0.9, (SMALL, 4): 0.9},
     "shm": {(WIDE, 2): 0.7, (WIDE, 4): 0.7, (TRANSFORMER, 2): 0.92},
 }
+_WHY = (
+    "the bare module and gloo's own all-reduce, which are the same for both, leave no more to save."
+)
 VERDICT_SETTING = next(iter(OUR_SETTINGS))
 
 
@@ -57,15 +60,14 @@ def measure(plan: Plan) -> Results:
 
 
 def _summary(times: list[Seconds]) -> Results:
-    best = lowest(times, "DDP")
     return {
         "rounds": num_rounds(times),
-        "best_ddp": best,
+        "best_ddp": lowest(times, "DDP"),
         "rows": {
             name: {
                 "ms": level(times, name, 1e3),
                 "to_bare": ratio(times, name, "bare"),
-                "to_best_ddp": ratio(times, name, best),
+                "to_best_ddp": ratio_to_lowest(times, name, "DDP"),
             }
             for name in times[0]
         },
@@ -78,12 +80,14 @@ def goals(results: Results) -> list[Goal]:
         for cell in results["cells"]:
             rows, place = cell["rows"], (cell["model"], cell["ranks"])
             ours = rows[f"ddpx over {transport}, {VERDICT_SETTING}"]
+            floor = rows["bare"]["to_best_ddp"]["median"]
             found.append(
                 Goal(
                     f"step over {transport} / best DDP's, {place[0]}, {num_ranks(place[1])}",
                     ours["to_best_ddp"]["median"],
                     special.get(place, 1.0),
                     noise=_noise(rows),
+                    why=f"{_WHY} Here bare / best DDP is {floor:.2f}." * (transport == "gloo"),
                 )
             )
     return found
@@ -112,10 +116,10 @@ def section(results: Results) -> str:
     text = [
         "A step is `zero_grad`, forward and backward, without an optimizer; it takes as long as on "
         "its slowest rank. Ratios are medians of the ratios in the same round. The best of DDP's "
-        "settings is chosen in each table by its median, after the fact: the least of many noisy "
-        "medians is biased in DDP's favour. ddpx gets no such choice: verdicts are on "
-        f"`{VERDICT_SETTING}` everywhere. In brackets: the lowest and highest median of a single "
-        "launch. The `again` rows are second copies of the same: what they differ by is noise.",
+        "settings is chosen for each launch by the medians of the other launches: chosen by its "
+        "own, the least of many noisy medians would be too low. ddpx gets no such choice: verdicts "
+        f"are on `{VERDICT_SETTING}` everywhere. In brackets: the lowest and highest median of a "
+        "single launch. The `again` rows are second copies: what they differ by is noise.",
         "![ratios](benchmarks/step_time.png)",
     ]
     for cell in results["cells"]:

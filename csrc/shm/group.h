@@ -53,9 +53,9 @@ class Group {
     return queue_->submit(std::move(call), std::move(completion));
   }
 
-  // Carries it out on this thread, if it is its turn. Throws what ended it.
-  void run(Call call) {
-    queue_->run(std::move(call));
+  // Carries it out on this thread, once it is its turn. Throws what ended it.
+  void run(Call call, Completion completion = {}) {
+    queue_->run(std::move(call), std::move(completion));
   }
 
   // As the destructor does: operations that have not ended fail, and fail for peers that need this

@@ -19,7 +19,7 @@ Patience choose_patience(int num_local_ranks, int num_cores) {
   if (num_local_ranks <= num_cores) {
     return {std::chrono::microseconds(20), 2};
   }
-  return {std::chrono::microseconds(0), 2};
+  return {std::chrono::microseconds(0), 16};
 }
 
 }  // namespace ddpx::shm

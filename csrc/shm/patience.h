@@ -6,7 +6,8 @@
 namespace ddpx::shm {
 
 // A sleep and a wake-up cost tens of microseconds on a virtual machine, so a short look pays where
-// the rank that is waited for runs on another core. Where it may need this very core, it does not.
+// the rank that is waited for runs on another core. Where it may need this very core, it does not;
+// giving the core away pays there, a few times, since it is no sleep that someone must end.
 struct Patience {
   std::chrono::microseconds spin{0};  // look, without giving the core away
   int yields = 0;                     // then give it away this many times, looking after each

@@ -59,20 +59,23 @@ OperationQueue::StatePtr OperationQueue::enqueue(Call call, Completion completio
 }
 
 Ticket OperationQueue::submit(Call call, Completion completion) {
-  Lock lock(mutex_);
-  auto state = enqueue(std::move(call), std::move(completion), lock);
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] { work(); });
+  StatePtr state;
+  {
+    const Lock lock(mutex_);
+    state = enqueue(std::move(call), std::move(completion), lock);
+    if (!thread_.joinable()) {
+      thread_ = std::thread([this] { work(); });
+    }
   }
   work_.notify_one();
   return Ticket(shared_from_this(), std::move(state));
 }
 
-void OperationQueue::run(Call call) {
+void OperationQueue::run(Call call, Completion completion) {
   StatePtr state;
   {
-    Lock lock(mutex_);
-    state = enqueue(std::move(call), {}, lock);
+    const Lock lock(mutex_);
+    state = enqueue(std::move(call), std::move(completion), lock);
   }
   drive_until_done(state);
   if (state->error) {

@@ -57,7 +57,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   explicit OperationQueue(std::unique_ptr<Team> team) : team_(std::move(team)) {}
 
   Ticket submit(Call call, Completion completion);
-  void run(Call call);
+  void run(Call call, Completion completion);
 
   // For all local ranks.
   void fail(const Failure& failure);

@@ -98,8 +98,8 @@ void Steps::await(const Waiting& waiting) {
 }
 
 void Steps::check_on_peers(const Waiting& waiting) {
+  check(waiting.descriptor);
   const auto phase = describe(waiting.descriptor);
-  check(phase);
   std::vector<int> missing;
   for (int index = 0; index < peers_.size(); ++index) {
     if (has_arrived(index)) {
@@ -149,13 +149,14 @@ Error Steps::fail(const Failure& failure, const std::string& phase) {
   return error_of(standing, phase);
 }
 
-void Steps::check(const std::string& phase) const {
+void Steps::check(const Descriptor& current) const {
   if (const auto failure = read_failure(peers_.board().failure)) {
-    throw error_of(*failure, phase);
+    throw error_of(*failure, describe(current));
   }
   if (given_up_.load()) {
     throw error_of(
-        {ErrorKind::kAborted, "the process group of this rank was destroyed meanwhile"}, phase);
+        {ErrorKind::kAborted, "the process group of this rank was destroyed meanwhile"},
+        describe(current));
   }
 }
 

@@ -41,8 +41,8 @@ class Steps {
   // Fails the group for all ranks; the first failure stands. Returns the error of this rank.
   Error fail(const Failure& failure, const std::string& phase);
 
-  // Throws the group's failure, if there is one.
-  void check(const std::string& phase) const;
+  // Throws the group's failure, if there is one. `current` is what this rank is at.
+  void check(const Descriptor& current) const;
 
   // This rank stops waiting, now and later, without failing the others.
   void give_up();

@@ -79,17 +79,17 @@ bool Team::share_buffer(const Call& call, Descriptor& descriptor) {
 void Team::execute(const Call& call) {
   timeout_ = call.timeout.count() > 0 ? call.timeout : options_.timeout;
   deadline_ = Clock::now() + timeout_;
-  const auto phase = describe(descriptor(own_index()));
+  const auto& own = descriptor(own_index());
   try {
-    steps_.check(phase);
-    steps_.await({descriptor(own_index()), deadline_, timeout_});
+    steps_.check(own);
+    steps_.await({own, deadline_, timeout_});
     check_match();
     dispatch(call);
   } catch (const Error& error) {
     // Whatever it was, the ranks are no longer at the same step: the group cannot go on.
     const auto culprit = error.culprits().empty() ? -1 : error.culprits().front();
     if (!read_failure(peers_.board().failure) && error.kind() != ErrorKind::kAborted) {
-      throw steps_.fail({error.kind(), error.what(), culprit}, phase);
+      throw steps_.fail({error.kind(), error.what(), culprit}, describe(own));
     }
     throw;
   }

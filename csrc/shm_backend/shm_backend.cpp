@@ -160,13 +160,13 @@ std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::millisecon
 
 ShmBackend::Work ShmBackend::submit(
     shm::Call call,
-    std::chrono::milliseconds timeout,
+    const Terms& terms,
     const Title& title,
     Tensors inputs,
     Tensors outputs,
     Tensors results) {
   const auto local = group();
-  call.timeout = timeout_or_default(timeout);
+  call.timeout = timeout_or_default(terms.timeout);
   auto work = c10::make_intrusive<ShmWork>(
       rank_,
       title.type,
@@ -178,6 +178,10 @@ ShmBackend::Work ShmBackend::submit(
   if (!single_host()) {
     const auto& tensor = work->results()[0];
     between_hosts()->submit({tensor, std::move(call), title.op, work});
+    return work;
+  }
+  if (!terms.async) {
+    run(*local, std::move(call), *work);
     return work;
   }
   auto ticket =
@@ -194,6 +198,16 @@ ShmBackend::Work ShmBackend::submit(
   return work;
 }
 
+void ShmBackend::run(shm::Group& group, shm::Call call, ShmWork& work) {
+  try {
+    group.run(std::move(call), [&work](std::exception_ptr error) { work.end(error); });
+  } catch (...) {
+    if (!work.isCompleted()) {
+      throw;  // the call makes no sense, and was not begun
+    }
+  }
+}
+
 ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto elements = tensors.size() == 1 ? elements_of(tensors[0]) : std::nullopt;
   const auto op = elements ? reduction(options.reduceOp, tensors[0]) : std::nullopt;
@@ -204,7 +218,7 @@ ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   auto* data = results[0].mutable_data_ptr();
   return submit(
       shm::all_reduce_call(data, data, elements->count, elements->dtype, *op),
-      options.timeout,
+      Terms(options),
       {c10d::OpType::ALLREDUCE, "shm:all_reduce", options.reduceOp},
       tensors,
       tensors,
@@ -224,7 +238,7 @@ ShmBackend::Work ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
   const auto results = each(dense, tensors);
   return submit(
       shm::broadcast_call(results[0].mutable_data_ptr(), bytes->count, bytes->dtype, root),
-      options.timeout,
+      Terms(options),
       {c10d::OpType::BROADCAST, "shm:broadcast"},
       tensors,
       tensors,
@@ -248,7 +262,7 @@ ShmBackend::Work ShmBackend::allgather(
   }
   return submit(
       std::move(call),
-      options.timeout,
+      Terms(options),
       {c10d::OpType::ALLGATHER, "shm:all_gather"},
       sources,
       outputs[0],
@@ -269,7 +283,7 @@ ShmBackend::Work ShmBackend::_allgather_base(
   return submit(
       shm::all_gather_call(
           source.const_data_ptr(), result.mutable_data_ptr(), bytes.count, bytes.dtype),
-      options.timeout,
+      Terms(options),
       {c10d::OpType::_ALLGATHER_BASE, "shm:all_gather_into_tensor"},
       {source},
       {output},
@@ -299,7 +313,7 @@ ShmBackend::Work ShmBackend::reduce_scatter(
   }
   return submit(
       std::move(call),
-      options.timeout,
+      Terms(options),
       {c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter"},
       sources,
       outputs,
@@ -325,7 +339,7 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
           elements.count,
           elements.dtype,
           *reduction(options.reduceOp, output)),
-      options.timeout,
+      Terms(options),
       {c10d::OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter_tensor"},
       {source},
       {output},
@@ -337,7 +351,7 @@ ShmBackend::Work ShmBackend::barrier(const c10d::BarrierOptions& options) {
     return inner_for_next()->barrier(options);
   }
   return submit(
-      shm::barrier_call(), options.timeout, {c10d::OpType::BARRIER, "shm:barrier"}, {}, {}, {});
+      shm::barrier_call(), Terms(options), {c10d::OpType::BARRIER, "shm:barrier"}, {}, {}, {});
 }
 
 // ---- operations through gloo -------------------------------------------------------------------

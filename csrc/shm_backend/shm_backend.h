@@ -123,6 +123,8 @@ class ShmBackend final : public c10d::Backend {
   bool single_host() const {
     return topology_.hosts.size() == 1;
   }
+  // Carries it out on this thread: waking the group's own would only take a core from a peer.
+  static void run(shm::Group& group, shm::Call call, ShmWork& work);
   // These throw after shutdown().
   std::shared_ptr<shm::Group> group() const;
   std::shared_ptr<BetweenHosts> between_hosts() const;
@@ -130,11 +132,21 @@ class ShmBackend final : public c10d::Backend {
   // For an operation that goes through `inner`.
   c10::intrusive_ptr<c10d::Backend> inner_for_next();
 
+  // What all options of torch's have: how long peers may take, and whether the caller goes on
+  // meanwhile or waits at once.
+  struct Terms {
+    std::chrono::milliseconds timeout;
+    bool async;
+
+    template <class Options>
+    explicit Terms(const Options& options) : timeout(options.timeout), async(options.asyncOp) {}
+  };
+
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   // `results` is what the operation writes in the outputs' stead, or the outputs themselves.
   Work submit(
       shm::Call call,
-      std::chrono::milliseconds timeout,
+      const Terms& terms,
       const Title& title,
       Tensors inputs,
       Tensors outputs,

@@ -48,9 +48,14 @@ void ShmWork::end(std::exception_ptr error) {
   }
   finish(as_torch_error(std::move(error)));
   c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::function<void()> at_end;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     future = future_;
+    at_end = std::exchange(at_end_, {});
+  }
+  if (at_end) {
+    at_end();
   }
   if (future) {
     // On a thread of torch's: a callback may wait for another operation, which must not stop the
@@ -59,6 +64,17 @@ void ShmWork::end(std::exception_ptr error) {
       self->complete(*future);
     });
   }
+}
+
+void ShmWork::notify_at_end(std::function<void()> callback) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!completed_) {
+      at_end_ = std::move(callback);
+      return;
+    }
+  }
+  callback();
 }
 
 void ShmWork::wait_until_ended() {
@@ -72,7 +88,9 @@ bool ShmWork::wait_until_ended(std::chrono::milliseconds timeout) {
 }
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout == kNoTimeout) {
+  if (!wait_) {
+    // carried out before anyone could wait
+  } else if (timeout == kNoTimeout) {
     wait_();
   } else if (!wait_for_(timeout)) {
     throw c10::DistBackendError(

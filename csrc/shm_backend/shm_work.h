@@ -12,12 +12,14 @@
 #include <optional>
 #include <vector>
 
+#include "../end_notice.h"
+
 namespace ddpx {
 
 // Its tensors live until it has ended. `results` are what the operation writes: the outputs, or
 // memory in their stead from which end() copies. Whoever runs the operation calls end(), once,
 // before the operation counts as done anywhere else. Thread-safe.
-class ShmWork final : public c10d::Work {
+class ShmWork final : public c10d::Work, public GivesEndNotice {
  public:
   // How a thread waits for the end; it may carry the operation out. Throws nothing of its errors.
   using Wait = std::function<void()>;
@@ -32,10 +34,12 @@ class ShmWork final : public c10d::Work {
       std::vector<at::Tensor> results,
       uint64_t sequence);
 
-  // From when the operation has been submitted.
+  // From when the operation has been submitted; not called if it has ended by then.
   void submitted(Wait wait, WaitFor wait_for);
 
   void end(std::exception_ptr error);
+
+  void notify_at_end(std::function<void()> callback) override;
 
   const std::vector<at::Tensor>& results() const {
     return results_;
@@ -63,6 +67,7 @@ class ShmWork final : public c10d::Work {
   uint64_t sequence_;
   Wait wait_;
   WaitFor wait_for_;
+  std::function<void()> at_end_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when it is asked for
 };
 

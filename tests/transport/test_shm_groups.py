@@ -56,6 +56,28 @@ def test_backend_string(ranks):
     ranks(2).run(_check_backend_string)
 
 
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _check_waiting_at_once() -> None:
+    group = dist.new_group(backend="shm")
+    before = _num_threads()
+    assert _sum_of_ranks(group, 10) == _sum_of_ranks(group, 100_000) == 3
+    dist.barrier(group=group)
+    assert _num_threads() == before
+    tensors = [torch.full((100_000,), float(dist.get_rank() + i)) for i in range(4)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors[:3]]
+    dist.all_reduce(tensors[3], group=group)
+    assert all(work.is_completed() for work in works), "earlier operations come first"
+    assert [tensor[-1].item() for tensor in tensors] == [1, 3, 5, 7]
+    assert _num_threads() == before + 1
+
+
+def test_operations_that_are_waited_for_at_once_need_no_thread(ranks):
+    ranks(2).run(_check_waiting_at_once)
+
+
 def _check_several_at_a_time() -> None:
     groups = [dist.new_group(backend="shm") for _ in range(3)]
     tensors = [torch.full((50_000,), float(i)) for i in range(6)]
