@@ -28,6 +28,13 @@ struct Slot {
 // Owned by the reducer, guarded by its mutex; slot views may outlive it as gradients.
 class Bucket {
  public:
+  // What was launched: an all-reduce, or what a hook returned.
+  struct Flight {
+    Collective::Work work;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    CommHook* hook = nullptr;
+  };
+
   Bucket(
       const BucketSpec& spec,
       const std::vector<at::Tensor>& params,
@@ -77,6 +84,11 @@ class Bucket {
   void launch(
       CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params);
 
+  // From launch() to wait().
+  const Flight& flight() const {
+    return *flight_;
+  }
+
   // Waits for the all-reduce, or the hook: on CPU until it is done, on a device by making the
   // current stream wait. Rethrows what the backend or the hook throws.
   void wait();
@@ -93,13 +105,6 @@ class Bucket {
   Bucket zeros_like(const std::vector<at::Tensor>& params) const;
 
  private:
-  // In flight: one of the two.
-  struct Flight {
-    Collective::Work work;
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    CommHook* hook = nullptr;
-  };
-
   Bucket() = default;
 
   // What a hook brought, as elements of the buffer. UserError if it does not fit.

@@ -20,6 +20,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 void Reducer::on_output_grad() {
   const Lock lock(mutex_);
+  note(EventKind::kBackwardBegin);
   if (!sync_enabled_) {
     return;
   }
@@ -49,6 +50,7 @@ void Reducer::on_grad(std::size_t param_index) {
   if (phase_ == Phase::kIdle) {
     begin_step();
   }
+  note(EventKind::kGradArrived, param_index);
   mark_used(param_index);
   switch (arrivals_.arrive(param_index)) {
     case Arrival::kFinal:
@@ -197,6 +199,7 @@ void Reducer::fill(std::size_t bucket_index) {
   if (!bucket.fill_one()) {
     return;
   }
+  note(EventKind::kBucketReady, bucket_index);
   if (packs_when_full(bucket)) {
     const bool as_view = options_.gradient_as_bucket_view;
     bucket.join_streams();
@@ -221,12 +224,16 @@ void Reducer::launch_ready() {
 
 void Reducer::launch(Bucket& bucket, std::size_t bucket_index) {
   clock_.note_launch();
+  note(EventKind::kLaunched, bucket_index);
   communicate(
       [&] {
         if (comm_hook_) {
           bucket.launch(*comm_hook_, bucket_index, buckets_.size(), params_);
         } else {
           bucket.launch(*collective_);
+        }
+        for (const auto& recording : recordings_) {
+          recording->follow(bucket.flight(), step_number(), bucket_index);
         }
       },
       [&] { return describe_bucket(bucket_index); });
@@ -283,6 +290,7 @@ void Reducer::on_graph_task_end(int task_id) {
 
 void Reducer::finish_step(bool output_reached) {
   clock_.note(Moment::kBackwardEnd);
+  note(EventKind::kBackwardEnd);
   const bool learning = arrivals_.learning();
   auto missing = learning && options_.mode != GraphMode::kDefault ? Indices() : arrivals_.missing();
   // Delayed params may be unused, as in DDP.
@@ -315,8 +323,9 @@ void Reducer::finish_step(bool output_reached) {
   }
   static_use_agreed_ = true;
   arrivals_.end();
-  clock_.end_step();
+  note(EventKind::kStepEnd);
   go_to(Phase::kIdle);
+  clock_.end_step();
   // Thrown when the reducer can be used again.
   report_end(draining, missing, output_reached);
 }
@@ -326,7 +335,9 @@ void Reducer::drain(std::size_t bucket_index) {
     return;
   }
   auto& bucket = buckets_[bucket_index];
+  note(EventKind::kWaitBegin, bucket_index);
   communicate([&] { bucket.wait(); }, [&] { return describe_bucket(bucket_index); });
+  note(EventKind::kWaitEnd, bucket_index);
   std::vector<const Slot*> wanted;
   wanted.reserve(bucket.slots().size());
   for (const auto& slot : bucket.slots()) {
@@ -342,6 +353,7 @@ void Reducer::drain(std::size_t bucket_index) {
     }
   }
   write_back(bucket, wanted, params_, options_.gradient_as_bucket_view);
+  note(EventKind::kWrittenBack, bucket_index);
 }
 
 void Reducer::report_later(UserError error) {

@@ -25,6 +25,7 @@
 #include "launch_queue.h"
 #include "output_watch.h"
 #include "phase.h"
+#include "recording.h"
 #include "step_clock.h"
 #include "used_map.h"
 
@@ -100,6 +101,12 @@ class Reducer final : public GradListener,
   // rank; see Bucket::set_rows. UserError if the param's gradient is not expected to be sparse.
   void set_sparse_rows(std::size_t param_index, const at::Tensor& rows);
 
+  // From here on what happens is noted in `recording`, too. UserError within a backward.
+  void add_recording(std::shared_ptr<Recording> recording);
+
+  // Not any more; may come at any time.
+  void remove_recording(const std::shared_ptr<Recording>& recording);
+
   // Called after each synchronised backward, on the thread that ends it.
   void set_after_sync(std::function<void()> after_sync);
 
@@ -144,6 +151,17 @@ class Reducer final : public GradListener,
   // All of these need mutex_ held.
   void go_to(Phase phase) {
     phase_ = transition(phase_, phase);
+    for (const auto& recording : recordings_) {
+      recording->note_on_host(EventKind::kPhase, step_number(), static_cast<std::size_t>(phase));
+    }
+  }
+  void note(EventKind kind, std::size_t index = 0) {
+    for (const auto& recording : recordings_) {
+      recording->note(kind, step_number(), index);
+    }
+  }
+  uint32_t step_number() const {
+    return static_cast<uint32_t>(clock_.num_steps());
   }
 
   // A step.
@@ -241,6 +259,7 @@ class Reducer final : public GradListener,
   std::optional<int> divisor_;
   std::function<void()> after_sync_;
   StepClock clock_;
+  std::vector<std::shared_ptr<Recording>> recordings_;  // none unless someone looks
   OutputWatch outputs_;
   BackwardScope scope_;
   bool output_reached_ = false;  // by the backward that runs

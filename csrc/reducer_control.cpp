@@ -113,6 +113,10 @@ bool Reducer::prepare_forward() {
     raise(errors::params_without_gradient(where(), names_of(owed)));
   }
   clock_.note(Moment::kForwardStart);
+  for (const auto& recording : recordings_) {
+    recording->collect();
+  }
+  note(EventKind::kForwardBegin);
   return rebuild_if_due();
 }
 
@@ -151,6 +155,9 @@ BucketPlan Reducer::initial_plan() const {
 
 void Reducer::make_buckets() {
   const at::NoGradGuard no_grad;
+  for (const auto& recording : recordings_) {
+    recording->note_plan(step_number(), plan_);
+  }
   buckets_.clear();
   if (!communicates()) {
     return;
@@ -211,6 +218,7 @@ bool Reducer::all_frozen() const {
 
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
   const Lock lock(mutex_);
+  note(EventKind::kForwardEnd);
   outputs_.watch(outputs, weak_from_this());
 }
 

@@ -1,4 +1,5 @@
 // What may be changed of a reducer between steps, and what may be looked at.
+#include <algorithm>
 #include <utility>
 
 #include "reducer.h"
@@ -41,6 +42,21 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
   if (communicates()) {
     buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
   }
+}
+
+void Reducer::add_recording(std::shared_ptr<Recording> recording) {
+  const Lock lock(mutex_);
+  if (phase_ != Phase::kIdle) {
+    throw errors::inside_backward(where(), "ddpx.record()");
+  }
+  recording->note_plan(step_number(), plan_);
+  recordings_.push_back(std::move(recording));
+}
+
+void Reducer::remove_recording(const std::shared_ptr<Recording>& recording) {
+  const Lock lock(mutex_);
+  recordings_.erase(
+      std::remove(recordings_.begin(), recordings_.end(), recording), recordings_.end());
 }
 
 void Reducer::set_after_sync(std::function<void()> after_sync) {

@@ -16,8 +16,10 @@ class Phase:
     COLLECTING: ClassVar[Phase]
     DRAINING: ClassVar[Phase]
     FAILED: ClassVar[Phase]
+    __members__: ClassVar[dict[str, Phase]]
     @property
     def name(self) -> str: ...
+    def __int__(self) -> int: ...
 
 def transition(from_: Phase, to: Phase) -> Phase:
     """Returns ``to`` if a reducer may go there from ``from_``; RuntimeError naming both if not."""
@@ -137,6 +139,59 @@ class ShmBackend(Backend):
     def resident_bytes(self) -> int:
         """Of memory that buckets lie in."""
 
+def steady_now() -> int:
+    """Nanoseconds on the clock of recordings, which the ranks of one host share."""
+
+class EventKind:
+    """What an event of a recording is; ``csrc/event_log.h`` says what its index means."""
+
+    FORWARD_BEGIN: ClassVar[EventKind]
+    FORWARD_END: ClassVar[EventKind]
+    PHASE: ClassVar[EventKind]
+    BACKWARD_BEGIN: ClassVar[EventKind]
+    GRAD_ARRIVED: ClassVar[EventKind]
+    BUCKET_READY: ClassVar[EventKind]
+    LAUNCHED: ClassVar[EventKind]
+    COMPLETED: ClassVar[EventKind]
+    BACKWARD_END: ClassVar[EventKind]
+    WAIT_BEGIN: ClassVar[EventKind]
+    WAIT_END: ClassVar[EventKind]
+    WRITTEN_BACK: ClassVar[EventKind]
+    STEP_END: ClassVar[EventKind]
+    __members__: ClassVar[dict[str, EventKind]]
+    @property
+    def name(self) -> str: ...
+    def __int__(self) -> int: ...
+
+class PlanInForce:
+    """A plan, and the first step that it holds for."""
+
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def plan(self) -> BucketPlan: ...
+
+class Recording:
+    """A ring of events, which a reducer fills."""
+
+    def __init__(self, capacity: int, device: torch.device, max_steps: int = 0) -> None:
+        """Notes ``max_steps`` steps, or all if 0; the newest ``capacity`` events are kept."""
+    def close(self) -> None:
+        """To be called when nothing more comes; waits for a device."""
+    def events(self) -> torch.Tensor:
+        """int64, one row an event, oldest first: time in ns, step, kind, index."""
+    @property
+    def plans(self) -> list[PlanInForce]: ...
+    @property
+    def capacity(self) -> int:
+        """How many events there is room for."""
+    @property
+    def num_added(self) -> int:
+        """How many events came, with those that were overwritten since."""
+    @property
+    def device_error_ns(self) -> int:
+        """How far times of a device may be off the host's."""
+
 class Reducer:
     """Packs gradients into buckets as they arrive and all-reduces them while backward runs."""
 
@@ -182,6 +237,10 @@ class Reducer:
         """Sums buckets in ``dtype``; takes the place of a communication hook."""
     def set_sparse_rows(self, param_index: int, rows: torch.Tensor) -> None:
         """In which rows (int64, ascending, unique) the sparse gradient of a param has entries."""
+    def add_recording(self, recording: Recording) -> None:
+        """From here on what happens is noted in ``recording``, too."""
+    def remove_recording(self, recording: Recording) -> None:
+        """Not any more."""
     def set_after_sync(self, callback: Callable[[], None]) -> None:
         """Called after each synchronised backward, on the thread that ends it."""
     @property

@@ -15,8 +15,9 @@ if not torch.distributed.is_initialized():
 from ddpx import shm
 from ddpx.module import ReducerDDP
 from ddpx.shm import ShmOptions
+from ddpx.timeline import Timeline, record
 
 shm.register()
 
-__all__ = ["ReducerDDP", "ShmOptions", "__version__"]
+__all__ = ["ReducerDDP", "ShmOptions", "Timeline", "__version__", "record"]
 __version__ = "0.1.0"

@@ -26,6 +26,7 @@ from ddpx.mixed_precision import MixedPrecision, check_config
 from ddpx.options import make_options
 from ddpx.reducer import Reducer
 from ddpx.structure import Structure, inside_functional_call
+from ddpx.timeline.environment import record_if_asked
 from ddpx.uneven_inputs import UnevenInputs
 
 # What _attach() makes anew in a copy.
@@ -161,6 +162,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             )
         self.mixed_precision = mixed_precision
         self._attach(managed)
+        record_if_asked(self)
 
     def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
         """Starts to average the gradients of ``managed``."""

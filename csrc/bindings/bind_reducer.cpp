@@ -162,6 +162,8 @@ void bind_reducer(py::module_& module) {
           py::arg("param_index"),
           py::arg("rows"),
           NoGil())
+      .def("add_recording", &Reducer::add_recording, py::arg("recording"), NoGil())
+      .def("remove_recording", &Reducer::remove_recording, py::arg("recording"), NoGil())
       .def(
           "set_after_sync",
           [](Reducer& reducer, py::function callback) {

@@ -1,0 +1,76 @@
+#include "device_marks.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cmath>
+#include <utility>
+
+namespace ddpx {
+namespace {
+
+// Elapsed times are floats in ms: beyond this distance they are coarser than a microsecond.
+constexpr int64_t kFarthestNs = 5'000'000'000;
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+DeviceMarks::DeviceMarks(c10::Device device) : device_(device), anchor_(device.type()) {
+  record(current_stream(device)).synchronize();  // the device is idle, and the code is warm
+  const auto begin = steady_now();
+  anchor_ = record(current_stream(device));
+  anchor_.synchronize();
+  error_ns_ = (steady_now() - begin) / 2;
+  anchor_ns_ = begin + error_ns_;
+}
+
+c10::Event DeviceMarks::record(c10::Stream stream) const {
+  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with timing
+  event.record(stream);
+  return event;
+}
+
+void DeviceMarks::mark(EventKind kind, uint32_t step, std::size_t index) {
+  marks_.push_back({record(current_stream(device_)), kind, step, index});
+}
+
+void DeviceMarks::mark_after(
+    const std::function<void()>& wait, EventKind kind, uint32_t step, std::size_t index) {
+  if (!side_stream_) {
+    side_stream_ = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
+  }
+  const c10::StreamGuard guard(*side_stream_);
+  wait();
+  marks_.push_back({record(*side_stream_), kind, step, index});
+}
+
+int64_t DeviceMarks::time_of(const c10::Event& event) const {
+  return anchor_ns_ + std::llround(1e6 * anchor_.elapsedTime(event));
+}
+
+void DeviceMarks::collect(EventLog& log) {
+  // In order of their making: one that the device has not passed holds up those behind it, which
+  // is well, since side streams may be slow.
+  while (!marks_.empty() && marks_.front().event.query()) {
+    auto mark = std::move(marks_.front());
+    marks_.pop_front();
+    const auto time_ns = time_of(mark.event);
+    log.add_at(time_ns, mark.kind, mark.step, mark.index);
+    if (time_ns - anchor_ns_ > kFarthestNs) {
+      anchor_ = std::move(mark.event);
+      anchor_ns_ = time_ns;
+    }
+  }
+}
+
+void DeviceMarks::collect_all(EventLog& log) {
+  for (const auto& mark : marks_) {
+    mark.event.synchronize();
+  }
+  collect(log);
+}
+
+}  // namespace ddpx

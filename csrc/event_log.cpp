@@ -1,0 +1,59 @@
+#include "event_log.h"
+
+#include <chrono>
+
+namespace ddpx {
+namespace {
+
+std::size_t power_of_two_from(std::size_t least) {
+  std::size_t power = 1;
+  while (power < least) {
+    power *= 2;
+  }
+  return power;
+}
+
+}  // namespace
+
+int64_t steady_now() {
+  const auto since_epoch = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since_epoch).count();
+}
+
+EventLog::EventLog(std::size_t capacity)
+    : mask_(power_of_two_from(capacity) - 1), slots_(new Slot[mask_ + 1]) {}
+
+void EventLog::add_at(int64_t time_ns, EventKind kind, uint32_t step, std::size_t index) {
+  const auto position = next_.fetch_add(1, std::memory_order_relaxed);
+  auto& slot = slots_[position & mask_];
+  slot.ticket.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  slot.time_ns.store(time_ns, std::memory_order_relaxed);
+  slot.what.store(
+      static_cast<uint64_t>(step) << 32 | static_cast<uint32_t>(index), std::memory_order_relaxed);
+  slot.ticket.store((position + 1) << 8 | static_cast<uint8_t>(kind), std::memory_order_release);
+}
+
+std::vector<Event> EventLog::read() const {
+  std::vector<Event> events;
+  const auto end = next_.load(std::memory_order_acquire);
+  const auto begin = end > capacity() ? end - capacity() : 0;
+  events.reserve(end - begin);
+  for (auto position = begin; position < end; ++position) {
+    const auto& slot = slots_[position & mask_];
+    const auto ticket = slot.ticket.load(std::memory_order_acquire);
+    const auto time_ns = slot.time_ns.load(std::memory_order_relaxed);
+    const auto what = slot.what.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (ticket >> 8 == position + 1 && slot.ticket.load(std::memory_order_relaxed) == ticket) {
+      events.push_back(
+          {time_ns,
+           static_cast<uint32_t>(what >> 32),
+           static_cast<int32_t>(what & 0xffffffff),
+           static_cast<EventKind>(ticket & 0xff)});
+    }
+  }
+  return events;
+}
+
+}  // namespace ddpx

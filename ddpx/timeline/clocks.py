@@ -1,0 +1,104 @@
+"""Brings the clocks of all ranks together.
+
+Cristian's algorithm (F. Cristian, "Probabilistic clock synchronization", 1989): of many round trips
+to rank 0 the quickest tells most, and rank 0's answer was given somewhere within it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ddpx import _C
+
+_ROUND_TRIPS = 50
+
+
+@dataclass(frozen=True)
+class Reading:
+    """This rank's clock against rank 0's, once.
+
+    Attributes:
+        at_ns: when, on this rank's clock.
+        offset_ns: what is to be added to this rank's times to get rank 0's.
+        error_ns: how far ``offset_ns`` may be off: half the round trip. 0 if it is one clock.
+    """
+
+    at_ns: int
+    offset_ns: float
+    error_ns: float
+
+
+def clock_identity() -> str:
+    """The same for processes whose monotonic clock is the same: one boot of one machine, and one
+    time namespace.
+    """
+    with open("/proc/sys/kernel/random/boot_id") as boot_id:
+        boot = boot_id.read().strip()
+    try:
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+    except OSError:  # a kernel without time namespaces
+        return boot
+
+
+def read_clocks(
+    group: dist.ProcessGroup, device: torch.device, identity: str | None = None
+) -> Reading:
+    """Collective over ``group``.
+
+    Args:
+        device: where tensors that the group can send must lie.
+        identity: in the place of :func:`clock_identity`.
+    """
+    rank = group.rank()
+    identities: list[str] = [""] * group.size()
+    dist.all_gather_object(identities, identity or clock_identity(), group=group)
+    reading = Reading(_C.steady_now(), 0.0, 0.0)
+    for other, other_identity in enumerate(identities):
+        if other_identity == identities[0]:
+            continue
+        if rank == other:
+            reading = _ask(group, device)
+        elif rank == 0:
+            _answer(other, group, device)
+    return reading
+
+
+def _ask(group: dist.ProcessGroup, device: torch.device) -> Reading:
+    best = Reading(0, 0.0, float("inf"))
+    message = torch.zeros(1, dtype=torch.int64, device=device)
+    for _ in range(_ROUND_TRIPS):
+        begin = _C.steady_now()
+        dist.send(message, group=group, group_dst=0)
+        dist.recv(message, group=group, group_src=0)
+        theirs = int(message.item())  # waits for a device
+        end = _C.steady_now()
+        if (end - begin) / 2 < best.error_ns:
+            best = Reading(end, theirs - (begin + end) / 2, (end - begin) / 2)
+    return best
+
+
+def _answer(other: int, group: dist.ProcessGroup, device: torch.device) -> None:
+    message = torch.zeros(1, dtype=torch.int64, device=device)
+    for _ in range(_ROUND_TRIPS):
+        dist.recv(message, group=group, group_src=other)
+        message.cpu()  # has come, also on a device
+        message.fill_(_C.steady_now())
+        dist.send(message, group=group, group_dst=other)
+
+
+def to_rank_0(at_ns: int, readings: tuple[Reading, ...]) -> float:
+    """A time of this rank on rank 0's clock.
+
+    Args:
+        readings: one, or one from the start and one from the end; between them the clock is taken
+            to drift evenly.
+    """
+    first, last = readings[0], readings[-1]
+    if last.at_ns <= first.at_ns:
+        return at_ns + first.offset_ns
+    share = (at_ns - first.at_ns) / (last.at_ns - first.at_ns)
+    return at_ns + first.offset_ns + share * (last.offset_ns - first.offset_ns)

@@ -1,0 +1,65 @@
+"""What one rank recorded, as it is gathered from the ranks and stored in files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddpx.timeline.clocks import Reading
+
+
+@dataclass(frozen=True)
+class RawPlan:
+    """Attributes:
+    first_step: that it holds for.
+    buckets: of each, its params and its bytes.
+    """
+
+    first_step: int
+    buckets: tuple[tuple[tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True)
+class RankData:
+    """Attributes:
+    rank, world_size: in the process group.
+    host: its name.
+    backend, device: of the process group; of the module.
+    param_names: of those that take part.
+    readings: of the clock; one or two.
+    device_error_ns: how far a device's times may be off the host's.
+    num_lost: events that the ring had no room for.
+    plans: in order.
+    events: rows of time in ns on this rank's clock, step, kind, index; as ``_C.Recording``.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    backend: str
+    device: str
+    param_names: tuple[str, ...]
+    readings: tuple[Reading, ...]
+    device_error_ns: int
+    num_lost: int
+    plans: tuple[RawPlan, ...]
+    events: Sequence[Sequence[int]]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> RankData:
+        """Raises KeyError or TypeError if that is not what ``to_json`` gave."""
+        values = dict(values)
+        values["param_names"] = tuple(values["param_names"])
+        values["readings"] = tuple(Reading(**reading) for reading in values["readings"])
+        values["plans"] = tuple(
+            RawPlan(
+                plan["first_step"],
+                tuple((tuple(params), num_bytes) for params, num_bytes in plan["buckets"]),
+            )
+            for plan in values["plans"]
+        )
+        return cls(**values)

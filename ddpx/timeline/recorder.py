@@ -1,0 +1,97 @@
+"""One rank's part of a recording: rings of events, readings of clocks, files."""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ddpx import _C
+from ddpx.timeline.clocks import Reading, read_clocks
+from ddpx.timeline.raw import RankData, RawPlan
+
+if TYPE_CHECKING:
+    from ddpx.module import ReducerDDP
+
+# A ring has room for this many events at most, of 32 bytes; but for two steps in any case.
+_MOST_EVENTS = 1 << 20
+_STEPS_KEPT = 50
+
+
+class Recorder:
+    """Notes what the reducer of one model does, from ``start`` to ``stop``.
+
+    Args:
+        model: the wrapper.
+        max_steps: record that many steps and no more. None: the last ones that the ring holds.
+    """
+
+    def __init__(self, model: ReducerDDP, max_steps: int | None) -> None:
+        params = model._managed_params
+        self._group = model.process_group
+        self._reducer = weakref.ref(model.reducer)
+        self._device = model.device
+        self._names = tuple(param.name for param in params)
+        self._num_bytes = [
+            0 if p.expect_sparse else p.tensor.numel() * p.tensor.element_size() for p in params
+        ]
+        self._readings: list[Reading] = []
+        per_step = 10 * len(params) + 16  # each in a bucket of its own, at worst
+        wanted = per_step * (max_steps or _STEPS_KEPT)
+        capacity = max(min(wanted, _MOST_EVENTS), 2 * per_step)
+        self._core = _C.Recording(capacity, self._device, max_steps or 0)
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank()
+
+    @property
+    def started(self) -> bool:
+        return bool(self._readings)
+
+    def start(self) -> None:
+        """Collective over the model's process group."""
+        self._readings.append(read_clocks(self._group, self._device))
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.add_recording(self._core)
+
+    def stop(self) -> None:
+        """Of this rank alone."""
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.remove_recording(self._core)
+        self._core.close()
+
+    def gather(self) -> list[RankData]:
+        """What all ranks recorded. Collective over the model's process group."""
+        self._readings.append(read_clocks(self._group, self._device))
+        everything: list[RankData | None] = [None] * self._group.size()
+        dist.all_gather_object(everything, self.data(), group=self._group)
+        return [data for data in everything if data is not None]
+
+    def data(self) -> RankData:
+        """What this rank recorded so far."""
+        core = self._core
+        return RankData(
+            rank=self.rank,
+            world_size=self._group.size(),
+            host=socket.gethostname(),
+            backend=self._group.name(),
+            device=str(self._device),
+            param_names=self._names,
+            readings=tuple(self._readings),
+            device_error_ns=core.device_error_ns,
+            num_lost=max(core.num_added - core.capacity, 0),
+            plans=tuple(self._raw_plan(in_force) for in_force in core.plans),
+            events=core.events().tolist(),
+        )
+
+    def _raw_plan(self, in_force: _C.PlanInForce) -> RawPlan:
+        buckets = [tuple(bucket) for bucket in in_force.plan.buckets]
+        return RawPlan(
+            in_force.first_step,
+            tuple((params, sum(self._num_bytes[i] for i in params)) for params in buckets),
+        )

@@ -1,0 +1,193 @@
+"""The steps of a recording in a few numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ddpx import errors
+from ddpx.timeline.figures import Holdup, bandwidth, holdup, step_figures
+from ddpx.timeline.model import BucketTimes, Recording, Step
+
+_MS = 1e6
+
+
+@dataclass(frozen=True)
+class BucketSummary:
+    """One bucket: medians over ranks and steps; times in ms since backward began on the rank.
+
+    Attributes:
+        index: in launch order.
+        num_params, num_bytes: that lie in it; bytes are 0 for a sparse gradient.
+        ready_ms, launched_ms, completed_ms, written_back_ms: see ``BucketTimes``.
+        exposed_ms: for how long the end of backward waited for it.
+        gb_per_s: 1e9 bytes of it a second, from the last rank's launch to the last rank's end. None
+            if the size is not known.
+        waited_ms: from the first rank's launch to the last's.
+        waited_for_rank: which rank launched it last in most steps. None with a single rank.
+        waited_for_param: on whose gradient that rank launched it in most of these steps.
+    """
+
+    index: int
+    num_params: int
+    num_bytes: int
+    ready_ms: float
+    launched_ms: float
+    completed_ms: float
+    written_back_ms: float
+    exposed_ms: float
+    gb_per_s: float | None
+    waited_ms: float
+    waited_for_rank: int | None
+    waited_for_param: str | None
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank: medians over steps, in ms; see ``StepFigures``.
+
+    Attributes:
+        last_share: in which share of all buckets and steps this rank was the last to launch.
+        kept_waiting_ms: sum over the buckets of a step, for which it was the last, of the time
+            that the first rank waited; the mean over steps.
+        clock_error_us: how far its times may be off against rank 0's.
+    """
+
+    rank: int
+    host: str
+    step_ms: float
+    compute_ms: float
+    communication_ms: float
+    overlapped_ms: float
+    exposed_ms: float
+    last_share: float
+    kept_waiting_ms: float
+    clock_error_us: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Attributes:
+    steps: the numbers of those that it is made of: all that have the buckets of the last one.
+    num_other_steps: that were recorded with other buckets, before they were rebuilt.
+    buckets, ranks: in order.
+    straggler: the rank that kept others waiting longest. None with a single rank.
+    backend, device, world_size: of the process group; of the model.
+    lost_events: older ones, that the ring had no room for.
+    """
+
+    steps: tuple[int, ...]
+    num_other_steps: int
+    buckets: tuple[BucketSummary, ...]
+    ranks: tuple[RankSummary, ...]
+    straggler: int | None
+    backend: str
+    device: str
+    world_size: int
+    lost_events: int
+
+    def __str__(self) -> str:
+        from ddpx.timeline.text import summary_text
+
+        return summary_text(self)
+
+
+def summarize(recording: Recording) -> Summary:
+    """Raises RuntimeError if no complete step was recorded."""
+    if not recording.steps:
+        raise errors.no_complete_step()
+    layout = recording.steps[-1].layout
+    steps = [step for step in recording.steps if step.layout == layout]
+    holdups = _holdups(steps)
+    ranks = tuple(_rank(recording, rank, steps, holdups) for rank in sorted(recording.hosts))
+    slowest = max(ranks, key=lambda rank: rank.kept_waiting_ms)
+    return Summary(
+        steps=tuple(step.number for step in steps),
+        num_other_steps=len(recording.steps) - len(steps),
+        buckets=tuple(
+            bucket
+            for index in range(len(layout))
+            if (bucket := _bucket(recording, index, steps, holdups)) is not None
+        ),
+        ranks=ranks,
+        straggler=slowest.rank if slowest.kept_waiting_ms > 0 else None,
+        backend=recording.backend,
+        device=recording.device,
+        world_size=recording.world_size,
+        lost_events=sum(recording.lost_events.values()),
+    )
+
+
+_Holdups = dict[tuple[int, int], Holdup]  # by step and bucket
+
+
+def _holdups(steps: Sequence[Step]) -> _Holdups:
+    return {
+        (step.number, index): found
+        for step in steps
+        for index in range(len(step.layout))
+        if (found := holdup(step, index)) is not None
+    }
+
+
+def _bucket(
+    recording: Recording, index: int, steps: Sequence[Step], holdups: _Holdups
+) -> BucketSummary | None:
+    """None if no step communicated it."""
+    times: list[tuple[int, BucketTimes]] = [
+        (rank_step.backward.begin, bucket)
+        for step in steps
+        for rank_step in step.ranks.values()
+        if (bucket := rank_step.buckets[index]) is not None
+    ]
+    if not times:
+        return None
+    found = [h for (_, bucket_index), h in holdups.items() if bucket_index == index]
+    rank = _most_common(h.rank for h in found)
+    param = _most_common(h.param for h in found if h.rank == rank)
+    speeds = [speed for step in steps if (speed := bandwidth(step, index)) is not None]
+    layout = steps[-1].layout[index]
+    return BucketSummary(
+        index=index,
+        num_params=len(layout.params),
+        num_bytes=layout.num_bytes,
+        ready_ms=median(b.ready - begin for begin, b in times) / _MS,
+        launched_ms=median(b.launched - begin for begin, b in times) / _MS,
+        completed_ms=median(b.completed - begin for begin, b in times) / _MS,
+        written_back_ms=median(b.written_back - begin for begin, b in times) / _MS,
+        exposed_ms=median(b.wait.ns for _, b in times) / _MS,
+        gb_per_s=median(speeds) / 1e9 if speeds else None,
+        waited_ms=median(h.waited_ns for h in found) / _MS if found else 0.0,
+        waited_for_rank=rank,
+        waited_for_param=None if param is None else recording.param_names[param],
+    )
+
+
+def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Holdups) -> RankSummary:
+    figures = [step_figures(step.ranks[rank]) for step in steps if rank in step.ranks]
+    mine = [h for h in holdups.values() if h.rank == rank]
+
+    def middle(name: str) -> float:
+        values: list[int] = [getattr(figure, name) for figure in figures]
+        return median(values) / _MS if values else 0.0
+
+    return RankSummary(
+        rank=rank,
+        host=recording.hosts[rank],
+        step_ms=middle("whole"),
+        compute_ms=middle("compute"),
+        communication_ms=middle("communication"),
+        overlapped_ms=middle("overlapped"),
+        exposed_ms=middle("exposed"),
+        last_share=len(mine) / len(holdups) if holdups else 0.0,
+        kept_waiting_ms=sum(h.waited_ns for h in mine) / len(steps) / _MS,
+        clock_error_us=recording.clocks[rank].error_ns / 1e3,
+    )
+
+
+def _most_common(values: Iterable[Any]) -> Any:
+    counts = Counter(values)
+    return counts.most_common(1)[0][0] if counts else None

@@ -1,0 +1,77 @@
+"""Summaries as tables to print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpx.timeline.summary import BucketSummary, RankSummary, Summary
+
+_MIB = 1 << 20
+_BUCKET_HEADERS = (
+    *("bucket", "MiB", "params", "ready", "launched", "completed", "written", "exposed"),
+    *("GB/s", "waits", "for"),
+)
+_RANK_HEADERS = (
+    *("rank", "host", "step", "compute", "comm.", "overlapped", "exposed"),
+    *("last", "others wait", "clock ± µs"),
+)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned, if tabulate is installed (``pip install ddpx[tools]``)."""
+    try:
+        from tabulate import tabulate
+    except ImportError:
+        return "\n".join("\t".join(str(cell) for cell in row) for row in [headers, *rows])
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def summary_text(summary: Summary) -> str:
+    first, last = summary.steps[0], summary.steps[-1]
+    lines = [
+        f"{len(summary.steps)} steps ({first} to {last}) of {len(summary.ranks)} of "
+        f"{summary.world_size} ranks over {summary.backend}, on {summary.device}; medians in ms."
+    ]
+    if summary.num_other_steps:
+        lines.append(f"{summary.num_other_steps} more had other buckets, and are left out.")
+    if summary.lost_events:
+        lines.append(f"{summary.lost_events} older events had no room, and are lost.")
+    lines += ["", "Buckets; times count from the start of backward.", ""]
+    lines.append(table(_BUCKET_HEADERS, [_bucket_row(bucket) for bucket in summary.buckets]))
+    lines += ["", "Ranks.", ""]
+    lines.append(table(_RANK_HEADERS, [_rank_row(rank) for rank in summary.ranks]))
+    if summary.straggler is not None:
+        lines += ["", f"Straggler: rank {summary.straggler}."]
+    return "\n".join(lines)
+
+
+def _bucket_row(bucket: BucketSummary) -> list[str]:
+    waited_for = ""
+    if bucket.waited_for_rank is not None:
+        waited_for = f"rank {bucket.waited_for_rank}, {bucket.waited_for_param or 'no gradient'}"
+    times = (bucket.ready_ms, bucket.launched_ms, bucket.completed_ms, bucket.written_back_ms)
+    return [
+        str(bucket.index),
+        f"{bucket.num_bytes / _MIB:.2f}" if bucket.num_bytes else "sparse",
+        str(bucket.num_params),
+        *(f"{ms:.2f}" for ms in times),
+        f"{bucket.exposed_ms:.2f}",
+        "" if bucket.gb_per_s is None else f"{bucket.gb_per_s:.2f}",
+        f"{bucket.waited_ms:.2f}",
+        waited_for,
+    ]
+
+
+def _rank_row(rank: RankSummary) -> list[str]:
+    times = (rank.step_ms, rank.compute_ms, rank.communication_ms, rank.overlapped_ms)
+    return [
+        str(rank.rank),
+        rank.host,
+        *(f"{ms:.2f}" for ms in times),
+        f"{rank.exposed_ms:.2f}",
+        f"{rank.last_share:.0%}",
+        f"{rank.kept_waiting_ms:.2f}",
+        f"{rank.clock_error_us:.0f}",
+    ]

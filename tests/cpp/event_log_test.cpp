@@ -1,0 +1,81 @@
+#include "event_log.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+namespace ddpx {
+namespace {
+
+TEST(EventLog, GivesBackWhatWasAdded) {
+  EventLog log(4);
+  log.add_at(7, EventKind::kGradArrived, 3, 12);
+  log.add_at(5, EventKind::kLaunched, 4, 0);
+  const auto events = log.read();
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].time_ns, 7);
+  EXPECT_EQ(events[0].step, 3u);
+  EXPECT_EQ(events[0].index, 12);
+  EXPECT_EQ(events[0].kind, EventKind::kGradArrived);
+  EXPECT_EQ(events[1].kind, EventKind::kLaunched);
+}
+
+TEST(EventLog, KeepsTheNewest) {
+  EventLog log(3);
+  ASSERT_EQ(log.capacity(), 4u);
+  for (std::size_t i = 0; i < 11; ++i) {
+    log.add_at(static_cast<int64_t>(i), EventKind::kGradArrived, 0, i);
+  }
+  EXPECT_EQ(log.num_added(), 11u);
+  std::vector<int> indices;
+  for (const auto& event : log.read()) {
+    indices.push_back(event.index);
+  }
+  EXPECT_EQ(indices, (std::vector<int>{7, 8, 9, 10}));
+}
+
+TEST(EventLog, TimesAreThoseOfTheCall) {
+  EventLog log(1);
+  const auto before = steady_now();
+  log.add(EventKind::kPhase, 0, 0);
+  const auto after = steady_now();
+  EXPECT_LE(before, log.read()[0].time_ns);
+  EXPECT_GE(after, log.read()[0].time_ns);
+}
+
+// Each event says twice who added it: a mixture of two would show. A reader looks on meanwhile.
+TEST(EventLog, ManyThreadsMayAdd) {
+  constexpr int kThreads = 4;
+  constexpr int kEvents = 20'000;
+  EventLog log(1 << 10);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&log, t] {
+      for (int i = 0; i < kEvents; ++i) {
+        log.add_at(t, EventKind::kGradArrived, static_cast<uint32_t>(t), static_cast<size_t>(t));
+      }
+    });
+  }
+  const auto all_agree = [](const std::vector<Event>& events) {
+    for (const auto& event : events) {
+      if (event.time_ns != event.index || event.step != static_cast<uint32_t>(event.index)) {
+        return false;
+      }
+    }
+    return true;
+  };
+  for (int look = 0; look < 200; ++look) {
+    ASSERT_TRUE(all_agree(log.read()));
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(log.num_added(), static_cast<uint64_t>(kThreads * kEvents));
+  const auto events = log.read();
+  EXPECT_EQ(events.size(), log.capacity());
+  EXPECT_TRUE(all_agree(events));
+}
+
+}  // namespace
+}  // namespace ddpx

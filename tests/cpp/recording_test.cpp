@@ -1,0 +1,164 @@
+#include "recording.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+std::shared_ptr<Recording> recording(std::size_t capacity = 1000, uint32_t max_steps = 0) {
+  return std::make_shared<Recording>(capacity, c10::Device(c10::kCPU), max_steps);
+}
+
+std::string text_of(const Event& event) {
+  const auto index = std::to_string(event.index);
+  switch (event.kind) {
+    case EventKind::kForwardBegin:
+      return "forward";
+    case EventKind::kForwardEnd:
+      return "forward end";
+    case EventKind::kPhase:
+      return to_string(static_cast<Phase>(event.index));
+    case EventKind::kBackwardBegin:
+      return "backward";
+    case EventKind::kGradArrived:
+      return "grad " + index;
+    case EventKind::kBucketReady:
+      return "ready " + index;
+    case EventKind::kLaunched:
+      return "launched " + index;
+    case EventKind::kCompleted:
+      return "completed " + index;
+    case EventKind::kBackwardEnd:
+      return "backward end";
+    case EventKind::kWaitBegin:
+      return "wait " + index;
+    case EventKind::kWaitEnd:
+      return "waited " + index;
+    case EventKind::kWrittenBack:
+      return "written " + index;
+    case EventKind::kStepEnd:
+      return "end";
+  }
+  return "?";
+}
+
+Log texts_of(const Recording& recording) {
+  Log texts;
+  for (const auto& event : recording.log().read()) {
+    texts.push_back(text_of(event));
+  }
+  return texts;
+}
+
+TEST(Recording, HasAStepInOrder) {
+  Replica replica;
+  replica.learn();
+  const auto recorded = recording();
+  replica.reducer->add_recording(recorded);
+  replica.step();
+  EXPECT_EQ(
+      texts_of(*recorded),
+      (
+          Log{"forward",
+              "forward end",
+              "backward",
+              to_string(Phase::kCollecting),
+              "grad 2",
+              "ready 0",
+              "launched 0",
+              "grad 1",
+              "ready 1",
+              "launched 1",
+              "grad 0",
+              "ready 2",
+              "launched 2",
+              "backward end",
+              to_string(Phase::kDraining),
+              "wait 0",
+              "waited 0",
+              "written 0",
+              "wait 1",
+              "waited 1",
+              "written 1",
+              "wait 2",
+              "waited 2",
+              "written 2",
+              "end",
+              to_string(Phase::kIdle)}));
+}
+
+TEST(Recording, EndsWhenItIsRemoved) {
+  Replica replica;
+  const auto recorded = recording();
+  replica.reducer->add_recording(recorded);
+  replica.step();
+  const auto number = recorded->log().num_added();
+  EXPECT_GT(number, 0u);
+  replica.reducer->remove_recording(recorded);
+  replica.step();
+  EXPECT_EQ(recorded->log().num_added(), number);
+}
+
+TEST(Recording, TakesAsManyStepsAsAreWanted) {
+  Replica replica;
+  replica.step();
+  const auto recorded = recording(1000, 2);
+  replica.reducer->add_recording(recorded);
+  for (int i = 0; i < 4; ++i) {
+    replica.step();
+  }
+  std::vector<uint32_t> ends;
+  for (const auto& event : recorded->log().read()) {
+    if (event.kind == EventKind::kStepEnd) {
+      ends.push_back(event.step);
+    }
+  }
+  EXPECT_EQ(ends, (std::vector<uint32_t>{1, 2}));
+}
+
+TEST(Recording, KnowsThePlanOfEachStep) {
+  Replica replica(GraphMode::kDefault, kParamABucket);
+  const auto recorded = recording();
+  replica.reducer->add_recording(recorded);
+  replica.step({0, 1, 2});
+  replica.step({0, 1, 2});
+  ASSERT_EQ(recorded->plans().size(), 2u);
+  EXPECT_EQ(recorded->plans()[0].first_step, 0u);
+  EXPECT_EQ(recorded->plans()[1].first_step, 1u);
+  EXPECT_EQ(recorded->plans()[1].plan.buckets().front().param_indices, (Indices{0}));
+}
+
+TEST(Recording, SeveralAtATime) {
+  Replica replica;
+  const auto first = recording();
+  const auto second = recording();
+  replica.reducer->add_recording(first);
+  replica.step();
+  replica.reducer->add_recording(second);
+  replica.step();
+  EXPECT_GT(first->log().num_added(), second->log().num_added());
+  EXPECT_GT(second->log().num_added(), 0u);
+}
+
+TEST(Recording, CannotBeginInAStep) {
+  Replica replica;
+  const auto loss = replica.forward({2, 1, 0});
+  std::string text;
+  replica.params[0].register_hook([&](at::Tensor) {
+    try {
+      replica.reducer->add_recording(recording());
+    } catch (const UserError& error) {
+      text = error.what();
+    }
+  });
+  loss.backward();
+  EXPECT_NE(text.find("ddpx.record()"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace ddpx

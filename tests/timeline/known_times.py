@@ -1,0 +1,102 @@
+"""A model and a backend whose times are known beforehand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.futures import Future
+
+
+def _take(seconds: float) -> None:
+    """Exactly: a sleep lasts longer than asked for, so its last bit is spun away."""
+    end = time.perf_counter() + seconds
+    time.sleep(max(seconds - 1e-3, 0))
+    while time.perf_counter() < end:
+        pass
+
+
+class _Sleep(torch.autograd.Function):
+    """Takes known times, and changes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        _take(forward_s)
+        ctx.backward_s = backward_s
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        _take(ctx.backward_s)
+        return grads[0], None, None
+
+
+class SlowLayer(nn.Module):
+    """Its gradient arrives ``backward_s`` after backward has come to it."""
+
+    def __init__(self, numel: int, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(numel))
+        self.forward_s = forward_s
+        self.backward_s = backward_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The product's gradients follow the sleep: the weight's arrives when it is over.
+        return _Sleep.apply(x * self.weight.mean(), self.forward_s, self.backward_s)
+
+
+def slow_model(times: Sequence[tuple[float, float]], numel: int = 1000) -> nn.Sequential:
+    """Args:
+    times: of forward and backward in s, layer by layer.
+    """
+    return nn.Sequential(*(SlowLayer(numel, *each) for each in times))
+
+
+class DelayedGroup(dist.ProcessGroup):
+    """Rank 0 of two, whose all-reduces end so many seconds after their launch, one after another
+    in the list (and again from its start), and leave everything as it is.
+    """
+
+    def __init__(self, delays: Sequence[float]) -> None:
+        super().__init__(0, 2)
+        self._delays = list(delays)
+        self._num_launched = 0
+
+    def restart(self) -> None:
+        """The next all-reduce has the first delay."""
+        self._num_launched = 0
+
+    def getBackendName(self) -> str:
+        return "delayed"
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        future: Future[list[torch.Tensor]] = Future()
+        delay = self._delays[self._num_launched % len(self._delays)]
+        self._num_launched += 1
+
+        def end() -> None:
+            _take(delay)
+            future.set_result(tensors)
+
+        threading.Thread(target=end, daemon=True).start()
+        return _create_work_from_future(future)
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        return self._done(tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
+        for output, source in zip(outputs, inputs, strict=True):
+            for tensor in output:
+                tensor.copy_(source)
+        return self._done(outputs)
+
+    def _done(self, result: Any) -> Any:
+        future: Future[Any] = Future()
+        future.set_result(result)
+        return _create_work_from_future(future)
