@@ -1,4 +1,4 @@
-"""A model and a backend whose times are known beforehand."""
+"""A model and a backend whose times are known: they take them, and write down when."""
 
 from __future__ import annotations
 
@@ -13,49 +13,55 @@ from torch import nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
+from ddpx import _C
 
-def _take(seconds: float) -> None:
-    """Exactly: a sleep lasts longer than asked for, so its last bit is spun away."""
-    end = time.perf_counter() + seconds
-    time.sleep(max(seconds - 1e-3, 0))
-    while time.perf_counter() < end:
-        pass
+# When what was done, in ns: by what was done, the last time that it was. Of this process.
+instants: dict[str, int] = {}
+
+
+def _now(what: str) -> None:
+    instants[what] = _C.steady_now()
 
 
 class _Sleep(torch.autograd.Function):
     """Takes known times, and changes nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        _take(forward_s)
-        ctx.backward_s = backward_s
+    def forward(ctx: Any, x: torch.Tensor, layer: SlowLayer) -> torch.Tensor:
+        _now(f"forward {layer.number} begins")
+        time.sleep(layer.forward_s)
+        _now(f"forward {layer.number} ends")
+        ctx.layer = layer
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        _take(ctx.backward_s)
-        return grads[0], None, None
+        _now(f"backward {ctx.layer.number} begins")
+        time.sleep(ctx.layer.backward_s)
+        _now(f"backward {ctx.layer.number} ends")
+        return grads[0], None
 
 
 class SlowLayer(nn.Module):
     """Its gradient arrives ``backward_s`` after backward has come to it."""
 
-    def __init__(self, numel: int, forward_s: float, backward_s: float) -> None:
+    def __init__(self, number: int, numel: int, forward_s: float, backward_s: float) -> None:
         super().__init__()
+        self.number = number
         self.weight = nn.Parameter(torch.ones(numel))
         self.forward_s = forward_s
         self.backward_s = backward_s
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The product's gradients follow the sleep: the weight's arrives when it is over.
-        return _Sleep.apply(x * self.weight.mean(), self.forward_s, self.backward_s)
+        return _Sleep.apply(x * self.weight.mean(), self)
 
 
 def slow_model(times: Sequence[tuple[float, float]], numel: int = 1000) -> nn.Sequential:
     """Args:
     times: of forward and backward in s, layer by layer.
     """
-    return nn.Sequential(*(SlowLayer(numel, *each) for each in times))
+    return nn.Sequential(*(SlowLayer(i, numel, *each) for i, each in enumerate(times)))
 
 
 class DelayedGroup(dist.ProcessGroup):
@@ -77,14 +83,17 @@ class DelayedGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         future: Future[list[torch.Tensor]] = Future()
-        delay = self._delays[self._num_launched % len(self._delays)]
+        number = self._num_launched % len(self._delays)
         self._num_launched += 1
+        _now(f"all-reduce {number} begins")
 
         def end() -> None:
-            _take(delay)
+            time.sleep(self._delays[number])
+            _now(f"all-reduce {number} ends")
             future.set_result(tensors)
 
         threading.Thread(target=end, daemon=True).start()
+        _now(f"all-reduce {number} is on its way")
         return _create_work_from_future(future)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
