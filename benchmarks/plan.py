@@ -18,12 +18,14 @@ class Plan:
     """Attributes:
     launches: sets of fresh processes, over which figures are pooled.
     effort: for each cell of a table, in each launch.
+    step_effort: the same for step times, whose slow models would get few rounds.
     tiny: take small models.
     step_ranks, sizes_bytes, reduce_ranks, num_params, growth_ranks: what is varied.
     """
 
     launches: int
     effort: Effort
+    step_effort: Effort
     tiny: bool
     step_ranks: tuple[int, ...]
     reduce_ranks: tuple[int, ...]
@@ -45,6 +47,7 @@ KIB, MIB = 1 << 10, 1 << 20
 FULL = Plan(
     launches=3,
     effort=Effort(seconds=10.0, min_rounds=3),
+    step_effort=Effort(seconds=10.0, min_rounds=12),
     tiny=False,
     step_ranks=(1, 2, 4),
     reduce_ranks=(2, 4),
@@ -65,6 +68,7 @@ FULL = Plan(
 QUICK = Plan(
     launches=1,
     effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
+    step_effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
     tiny=True,
     step_ranks=(1, 2),
     reduce_ranks=(2,),

@@ -21,7 +21,7 @@ from tables import Results, short, table
 from torch import nn
 
 import ddpx
-from ddpx.timeline import Timeline
+from ddpx.timeline import Timeline, trace
 
 NAME = "recording"
 TITLE = "Cost of a recording"
@@ -60,13 +60,10 @@ def _demo(steps: int) -> Results:
         environment = {**os.environ, "DDPX_TIMELINE": folder}
         command = [sys.executable, str(_DEMO), f"--steps={steps}", f"--out={folder}/run"]
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
-        timeline = Timeline.load(folder)
-    summary = timeline.summary()
-    events = [
-        4 + len(rank.arrivals) + 7 * sum(bucket is not None for bucket in rank.buckets) + 3
-        for step in timeline.steps
-        for rank in step.ranks.values()
-    ]
+        ranks = trace.read(folder)
+        summary = Timeline.load(folder).summary()
+    last = summary.steps[-1]
+    events = [sum(step == last for _, step, _, _ in data.events) for data in ranks]
     return {"events": max(events), "step_ms": max(rank.step_ms for rank in summary.ranks)}
 
 

@@ -23,6 +23,7 @@ import growth
 import machine
 import memory
 import overlap
+import recording
 import step_time
 import tables
 import tax
@@ -44,7 +45,7 @@ class Part(Protocol):
     def section(self, results: Results) -> str: ...
 
 
-PARTS: tuple[Part, ...] = (step_time, all_reduce, overlap, memory, find_unused, growth, tax)
+PARTS: tuple[Part, ...] = (step_time, all_reduce, overlap, memory, find_unused, growth, tax, recording)
 
 
 def _record(part: Part, plan: Plan, command: str, folder: Path) -> None:

@@ -52,7 +52,7 @@ def time_steps(model_names: list[str], tiny: bool, effort: Effort) -> dict[str, 
 def measure(plan: Plan) -> Results:
     cells = []
     for ranks in plan.step_ranks:
-        launches = plan.launch(ranks, time_steps, list(MODELS), plan.tiny, plan.effort)
+        launches = plan.launch(ranks, time_steps, list(MODELS), plan.tiny, plan.step_effort)
         for model in MODELS:
             times = [slowest_rank([rank[model] for rank in launch]) for launch in launches]
             cells.append({"model": model, "ranks": ranks, **_summary(times)})
