@@ -45,7 +45,16 @@ class Part(Protocol):
     def section(self, results: Results) -> str: ...
 
 
-PARTS: tuple[Part, ...] = (step_time, all_reduce, overlap, memory, find_unused, growth, tax, recording)
+PARTS: tuple[Part, ...] = (
+    step_time,
+    all_reduce,
+    overlap,
+    memory,
+    find_unused,
+    growth,
+    tax,
+    recording,
+)
 
 
 def _record(part: Part, plan: Plan, command: str, folder: Path) -> None:

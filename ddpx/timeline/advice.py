@@ -58,7 +58,7 @@ def _waits(summary: Summary, step_ms: float) -> Iterator[str]:
         first = next(bucket for bucket in buckets if bucket.waited_ms > 0.8 * longest_ms)
         yield (
             f"Bucket {first.index} waits {first.waited_ms:.1f} ms for rank {rank}'s "
-            f"{first.waited_for_param or 'end of backward'}: so much earlier another rank has it "
+            f"{first.waited_for_param or 'end of backward'}: that much earlier another rank has it "
             "ready."
         )
 
@@ -85,15 +85,17 @@ def _exposed(summary: Summary, step_ms: float) -> Iterator[str]:
     last = summary.buckets[-1]
     if last.exposed_ms < _WORTH_A_WORD * step_ms:
         return
-    flight_ms = last.completed_ms - last.launched_ms
-    how = "fully" if last.exposed_ms > 0.9 * flight_ms else f"for {last.exposed_ms:.1f} ms"
-    text = f"The last bucket{_size_of(last)} is {how} exposed"
+    text = f"The last bucket{_size_of(last)} is"
+    exposed = f"exposed for {last.exposed_ms:.1f} ms"
     if last.num_bytes < _MIB:
-        yield f"{text}, {last.exposed_ms:.1f} ms of {step_ms:.1f} ms. It is small already."
+        yield f"{text} {exposed} of a step of {step_ms:.1f} ms. It is small already."
         return
-    earlier = [max(math.ceil(b.num_bytes / _MIB), 1) for b in summary.buckets[:-1]]
-    caps = ", ".join(str(cap) for cap in [*earlier, _rounded(last.num_bytes / _MIB / 4)])
-    yield f"{text}: try bucket_cap_mb_list=[{caps}]."
+    if last.exposed_ms > 0.9 * (last.completed_ms - last.launched_ms):
+        exposed = "fully exposed"
+    # A bucket closes when it reaches its cap, so that caps a bit below keep the earlier ones.
+    earlier = [math.floor(10 * b.num_bytes / _MIB) / 10 for b in summary.buckets[:-1]]
+    caps = ", ".join(f"{cap:g}" for cap in [*earlier, _rounded(last.num_bytes / _MIB / 4)])
+    yield f"{text} {exposed}: try bucket_cap_mb_list=[{caps}]."
 
 
 def _size_of(bucket: BucketSummary) -> str:

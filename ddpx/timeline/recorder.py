@@ -79,7 +79,7 @@ class Recorder:
             rank=self.rank,
             world_size=self._group.size(),
             host=socket.gethostname(),
-            backend=self._group.name(),
+            backend=self._backend_name(),
             device=str(self._device),
             param_names=self._names,
             readings=tuple(self._readings),
@@ -88,6 +88,12 @@ class Recorder:
             plans=tuple(self._raw_plan(in_force) for in_force in core.plans),
             events=core.events().tolist(),
         )
+
+    def _backend_name(self) -> str:
+        try:
+            return self._group._get_backend(self._device).name()
+        except RuntimeError:  # a group written in Python may have none
+            return self._group.name()
 
     def _raw_plan(self, in_force: _C.PlanInForce) -> RawPlan:
         buckets = [tuple(bucket) for bucket in in_force.plan.buckets]
