@@ -1,6 +1,5 @@
 #include "device_marks.h"
 
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cmath>
@@ -34,17 +33,8 @@ c10::Event DeviceMarks::record(c10::Stream stream) const {
 }
 
 void DeviceMarks::mark(EventKind kind, uint32_t step, std::size_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   marks_.push_back({record(current_stream(device_)), kind, step, index});
-}
-
-void DeviceMarks::mark_after(
-    const std::function<void()>& wait, EventKind kind, uint32_t step, std::size_t index) {
-  if (!side_stream_) {
-    side_stream_ = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
-  }
-  const c10::StreamGuard guard(*side_stream_);
-  wait();
-  marks_.push_back({record(*side_stream_), kind, step, index});
 }
 
 int64_t DeviceMarks::time_of(const c10::Event& event) const {
@@ -52,8 +42,8 @@ int64_t DeviceMarks::time_of(const c10::Event& event) const {
 }
 
 void DeviceMarks::collect(EventLog& log) {
-  // In order of their making: one that the device has not passed holds up those behind it, which
-  // is well, since side streams may be slow.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // In the order in which they were made: one that the device has not passed holds up the rest.
   while (!marks_.empty() && marks_.front().event.query()) {
     auto mark = std::move(marks_.front());
     marks_.pop_front();
@@ -67,8 +57,11 @@ void DeviceMarks::collect(EventLog& log) {
 }
 
 void DeviceMarks::collect_all(EventLog& log) {
-  for (const auto& mark : marks_) {
-    mark.event.synchronize();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& mark : marks_) {
+      mark.event.synchronize();
+    }
   }
   collect(log);
 }

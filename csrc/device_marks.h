@@ -7,27 +7,21 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
-#include <optional>
+#include <mutex>
 
 #include "event_log.h"
 
 namespace ddpx {
 
 // A kernel runs later than the call that queues it. A mark is a timing event behind it in its
-// stream; nothing waits for it in a step. Device-generic, for one device. Not thread-safe.
+// stream; nothing waits for it in a step. Device-generic, for one device. Any thread may call.
 class DeviceMarks {
  public:
   // Waits for the device once, to relate its clock to the host's.
   explicit DeviceMarks(c10::Device device);
 
-  // On the current stream.
+  // Behind what the current stream has to do.
   void mark(EventKind kind, uint32_t step, std::size_t index);
-
-  // When `wait`, which makes the current stream wait for something, would let it go on; on a
-  // stream of its own, so that nothing else waits.
-  void mark_after(
-      const std::function<void()>& wait, EventKind kind, uint32_t step, std::size_t index);
 
   // Moves the times of marks that the device has passed into the log.
   void collect(EventLog& log);
@@ -55,7 +49,7 @@ class DeviceMarks {
   c10::Event anchor_;  // its time on the host's clock is known
   int64_t anchor_ns_ = 0;
   int64_t error_ns_ = 0;
-  std::optional<c10::Stream> side_stream_;
+  std::mutex mutex_;  // guards what follows, and the anchor
   std::deque<Mark> marks_;
 };
 

@@ -53,13 +53,12 @@ void Recording::follow(const Bucket::Flight& flight, uint32_t step, std::size_t 
     return;
   }
   auto note_end = [self = shared_from_this(), step, index] {
-    self->note_on_host(EventKind::kCompleted, step, index);
+    self->note(EventKind::kCompleted, step, index);
   };
-  if (marks_ && flight.work) {
-    marks_->mark_after([&] { flight.work->wait(); }, EventKind::kCompleted, step, index);
-  } else if (auto* work = dynamic_cast<GivesEndNotice*>(flight.work.get())) {
+  if (auto* work = dynamic_cast<GivesEndNotice*>(flight.work.get())) {
     work->notify_at_end(std::move(note_end));
   } else if (const auto future = future_of(flight)) {
+    // On a device it is called with a current stream that waits for the future's tensors.
     future->addCallback([note_end = std::move(note_end)](c10::ivalue::Future&) { note_end(); });
   }
 }

@@ -5,14 +5,19 @@ Skipped with the reason where there is none. scripts/gpu_check.sh builds and run
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 from parity_cases import CASES, MODES, compare_case
 from torch import nn
 
+import ddpx
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
 from ddpx.testing.compare import summarize
+from ddpx.timeline import Timeline
 
 pytestmark = [
     pytest.mark.gpu,
@@ -103,3 +108,68 @@ def _gradients_made_on_a_side_stream() -> None:
 
 def test_gradients_made_on_a_side_stream(pools):
     pools("nccl", 1).run(_gradients_made_on_a_side_stream)
+
+
+class _Busy(torch.autograd.Function):
+    """Keeps the device busy in backward, for so many of its clock cycles."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cycles: int) -> torch.Tensor:
+        ctx.cycles = cycles
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        torch.cuda._sleep(ctx.cycles)
+        return grads[0], None
+
+
+class _BusyLayer(nn.Module):
+    def __init__(self, cycles: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(256, 256)
+        self.cycles = cycles
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(_Busy.apply(x, self.cycles))
+
+
+def _record_busy_layers(cycles: int) -> tuple[Timeline, float]:
+    """And how many ns the device takes for so many cycles."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(cycles)
+    begin.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    torch.cuda.synchronize()
+    module = nn.Sequential(*(_BusyLayer(cycles) for _ in range(4))).cuda()
+    model = ReducerDDP(module, bucket_cap_mb=0.0001)
+    x = torch.randn(16, 256, device="cuda", requires_grad=True)
+    for _ in range(3):
+        model(x).sum().backward()
+    torch.cuda.set_sync_debug_mode("default")
+    with ddpx.record(model) as timeline:
+        torch.cuda.set_sync_debug_mode("error")
+        for _ in range(4):
+            model(x).sum().backward()
+        torch.cuda.set_sync_debug_mode("default")
+    return timeline, 1e6 * begin.elapsed_time(end)
+
+
+def test_times_are_the_devices(pools):
+    """The host is done long before the device has come to the last layer."""
+    timeline, busy_ns = pools("nccl", 1).run(_record_busy_layers, 20_000_000)[0]
+    assert len(timeline.steps) == 4
+    for step in timeline.steps:
+        for rank_step in step.ranks.values():
+            # Of the weights: each one's comes before its layer's sleep, after those behind it.
+            weights = [a for a in rank_step.arrivals if "weight" in _name(timeline, a.param)]
+            between = [b.at - a.at for a, b in pairwise(weights)]
+            assert between == pytest.approx([busy_ns] * 3, rel=0.3)
+            for bucket in rank_step.buckets:
+                assert bucket is not None
+                assert bucket.ready <= bucket.launched <= bucket.completed <= bucket.written_back
+
+
+def _name(timeline: Timeline, param: int) -> str:
+    return timeline.recording.param_names[param]
