@@ -6,6 +6,7 @@ import socket
 import weakref
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from ddpx import _C
@@ -31,6 +32,10 @@ class Recorder:
     def __init__(self, model: ReducerDDP, max_steps: int | None) -> None:
         params = model._managed_params
         self._group = model.process_group
+        # Kept, since a file may be written when the group has been destroyed.
+        self.rank = self._group.rank()
+        self._world_size = self._group.size()
+        self._backend = _backend_name(self._group, model.device)
         self._reducer = weakref.ref(model.reducer)
         self._device = model.device
         self._names = tuple(param.name for param in params)
@@ -42,10 +47,6 @@ class Recorder:
         wanted = per_step * (max_steps or _STEPS_KEPT)
         capacity = max(min(wanted, _MOST_EVENTS), 2 * per_step)
         self._core = _C.Recording(capacity, self._device, max_steps or 0)
-
-    @property
-    def rank(self) -> int:
-        return self._group.rank()
 
     @property
     def started(self) -> bool:
@@ -68,7 +69,7 @@ class Recorder:
     def gather(self) -> list[RankData]:
         """What all ranks recorded. Collective over the model's process group."""
         self._readings.append(read_clocks(self._group, self._device))
-        everything: list[RankData | None] = [None] * self._group.size()
+        everything: list[RankData | None] = [None] * self._world_size
         dist.all_gather_object(everything, self.data(), group=self._group)
         return [data for data in everything if data is not None]
 
@@ -77,9 +78,9 @@ class Recorder:
         core = self._core
         return RankData(
             rank=self.rank,
-            world_size=self._group.size(),
+            world_size=self._world_size,
             host=socket.gethostname(),
-            backend=self._backend_name(),
+            backend=self._backend,
             device=str(self._device),
             param_names=self._names,
             readings=tuple(self._readings),
@@ -89,15 +90,16 @@ class Recorder:
             events=core.events().tolist(),
         )
 
-    def _backend_name(self) -> str:
-        try:
-            return self._group._get_backend(self._device).name()
-        except RuntimeError:  # a group written in Python may have none
-            return self._group.name()
-
     def _raw_plan(self, in_force: _C.PlanInForce) -> RawPlan:
         buckets = [tuple(bucket) for bucket in in_force.plan.buckets]
         return RawPlan(
             in_force.first_step,
             tuple((params, sum(self._num_bytes[i] for i in params)) for params in buckets),
         )
+
+
+def _backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    try:
+        return group._get_backend(device).name()
+    except RuntimeError:  # a group written in Python may have none
+        return group.name()

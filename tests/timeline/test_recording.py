@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -250,6 +252,24 @@ def test_by_environment(pair, tmp_path, steps, expected):
     for step in timeline.steps:
         assert set(step.ranks) == {0, 1}
         _check_order(step)
+
+
+@pytest.mark.parametrize("ending", ["", "break"])
+def test_a_script_that_ends(tmp_path, ending):
+    """The groups are gone by then, or Python is on its way out of an error."""
+    command = [*(sys.executable, "-m", "torch.distributed.run", "--standalone")]
+    command += ["--nproc-per-node=2", str(Path(__file__).with_name("unaware.py")), ending]
+    folder = tmp_path / "timeline"
+    done = subprocess.run(
+        command,
+        env={**os.environ, "DDPX_TIMELINE": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode != 0) == bool(ending), done.stderr
+    steps = [step.number for step in Timeline.load(folder).steps]
+    assert steps == [0, 1, 2, 3]
 
 
 def _bad_environment() -> str:
