@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def not_a_module(value: object) -> TypeError:
@@ -97,12 +97,22 @@ def not_a_flag(name: str, value: object) -> TypeError:
     return TypeError(f"{name} must be True or False, but got {value!r}.")
 
 
-def params_differ(report: str) -> RuntimeError:
-    """``report`` names the first difference with the values on the ranks concerned."""
+def ranks_disagree(differences: Sequence[str], most: int) -> RuntimeError:
+    """``differences``: sentences, each with the values on every rank."""
+    lines = [f"  {difference}" for difference in differences[:most]]
+    if len(differences) > most:
+        lines.append(f"  and {len(differences) - most} more")
     return RuntimeError(
-        f"ReducerDDP needs the same parameters on every rank, in the same order. {report} "
-        "Build the model the same way on every rank; freeze the same parameters before wrapping."
+        "ReducerDDP needs the same module, options and versions on every rank, but these differ:\n"
+        + "\n".join(lines)
+        + "\nBuild the model the same way everywhere; freeze the same parameters before wrapping."
     )
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1, rank 2"; of many, the first ones and how many there are."""
+    shown = ", ".join(f"rank {rank}" for rank in ranks[:8])
+    return shown if len(ranks) <= 8 else f"{shown}, … ({len(ranks)} ranks)"
 
 
 def not_default_group() -> RuntimeError:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.nn.parameter import UninitializedParameter
 
-from ddpx import errors, nested, params, placement, state_sync, wrapped_params
+from ddpx import agreement, errors, nested, params, placement, state_sync, wrapped_params
 from ddpx.ddp_names import DDPNames
 from ddpx.delayed_params import check_delayed, with_delayed
 from ddpx.grad_access import GradAccess
@@ -152,17 +152,31 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._post_sync_hooks = OrderedDict()  # not a dict: its handles refer to it weakly
         self._post_backward_futures = []
 
+        self.mixed_precision = mixed_precision
         if self._options.init_sync:
-            state_sync.check_params_agree(managed, self.process_group)
+            self._check_agreement(managed[0].tensor.device)
             state_sync.broadcast(
                 params.module_state(
                     module, self.parameters_to_ignore, self._options.sync_buffers_at_init
                 ),
                 self.process_group,
             )
-        self.mixed_precision = mixed_precision
         self._attach(managed)
         record_if_asked(self)
+
+    def _check_agreement(self, device: torch.device) -> None:
+        delayed, gate = self._delayed
+        names = {param: name for name, param in self.module.named_parameters()}
+        config = self.mixed_precision
+        extra = {
+            "delay_all_reduce_named_params": [name for name, _ in delayed or ()],
+            "param_to_hook_all_reduce": None if gate is None else names.get(gate),
+            "mixed_precision": config
+            and (config.param_dtype, config.reduce_dtype, config.buffer_dtype),
+        }
+        ignored = self.parameters_to_ignore
+        description = agreement.describe(self.module, ignored, self._options, extra)
+        agreement.check(description, self.process_group, device)
 
     def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
         """Starts to average the gradients of ``managed``."""

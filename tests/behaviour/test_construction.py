@@ -6,12 +6,14 @@ import copy
 import gc
 import io
 import weakref
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+import ddpx
 from ddpx import ReducerDDP
 
 
@@ -76,31 +78,93 @@ class _Sized(nn.Module):
         self.weights = nn.ParameterList(torch.ones(size, dtype=dtype) for size in sizes)
 
 
-def _mismatch(expected: str, *modules: nn.Module) -> None:
-    with pytest.raises(RuntimeError, match=expected):
-        ReducerDDP(modules[dist.get_rank()])
+def _change(name: str, module: nn.Module, options: dict[str, Any]) -> nn.Module:
+    """Makes the last rank's module or options different."""
+    weights = module.weights
+    if name == "shape":
+        weights[1] = nn.Parameter(torch.ones(4))
+    elif name == "count":
+        weights.append(nn.Parameter(torch.ones(5)))
+    elif name == "name":
+        module.other = weights[1]
+        module.weights = nn.ParameterList([weights[0]])
+    elif name == "order":
+        module.weights = nn.ParameterList()
+        module.weights.register_parameter("1", weights[1])
+        module.weights.register_parameter("0", weights[0])
+    elif name == "dtype":
+        weights[0].data = weights[0].data.double()
+    elif name == "strides":
+        weights[0].data = weights[0].data.t().contiguous().t()
+    elif name == "frozen":
+        weights[1].requires_grad_(False)
+    elif name == "buffer":
+        module.register_buffer("mean", torch.zeros(7))
+    elif name == "option":
+        options["find_unused_parameters"] = True
+    elif name == "version":
+        ddpx.__version__ = "9.9"
+    return module
 
 
-@pytest.mark.parametrize(
-    "expected, modules",
-    [
-        (
-            r"Parameter 1 is 'weights\.1' with shape \(3,\).* on rank 0, but .*\(4,\).* on rank 2",
-            [_Sized((2,), (3,)), _Sized((2,), (3,)), _Sized((2,), (4,))],
-        ),
-        (
-            r"Rank 0 has 1 parameters .* rank 1 has 2; .* counterpart is 'weights\.1'",
-            [_Sized((2,)), _Sized((2,), (3,)), _Sized((2,))],
-        ),
-        (
-            r"dtype float32.* on rank 0, but .*dtype float64.* on rank 1",
-            [_Sized((2,)), _Sized((2,), dtype=torch.float64), _Sized((2,))],
-        ),
+DIFFERENCES = {
+    "shape": [
+        "parameter 'weights.1': shape (3,), float32, strides (1,), trained on rank 0, rank 1; "
+        "shape (4,), float32, strides (1,), trained on rank 2"
     ],
-    ids=["shape", "count", "dtype"],
-)
-def test_mismatch_is_reported_alike_on_every_rank(ranks, expected, modules):
-    ranks(3).run(_mismatch, expected, *modules)
+    "count": ["parameter 'weights.2': absent on rank 0, rank 1; shape (5,), "],
+    "name": ["parameter 'weights.1': shape (3,)", "parameter 'other': absent on rank 0, rank 1; "],
+    "order": ["parameter number 0: 'weights.0' on rank 0, rank 1; 'weights.1' on rank 2"],
+    "dtype": [
+        "parameter 'weights.0': shape (2, 2), float32, strides (2, 1), trained on rank 0, rank 1; "
+        "shape (2, 2), float64"
+    ],
+    "strides": ["strides (2, 1), trained on rank 0, rank 1; shape (2, 2), float32, strides (1, 2)"],
+    "frozen": ["trained on rank 0, rank 1; shape (3,), float32, strides (1,), frozen on rank 2"],
+    "buffer": [
+        "buffer 'mean': absent on rank 0, rank 1; shape (7,), float32, strides (1,) on rank 2"
+    ],
+    "option": ["option find_unused_parameters: False on rank 0, rank 1; True on rank 2"],
+    "version": ["ddpx version: ", " on rank 0, rank 1; 9.9 on rank 2"],
+}
+
+
+def _mismatch(name: str) -> str:
+    version = ddpx.__version__
+    module, options = _Sized((2, 2), (3,)), {}
+    if dist.get_rank() == 2:
+        _change(name, module, options)
+    try:
+        with pytest.raises(RuntimeError, match="needs the same module, options and ver") as error:
+            ReducerDDP(module, **options)
+    finally:
+        ddpx.__version__ = version
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_mismatch_is_reported_alike_on_every_rank(ranks, name):
+    reports = set(ranks(3).run(_mismatch, name))
+    assert len(reports) == 1
+    report = reports.pop()
+    for part in DIFFERENCES[name]:
+        assert part in report, report
+    # Of each thing that differs, a line; and nothing else is named.
+    num_lines = 2 if name == "name" else 1
+    assert len(report.splitlines()) == num_lines + 2, report
+
+
+def _many_differences() -> str:
+    sizes = [(3,)] * 30 if dist.get_rank() else [(2,)] * 30
+    with pytest.raises(RuntimeError) as error:
+        ReducerDDP(_Sized(*sizes))
+    return str(error.value)
+
+
+def test_many_differences_are_counted(ranks):
+    for report in ranks(2).run(_many_differences):
+        assert "and 20 more" in report
+        assert len(report.splitlines()) == 13
 
 
 def _ignored() -> None:
