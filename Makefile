@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test peer-test lint format parity-table bench clean
+.PHONY: help setup build demo test test-all peer-test lint format parity-table bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -21,8 +21,11 @@ build: $(VENV)/.built  ## build the C++ extension in place
 demo: build  ## train a small character GPT on 2 ranks (all GPUs, if there are any)
 	@$(BIN)/python scripts/demo.py
 
-test: build  ## run every test
+test: build  ## run every test; of large matrices a part
 	$(BIN)/python -m pytest
+
+test-all: build  ## run every test, and large matrices in full
+	$(BIN)/python -m pytest --full
 
 peer-test: build  ## torch's own tests of DDP, with ReducerDDP in DDP's place
 	$(BIN)/python scripts/peer_test.py

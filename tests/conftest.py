@@ -9,6 +9,12 @@ import pytest
 from ddpx.testing import RankPool
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="whole matrices, of which otherwise a part is run"
+    )
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], RankPool]]:
     """``ranks(n)``: a pool of n gloo ranks that lives for the session; idle, it costs memory."""

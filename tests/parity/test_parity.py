@@ -8,13 +8,26 @@ from parity_cases import CASES, compare_case
 from ddpx.testing.compare import summarize
 
 PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
-
-
-@pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
 # Over shared memory 3 ranks have to do, where sums in another order show; the parity table has all.
-@pytest.mark.parametrize(
-    "world_size, transport", [(2, None), (3, None), (4, None), (3, "shm")], scope="session"
-)
+SETUPS = [(2, None), (3, None), (4, None), (3, "shm")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every pair in two of the setups, in turn; in all of them with ``--full``."""
+    full = metafunc.config.getoption("--full")
+    chosen = [
+        (*setup, *pair)
+        for index, setup in enumerate(SETUPS)
+        for place, pair in enumerate(PAIRS)
+        if full or (place - index) % 2 == (place // len(SETUPS)) % 2
+    ]
+    metafunc.parametrize(
+        "world_size, transport, case_name, mode",
+        chosen,
+        ids=["-".join(str(part).replace(" ", "-") for part in each) for each in chosen],
+    )
+
+
 def test_bits_match(ranks, world_size, transport, case_name, mode):
     """Over shared memory, too, it is DDP over gloo that the bits have to match."""
     per_rank = ranks(world_size).run(compare_case, case_name, mode, transport=transport)
