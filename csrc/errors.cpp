@@ -81,6 +81,24 @@ UserError param_arrived_again(const Where& where, const std::string& name, bool 
       "' got another gradient after its gradient had been packed for all-reduce. " + remedy);
 }
 
+UserError gradients_not_finite(
+    const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings) {
+  std::ostringstream out;
+  out << opening(where) << "step " << step << " had gradients with NaN or infinity:";
+  for (const auto& [rank, name] : findings) {
+    out << " on rank " << rank << " first '" << name << "';";
+  }
+  out << " their averages are not finite on any rank. Look at that rank's inputs and loss; "
+         "torch.autograd.set_detect_anomaly(True) names the operation. With a gradient scaler, "
+         "which "
+         "skips such steps, do not check.";
+  return UserError(out.str());
+}
+
+std::string finite_agreement() {
+  return "the all-reduce that tells whether all gradients are finite";
+}
+
 UserError gradient_mismatch(
     const Where& where,
     const std::string& name,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phase.h"
@@ -45,6 +46,11 @@ UserError static_graph_changed(
 
 // A gradient arrived again after it was final.
 UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph);
+
+// Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
+UserError gradients_not_finite(
+    const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings);
+std::string finite_agreement();
 
 // The gradient does not fit its slot in the bucket.
 UserError gradient_mismatch(

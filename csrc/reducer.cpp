@@ -58,6 +58,9 @@ void Reducer::on_grad(std::size_t param_index) {
       accept(param_index);
       break;
     case Arrival::kPartial:
+      if (finite_check_) {
+        finite_check_->look(param_index, params_[param_index].grad());
+      }
       if (arrivals_.learning() && options_.mode != GraphMode::kStatic) {
         order_.record(param_index);
       }
@@ -90,6 +93,9 @@ void Reducer::begin_step() {
   }
   order_.restart();
   to_report_.reset();
+  if (finite_check_) {
+    finite_check_->begin_step();
+  }
   std::fill(left_alone_.begin(), left_alone_.end(), false);
   std::fill(moved_out_.begin(), moved_out_.end(), false);
 
@@ -136,6 +142,9 @@ int Reducer::divisor() const {
 }
 
 void Reducer::accept(std::size_t param_index) {
+  if (finite_check_ && !left_alone_[param_index]) {
+    finite_check_->look(param_index, params_[param_index].grad());
+  }
   if (!communicates()) {
     return;
   }
@@ -313,6 +322,7 @@ void Reducer::finish_step(bool output_reached) {
       drain(b);
     }
     settle_guesses();
+    report_not_finite();
     clock_.note(Moment::kCommEnd);
   } catch (...) {
     fail();
@@ -354,6 +364,22 @@ void Reducer::drain(std::size_t bucket_index) {
   }
   write_back(bucket, wanted, params_, options_.gradient_as_bucket_view);
   note(EventKind::kWrittenBack, bucket_index);
+}
+
+void Reducer::report_not_finite() {
+  if (!finite_check_) {
+    return;
+  }
+  const auto findings = communicate(
+      [&] { return finite_check_->agree(*collective_, params_.front().device()); },
+      errors::finite_agreement);
+  std::vector<std::pair<int, std::string>> named;
+  for (const auto& finding : findings) {
+    named.emplace_back(finding.rank, names_[finding.param_index]);
+  }
+  if (!named.empty()) {
+    report_later(errors::gradients_not_finite(where(), clock_.num_steps(), named));
+  }
 }
 
 void Reducer::report_later(UserError error) {

@@ -21,6 +21,7 @@
 #include "collective.h"
 #include "comm_hook.h"
 #include "errors.h"
+#include "finite_check.h"
 #include "grad_hook.h"
 #include "launch_queue.h"
 #include "output_watch.h"
@@ -101,6 +102,11 @@ class Reducer final : public GradListener,
   // rank; see Bucket::set_rows. UserError if the param's gradient is not expected to be sparse.
   void set_sparse_rows(std::size_t param_index, const at::Tensor& rows);
 
+  // Whether backward raises, on every rank, if a gradient of any rank is not finite; costs an
+  // all-reduce of a few bytes a step, and the same must be set on all ranks. UserError within a
+  // backward.
+  void set_check_finite(bool enabled);
+
   // From here on what happens is noted in `recording`, too. UserError within a backward.
   void add_recording(std::shared_ptr<Recording> recording);
 
@@ -175,6 +181,7 @@ class Reducer final : public GradListener,
   void finish_step(bool output_reached);
   void drain(std::size_t bucket_index);
   void report_end(const errors::Where& where, const Indices& missing, bool output_reached);
+  void report_not_finite();
   void report_later(UserError error);
   [[noreturn]] void raise(const UserError& error);
   int divisor() const;
@@ -257,6 +264,7 @@ class Reducer final : public GradListener,
   std::map<std::size_t, at::Tensor> sparse_rows_;  // by param index
   std::shared_ptr<CommHook> comm_hook_;
   std::optional<int> divisor_;
+  std::optional<FiniteCheck> finite_check_;  // if gradients are to be checked
   std::function<void()> after_sync_;
   StepClock clock_;
   std::vector<std::shared_ptr<Recording>> recordings_;  // none unless someone looks

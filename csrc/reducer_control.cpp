@@ -254,6 +254,9 @@ void Reducer::match_peers() noexcept {
     if (agrees_on_use()) {
       used_.launch(*collective_);
     }
+    if (finite_check_) {
+      finite_check_->agree(*collective_, params_.front().device());
+    }
   } catch (...) {
     // The error that aborted this backward is the one to report.
   }

@@ -141,12 +141,20 @@ void Reducer::shadow_step() {
       predict();
       used_.clear();
     }
+    if (finite_check_) {
+      finite_check_->begin_step();
+    }
+    report_not_finite();
   } catch (...) {
     fail();
     throw;
   }
   static_use_agreed_ = true;
   go_to(Phase::kIdle);
+  clock_.skip_step();
+  if (const auto error = std::exchange(to_report_, std::nullopt)) {
+    raise(*error);
+  }
 }
 
 }  // namespace ddpx

@@ -44,6 +44,14 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
   }
 }
 
+void Reducer::set_check_finite(bool enabled) {
+  const Lock lock(mutex_);
+  if (phase_ != Phase::kIdle) {
+    throw errors::inside_backward(where(), "check_finite()");
+  }
+  finite_check_ = enabled ? std::make_optional<FiniteCheck>() : std::nullopt;
+}
+
 void Reducer::add_recording(std::shared_ptr<Recording> recording) {
   const Lock lock(mutex_);
   if (phase_ != Phase::kIdle) {

@@ -50,6 +50,10 @@ void StepClock::end_step() {
     report_.num_launches = num_launches_;
     report_.moments = moments_;
   }
+  skip_step();
+}
+
+void StepClock::skip_step() {
   moments_ = {};
   num_launches_ = 0;
   ++num_steps_;

@@ -56,6 +56,9 @@ class StepClock {
   // A synchronised step has come to its end.
   void end_step();
 
+  // A synchronised step of the other ranks, in which this one has no gradients, has ended.
+  void skip_step();
+
   // Of the last sampled step.
   const StepReport& report() const {
     return report_;

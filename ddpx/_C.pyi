@@ -237,6 +237,8 @@ class Reducer:
         """Sums buckets in ``dtype``; takes the place of a communication hook."""
     def set_sparse_rows(self, param_index: int, rows: torch.Tensor) -> None:
         """In which rows (int64, ascending, unique) the sparse gradient of a param has entries."""
+    def set_check_finite(self, enabled: bool) -> None:
+        """Whether backward raises if a gradient of any rank is not finite."""
     def add_recording(self, recording: Recording) -> None:
         """From here on what happens is noted in ``recording``, too."""
     def remove_recording(self, recording: Recording) -> None:

@@ -48,6 +48,19 @@ class GradAccess(nn.Module):
         """
         self.reducer.reset()
 
+    def check_finite(self, enabled: bool = True) -> None:
+        """Whether ``backward()`` raises, on every rank, if a gradient of any rank has NaN or
+        infinity; the error names step, rank and parameter. Off by default.
+
+        It costs a look at every gradient and an all-reduce of a few bytes a step, and must be the
+        same on all ranks. ``DDPX_CHECK_FINITE=1`` turns it on for scripts that cannot be edited.
+        Not together with a gradient scaler, which expects such steps and skips them.
+
+        Raises:
+            RuntimeError: a backward runs.
+        """
+        self.reducer.set_check_finite(enabled)
+
     def register_post_sync_hook(
         self, param_or_module: torch.Tensor | nn.Module, fn: PostSyncHook
     ) -> RemovableHandle:

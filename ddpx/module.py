@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -188,6 +189,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._first_forward = True
         marked, gate = with_delayed(managed, *self._delayed)
         self.reducer = Reducer(marked, bystanders, self.process_group, self._options, gate)
+        if os.environ.get("DDPX_CHECK_FINITE") == "1":
+            self.check_finite()
         self._precision: MixedPrecision | None = None
         if self.mixed_precision is not None:
             self._precision = MixedPrecision(

@@ -162,6 +162,7 @@ void bind_reducer(py::module_& module) {
           py::arg("param_index"),
           py::arg("rows"),
           NoGil())
+      .def("set_check_finite", &Reducer::set_check_finite, py::arg("enabled"), NoGil())
       .def("add_recording", &Reducer::add_recording, py::arg("recording"), NoGil())
       .def("remove_recording", &Reducer::remove_recording, py::arg("recording"), NoGil())
       .def(

@@ -115,6 +115,29 @@ def test_accumulated_gradients(pair):
         assert [len(rank_step.forwards) for rank_step in step.ranks.values()] == [3, 3]
 
 
+def _record_uneven_inputs() -> Timeline:
+    model = _model()
+    with ddpx.record(model) as timeline:
+        for _ in range(2):
+            with model.join():
+                for _ in range(2 + dist.get_rank()):
+                    _step(model)
+    return timeline
+
+
+def test_uneven_inputs(pair):
+    """Ranks count the steps that they only shadow, so that steps of all ranks stay together."""
+    timeline = pair.run(_record_uneven_inputs)[0]
+    assert {step.number: set(step.ranks) for step in timeline.steps} == {
+        0: {0, 1},
+        1: {0, 1},
+        2: {1},
+        3: {0, 1},
+        4: {0, 1},
+        5: {1},
+    }
+
+
 def _record_with_hook() -> Timeline:
     def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
