@@ -315,3 +315,16 @@ def no_complete_step() -> RuntimeError:
 
 def not_a_timeline(path: object, why: str) -> ValueError:
     return ValueError(f"{path} holds no timeline of ddpx: {why}")
+
+
+def no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
+    """``recorded`` is not empty."""
+    if len(recorded) <= 10:
+        there_are = "these are: " + ", ".join(str(number) for number in recorded)
+    else:
+        there_are = f"{len(recorded)} are, from {recorded[0]} to {recorded[-1]}"
+    return ValueError(f"step {step} is not in this timeline; {there_are}.")
+
+
+def tool_missing(what: str, package: str) -> ImportError:
+    return ImportError(f"{what} needs {package}: pip install 'ddpx[tools]'")

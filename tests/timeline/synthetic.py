@@ -1,0 +1,188 @@
+"""A recording made by hand, with round times, for tests of what is shown of recordings.
+
+Steps 12 and 13 of two ranks, with three buckets each. Rank 1 is late in step 12, rank 0 in step 13,
+where bucket 1 is ready before bucket 0 and has to queue.
+"""
+
+from __future__ import annotations
+
+from ddpx.timeline.model import (
+    Arrival,
+    BucketLayout,
+    BucketTimes,
+    Clock,
+    Interval,
+    PhaseSpan,
+    RankStep,
+    Recording,
+    Step,
+)
+
+MS = 1_000_000
+PARAM_NAMES = ("0.weight", "0.bias", "1.weight", "2.weight", "2.bias")
+LAYOUT = (
+    BucketLayout(params=(4, 3), num_bytes=3 << 20),
+    BucketLayout(params=(2,), num_bytes=2 << 20),
+    BucketLayout(params=(1, 0), num_bytes=1 << 20),
+)
+BEGIN_MS = {12: 100, 13: 150}
+LENGTH_MS = {12: 43, 13: 40}
+
+# Of a bucket: ready, launched, completed, wait begins, wait ends, written back.
+_Bucket = tuple[int, int, int, int, int, int]
+
+
+def _rank_step(
+    begin_ms: int,
+    forward: tuple[int, int],
+    backward: tuple[int, int],
+    end: int,
+    arrivals: dict[int, int],
+    buckets: tuple[_Bucket, ...],
+    rebuilding: tuple[int, int] | None = None,
+) -> RankStep:
+    """All in ms since ``begin_ms``; ``arrivals`` by param, in order."""
+
+    def at(ms: int) -> int:
+        return (begin_ms + ms) * MS
+
+    def between(begin: int, end: int) -> Interval:
+        return Interval(at(begin), at(end))
+
+    phases = [PhaseSpan("rebuilding", between(*rebuilding))] if rebuilding else []
+    phases.append(PhaseSpan("collecting", between(min(arrivals.values()), backward[1])))
+    phases.append(PhaseSpan("draining", between(backward[1], end)))
+    return RankStep(
+        forwards=(between(*forward),),
+        backward=between(*backward),
+        end=at(end),
+        arrivals=tuple(Arrival(param, at(ms)) for param, ms in arrivals.items()),
+        buckets=tuple(
+            BucketTimes(at(ready), at(launched), at(completed), between(*wait), at(written_back))
+            for ready, launched, completed, *wait, written_back in buckets
+        ),
+        phases=tuple(phases),
+    )
+
+
+def _step_12() -> Step:
+    rank_0 = _rank_step(
+        BEGIN_MS[12],
+        forward=(0, 10),
+        backward=(12, 32),
+        end=43,
+        arrivals={4: 16, 3: 18, 2: 24, 1: 28, 0: 30},
+        buckets=(
+            (18, 18, 26, 32, 32, 33),
+            (24, 24, 36, 33, 36, 37),
+            (30, 30, 40, 37, 41, 42),
+        ),
+    )
+    rank_1 = _rank_step(
+        BEGIN_MS[12],
+        forward=(2, 14),
+        backward=(15, 38),
+        end=42,
+        arrivals={4: 20, 3: 22, 2: 29, 1: 34, 0: 36},
+        buckets=(
+            (22, 22, 26, 38, 38, 39),
+            (29, 29, 36, 39, 39, 40),
+            (36, 36, 41, 40, 41, 42),
+        ),
+    )
+    return Step(12, LAYOUT, {0: rank_0, 1: rank_1})
+
+
+def _step_13() -> Step:
+    rank_0 = _rank_step(
+        BEGIN_MS[13],
+        forward=(0, 12),
+        backward=(14, 34),
+        end=40,
+        arrivals={2: 18, 4: 20, 3: 22, 1: 30, 0: 32},
+        buckets=(
+            (22, 22, 28, 34, 34, 35),
+            (18, 23, 30, 35, 35, 36),
+            (32, 32, 38, 36, 38, 39),
+        ),
+        rebuilding=(1, 4),
+    )
+    rank_1 = _rank_step(
+        BEGIN_MS[13],
+        forward=(0, 10),
+        backward=(11, 29),
+        end=39,
+        arrivals={2: 14, 4: 15, 3: 17, 1: 26, 0: 27},
+        buckets=(
+            (17, 17, 28, 29, 29, 30),
+            (14, 18, 30, 30, 30, 31),
+            (27, 27, 38, 31, 38, 39),
+        ),
+        rebuilding=(1, 3),
+    )
+    return Step(13, LAYOUT, {0: rank_0, 1: rank_1})
+
+
+def make_recording(param_names: tuple[str, ...] = PARAM_NAMES) -> Recording:
+    return _recording((_step_12(), _step_13()), 2, param_names)
+
+
+def one_rank_alone() -> Recording:
+    """Step 12 of rank 0 as if it had nobody to communicate with."""
+    rank_0 = _step_12().ranks[0]
+    alone = RankStep(
+        forwards=rank_0.forwards,
+        backward=rank_0.backward,
+        end=rank_0.backward.end,
+        arrivals=rank_0.arrivals,
+        buckets=(None, None, None),
+        phases=(PhaseSpan("collecting", rank_0.backward),),
+    )
+    return _recording((Step(12, LAYOUT, {0: alone}),), 1, PARAM_NAMES)
+
+
+def many_ranks(world_size: int) -> Recording:
+    """Step 12 on many ranks; the fifth before the last is as late as rank 1, the others like 0."""
+    ranks = _step_12().ranks
+    steps = {rank: ranks[int(rank == world_size - 5)] for rank in range(world_size)}
+    return _recording((Step(12, LAYOUT, steps),), world_size, PARAM_NAMES)
+
+
+def _recording(steps: tuple[Step, ...], world_size: int, param_names: tuple[str, ...]) -> Recording:
+    return Recording(
+        param_names=param_names,
+        steps=steps,
+        clocks={rank: Clock(0.0, 0.0) for rank in range(world_size)},
+        hosts={rank: "host" for rank in range(world_size)},
+        backend="gloo",
+        device="cpu",
+        world_size=world_size,
+        lost_events={rank: 0 for rank in range(world_size)},
+    )
+
+
+def many_buckets(
+    num_buckets: int, world_size: int, params_each: int = 1, num_steps: int = 1
+) -> Recording:
+    """Steps from 12 on with buckets that follow one another every ms; all steps are alike."""
+    num_params = num_buckets * params_each
+    names = tuple(f"layers.{index}.weight" for index in range(num_params))
+    backward = (12, 14 + num_buckets)
+    rank_step = _rank_step(
+        BEGIN_MS[12],
+        forward=(0, 10),
+        backward=backward,
+        end=16 + num_buckets,
+        arrivals={param: 13 + param // params_each for param in range(num_params)},
+        buckets=tuple(
+            (13 + index, 13 + index, 15 + index, backward[1], backward[1] + 1, backward[1] + 1)
+            for index in range(num_buckets)
+        ),
+    )
+    layout = tuple(
+        BucketLayout(tuple(range(first, first + params_each)), 1 << 20)
+        for first in range(0, num_params, params_each)
+    )
+    ranks = dict.fromkeys(range(world_size), rank_step)
+    steps = tuple(Step(number, layout, ranks) for number in range(12, 12 + num_steps))
+    return _recording(steps, world_size, names)

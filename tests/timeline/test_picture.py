@@ -1,0 +1,199 @@
+"""Pictures of recordings made by hand: what stands where, and that nothing is cut."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import combinations
+
+import pytest
+from synthetic import make_recording, many_buckets, many_ranks, one_rank_alone
+
+from ddpx.timeline.extent import find_step, straggler
+from ddpx.timeline.model import Recording
+from ddpx.timeline.picture import draw, make_figure, shown_ranks
+
+colors = pytest.importorskip("matplotlib.colors", reason="matplotlib is not installed")
+
+FORWARD, BACKWARD = "#56b4e9", "#0072b2"
+FILLING, QUEUED, HELD_UP, MOVING, WRITING = "#f5cf80", "#e69f00", "#a6dccb", "#009e73", "#cc79a7"
+
+
+def _bars(figure, position: int, color: str | None) -> list[tuple[float, float]]:
+    """From when to when the bars of a colour (None: hatched) of a rank last, in ms, from the top
+    row to the bottom one; those of no length left out.
+    """
+    found = []
+    for bars in figure.axes[position].collections:
+        drawn = bars.get_facecolor()
+        if color is None:
+            wanted = bars.get_hatch() is not None
+        else:
+            wanted = len(drawn) > 0 and colors.to_hex(drawn[0]) == color
+        if wanted:
+            for path in bars.get_paths():
+                (left, top), (right, _) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+                if right > left:
+                    found.append((round(top, 6), round(left, 6), round(right, 6)))
+    return [(left, right) for _, left, right in sorted(found)]
+
+
+def test_where_everything_is():
+    figure = make_figure(make_recording(), 12)
+    assert len(figure.axes) == 2
+    assert _bars(figure, 0, FORWARD) == [(0, 10)]
+    assert _bars(figure, 0, BACKWARD) == [(12, 32)]
+    assert _bars(figure, 0, FILLING) == [(16, 18), (28, 30)]
+    assert _bars(figure, 0, QUEUED) == []
+    # Rank 1 launches the three at 22, 29 and 36.
+    assert _bars(figure, 0, HELD_UP) == [(18, 22), (24, 29), (30, 36)]
+    assert _bars(figure, 0, MOVING) == [(22, 26), (29, 36), (36, 40)]
+    assert _bars(figure, 0, None) == [(33, 36), (37, 40)]
+    assert _bars(figure, 0, WRITING) == [(32, 33), (36, 37), (41, 42)]
+    assert _bars(figure, 1, FORWARD) == [(2, 14)]
+    assert _bars(figure, 1, HELD_UP) == []
+    assert _bars(figure, 1, None) == [(40, 41)]
+
+
+def test_gradients_are_ticks():
+    axes = make_figure(make_recording(), 12).axes[1]
+    ticks = [
+        segment[0][0]
+        for lines in axes.collections
+        if hasattr(lines, "get_segments")
+        for segment in lines.get_segments()
+    ]
+    assert ticks == [20, 22, 29, 34, 36]
+
+
+def test_queued_behind_an_earlier_bucket():
+    figure = make_figure(make_recording(), 13)
+    assert _bars(figure, 0, QUEUED) == [(18, 23)]
+    assert _bars(figure, 1, QUEUED) == [(14, 18)]
+
+
+def _texts(figure) -> list[str]:
+    titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "right")]
+    return [text.get_text() for text in figure.texts] + titles
+
+
+def test_titles():
+    assert _texts(make_figure(make_recording(), 12)) == [
+        "Step 12: 43.0 ms on 2 ranks over gloo, on cpu",
+        "rank 0 waits longest: of 22.0 ms of communication, 16.0 ms overlapped and 6.0 ms exposed; "
+        "rank 1 keeps others waiting longest",
+        "rank 0 (host)",
+        "compute 30.0 ms, communication 22.0 ms: 16.0 overlapped, 6.0 exposed",
+        "rank 1 (host)",
+        "compute 35.0 ms, communication 16.0 ms: 15.0 overlapped, 1.0 exposed",
+    ]
+
+
+def test_the_step_of_median_length():
+    """43 ms and 40 ms: of two in the middle the shorter."""
+    assert "Step 13: 40.0 ms" in _texts(make_figure(make_recording(), None))[0]
+
+
+def test_one_rank_alone():
+    figure = make_figure(one_rank_alone(), None)
+    assert _bars(figure, 0, BACKWARD) == [(12, 32)]
+    assert _bars(figure, 0, MOVING) == []
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["compute", "gradients"]
+    assert _texts(figure)[1] == "nothing was communicated"
+
+
+def test_of_many_ranks_those_that_matter_are_drawn():
+    recording = many_ranks(16)
+    step = find_step(recording, None)
+    assert straggler(step) == 11
+    assert shown_ranks(step) == [0, 1, 2, 3, 11, 13, 14, 15]
+    assert "8 of 16 ranks are drawn: the first, the last and that one" in _texts(
+        make_figure(recording, None)
+    )
+    assert shown_ranks(find_step(many_ranks(8), None)) == list(range(8))
+
+
+RECORDINGS = {
+    "two ranks": make_recording(),
+    "one rank": one_rank_alone(),
+    "16 ranks": many_ranks(16),
+    "60 buckets on 8 ranks": many_buckets(60, 8),
+    "60 buckets on 2 ranks": many_buckets(60, 2),
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS)
+def test_nothing_is_cut_and_no_texts_overlap(recording: Recording):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    figure = make_figure(recording, None)
+    FigureCanvasAgg(figure).draw()
+    width, height = figure.canvas.get_width_height()
+    assert height / figure.dpi < 36
+    unseen = {
+        id(tick.label1)
+        for axes in figure.axes
+        for tick in axes.xaxis.get_major_ticks()
+        if not 0 <= tick.get_loc() <= axes.get_xlim()[1]
+    }
+    boxes = [
+        (text.get_text(), text.get_window_extent())
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text() and id(text) not in unseen
+    ]
+    assert len(boxes) > 10
+    for text, box in boxes:
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= width, text
+        assert box.y1 <= height, text
+    for (text, box), (other_text, other) in combinations(boxes, 2):
+        assert not box.overlaps(other), (text, other_text)
+
+
+def test_written(tmp_path):
+    path = tmp_path / "step.png"
+    draw(make_recording(), path, 12)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    draw(make_recording(), str(tmp_path / "step.svg"), None)
+    assert "<svg" in (tmp_path / "step.svg").read_text()
+
+
+def test_pyplot_stays_out():
+    script = (
+        "import sys, synthetic; from ddpx.timeline.picture import make_figure; "
+        "assert 'matplotlib' not in sys.modules; "
+        "make_figure(synthetic.make_recording(), 12); "
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_errors(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match=r"step 11 is not in this timeline; these are: 12, 13\."):
+        draw(make_recording(), tmp_path / "a.png", 11)
+    nothing = Recording((), (), {}, {}, "gloo", "cpu", 2, {})
+    with pytest.raises(RuntimeError, match="no complete step was recorded"):
+        draw(nothing, tmp_path / "a.png", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(
+        ImportError, match=r"plot\(\) needs matplotlib: pip install 'ddpx\[tools\]'"
+    ):
+        draw(make_recording(), tmp_path / "a.png", 12)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_recording_does_not_list_all_its_steps():
+    step = make_recording().steps[0]
+    steps = tuple(type(step)(number, step.layout, step.ranks) for number in range(5, 55))
+    recording = Recording((), steps, {}, {}, "gloo", "cpu", 2, {})
+    with pytest.raises(ValueError, match="step 2 is not in this timeline; 50 are, from 5 to 54"):
+        find_step(recording, 2)
