@@ -47,6 +47,7 @@ def assemble(ranks: Sequence[RankData]) -> Recording:
     first = ranks[0]
     return Recording(
         param_names=first.param_names,
+        param_bytes=first.param_bytes,
         steps=tuple(Step(number, layouts[number], steps[number]) for number in sorted(steps)),
         clocks={data.rank: _clock(data) for data in ranks},
         hosts={data.rank: data.host for data in ranks},

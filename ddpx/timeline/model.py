@@ -142,6 +142,7 @@ class Recording:
         are those at which the device came by, but for phases, which are the host's.
         world_size: ranks in the process group, recorded or not.
         lost_events: by rank, how many older events the ring had no room for.
+    param_bytes: of each param's gradient; 0 for a sparse one.
     """
 
     param_names: tuple[str, ...]
@@ -152,3 +153,4 @@ class Recording:
     device: str
     world_size: int
     lost_events: dict[int, int]
+    param_bytes: tuple[int, ...] = ()

@@ -53,6 +53,7 @@ def page_data(recording: Recording) -> dict[str, Any]:
         "hosts": recording.hosts,
         "clockErrors": {rank: clock.error_ns / 1e3 for rank, clock in recording.clocks.items()},
         "params": recording.param_names,
+        "paramBytes": recording.param_bytes,
         "layouts": layouts.values,
         "orders": orders.values,
         "steps": steps,

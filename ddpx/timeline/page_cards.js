@@ -112,9 +112,9 @@ class Card {
     const {params, bytes} = this.step.layout[Number(cell.dataset.bucket)];
     const at = this.rankStep.arrivedAt.get(param);
     const place = params.length === 1
-      ? `${sizeText(bytes)}, alone in bucket ${cell.dataset.bucket}`
+      ? `alone in bucket ${cell.dataset.bucket}`
       : `one of ${params.length} in bucket ${cell.dataset.bucket} of ${sizeText(bytes)}`;
     const arrival = at === undefined ? "its gradient never arrives" : `gradient at ${milliseconds(at)} ms`;
-    return `${recording.params[param]}: ${place}; ${arrival}`;
+    return `${recording.params[param]}: ${sizeText(recording.paramBytes[param])}, ${place}; ${arrival}`;
   }
 }

@@ -26,7 +26,7 @@ class RankData:
     rank, world_size: in the process group.
     host: its name.
     backend, device: of the process group; of the module.
-    param_names: of those that take part.
+    param_names, param_bytes: of those that take part; bytes are 0 if the gradient is sparse.
     readings: of the clock; one or two.
     device_error_ns: how far a device's times may be off the host's.
     num_lost: events that the ring had no room for.
@@ -40,6 +40,7 @@ class RankData:
     backend: str
     device: str
     param_names: tuple[str, ...]
+    param_bytes: tuple[int, ...]
     readings: tuple[Reading, ...]
     device_error_ns: int
     num_lost: int
@@ -53,7 +54,8 @@ class RankData:
     def from_json(cls, values: dict[str, Any]) -> RankData:
         """Raises KeyError or TypeError if that is not what ``to_json`` gave."""
         values = dict(values)
-        values["param_names"] = tuple(values["param_names"])
+        for key in ("param_names", "param_bytes"):
+            values[key] = tuple(values[key])
         values["readings"] = tuple(Reading(**reading) for reading in values["readings"])
         values["plans"] = tuple(
             RawPlan(

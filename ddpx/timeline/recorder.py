@@ -39,9 +39,9 @@ class Recorder:
         self._reducer = weakref.ref(model.reducer)
         self._device = model.device
         self._names = tuple(param.name for param in params)
-        self._num_bytes = [
+        self._num_bytes = tuple(
             0 if p.expect_sparse else p.tensor.numel() * p.tensor.element_size() for p in params
-        ]
+        )
         self._readings: list[Reading] = []
         per_step = 10 * len(params) + 16  # each in a bucket of its own, at worst
         wanted = per_step * (max_steps or _STEPS_KEPT)
@@ -83,6 +83,7 @@ class Recorder:
             backend=self._backend,
             device=str(self._device),
             param_names=self._names,
+            param_bytes=self._num_bytes,
             readings=tuple(self._readings),
             device_error_ns=core.device_error_ns,
             num_lost=max(core.num_added - core.capacity, 0),

@@ -154,7 +154,7 @@ class Timeline:
         return cls(None, trace.read(path))
 
     def plot(self, path: str | Path, step: int | None = None) -> None:
-        """Draws one step of all ranks; needs matplotlib (``pip install ddpx[timeline]``).
+        """Draws one step of all ranks; needs matplotlib (``pip install ddpx[tools]``).
 
         Args:
             step: its number. None: the one of median length.

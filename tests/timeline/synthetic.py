@@ -6,6 +6,8 @@ where bucket 1 is ready before bucket 0 and has to queue.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddpx.timeline.model import (
     Arrival,
     BucketLayout,
@@ -20,6 +22,7 @@ from ddpx.timeline.model import (
 
 MS = 1_000_000
 PARAM_NAMES = ("0.weight", "0.bias", "1.weight", "2.weight", "2.bias")
+PARAM_BYTES = (512 << 10, 512 << 10, 2 << 20, 2 << 20, 1 << 20)
 LAYOUT = (
     BucketLayout(params=(4, 3), num_bytes=3 << 20),
     BucketLayout(params=(2,), num_bytes=2 << 20),
@@ -158,6 +161,7 @@ def _recording(steps: tuple[Step, ...], world_size: int, param_names: tuple[str,
         device="cpu",
         world_size=world_size,
         lost_events={rank: 0 for rank in range(world_size)},
+        param_bytes=PARAM_BYTES,
     )
 
 
@@ -185,4 +189,5 @@ def many_buckets(
     )
     ranks = dict.fromkeys(range(world_size), rank_step)
     steps = tuple(Step(number, layout, ranks) for number in range(12, 12 + num_steps))
-    return _recording(steps, world_size, names)
+    size = (1 << 20) // params_each
+    return replace(_recording(steps, world_size, names), param_bytes=(size,) * num_params)

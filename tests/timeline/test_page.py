@@ -289,7 +289,7 @@ def test_what_a_cell_is(page):
     tip = page.point_at(cells[2])
     assert tip == "1.weight: 2.0 MiB, alone in bucket 1; gradient at 29.000 ms"
     tip = page.point_at(cells[1])
-    assert tip == "2.weight: one of 2 in bucket 0 of 3.0 MiB; gradient at 22.000 ms"
+    assert tip == "2.weight: 2.0 MiB, one of 2 in bucket 0 of 3.0 MiB; gradient at 22.000 ms"
 
 
 def test_names_are_text(browser, tmp_path):
@@ -300,7 +300,7 @@ def test_names_are_text(browser, tmp_path):
     page.slide_to(18)
     assert page.now[0] == f"18.000 ms, rank 0: gradient of {MARKUP} arrives"
     assert page.point_at(page.find("[data-param='3']")).startswith(
-        f"{MARKUP}: one of 2 in bucket 0"
+        f"{MARKUP}: 2.0 MiB, one of 2 in bucket 0"
     )
     assert MARKUP in page.find("#figures").text
     assert "x" not in [bold.text for bold in page.find_all("b")]

@@ -415,7 +415,9 @@ def _record_from_two_threads() -> int:
             except RuntimeError:
                 tries += 1
                 assert tries < 10_000
-        time.sleep(0.1)
+        deadline = time.monotonic() + 30
+        while core.num_added == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
         model.reducer.remove_recording(core)
         number = core.num_added
         time.sleep(0.05)
