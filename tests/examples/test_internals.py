@@ -1,0 +1,167 @@
+"""The study guide docs/internals.md: its commands print what it shows, what it names exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "internals.md"
+TEXT = GUIDE.read_text()
+TIME_LIMIT = 100.0  # seconds; a command takes about 5 on two idle cores
+ANYTHING = "…"  # in a line: any text; a line of its own: any lines, or none
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that the guide shows, and the lines that it is said to print."""
+
+    line: str
+    shown: tuple[str, ...]
+
+
+def commands(text: str) -> Iterator[Command]:
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, *shown = part.splitlines()
+            yield Command(line, tuple(shown))
+
+
+def as_shown(shown: tuple[str, ...], printed: str) -> bool:
+    pattern = ""
+    for line in shown:
+        if line.strip() == ANYTHING:
+            pattern += r"(?:[^\n]*\n)*?"
+        else:
+            pattern += r"[^\n]*".join(map(re.escape, line.rstrip().split(ANYTHING))) + r"[ ]*\n"
+    return re.fullmatch(pattern, printed) is not None
+
+
+@pytest.mark.parametrize("command", commands(TEXT), ids=lambda c: c.line.split("/")[-1][:30])
+def test_command_prints_what_is_shown(command: Command) -> None:
+    program, *args = shlex.split(command.line)
+    assert program == "python"
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, *args],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert as_shown(command.shown, done.stdout), f"it printed:\n{done.stdout}"
+
+
+def test_every_script_is_shown() -> None:
+    shown = " ".join(command.line for command in commands(TEXT))
+    scripts = [path.name for path in (ROOT / "docs" / "internals").glob("*.py")]
+    assert scripts
+    assert [name for name in scripts if f"docs/internals/{name}" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        ("a … c", "a b c\n", True),
+        ("a … c", "a b d\n", False),
+        ("a\n…\nc", "a\nb\nb\nc\n", True),
+        ("a\n…\nc", "a\nb\n", False),
+        ("a", "a\nb\n", False),
+        ("a.c", "abc\n", False),
+    ],
+)
+def test_comparison_with_what_is_shown(shown: str, printed: str, expected: bool) -> None:
+    assert as_shown(tuple(shown.splitlines()), printed) is expected
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+HEADERS = [path.read_text() for path in (ROOT / "csrc").rglob("*.h")]
+MODULES = [path.read_text() for path in (ROOT / "ddpx").rglob("*.py")]
+TORCH_REDUCER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/reducer.hpp"
+
+
+def cpp_member_exists(owner: str, member: str) -> bool:
+    declares = re.compile(rf"\b(?:class|struct|enum class) (?:\w+\([^)]*\) )?{owner}\b[^;]*\{{")
+    return any(
+        declares.search(header) and re.search(rf"\b{member}\b", header) for header in HEADERS
+    )
+
+
+def python_member_exists(owner: str, member: str) -> bool:
+    return any(
+        re.search(rf"^class {owner}\b", module, re.MULTILINE)
+        and re.search(rf"^    def {member}\(", module, re.MULTILINE)
+        for module in MODULES
+    )
+
+
+def function_exists(name: str) -> bool:
+    return (
+        any(re.search(rf"\b{name}\(", header) for header in HEADERS)
+        or any(re.search(rf"\bdef {name}\(", module) for module in MODULES)
+        or hasattr(torch.Tensor, name)
+        or hasattr(torch.nn.Module, name)
+    )
+
+
+def exists(name: str) -> bool:
+    """Whether a name that the guide puts in backticks is there; True for what is not a name."""
+    if in_torch := re.fullmatch(r"c10d::Reducer::(\w+)", name):
+        return re.search(rf"\b{in_torch[1]}\(", TORCH_REDUCER.read_text()) is not None
+    if in_cpp := re.fullmatch(r"(\w+)::(\w+)", name):
+        return cpp_member_exists(in_cpp[1], in_cpp[2])
+    if in_python := re.fullmatch(r"([A-Z]\w+)\.(\w+)", name):
+        return python_member_exists(in_python[1], in_python[2])
+    if function := re.fullmatch(r"(?:\w+\.)*(\w+)\(\)", name):
+        return function_exists(function[1])
+    return True
+
+
+def names_in(text: str) -> set[str]:
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`([^`\n]+)`", prose))
+
+
+def missing_files(text: str) -> list[str]:
+    paths = re.findall(r"(?<![\w/])((?:csrc|ddpx|tests|docs)/[\w/]+\.(?:h|cpp|py|md))\b", text)
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    return [path for path in paths if not (ROOT / path).is_file()] + [
+        link for link in links if not (GUIDE.parent / link).exists()
+    ]
+
+
+def test_names_exist() -> None:
+    names = names_in(TEXT)
+    assert {"Reducer::on_grad", "BucketPlan::by_arrival", "pack_scaled_dense()"} <= names
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+def test_files_exist() -> None:
+    assert missing_files(TEXT) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Reducer::no_such", "NoClass::fill", "Options.no_such", "no_such()", "c10d::Reducer::no_such"],
+)
+def test_wrong_names_are_found(name: str) -> None:
+    assert not exists(name)
+
+
+def test_missing_files_are_found() -> None:
+    assert missing_files("csrc/no_such.h and [a link](no_such.md)") == [
+        "csrc/no_such.h",
+        "no_such.md",
+    ]
