@@ -257,6 +257,7 @@ void Reducer::match_peers() noexcept {
     if (finite_check_) {
       finite_check_->agree(*collective_, params_.front().device());
     }
+    clock_.skip_step();  // peers count it
   } catch (...) {
     // The error that aborted this backward is the one to report.
   }

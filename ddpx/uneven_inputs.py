@@ -67,8 +67,7 @@ class UnevenInputs(BufferSync, Joinable):
         work = Join.notify_join_context(self)
         divisor = None
         if work is not None and not self._divide_by_initial_world_size:
-            work.wait()
-            divisor = int(work.result()[0].item())
+            divisor = int(work.get_future().wait()[0].item())
         self.reducer.set_divisor(divisor)
 
     def _agree_on_sync(self, has_inputs: bool) -> torch.Tensor:

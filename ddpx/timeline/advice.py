@@ -64,11 +64,11 @@ def _waits(summary: Summary, step_ms: float) -> Iterator[str]:
 
 
 def _too_much_communication(summary: Summary) -> Iterator[str]:
-    slowest = max(summary.ranks, key=lambda rank: rank.communication_ms)
-    if slowest.communication_ms <= slowest.compute_ms:
+    slowest = max(summary.ranks, key=lambda rank: rank.transfer_ms)
+    if slowest.transfer_ms <= slowest.compute_ms:
         return
     advice = (
-        f"Communication takes {slowest.communication_ms:.1f} ms a step, computation "
+        f"Communication takes {slowest.transfer_ms:.1f} ms a step, computation "
         f"{slowest.compute_ms:.1f} ms: no order of buckets can hide all of it. Send less "
         "(bf16_compress_hook, or several backwards in no_sync() for one that averages)"
     )

@@ -80,6 +80,19 @@ def step_figures(rank_step: RankStep) -> StepFigures:
     )
 
 
+def transfer_ns(step: Step, rank: int) -> int:
+    """How long buckets were in flight on all ranks, as this one saw it: its communication without
+    its waits for others to launch.
+    """
+    spans = []
+    for index, bucket in enumerate(step.ranks[rank].buckets):
+        if bucket is not None:
+            launches = [b.launched for r in step.ranks.values() if (b := r.buckets[index])]
+            begin = min(max(launches), bucket.completed)
+            spans.append(Interval(begin, bucket.completed))
+    return total_ns(spans)
+
+
 @dataclass(frozen=True)
 class Holdup:
     """A bucket whose all-reduce could not begin before one rank had launched it.

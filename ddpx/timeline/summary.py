@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ddpx import errors
-from ddpx.timeline.figures import Holdup, bandwidth, holdup, step_figures
+from ddpx.timeline.figures import Holdup, bandwidth, holdup, step_figures, transfer_ns
 from ddpx.timeline.model import BucketTimes, Recording, Step
 
 _MS = 1e6
@@ -50,6 +50,7 @@ class RankSummary:
     """One rank: medians over steps, in ms; see ``StepFigures``.
 
     Attributes:
+        transfer_ms: see ``transfer_ns``.
         last_share: in which share of all buckets and steps this rank was the last to launch.
         kept_waiting_ms: sum over the buckets of a step, for which it was the last, of the time
             that the first rank waited; the mean over steps.
@@ -63,6 +64,7 @@ class RankSummary:
     communication_ms: float
     overlapped_ms: float
     exposed_ms: float
+    transfer_ms: float
     last_share: float
     kept_waiting_ms: float
     clock_error_us: float
@@ -168,6 +170,7 @@ def _bucket(
 
 def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Holdups) -> RankSummary:
     figures = [step_figures(step.ranks[rank]) for step in steps if rank in step.ranks]
+    transfers = [transfer_ns(step, rank) for step in steps if rank in step.ranks]
     mine = [h for h in holdups.values() if h.rank == rank]
 
     def middle(name: str) -> float:
@@ -182,6 +185,7 @@ def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Hold
         communication_ms=middle("communication"),
         overlapped_ms=middle("overlapped"),
         exposed_ms=middle("exposed"),
+        transfer_ms=median(transfers) / _MS if transfers else 0.0,
         last_share=len(mine) / len(holdups) if holdups else 0.0,
         kept_waiting_ms=sum(h.waited_ns for h in mine) / len(steps) / _MS,
         clock_error_us=recording.clocks[rank].error_ns / 1e3,

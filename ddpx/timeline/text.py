@@ -15,7 +15,7 @@ _BUCKET_HEADERS = (
 )
 _RANK_HEADERS = (
     *("rank", "host", "step", "compute", "comm.", "overlapped", "exposed"),
-    *("last", "others wait", "clock ± µs"),
+    *("transfer", "last", "others wait", "clock ± µs"),
 )
 
 
@@ -71,6 +71,7 @@ def _rank_row(rank: RankSummary) -> list[str]:
         rank.host,
         *(f"{ms:.2f}" for ms in times),
         f"{rank.exposed_ms:.2f}",
+        f"{rank.transfer_ms:.2f}",
         f"{rank.last_share:.0%}",
         f"{rank.kept_waiting_ms:.2f}",
         f"{rank.clock_error_us:.0f}",

@@ -121,6 +121,15 @@ def test_more_communication_than_computation():
         assert "shared memory" not in text and "bf16_compress_hook" in text
 
 
+def test_waiting_for_a_rank_is_not_communication():
+    """Rank 0 launches early and waits long; on both ranks together buckets fly for a moment."""
+    early = _rank_step([(10, 149, 140)], compute=20)
+    late = _rank_step([(149, 10, 9)], compute=150)
+    sentences = _advice([early, late], [10])
+    assert not any("Communication takes" in sentence for sentence in sentences)
+    assert any("everyone waits for it" in sentence for sentence in sentences)
+
+
 def test_many_small_buckets():
     small = [(50.0 + i, 60.0, 4.0) for i in range(6)]
     text = " ".join(_advice([_rank_step(small), _rank_step(small)], [0.2] * 6))

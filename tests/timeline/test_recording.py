@@ -138,6 +138,38 @@ def test_uneven_inputs(pair):
     }
 
 
+def _record_an_abort() -> Timeline:
+    """Rank 1 raises when every bucket has left, so that rank 0 finishes that step."""
+    model = _model()
+
+    def explode(grad: torch.Tensor) -> None:
+        raise ArithmeticError
+
+    with ddpx.record(model) as timeline:
+        for number in range(5):
+            x = torch.ones(2, 8, requires_grad=True)
+            if number == 2 and dist.get_rank() == 1:
+                x.register_hook(explode)
+            try:
+                model(x).sum().backward()
+            except ArithmeticError:
+                assert number == 2
+    return timeline
+
+
+def test_steps_stay_together_after_an_abort(pair):
+    timeline = pair.run(_record_an_abort)[0]
+    assert {step.number: set(step.ranks) for step in timeline.steps} == {
+        0: {0, 1},
+        1: {0, 1},
+        2: {0},
+        3: {0, 1},
+        4: {0, 1},
+    }
+    timeline.summary()
+    timeline.advice()
+
+
 def _record_with_hook() -> Timeline:
     def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
