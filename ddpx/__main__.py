@@ -1,0 +1,5 @@
+"""``python -m ddpx``: the command line."""
+
+from ddpx.cli import main
+
+main()

@@ -1,0 +1,54 @@
+"""All commands, and how their mistakes are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from ddpx import __version__
+from ddpx.cli import buckets, info, parity, run, timeline
+from ddpx.cli.errors import UserMistake
+
+
+@click.group()
+@click.version_option(__version__, prog_name="ddpx")
+def ddpx() -> None:
+    """Data-parallel training with ddpx, and a look at what it does.
+
+    \b
+    Examples:
+      ddpx run --nproc-per-node 4 train.py --lr 0.1
+      ddpx parity train.py
+      ddpx timeline train.py --steps 20 --out timeline
+      ddpx buckets mymodels:build --bucket-cap-mb 25 --bucket-cap-mb 5
+      ddpx info
+    """
+
+
+for module in (run, parity, timeline, buckets, info):
+    ddpx.add_command(module.command)
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """The exit code. A mistake of the user's is told in one line."""
+    try:
+        return ddpx.main(arguments, prog_name="ddpx", standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as wanted:
+        print(wanted.format_message())
+        return 2
+    except UserMistake as mistake:
+        return _tell(str(mistake), 2)
+    except click.UsageError as mistake:
+        command = mistake.ctx.command_path if mistake.ctx else "ddpx"
+        return _tell(f"{mistake.format_message()} ({command} --help has examples.)", 2)
+    except click.ClickException as mistake:
+        return _tell(mistake.format_message(), mistake.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+
+
+def _tell(text: str, exit_code: int) -> int:
+    print(f"ddpx: {text}", file=sys.stderr)
+    return exit_code

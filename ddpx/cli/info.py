@@ -1,0 +1,144 @@
+"""``ddpx info``: what a bug report should say about a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from pathlib import Path
+
+import click
+import torch
+import torch.distributed as dist
+
+from ddpx import _C, __version__
+from ddpx.testing import RankFailed, RankPool
+
+_ENVIRONMENT = re.compile(
+    r"(DDPX|TORCH|PYTORCH|NCCL|GLOO|OMP|MKL|KMP|CUDA|HIP|MASTER|PET)_.*"
+    r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|LD_PRELOAD"
+)
+# GCC and clang leave their names in what they compile.
+_COMPILER = re.compile(rb"GCC: \([^)\0]*\) [\d.]+|clang version [\d.]+")
+_PROBE_TIMEOUT_S = 60.0
+
+
+def gather(probe: bool = True) -> dict[str, dict[str, str]]:
+    """Sections of facts. ``probe``: start two processes and see whether they share memory."""
+    return {
+        "versions": {
+            "ddpx": __version__,
+            "torch": torch.__version__,
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+            "system": _system(),
+            "kernel": f"{platform.release()} {platform.machine()}",
+            "C library": " ".join(platform.libc_ver()),
+        },
+        "build": _build(),
+        "machine": {
+            "cores": f"{os.cpu_count()}, of which {_usable_cores()} for this process",
+            "threads of torch": str(torch.get_num_threads()),
+            "devices": _devices(),
+        },
+        "communication": {
+            "backends": _backends(),
+            "shared memory": _shared_memory() if probe else "not tried",
+        },
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if _ENVIRONMENT.fullmatch(name)
+        },
+    }
+
+
+@click.command("info")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--probe/--no-probe", default=True, help="Start two processes that share memory.")
+def command(as_json: bool, probe: bool) -> None:
+    """Says what a bug report should say: versions, build, devices, what ranks can talk over.
+
+    \b
+    Examples:
+      ddpx info
+      ddpx info --json > info.json
+    """
+    facts = gather(probe)
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    for title, section in facts.items():
+        click.echo(title)
+        for name, value in (section or {"(nothing)": ""}).items():
+            click.echo(f"  {name:<18} {value}".rstrip())
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.platform()
+
+
+def _build() -> dict[str, str]:
+    extension = Path(_C.__file__)
+    found = _COMPILER.search(extension.read_bytes())
+    built = time.gmtime(extension.stat().st_mtime)
+    return {
+        "extension": extension.name,
+        "built": time.strftime("%Y-%m-%d %H:%M UTC", built),
+        "compiler": found.group().decode() if found else "not known",
+        "new C++ ABI": "yes" if torch.compiled_with_cxx11_abi() else "no",
+        "torch's compiler": torch.__config__.show().splitlines()[1].strip(" -"),
+        "CUDA of torch": torch.version.cuda or "none",
+        "HIP of torch": torch.version.hip or "none",
+    }
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _devices() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not torch.accelerator.is_available():
+        return "cpu only"
+    if accelerator.type == "cuda":
+        number = torch.cuda.device_count()
+        return ", ".join(torch.cuda.get_device_name(index) for index in range(number))
+    return f"{torch.accelerator.device_count()} x {accelerator.type}"
+
+
+def _backends() -> str:
+    available = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+        "ucc": dist.is_ucc_available(),
+        "shm": "shm" in dist.Backend.backend_list,
+    }
+    return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in available.items())
+
+
+def _shared_memory() -> str:
+    try:
+        with RankPool(2, "shm") as pool:
+            hosts = pool.run(_hosts, timeout=_PROBE_TIMEOUT_S)[0]
+    except (RankFailed, RuntimeError, OSError) as cause:
+        return f"no: {str(cause).strip().splitlines()[-1]}"
+    if len(hosts) > 1:
+        return "no: two processes started here could not share memory, and used gloo"
+    return "yes: two processes shared memory"
+
+
+def _hosts() -> list[list[int]]:
+    """Runs on a rank: which ranks share memory, as the transport found by trying."""
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    if total.ne(2).any():
+        raise RuntimeError("an all-reduce of ones over two ranks gave something other than 2")
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    assert isinstance(backend, _C.ShmBackend)
+    return backend.hosts

@@ -1,0 +1,117 @@
+"""Starts ranks, through torchrun in this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from ddpx.cli import errors
+from ddpx.cli.script import Script
+
+DEFAULT_NUM_RANKS = 2
+_NOT_GIVEN = "not given"
+
+
+def torchrun_options(words: Sequence[str]) -> tuple[argparse.Namespace, Script]:
+    """Torchrun's options, with our defaults, and the script behind them.
+
+    Raises:
+        UserMistake: torchrun does not know an option, or there is no such script.
+    """
+    parser = torchrun.get_args_parser()
+    parser.error = _usage_error  # type: ignore[method-assign]
+    if "PET_NPROC_PER_NODE" not in os.environ:  # by which torchrun takes the option, too
+        parser.set_defaults(nproc_per_node=_NOT_GIVEN)
+    options = parser.parse_args(list(words))
+    if options.no_python or options.run_path:
+        raise errors.only_python()
+    one_node = options.nnodes in ("1", "1:1")
+    if options.nproc_per_node == _NOT_GIVEN:
+        options.nproc_per_node = str(DEFAULT_NUM_RANKS if one_node else 1)
+    meets_elsewhere = (
+        options.rdzv_backend != "static"
+        or options.rdzv_endpoint
+        or options.master_port is not None
+        or options.master_addr != parser.get_default("master_addr")
+    )
+    if one_node and not meets_elsewhere:
+        options.standalone = True
+    script = Script(
+        options.training_script, bool(options.module), tuple(options.training_script_args)
+    )
+    script.check()
+    return options, script
+
+
+def local_options(num_ranks: int) -> argparse.Namespace:
+    """Torchrun's options for ranks on this machine."""
+    words = ["--standalone", f"--nproc-per-node={num_ranks}", "a script"]
+    return torchrun.get_args_parser().parse_args(words)
+
+
+def launch(
+    options: argparse.Namespace,
+    runner: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Runs ``python -m runner arguments`` as ranks, until they end.
+
+    Returns:
+        0; 1 if a rank failed; 128 and the signal's number if a signal ended it, as in shells.
+
+    Raises:
+        UserMistake: torchrun does not like a value among ``options``.
+    """
+    options = argparse.Namespace(**vars(options))
+    options.module = True
+    options.training_script = runner
+    options.training_script_args = list(arguments)
+    try:
+        with _handlers_kept(), _environment(environment or {}):
+            torchrun.run(options)
+    except ChildFailedError as failure:
+        rank, first = failure.get_first_failure()
+        print(f"ddpx: rank {rank} failed, exit code {first.exitcode}", file=sys.stderr)
+        return 1
+    except SignalException as stop:
+        return 128 + int(stop.sigval)
+    except (ValueError, AssertionError, RuntimeError) as cause:
+        raise errors.cannot_launch(cause) from cause
+    return 0
+
+
+def _usage_error(message: str) -> NoReturn:
+    raise errors.bad_torchrun_options(message)
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Torchrun leaves its handlers behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

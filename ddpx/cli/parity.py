@@ -1,0 +1,209 @@
+"""``ddpx parity``: a training under DDP and under ReducerDDP, compared to the bit."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from ddpx.cli import errors, parity_text
+from ddpx.cli.build import build
+from ddpx.cli.build_training import Training
+from ddpx.cli.launch import DEFAULT_NUM_RANKS, launch, local_options
+from ddpx.cli.parity_compare import Difference, Verdict, compare
+from ddpx.cli.parity_record import RankRecord
+from ddpx.cli.parity_runner import CAPTURED, Settings
+from ddpx.cli.script import Script
+from ddpx.module import ReducerDDP
+
+_DEFAULT_NUM_STEPS = 10  # of module:function
+
+
+class RunFailed(click.ClickException):
+    """The script itself failed; the exit code is 1."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run twice.
+
+    Attributes:
+        name: as the user gave it.
+        script: that trains it.
+        num_ranks: on this machine.
+        max_steps: that are compared. None: all.
+    """
+
+    name: str
+    script: Script
+    num_ranks: int
+    max_steps: int | None
+
+    def run(self, replaces: bool, difference: Difference | None = None) -> Outcome:
+        """Raises RunFailed if the script fails; UserMistake if it wraps nothing in DDP."""
+        title = "ReducerDDP" if replaces else "DDP"
+        click.echo(f"ddpx: {self.name} with {title}, {self.num_ranks} ranks", err=True)
+        with tempfile.TemporaryDirectory(prefix="ddpx-parity-") as folder:
+            settings = Settings(folder, replaces, self.max_steps)
+            if difference is not None:
+                settings = replace(
+                    settings,
+                    capture_rank=difference.rank,
+                    capture_event=difference.index,
+                    capture_names=difference.names,
+                )
+            code = launch(
+                local_options(self.num_ranks),
+                "ddpx.cli.parity_runner",
+                [settings.to_word(), *self.script.command()],
+                {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            )
+            if code != 0:
+                failed = RunFailed(f"{self.name} failed with {title}; nothing was compared.")
+                failed.exit_code = code
+                raise failed
+            records = RankRecord.read_all(Path(folder))
+            captured = Path(folder) / CAPTURED
+            tensors = torch.load(captured) if captured.exists() else {}
+        wrappers = {name for record in records for name in record.wrappers}
+        if not wrappers or len(records) < self.num_ranks:
+            raise errors.nothing_wrapped(self.name)
+        if not replaces and "ReducerDDP" in wrappers:
+            raise errors.wrapped_by_itself(self.name)
+        return Outcome(records, tensors)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Attributes:
+    records: of all ranks.
+    captured: tensors that were asked for, by name.
+    """
+
+    records: list[RankRecord]
+    captured: dict[str, torch.Tensor | None]
+
+
+@click.command("parity", context_settings={"ignore_unknown_options": True})
+@click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--nproc-per-node", type=click.IntRange(min=1), default=DEFAULT_NUM_RANKS, show_default=True
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Compare that many steps. Default: all of a script; 10 of a function's model.",
+)
+@click.option("--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.option("--backend", help="For MODULE:FUNCTION: gloo (default), shm, nccl, ...")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="For MODULE:FUNCTION: to DDP."
+)
+def command(
+    target: str,
+    arguments: tuple[str, ...],
+    nproc_per_node: int,
+    steps: int | None,
+    is_module: bool,
+    backend: str | None,
+    settings: tuple[str, ...],
+) -> int:
+    """Runs a training under DDP and then under ReducerDDP, and compares every bit.
+
+    Losses, gradients after each synchronised backward and weights, on every rank, step by step;
+    beside them step times and peak memory. The script has to seed whatever it draws. Options that
+    ddpx does not know, and all behind --, are the script's.
+
+    FUNCTION takes no arguments and returns (module, example input), or a module with an attribute
+    example_input.
+
+    Exits with 0 if all is identical, with 1 if not.
+
+    \b
+    Examples:
+      ddpx parity train.py --epochs 1
+      ddpx parity --steps 20 --nproc-per-node 3 train.py -- --steps 1000
+      ddpx parity mymodels:build --backend shm --set find_unused_parameters=true
+    """
+    if target.startswith("-"):
+        raise click.NoSuchOption(target)
+    is_function = ":" in target and not is_module and not Path(target).exists()
+    if is_function:
+        if arguments:
+            raise click.UsageError(f"{' '.join(arguments)}: a function's model takes no arguments.")
+        num_steps = steps or _DEFAULT_NUM_STEPS
+        training = Training(target, num_steps, backend or "gloo", _ddp_options(settings))
+        _check_example(target)
+        script = Script("ddpx.cli.build_training", True, (training.to_word(),))
+    else:
+        if backend is not None or settings:
+            raise click.UsageError("--backend and --set are for MODULE:FUNCTION.")
+        script = Script(target, is_module, arguments)
+        script.check()
+    return _compare(Subject(target, script, nproc_per_node, steps))
+
+
+def _compare(subject: Subject) -> int:
+    """The exit code."""
+    expected = subject.run(replaces=False).records
+    actual = subject.run(replaces=True).records
+    verdict = compare(expected, actual)
+    sentence = _sentence(subject, expected, verdict)
+    click.echo(parity_text.steps_table(expected, verdict, actual[0]))
+    click.echo(f"\n{parity_text.costs_table(expected, actual)}")
+    click.echo(f"\n{parity_text.compared(verdict, subject.num_ranks)}.\n{sentence}")
+    return 0 if verdict.identical else 1
+
+
+def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict) -> str:
+    if verdict.identical:
+        return "Identical."
+    first = verdict.differences[0]
+    place = parity_text.where(first)
+    if not first.same_course:
+        return f"Different: {place}."
+    # Once more, now that it is known which tensors to keep; and whether DDP does the same again.
+    again = subject.run(replaces=False, difference=first)
+    unstable = compare(expected, again.records).differences
+    if unstable and unstable[0].step <= first.step:
+        return (
+            f"Different: {place}. But with DDP alone the script differs from run to run, too: "
+            f"{parity_text.where(unstable[0])}. Seed whatever it draws, and compare again."
+        )
+    if first.event.kind == "loss":
+        return f"Different: {place}."
+    ours = subject.run(replaces=True, difference=first)
+    return f"Different: {place} {parity_text.how_far(first, again.captured, ours.captured)}."
+
+
+def _check_example(target: str) -> None:
+    _, example = build(target)
+    if example is None:
+        raise errors.no_example_input(target)
+
+
+def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
+    """``NAME=VALUE``, with values as in Python; true, false and none in any case."""
+    known = set(inspect.signature(ReducerDDP).parameters) - {"module"}
+    options = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or name not in known:
+            raise click.BadParameter(
+                f"{setting!r} is no NAME=VALUE of an argument that DDP has.", param_hint="--set"
+            )
+        words = {"true": True, "false": False, "none": None}
+        try:
+            options[name] = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+        except (ValueError, SyntaxError) as cause:
+            raise click.BadParameter(f"{text!r} is no value.", param_hint="--set") from cause
+    return options

@@ -1,0 +1,135 @@
+"""The outcome of ``ddpx parity`` as tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+
+from ddpx.cli.parity_compare import Difference, Verdict
+from ddpx.cli.parity_record import RankRecord
+from ddpx.testing import Trace, compare_traces
+from ddpx.timeline.text import table
+
+_MIB = 1 << 20
+_MOST_STEPS = 20
+
+
+def steps_table(expected: Sequence[RankRecord], verdict: Verdict, actual: RankRecord) -> str:
+    """Losses of rank 0, and whether losses, gradients and weights of all ranks agree.
+
+    Args:
+        expected: of all ranks, with DDP.
+        actual: of rank 0, with ReducerDDP.
+    """
+    losses, ours = _losses(expected[0]), _losses(actual)
+    steps = sorted(losses | ours)
+    if len(steps) > _MOST_STEPS:
+        differing = {difference.step for difference in verdict.differences}
+        wanted = [*steps[:5], *sorted(differing & set(steps))[:10], *steps[-5:]]
+        steps = sorted(set(wanted))
+    rows = [
+        [
+            step,
+            losses.get(step, ""),
+            ours.get(step, ""),
+            *(_agreement(verdict, kind, step) for kind in ("loss", "gradient", "weight")),
+        ]
+        for step in steps
+    ]
+    headers = ("step", "loss, DDP", "loss, ReducerDDP", "losses", "gradients", "weights")
+    return table(headers, rows)
+
+
+def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord]) -> str:
+    """Step time and memory of both."""
+    rows = []
+    for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        rows.append([f"rank {rank}: median step, ms", *_pair(_step_ms(left), _step_ms(right))])
+    for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        pair = _pair(left.peak_bytes / _MIB, right.peak_bytes / _MIB)
+        rows.append([f"rank {rank}: peak memory, MiB", *pair])
+    return table(("", "DDP", "ReducerDDP", "ratio"), rows)
+
+
+def compared(verdict: Verdict, num_ranks: int) -> str:
+    kinds = [f"{number:,} {_plural(kind)}" for kind, number in sorted(verdict.num_values.items())]
+    return f"{', '.join(kinds)} compared, bit for bit, on {num_ranks} ranks"
+
+
+def where(difference: Difference) -> str:
+    """Step, rank and what it is that differs first."""
+    event = difference.event
+    place = f"step {event.step}, rank {difference.rank}"
+    if event.kind == "weight":
+        place = f"after {place}" if event.step else f"before step 1, rank {difference.rank}"
+    model = f" (model {event.model})" if event.model > 0 else ""
+    if not difference.same_course:
+        return f"{place}{model}: {_course(difference)}"
+    if event.kind == "loss":
+        assert difference.expected is not None and difference.actual is not None
+        name = difference.names[0]
+        one, other = difference.expected.values[name], difference.actual.values[name]
+        off = abs(float(one or "nan") - float(other or "nan"))
+        return f"{place}: the loss is {one} with DDP and {other} with ReducerDDP, {off:.3g} apart"
+    what = "gradient of" if event.kind == "gradient" else "weight"
+    return f"{place}{model}: the {what} {difference.names[0]}"
+
+
+def how_far(
+    difference: Difference,
+    expected: Mapping[str, torch.Tensor | None],
+    actual: Mapping[str, torch.Tensor | None],
+) -> str:
+    """In how many elements the first tensor differs, and by how much; how many more differ."""
+    first, *others = difference.names
+    found = compare_traces(Trace(({first: expected[first]},)), Trace(({first: actual[first]},)))
+    text = found.differences[0].removeprefix(f"step 0: {first} ") if found.differences else ""
+    if others:
+        text += f"; so do {len(others)} more {_plural(difference.event.kind)} of this step"
+    return text
+
+
+def _course(difference: Difference) -> str:
+    one, other = difference.expected, difference.actual
+    if one is None or other is None:
+        which = "with ReducerDDP" if one is None else "with DDP"
+        return f"only {which} the script goes on, with a {difference.event.kind}"
+    if (one.kind, one.step, one.model) == (other.kind, other.step, other.model):
+        unlike = sorted(set(one.values) ^ set(other.values))
+        return f"the {_plural(one.kind)} have other names: {', '.join(unlike[:5]) or 'or order'}"
+    return (
+        f"the script takes another course: a {one.kind} of step {one.step} with DDP, "
+        f"a {other.kind} of step {other.step} with ReducerDDP"
+    )
+
+
+def _losses(record: RankRecord) -> dict[int, str]:
+    """By step; the last one of each."""
+    return {
+        event.step: f"{float(list(event.values.values())[-1] or 'nan'):.9g}"
+        for event in record.events
+        if event.kind == "loss" and event.values
+    }
+
+
+def _agreement(verdict: Verdict, kind: str, step: int) -> str:
+    differing = [d for d in verdict.differences if (d.event.kind, d.step) == (kind, step)]
+    if not differing:
+        return "identical"
+    return f"{sum(max(len(d.names), 1) for d in differing)} differ"
+
+
+def _step_ms(record: RankRecord) -> float | None:
+    return median(record.step_ns) / 1e6 if record.step_ns else None
+
+
+def _pair(left: float | None, right: float | None) -> tuple[str, str, str]:
+    if left is None or right is None or left == 0:
+        return "", "", ""
+    return f"{left:.2f}", f"{right:.2f}", f"{right / left:.2f}"
+
+
+def _plural(kind: str) -> str:
+    return "losses" if kind == "loss" else f"{kind}s"

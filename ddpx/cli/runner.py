@@ -1,0 +1,38 @@
+"""What ``ddpx run`` starts as a rank: ``python -m ddpx.cli.runner [-m] script arguments``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from torch import nn
+
+from ddpx.cli.observe import HeldGroups, on_wrap
+from ddpx.cli.script import Script
+from ddpx.cli.swap import replace_ddp
+
+
+def main() -> None:
+    classes: list[str] = []
+
+    def note(wrapper: nn.Module) -> None:
+        classes.append(type(wrapper).__name__)
+
+    replace_ddp()
+    on_wrap(note)
+    groups = HeldGroups()
+    on_wrap(groups.add)
+    try:
+        Script.from_command(sys.argv[1:]).run()
+    finally:
+        groups.let_go()
+    if not classes and os.environ.get("RANK", "0") == "0":
+        print(
+            "ddpx: the script wrapped no model in DistributedDataParallel. (Processes that it "
+            "starts by itself, as with mp.spawn, are not reached: use ReducerDDP there.)",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    main()

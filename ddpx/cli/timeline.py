@@ -1,0 +1,178 @@
+"""``ddpx timeline``: records a script's steps, and shows and compares recordings."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from ddpx.cli import errors
+from ddpx.cli.launch import DEFAULT_NUM_RANKS, launch, local_options
+from ddpx.cli.script import Script
+from ddpx.cli.timeline_compare import comparison_text
+from ddpx.timeline import Timeline
+from ddpx.timeline.environment import FOLDER, STEPS
+from ddpx.timeline.summary import Summary
+
+_RECORD = "record"
+
+
+class _RecordsByDefault(click.Group):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] != "--help" and args[0] not in self.commands:
+            args = [_RECORD, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("timeline", cls=_RecordsByDefault)
+def command() -> None:
+    """Records what happens in the steps of a script, and shows it.
+
+    "record" may be left out.
+
+    \b
+    Examples:
+      ddpx timeline train.py --steps 20 --out timeline
+      ddpx timeline show timeline/trace.json
+      ddpx timeline show after/trace.json --against before/trace.json
+    """
+
+
+@command.command(_RECORD, context_settings={"ignore_unknown_options": True})
+@click.argument("target", metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--nproc-per-node", type=click.IntRange(min=1), default=DEFAULT_NUM_RANKS, show_default=True
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Record that many; the script runs to its end.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("timeline"),
+    show_default=True,
+    help="Folder to write to.",
+)
+@click.option("--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+def record(
+    target: str,
+    arguments: tuple[str, ...],
+    nproc_per_node: int,
+    steps: int,
+    out: Path,
+    is_module: bool,
+) -> int:
+    """Runs a script as `ddpx run` does, and writes what happened in its steps.
+
+    Into the folder: summary.txt, trace.json (for https://ui.perfetto.dev and `ddpx timeline
+    show`), timeline.png, timeline.html. Options that ddpx does not know, and all behind --, are the
+    script's.
+
+    \b
+    Examples:
+      ddpx timeline train.py --steps 20 --out timeline
+      ddpx timeline --nproc-per-node 4 --out timeline train.py -- --steps 1000
+    """
+    if target.startswith("-"):
+        raise click.NoSuchOption(target)
+    script = Script(target, is_module, arguments)
+    script.check()
+    if importlib.util.find_spec("matplotlib") is None:  # better now than when all has run
+        raise errors.tool_missing("matplotlib")
+    with tempfile.TemporaryDirectory(prefix="ddpx-timeline-") as folder:
+        environment = {
+            FOLDER: folder,
+            STEPS: str(steps),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        options = local_options(nproc_per_node)
+        code = launch(options, "ddpx.cli.runner", script.command(), environment)
+        if code != 0:
+            return code
+        if not list(Path(folder).glob("rank*.json")):
+            raise errors.nothing_wrapped(target)
+        timeline = Timeline.load(folder)
+        num_others = len(list(Path(folder).glob("model*-rank0.json")))
+    text = _report(timeline)
+    _write(timeline, text, out)
+    click.echo(text)
+    if num_others:
+        click.echo(f"\nThe script wrapped {num_others} more models; this is the first one.")
+    click.echo(f"\nWritten to {out}: {', '.join(_WRITERS)}, summary.txt")
+    return 0
+
+
+@command.command("show")
+@click.argument("recording", type=click.Path(path_type=Path))
+@click.option(
+    "--against", type=click.Path(path_type=Path), help="Another recording, to compare with."
+)
+def show(recording: Path, against: Path | None) -> None:
+    """Prints the summary of a recording, or compares two.
+
+    RECORDING is a trace.json, or a folder of files of single ranks (DDPX_TIMELINE). Ratios are
+    RECORDING over the one that it is held against.
+
+    \b
+    Examples:
+      ddpx timeline show timeline/trace.json
+      ddpx timeline show after/trace.json --against before/trace.json
+    """
+    timeline = _load(recording)
+    if against is None:
+        click.echo(_report(timeline))
+        return
+    click.echo(
+        comparison_text(_summary(timeline), _summary(_load(against)), str(recording), str(against))
+    )
+
+
+def _load(path: Path) -> Timeline:
+    if not path.exists():
+        raise errors.no_such_file(path)
+    try:
+        return Timeline.load(path)
+    except ValueError as cause:
+        raise errors.UserMistake(str(cause)) from cause
+
+
+def _summary(timeline: Timeline) -> Summary:
+    try:
+        return timeline.summary()
+    except RuntimeError as cause:  # no complete step
+        raise click.ClickException(str(cause)) from cause
+
+
+def _report(timeline: Timeline) -> str:
+    lines = [str(_summary(timeline))]
+    advice = timeline.advice()
+    if advice:
+        lines += ["", "Advice:", *(f"- {sentence}" for sentence in advice)]
+    return "\n".join(lines)
+
+
+_WRITERS: dict[str, Callable[[Timeline, Path], None]] = {
+    "trace.json": Timeline.save,
+    "timeline.png": Timeline.plot,
+    "timeline.html": Timeline.html,
+}
+
+
+def _write(timeline: Timeline, text: str, out: Path) -> None:
+    try:
+        from tqdm import tqdm
+    except ImportError as cause:
+        raise errors.tool_missing("tqdm") from cause
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.txt").write_text(text + "\n")
+    for name, write in tqdm(_WRITERS.items(), desc="writing", unit="file", leave=False):
+        write(timeline, out / name)

@@ -1,0 +1,45 @@
+"""Runs ``python -m ddpx`` as a user would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+_TIME_LIMIT_S = 170.0
+_OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+
+
+def environment(*first_on_path: Path) -> dict[str, str]:
+    """One that no launcher around the tests has left its marks on, with ddpx on the path."""
+    kept = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
+    folders = [*first_on_path, ROOT, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
+    kept["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in folders)
+    kept["OMP_NUM_THREADS"] = "1"
+    return kept
+
+
+def run(
+    *words: object, cwd: Path | None = None, start: tuple[str, ...] = ("-m", "ddpx")
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, in the folder of the scripts if no other is given."""
+    return subprocess.run(
+        [sys.executable, *start, *(str(word) for word in words)],
+        cwd=cwd or SCRIPTS,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=_TIME_LIMIT_S,
+        check=False,
+    )
+
+
+def assert_code(done: subprocess.CompletedProcess[str], code: int) -> None:
+    """The exit code is ``code``; no mistake of the user's, and no verdict, is told by traceback."""
+    text = f"exit code {done.returncode}; it printed:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, text
+    assert "Traceback" not in done.stderr, text

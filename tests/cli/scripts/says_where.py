@@ -1,0 +1,11 @@
+"""What a script sees of how it was started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+if os.environ["RANK"] == "0":
+    print(f"name {__name__}, argv {[Path(sys.argv[0]).name, *sys.argv[1:]]}")
+    print(f"path starts with {Path(sys.path[0]).name}, ranks {os.environ['WORLD_SIZE']}")

@@ -1,0 +1,3 @@
+"""A script without DDP."""
+
+print("nothing to see")

@@ -1,0 +1,53 @@
+"""``ddpx buckets`` says what ReducerDDP does."""
+
+import pytest
+from cli_process import SCRIPTS, assert_code, run
+
+from ddpx.cli.group import run_command_line
+
+
+@pytest.fixture(autouse=True)
+def _models_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+
+def _rows(text: str) -> list[list[str]]:
+    """Of all tables, without their headers."""
+    return [line.split() for line in text.splitlines() if line[:1].isdigit() and "MiB" not in line]
+
+
+def test_first_and_rebuilt_buckets(capsys):
+    assert run_command_line(["buckets", "models_to_build:mlp", "--bucket-cap-mb", "1"]) == 0
+    said = capsys.readouterr().out
+    assert _rows(said) == [
+        ["0", "6", "4.52", "0.weight", "3.bias"],  # everything, until the order is known
+        ["0", "4", "4.01", "3.bias", "2.weight"],  # closed by the param that makes it reach 1 MiB
+        ["1", "2", "0.51", "0.bias", "0.weight"],
+    ]
+    assert "reverse order of registration, which is likely" in said
+
+
+def test_unused_params_keep_the_first_buckets(capsys):
+    words = ["buckets", "models_to_build:mlp", "--find-unused-parameters", "--bucket-cap-mb", "1"]
+    assert run_command_line(words) == 0
+    said = capsys.readouterr().out
+    assert "which stay" in said and "rebuilt" not in said
+    assert sum(int(row[1]) for row in _rows(said)) == 6 and len(_rows(said)) == 2
+
+
+def test_several_caps_side_by_side_and_as_a_picture(tmp_path):
+    picture = tmp_path / "buckets.png"
+    caps = ("--bucket-cap-mb", 25, "--bucket-cap-mb", 1, "--bucket-cap-mb-list", "0.1,2")
+    done = run("buckets", "models_to_build:mlp", *caps, "--picture", picture)
+    assert_code(done, 0)
+    side_by_side = done.stdout.partition("Side by side")[2]
+    assert "25 MiB    1 MiB     0.1,2 MiB" in side_by_side
+    assert "0         4.52 (6)  4.01 (4)  4.01 (4)" in side_by_side
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_default_caps_have_a_small_first_bucket(capsys):
+    assert run_command_line(["buckets", "models_to_build:mlp"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("default caps: ")
+    assert [row[1] for row in _rows(said)] == ["6", "4", "2"]

@@ -1,0 +1,70 @@
+"""``ddpx parity``: verdicts on trainings that agree, that differ, and that cannot be compared."""
+
+import re
+
+import pytest
+from cli_process import assert_code, run
+
+pytestmark = pytest.mark.timeout(400)  # up to four launches; a rank takes seconds to import torch
+
+
+def test_same_training_is_identical():
+    """With accumulation, and beyond the steps that are compared."""
+    done = run("parity", "train.py", "--steps", 3, "--accumulate", "--num-steps", 5)
+    assert_code(done, 0)
+    # On 2 ranks 6 params, and 3 buffers of BatchNorm's; weights at the start, too; 2 losses a step.
+    assert "36 gradients, 12 losses, 72 weights compared, bit for bit, on 2 ranks." in done.stdout
+    assert done.stdout.endswith("Identical.\n")
+    rows = re.findall(r"^(\d) +(\S+) +(\S+) +identical +identical +identical", done.stdout, re.M)
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert all(ddp == ours for _, ddp, ours in rows)
+    for cost in ("median step, ms", "peak memory, MiB"):
+        for rank in range(2):
+            found = re.search(rf"rank {rank}: {cost} +([\d.]+) +([\d.]+) +([\d.]+)", done.stdout)
+            assert found and float(found[1]) > 0 and float(found[2]) > 0, done.stdout
+
+
+def test_first_difference_is_named():
+    """One element of one gradient of one rank, from which everything else follows."""
+    done = run("parity", "train.py", "--spoil", 3)
+    assert_code(done, 1)
+    last = done.stdout.splitlines()[-1]
+    assert last == (
+        "Different: step 3, rank 1: the gradient of 2.weight differs in 1 of 24 elements, "
+        "largest difference 0.5."
+    )
+    assert re.search(r"^2 .* identical +identical +identical", done.stdout, re.M)
+    assert re.search(r"^3 .* identical +1 differ +1 differ", done.stdout, re.M)
+
+
+def test_unseeded_script_is_told_from_a_difference():
+    done = run("parity", "train.py", "--unseeded", "--num-steps", 2)
+    assert_code(done, 1)
+    assert "Different: before step 1, rank 0: the weight 0.weight. But with DDP" in done.stdout
+    assert "Seed whatever it draws" in done.stdout
+
+
+def test_build_function_over_shared_memory():
+    options = ("--set", "gradient_as_bucket_view=true", "--set", "bucket_cap_mb=0.5")
+    done = run("parity", "models_to_build:mlp", "--backend", "shm", "--steps", 4, *options)
+    assert_code(done, 0)
+    assert "48 gradients, 8 losses, 60 weights compared, bit for bit, on 2 ranks." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("wraps_nothing.py", "wrapped no model in DistributedDataParallel"),
+        ("uses_reducer.py", "uses ReducerDDP by itself"),
+    ],
+)
+def test_script_without_ddp_cannot_be_compared(script, reason):
+    done = run("parity", "--nproc-per-node", 1, script)
+    assert_code(done, 2)
+    assert reason in done.stderr
+
+
+def test_failed_script_is_no_verdict():
+    done = run("parity", "fails.py")
+    assert_code(done, 1)
+    assert "fails.py failed with DDP; nothing was compared." in done.stderr

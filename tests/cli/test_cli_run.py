@@ -1,0 +1,81 @@
+"""``ddpx run``: whatever name a script has for DDP, ReducerDDP does the work."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cli_process import SCRIPTS, assert_code, environment, run
+
+
+@pytest.mark.timeout(200)
+def test_ddp_is_replaced_wherever_it_is_imported_from():
+    done = run("run", "five_imports.py", "--lr", "0.1", "--help")
+    assert_code(done, 0)
+    *lines, last = done.stdout.splitlines()
+    names = ["name", "module of DDP", "attribute", "deep attribute", "module", "library", "derived"]
+    assert lines == [f"{name}: ddpx.reducer.Reducer" for name in names]
+    assert last == "main: __main__, arguments: ['--lr', '0.1', '--help'], ranks: 2"
+
+
+def test_ddp_is_replaced_where_it_was_imported_before(tmp_path):
+    """In libraries, in torch's own modules, and nowhere else."""
+    done = run(tmp_path / "store", start=("swap_late.py",))
+    assert_code(done, 0)
+    assert "TooEarly was derived from torch's DistributedDataParallel before" in done.stdout
+
+
+def test_module_with_arguments_starts_as_python_starts_it():
+    """With torchrun's options; a script without DDP is told so."""
+    done = run("run", "--nproc-per-node=1", "-m", "says_where", "-m", "x")
+    assert_code(done, 0)
+    assert "name __main__, argv ['says_where.py', '-m', 'x']" in done.stdout
+    assert f"path starts with {SCRIPTS.name}, ranks 1" in done.stdout
+    assert "wrapped no model in DistributedDataParallel" in done.stderr
+
+
+def test_script_sees_its_own_folder_and_arguments(tmp_path):
+    done = run("run", SCRIPTS / "says_where.py", "-m", "x", cwd=tmp_path)
+    assert_code(done, 0)
+    assert "name __main__, argv ['says_where.py', '-m', 'x']" in done.stdout
+    assert f"path starts with {SCRIPTS.name}, ranks 2" in done.stdout
+
+
+def test_failed_rank_is_named():
+    done = run("run", "fails.py")
+    assert_code(done, 1)
+    assert "ddpx: rank 1 failed, exit code 3" in done.stderr
+
+
+def test_interrupt_ends_all_ranks():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddpx", "run", "waits.py"],
+        cwd=SCRIPTS,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as a terminal: all that are in the foreground get the signal
+    )
+    try:
+        ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+    assert process.returncode == 128 + signal.SIGINT
+    deadline = time.monotonic() + 10
+    while any(_is_alive(pid) for pid in ranks) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_is_alive(pid) for pid in ranks)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

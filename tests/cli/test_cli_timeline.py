@@ -1,0 +1,88 @@
+"""``ddpx timeline``: recording a script, showing and comparing what was recorded."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from cli_process import assert_code, run
+
+from ddpx.cli.timeline_compare import comparison_text
+from ddpx.timeline import Timeline
+
+pytestmark = pytest.mark.timeout(200)
+
+_FORMS = ["summary.txt", "timeline.html", "timeline.png", "trace.json"]
+_WITH_PICTURES = ("fake_pictures.py",)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A folder with all forms, of 5 steps of a script with DDP that makes 9; and what was said."""
+    out = tmp_path_factory.mktemp("recorded") / "out"
+    words = ("timeline", "train.py", "--num-steps", 9, "--steps", 5, "--out", out)
+    done = run(*words, start=_WITH_PICTURES)
+    assert_code(done, 0)
+    return out, done.stdout
+
+
+def test_all_forms_are_written(recorded):
+    out, said = recorded
+    assert sorted(path.name for path in out.iterdir()) == _FORMS
+    assert all(path.stat().st_size for path in out.iterdir())
+    assert (out / "summary.txt").read_text().strip() in said
+    timeline = Timeline.load(out / "trace.json")
+    assert [step.number for step in timeline.steps] == [0, 1, 2, 3, 4]
+    assert all(sorted(step.ranks) == [0, 1] for step in timeline.steps)
+
+
+def test_show_prints_the_same_again(recorded):
+    out, _ = recorded
+    done = run("timeline", "show", out / "trace.json")
+    assert_code(done, 0)
+    assert done.stdout == (out / "summary.txt").read_text()
+
+
+def test_recording_against_itself(recorded):
+    trace = recorded[0] / "trace.json"
+    done = run("timeline", "show", trace, "--against", trace)
+    assert_code(done, 0)
+    ratios = re.findall(r"\((\d+\.\d+)\)", done.stdout)
+    assert len(ratios) > 5 and set(ratios) == {"1.00"}
+    assert "Steps take as long as in" in done.stdout
+
+
+def test_slower_recording_is_said_to_be(recorded):
+    base = Timeline.load(recorded[0] / "trace.json").summary()
+    slow = replace(
+        base,
+        ranks=tuple(
+            replace(
+                rank,
+                step_ms=2 * base.ranks[0].step_ms,
+                exposed_ms=rank.exposed_ms + base.ranks[0].step_ms,
+            )
+            for rank in base.ranks
+        ),
+        buckets=(replace(base.buckets[0], num_params=1), *base.buckets[1:]),
+    )
+    slowest = max(rank.step_ms for rank in base.ranks)
+    text = comparison_text(slow, base, "after", "before")
+    assert f"Steps of after are slower, {2 * base.ranks[0].step_ms / slowest:.2f} times" in text
+    assert "most of it is exposed communication" in text
+    assert text.endswith("The buckets are not the same.")
+
+
+def test_script_that_uses_reducer_by_itself(tmp_path):
+    out = tmp_path / "out"
+    words = ("timeline", "--nproc-per-node", 1, "uses_reducer.py", "--out", out)
+    done = run(*words, start=_WITH_PICTURES)
+    assert_code(done, 0)
+    assert sorted(path.name for path in out.iterdir()) == _FORMS
+
+
+def test_script_that_wraps_nothing(tmp_path):
+    words = ("timeline", "wraps_nothing.py", "--nproc-per-node", 1, "--out", tmp_path / "out")
+    done = run(*words, start=_WITH_PICTURES)
+    assert_code(done, 2)
+    assert "wraps_nothing.py wrapped no model in DistributedDataParallel" in done.stderr
+    assert not (tmp_path / "out").exists()

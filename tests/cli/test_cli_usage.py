@@ -1,0 +1,86 @@
+"""Wrong usage: exit code 2 and one line that says what is wrong, for every command."""
+
+import subprocess
+import sys
+
+import pytest
+from cli_process import SCRIPTS, assert_code, environment, run
+
+from ddpx.cli.group import run_command_line
+
+_TRAIN = str(SCRIPTS / "train.py")
+_MISTAKES = {
+    "nothing.py": "No such command 'nothing.py'",
+    "run nothing.py": "there is no script 'nothing.py'",
+    "run --bogus=3 nothing.py": "unrecognized arguments: --bogus=3",
+    "run -m not.there": "there is no module 'not.there'",
+    "run --no-python nothing.py": "--no-python and --run-path",
+    f"run --nproc-per-node=two {_TRAIN}": "Unsupported nproc_per_node value: two",
+    f"run --nnodes=x {_TRAIN}": "torchrun cannot start",
+    "run": "are required: training_script",
+    "parity": "Missing argument",
+    "parity nothing.py": "there is no script 'nothing.py'",
+    "parity --bogus nothing.py": "No such option",
+    f"parity --steps=0 {_TRAIN}": "--steps",
+    f"parity --backend=shm {_TRAIN}": "--backend and --set are for MODULE:FUNCTION",
+    "parity not_there:build": "there is no module 'not_there'",
+    "parity models_to_build:nothing": "has no function 'nothing'",
+    "parity models_to_build:": "not of the form module:function",
+    "parity models_to_build:raises": "raised RuntimeError: no weights to be found",
+    "parity models_to_build:without_input": "gave no example input",
+    "parity models_to_build:mlp --set bogus=1": "'bogus=1' is no NAME=VALUE",
+    "parity models_to_build:mlp --set static_graph": "'static_graph' is no NAME=VALUE",
+    "parity models_to_build:mlp --set static_graph=maybe": "'maybe' is no value",
+    "parity models_to_build:mlp --lr 3": "a function's model takes no arguments",
+    "timeline nothing.py": "there is no script 'nothing.py'",
+    f"timeline --steps=x {_TRAIN}": "'x' is not a valid integer",
+    "timeline show nothing.json": "there is no file or folder 'nothing.json'",
+    f"timeline show {_TRAIN}": "holds no timeline of ddpx",
+    "timeline show --bogus x.json": "No such option",
+    "buckets": "Missing argument",
+    "buckets models_to_build": "not of the form module:function",
+    "buckets models_to_build:not_a_module": "returned a int",
+    "buckets models_to_build:frozen": "no parameter that requires a gradient",
+    "buckets models_to_build:mlp --bucket-cap-mb=-1": "is no bucket size",
+    "buckets models_to_build:mlp --bucket-cap-mb-list=1,x": "'1,x' is no list of numbers",
+    "buckets models_to_build:mlp --picture=no/such/folder.png": "there is no file or folder",
+    "buckets models_to_build:mlp --picture=picture.bogus": "bogus",
+    "info --bogus": "No such option",
+}
+
+
+@pytest.mark.parametrize("words", _MISTAKES)
+def test_mistake_is_told_in_one_line(words, capsys, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line(words.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ddpx: ") and told.count("\n") == 1, told
+    assert _MISTAKES[words] in told
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "parity", "timeline", "timeline show", "buckets", "info"]
+)
+def test_help_has_examples(command, capsys):
+    assert run_command_line([*command.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Examples:" in said and f"ddpx {command}" in said.partition("Examples:")[2]
+
+
+def test_exit_code_leaves_the_process():
+    assert_code(run("run", "nothing.py"), 2)
+
+
+def test_without_click_one_line_says_what_to_install(tmp_path):
+    (tmp_path / "click.py").write_text("raise ImportError('hidden for a test')")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpx", "info"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert_code(done, 2)
+    assert done.stderr.count("\n") == 1 and "pip install 'ddpx[tools]'" in done.stderr

@@ -1,0 +1,89 @@
+"""What ``ddpx parity`` compares: digests of every bit; the earliest difference comes first."""
+
+import pytest
+import torch
+
+from ddpx.cli.parity_compare import compare
+from ddpx.cli.parity_record import Event, RankRecord, digest
+
+
+def test_digest_is_of_the_bits():
+    x = torch.randn(3, 4)
+    assert digest(x) == digest(x.clone())
+    assert digest(x[:, ::2]) == digest(torch.empty(3, 4)[:, ::2].copy_(x[:, ::2]))
+    assert digest(None) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.tensor([[-0.0, 1.0], [2.0, 3.0]]),
+        torch.tensor([[0.0, 1.0], [2.0, 3.0 + 2**-22]]),
+        torch.tensor([0.0, 1.0, 2.0, 3.0]),
+        torch.tensor([[0.0, 1.0], [2.0, 3.0]]).t().contiguous().t(),
+        torch.tensor([[0.0, 1.0], [2.0, 3.0]]).view(torch.int32),
+        torch.tensor([[0.0, 1.0], [2.0, 3.0]]).to_sparse(),
+        None,
+    ],
+    ids=["sign of zero", "last bit", "shape", "strides", "dtype", "sparse", "missing"],
+)
+def test_digest_sees(other):
+    assert digest(torch.tensor([[0.0, 1.0], [2.0, 3.0]])) != digest(other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.complex(torch.arange(6.0), torch.ones(6)).view(2, 3).t(),
+        lambda: torch.tensor(1.5, dtype=torch.bfloat16),
+        lambda: torch.empty(0, 4),
+        lambda: torch.tensor([True, False]),
+        lambda: torch.eye(4).to_sparse(),
+    ],
+    ids=["complex", "scalar", "empty", "bool", "sparse"],
+)
+def test_digest_of_any_tensor(make):
+    assert digest(make()) == digest(make())
+    if make().numel():
+        assert digest(make()) != digest(torch.zeros_like(make()))
+
+
+def _rank(*events: Event) -> RankRecord:
+    return RankRecord(events=list(events))
+
+
+def _training(loss: str = "0.5", grad: str | None = "g", weight: str = "w") -> list[Event]:
+    return [
+        Event("weight", 0, 0, {"a": "start", "b": "start"}),
+        Event("loss", 1, -1, {"number 0": loss}),
+        Event("gradient", 1, 0, {"a": grad, "b": "g"}),
+        Event("weight", 1, 0, {"a": weight, "b": "w"}),
+    ]
+
+
+def test_the_same_is_identical():
+    verdict = compare([_rank(*_training())] * 2, [_rank(*_training())] * 2)
+    assert verdict.identical
+    assert verdict.num_values == {"weight": 8, "loss": 2, "gradient": 4}
+
+
+def test_the_earliest_difference_of_all_ranks_comes_first():
+    """Though rank 0 differs as well, later in the step."""
+    plain = [_rank(*_training())] * 2
+    verdict = compare(plain, [_rank(*_training(weight="x")), _rank(*_training(grad=None))])
+    first, second = verdict.differences
+    assert (first.rank, first.event.kind, first.step, first.names) == (1, "gradient", 1, ["a"])
+    assert (second.rank, second.event.kind, second.names) == (0, "weight", ["a"])
+    assert first.same_course
+
+
+def test_a_shorter_training_takes_another_course():
+    verdict = compare([_rank(*_training())], [_rank(*_training()[:3])])
+    (only,) = verdict.differences
+    assert not only.same_course and only.actual is None and only.event.kind == "weight"
+
+
+def test_other_params_are_another_course():
+    renamed = [*_training()[:3], Event("weight", 1, 0, {"a": "w", "c": "w"})]
+    (only,) = compare([_rank(*_training())], [_rank(*renamed)]).differences
+    assert not only.same_course and only.index == 3
