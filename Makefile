@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-all peer-test lint format parity-table bench clean
+.PHONY: help setup build demo timeline test test-all peer-test lint format parity-table bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ build: $(VENV)/.built  ## build the C++ extension in place
 
 demo: build  ## train a small character GPT on 2 ranks (all GPUs, if there are any)
 	@$(BIN)/python scripts/demo.py
+
+timeline: build  ## record 20 steps of the demo: summary, trace, picture and page in runs/timeline
+	@$(BIN)/python -m ddpx timeline --steps 20 --out runs/timeline examples/char_gpt/train.py -- --steps 60 --out runs/timeline/demo
 
 test: build  ## run every test; of large matrices a part
 	$(BIN)/python -m pytest

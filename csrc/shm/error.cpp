@@ -9,6 +9,11 @@ std::string opening(int rank, const std::string& phase) {
   return "[ddpx shm rank " + std::to_string(rank) + ", phase " + phase + "] ";
 }
 
+std::string without_opening(const std::string& text) {
+  const auto end = text.find("] ");
+  return text.rfind("[ddpx shm", 0) == 0 && end != std::string::npos ? text.substr(end + 2) : text;
+}
+
 std::string list_ranks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) {

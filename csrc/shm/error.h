@@ -39,6 +39,9 @@ class Error : public std::runtime_error {
 // "[ddpx shm rank R, phase P] ".
 std::string opening(int rank, const std::string& phase);
 
+// An error's text as it goes into a failure, which every rank puts an opening of its own before.
+std::string without_opening(const std::string& text);
+
 // "rank 3", "ranks 1, 2 and 5".
 std::string list_ranks(const std::vector<int>& ranks);
 

@@ -53,7 +53,8 @@ void Group::leave() {
 
 void Group::abort(const std::string& reason) {
   queue_->fail(
-      {ErrorKind::kAborted, "rank " + std::to_string(rank_) + " aborted the group: " + reason});
+      {ErrorKind::kAborted, "rank " + std::to_string(rank_) + " aborted the group: " + reason},
+      "abort");
 }
 
 }  // namespace ddpx::shm

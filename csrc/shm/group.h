@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "queue.h"
 
@@ -65,6 +66,22 @@ class Group {
 
   // Fails all operations, on all local ranks, from now on.
   void abort(const std::string& reason);
+
+  // The same, for what local ranks do together by other means. The first failure stands; it is
+  // returned as the error of this rank at `phase`.
+  Error fail(const Failure& failure, const std::string& phase) {
+    return queue_->fail(failure, phase);
+  }
+
+  // Nothing as long as the group has not failed.
+  std::optional<Error> failure(const std::string& phase) {
+    return queue_->failure(phase);
+  }
+
+  // Local ranks that are gone. They may have done all that others need of them.
+  std::vector<Loss> losses() {
+    return queue_->losses();
+  }
 
  private:
   int rank_;

@@ -49,6 +49,16 @@ std::optional<std::string> Peers::loss_of(int index) const {
   return std::nullopt;
 }
 
+std::vector<Loss> Peers::losses() const {
+  std::vector<Loss> losses;
+  for (int index = 0; index < size(); ++index) {
+    if (auto what = loss_of(index)) {
+      losses.push_back({rank_of(index), std::move(*what)});
+    }
+  }
+  return losses;
+}
+
 void Peers::announce(const Arena& arena, uint32_t segment) {
   if (std::find(announced_.begin(), announced_.end(), segment) != announced_.end()) {
     return;

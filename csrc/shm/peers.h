@@ -11,8 +11,14 @@
 
 namespace ddpx::shm {
 
+// A rank (of the whole group) that is gone, and what became of it: "died", "left the group".
+struct Loss {
+  int rank;
+  std::string what;
+};
+
 // Indices are local ranks. Called by the one thread that executes operations, but for `announce`,
-// which the thread that posts may call at the same time.
+// which the thread that posts may call at the same time, and what tells of losses: any may ask.
 class Peers {
  public:
   Peers(Meeting meeting, int rank);
@@ -53,6 +59,9 @@ class Peers {
 
   // What became of a peer: "died", "left the group"; nothing while it is there.
   std::optional<std::string> loss_of(int index) const;
+
+  // Of all peers.
+  std::vector<Loss> losses() const;
 
   // Hands a segment of this rank's arena to all peers, once; before an operation refers to it.
   void announce(const Arena& arena, uint32_t segment);

@@ -145,11 +145,22 @@ void OperationQueue::end(const StatePtr& state, std::exception_ptr error, Lock& 
   state->done = true;
 }
 
-void OperationQueue::fail(const Failure& failure) {
+Error OperationQueue::fail(const Failure& failure, const std::string& phase) {
   const Lock lock(mutex_);
-  if (!closed_) {
-    team_->steps().fail(failure, "abort");
+  if (closed_) {
+    return Error(failure.kind, "[ddpx shm] " + failure.text, {failure.culprit});
   }
+  return team_->steps().fail(failure, phase);
+}
+
+std::optional<Error> OperationQueue::failure(const std::string& phase) {
+  const Lock lock(mutex_);
+  return closed_ ? std::nullopt : team_->steps().failure(phase);
+}
+
+std::vector<Loss> OperationQueue::losses() {
+  const Lock lock(mutex_);
+  return closed_ ? std::vector<Loss>() : team_->peers().losses();
 }
 
 void OperationQueue::close() {

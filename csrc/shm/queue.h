@@ -11,7 +11,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "team.h"
 
@@ -59,8 +62,12 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   Ticket submit(Call call, Completion completion);
   void run(Call call, Completion completion);
 
-  // For all local ranks.
-  void fail(const Failure& failure);
+  // For all local ranks; the first failure stands. Returns the error of this rank.
+  Error fail(const Failure& failure, const std::string& phase);
+
+  // Nothing once it is closed. These do not wait for an operation that is under way.
+  std::optional<Error> failure(const std::string& phase);
+  std::vector<Loss> losses();
 
   // Ends what has not ended with an error, and the thread. Nothing can be submitted afterwards.
   void close();

@@ -149,7 +149,13 @@ Error Steps::fail(const Failure& failure, const std::string& phase) {
   return error_of(standing, phase);
 }
 
+std::optional<Error> Steps::failure(const std::string& phase) const {
+  const auto failure = read_failure(peers_.board().failure);
+  return failure ? std::optional<Error>(error_of(*failure, phase)) : std::nullopt;
+}
+
 void Steps::check(const Descriptor& current) const {
+  // What it is at is described only once there is something to say: this runs in every operation.
   if (const auto failure = read_failure(peers_.board().failure)) {
     throw error_of(*failure, describe(current));
   }

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "failure.h"
@@ -26,7 +27,7 @@ struct Waiting {
   std::chrono::milliseconds timeout;  // that the deadline was made from
 };
 
-// One thread at a time arrives and awaits; `give_up` and `fail` may be called by any.
+// One thread at a time arrives and awaits; `fail`, `failure` and `give_up` may be called by any.
 class Steps {
  public:
   Steps(Peers& peers, Patience patience);
@@ -41,7 +42,10 @@ class Steps {
   // Fails the group for all ranks; the first failure stands. Returns the error of this rank.
   Error fail(const Failure& failure, const std::string& phase);
 
-  // Throws the group's failure, if there is one. `current` is what this rank is at.
+  // The group's failure, if there is one, as the error of this rank.
+  std::optional<Error> failure(const std::string& phase) const;
+
+  // Throws it. `current` is what this rank is at.
   void check(const Descriptor& current) const;
 
   // This rank stops waiting, now and later, without failing the others.

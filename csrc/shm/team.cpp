@@ -55,6 +55,16 @@ void Team::post(const Call& call, uint64_t sequence) {
   steps_.arrive();
 }
 
+// As others shall read it. An error that names no culprit is this rank's own.
+Failure Team::failure_of(const Error& error) const {
+  const auto text = without_opening(error.what());
+  if (!error.culprits().empty()) {
+    return {error.kind(), text, error.culprits().front()};
+  }
+  const int rank = peers_.rank_of(own_index());
+  return {error.kind(), list_ranks({rank}) + ": " + text, rank};
+}
+
 // False if a peer could not be told where it is: then the group has failed.
 bool Team::share_buffer(const Call& call, Descriptor& descriptor) {
   const auto buffer = shareable(call, size(), own_index());
@@ -68,8 +78,7 @@ bool Team::share_buffer(const Call& call, Descriptor& descriptor) {
   try {
     peers_.announce(*arena_, location->segment);
   } catch (const Error& error) {
-    const auto culprit = error.culprits().empty() ? -1 : error.culprits().front();
-    steps_.fail({error.kind(), error.what(), culprit}, describe(descriptor));
+    steps_.fail(failure_of(error), describe(descriptor));
     return false;
   }
   descriptor.buffer = {location->segment, location->offset};
@@ -87,9 +96,8 @@ void Team::execute(const Call& call) {
     dispatch(call);
   } catch (const Error& error) {
     // Whatever it was, the ranks are no longer at the same step: the group cannot go on.
-    const auto culprit = error.culprits().empty() ? -1 : error.culprits().front();
     if (!read_failure(peers_.board().failure) && error.kind() != ErrorKind::kAborted) {
-      throw steps_.fail({error.kind(), error.what(), culprit}, describe(own));
+      throw steps_.fail(failure_of(error), describe(own));
     }
     throw;
   }

@@ -98,6 +98,7 @@ class Team {
     return peers_.home(index).ring[sequence_ % kRing];
   }
 
+  Failure failure_of(const Error& error) const;
   bool share_buffer(const Call& call, Descriptor& descriptor);
   void check_match();
   void dispatch(const Call& call);

@@ -79,6 +79,10 @@ void BetweenHosts::submit(AllReduce operation) {
   changed_.notify_all();
 }
 
+void BetweenHosts::fail(const std::string& reason) {
+  tell(reason);
+}
+
 void BetweenHosts::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {

@@ -45,6 +45,9 @@ class BetweenHosts {
 
   void submit(AllReduce operation);
 
+  // Fails all operations from now on, on all hosts.
+  void fail(const std::string& reason);
+
  private:
   void work();
   void carry_out(const AllReduce& operation);

@@ -82,9 +82,22 @@ bool ShmBackend::supportsTensorAlloc(c10::DeviceIndex device_index) {
 at::Tensor ShmBackend::allocateTensor(long numel, at::TensorOptions options) {
   TORCH_CHECK(options.device().is_cpu(), "shm allocates on CPU, not on ", options.device());
   const auto num_bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
-  void* block = arena_->allocate(std::max<std::size_t>(num_bytes, 1));
+  void* block = allocate(std::max<std::size_t>(num_bytes, 1));
   return at::from_blob(
       block, {numel}, [arena = arena_, block](void*) { arena->free(block); }, options);
+}
+
+void* ShmBackend::allocate(std::size_t num_bytes) {
+  try {
+    return arena_->allocate(num_bytes);
+  } catch (const shm::Error& error) {
+    // Peers that have enough would wait for this rank in their next operation.
+    const auto text = shm::list_ranks({rank_}) + ": " + shm::without_opening(error.what());
+    if (!single_host()) {
+      between_hosts()->fail(text);
+    }
+    throw group()->fail({error.kind(), text, rank_}, "allocation");
+  }
 }
 
 std::size_t ShmBackend::resident_bytes() const {
@@ -109,11 +122,6 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::inner() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(inner_, kDestroyed);
   return inner_;
-}
-
-c10::intrusive_ptr<c10d::Backend> ShmBackend::inner_for_next() {
-  ++sequence_;
-  return inner();
 }
 
 void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -212,7 +220,8 @@ ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   const auto elements = tensors.size() == 1 ? elements_of(tensors[0]) : std::nullopt;
   const auto op = elements ? reduction(options.reduceOp, tensors[0]) : std::nullopt;
   if (!op || (!single_host() && !known_between_hosts(tensors[0].scalar_type()))) {
-    return inner_for_next()->allreduce(tensors, options);
+    return through_gloo(
+        {"all_reduce"}, [&](c10d::Backend& gloo) { return gloo.allreduce(tensors, options); });
   }
   const auto results = each(dense, tensors);
   auto* data = results[0].mutable_data_ptr();
@@ -228,7 +237,8 @@ ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
 ShmBackend::Work ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const auto bytes = tensors.size() == 1 ? bytes_of(tensors[0]) : std::nullopt;
   if (!bytes || !single_host()) {
-    return inner_for_next()->broadcast(tensors, options);
+    return through_gloo(
+        {"broadcast"}, [&](c10d::Backend& gloo) { return gloo.broadcast(tensors, options); });
   }
   TORCH_CHECK(
       options.rootRank >= 0 && options.rootRank < size_,
@@ -251,7 +261,9 @@ ShmBackend::Work ShmBackend::allgather(
                       outputs[0].size() == static_cast<std::size_t>(size_) && bytes_of(inputs[0]) &&
                       same_dtype_and_size(outputs[0], inputs[0]);
   if (!native) {
-    return inner_for_next()->allgather(outputs, inputs, options);
+    return through_gloo({"all_gather"}, [&](c10d::Backend& gloo) {
+      return gloo.allgather(outputs, inputs, options);
+    });
   }
   const auto bytes = *bytes_of(inputs[0]);
   const auto sources = each(row_major, inputs);
@@ -275,7 +287,9 @@ ShmBackend::Work ShmBackend::_allgather_base(
                       input.scalar_type() == output.scalar_type() &&
                       output.numel() == input.numel() * size_;
   if (!native) {
-    return inner_for_next()->_allgather_base(output, input, options);
+    return through_gloo({"all_gather_into_tensor"}, [&](c10d::Backend& gloo) {
+      return gloo._allgather_base(output, input, options);
+    });
   }
   const auto bytes = *bytes_of(input);
   const auto source = row_major(input);
@@ -297,7 +311,9 @@ ShmBackend::Work ShmBackend::reduce_scatter(
                       elements_of(outputs[0]) && reduction(options.reduceOp, outputs[0]) &&
                       same_dtype_and_size(inputs[0], outputs[0]);
   if (!native) {
-    return inner_for_next()->reduce_scatter(outputs, inputs, options);
+    return through_gloo({"reduce_scatter"}, [&](c10d::Backend& gloo) {
+      return gloo.reduce_scatter(outputs, inputs, options);
+    });
   }
   const auto elements = *elements_of(outputs[0]);
   const auto sources = each(row_major, inputs[0]);
@@ -327,7 +343,9 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
                       input.numel() == output.numel() * size_ &&
                       reduction(options.reduceOp, output);
   if (!native) {
-    return inner_for_next()->_reduce_scatter_base(output, input, options);
+    return through_gloo({"reduce_scatter_tensor"}, [&](c10d::Backend& gloo) {
+      return gloo._reduce_scatter_base(output, input, options);
+    });
   }
   const auto elements = *elements_of(output);
   const auto source = row_major(input);
@@ -348,77 +366,10 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
 
 ShmBackend::Work ShmBackend::barrier(const c10d::BarrierOptions& options) {
   if (!single_host()) {
-    return inner_for_next()->barrier(options);
+    return through_gloo({"barrier"}, [&](c10d::Backend& gloo) { return gloo.barrier(options); });
   }
   return submit(
       shm::barrier_call(), Terms(options), {c10d::OpType::BARRIER, "shm:barrier"}, {}, {}, {});
-}
-
-// ---- operations through gloo -------------------------------------------------------------------
-
-ShmBackend::Work ShmBackend::allreduce_sparse(
-    Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return inner_for_next()->allreduce_sparse(tensors, options);
-}
-
-ShmBackend::Work ShmBackend::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  return inner_for_next()->allreduce_coalesced(tensors, options);
-}
-
-ShmBackend::Work ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return inner_for_next()->reduce(tensors, options);
-}
-
-ShmBackend::Work ShmBackend::allgather_coalesced(
-    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return inner_for_next()->allgather_coalesced(outputs, inputs, options);
-}
-
-ShmBackend::Work ShmBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return inner_for_next()->allgather_into_tensor_coalesced(outputs, inputs, options);
-}
-
-ShmBackend::Work ShmBackend::gather(
-    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  return inner_for_next()->gather(outputs, inputs, options);
-}
-
-ShmBackend::Work ShmBackend::scatter(
-    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
-  return inner_for_next()->scatter(outputs, inputs, options);
-}
-
-ShmBackend::Work ShmBackend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  return inner_for_next()->reduce_scatter_tensor_coalesced(outputs, inputs, options);
-}
-
-ShmBackend::Work ShmBackend::alltoall_base(
-    at::Tensor& output,
-    at::Tensor& input,
-    Sizes& output_splits,
-    Sizes& input_splits,
-    const c10d::AllToAllOptions& options) {
-  return inner_for_next()->alltoall_base(output, input, output_splits, input_splits, options);
-}
-
-ShmBackend::Work ShmBackend::alltoall(
-    Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return inner_for_next()->alltoall(outputs, inputs, options);
-}
-
-ShmBackend::Work ShmBackend::send(Tensors& tensors, int destination, int tag) {
-  return inner()->send(tensors, destination, tag);
-}
-
-ShmBackend::Work ShmBackend::recv(Tensors& tensors, int source, int tag) {
-  return inner()->recv(tensors, source, tag);
-}
-
-ShmBackend::Work ShmBackend::recvAnysource(Tensors& tensors, int tag) {
-  return inner()->recvAnysource(tensors, tag);
 }
 
 }  // namespace ddpx

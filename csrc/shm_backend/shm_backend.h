@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -15,6 +16,7 @@
 
 #include "../shm/group.h"
 #include "between_hosts.h"
+#include "gloo_faults.h"
 #include "shm_work.h"
 
 namespace ddpx {
@@ -84,7 +86,7 @@ class ShmBackend final : public c10d::Backend {
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
   Work barrier(const c10d::BarrierOptions& options) override;
 
-  // By `inner`.
+  // By `inner`: shm_backend_gloo.cpp.
   Work allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Work allreduce_coalesced(
       Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
@@ -125,12 +127,14 @@ class ShmBackend final : public c10d::Backend {
   }
   // Carries it out on this thread: waking the group's own would only take a core from a peer.
   static void run(shm::Group& group, shm::Call call, ShmWork& work);
+  // A block of the arena. If there is too little memory, the group has failed.
+  void* allocate(std::size_t num_bytes);
   // These throw after shutdown().
   std::shared_ptr<shm::Group> group() const;
   std::shared_ptr<BetweenHosts> between_hosts() const;
   c10::intrusive_ptr<c10d::Backend> inner() const;
-  // For an operation that goes through `inner`.
-  c10::intrusive_ptr<c10d::Backend> inner_for_next();
+  // Lets `start` begin the operation on `inner`; on a single host its errors name who is gone.
+  Work through_gloo(const GlooCall& call, c10::function_ref<Work(c10d::Backend&)> start);
 
   // What all options of torch's have: how long peers may take, and whether the caller goes on
   // meanwhile or waits at once.

@@ -140,6 +140,53 @@ TEST(LeavingTest, WithoutPeersThatNeverCome) {
   });
 }
 
+TEST(OtherMeansTest, AFailureOfOneRankIsHeardByAll) {
+  std::atomic<int> num_ready{0};
+  std::atomic<int> num_failed{0};
+  run_threads(3, [&](const Rank& rank) {
+    rank.group.run(barrier_call());
+    EXPECT_FALSE(rank.group.failure("gather").has_value());
+    ++num_ready;
+    while (num_ready.load() < 3) {
+      std::this_thread::yield();
+    }
+    if (rank.rank == 1) {
+      const auto own = rank.group.fail({ErrorKind::kPeerLost, "rank 2 is gone", 2}, "gather");
+      EXPECT_STREQ(own.what(), "[ddpx shm rank 1, phase gather] rank 2 is gone");
+      ++num_failed;
+    }
+    while (num_failed.load() == 0) {
+      std::this_thread::yield();
+    }
+    const auto failure = rank.group.failure("gather");
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->culprits(), std::vector<int>{2});
+    const auto later = rank.group.fail({ErrorKind::kTimeout, "too late", 0}, "reduce");
+    EXPECT_TRUE(contains(later.what(), "phase reduce] rank 2 is gone")) << later.what();
+    EXPECT_EQ(caught([&] { rank.group.run(barrier_call()); }).kind(), ErrorKind::kPeerLost);
+  });
+}
+
+TEST(OtherMeansTest, LossesAreToldWhileAnOperationRuns) {
+  run_threads(3, [](const Rank& rank) {
+    rank.group.run(barrier_call());
+    if (rank.rank == 2) {
+      rank.group.leave();
+      EXPECT_TRUE(rank.group.losses().empty());
+      return;
+    }
+    std::vector<float> data(10);
+    auto ticket = rank.group.submit(sum_of(data));
+    while (rank.group.losses().empty()) {
+      std::this_thread::yield();
+    }
+    const auto loss = rank.group.losses().front();
+    EXPECT_EQ(loss.rank, 2);
+    EXPECT_TRUE(contains(loss.what, "left the group")) << loss.what;
+    EXPECT_EQ(caught([&] { ticket.wait(); }).kind(), ErrorKind::kPeerLost);
+  });
+}
+
 TEST(AbortTest, EndsAllWithItsReason) {
   run_threads(3, [](const Rank& rank) {
     if (rank.rank == 2) {

@@ -76,6 +76,12 @@ TEST(ChunkOrderTest, FixedIsTheSameForEveryElement) {
   EXPECT_GE(order.run_end(0), 1'000'000u);
 }
 
+TEST(ErrorTest, OpeningsAreTakenOff) {
+  EXPECT_EQ(without_opening(opening(3, "all_reduce #1") + "no [x] y"), "no [x] y");
+  EXPECT_EQ(without_opening("[ddpx shm] no memory"), "no memory");
+  EXPECT_EQ(without_opening("no [x] y"), "no [x] y");
+}
+
 TEST(ErrorTest, ListsRanks) {
   EXPECT_EQ(list_ranks({3}), "rank 3");
   EXPECT_EQ(list_ranks({1, 2, 5}), "ranks 1, 2 and 5");

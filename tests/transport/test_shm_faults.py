@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,32 +121,3 @@ def test_nothing_is_left_behind():
     before = _left_behind()
     assert [outcome.exit_code for outcome in run_mortal(2, _die_at_once)] == [KILLED, KILLED]
     assert not _left_behind() - before
-
-
-def _with_too_little(action: Callable[[], Any]) -> tuple[str, float]:
-    """With room for 64 MiB more than there is in use."""
-    with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), limits[1]))
-    try:
-        return error_of(action)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-def _allocate_too_much() -> Any:
-    group = dist.group.WORLD
-    assert group is not None
-    backend = group._get_backend(torch.device("cpu"))
-    size = 128 << 20
-    return _with_too_little(
-        lambda: backend.allocate_tensor(size, dtype=torch.uint8, device=torch.device("cpu"))
-    )
-
-
-def test_too_little_memory_for_buckets():
-    for outcome in run_mortal(2, _allocate_too_much):
-        text, _ = outcome.value
-        assert "could not get 134217728 bytes of shared memory" in text, text
-        assert "Cannot allocate memory. Lower the number of ranks" in text, text

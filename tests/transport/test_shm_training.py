@@ -141,20 +141,29 @@ def test_fixed_order_makes_bucket_sizes_irrelevant(ranks):
     ranks(3).run(_check_fixed_order)
 
 
-def _check_join() -> None:
-    group = dist.new_group(backend="shm")
-    model = ddpx.ReducerDDP(_module(), process_group=group)
+def _joined_gradients(backend: str) -> list[torch.Tensor]:
+    """Of every step: rank r has 2 + 2 r of them."""
+    group = _group(backend)
+    model = ddpx.ReducerDDP(_module(), process_group=group, bucket_cap_mb=0.1)
+    gradients = []
     with model.join():
-        for _ in range(2 + 2 * dist.get_rank()):
-            model(torch.randn(4, 30)).sum().backward()
-    for param in model.parameters():
-        reference = param.grad.clone()
-        dist.broadcast(reference, 1)  # the last to join has the last gradients
-        assert reference.isfinite().all()
+        for number in range(2 + 2 * dist.get_rank()):
+            torch.manual_seed(10 * number + dist.get_rank())
+            model.zero_grad()
+            model(torch.randn(8, 30)).square().mean().backward()
+            gradients += [param.grad.clone() for param in model.parameters()]
+    # The last to join has the last parameters, and all get them.
+    return gradients + [param.detach().clone() for param in model.parameters()]
 
 
-def test_uneven_inputs(ranks):
-    ranks(2).run(_check_join)
+def _check_join() -> None:
+    ours, gloos = (_joined_gradients(backend) for backend in ("shm", "gloo"))
+    _assert_same(ours, gloos)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_uneven_inputs_have_gloos_bits(ranks, world_size):
+    ranks(world_size).run(_check_join)
 
 
 def _check_zero() -> None:

@@ -1,0 +1,50 @@
+"""The group is destroyed, and the wrapper goes after it, over and over: nobody hangs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from ddpx import ReducerDDP
+
+ROUNDS = 150
+
+
+def _wrap_and_destroy() -> None:
+    model = ReducerDDP(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    for _ in range(5):
+        model(torch.ones(2, 64)).sum().backward()
+    dist.destroy_process_group()
+
+
+def _rounds(rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=timedelta(seconds=60))
+    for number in range(ROUNDS):
+        round_store = dist.PrefixStore(str(number), store)
+        dist.init_process_group("gloo", store=round_store, rank=rank, world_size=2)
+        _wrap_and_destroy()
+    store.set(f"done {rank}", "")
+    store.wait(["done 0", "done 1"])  # rank 0 has the server
+
+
+@pytest.mark.timeout(150)
+def test_a_wrapper_may_outlive_its_group():
+    """The last reference to the group is then the reducer's; gloo's threads may need the GIL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.spawn(_rounds, (port,), nprocs=2, join=False)
+    try:
+        assert context.join(timeout=120) or context.join(timeout=1), "hangs"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                os.kill(process.pid, 9)

@@ -1,0 +1,105 @@
+"""Too little memory for gradient buckets: an error that says what to do, on all ranks."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mortal_ranks import error_of, run_mortal
+from torch import nn
+
+from ddpx import ReducerDDP
+
+DEADLINE_S = 5.0
+MIB = 1 << 20
+ADVICE = "Cannot allocate memory. Lower the number of ranks"
+
+
+@contextmanager
+def _room(num_bytes: int) -> Iterator[None]:
+    """Address space for ``num_bytes`` more than there is in use."""
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def _allocate_too_much() -> Any:
+    group = dist.group.WORLD
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    with _room(64 * MIB):
+        return error_of(
+            lambda: backend.allocate_tensor(
+                128 * MIB, dtype=torch.uint8, device=torch.device("cpu")
+            )
+        )
+
+
+def test_allocation():
+    for outcome in run_mortal(2, _allocate_too_much):
+        text, _ = outcome.value
+        assert "could not get 134217728 bytes of shared memory" in text, text
+        assert ADVICE in text, text
+
+
+def _wrap(module: nn.Module) -> ReducerDDP:
+    return ReducerDDP(module, init_sync=False)  # the broadcast takes as much again, of torch's
+
+
+def _train(module: nn.Module) -> None:
+    model = _wrap(module)
+    model(torch.ones(1, 2048)).sum().backward()
+
+
+def _construct_with_room(num_bytes: int) -> Any:
+    """Rank 1 has this much; it lives on with its error."""
+    module = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4)))
+    dist.barrier()
+    if dist.get_rank() != 1:
+        return error_of(lambda: _train(module))
+    with _room(num_bytes):
+        outcome = error_of(lambda: _wrap(module))
+    time.sleep(2 * DEADLINE_S)
+    return outcome
+
+
+def test_buckets():
+    for rank, outcome in enumerate(run_mortal(3, _construct_with_room, 40 * MIB)):
+        text, seconds = outcome.value
+        assert f"[ddpx shm rank {rank}, phase" in text, (rank, text)
+        assert f"] rank 1: could not get {64 * MIB} bytes of shared memory" in text, (rank, text)
+        assert ADVICE in text, (rank, text)
+        assert seconds < DEADLINE_S, (rank, seconds)
+
+
+def _reduce_with_room(num_bytes: int) -> Any:
+    group = dist.group.WORLD
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    tensor = backend.allocate_tensor(16 * MIB, dtype=torch.float32, device=torch.device("cpu"))
+    dist.barrier()
+    if dist.get_rank() != 1:
+        return error_of(lambda: dist.all_reduce(tensor))
+    with _room(num_bytes):
+        outcome = error_of(lambda: dist.all_reduce(tensor))
+    time.sleep(2 * DEADLINE_S)
+    return outcome
+
+
+def test_buckets_of_others():
+    """They are mapped by the first operation on them."""
+    for rank, outcome in enumerate(run_mortal(2, _reduce_with_room, 40 * MIB)):
+        text, seconds = outcome.value
+        assert f"] rank 1: could not get {64 * MIB} bytes of shared memory" in text, (rank, text)
+        assert ADVICE in text, (rank, text)
+        assert seconds < DEADLINE_S, (rank, seconds)
