@@ -12,7 +12,6 @@ from ddpx.timeline import Timeline
 pytestmark = pytest.mark.timeout(200)
 
 _FORMS = ["summary.txt", "timeline.html", "timeline.png", "trace.json"]
-_WITH_PICTURES = ("fake_pictures.py",)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,7 @@ def recorded(tmp_path_factory):
     """A folder with all forms, of 5 steps of a script with DDP that makes 9; and what was said."""
     out = tmp_path_factory.mktemp("recorded") / "out"
     words = ("timeline", "train.py", "--num-steps", 9, "--steps", 5, "--out", out)
-    done = run(*words, start=_WITH_PICTURES)
+    done = run(*words)
     assert_code(done, 0)
     return out, done.stdout
 
@@ -75,14 +74,14 @@ def test_slower_recording_is_said_to_be(recorded):
 def test_script_that_uses_reducer_by_itself(tmp_path):
     out = tmp_path / "out"
     words = ("timeline", "--nproc-per-node", 1, "uses_reducer.py", "--out", out)
-    done = run(*words, start=_WITH_PICTURES)
+    done = run(*words)
     assert_code(done, 0)
     assert sorted(path.name for path in out.iterdir()) == _FORMS
 
 
 def test_script_that_wraps_nothing(tmp_path):
     words = ("timeline", "wraps_nothing.py", "--nproc-per-node", 1, "--out", tmp_path / "out")
-    done = run(*words, start=_WITH_PICTURES)
+    done = run(*words)
     assert_code(done, 2)
     assert "wraps_nothing.py wrapped no model in DistributedDataParallel" in done.stderr
     assert not (tmp_path / "out").exists()
