@@ -10,45 +10,9 @@
 
 #include "../reducer.h"
 #include "bindings.h"
+#include "no_gil_on_release.h"
 
 namespace py = pybind11;
-
-namespace {
-
-// Python's hold of a reducer. Letting go of the last one can destroy a process group, which joins
-// threads that may be waiting for the GIL; so it is let go of meanwhile. Not a deleter: pybind11
-// asks a class that knows its own shared_ptr for that one.
-template <class T>
-class NoGilOnRelease {
- public:
-  using element_type = T;
-
-  NoGilOnRelease() = default;
-  explicit NoGilOnRelease(T* raw) : held_(raw) {}
-  NoGilOnRelease(std::shared_ptr<T> held) : held_(std::move(held)) {}  // NOLINT: implicit
-  NoGilOnRelease(const NoGilOnRelease&) = default;
-  NoGilOnRelease(NoGilOnRelease&&) noexcept = default;
-  NoGilOnRelease& operator=(const NoGilOnRelease&) = default;
-  NoGilOnRelease& operator=(NoGilOnRelease&&) noexcept = default;
-
-  ~NoGilOnRelease() {
-    if (held_ && PyGILState_Check()) {
-      const py::gil_scoped_release no_gil;
-      held_.reset();
-    }
-  }
-
-  T* get() const {
-    return held_.get();
-  }
-
- private:
-  std::shared_ptr<T> held_;
-};
-
-}  // namespace
-
-PYBIND11_DECLARE_HOLDER_TYPE(T, NoGilOnRelease<T>)
 
 namespace ddpx::bindings {
 namespace {
@@ -102,7 +66,7 @@ void bind_reducer(py::module_& module) {
   // The lock of the reducer is never waited for with the GIL held: its holder may need the GIL to
   // call a backend that is written in Python.
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  py::class_<Reducer, NoGilOnRelease<Reducer>>(module, "Reducer")
+  py::class_<Reducer, NoGilShared<Reducer>>(module, "Reducer")
       .def(
           py::init([](const std::vector<ReducerParam>& params,
                       c10::intrusive_ptr<c10d::ProcessGroup> process_group,
@@ -114,7 +78,7 @@ void bind_reducer(py::module_& module) {
                       std::vector<ReducerParam> bystanders,
                       std::optional<std::size_t> gate) {
             const py::gil_scoped_release no_gil;
-            return NoGilOnRelease<Reducer>(Reducer::create(
+            return NoGilShared<Reducer>(Reducer::create(
                 params,
                 ReducerOptions{
                     std::move(caps),

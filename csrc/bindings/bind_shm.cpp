@@ -9,42 +9,9 @@
 
 #include "../shm_backend/shm_backend.h"
 #include "bindings.h"
+#include "no_gil_on_release.h"
 
 namespace py = pybind11;
-
-namespace {
-
-// Lets go of the GIL when it lets go of the backend, which waits for threads then, and these may
-// need it to release a tensor that Python has seen. As torch does it for its own backends.
-template <class T>
-class NoGilOnRelease {
- public:
-  NoGilOnRelease() = default;
-  explicit NoGilOnRelease(T* raw) : held_(c10::intrusive_ptr<T>::unsafe_steal_from_new(raw)) {}
-  NoGilOnRelease(c10::intrusive_ptr<T> held) : held_(std::move(held)) {}  // NOLINT: implicit
-  NoGilOnRelease(const NoGilOnRelease&) = default;
-  NoGilOnRelease(NoGilOnRelease&&) noexcept = default;
-  NoGilOnRelease& operator=(const NoGilOnRelease&) = default;
-  NoGilOnRelease& operator=(NoGilOnRelease&&) noexcept = default;
-
-  ~NoGilOnRelease() {
-    if (held_ && PyGILState_Check()) {
-      const py::gil_scoped_release no_gil;
-      held_.reset();
-    }
-  }
-
-  T* get() const {
-    return held_.get();
-  }
-
- private:
-  c10::intrusive_ptr<T> held_;
-};
-
-}  // namespace
-
-PYBIND11_DECLARE_HOLDER_TYPE(T, NoGilOnRelease<T>, true)
 
 namespace ddpx::bindings {
 
@@ -56,7 +23,7 @@ void bind_shm(py::module_& module) {
   // torch has bound the base class; importing it makes a ShmBackend pass for one.
   py::module_::import("torch._C._distributed_c10d");
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  py::class_<ShmBackend, NoGilOnRelease<ShmBackend>, c10d::Backend>(module, "ShmBackend")
+  py::class_<ShmBackend, NoGilIntrusive<ShmBackend>, c10d::Backend>(module, "ShmBackend")
       .def(
           py::init([](c10::intrusive_ptr<c10d::Store> store,
                       int rank,

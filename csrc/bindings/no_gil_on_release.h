@@ -1,0 +1,60 @@
+// How Python holds what must not be destroyed with the GIL held.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <utility>
+
+namespace ddpx::bindings {
+
+// A smart pointer that lets go of the GIL when it lets go of its object: that may wait for threads,
+// which may need the GIL to release a tensor that Python has seen. As torch does it for its own
+// backends. Not a deleter: pybind11 asks a class that knows its own shared_ptr for that one.
+template <class Pointer>
+class NoGilOnRelease {
+ public:
+  using element_type = typename Pointer::element_type;
+
+  NoGilOnRelease() = default;
+  explicit NoGilOnRelease(element_type* raw) : held_(hold(raw, Pointer())) {}
+  NoGilOnRelease(Pointer held) : held_(std::move(held)) {}  // NOLINT: implicit
+  NoGilOnRelease(const NoGilOnRelease&) = default;
+  NoGilOnRelease(NoGilOnRelease&&) noexcept = default;
+  NoGilOnRelease& operator=(const NoGilOnRelease&) = default;
+  NoGilOnRelease& operator=(NoGilOnRelease&&) noexcept = default;
+
+  ~NoGilOnRelease() {
+    if (held_ && PyGILState_Check()) {
+      const pybind11::gil_scoped_release no_gil;
+      held_.reset();
+    }
+  }
+
+  element_type* get() const {
+    return held_.get();
+  }
+
+ private:
+  template <class T>
+  static std::shared_ptr<T> hold(T* raw, const std::shared_ptr<T>&) {
+    return std::shared_ptr<T>(raw);
+  }
+  template <class T>
+  static c10::intrusive_ptr<T> hold(T* raw, const c10::intrusive_ptr<T>&) {
+    return c10::intrusive_ptr<T>::unsafe_steal_from_new(raw);
+  }
+
+  Pointer held_;
+};
+
+template <class T>
+using NoGilShared = NoGilOnRelease<std::shared_ptr<T>>;
+template <class T>
+using NoGilIntrusive = NoGilOnRelease<c10::intrusive_ptr<T>>;
+
+}  // namespace ddpx::bindings
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, ddpx::bindings::NoGilShared<T>)
+PYBIND11_DECLARE_HOLDER_TYPE(T, ddpx::bindings::NoGilIntrusive<T>, true)
