@@ -14,6 +14,7 @@ enum class EventKind : uint8_t {
   kForwardEnd,
   kPhase,          // a phase begins; `index` is its number
   kBackwardBegin,  // backward has reached an output of the module
+  kStepBegin,      // the first gradient of a synchronised backward
   kGradArrived,    // of param `index`; once for every part of a gradient that comes in parts
   kBucketReady,    // bucket `index` has all its gradients
   kLaunched,       // its all-reduce
@@ -21,6 +22,8 @@ enum class EventKind : uint8_t {
   kBackwardEnd,  // nothing is left of backward but communication
   kWaitBegin,    // for bucket `index`
   kWaitEnd,
+  kAgreeBegin,  // on what params were used, on second passes, on finite gradients
+  kAgreeEnd,
   kWrittenBack,  // its gradients are where param.grad finds them
   kStepEnd,
 };

@@ -16,7 +16,7 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(const Bucket::Flight& flight) 
   }
   try {
     return flight.work->getFuture();
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {
     return nullptr;
   }
 }
@@ -31,6 +31,9 @@ Recording::Recording(std::size_t capacity, c10::Device device, uint32_t max_step
 }
 
 void Recording::note_plan(uint32_t step, const BucketPlan& plan) {
+  if (plans_.empty()) {
+    first_step_ = step;
+  }
   plans_.push_back({step, plan});
 }
 
@@ -38,7 +41,11 @@ void Recording::note(EventKind kind, uint32_t step, std::size_t index) {
   if (!marks_) {
     note_on_host(kind, step, index);
   } else if (wants(step)) {
-    marks_->mark(kind, step, index);
+    try {
+      marks_->mark(kind, step, index);
+    } catch (const std::exception&) {
+      // One mark less; the training, which it may be called in the middle of, goes on.
+    }
   }
 }
 
@@ -52,14 +59,20 @@ void Recording::follow(const Bucket::Flight& flight, uint32_t step, std::size_t 
   if (!wants(step)) {
     return;
   }
-  auto note_end = [self = shared_from_this(), step, index] {
-    self->note(EventKind::kCompleted, step, index);
-  };
+  const auto self = shared_from_this();
   if (auto* work = dynamic_cast<GivesEndNotice*>(flight.work.get())) {
-    work->notify_at_end(std::move(note_end));
+    work->notify_at_end(
+        [self, step, index] { self->note_on_host(EventKind::kCompleted, step, index); });
   } else if (const auto future = future_of(flight)) {
-    // On a device it is called with a current stream that waits for the future's tensors.
-    future->addCallback([note_end = std::move(note_end)](c10::ivalue::Future&) { note_end(); });
+    future->addCallback([self, step, index](c10::ivalue::Future& ended) {
+      // A future of a device's is done when its work is queued; the current stream then waits for
+      // its tensors. Others are done when all is done.
+      if (ended.devices().empty()) {
+        self->note_on_host(EventKind::kCompleted, step, index);
+      } else {
+        self->note(EventKind::kCompleted, step, index);
+      }
+    });
   }
 }
 

@@ -60,11 +60,12 @@ class Recording : public std::enable_shared_from_this<Recording> {
 
  private:
   bool wants(uint32_t step) const {
-    return max_steps_ == 0 || step - plans_.front().first_step < max_steps_;
+    return max_steps_ == 0 || step - first_step_ < max_steps_;
   }
 
   EventLog log_;
   uint32_t max_steps_;
+  uint32_t first_step_ = 0;  // set before anybody else knows of this recording
   std::optional<DeviceMarks> marks_;
   std::vector<PlanInForce> plans_;
 };

@@ -85,6 +85,7 @@ void Reducer::begin_step() {
         "Average those with ReducerDDP.synchronized_grads().");
   }
   go_to(Phase::kCollecting);
+  note(EventKind::kStepBegin);
   clock_.begin_step();
   clock_.note(Moment::kBackwardStart);
   launches_.reset(buckets_.size());
@@ -321,8 +322,15 @@ void Reducer::finish_step(bool output_reached) {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       drain(b);
     }
+    const bool agrees = communicates() && (agrees_on_use() || finite_check_);
+    if (agrees) {
+      note(EventKind::kAgreeBegin);
+    }
     settle_guesses();
     report_not_finite();
+    if (agrees) {
+      note(EventKind::kAgreeEnd);
+    }
     clock_.note(Moment::kCommEnd);
   } catch (...) {
     fail();
@@ -333,8 +341,8 @@ void Reducer::finish_step(bool output_reached) {
   }
   static_use_agreed_ = true;
   arrivals_.end();
-  note(EventKind::kStepEnd);
   go_to(Phase::kIdle);
+  note(EventKind::kStepEnd);
   clock_.end_step();
   // Thrown when the reducer can be used again.
   report_end(draining, missing, output_reached);
@@ -347,7 +355,6 @@ void Reducer::drain(std::size_t bucket_index) {
   auto& bucket = buckets_[bucket_index];
   note(EventKind::kWaitBegin, bucket_index);
   communicate([&] { bucket.wait(); }, [&] { return describe_bucket(bucket_index); });
-  note(EventKind::kWaitEnd, bucket_index);
   std::vector<const Slot*> wanted;
   wanted.reserve(bucket.slots().size());
   for (const auto& slot : bucket.slots()) {
@@ -362,6 +369,7 @@ void Reducer::drain(std::size_t bucket_index) {
       wanted.push_back(&slot);
     }
   }
+  note(EventKind::kWaitEnd, bucket_index);  // behind the first look at what ranks agreed on
   write_back(bucket, wanted, params_, options_.gradient_as_bucket_view);
   note(EventKind::kWrittenBack, bucket_index);
 }

@@ -77,6 +77,9 @@ class Reducer final : public GradListener,
   // The rebuild alone, if it is due; true if it was.
   bool rebuild_buckets();
 
+  // For who looks: the module's forward begins only now, after buffers were waited for.
+  void begin_forward();
+
   // Lets the reducer notice where a backward starts; to be called with the outputs of forward.
   void watch_outputs(const std::vector<at::Tensor>& outputs);
 

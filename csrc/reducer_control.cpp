@@ -216,6 +216,11 @@ bool Reducer::all_frozen() const {
       params_.begin(), params_.end(), [](const auto& param) { return param.requires_grad(); });
 }
 
+void Reducer::begin_forward() {
+  const Lock lock(mutex_);
+  note(EventKind::kForwardBegin);
+}
+
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
   const Lock lock(mutex_);
   note(EventKind::kForwardEnd);

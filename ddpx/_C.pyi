@@ -149,6 +149,7 @@ class EventKind:
     FORWARD_END: ClassVar[EventKind]
     PHASE: ClassVar[EventKind]
     BACKWARD_BEGIN: ClassVar[EventKind]
+    STEP_BEGIN: ClassVar[EventKind]
     GRAD_ARRIVED: ClassVar[EventKind]
     BUCKET_READY: ClassVar[EventKind]
     LAUNCHED: ClassVar[EventKind]
@@ -156,6 +157,8 @@ class EventKind:
     BACKWARD_END: ClassVar[EventKind]
     WAIT_BEGIN: ClassVar[EventKind]
     WAIT_END: ClassVar[EventKind]
+    AGREE_BEGIN: ClassVar[EventKind]
+    AGREE_END: ClassVar[EventKind]
     WRITTEN_BACK: ClassVar[EventKind]
     STEP_END: ClassVar[EventKind]
     __members__: ClassVar[dict[str, EventKind]]
@@ -176,6 +179,8 @@ class Recording:
 
     def __init__(self, capacity: int, device: torch.device, max_steps: int = 0) -> None:
         """Notes ``max_steps`` steps, or all if 0; the newest ``capacity`` events are kept."""
+    def collect(self) -> None:
+        """Takes in what a device has done by now."""
     def close(self) -> None:
         """To be called when nothing more comes; waits for a device."""
     def events(self) -> torch.Tensor:
@@ -213,6 +218,8 @@ class Reducer:
         """The rebuild alone, if it is due; True if it was."""
     def shadow_step(self) -> None:
         """Makes the collective calls of a step without gradients of this rank."""
+    def begin_forward(self) -> None:
+        """The module's forward begins only now, after a wait."""
     def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """With the outputs of forward: lets the reducer notice where a backward starts."""
     def remove_hooks(self) -> None:

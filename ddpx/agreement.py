@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -19,6 +20,8 @@ from ddpx.params import named_managed_buffers
 _ORDER = "order of parameters"
 _REPORTED = 10  # differences
 _ABSENT = "absent"
+# Those on which collective calls depend.
+_VARIABLES = ("DDPX_CHECK_FINITE", "DDPX_TIMELINE", "DDPX_TIMELINE_STEPS")
 
 Description = Mapping[str, str]  # by what it is about
 
@@ -37,6 +40,8 @@ def describe(
     found = {"torch version": torch.__version__, "ddpx version": ddpx.__version__}
     for name, value in {**asdict(options), **extra}.items():
         found[f"option {name}"] = repr(value)
+    for name in _VARIABLES:
+        found[f"environment variable {name}"] = os.environ.get(name, "not set")
     params = [(name, p) for name, p in module.named_parameters() if name not in ignored]
     for name, param in params:
         found[f"parameter '{name}'"] = (

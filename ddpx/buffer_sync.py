@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 from ddpx import errors, params, state_sync
+from ddpx.reducer import Reducer
 
 
 class BufferSync(nn.Module):
@@ -24,6 +25,7 @@ class BufferSync(nn.Module):
     modules_buffers: list[torch.Tensor]
     named_module_buffers: dict[str, torch.Tensor]
     buffer_hook: _BufferCommHook | None = None
+    reducer: Reducer
 
     @property
     def broadcast_buffers(self) -> bool:
@@ -80,6 +82,8 @@ class BufferSync(nn.Module):
             return
         if due is location and self.will_sync_module_buffers():
             self._sync_buffers()
+            if location is _BufferCommHookLocation.PRE_FORWARD and torch.is_grad_enabled():
+                self.reducer.begin_forward()
 
     def _sync_buffers(self) -> None:
         with torch.no_grad():

@@ -312,6 +312,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         super().__setstate__(state)
         self.process_group = _resolve_group(None)
         self._attach(params.managed_params(self.module, self.parameters_to_ignore))
+        record_if_asked(self)
         self.require_backward_grad_sync = sync
         if self._post_sync_hooks:
             self._call_after_sync()

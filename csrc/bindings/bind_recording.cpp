@@ -35,6 +35,7 @@ void bind_recording(py::module_& module) {
       .value("FORWARD_END", EventKind::kForwardEnd)
       .value("PHASE", EventKind::kPhase)
       .value("BACKWARD_BEGIN", EventKind::kBackwardBegin)
+      .value("STEP_BEGIN", EventKind::kStepBegin)
       .value("GRAD_ARRIVED", EventKind::kGradArrived)
       .value("BUCKET_READY", EventKind::kBucketReady)
       .value("LAUNCHED", EventKind::kLaunched)
@@ -42,6 +43,8 @@ void bind_recording(py::module_& module) {
       .value("BACKWARD_END", EventKind::kBackwardEnd)
       .value("WAIT_BEGIN", EventKind::kWaitBegin)
       .value("WAIT_END", EventKind::kWaitEnd)
+      .value("AGREE_BEGIN", EventKind::kAgreeBegin)
+      .value("AGREE_END", EventKind::kAgreeEnd)
       .value("WRITTEN_BACK", EventKind::kWrittenBack)
       .value("STEP_END", EventKind::kStepEnd);
 
@@ -58,6 +61,7 @@ void bind_recording(py::module_& module) {
           py::arg("device"),
           py::arg("max_steps") = 0)
       .def("close", &Recording::close, py::call_guard<py::gil_scoped_release>())
+      .def("collect", &Recording::collect, py::call_guard<py::gil_scoped_release>())
       .def("events", [](const Recording& recording) { return as_tensor(recording.log().read()); })
       .def_property_readonly("plans", &Recording::plans)
       .def_property_readonly(

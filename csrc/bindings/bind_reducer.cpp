@@ -101,6 +101,7 @@ void bind_reducer(py::module_& module) {
           py::arg("bystanders") = std::vector<ReducerParam>(),
           py::arg("gate") = py::none())
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
+      .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("watch_outputs", &Reducer::watch_outputs, py::arg("outputs"), NoGil())
       .def("rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
       .def("shadow_step", &Reducer::shadow_step, NoGil())

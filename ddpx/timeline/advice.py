@@ -28,7 +28,7 @@ def advise(recording: Recording) -> list[str]:
     return [
         *_stragglers(summary, step_ms),
         *_waits(summary, step_ms),
-        *_too_much_communication(summary),
+        *_too_much_communication(recording, summary),
         *_exposed(summary, step_ms),
         *_small_buckets(summary, step_ms),
         *_write_back(recording, step_ms),
@@ -63,9 +63,10 @@ def _waits(summary: Summary, step_ms: float) -> Iterator[str]:
         )
 
 
-def _too_much_communication(summary: Summary) -> Iterator[str]:
+def _too_much_communication(recording: Recording, summary: Summary) -> Iterator[str]:
     slowest = max(summary.ranks, key=lambda rank: rank.transfer_ms)
-    if slowest.transfer_ms <= slowest.compute_ms:
+    accumulates = any(len(r.forwards) > 1 for step in recording.steps for r in step.ranks.values())
+    if slowest.transfer_ms <= slowest.compute_ms or accumulates:  # then compute is not all
         return
     advice = (
         f"Communication takes {slowest.transfer_ms:.1f} ms a step, computation "
@@ -92,8 +93,10 @@ def _exposed(summary: Summary, step_ms: float) -> Iterator[str]:
         return
     if last.exposed_ms > 0.9 * (last.completed_ms - last.launched_ms):
         exposed = "fully exposed"
-    # A bucket closes when it reaches its cap, so that caps a bit below keep the earlier ones.
-    earlier = [math.floor(10 * b.num_bytes / _MIB) / 10 for b in summary.buckets[:-1]]
+    # A bucket closes when it reaches its cap: caps a bit below keep the earlier ones as they are.
+    # Sparse ones take none.
+    dense = [bucket for bucket in summary.buckets[:-1] if bucket.num_bytes]
+    earlier = [max(math.floor(10 * b.num_bytes / _MIB) / 10, 0.1) for b in dense]
     caps = ", ".join(f"{cap:g}" for cap in [*earlier, _rounded(last.num_bytes / _MIB / 4)])
     yield f"{text} {exposed}: try bucket_cap_mb_list=[{caps}]."
 

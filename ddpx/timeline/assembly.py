@@ -89,6 +89,8 @@ class _Attempt:
     backward_begin: int
     backward_end: int = -1
     end: int = -1
+    agree_begin: int = -1
+    agree_end: int = -1
     arrivals: dict[int, int] = field(default_factory=dict)
     buckets: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -102,18 +104,23 @@ def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
             outputs_reached.clear()
         elif event.kind == "BACKWARD_BEGIN":
             outputs_reached.append(event.at)
-        elif event.kind == "PHASE" and _PHASES[event.index] == "collecting":
+        elif event.kind == "STEP_BEGIN":
             attempt = _Attempt(min(outputs_reached, default=event.at))
         elif attempt is None:
             continue
         elif event.kind == "BACKWARD_END":
             attempt.backward_end = event.at
+        elif event.kind == "AGREE_BEGIN":
+            attempt.agree_begin = event.at
+        elif event.kind == "AGREE_END":
+            attempt.agree_end = event.at
         elif event.kind == "STEP_END":
             attempt.end = event.at
         elif event.kind == "GRAD_ARRIVED":
             attempt.arrivals[event.index] = event.at
         elif event.kind != "PHASE":
-            attempt.buckets[event.index][event.kind] = event.at
+            # The first time counts: a second pass of a bucket is part of the agreement.
+            attempt.buckets[event.index].setdefault(event.kind, event.at)
     if attempt is None or attempt.end < 0:
         return None
     arrivals = sorted((at, param) for param, at in attempt.arrivals.items())
@@ -124,7 +131,14 @@ def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
         arrivals=tuple(Arrival(param, at) for at, param in arrivals),
         buckets=tuple(_bucket(attempt.buckets.get(index, {})) for index in range(num_buckets)),
         phases=_phases(events),
+        agreement=_agreement(attempt),
     )
+
+
+def _agreement(attempt: _Attempt) -> Interval:
+    if attempt.agree_begin < 0:  # there was nothing to agree on
+        return Interval(attempt.end, attempt.end)
+    return Interval(attempt.agree_begin, attempt.agree_end)
 
 
 def _forwards(events: Iterable[_Event]) -> tuple[Interval, ...]:
@@ -136,6 +150,8 @@ def _forwards(events: Iterable[_Event]) -> tuple[Interval, ...]:
         elif event.kind == "FORWARD_END" and begin is not None:
             forwards.append(Interval(begin, event.at))
             begin = None
+        elif event.kind == "PHASE" and _PHASES[event.index] == "failed":
+            forwards.clear()
     return tuple(forwards)
 
 

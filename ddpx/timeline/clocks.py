@@ -7,6 +7,7 @@ to rank 0 the quickest tells most, and rank 0's answer was given somewhere withi
 from __future__ import annotations
 
 import os
+import uuid
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,13 @@ class Reading:
     at_ns: int
     offset_ns: float
     error_ns: float
+
+
+def name_recording(group: dist.ProcessGroup) -> str:
+    """The same on all ranks of the group, and different from any other; collective."""
+    names: list[str] = [""] * group.size()
+    dist.all_gather_object(names, uuid.uuid4().hex, group=group)
+    return names[0]
 
 
 def clock_identity() -> str:

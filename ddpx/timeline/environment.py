@@ -34,7 +34,7 @@ def record_if_asked(model: ReducerDDP) -> None:
         return
     recorder = Recorder(model, _max_steps())
     recorder.start()
-    path = Path(folder) / _file_name(recorder.rank, _num_models[folder])
+    path = Path(folder) / _file_name(recorder.global_rank, _num_models[folder])
     _num_models[folder] += 1
     weakref.finalize(model, _write, recorder, path)
 
@@ -54,7 +54,7 @@ def _file_name(rank: int, model_number: int) -> str:
 
 
 def _write(recorder: Recorder, path: Path) -> None:
-    recorder.stop()
+    recorder.stop(wait=False)
     data = recorder.data()
     path.parent.mkdir(parents=True, exist_ok=True)
     trace.write(path, assemble([data]), [data])

@@ -52,8 +52,9 @@ class StepFigures:
     Attributes:
         whole: from the start of its first forward (or of backward, if there was none through the
             wrapper) to its end.
-        compute: its forwards and its backward.
-        communication: while any bucket was in flight; ``overlapped + exposed``.
+        compute: its forwards and its backward. Of accumulated gradients, the backward that averages
+            them; those within ``no_sync()`` are in ``whole`` alone.
+        communication: while any bucket was in flight, or ranks agreed; ``overlapped + exposed``.
         exposed: of it, while the end of backward did nothing but wait.
         overlapped: of it, all else: hidden behind work of this rank.
     """
@@ -67,8 +68,8 @@ class StepFigures:
 
 def step_figures(rank_step: RankStep) -> StepFigures:
     begin = min([rank_step.backward.begin, *(f.begin for f in rank_step.forwards)])
-    flying = in_flight(rank_step)
-    waits = [bucket.wait for bucket in launched_buckets(rank_step)]
+    flying = [*in_flight(rank_step), rank_step.agreement]
+    waits = [*(bucket.wait for bucket in launched_buckets(rank_step)), rank_step.agreement]
     communication = total_ns(flying)
     exposed = total_ns(common(flying, waits))
     return StepFigures(

@@ -58,7 +58,8 @@ class BucketTimes:
         ready: its last gradient is packed.
         launched: its all-reduce was started: buckets leave in plan order.
         completed: its all-reduce has ended.
-        wait: from when the end of backward began to wait for it, to when it went on.
+        wait: from when the end of backward began to wait for it, to when it went on; with the wait
+        for what ranks agree about used params, if it was the first bucket that had to know.
         written_back: its gradients are where ``param.grad`` finds them.
     """
 
@@ -91,6 +92,8 @@ class RankStep:
         arrivals: in order of time.
         buckets: by bucket index; None for one that was not communicated.
         phases: the reducer's, in order, without "idle".
+    agreement: after the last bucket, the time for what ranks have to agree on: second passes over
+        buckets whose unused params were guessed wrong, whether gradients are finite.
     """
 
     forwards: tuple[Interval, ...]
@@ -99,6 +102,7 @@ class RankStep:
     arrivals: tuple[Arrival, ...]
     buckets: tuple[BucketTimes | None, ...]
     phases: tuple[PhaseSpan, ...]
+    agreement: Interval = Interval(0, 0)  # of no length: nothing to agree on
 
 
 @dataclass(frozen=True)

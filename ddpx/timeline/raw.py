@@ -23,6 +23,7 @@ class RawPlan:
 @dataclass(frozen=True)
 class RankData:
     """Attributes:
+    name: of the recording, the same on all ranks.
     rank, world_size: in the process group.
     host: its name.
     backend, device: of the process group; of the module.
@@ -34,6 +35,7 @@ class RankData:
     events: rows of time in ns on this rank's clock, step, kind, index; as ``_C.Recording``.
     """
 
+    name: str
     rank: int
     world_size: int
     host: str

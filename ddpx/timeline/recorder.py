@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import weakref
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ddpx import _C
-from ddpx.timeline.clocks import Reading, read_clocks
+from ddpx.timeline.clocks import Reading, name_recording, read_clocks
 from ddpx.timeline.raw import RankData, RawPlan
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Recorder:
         self._group = model.process_group
         # Kept, since a file may be written when the group has been destroyed.
         self.rank = self._group.rank()
+        self.global_rank = dist.get_rank()
+        self._name = ""
         self._world_size = self._group.size()
         self._backend = _backend_name(self._group, model.device)
         self._reducer = weakref.ref(model.reducer)
@@ -54,29 +57,40 @@ class Recorder:
 
     def start(self) -> None:
         """Collective over the model's process group."""
-        self._readings.append(read_clocks(self._group, self._device))
+        with _on(self._device):
+            self._name = name_recording(self._group)
+            self._readings.append(read_clocks(self._group, self._device))
         reducer = self._reducer()
         if reducer is not None:
             reducer.add_recording(self._core)
 
-    def stop(self) -> None:
-        """Of this rank alone."""
+    def stop(self, wait: bool = True) -> None:
+        """Of this rank alone.
+
+        Args:
+            wait: for a device, until it has done all. Not after an error: it may never come to it.
+        """
         reducer = self._reducer()
         if reducer is not None:
             reducer.remove_recording(self._core)
-        self._core.close()
+        if wait:
+            self._core.close()
+        else:
+            self._core.collect()
 
     def gather(self) -> list[RankData]:
         """What all ranks recorded. Collective over the model's process group."""
-        self._readings.append(read_clocks(self._group, self._device))
         everything: list[RankData | None] = [None] * self._world_size
-        dist.all_gather_object(everything, self.data(), group=self._group)
+        with _on(self._device):
+            self._readings.append(read_clocks(self._group, self._device))
+            dist.all_gather_object(everything, self.data(), group=self._group)
         return [data for data in everything if data is not None]
 
     def data(self) -> RankData:
         """What this rank recorded so far."""
         core = self._core
         return RankData(
+            name=self._name,
             rank=self.rank,
             world_size=self._world_size,
             host=socket.gethostname(),
@@ -97,6 +111,11 @@ class Recorder:
             in_force.first_step,
             tuple((params, sum(self._num_bytes[i] for i in params)) for params in buckets),
         )
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Collectives of objects use the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _backend_name(group: dist.ProcessGroup, device: torch.device) -> str:

@@ -76,7 +76,8 @@ class Summary:
     steps: the numbers of those that it is made of: all that have the buckets of the last one.
     num_other_steps: that were recorded with other buckets, before they were rebuilt.
     buckets, ranks: in order.
-    straggler: the rank that kept others waiting longest. None with a single rank.
+    straggler: the rank that kept others waiting longest. None if that is less than 1 % of a step,
+        or than the clocks' error.
     backend, device, world_size: of the process group; of the model.
     lost_events: older ones, that the ring had no room for.
     """
@@ -106,6 +107,7 @@ def summarize(recording: Recording) -> Summary:
     holdups = _holdups(steps)
     ranks = tuple(_rank(recording, rank, steps, holdups) for rank in sorted(recording.hosts))
     slowest = max(ranks, key=lambda rank: rank.kept_waiting_ms)
+    noise_ms = max(slowest.step_ms / 100, slowest.clock_error_us / 1e3)
     return Summary(
         steps=tuple(step.number for step in steps),
         num_other_steps=len(recording.steps) - len(steps),
@@ -115,7 +117,7 @@ def summarize(recording: Recording) -> Summary:
             if (bucket := _bucket(recording, index, steps, holdups)) is not None
         ),
         ranks=ranks,
-        straggler=slowest.rank if slowest.kept_waiting_ms > 0 else None,
+        straggler=slowest.rank if slowest.kept_waiting_ms > noise_ms else None,
         backend=recording.backend,
         device=recording.device,
         world_size=recording.world_size,

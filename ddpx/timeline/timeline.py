@@ -85,9 +85,11 @@ class Timeline:
         Raises:
             RuntimeError: it is not recording.
         """
-        self._running().stop()
-        self._ranks = self._running().gather()
+        recorder = self._running()
+        recorder.stop()
+        self._ranks = [recorder.data()]  # if the others cannot be reached
         self._recorder = None
+        self._ranks = recorder.gather()
         return self
 
     def __enter__(self) -> Timeline:
@@ -104,7 +106,7 @@ class Timeline:
         if error is None:
             self.stop()
             return
-        self._recorder.stop()
+        self._recorder.stop(wait=False)
         self._ranks = [self._recorder.data()]
         self._recorder = None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ddpx import errors
 from ddpx.timeline.chrome import to_events
@@ -40,13 +39,11 @@ def read(path: str | Path) -> list[RankData]:
         raise errors.not_a_timeline(path, "there is no rank*.json in it")
     ranks = [data for file in files for data in _read_file(file)]
     ranks.sort(key=lambda data: data.rank)
-    if len({data.rank for data in ranks}) < len(ranks) or len({_job(d) for d in ranks}) > 1:
-        raise errors.not_a_timeline(path, "its files are of several jobs; use one folder for each")
+    if len({data.rank for data in ranks}) < len(ranks) or len({data.name for data in ranks}) > 1:
+        raise errors.not_a_timeline(
+            path, "its files are of several jobs or process groups; use a folder for each"
+        )
     return ranks
-
-
-def _job(data: RankData) -> tuple[Any, ...]:
-    return data.world_size, data.param_names, data.backend
 
 
 def _read_file(path: Path) -> list[RankData]:

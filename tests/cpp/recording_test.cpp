@@ -41,6 +41,12 @@ std::string text_of(const Event& event) {
       return "waited " + index;
     case EventKind::kWrittenBack:
       return "written " + index;
+    case EventKind::kStepBegin:
+      return "begin";
+    case EventKind::kAgreeBegin:
+      return "agree";
+    case EventKind::kAgreeEnd:
+      return "agreed";
     case EventKind::kStepEnd:
       return "end";
   }
@@ -61,35 +67,39 @@ TEST(Recording, HasAStepInOrder) {
   const auto recorded = recording();
   replica.reducer->add_recording(recorded);
   replica.step();
-  EXPECT_EQ(
-      texts_of(*recorded),
-      (
-          Log{"forward",
-              "forward end",
-              "backward",
-              to_string(Phase::kCollecting),
-              "grad 2",
-              "ready 0",
-              "launched 0",
-              "grad 1",
-              "ready 1",
-              "launched 1",
-              "grad 0",
-              "ready 2",
-              "launched 2",
-              "backward end",
-              to_string(Phase::kDraining),
-              "wait 0",
-              "waited 0",
-              "written 0",
-              "wait 1",
-              "waited 1",
-              "written 1",
-              "wait 2",
-              "waited 2",
-              "written 2",
-              "end",
-              to_string(Phase::kIdle)}));
+  const Log forward = {"forward", "forward end"};
+  const Log backward = {
+      "backward",
+      to_string(Phase::kCollecting),
+      "begin",
+      "grad 2",
+      "ready 0",
+      "launched 0",
+      "grad 1",
+      "ready 1",
+      "launched 1",
+      "grad 0",
+      "ready 2",
+      "launched 2",
+      "backward end"};
+  const Log end = {
+      to_string(Phase::kDraining),
+      "wait 0",
+      "waited 0",
+      "written 0",
+      "wait 1",
+      "waited 1",
+      "written 1",
+      "wait 2",
+      "waited 2",
+      "written 2",
+      to_string(Phase::kIdle),
+      "end"};
+  Log expected;
+  for (const auto& part : {forward, backward, end}) {
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  EXPECT_EQ(texts_of(*recorded), expected);
 }
 
 TEST(Recording, EndsWhenItIsRemoved) {

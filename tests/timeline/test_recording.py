@@ -151,7 +151,7 @@ def _record_an_abort() -> Timeline:
             if number == 2 and dist.get_rank() == 1:
                 x.register_hook(explode)
             try:
-                model(x).sum().backward()
+                model(2 * x).sum().backward()  # the hook comes behind all of the model
             except ArithmeticError:
                 assert number == 2
     return timeline
@@ -470,3 +470,83 @@ def test_paths_may_be_strings_or_paths(tmp_path):
         Timeline.load(str(tmp_path / "a.json"))
     with pytest.raises(FileNotFoundError):
         Timeline.load(Path(tmp_path / "a.json"))
+
+
+# ---- waits that are not a bucket's -------------------------------------------------------------
+
+
+class _Alternating(nn.Module):
+    """Uses one of two layers on each rank, in turn, so that guesses about unused ones are wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.branches[2](self.branches[self.calls % 2](x))
+
+
+def _record_wrong_guesses() -> Timeline:
+    model = ReducerDDP(_Alternating(), find_unused_parameters=True, bucket_cap_mb=0.0001)
+    model.check_finite()
+    with ddpx.record(model) as timeline:
+        for _ in range(6):
+            _step(model)
+    return timeline
+
+
+def test_second_passes_are_part_of_the_agreement(pair):
+    timeline = pair.run(_record_wrong_guesses)[0]
+    assert len(timeline.steps) == 6
+    for step in timeline.steps:
+        for rank_step in step.ranks.values():
+            for bucket in rank_step.buckets:
+                if bucket is not None:
+                    assert bucket.ready <= bucket.launched <= bucket.completed
+                    assert bucket.completed <= bucket.wait.end <= bucket.written_back
+                    assert bucket.written_back <= rank_step.agreement.begin
+            assert rank_step.agreement.ns > 0
+            assert rank_step.agreement.end <= rank_step.end
+            assert step_figures(rank_step).exposed >= rank_step.agreement.ns
+
+
+def _record_with_buffers() -> Timeline:
+    torch.manual_seed(0)
+    model = ReducerDDP(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
+    with ddpx.record(model) as timeline:
+        for _ in range(4):
+            time.sleep(0.1 * (dist.get_rank() == 0))  # whose buffers are sent around
+            model(torch.randn(4, 8)).sum().backward()
+    return timeline
+
+
+def test_waiting_for_buffers_is_not_computing(pair):
+    for timeline in pair.run(_record_with_buffers):
+        forwards = [step.ranks[1].forwards[0].ns for step in timeline.steps]
+        assert sorted(forwards)[1] < 50e6
+
+
+def _one_rank_records(folder: str) -> str:
+    if dist.get_rank() == 1:
+        os.environ["DDPX_TIMELINE"] = folder
+    try:
+        with pytest.raises(RuntimeError) as error:
+            _model()
+    finally:
+        os.environ.pop("DDPX_TIMELINE", None)
+    return str(error.value)
+
+
+def test_every_rank_has_to_record(pair):
+    for text in pair.run(_one_rank_records, "here"):
+        assert "environment variable DDPX_TIMELINE: not set on rank 0; here on rank 1" in text
+
+
+def test_files_of_two_recordings(pair, tmp_path):
+    for name in ("a", "b"):
+        pair.run(_train_unaware, str(tmp_path / name), None)
+    (tmp_path / "b" / "rank1.json").replace(tmp_path / "a" / "rank1.json")
+    with pytest.raises(ValueError, match="of several jobs or process groups"):
+        Timeline.load(tmp_path / "a")
