@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
 namespace ddpx {
@@ -64,6 +65,11 @@ void DeviceMarks::collect_all(EventLog& log) {
     }
   }
   collect(log);
+  const auto begin = steady_now();
+  auto last = record(current_stream(device_));
+  last.synchronize();
+  const auto host_ns = begin + (steady_now() - begin) / 2;
+  error_ns_ += std::abs(time_of(last) - host_ns);
 }
 
 }  // namespace ddpx

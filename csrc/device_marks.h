@@ -29,7 +29,8 @@ class DeviceMarks {
   // As collect(), of all; waits for the device.
   void collect_all(EventLog& log);
 
-  // How far times may be off: what the wait in the constructor took.
+  // How far times may be off: what the wait in the constructor took, and what the clocks of host
+  // and device had drifted apart at the last collect_all().
   int64_t error_ns() const {
     return error_ns_;
   }

@@ -37,12 +37,14 @@ class RankRecord:
     events: in order.
     step_ns: from the end of a synchronised backward to the next's, without the recording itself.
     peak_bytes: the most memory that the process has had.
+    device_peak_bytes: the most that its tensors had on a device; 0 without one.
     """
 
     wrappers: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     step_ns: list[int] = field(default_factory=list)
     peak_bytes: int = 0
+    device_peak_bytes: int = 0
 
     def write(self, folder: Path, rank: int) -> None:
         (folder / f"rank{rank}.json").write_text(json.dumps(asdict(self)))

@@ -76,6 +76,8 @@ class Recorder:
         self._groups.let_go()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.record.peak_bytes = peak if sys.platform == "darwin" else peak * 1024
+        if torch.cuda.is_available():
+            self.record.device_peak_bytes = torch.cuda.max_memory_allocated()
         return self.record
 
     # ---- where it looks ------------------------------------------------------------------------
@@ -144,6 +146,7 @@ class Recorder:
         if not synced:
             return
         self._num_steps += 1
+        _await_device()
         now = time.perf_counter_ns()
         if self._last_end_ns is not None:
             self.record.step_ns.append(now - self._last_end_ns - self._own_ns)
@@ -174,11 +177,17 @@ class Recorder:
 
     @contextmanager
     def _own_time(self) -> Iterator[None]:
+        _await_device()  # which is still at the step
         begin = time.perf_counter_ns()
         try:
             yield
         finally:
             self._own_ns += time.perf_counter_ns() - begin
+
+
+def _await_device() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def _syncs(model: _Model) -> bool:

@@ -50,6 +50,9 @@ def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord]) ->
     for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
         pair = _pair(left.peak_bytes / _MIB, right.peak_bytes / _MIB)
         rows.append([f"rank {rank}: peak memory, MiB", *pair])
+        if left.device_peak_bytes or right.device_peak_bytes:
+            pair = _pair(left.device_peak_bytes / _MIB, right.device_peak_bytes / _MIB)
+            rows.append([f"rank {rank}: peak on the device, MiB", *pair])
     return table(("", "DDP", "ReducerDDP", "ratio"), rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +50,7 @@ class Recorder:
         per_step = 10 * len(params) + 16  # each in a bucket of its own, at worst
         wanted = per_step * (max_steps or _STEPS_KEPT)
         capacity = max(min(wanted, _MOST_EVENTS), 2 * per_step)
-        self._core = _C.Recording(capacity, self._device, max_steps or 0)
+        self._make_core = partial(_C.Recording, capacity, self._device, max_steps or 0)
 
     @property
     def started(self) -> bool:
@@ -60,6 +61,7 @@ class Recorder:
         with _on(self._device):
             self._name = name_recording(self._group)
             self._readings.append(read_clocks(self._group, self._device))
+        self._core = self._make_core()
         reducer = self._reducer()
         if reducer is not None:
             reducer.add_recording(self._core)
