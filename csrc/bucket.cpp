@@ -128,19 +128,19 @@ void Bucket::launch(
   flight_ = Flight{nullptr, hook.runHook(bucket), &hook};
 }
 
-void Bucket::wait() {
+void Bucket::wait(Collective& collective) {
   // Dropped even if it throws: a work is waited for once.
   const auto flight = std::exchange(flight_, std::nullopt);
   if (!flight) {
     throw InternalError("waiting for a bucket that was not launched");
   }
   if (flight->work) {
-    flight->work->wait();
+    collective.wait(*flight->work, device_);
     reduced_ = row_values_.defined()
                    ? sparse_from_rows(std::exchange(row_values_, {}), rows_, buffer_)
                    : buffer_;
   } else {
-    flight->future->waitAndThrow();
+    collective.wait(*flight->future);
     reduced_ = as_reduced(flight->hook->parseHookResult(flight->future->value()));
   }
 }

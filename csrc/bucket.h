@@ -50,6 +50,12 @@ class Bucket {
   const c10::Device& device() const {
     return device_;
   }
+  int64_t num_bytes() const {  // of a sparse bucket's, those that all ranks agree on: none
+    return sparse_ ? 0 : static_cast<int64_t>(buffer_.nbytes());
+  }
+  at::ScalarType dtype() const {
+    return buffer_.scalar_type();
+  }
 
   // Starts a step: every gradient is outstanding, and perhaps a gate that is not one of them.
   void begin_step(bool gated);
@@ -91,7 +97,7 @@ class Bucket {
 
   // Waits for the all-reduce, or the hook: on CPU until it is done, on a device by making the
   // current stream wait. Rethrows what the backend or the hook throws.
-  void wait();
+  void wait(Collective& collective);
 
   // After wait(): the buffer with the sum over ranks of what was packed, or what the hook made.
   const at::Tensor& reduced() const {

@@ -3,10 +3,15 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "group_monitor.h"
 
 namespace ddpx {
 namespace {
@@ -23,10 +28,16 @@ bool communication_forced() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
+// How long who waits may miss that the group has failed.
+constexpr auto kSlice = std::chrono::milliseconds(200);
+
 class ProcessGroupCollective final : public Collective {
  public:
   explicit ProcessGroupCollective(c10::intrusive_ptr<c10d::ProcessGroup> group)
-      : group_(std::move(group)), alone_(group_->getSize() == 1 && !communication_forced()) {}
+      : group_(std::move(group)),
+        alone_(group_->getSize() == 1 && !communication_forced()),
+        monitor_(monitor_of(group_)),
+        deaf_on_cpu_(is_deaf(backend_for(c10::kCPU))) {}
 
   int rank() const override {
     return group_->getRank();
@@ -47,7 +58,30 @@ class ProcessGroupCollective final : public Collective {
 
   void broadcast_from_rank_0(const at::Tensor& tensor) override {
     std::vector<at::Tensor> tensors = {tensor};
-    group_->broadcast(tensors)->wait();
+    wait(*group_->broadcast(tensors), tensor.device());
+  }
+
+  void wait(c10d::Work& work, c10::Device device) override {
+    if (!monitor_ || !deaf_on_cpu_ || !device.is_cpu()) {
+      work.wait();
+      return;
+    }
+    while (true) {
+      try {
+        work.wait(kSlice);
+        return;
+      } catch (...) {
+        if (work.isCompleted()) {
+          work.wait();  // throws what ended it, unless it ended just now
+          return;
+        }
+      }
+      monitor_->raise_if_failed();
+    }
+  }
+
+  std::shared_ptr<health::Monitor> monitor() const override {
+    return monitor_;
   }
 
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
@@ -71,11 +105,48 @@ class ProcessGroupCollective final : public Collective {
     }
   }
 
+  // gloo has no abort(): who waits in it has to look up now and then.
+  static bool is_deaf(const c10::intrusive_ptr<c10d::Backend>& backend) {
+    return backend && backend->getBackendName() == "gloo";
+  }
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   bool alone_;
+  std::shared_ptr<health::Monitor> monitor_;
+  bool deaf_on_cpu_;
 };
 
 }  // namespace
+
+void Collective::wait(c10d::Work& work, c10::Device) {
+  work.wait();
+}
+
+void Collective::wait(c10::ivalue::Future& future) const {
+  const auto watch = monitor();
+  if (!watch || future.completed()) {
+    future.waitAndThrow();
+    return;
+  }
+  struct Latch {
+    std::mutex mutex;
+    std::condition_variable opened;
+    bool open = false;
+  };
+  const auto latch = std::make_shared<Latch>();
+  future.addCallback([latch](c10::ivalue::Future&) {
+    {
+      const std::lock_guard<std::mutex> lock(latch->mutex);
+      latch->open = true;
+    }
+    latch->opened.notify_all();
+  });
+  std::unique_lock<std::mutex> lock(latch->mutex);
+  while (!latch->opened.wait_for(lock, kSlice, [&] { return latch->open; })) {
+    watch->raise_if_failed();
+  }
+  future.waitAndThrow();
+}
 
 std::shared_ptr<Collective> make_collective(c10::intrusive_ptr<c10d::ProcessGroup> group) {
   return std::make_shared<ProcessGroupCollective>(std::move(group));

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "health/monitor.h"
+
 namespace ddpx {
 
 // Every rank makes the same calls in the same order. Called with the reducer's mutex held and
@@ -30,8 +32,20 @@ class Collective {
   // Starts summing `tensor` over all ranks, in place. The tensor must live until the work is done.
   virtual Work all_reduce_sum(const at::Tensor& tensor) = 0;
 
+  // Waits for the work on a tensor of `device`: on CPU until it is done, on a device by making the
+  // current stream wait. Throws what the work throws, and as soon as the group has failed.
+  virtual void wait(c10d::Work& work, c10::Device device);
+
+  // As wait(), for what a hook returned.
+  void wait(c10::ivalue::Future& future) const;
+
   // Overwrites `tensor` with rank 0's; returns once that is done on this rank's current stream.
   virtual void broadcast_from_rank_0(const at::Tensor& tensor) = 0;
+
+  // Who watches over the ranks; null if nobody does.
+  virtual std::shared_ptr<health::Monitor> monitor() const {
+    return nullptr;
+  }
 
   // A flat tensor, uninitialised, in memory that the backend likes best.
   virtual at::Tensor allocate(int64_t numel, const at::TensorOptions& options) = 0;

@@ -37,7 +37,7 @@ std::vector<FiniteCheck::Finding> FiniteCheck::agree(Collective& collective, c10
   }
   if (!collective.alone()) {
     found = found.to(device);
-    collective.all_reduce_sum(found)->wait();
+    collective.wait(*collective.all_reduce_sum(found), device);
     found = found.cpu();
   }
   std::vector<Finding> findings;

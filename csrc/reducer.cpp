@@ -76,6 +76,7 @@ void Reducer::on_grad(std::size_t param_index) {
 }
 
 void Reducer::begin_step() {
+  notes_.check();
   check_params();
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
@@ -88,6 +89,8 @@ void Reducer::begin_step() {
   note(EventKind::kStepBegin);
   clock_.begin_step();
   clock_.note(Moment::kBackwardStart);
+  notes_.begin_step(step_number());
+  notes_.note(Doing::kBackward);
   launches_.reset(buckets_.size());
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].begin_step(gated(b));
@@ -235,10 +238,13 @@ void Reducer::launch_ready() {
 void Reducer::launch(Bucket& bucket, std::size_t bucket_index) {
   clock_.note_launch();
   note(EventKind::kLaunched, bucket_index);
+  notes_.note_launch(bucket.num_bytes(), static_cast<int>(bucket.dtype()));
   communicate(
       [&] {
         if (comm_hook_) {
+          notes_.note(Doing::kHook, bucket_index);
           bucket.launch(*comm_hook_, bucket_index, buckets_.size(), params_);
+          notes_.note(Doing::kBackward);
         } else {
           bucket.launch(*collective_);
         }
@@ -325,12 +331,14 @@ void Reducer::finish_step(bool output_reached) {
     const bool agrees = communicates() && (agrees_on_use() || finite_check_);
     if (agrees) {
       note(EventKind::kAgreeBegin);
+      notes_.note(Doing::kAgreeing);
     }
     settle_guesses();
     report_not_finite();
     if (agrees) {
       note(EventKind::kAgreeEnd);
     }
+    report_mismatch();
     clock_.note(Moment::kCommEnd);
   } catch (...) {
     fail();
@@ -344,6 +352,7 @@ void Reducer::finish_step(bool output_reached) {
   go_to(Phase::kIdle);
   note(EventKind::kStepEnd);
   clock_.end_step();
+  note_outside();
   // Thrown when the reducer can be used again.
   report_end(draining, missing, output_reached);
 }
@@ -354,7 +363,8 @@ void Reducer::drain(std::size_t bucket_index) {
   }
   auto& bucket = buckets_[bucket_index];
   note(EventKind::kWaitBegin, bucket_index);
-  communicate([&] { bucket.wait(); }, [&] { return describe_bucket(bucket_index); });
+  notes_.note(Doing::kWaiting, bucket_index);
+  communicate([&] { bucket.wait(*collective_); }, [&] { return describe_bucket(bucket_index); });
   std::vector<const Slot*> wanted;
   wanted.reserve(bucket.slots().size());
   for (const auto& slot : bucket.slots()) {
@@ -369,62 +379,13 @@ void Reducer::drain(std::size_t bucket_index) {
       wanted.push_back(&slot);
     }
   }
+  if (!comm_hook_ && !bucket.sparse() && bucket.device().is_cpu()) {
+    notes_.note_result(
+        bucket.reduced().const_data_ptr(), static_cast<std::size_t>(bucket.num_bytes()));
+  }
   note(EventKind::kWaitEnd, bucket_index);  // behind the first look at what ranks agreed on
   write_back(bucket, wanted, params_, options_.gradient_as_bucket_view);
   note(EventKind::kWrittenBack, bucket_index);
-}
-
-void Reducer::report_not_finite() {
-  if (!finite_check_) {
-    return;
-  }
-  const auto findings = communicate(
-      [&] { return finite_check_->agree(*collective_, params_.front().device()); },
-      errors::finite_agreement);
-  std::vector<std::pair<int, std::string>> named;
-  for (const auto& finding : findings) {
-    named.emplace_back(finding.rank, names_[finding.param_index]);
-  }
-  if (!named.empty()) {
-    report_later(errors::gradients_not_finite(where(), clock_.num_steps(), named));
-  }
-}
-
-void Reducer::report_later(UserError error) {
-  if (!to_report_) {
-    to_report_ = std::move(error);
-  }
-}
-
-void Reducer::raise(const UserError& error) {
-  last_error_ = error.what();
-  throw UserError(error);
-}
-
-void Reducer::report_end(const errors::Where& where, const Indices& missing, bool output_reached) {
-  if (const auto error = std::exchange(to_report_, std::nullopt)) {
-    raise(*error);
-  }
-  if (missing.empty() || options_.mode == GraphMode::kFindUnused) {
-    return;
-  }
-  if (options_.mode == GraphMode::kStatic) {
-    raise(errors::static_graph_changed(where, names_of(missing), missing));
-  }
-  // Another output of the same forward may have brought them, or may still bring them.
-  const auto nodes_to_come = outputs_.nodes_to_come();
-  Indices unused;
-  owed_.clear();
-  for (const auto param_index : missing) {
-    if (output_reached && seen_[param_index]) {
-      continue;
-    }
-    const bool to_come = nodes_to_come.count(hooks_[param_index].accumulator()) != 0;
-    (to_come ? owed_ : unused).push_back(param_index);
-  }
-  if (!unused.empty()) {
-    raise(errors::params_without_gradient(where, names_of(unused)));
-  }
 }
 
 }  // namespace ddpx

@@ -23,6 +23,7 @@
 #include "errors.h"
 #include "finite_check.h"
 #include "grad_hook.h"
+#include "health/step_notes.h"
 #include "launch_queue.h"
 #include "output_watch.h"
 #include "phase.h"
@@ -53,9 +54,10 @@ struct ReducerOptions {
 // from engine threads. docs/architecture.md draws the step and its phases.
 // reducer.cpp has the step, reducer_guesses.cpp the guesses that it makes with
 // find_unused_parameters, reducer_control.cpp what happens between steps, reducer_settings.cpp what
-// others may set and see.
+// others may set and see, reducer_reports.cpp what a step reports at its end.
 class Reducer final : public GradListener,
                       public GraphTaskObserver,
+                      public health::Subject,
                       public std::enable_shared_from_this<Reducer> {
  public:
   // Allocates the first buckets and puts a hook on every param. `bystanders` are the module's other
@@ -142,6 +144,9 @@ class Reducer final : public GradListener,
   std::string last_error() const;  // empty if no step or setting was at fault so far
   void set_sample_rate(int64_t sample_rate);
 
+  // For peers that wait; nothing while the reducer is at work.
+  std::vector<std::string> missing_params() override;
+
   void on_grad(std::size_t param_index) override;
   void on_output_grad() override;
   void on_outer_task() override;
@@ -149,6 +154,7 @@ class Reducer final : public GradListener,
   void on_graph_task_abort(int task_id) noexcept override;
 
  private:
+  using Doing = health::Doing;
   using Indices = std::vector<std::size_t>;
 
   Reducer(
@@ -169,6 +175,10 @@ class Reducer final : public GradListener,
       recording->note(kind, step_number(), index);
     }
   }
+  void note_outside() {
+    notes_.begin_step(step_number());
+    notes_.note(Doing::kOutside);
+  }
   uint32_t step_number() const {
     return static_cast<uint32_t>(clock_.num_steps());
   }
@@ -185,6 +195,7 @@ class Reducer final : public GradListener,
   void drain(std::size_t bucket_index);
   void report_end(const errors::Where& where, const Indices& missing, bool output_reached);
   void report_not_finite();
+  void report_mismatch();
   void report_later(UserError error);
   [[noreturn]] void raise(const UserError& error);
   int divisor() const;
@@ -220,8 +231,10 @@ class Reducer final : public GradListener,
   void predict();
 
   // Between steps.
+  void join_group();
   BucketPlan initial_plan() const;
   void make_buckets();
+  void name_buckets();
   bool rebuild_if_due();
   void check_params();
   bool all_frozen() const;
@@ -232,6 +245,7 @@ class Reducer final : public GradListener,
   // Runs `call`; what a backend throws becomes an error that says what failed where.
   template <typename Call, typename Describe>
   auto communicate(const Call& call, const Describe& describe) const -> decltype(call());
+  [[noreturn]] void explain(const std::string& what) const;
   std::string describe_bucket(std::size_t bucket_index) const;
   std::vector<std::string> names_of(const Indices& param_indices) const;
   errors::Where where() const {
@@ -270,6 +284,7 @@ class Reducer final : public GradListener,
   std::optional<FiniteCheck> finite_check_;  // if gradients are to be checked
   std::function<void()> after_sync_;
   StepClock clock_;
+  health::StepNotes notes_;                             // for peers
   std::vector<std::shared_ptr<Recording>> recordings_;  // none unless someone looks
   OutputWatch outputs_;
   BackwardScope scope_;
@@ -277,16 +292,12 @@ class Reducer final : public GradListener,
   std::vector<GradHook> hooks_;  // last: gone before anything that they could reach
 };
 
-// What a backend or a user's hook threw, as an error that says `what` failed where; an
-// InternalError as it is. To be called in a catch block.
-[[noreturn]] void rethrow_communication_error(const errors::Where& where, const std::string& what);
-
 template <typename Call, typename Describe>
 auto Reducer::communicate(const Call& call, const Describe& describe) const -> decltype(call()) {
   try {
     return call();
   } catch (...) {
-    rethrow_communication_error(where(), describe());
+    explain(describe());
   }
 }
 

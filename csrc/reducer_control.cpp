@@ -53,6 +53,7 @@ std::shared_ptr<Reducer> Reducer::create(
   for (std::size_t i = 0; i < params.size(); ++i) {
     reducer->hooks_.emplace_back(params[i].tensor, i, reducer);
   }
+  reducer->join_group();
   return reducer;
 }
 
@@ -80,6 +81,13 @@ Reducer::Reducer(
   make_buckets();
 }
 
+// Lets the ranks of the group know of this wrapper.
+void Reducer::join_group() {
+  notes_ = health::StepNotes(collective_->monitor(), weak_from_this());
+  name_buckets();
+  note_outside();
+}
+
 Reducer::~Reducer() {
   if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
     for (auto& hook : hooks_) {
@@ -103,6 +111,7 @@ bool Reducer::prepare_forward() {
     }
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
+  notes_.check();
   check_params();
   auto owed = std::exchange(owed_, {});
   owed.erase(
@@ -117,6 +126,8 @@ bool Reducer::prepare_forward() {
     recording->collect();
   }
   note(EventKind::kForwardBegin);
+  notes_.begin_step(step_number());
+  notes_.note(Doing::kForward);
   return rebuild_if_due();
 }
 
@@ -130,6 +141,7 @@ bool Reducer::rebuild_if_due() {
     return false;
   }
   go_to(Phase::kRebuilding);
+  notes_.note(Doing::kRebuilding);
   try {
     communicate(
         [&] { agreed_order_ = order_.agree(*collective_, params_.front().device()); },
@@ -145,6 +157,7 @@ bool Reducer::rebuild_if_due() {
   }
   order_.retire();
   go_to(Phase::kIdle);
+  notes_.note(Doing::kForward);
   return true;
 }
 
@@ -158,6 +171,7 @@ void Reducer::make_buckets() {
   for (const auto& recording : recordings_) {
     recording->note_plan(step_number(), plan_);
   }
+  name_buckets();
   buckets_.clear();
   if (!communicates()) {
     return;
@@ -177,6 +191,17 @@ void Reducer::make_buckets() {
       adopt(bucket, slot, params_[slot.param_index]);
     }
   }
+}
+
+void Reducer::name_buckets() {
+  if (!notes_.on()) {
+    return;
+  }
+  std::vector<std::vector<std::string>> names;
+  for (const auto& spec : plan_.buckets()) {
+    names.push_back(names_of(spec.param_indices));
+  }
+  notes_.name_buckets(std::move(names));
 }
 
 // A param that was cast has lost its hook, one that was unfrozen never had one: their gradients
@@ -219,6 +244,7 @@ bool Reducer::all_frozen() const {
 void Reducer::begin_forward() {
   const Lock lock(mutex_);
   note(EventKind::kForwardBegin);
+  notes_.note(Doing::kForward);
 }
 
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
@@ -288,6 +314,7 @@ void Reducer::recover() {
   order_.restart();
   owed_.clear();
   go_to(Phase::kIdle);
+  notes_.end_wait();
 }
 
 void Reducer::reset() {
@@ -301,6 +328,12 @@ void Reducer::reset() {
   if (phase_ == Phase::kFailed) {
     recover();
   }
+}
+
+std::vector<std::string> Reducer::missing_params() {
+  const std::unique_lock<std::recursive_mutex> lock(mutex_, std::try_to_lock);
+  return lock && phase_ == Phase::kCollecting ? names_of(arrivals_.missing())
+                                              : std::vector<std::string>();
 }
 
 // ---- names for errors ---------------------------------------------------------------------------
@@ -319,10 +352,18 @@ std::vector<std::string> Reducer::names_of(const Indices& param_indices) const {
   return names;
 }
 
-void rethrow_communication_error(const errors::Where& where, const std::string& what) {
+// What a backend or a user's hook threw, as an error that says `what` failed where; an
+// InternalError as it is. If ranks are gone, that is said instead. To be called in a catch block.
+void Reducer::explain(const std::string& what) const {
+  const auto where = this->where();
   try {
     throw;
   } catch (const InternalError&) {
+    throw;
+  } catch (...) {
+    notes_.explain_error();
+  }
+  try {
     throw;
   } catch (const c10::DistBackendError& cause) {
     // Kept, because scripts catch it.

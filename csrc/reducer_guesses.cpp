@@ -67,7 +67,8 @@ void Reducer::run(SecondPasses& passes) {
     launch(pass, bucket_index);
   }
   for (auto& entry : passes) {
-    communicate([&] { entry.second.wait(); }, [&] { return describe_bucket(entry.first); });
+    communicate(
+        [&] { entry.second.wait(*collective_); }, [&] { return describe_bucket(entry.first); });
   }
 }
 
@@ -114,8 +115,10 @@ void Reducer::shadow_step() {
   if (phase_ == Phase::kFailed) {
     recover();
   }
+  notes_.check();
   go_to(Phase::kCollecting);
   clock_.begin_step();
+  notes_.begin_step(step_number());
   go_to(Phase::kDraining);
   try {
     Indices all;
@@ -133,7 +136,9 @@ void Reducer::shadow_step() {
       communicate([&] { used_.launch(*collective_); }, errors::used_map_agreement);
     }
     for (auto& entry : shadows) {
-      communicate([&] { entry.second.wait(); }, [&] { return describe_bucket(entry.first); });
+      notes_.note(Doing::kWaiting, entry.first);
+      communicate(
+          [&] { entry.second.wait(*collective_); }, [&] { return describe_bucket(entry.first); });
     }
     if (options_.mode == GraphMode::kFindUnused) {
       auto passes = second_passes_for(wrong_guesses());
@@ -152,6 +157,7 @@ void Reducer::shadow_step() {
   static_use_agreed_ = true;
   go_to(Phase::kIdle);
   clock_.skip_step();
+  note_outside();
   if (const auto error = std::exchange(to_report_, std::nullopt)) {
     raise(*error);
   }

@@ -101,6 +101,7 @@ void Reducer::set_collective(std::shared_ptr<Collective> collective) {
   static_use_agreed_ = false;
   predicted_unused_.clear();
   make_buckets();
+  join_group();
 }
 
 void Reducer::remove_hooks() {

@@ -38,6 +38,7 @@ void UsedMap::launch(Collective& collective) {
   }
   summed_ = to_device(local_, device_);
   work_ = collective.all_reduce_sum(summed_);
+  launched_in_ = &collective;
 }
 
 bool UsedMap::globally_unused(std::size_t param_index) {
@@ -70,7 +71,7 @@ bool UsedMap::all_marked() const {
 
 void UsedMap::settle() {
   if (const auto work = std::exchange(work_, Collective::Work())) {
-    work->wait();
+    launched_in_->wait(*work, device_);
   }
 }
 

@@ -23,7 +23,8 @@ class UsedMap {
   // This rank used the param. Also called in backwards that are not synchronised.
   void mark(std::size_t param_index);
 
-  // Starts the agreement on what was marked since the last clear().
+  // Starts the agreement on what was marked since the last clear(). `collective` must live until
+  // the next one, or as long as this.
   void launch(Collective& collective);
 
   // True if no rank marked the param. Waits for the agreement if it must.
@@ -49,6 +50,7 @@ class UsedMap {
   std::vector<int32_t> global_;  // empty until the sum has been read back
   at::Tensor summed_;            // on the params' device, in the hands of the backend
   Collective::Work work_;
+  Collective* launched_in_ = nullptr;
   std::vector<int32_t> alone_;  // what this rank said last, if it is the only one
 };
 

@@ -109,6 +109,132 @@ class StepReport:
     @property
     def moments(self) -> list[int]: ...
 
+class Doing:
+    """``health::Doing`` of ``csrc/health/activity.h``: what a rank is doing."""
+
+    CONSTRUCTION: ClassVar[Doing]
+    OUTSIDE: ClassVar[Doing]
+    REBUILDING: ClassVar[Doing]
+    BUFFERS: ClassVar[Doing]
+    FORWARD: ClassVar[Doing]
+    BACKWARD: ClassVar[Doing]
+    HOOK: ClassVar[Doing]
+    WAITING: ClassVar[Doing]
+    AGREEING: ClassVar[Doing]
+    @property
+    def name(self) -> str: ...
+    def __int__(self) -> int: ...
+
+class FailureKind:
+    """``health::FailureKind`` of ``csrc/health/failure.h``."""
+
+    DEAD: ClassVar[FailureKind]
+    LEFT: ClassVar[FailureKind]
+    STALLED: ClassVar[FailureKind]
+    @property
+    def name(self) -> str: ...
+    def __int__(self) -> int: ...
+
+class Casualty:
+    """``health::Casualty`` of ``csrc/health/failure.h``: a rank that is lost."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def cause(self) -> str: ...
+    @property
+    def last_seen(self) -> str: ...
+
+class RankReport:
+    """``health::RankReport`` of ``csrc/health/failure.h``: a failure as one rank meets it."""
+
+    @property
+    def kind(self) -> FailureKind: ...
+    @property
+    def casualties(self) -> list[Casualty]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def bucket(self) -> int | None: ...
+    @property
+    def params(self) -> list[str]: ...
+    @property
+    def text(self) -> str: ...
+
+class HealthLevel:
+    """``health::Level`` of ``csrc/health/journal.h``."""
+
+    INFO: ClassVar[HealthLevel]
+    WARNING: ClassVar[HealthLevel]
+    ERROR: ClassVar[HealthLevel]
+    @property
+    def name(self) -> str: ...
+    def __int__(self) -> int: ...
+
+class HealthRecord:
+    """``health::Record`` of ``csrc/health/journal.h``: one fact."""
+
+    @property
+    def level(self) -> HealthLevel: ...
+    @property
+    def event(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def fields(self) -> dict[str, str]: ...
+    @property
+    def token(self) -> int:
+        """Of the status page of the rank that it is about."""
+
+class Monitor:
+    """One rank's lookout over its group; see ``csrc/health/monitor.h``."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def failed(self) -> bool: ...
+    @property
+    def report(self) -> RankReport | None:
+        """What this rank would raise now."""
+    def raise_if_failed(self) -> None:
+        """Raises ``RankFailure`` if the group cannot go on."""
+    def explain_error(self) -> None:
+        """After an error in a collective call: raises ``RankFailure`` if ranks are gone."""
+    def begin_construction(self) -> None: ...
+    def note(self, doing: Doing) -> None: ...
+    def ranks(self) -> list[dict[str, Any]]:
+        """By rank, what is known of it; empty for this rank and those that were not met."""
+    def write_note(self, text: str) -> None:
+        """For the other ranks of this machine."""
+    def stack_of(self, rank: int, timeout: timedelta) -> str | None: ...
+
+def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
+    """Made at the first call; None if there is nobody to watch."""
+
+def next_health_record() -> HealthRecord | None:
+    """Waits; None once the journal was closed."""
+
+def open_health_journal() -> None: ...
+def close_health_journal() -> None: ...
+def answer_stack_request(token: int, stack: str) -> None: ...
+def fail_rank(cause: str) -> None:
+    """This rank's script ends with an error: its peers are told."""
+
+def leave_groups() -> None:
+    """This rank's script has come to its end."""
+
+def set_patience(warn_s: float, raise_s: float | None, with_stacks: bool) -> None: ...
+
 class ShmOrder:
     """In which order the ranks' values of an element are summed."""
 

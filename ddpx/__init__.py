@@ -12,12 +12,25 @@ if not torch.distributed.is_initialized():
     # beyond destroy_process_group(), and a rank could abort while Python shuts down.
     import torch.distributed.nn.functional
 
-from ddpx import shm
+from ddpx import health, shm
+from ddpx.health import RankFailure, RankStalled, ranks, set_patience, stack_of
 from ddpx.module import ReducerDDP
 from ddpx.shm import ShmOptions
 from ddpx.timeline import Timeline, record
 
 shm.register()
 
-__all__ = ["ReducerDDP", "ShmOptions", "Timeline", "__version__", "record"]
+__all__ = [
+    "RankFailure",
+    "RankStalled",
+    "ReducerDDP",
+    "ShmOptions",
+    "Timeline",
+    "__version__",
+    "health",
+    "ranks",
+    "record",
+    "set_patience",
+    "stack_of",
+]
 __version__ = "0.1.0"

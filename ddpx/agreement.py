@@ -21,7 +21,7 @@ _ORDER = "order of parameters"
 _REPORTED = 10  # differences
 _ABSENT = "absent"
 # Those on which collective calls depend.
-_VARIABLES = ("DDPX_CHECK_FINITE", "DDPX_TIMELINE", "DDPX_TIMELINE_STEPS")
+_VARIABLES = ("DDPX_CHECK_FINITE", "DDPX_HEALTH", "DDPX_TIMELINE", "DDPX_TIMELINE_STEPS")
 
 Description = Mapping[str, str]  # by what it is about
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from ddpx import errors, params, state_sync
+from ddpx import errors, health, params, state_sync
 from ddpx.reducer import Reducer
 
 
@@ -81,7 +81,8 @@ class BufferSync(nn.Module):
         if hook is None and self.process_group.size() == 1:
             return
         if due is location and self.will_sync_module_buffers():
-            self._sync_buffers()
+            with health.waiting_for_buffers(self.reducer.monitor):
+                self._sync_buffers()
             if location is _BufferCommHookLocation.PRE_FORWARD and torch.is_grad_enabled():
                 self.reducer.begin_forward()
 

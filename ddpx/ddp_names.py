@@ -73,7 +73,7 @@ class DDPNames(CommHooks):
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
             return
         self._check_group_can_change()
-        self.reducer.set_collective(new_process_group)
+        self.reducer.join(new_process_group)
         self.process_group = new_process_group
 
     def _set_sparse_metadata(self, global_unique_ids: Mapping[str, torch.Tensor]) -> None:

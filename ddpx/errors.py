@@ -115,6 +115,24 @@ def list_ranks(ranks: Sequence[int]) -> str:
     return shown if len(ranks) <= 8 else f"{shown}, … ({len(ranks)} ranks)"
 
 
+def bad_patience(name: str, value: object) -> ValueError:
+    return ValueError(f"{name}={value!r} is no time to wait. Pass seconds, more than 0, e.g. 10.")
+
+
+def no_other_rank(rank: object, size: int) -> ValueError:
+    return ValueError(
+        f"rank {rank!r} is not another rank of this wrapper's process group, which has {size} "
+        "ranks. Pass one from 0 on, but not this rank's own."
+    )
+
+
+def nobody_watches() -> RuntimeError:
+    return RuntimeError(
+        "nobody watches over the ranks of this wrapper: it is alone, its process group has no "
+        "store, or DDPX_HEALTH=0 is set."
+    )
+
+
 def not_default_group() -> RuntimeError:
     return RuntimeError(
         "a ReducerDDP can be pickled or copied only if it uses the default process group, because "

@@ -18,7 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.nn.parameter import UninitializedParameter
 
-from ddpx import agreement, errors, nested, params, placement, state_sync, wrapped_params
+from ddpx import (
+    agreement,
+    errors,
+    health,
+    nested,
+    params,
+    placement,
+    state_sync,
+    wrapped_params,
+)
 from ddpx.ddp_names import DDPNames
 from ddpx.delayed_params import check_delayed, with_delayed
 from ddpx.grad_access import GradAccess
@@ -155,15 +164,17 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
         self.mixed_precision = mixed_precision
         if self._options.init_sync:
-            self._check_agreement(managed[0].tensor.device)
-            state_sync.broadcast(
-                params.module_state(
-                    module, self.parameters_to_ignore, self._options.sync_buffers_at_init
-                ),
-                self.process_group,
-            )
+            self._make_ranks_agree(managed[0].tensor.device)
         self._attach(managed)
         record_if_asked(self)
+
+    def _make_ranks_agree(self, device: torch.device) -> None:
+        state = params.module_state(
+            self.module, self.parameters_to_ignore, self._options.sync_buffers_at_init
+        )
+        with health.constructing(health.watch(self.process_group)):
+            self._check_agreement(device)
+            state_sync.broadcast(state, self.process_group)
 
     def _check_agreement(self, device: torch.device) -> None:
         delayed, gate = self._delayed

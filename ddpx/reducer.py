@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpx import _C, errors
+from ddpx import _C, errors, health
 from ddpx.options import Options
 from ddpx.params import ManagedParam
 
@@ -27,6 +27,7 @@ class Reducer(_C.Reducer):
         options: Options,
         gate: int | None = None,
     ) -> None:
+        self.monitor = health.watch(process_group)
         super().__init__(
             [_C.ReducerParam(p.tensor, p.name, p.expect_sparse, p.delayed) for p in managed],
             process_group,
@@ -41,6 +42,12 @@ class Reducer(_C.Reducer):
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
         self._device = managed[0].tensor.device
+
+    def join(self, process_group: dist.ProcessGroup) -> None:
+        """Goes over to other ranks, with buckets as before the first step."""
+        self.monitor = health.watch(process_group)
+        self.set_collective(process_group)
+        self._process_group = process_group
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """Sums the bucket over all ranks, undivided."""

@@ -9,6 +9,7 @@ void bind_phase(pybind11::module_& module);
 void bind_bucket_plan(pybind11::module_& module);
 void bind_recording(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
+void bind_health(pybind11::module_& module);
 void bind_shm(pybind11::module_& module);
 
 }  // namespace ddpx::bindings

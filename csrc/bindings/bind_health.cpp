@@ -1,0 +1,196 @@
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/chrono.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "../group_monitor.h"
+#include "../health/journal.h"
+#include "../health/patience.h"
+#include "../health/sentry.h"
+#include "bindings.h"
+#include "no_gil_on_release.h"
+
+namespace py = pybind11;
+
+namespace ddpx::bindings {
+namespace {
+
+using health::Monitor;
+
+// As ddpx.RankFailure, which keeps its type on the way through autograd's engine.
+void raise_in_python(const health::RankReport& report) {
+  const py::gil_scoped_acquire gil;
+  const py::object error = py::module_::import("ddpx.health.failure").attr("from_report")(report);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  python_error thrown;
+  thrown.persist();
+  throw thrown;
+}
+
+std::vector<py::dict> look_at_ranks(Monitor& monitor) {
+  struct Seen {
+    std::shared_ptr<health::Peer> peer;
+    std::optional<health::Activity> activity;
+    bool ended = false;
+  };
+  std::vector<Seen> seen;
+  {
+    const py::gil_scoped_release no_gil;
+    for (const auto& peer : monitor.roster().peers()) {
+      seen.push_back(
+          {peer,
+           peer ? peer->activity() : std::nullopt,
+           peer && peer->watch() && peer->watch()->ended()});
+    }
+  }
+  std::vector<py::dict> ranks;
+  for (const auto& [peer, activity, ended] : seen) {
+    py::dict rank;
+    if (peer) {
+      rank["rank"] = peer->rank();
+      rank["host"] = peer->introduction().host;
+      rank["pid"] = peer->introduction().process.pid;
+      rank["alive"] = !ended;
+      rank["doing"] = activity ? py::cast(monitor.roster().names().describe(*activity))
+                               : py::object(py::none());
+      rank["since_s"] =
+          activity ? py::cast(static_cast<double>(health::now_ns() - activity->since_ns) / 1e9)
+                   : py::object(py::none());
+      rank["note"] =
+          peer->page() ? py::cast(peer->page()->layout().note.read()) : py::object(py::none());
+    }
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void bind_health(py::module_& module) {
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) {
+        std::rethrow_exception(thrown);
+      }
+    } catch (python_error& error) {
+      error.restore();
+    }
+  });
+  health::set_raiser(raise_in_python);
+
+  py::enum_<health::Doing>(module, "Doing")
+      .value("CONSTRUCTION", health::Doing::kConstruction)
+      .value("OUTSIDE", health::Doing::kOutside)
+      .value("REBUILDING", health::Doing::kRebuilding)
+      .value("BUFFERS", health::Doing::kBuffers)
+      .value("FORWARD", health::Doing::kForward)
+      .value("BACKWARD", health::Doing::kBackward)
+      .value("HOOK", health::Doing::kHook)
+      .value("WAITING", health::Doing::kWaiting)
+      .value("AGREEING", health::Doing::kAgreeing);
+  py::enum_<health::FailureKind>(module, "FailureKind")
+      .value("DEAD", health::FailureKind::kDead)
+      .value("LEFT", health::FailureKind::kLeft)
+      .value("STALLED", health::FailureKind::kStalled);
+  py::class_<health::Casualty>(module, "Casualty")
+      .def_readonly("rank", &health::Casualty::rank)
+      .def_readonly("host", &health::Casualty::host)
+      .def_readonly("pid", &health::Casualty::pid)
+      .def_readonly("what", &health::Casualty::what)
+      .def_readonly("cause", &health::Casualty::cause)
+      .def_readonly("last_seen", &health::Casualty::last_seen);
+  py::class_<health::RankReport>(module, "RankReport")
+      .def_property_readonly(
+          "kind", [](const health::RankReport& report) { return report.failure.kind; })
+      .def_property_readonly(
+          "casualties", [](const health::RankReport& report) { return report.failure.casualties; })
+      .def_readonly("rank", &health::RankReport::rank)
+      .def_readonly("step", &health::RankReport::step)
+      .def_property_readonly(
+          "phase", [](const health::RankReport& report) { return health::to_string(report.doing); })
+      .def_readonly("bucket", &health::RankReport::bucket)
+      .def_readonly("params", &health::RankReport::params)
+      .def_property_readonly("text", &health::RankReport::text);
+
+  py::enum_<health::Level>(module, "HealthLevel")
+      .value("INFO", health::Level::kInfo)
+      .value("WARNING", health::Level::kWarning)
+      .value("ERROR", health::Level::kError);
+  py::class_<health::Record>(module, "HealthRecord")
+      .def_readonly("level", &health::Record::level)
+      .def_readonly("event", &health::Record::event)
+      .def_readonly("message", &health::Record::message)
+      .def_readonly("fields", &health::Record::fields)
+      .def_readonly("token", &health::Record::token);
+
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<Monitor, NoGilShared<Monitor>>(module, "Monitor")
+      .def_property_readonly("rank", &Monitor::rank)
+      .def_property_readonly("failed", &Monitor::failed)
+      .def_property_readonly("report", py::cpp_function(&Monitor::report, NoGil()))
+      .def("raise_if_failed", &Monitor::raise_if_failed, NoGil())
+      .def("explain_error", &Monitor::explain_error, NoGil())
+      .def("begin_construction", &Monitor::begin_construction)
+      .def(
+          "note",
+          [](Monitor& monitor, health::Doing doing) { monitor.note(doing); },
+          py::arg("doing"))
+      .def("ranks", &look_at_ranks)
+      .def("write_note", &Monitor::write_note, py::arg("text"), NoGil())
+      .def(
+          "stack_of",
+          [](Monitor& monitor, int rank, std::chrono::milliseconds timeout) {
+            return monitor.stack_of(rank, timeout);
+          },
+          py::arg("rank"),
+          py::arg("timeout"),
+          NoGil());
+
+  module.def(
+      "monitor_of",
+      [](c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
+        return NoGilShared<Monitor>(monitor_of(process_group));
+      },
+      py::arg("process_group"),
+      NoGil());
+  module.def("next_health_record", [] { return health::Journal::instance().next(); }, NoGil());
+  module.def("open_health_journal", [] { health::Journal::instance().open(); });
+  module.def("close_health_journal", [] { health::Journal::instance().close(); });
+  module.def(
+      "answer_stack_request",
+      [](uint64_t token, const std::string& stack) {
+        for (const auto& monitor : health::Sentry::instance().monitors()) {
+          if (monitor->token() == token) {
+            monitor->answer_stack_request(stack);
+          }
+        }
+      },
+      py::arg("token"),
+      py::arg("stack"),
+      NoGil());
+  module.def(
+      "fail_rank",
+      [](const std::string& cause) { health::Sentry::instance().fail_all(cause); },
+      py::arg("cause"),
+      NoGil());
+  module.def("leave_groups", [] { health::Sentry::instance().leave_all(); }, NoGil());
+  module.def(
+      "set_patience",
+      [](double warn_s, std::optional<double> raise_s, bool with_stacks) {
+        auto& patience = health::Patience::instance();
+        patience.warn_ns = static_cast<int64_t>(warn_s * 1e9);
+        patience.raise_ns = static_cast<int64_t>(raise_s.value_or(0) * 1e9);
+        patience.with_stacks = with_stacks;
+      },
+      py::arg("warn_s"),
+      py::arg("raise_s"),
+      py::arg("with_stacks"));
+}
+
+}  // namespace ddpx::bindings

@@ -1,0 +1,91 @@
+#include "group_monitor.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "store_board.h"
+
+namespace ddpx {
+namespace {
+
+using Group = c10d::ProcessGroup;
+using WeakGroup = c10::weak_intrusive_ptr<Group>;
+
+struct Registry {
+  std::mutex mutex;
+  std::map<const Group*, std::pair<WeakGroup, std::weak_ptr<health::Monitor>>> monitors;
+};
+
+// Never destroyed: the sentry's thread may outlive static objects.
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
+  health::Monitor::Group described;
+  described.rank = group->getRank();
+  described.world_size = group->getSize();
+  described.identity = variable("DDPX_SHM_HOST_IDENTITY");
+  const WeakGroup weak(group);
+  described.gone = [weak] { return weak.expired(); };
+  described.abort = [weak] {
+    if (const auto held = weak.lock()) {
+      try {
+        held->abort();
+      } catch (const std::exception&) {
+        // A backend without it, or one that is aborted already: its calls end by their timeouts.
+      }
+    }
+  };
+  // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
+  if (group->getBackendType() == Group::NCCL) {
+    described.sequence = [weak] {
+      const auto held = weak.lock();
+      return held ? held->getSequenceNumberForGroup() : 0;
+    };
+  } else {
+    described.sequence = [] { return uint64_t{0}; };
+  }
+  return described;
+}
+
+}  // namespace
+
+std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& group) {
+  if (group->getSize() < 2 || !group->getStore() || variable("DDPX_HEALTH") == "0") {
+    return nullptr;
+  }
+  auto& known = registry();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  std::erase_if(known.monitors, [](const auto& entry) { return entry.second.first.expired(); });
+  if (const auto found = known.monitors.find(group.get()); found != known.monitors.end()) {
+    if (auto monitor = found->second.second.lock()) {
+      return monitor;
+    }
+  }
+  try {
+    auto monitor = health::Monitor::create(describe(group), make_board(group->getStore()));
+    known.monitors.insert_or_assign(group.get(), std::pair(WeakGroup(group), monitor));
+    return monitor;
+  } catch (const std::exception& cause) {
+    TORCH_WARN(
+        "ddpx cannot watch over the ranks of this process group, whose faults will be reported "
+        "as the backend sees them: ",
+        cause.what());
+    return nullptr;
+  }
+}
+
+}  // namespace ddpx

@@ -1,0 +1,17 @@
+// Which monitor watches over which process group.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+
+#include "health/monitor.h"
+
+namespace ddpx {
+
+// Made at the first call for a group. Null if there is nobody to watch, no store to meet through,
+// or DDPX_HEALTH=0. Does not wait for other ranks. Thread-safe.
+std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+
+}  // namespace ddpx

@@ -1,0 +1,74 @@
+// What a rank is doing, as its peers may see it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ddpx::health {
+
+enum class Doing : uint8_t {
+  kConstruction,  // ranks compare their models and take over rank 0's state
+  kOutside,       // between steps: the user's code
+  kRebuilding,    // at forward: ranks agree on the order of buckets
+  kBuffers,       // at forward: rank 0's buffers are taken over
+  kForward,
+  kBackward,
+  kHook,      // in a user's communication hook
+  kWaiting,   // backward is over: a bucket's all-reduce has not ended
+  kAgreeing,  // behind the buckets: which params were used, whether all gradients are finite
+};
+
+const char* to_string(Doing doing);
+
+// Whether it is peers that a rank waits for, while it does that.
+bool waits_for_peers(Doing doing);
+
+// Packed into one word, so that nobody sees half of it.
+struct Activity {
+  Doing doing = Doing::kOutside;
+  uint8_t model = 0;    // the wrappers of a group are counted from 0
+  uint16_t bucket = 0;  // of kHook and kWaiting
+  uint32_t step = 0;
+  int64_t since_ns = 0;  // CLOCK_MONOTONIC
+
+  uint64_t packed() const {
+    return uint64_t{static_cast<uint8_t>(doing)} << 56 | uint64_t{model} << 48 |
+           uint64_t{bucket} << 32 | step;
+  }
+  static Activity unpacked(uint64_t word, int64_t since_ns) {
+    return Activity{
+        static_cast<Doing>(word >> 56),
+        static_cast<uint8_t>(word >> 48),
+        static_cast<uint16_t>(word >> 32),
+        static_cast<uint32_t>(word),
+        since_ns};
+  }
+};
+
+// How far a rank has come in the collective calls that all make in the same order. Comparable if
+// `model` is the same.
+struct Progress {
+  uint8_t model = 0;
+  uint32_t step = 0;
+  uint8_t stage = 0;          // by Doing
+  uint16_t num_launched = 0;  // buckets, in this step
+
+  uint64_t packed() const {
+    return uint64_t{model} << 56 | uint64_t{step} << 24 | uint64_t{stage} << 16 | num_launched;
+  }
+  static Progress unpacked(uint64_t word) {
+    return Progress{
+        static_cast<uint8_t>(word >> 56),
+        static_cast<uint32_t>(word >> 24),
+        static_cast<uint8_t>(word >> 16),
+        static_cast<uint16_t>(word)};
+  }
+};
+
+// The place among a step's collective calls of what a rank does; the same for all of backward.
+uint8_t stage_of(Doing doing);
+
+// CLOCK_MONOTONIC, which all processes of one boot share; nanoseconds.
+int64_t now_ns();
+
+}  // namespace ddpx::health

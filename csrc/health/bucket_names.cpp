@@ -1,0 +1,60 @@
+#include "bucket_names.h"
+
+#include <sstream>
+#include <utility>
+
+namespace ddpx::health {
+
+std::string join_names(const std::vector<std::string>& names, std::size_t most) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < most; ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  if (names.size() > most) {
+    text += " and " + std::to_string(names.size() - most) + " more";
+  }
+  return text;
+}
+
+std::string in_seconds(int64_t ns) {
+  std::ostringstream out;
+  out.precision(ns < 10'000'000'000 ? 2 : 3);
+  out << static_cast<double>(ns) / 1e9;
+  return out.str();
+}
+
+void BucketNames::set(uint8_t model, std::vector<std::vector<std::string>> names) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (names_.size() <= model) {
+    names_.resize(model + std::size_t{1});
+  }
+  names_[model] = std::move(names);
+}
+
+std::vector<std::string> BucketNames::params(uint8_t model, uint16_t bucket) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool known = model < names_.size() && bucket < names_[model].size();
+  return known ? names_[model][bucket] : std::vector<std::string>();
+}
+
+std::string BucketNames::describe(const Activity& activity) const {
+  if (activity.doing == Doing::kConstruction) {
+    return "construction of the wrapper";
+  }
+  std::ostringstream out;
+  out << "step " << activity.step << ", phase " << to_string(activity.doing);
+  if (activity.model > 0) {
+    out << " of wrapper " << int{activity.model};
+  }
+  if (activity.doing == Doing::kWaiting || activity.doing == Doing::kHook) {
+    constexpr std::size_t kMost = 4;
+    const auto names = params(activity.model, activity.bucket);
+    out << ", bucket " << activity.bucket;
+    if (!names.empty()) {
+      out << " (" << join_names(names, kMost) << ")";
+    }
+  }
+  return out.str();
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,167 @@
+#include "courier.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+namespace ddpx::health {
+namespace {
+
+constexpr auto kFirstRounds = std::chrono::milliseconds(20);
+constexpr auto kBetweenRounds = std::chrono::milliseconds(500);
+constexpr int kNumFirstRounds = 100;
+
+constexpr const char* kFailureKey = "ddpx/health/failure";
+
+std::string introduction_key(int rank) {
+  return "ddpx/health/introduction/" + std::to_string(rank);
+}
+
+std::string beat_key(int rank) {
+  return "ddpx/health/beat/" + std::to_string(rank);
+}
+
+}  // namespace
+
+struct Courier::State {
+  std::unique_ptr<Board> board;  // the thread's
+  int rank;
+  Introduction own;
+  Duties duties;
+  std::atomic<bool> store_lost{false};
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  std::set<int> unknown;
+  std::optional<std::string> to_post;
+  bool stopped = false;
+  bool running = true;
+
+  void meet_unknown() {
+    for (const int other : unknown_now()) {
+      const auto text = board->get(introduction_key(other));
+      const auto introduction = text ? Introduction::from_text(*text) : std::nullopt;
+      if (introduction && duties.meet(other, *introduction)) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        unknown.erase(other);
+      }
+    }
+  }
+
+  std::set<int> unknown_now() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return unknown;
+  }
+
+  void post() {
+    std::optional<std::string> failure;
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      failure = to_post;
+    }
+    if (failure) {
+      board->set_first(kFailureKey, *failure);
+      const std::lock_guard<std::mutex> lock(mutex);
+      to_post.reset();
+      changed.notify_all();
+    }
+  }
+
+  void exchange_beats() {
+    const auto others = duties.far_ranks();
+    if (others.empty()) {
+      return;
+    }
+    board->set(beat_key(rank), duties.beat().to_text());
+    if (const auto failure = board->get(kFailureKey)) {
+      duties.failed(*failure);
+    }
+    if (!duties.curious()) {
+      return;  // all asking about all would be too much for the store of a large job
+    }
+    for (const int other : others) {
+      const auto text = board->get(beat_key(other));
+      if (const auto beat = text ? Peer::Beat::from_text(*text) : std::nullopt) {
+        duties.heard(other, *beat);
+      }
+    }
+  }
+
+  // Whether there is more to do.
+  bool rest(int round) {
+    const bool all_on_one_machine = duties.far_ranks().empty();
+    std::unique_lock<std::mutex> lock(mutex);
+    if (unknown.empty() && all_on_one_machine && !to_post) {
+      return false;
+    }
+    const auto pause = round < kNumFirstRounds && !unknown.empty() ? kFirstRounds : kBetweenRounds;
+    changed.wait_for(lock, pause, [this] { return stopped || to_post.has_value(); });
+    return !stopped;
+  }
+};
+
+Courier::Courier(
+    std::unique_ptr<Board> board, int rank, int world_size, const Introduction& own, Duties duties)
+    : state_(std::make_shared<State>()) {
+  state_->board = std::move(board);
+  state_->rank = rank;
+  state_->own = own;
+  state_->duties = std::move(duties);
+  for (int other = 0; other < world_size; ++other) {
+    if (other != rank) {
+      state_->unknown.insert(other);
+    }
+  }
+  std::thread(work, state_).detach();
+}
+
+Courier::~Courier() {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->stopped = true;
+  state_->changed.notify_all();
+}
+
+void Courier::work(const std::shared_ptr<State>& state) {
+  try {
+    state->board->set(introduction_key(state->rank), state->own.to_text());
+    for (int round = 0;; ++round) {
+      state->meet_unknown();
+      state->post();
+      state->exchange_beats();
+      if (!state->rest(round)) {
+        break;
+      }
+    }
+  } catch (const std::exception&) {
+    state->store_lost = true;
+  }
+  state->board.reset();
+  const std::lock_guard<std::mutex> lock(state->mutex);
+  state->running = false;
+  state->changed.notify_all();
+}
+
+void Courier::post_failure(const std::string& failure) {
+  const bool anybody_to_tell = !state_->duties.far_ranks().empty();
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  if (state_->running && anybody_to_tell && !state_->to_post) {
+    state_->to_post = failure;
+    state_->changed.notify_all();
+  }
+}
+
+bool Courier::flush(std::chrono::milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  return state_->changed.wait_for(
+      lock, timeout, [this] { return !state_->to_post || !state_->running; });
+}
+
+bool Courier::store_lost() const {
+  return state_->store_lost;
+}
+
+}  // namespace ddpx::health

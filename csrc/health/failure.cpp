@@ -1,0 +1,137 @@
+#include "failure.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <sstream>
+#include <stdexcept>
+
+namespace ddpx::health {
+namespace {
+
+std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
+
+// Netstrings: texts of any content, one behind the other.
+void put(std::string& out, const std::string& text) {
+  out += std::to_string(text.size()) + ":" + text;
+}
+
+std::optional<std::string> take(const std::string& in, std::size_t& at) {
+  const auto colon = in.find(':', at);
+  if (colon == std::string::npos) {
+    return std::nullopt;
+  }
+  const auto length = std::stoull(in.substr(at, colon - at));
+  if (colon + 1 + length > in.size()) {
+    return std::nullopt;
+  }
+  at = colon + 1 + length;
+  return in.substr(colon + 1, length);
+}
+
+std::string remedy(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::kStalled:
+      return "Look at what that rank does: ddpx.stack_of(model, rank) shows its Python stack. ";
+    case FailureKind::kLeft:
+      return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
+    case FailureKind::kDead:
+      return "";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string Failure::to_text() const {
+  std::string out;
+  put(out, std::to_string(static_cast<int>(kind)));
+  for (const auto& casualty : casualties) {
+    put(out, std::to_string(casualty.rank));
+    put(out, casualty.host);
+    put(out, std::to_string(casualty.pid));
+    put(out, casualty.what);
+    put(out, casualty.cause);
+    put(out, casualty.last_seen);
+  }
+  return out;
+}
+
+std::optional<Failure> Failure::from_text(const std::string& text) {
+  std::size_t at = 0;
+  const auto kind = take(text, at);
+  if (!kind) {
+    return std::nullopt;
+  }
+  Failure failure{static_cast<FailureKind>(std::stoi(*kind)), {}};
+  while (at < text.size()) {
+    std::vector<std::string> fields;
+    for (int i = 0; i < 6; ++i) {
+      auto field = take(text, at);
+      if (!field) {
+        return std::nullopt;
+      }
+      fields.push_back(std::move(*field));
+    }
+    failure.casualties.push_back(
+        Casualty{
+            std::stoi(fields[0]),
+            fields[1],
+            std::stoi(fields[2]),
+            fields[3],
+            fields[4],
+            fields[5]});
+  }
+  return failure;
+}
+
+std::string Failure::describe() const {
+  std::ostringstream out;
+  const char* separator = "";
+  for (const auto& casualty : casualties) {
+    out << separator << "rank " << casualty.rank << " (host " << casualty.host << ", pid "
+        << casualty.pid << ") " << casualty.what;
+    if (!casualty.cause.empty()) {
+      out << " (" << casualty.cause << ")";
+    }
+    if (!casualty.last_seen.empty()) {
+      out << "; it was last seen in " << casualty.last_seen;
+    }
+    separator = ". And ";
+  }
+  return out.str();
+}
+
+std::string RankReport::text() const {
+  std::ostringstream out;
+  out << "[ddpx rank " << rank << ", step " << step << ", phase " << to_string(doing) << "] "
+      << failure.describe() << ".";
+  if (bucket) {
+    out << " This rank was waiting for bucket " << *bucket << " (";
+    constexpr std::size_t kMost = 8;
+    for (std::size_t i = 0; i < params.size() && i < kMost; ++i) {
+      out << (i == 0 ? "'" : ", '") << params[i] << "'";
+    }
+    if (params.size() > kMost) {
+      out << " and " << params.size() - kMost << " more";
+    }
+    out << ").";
+  }
+  out << " The gradients of this step are not averaged. " << remedy(failure.kind)
+      << "To go on without the lost ranks, catch ddpx.RankFailure and call ddpx.shrink(model); "
+         "otherwise start the job again from a checkpoint.";
+  return out.str();
+}
+
+void raise(const RankReport& report) {
+  if (const auto raiser = installed_raiser.load()) {
+    raiser(report);
+  }
+  throw std::runtime_error(report.text());
+}
+
+void set_raiser(void (*raiser)(const RankReport& report)) {
+  installed_raiser.store(raiser);
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,57 @@
+// What has become of ranks that a group cannot go on without.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "activity.h"
+
+namespace ddpx::health {
+
+enum class FailureKind : uint8_t {
+  kDead,     // a process ended, or its script is ending with an error
+  kLeft,     // its script ended, or it destroyed its group, while others wait for it
+  kStalled,  // it lives, and has not come for longer than the user allows
+};
+
+struct Casualty {
+  int rank = 0;
+  std::string host;
+  int pid = 0;
+  std::string what;       // "was killed by SIGKILL"
+  std::string cause;      // the text of its exception, if it left one
+  std::string last_seen;  // what it was doing; empty if nobody knows
+};
+
+struct Failure {
+  FailureKind kind = FailureKind::kDead;
+  std::vector<Casualty> casualties;
+
+  std::string to_text() const;
+  static std::optional<Failure> from_text(const std::string& text);
+
+  // "rank 1 (host a, pid 12) was killed by SIGKILL; it was last seen in ..."
+  std::string describe() const;
+};
+
+// A failure as one rank meets it.
+struct RankReport {
+  Failure failure;
+  int rank = 0;       // the one that reports
+  uint32_t step = 0;  // and what it is doing itself
+  Doing doing = Doing::kOutside;
+  std::optional<int> bucket;        // that it waits for
+  std::vector<std::string> params;  // of that bucket
+  double seconds = 0;               // from the first sign of the failure to this report
+
+  std::string text() const;
+};
+
+// Throws: what the installed raiser throws (in Python, ddpx.RankFailure), else a
+// std::runtime_error.
+[[noreturn]] void raise(const RankReport& report);
+void set_raiser(void (*raiser)(const RankReport& report));
+
+}  // namespace ddpx::health

@@ -1,0 +1,297 @@
+#include "monitor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "sentry.h"
+
+namespace ddpx::health {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// After an error in a collective call: gloo may see the end of a connection before the kernel has
+// ended the process; ranks of other machines have to be asked through the store.
+constexpr auto kTimeToSee = milliseconds(500);
+constexpr auto kTimeToSeeFar = milliseconds(4000);
+constexpr auto kBetweenLooks = milliseconds(10);
+
+// A rank that has left is no loss to one that waits for a moment only: it may have done its part.
+constexpr int64_t kLeftMattersNs = 300'000'000;
+
+constexpr auto kTimeToTell = milliseconds(1000);
+
+// A wrapper that is being made has no number yet.
+constexpr uint8_t kNoModel = 255;
+
+constexpr const char* kRaised = "raised an exception that ended its script";
+
+}  // namespace
+
+// ---- life --------------------------------------------------------------------------------------
+
+std::shared_ptr<Monitor> Monitor::create(Group group, std::unique_ptr<Board> board) {
+  std::shared_ptr<Monitor> monitor(new Monitor(std::move(group), new_token()));
+  monitor->start(std::move(board));
+  return monitor;
+}
+
+Monitor::Monitor(Group group, uint64_t token)
+    : group_(std::move(group)),
+      owner_(getpid()),
+      forks_(num_forks()),
+      token_(token),
+      page_(token),
+      own_(Introduction::own(group_.identity, page_.fd(), token)),
+      roster_(group_.rank, group_.world_size) {}
+
+Monitor::~Monitor() {
+  leave();
+}
+
+void Monitor::start(std::unique_ptr<Board> board) {
+  // Weakly: the courier's thread may hang in the store for longer than the group lives.
+  const auto weak = weak_from_this();
+  Courier::Duties duties;
+  duties.meet = [weak](int rank, const Introduction& introduction) {
+    const auto self = weak.lock();
+    return !self || self->roster_.meet(rank, introduction, self->own_.process);
+  };
+  duties.far_ranks = [weak] {
+    const auto self = weak.lock();
+    return self ? self->roster_.far_ranks() : std::vector<int>();
+  };
+  duties.beat = [weak] {
+    const auto self = weak.lock();
+    return self
+               ? Peer::
+                     Beat{++self->num_beats_, self->page_.view().activity(), self->page_.view().progress()}
+               : Peer::Beat();
+  };
+  duties.curious = [weak] {
+    const auto self = weak.lock();
+    return self && self->curious_;
+  };
+  duties.heard = [weak](int rank, const Peer::Beat& beat) {
+    const auto self = weak.lock();
+    if (const auto peer = self ? self->roster_.peer(rank) : nullptr) {
+      peer->heard(beat);
+    }
+  };
+  duties.failed = [weak](const std::string& text) {
+    const auto self = weak.lock();
+    if (auto failure = self ? Failure::from_text(text) : std::nullopt) {
+      self->declare(std::move(*failure));
+    }
+  };
+  courier_ = std::make_unique<Courier>(
+      std::move(board), group_.rank, group_.world_size, own_, std::move(duties));
+  Sentry::instance().add(shared_from_this());
+}
+
+uint8_t Monitor::add_subject(std::weak_ptr<Subject> subject) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  subjects_.push_back(std::move(subject));
+  return static_cast<uint8_t>(subjects_.size() - 1);
+}
+
+void Monitor::begin_construction() {
+  const auto number = ++num_constructions_;
+  page_.note(Doing::kConstruction, Trail{kNoModel, number, 0, 0, 0}, 0);
+}
+
+void Monitor::note(Doing doing) {
+  const auto progress = page_.view().progress();
+  page_.note(doing, Trail{progress.model, progress.step, progress.num_launched, 0, 0}, 0);
+}
+
+void Monitor::write_note(const std::string& text) {
+  page_.view().layout().note.write(text);
+}
+
+void Monitor::check_process() const {
+  if (forks_ != num_forks()) {
+    throw std::runtime_error(
+        "[ddpx rank " + std::to_string(group_.rank) +
+        "] this process was forked off after the model was wrapped, and is no rank of the group. "
+        "Use the module itself in it (model.module), or start it by spawn and make a group there.");
+  }
+}
+
+// ---- failures ----------------------------------------------------------------------------------
+
+void Monitor::raise_if_failed() {
+  if (!failed()) {
+    return;
+  }
+  const auto found = report();
+  const auto& lost = found->failure.casualties.front();
+  const bool stalled = found->failure.kind == FailureKind::kStalled;
+  page_.fail(
+      (stalled ? "ddpx.RankStalled: it gave up waiting for rank "
+               : "ddpx.RankFailure: it lost rank ") +
+          std::to_string(lost.rank),
+      lost.rank);
+  raise(*found);
+}
+
+std::optional<RankReport> Monitor::report() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_) {
+    return std::nullopt;
+  }
+  const auto own = page_.view().activity();
+  RankReport found{*failure_, group_.rank, own.step, own.doing, std::nullopt, {}, 0};
+  found.seconds = static_cast<double>(now_ns() - noticed_ns_) / 1e9;
+  if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
+    found.bucket = own.bucket;
+    found.params = roster_.names().params(own.model, own.bucket);
+  }
+  return found;
+}
+
+void Monitor::declare(Failure failure) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_) {
+      return;
+    }
+    failure_ = failure;
+    noticed_ns_ = now_ns();
+    failed_.store(true, std::memory_order_release);
+  }
+  declared_.notify_all();
+  log(Level::kError, "rank_failed", failure.describe(), failure.casualties.front().rank);
+  courier_->post_failure(failure.to_text());
+  group_.abort();
+}
+
+void Monitor::explain_error() {
+  curious_ = true;
+  const auto start = Clock::now();
+  const bool any_far = !roster_.far_ranks().empty();
+  while (true) {
+    raise_if_failed();
+    const auto waited = Clock::now() - start;
+    auto failure = roster_.find_dead(/*also_left=*/true);
+    if (!failure && waited > kTimeToSee) {
+      failure = roster_.find_silent();
+    }
+    if (!failure && waited > kTimeToSee) {
+      failure = roster_.find_unknown();
+    }
+    if (failure) {
+      declare(std::move(*failure));
+      continue;
+    }
+    if (waited > (any_far ? kTimeToSeeFar : kTimeToSee)) {
+      break;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
+  }
+  if (auto failure = any_far ? find_store_lost() : std::nullopt) {
+    declare(std::move(*failure));
+    raise_if_failed();
+  }
+  curious_ = false;
+}
+
+// After an error that nothing else explains.
+std::optional<Failure> Monitor::find_store_lost() const {
+  const auto first = courier_->store_lost() && group_.rank != 0 ? roster_.peer(0) : nullptr;
+  if (!first || first->local()) {
+    return std::nullopt;
+  }
+  const auto& who = first->introduction();
+  return Failure{
+      FailureKind::kDead,
+      {{0, who.host, who.process.pid, "or the launcher died: the store is gone", {}, {}}}};
+}
+
+// ---- what the sentry does ----------------------------------------------------------------------
+
+std::vector<int> Monitor::ends_of_peers() const {
+  std::vector<int> fds;
+  for (const auto& peer : roster_.peers()) {
+    if (peer && peer->watch() && peer->watch()->fd() >= 0 && !peer->watch()->ended()) {
+      fds.push_back(peer->watch()->fd());
+    }
+  }
+  return fds;
+}
+
+void Monitor::look() {
+  if (page_.view().presence() != Presence::kThere) {
+    return;  // this rank's end is no time to look after others
+  }
+  if (!failed()) {
+    look_for_failures();
+  }
+  look_for_stalls();
+  look_at_self();
+}
+
+void Monitor::look_for_failures() {
+  auto failure = roster_.find_dead(/*also_left=*/false);
+  const auto own = page_.view().activity();
+  if (!failure && waits_for_peers(own.doing) && now_ns() - own.since_ns > kLeftMattersNs) {
+    failure = roster_.find_dead(/*also_left=*/true);
+    const auto missing = roster_.missing(own, page_.view().progress());
+    const auto did_its_part = [&missing](const Casualty& casualty) {
+      return std::find(missing.begin(), missing.end(), casualty.rank) == missing.end();
+    };
+    if (failure && std::erase_if(failure->casualties, did_its_part) > 0 &&
+        failure->casualties.empty()) {
+      failure.reset();
+    }
+  }
+  if (failure) {
+    declare(std::move(*failure));
+  }
+}
+
+void Monitor::log(Level level, const char* event, std::string message, int about) const {
+  const auto own = page_.view().activity();
+  Journal::instance().add(
+      Record{
+          level,
+          event,
+          std::move(message),
+          {{"rank", std::to_string(group_.rank)},
+           {"about_rank", std::to_string(about)},
+           {"step", std::to_string(own.step)},
+           {"phase", to_string(own.doing)}},
+          token_});
+}
+
+// ---- the end of this rank ----------------------------------------------------------------------
+
+void Monitor::fail(const std::string& cause) {
+  if (owner_ != getpid()) {
+    return;  // forked off: the page is the parent's
+  }
+  const auto known = report();
+  page_.fail(
+      cause, known ? std::make_optional(known->failure.casualties.front().rank) : std::nullopt);
+  if (!known) {
+    const auto doing = roster_.names().describe(page_.view().activity());
+    const Failure failure{
+        FailureKind::kDead, {{group_.rank, own_.host, own_.process.pid, kRaised, cause, doing}}};
+    courier_->post_failure(failure.to_text());
+    courier_->flush(kTimeToTell);
+  }
+}
+
+void Monitor::leave() {
+  if (owner_ == getpid()) {
+    page_.leave();
+  }
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,158 @@
+// One rank's lookout over the other ranks of its group.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "board.h"
+#include "courier.h"
+#include "failure.h"
+#include "journal.h"
+#include "page.h"
+#include "patience.h"
+#include "roster.h"
+
+namespace ddpx::health {
+
+// What a monitor may ask of one wrapper. Called on the sentry's thread; must not wait.
+class Subject {
+ public:
+  virtual ~Subject() = default;
+
+  // Params whose gradients have not come; none if that cannot be told now.
+  virtual std::vector<std::string> missing_params() = 0;
+};
+
+// Made for a group, and kept until the group is gone or the process ends. Reducers note on `page`
+// what they do; the sentry's thread calls `look` a few times a second. Nobody waits for a monitor
+// but who has met an error, or waits for a peer anyway. Thread-safe.
+class Monitor : public std::enable_shared_from_this<Monitor> {
+ public:
+  struct Group {
+    int rank = 0;
+    int world_size = 1;
+    std::string identity;                // see Introduction::own
+    std::function<bool()> gone;          // the process group was destroyed
+    std::function<void()> abort;         // lets go who waits in its collective calls
+    std::function<uint64_t()> sequence;  // number of its collective calls; 0: not counted
+  };
+
+  static std::shared_ptr<Monitor> create(Group group, std::unique_ptr<Board> board);
+  ~Monitor();
+
+  // ---- for reducers --------------------------------------------------------------------------
+
+  // A wrapper over this group; its number, the same on every rank.
+  uint8_t add_subject(std::weak_ptr<Subject> subject);
+
+  OwnPage& page() {
+    return page_;
+  }
+  Roster& roster() {
+    return roster_;
+  }
+  uint64_t sequence() const {
+    return group_.sequence();
+  }
+
+  // The group cannot go on.
+  bool failed() const {
+    return failed_.load(std::memory_order_acquire);
+  }
+  void raise_if_failed();
+
+  // An error has come out of a collective call: raises if ranks are gone, as may show only now;
+  // returns if all are there.
+  void explain_error();
+
+  // Throws in a process that was forked off from the one that made this. No system call.
+  void check_process() const;
+
+  int rank() const {
+    return group_.rank;
+  }
+
+  // For what no reducer does: wrapping a model; waiting for buffers, where the step stays the same.
+  void begin_construction();
+  void note(Doing doing);
+
+  // ---- for those who look --------------------------------------------------------------------
+
+  // What this rank would raise now; none if nothing has failed.
+  std::optional<RankReport> report() const;
+
+  // The Python stack of another rank of this machine: asks it. None if it does not answer in time.
+  std::optional<std::string> stack_of(int rank, std::chrono::milliseconds timeout) const;
+  void answer_stack_request(const std::string& stack);
+
+  // Of this rank's page.
+  uint64_t token() const {
+    return token_;
+  }
+
+  // A text for the other ranks of this machine, which find it at Peer::page().
+  void write_note(const std::string& text);
+
+  // ---- the end of this rank ------------------------------------------------------------------
+
+  // Its script ends with an error. Waits up to a second where other machines have to be told.
+  void fail(const std::string& cause);
+
+  // Its script, or its group, has come to its end.
+  void leave();
+
+  // ---- for the sentry ------------------------------------------------------------------------
+
+  bool gone() const {
+    return group_.gone();
+  }
+  // Descriptors that become ready when a peer ends.
+  std::vector<int> ends_of_peers() const;
+  void look();
+
+ private:
+  Monitor(Group group, uint64_t token);
+  void start(std::unique_ptr<Board> board);
+  void declare(Failure failure);
+  std::optional<Failure> find_store_lost() const;
+  void look_for_failures();
+  void look_for_stalls();
+  void warn_of_stall(const Activity& own, int64_t waited_ns);
+  void give_up(int64_t waited_ns);
+  void look_at_self();
+  void log(Level level, const char* event, std::string message, int about) const;
+
+  const Group group_;
+  const pid_t owner_;
+  const uint64_t forks_;  // when it was made
+  const uint64_t token_;
+  OwnPage page_;
+  const Introduction own_;
+  Roster roster_;
+  std::unique_ptr<Courier> courier_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable declared_;
+  std::vector<std::weak_ptr<Subject>> subjects_;
+  std::optional<Failure> failure_;
+  int64_t noticed_ns_ = 0;
+  std::atomic<bool> failed_{false};
+  std::atomic<uint32_t> num_constructions_{0};
+  std::atomic<bool> curious_{false};  // about what ranks of other machines do
+
+  // The sentry's, and the courier's.
+  StallWatch stalls_;
+  uint32_t num_stacks_served_ = 0;
+  uint64_t num_beats_ = 0;
+};
+
+}  // namespace ddpx::health

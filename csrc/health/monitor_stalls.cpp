@@ -1,0 +1,142 @@
+// What a monitor says of ranks that wait, and of ranks that are waited for.
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "monitor.h"
+
+namespace ddpx::health {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What a rank finds out about itself is of use to others only if it is late.
+constexpr int64_t kLateNs = 1'000'000'000;
+
+constexpr auto kBetweenLooks = milliseconds(10);
+constexpr std::size_t kMostNames = 4;
+
+}  // namespace
+
+void Monitor::look_for_stalls() {
+  const auto own = page_.view().activity();
+  const auto now = now_ns();
+  const bool waits = waits_for_peers(own.doing) && !failed();
+  switch (stalls_.look(waits ? own.since_ns : 0, now, Patience::instance())) {
+    case StallWatch::Due::kNothing:
+      break;
+    case StallWatch::Due::kWarning:
+      warn_of_stall(own, now - own.since_ns);
+      break;
+    case StallWatch::Due::kGiveUp:
+      give_up(now - own.since_ns);
+      break;
+    case StallWatch::Due::kOver:
+      curious_ = false;
+      if (!failed()) {
+        log(Level::kInfo,
+            "stall_over",
+            "rank " + std::to_string(group_.rank) + " goes on, after " +
+                in_seconds(stalls_.last_wait_ns()) + " s or more",
+            group_.rank);
+      }
+      break;
+  }
+}
+
+void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
+  curious_ = true;
+  const auto missing = roster_.missing(own, page_.view().progress());
+  std::ostringstream out;
+  out << "rank " << group_.rank << " has waited " << in_seconds(waited_ns) << " s in "
+      << roster_.names().describe(own);
+  if (missing.empty()) {
+    out << "; all ranks have come so far, so that it is the communication that takes long";
+  }
+  for (const int rank : missing) {
+    out << "; missing: rank " << rank << ", " << roster_.describe_missing(rank);
+  }
+  log(Level::kWarning, "stalled", out.str(), missing.empty() ? -1 : missing.front());
+  if (!Patience::instance().with_stacks) {
+    return;
+  }
+  for (const int rank : missing) {
+    // A thread of its own: an answer takes a while, and the sentry has to look on.
+    std::thread([self = weak_from_this(), rank] {
+      const auto monitor = self.lock();
+      const auto stack = monitor ? monitor->stack_of(rank, milliseconds(2000)) : std::nullopt;
+      if (stack) {
+        monitor->log(
+            Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at\n" + *stack, rank);
+      }
+    }).detach();
+  }
+}
+
+void Monitor::give_up(int64_t waited_ns) {
+  const auto own = page_.view().activity();
+  Failure failure{FailureKind::kStalled, {}};
+  for (const int rank : roster_.missing(own, page_.view().progress())) {
+    const auto peer = roster_.peer(rank);
+    failure.casualties.push_back(
+        {rank,
+         peer ? peer->introduction().host : "unknown",
+         peer ? peer->introduction().process.pid : 0,
+         "has not come for " + in_seconds(waited_ns) + " s (" + roster_.describe_missing(rank) +
+             ")",
+         {},
+         {}});
+  }
+  if (!failure.casualties.empty()) {
+    declare(std::move(failure));
+  }
+}
+
+// What only this rank can find out, for peers that wait for it.
+void Monitor::look_at_self() {
+  const auto own = page_.view().activity();
+  auto& layout = page_.view().layout();
+  std::string detail;
+  if (own.doing == Doing::kBackward && now_ns() - own.since_ns > kLateNs) {
+    std::shared_ptr<Subject> subject;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      subject = own.model < subjects_.size() ? subjects_[own.model].lock() : nullptr;
+    }
+    const auto missing = subject ? subject->missing_params() : std::vector<std::string>();
+    if (!missing.empty()) {
+      detail = "without gradients yet for " + join_names(missing, kMostNames);
+    }
+  }
+  if (detail != layout.detail.read()) {
+    layout.detail.write(detail);
+  }
+  const auto wanted = layout.num_stack_requests.load();
+  if (std::exchange(num_stacks_served_, wanted) != wanted) {
+    log(Level::kInfo, "stack_wanted", {}, group_.rank);
+  }
+}
+
+std::optional<std::string> Monitor::stack_of(int rank, milliseconds timeout) const {
+  const auto peer = roster_.peer(rank);
+  if (!peer || !peer->page()) {
+    return std::nullopt;
+  }
+  auto& layout = peer->page()->layout();
+  const auto before = layout.stack.num_writes();
+  layout.num_stack_requests.fetch_add(1);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (layout.stack.num_writes() == before) {
+    if (std::chrono::steady_clock::now() >= deadline || peer->watch()->ended()) {
+      return std::nullopt;
+    }
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  return layout.stack.read();
+}
+
+void Monitor::answer_stack_request(const std::string& stack) {
+  page_.view().layout().stack.write(stack);
+}
+
+}  // namespace ddpx::health

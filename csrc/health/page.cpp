@@ -1,0 +1,95 @@
+#include "page.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ddpx::health {
+namespace {
+
+uint16_t clamped(std::size_t value) {
+  return static_cast<uint16_t>(std::min<std::size_t>(value, std::numeric_limits<uint16_t>::max()));
+}
+
+// Wrappers that take turns do not soon write over each other.
+std::size_t place_of(uint8_t model, uint32_t step) {
+  return (step + std::size_t{5} * model) % PageLayout::kNumTrails;
+}
+
+}  // namespace
+
+Activity PageView::activity() const {
+  return Activity::unpacked(
+      layout().activity.load(std::memory_order_acquire),
+      layout().since_ns.load(std::memory_order_relaxed));
+}
+
+Progress PageView::progress() const {
+  return Progress::unpacked(layout().progress.load(std::memory_order_acquire));
+}
+
+Presence PageView::presence() const {
+  return static_cast<Presence>(layout().presence.load(std::memory_order_acquire));
+}
+
+std::optional<Trail> PageView::trail(uint8_t model, uint32_t step) const {
+  const auto& entry = layout().trails[place_of(model, step)];
+  // Twice, so that an entry that is being written for another step is not taken for this one's.
+  const auto before = entry.key.load(std::memory_order_acquire);
+  const auto key = Progress::unpacked(before);
+  const Trail trail{
+      key.model,
+      key.step,
+      key.num_launched,
+      entry.digest.load(std::memory_order_acquire),
+      entry.sequence.load(std::memory_order_acquire),
+      entry.results.load(std::memory_order_acquire)};
+  const auto after = entry.key.load(std::memory_order_acquire);
+  const bool found = before == after && trail.model == model && trail.step == step;
+  return found && trail.num_launched > 0 ? std::make_optional(trail) : std::nullopt;
+}
+
+OwnPage::OwnPage(uint64_t token)
+    : fd_(shm::create_memory(
+          shm::round_up(sizeof(PageLayout), shm::page_bytes()), "the status page of a rank")),
+      view_(shm::map_shared(fd_.get())) {
+  view_.layout().token.store(token, std::memory_order_relaxed);
+  note(Doing::kConstruction, Trail(), 0);
+}
+
+void OwnPage::note(Doing doing, const Trail& trail, std::size_t bucket) {
+  auto& layout = view_.layout();
+  const Activity activity{doing, trail.model, clamped(bucket), trail.step, now_ns()};
+  layout.since_ns.store(activity.since_ns, std::memory_order_relaxed);
+  layout.activity.store(activity.packed(), std::memory_order_release);
+  layout.progress.store(trail.progress(doing).packed(), std::memory_order_release);
+}
+
+void OwnPage::publish(const Trail& trail) {
+  auto& layout = view_.layout();
+  auto& entry = layout.trails[place_of(trail.model, trail.step)];
+  const auto progress = trail.progress(Doing::kBackward).packed();
+  entry.key.store(0, std::memory_order_release);
+  entry.digest.store(trail.digest, std::memory_order_release);
+  entry.sequence.store(trail.sequence, std::memory_order_release);
+  entry.results.store(trail.results, std::memory_order_release);
+  entry.key.store(progress, std::memory_order_release);
+  layout.progress.store(progress, std::memory_order_release);
+}
+
+void OwnPage::leave() {
+  auto there = static_cast<uint32_t>(Presence::kThere);
+  view_.layout().presence.compare_exchange_strong(there, static_cast<uint32_t>(Presence::kLeft));
+}
+
+void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {
+  auto& layout = view_.layout();
+  if (view_.presence() == Presence::kFailing) {
+    return;
+  }
+  layout.cause.write(cause);
+  layout.culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
+  layout.failing_since_ns.store(now_ns(), std::memory_order_relaxed);
+  layout.presence.store(static_cast<uint32_t>(Presence::kFailing), std::memory_order_release);
+}
+
+}  // namespace ddpx::health

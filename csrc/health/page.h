@@ -1,0 +1,107 @@
+// The status page of one rank in one group: memory that its peers on the same machine can read,
+// also after it has died.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../shm/memory.h"
+#include "activity.h"
+#include "shared_text.h"
+
+namespace ddpx::health {
+
+enum class Presence : uint32_t {
+  kThere = 0,
+  kFailing = 1,  // its script ends because of an error; `cause` says which
+  kLeft = 2,     // its process group was destroyed, or its script came to its end
+};
+
+// What a rank has launched in one step of one wrapper, to be compared with what others have.
+struct Trail {
+  uint8_t model = 0;
+  uint32_t step = 0;
+  uint16_t num_launched = 0;
+  uint64_t digest = 0;    // of the sizes and dtypes of all buckets so far
+  uint64_t sequence = 0;  // of the group's collective calls, at the first launch; 0: not counted
+  uint64_t results = 0;   // a sample of what the buckets came back with; 0 until all are back
+
+  Progress progress(Doing doing) const {
+    return Progress{model, step, stage_of(doing), num_launched};
+  }
+};
+
+// Mapped by all peers on the machine. Zeroed at first.
+struct PageLayout {
+  std::atomic<uint64_t> token;  // of the page's owner: who maps it knows that it is the right one
+  std::atomic<uint64_t> activity;
+  std::atomic<int64_t> since_ns;
+  std::atomic<uint64_t> progress;
+  std::atomic<uint32_t> presence;
+  std::atomic<int32_t> culprit_plus_1;  // whom a failing rank fails because of; 0: itself
+  std::atomic<int64_t> failing_since_ns;
+  SharedText<2048> cause;
+  SharedText<1024> detail;  // of `activity`: what the owner found out about itself
+  SharedText<2048> note;    // for agreements between survivors
+  std::atomic<uint32_t> num_stack_requests;
+  SharedText<32768> stack;  // answers to them
+
+  struct TrailEntry {
+    std::atomic<uint64_t> key;  // model, step and launches: Progress, packed
+    std::atomic<uint64_t> digest;
+    std::atomic<uint64_t> sequence;
+    std::atomic<uint64_t> results;
+  };
+  static constexpr std::size_t kNumTrails = 16;
+  std::array<TrailEntry, kNumTrails> trails;
+};
+
+// A page that some process wrote or writes. Thread-safe.
+class PageView {
+ public:
+  explicit PageView(std::shared_ptr<shm::Mapping> mapping) : mapping_(std::move(mapping)) {}
+
+  PageLayout& layout() const {
+    return *reinterpret_cast<PageLayout*>(mapping_->data());
+  }
+
+  Activity activity() const;
+  Progress progress() const;
+  Presence presence() const;
+  // None if it was long ago, or has not begun.
+  std::optional<Trail> trail(uint8_t model, uint32_t step) const;
+
+ private:
+  std::shared_ptr<shm::Mapping> mapping_;
+};
+
+// This process's own. Noting takes a handful of stores and a look at the clock.
+class OwnPage {
+ public:
+  explicit OwnPage(uint64_t token);
+
+  int fd() const {
+    return fd_.get();
+  }
+  const PageView& view() const {
+    return view_;
+  }
+
+  // For threads that hold the mutex of the reducer that it is about.
+  void note(Doing doing, const Trail& trail, std::size_t bucket);
+  void publish(const Trail& trail);
+
+  // Only the first end counts, but that a failing rank may have seemed to leave.
+  void leave();
+  void fail(const std::string& cause, std::optional<int> culprit);
+
+ private:
+  shm::UniqueFd fd_;
+  PageView view_;
+};
+
+}  // namespace ddpx::health

@@ -1,0 +1,37 @@
+#include "patience.h"
+
+#include <utility>
+
+namespace ddpx::health {
+
+Patience& Patience::instance() {
+  static Patience instance;
+  return instance;
+}
+
+StallWatch::Due StallWatch::look(int64_t since_ns, int64_t now_ns, const Patience& patience) {
+  if (since_ns != since_ns_) {
+    const bool warned = std::exchange(num_warnings_, 0) > 0;
+    since_ns_ = since_ns;
+    next_warning_ns_ = patience.warn_ns;
+    if (warned) {
+      return Due::kOver;
+    }
+  }
+  if (since_ns == 0) {
+    return Due::kNothing;
+  }
+  const auto waited_ns = now_ns - since_ns;
+  if (const int64_t limit = patience.raise_ns; limit > 0 && waited_ns >= limit) {
+    return Due::kGiveUp;
+  }
+  if (waited_ns < next_warning_ns_) {
+    return Due::kNothing;
+  }
+  next_warning_ns_ = 2 * waited_ns;
+  last_wait_ns_ = waited_ns;
+  ++num_warnings_;
+  return Due::kWarning;
+}
+
+}  // namespace ddpx::health

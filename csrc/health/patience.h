@@ -1,0 +1,39 @@
+// How long a rank waits for others before it says so, and before it gives up.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+namespace ddpx::health {
+
+// Of this process; may be changed at any time.
+struct Patience {
+  std::atomic<int64_t> warn_ns{10'000'000'000};
+  std::atomic<int64_t> raise_ns{0};      // 0: never
+  std::atomic<bool> with_stacks{false};  // warnings bring the Python stacks of missing ranks
+
+  static Patience& instance();
+};
+
+// One wait after the other, and the warnings about each: after `warn`, then after twice as long...
+class StallWatch {
+ public:
+  enum class Due { kNothing, kWarning, kGiveUp, kOver };
+
+  // `since_ns` tells one wait from the next; 0 while there is none.
+  Due look(int64_t since_ns, int64_t now_ns, const Patience& patience);
+
+  // That was warned of.
+  int64_t last_wait_ns() const {
+    return last_wait_ns_;
+  }
+
+ private:
+  int64_t since_ns_ = 0;
+  int64_t num_warnings_ = 0;
+  int64_t next_warning_ns_ = 0;  // after the start of the wait
+  int64_t last_wait_ns_ = 0;
+};
+
+}  // namespace ddpx::health

@@ -1,0 +1,120 @@
+#include "process.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+namespace ddpx::health {
+namespace {
+
+struct Stat {
+  char state;
+  uint64_t start_time;
+  std::optional<int> exit_code;  // as wait() gives it
+};
+
+// proc(5): the name, in parentheses, may hold spaces, so fields are counted from behind it.
+std::optional<Stat> read_stat(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) {
+    return std::nullopt;
+  }
+  const auto end_of_name = line.rfind(')');
+  if (end_of_name == std::string::npos) {
+    return std::nullopt;
+  }
+  std::istringstream rest(line.substr(end_of_name + 1));
+  std::vector<std::string> fields;
+  for (std::string field; rest >> field;) {
+    fields.push_back(field);
+  }
+  constexpr std::size_t kStartTime = 22 - 3;
+  constexpr std::size_t kExitCode = 52 - 3;
+  if (fields.size() <= kStartTime) {
+    return std::nullopt;
+  }
+  Stat stat{fields.front().front(), std::stoull(fields[kStartTime]), std::nullopt};
+  if (fields.size() > kExitCode && (stat.state == 'Z' || stat.state == 'X')) {
+    stat.exit_code = std::stoi(fields[kExitCode]);
+  }
+  return stat;
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string link_target(const char* path) {
+  std::array<char, 256> target{};
+  const auto length = readlink(path, target.data(), target.size() - 1);
+  return length > 0 ? std::string(target.data(), static_cast<std::size_t>(length)) : std::string();
+}
+
+shm::UniqueFd open_pidfd([[maybe_unused]] pid_t pid) {
+#ifdef SYS_pidfd_open
+  return shm::UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+#else
+  return shm::UniqueFd();
+#endif
+}
+
+}  // namespace
+
+ProcessId this_process() {
+  const auto pid = getpid();
+  const auto stat = read_stat(pid);
+  return ProcessId{
+      first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/pid"),
+      pid,
+      stat ? stat->start_time : 0};
+}
+
+ProcessWatch::ProcessWatch(ProcessId id) : id_(std::move(id)), fd_(open_pidfd(id_.pid)) {
+  const auto stat = read_stat(id_.pid);
+  if (!stat || stat->start_time != id_.start_time) {
+    fd_ = shm::UniqueFd();  // another process has its number now
+  }
+}
+
+bool ProcessWatch::ended() const {
+  if (fd_) {
+    pollfd process{fd_.get(), POLLIN, 0};
+    return poll(&process, 1, 0) > 0;
+  }
+  const auto now = state();
+  return now == 0 || now == 'Z' || now == 'X';
+}
+
+std::string ProcessWatch::ending() const {
+  const auto stat = read_stat(id_.pid);
+  if (!stat || stat->start_time != id_.start_time || !stat->exit_code) {
+    return "died";
+  }
+  const int code = *stat->exit_code;
+  if (WIFSIGNALED(code)) {
+    const char* name = sigabbrev_np(WTERMSIG(code));
+    return "was killed by " +
+           (name ? "SIG" + std::string(name) : "signal " + std::to_string(WTERMSIG(code)));
+  }
+  return "ended with exit code " + std::to_string(WEXITSTATUS(code));
+}
+
+char ProcessWatch::state() const {
+  const auto stat = read_stat(id_.pid);
+  return stat && stat->start_time == id_.start_time ? stat->state : '\0';
+}
+
+}  // namespace ddpx::health

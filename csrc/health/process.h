@@ -1,0 +1,46 @@
+// Processes of this machine: which is which, whether it lives, how it ended.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "../shm/unique_fd.h"
+
+namespace ddpx::health {
+
+// Never the same for two processes.
+struct ProcessId {
+  std::string machine;  // one boot, and one namespace of process ids
+  pid_t pid = 0;
+  uint64_t start_time = 0;  // clock ticks since boot
+};
+
+ProcessId this_process();
+
+// A process that may end at any time. Thread-safe.
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(ProcessId id);
+
+  // Ready for reading when the process has ended; -1 where the kernel has no such thing.
+  int fd() const {
+    return fd_.get();
+  }
+
+  bool ended() const;
+
+  // Of a process that has ended: "was killed by SIGKILL", "ended with exit code 3", or "died" once
+  // its parent has taken note of its end.
+  std::string ending() const;
+
+  // 'T' if it is stopped, else as in proc(5); 0 if it is gone.
+  char state() const;
+
+ private:
+  ProcessId id_;
+  shm::UniqueFd fd_;
+};
+
+}  // namespace ddpx::health

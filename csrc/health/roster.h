@@ -1,0 +1,65 @@
+// The other ranks of a group: who has been met, who is gone, who is late.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bucket_names.h"
+#include "failure.h"
+#include "peer.h"
+
+namespace ddpx::health {
+
+// Thread-safe; nothing in here waits.
+class Roster {
+ public:
+  Roster(int rank, int world_size);
+
+  // False if the introduction is of no use: see Peer::meet.
+  bool meet(int rank, const Introduction& introduction, const ProcessId& self);
+
+  // By rank; null for this rank, and for those that have not introduced themselves.
+  std::vector<std::shared_ptr<Peer>> peers() const;
+  std::shared_ptr<Peer> peer(int rank) const;
+  std::vector<int> far_ranks() const;  // on other machines
+
+  BucketNames& names() {
+    return names_;
+  }
+  const BucketNames& names() const {
+    return names_;
+  }
+
+  // Ranks that are dead, or whose script is ending with an error. Of ranks that fail because of
+  // others nothing, unless nobody else is to blame. Those that have just left only if asked for.
+  std::optional<Failure> find_dead(bool also_left) const;
+
+  // Ranks of other machines that have told nothing for a while.
+  std::optional<Failure> find_silent() const;
+
+  // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
+  std::optional<Failure> find_unknown() const;
+
+  // Those that have not made the calls that a rank at `activity` and `progress` waits for.
+  std::vector<int> missing(const Activity& activity, const Progress& progress) const;
+  std::string describe_missing(int rank) const;
+
+  // Whether all ranks, which have made the launches of a step, made the same.
+  bool agrees(const Trail& ours) const;
+
+  // How they differ; none if they do not.
+  std::optional<std::string> mismatch(const Trail& ours) const;
+
+ private:
+  std::optional<Casualty> casualty(const Peer& peer, bool also_left) const;
+
+  int rank_;
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<Peer>> peers_;
+  BucketNames names_;
+};
+
+}  // namespace ddpx::health

@@ -1,0 +1,217 @@
+#include "sentry.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace ddpx::health {
+namespace {
+
+constexpr int kBetweenLooksMs = 200;
+
+// After SIGTERM: a rank whose death was the reason is seen to be dead within this time.
+constexpr auto kTimeToSee = std::chrono::milliseconds(500);
+constexpr auto kBetweenHastyLooks = std::chrono::milliseconds(10);
+
+std::atomic<uint64_t> forks{0};
+
+// What the signal handler may touch.
+std::atomic<int> wake_fd{-1};
+std::atomic<pid_t> handler_owner{0};
+volatile std::sig_atomic_t sigterm_came = 0;
+
+void die_of_sigterm() {
+  std::signal(SIGTERM, SIG_DFL);
+  kill(getpid(), SIGTERM);
+}
+
+extern "C" void ddpx_on_sigterm(int) {
+  if (getpid() != handler_owner.load(std::memory_order_relaxed)) {
+    die_of_sigterm();  // a child that was forked off: nobody watches here
+    return;
+  }
+  sigterm_came = 1;
+  const uint64_t one = 1;
+  (void)!write(wake_fd.load(std::memory_order_relaxed), &one, sizeof(one));
+}
+
+bool handles_sigterm() {
+  struct sigaction now{};
+  sigaction(SIGTERM, nullptr, &now);
+  return now.sa_handler == ddpx_on_sigterm;
+}
+
+void take_sigterm() {
+  struct sigaction now{};
+  sigaction(SIGTERM, nullptr, &now);
+  if (now.sa_handler != SIG_DFL) {
+    return;  // the script's own
+  }
+  handler_owner = getpid();
+  struct sigaction ours{};
+  ours.sa_handler = ddpx_on_sigterm;
+  ours.sa_flags = SA_RESTART;
+  sigemptyset(&ours.sa_mask);
+  sigaction(SIGTERM, &ours, nullptr);
+}
+
+void give_sigterm_back() {
+  if (handles_sigterm()) {
+    std::signal(SIGTERM, SIG_DFL);
+  }
+}
+
+std::atomic<Sentry*> current{nullptr};
+
+// In a child neither the thread nor the peers are there. The old one is left alone: its lock may
+// have been held.
+void after_fork_in_child() {
+  forks.fetch_add(1);
+  current.store(nullptr);
+}
+
+// Out of memory, say: the next look tries again.
+void look_at(Monitor& monitor) noexcept {
+  try {
+    monitor.look();
+  } catch (const std::exception&) {
+  }
+}
+
+void write_to_stderr(const std::string& text) {
+  std::size_t written = 0;
+  while (written < text.size()) {
+    const auto count = write(STDERR_FILENO, text.data() + written, text.size() - written);
+    if (count <= 0) {
+      return;
+    }
+    written += static_cast<std::size_t>(count);
+  }
+}
+
+}  // namespace
+
+uint64_t num_forks() {
+  return forks.load(std::memory_order_relaxed);
+}
+
+Sentry& Sentry::instance() {
+  static const int registered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  (void)registered;
+  if (auto* sentry = current.load()) {
+    return *sentry;
+  }
+  auto* made = new Sentry;  // never destroyed: its thread may run until the process ends
+  Sentry* other = nullptr;
+  if (current.compare_exchange_strong(other, made)) {
+    return *made;
+  }
+  delete made;  // another thread was quicker
+  return *other;
+}
+
+Sentry::Sentry() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+void Sentry::add(const std::shared_ptr<Monitor>& monitor) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  monitors_.push_back(monitor);
+  if (!std::exchange(running_, true)) {
+    wake_fd = wake_.get();
+    take_sigterm();
+    std::thread([this] { work(); }).detach();
+  } else {
+    const uint64_t one = 1;
+    (void)!write(wake_.get(), &one, sizeof(one));
+  }
+}
+
+std::vector<std::shared_ptr<Monitor>> Sentry::monitors() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return monitors_;
+}
+
+void Sentry::work() {
+  while (true) {
+    look_at_all();
+    if (sigterm_came) {
+      answer_sigterm();
+      return;
+    }
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (monitors_.empty()) {
+        running_ = false;
+        give_sigterm_back();
+        return;
+      }
+    }
+    await_event();
+  }
+}
+
+void Sentry::look_at_all() {
+  for (const auto& monitor : monitors()) {
+    if (monitor->gone()) {
+      monitor->leave();
+      const std::lock_guard<std::mutex> lock(mutex_);
+      monitors_.erase(std::remove(monitors_.begin(), monitors_.end(), monitor), monitors_.end());
+    } else {
+      look_at(*monitor);
+    }
+  }
+}
+
+void Sentry::await_event() {
+  std::vector<pollfd> events{{wake_.get(), POLLIN, 0}};
+  for (const auto& monitor : monitors()) {
+    for (const int fd : monitor->ends_of_peers()) {
+      events.push_back({fd, POLLIN, 0});
+    }
+  }
+  poll(events.data(), events.size(), kBetweenLooksMs);
+  if ((events.front().revents & POLLIN) != 0) {
+    uint64_t count = 0;
+    (void)!read(wake_.get(), &count, sizeof(count));
+  }
+}
+
+void Sentry::answer_sigterm() {
+  const auto all = monitors();
+  const auto deadline = std::chrono::steady_clock::now() + kTimeToSee;
+  const auto failed = [](const auto& monitor) { return monitor->failed(); };
+  while (std::none_of(all.begin(), all.end(), failed) &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kBetweenHastyLooks);
+    for (const auto& monitor : all) {
+      look_at(*monitor);
+    }
+  }
+  for (const auto& monitor : all) {
+    if (const auto report = monitor->report()) {
+      write_to_stderr("ddpx.RankFailure: " + report->text() + " (This rank got SIGTERM.)\n");
+    }
+  }
+  die_of_sigterm();
+}
+
+void Sentry::fail_all(const std::string& cause) {
+  for (const auto& monitor : monitors()) {
+    monitor->fail(cause);
+  }
+}
+
+void Sentry::leave_all() {
+  for (const auto& monitor : monitors()) {
+    monitor->leave();
+  }
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,47 @@
+// The one background thread of a process that watches over all its groups.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "../shm/unique_fd.h"
+#include "monitor.h"
+
+namespace ddpx::health {
+
+// Wakes a few times a second, and at once when a peer's process ends or SIGTERM comes. Thread-safe.
+//
+// SIGTERM: launchers send it to survivors as soon as a rank has died. Unless the script has a
+// handler of its own, the sentry then writes to stderr what this rank knows of the failure, and
+// lets the process die of the signal.
+class Sentry {
+ public:
+  static Sentry& instance();
+
+  void add(const std::shared_ptr<Monitor>& monitor);
+  std::vector<std::shared_ptr<Monitor>> monitors() const;
+
+  // All groups of this process: see Monitor.
+  void fail_all(const std::string& cause);
+  void leave_all();
+
+ private:
+  Sentry();
+  void work();
+  void look_at_all();
+  void await_event();
+  void answer_sigterm();
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<Monitor>> monitors_;
+  shm::UniqueFd wake_;
+  bool running_ = false;
+};
+
+// How often this process was forked off since its first ancestor that loaded this library.
+uint64_t num_forks();
+
+}  // namespace ddpx::health

@@ -1,0 +1,68 @@
+// A short text in memory that processes share: one writes, any read, nobody waits.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace ddpx::health {
+
+// A sequence lock: readers of a text that is being written try again. Zeroed memory is an empty
+// text. A writer that dies half way leaves a text that nobody can read any more: empty.
+template <std::size_t kBytes>
+class SharedText {
+ public:
+  // What does not fit is cut off. One thread at a time.
+  void write(const std::string& text) {
+    const auto length = std::min(text.size(), kBytes);
+    const auto before = version_.load(std::memory_order_relaxed);
+    version_.store(before + 1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    length_.store(static_cast<uint32_t>(length), std::memory_order_relaxed);
+    for (std::size_t i = 0; i * 8 < length; ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + i * 8, std::min<std::size_t>(8, length - i * 8));
+      words_[i].store(word, std::memory_order_relaxed);
+    }
+    version_.store(before + 2, std::memory_order_release);
+  }
+
+  std::string read() const {
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const auto before = version_.load(std::memory_order_acquire);
+      if (before % 2 != 0) {
+        continue;
+      }
+      const auto length = std::min<std::size_t>(length_.load(std::memory_order_relaxed), kBytes);
+      std::string text((length + 7) / 8 * 8, '\0');
+      for (std::size_t i = 0; i * 8 < length; ++i) {
+        const auto word = words_[i].load(std::memory_order_relaxed);
+        std::memcpy(text.data() + i * 8, &word, 8);
+      }
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (version_.load(std::memory_order_relaxed) == before) {
+        text.resize(length);
+        return text;
+      }
+    }
+    return {};
+  }
+
+  // How often it was written.
+  uint32_t num_writes() const {
+    return version_.load(std::memory_order_acquire) / 2;
+  }
+
+ private:
+  static constexpr int kAttempts = 1000;
+
+  std::atomic<uint32_t> version_;
+  std::atomic<uint32_t> length_;
+  std::array<std::atomic<uint64_t>, (kBytes + 7) / 8> words_;
+};
+
+}  // namespace ddpx::health

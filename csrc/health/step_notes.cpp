@@ -1,0 +1,71 @@
+#include "step_notes.h"
+
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+namespace ddpx::health {
+namespace {
+
+uint64_t mixed(uint64_t digest, uint64_t value) {
+  digest ^= value + 0x9e3779b97f4a7c15 + (digest << 6) + (digest >> 2);
+  return digest * 0xff51afd7ed558ccd;
+}
+
+}  // namespace
+
+StepNotes::StepNotes(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject)
+    : monitor_(std::move(monitor)) {
+  if (monitor_) {
+    trail_.model = monitor_->add_subject(std::move(subject));
+  }
+}
+
+void StepNotes::note_launch(int64_t num_bytes, int dtype) {
+  if (!monitor_) {
+    return;
+  }
+  if (trail_.num_launched == 0) {
+    trail_.sequence = monitor_->sequence();
+    sample_ = 0;
+  }
+  const auto what = static_cast<uint64_t>(num_bytes) << 8 | static_cast<uint64_t>(dtype);
+  trail_.digest = mixed(trail_.digest, what);
+  ++trail_.num_launched;
+  monitor_->page().publish(trail_);
+}
+
+void StepNotes::note_result(const void* data, std::size_t num_bytes) {
+  if (!monitor_ || num_bytes < sizeof(uint64_t)) {
+    return;
+  }
+  const auto* bytes = static_cast<const std::byte*>(data);
+  constexpr std::size_t kNumLooks = 4;
+  for (std::size_t look = 0; look < kNumLooks; ++look) {
+    uint64_t word = 0;
+    std::memcpy(
+        &word, bytes + (num_bytes - sizeof(word)) * (2 * look + 1) / (2 * kNumLooks), sizeof(word));
+    sample_ = mixed(sample_, word);
+  }
+}
+
+void StepNotes::note_results() {
+  if (monitor_ && sample_ != 0) {
+    trail_.results = sample_;
+    monitor_->page().publish(trail_);
+  }
+}
+
+std::optional<std::string> StepNotes::mismatch() {
+  if (!monitor_) {
+    return std::nullopt;
+  }
+  const auto before = std::exchange(last_, trail_);
+  if (auto how = monitor_->roster().mismatch(trail_)) {
+    return how;
+  }
+  return before.results != 0 && before.step + 1 == trail_.step ? monitor_->roster().mismatch(before)
+                                                               : std::nullopt;
+}
+
+}  // namespace ddpx::health

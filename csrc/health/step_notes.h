@@ -1,0 +1,85 @@
+// What one wrapper lets its peers know of its steps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "monitor.h"
+
+namespace ddpx::health {
+
+// Nothing happens where there is no monitor. To be used with the reducer's mutex held.
+class StepNotes {
+ public:
+  StepNotes() = default;
+  StepNotes(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject);
+
+  // What this rank does from here on.
+  void note(Doing doing, std::size_t bucket = 0) {
+    if (monitor_) {
+      monitor_->page().note(doing, trail_, bucket);
+    }
+  }
+
+  // A forward or a backward begins: nobody should compute for a group that cannot go on. Throws.
+  void check() const {
+    if (monitor_) {
+      monitor_->check_process();
+      monitor_->raise_if_failed();
+    }
+  }
+
+  // A step that has not launched anything yet. The same number on all ranks.
+  void begin_step(uint32_t step) {
+    trail_ = Trail{trail_.model, step, 0, 0, 0, 0};
+  }
+
+  // The step broke off. What this rank did last is left to be seen, unless it was a wait.
+  void end_wait() {
+    if (monitor_ && waits_for_peers(monitor_->page().view().activity().doing)) {
+      note(Doing::kOutside);
+    }
+  }
+
+  // A bucket is about to leave.
+  void note_launch(int64_t num_bytes, int dtype);
+
+  // A bucket is back on CPU, with the same bits on all ranks if all made the same calls. Looks at
+  // four of them, since a look at all would cost as much as another copy.
+  void note_result(const void* data, std::size_t num_bytes);
+
+  // All buckets are back.
+  void note_results();
+
+  // After an error in a collective call: throws if it came because ranks are gone.
+  void explain_error() const {
+    if (monitor_) {
+      monitor_->explain_error();
+    }
+  }
+
+  // All buckets of the step are back: how ranks' calls differed, in the same words on all ranks.
+  // What the buckets came back with is compared a step later, when peers are sure to have it.
+  std::optional<std::string> mismatch();
+
+  void name_buckets(std::vector<std::vector<std::string>> names) {
+    if (monitor_) {
+      monitor_->roster().names().set(trail_.model, std::move(names));
+    }
+  }
+
+  bool on() const {
+    return monitor_ != nullptr;
+  }
+
+ private:
+  std::shared_ptr<Monitor> monitor_;
+  Trail trail_;
+  uint64_t sample_ = 0;  // of this step's results
+  Trail last_;           // of the step before, if it came to its end
+};
+
+}  // namespace ddpx::health

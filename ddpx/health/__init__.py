@@ -1,0 +1,18 @@
+"""Says who, what and where when something goes wrong with a rank."""
+
+from ddpx.health.failure import Casualty, RankFailure, RankStalled
+from ddpx.health.look import RankStatus, ranks, stack_of
+from ddpx.health.watch import constructing, set_patience, waiting_for_buffers, watch
+
+__all__ = [
+    "Casualty",
+    "RankFailure",
+    "RankStalled",
+    "RankStatus",
+    "constructing",
+    "ranks",
+    "set_patience",
+    "stack_of",
+    "waiting_for_buffers",
+    "watch",
+]

@@ -1,0 +1,57 @@
+"""What the watch over ranks has to say, through the standard ``logging`` module."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+
+from ddpx import _C
+
+# One line a fact; its fields are attributes of the record: event, rank, about_rank, step, phase.
+logger = logging.getLogger("ddpx.health")
+
+_LEVELS = {
+    _C.HealthLevel.INFO: logging.INFO,
+    _C.HealthLevel.WARNING: logging.WARNING,
+    _C.HealthLevel.ERROR: logging.ERROR,
+}
+_JOIN_S = 1.0
+_thread: threading.Thread | None = None
+
+
+def start() -> None:
+    """Starts the thread that takes facts from the watch; it sleeps unless there are any."""
+    global _thread
+    _C.open_health_journal()
+    _thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
+    _thread.start()
+
+
+def stop() -> None:
+    """What has been said already is logged first."""
+    _C.close_health_journal()
+    if _thread is not None:
+        _thread.join(_JOIN_S)
+
+
+def _work() -> None:
+    while (record := _C.next_health_record()) is not None:
+        if record.event == "stack_wanted":
+            _C.answer_stack_request(record.token, _stacks())
+        else:
+            extra = {"event": record.event, **record.fields}
+            logger.log(_LEVELS[record.level], "%s", record.message, extra=extra)
+
+
+def _stacks() -> str:
+    """Of all threads of this process but the one that asks; the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)).rstrip()}"
+        for ident, frame in frames
+        if ident != threading.get_ident()
+    )
