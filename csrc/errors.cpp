@@ -131,15 +131,6 @@ std::string order_broadcast() {
   return "the broadcast of the order in which gradients arrived";
 }
 
-UserError calls_differ(const Where& where, const std::string& how) {
-  return UserError(
-      opening(where) + how +
-      "\nTheir tensors may have been summed with what does not belong to them. Look for a "
-      "collective "
-      "call (dist.barrier(), dist.all_reduce(...), a forward or backward of another wrapper) that "
-      "only some ranks make; one for some ranks needs a group of theirs, by dist.new_group().");
-}
-
 UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names) {
   return UserError(
       opening(where) + "torch.autograd.grad() was asked for the gradients of wrapped parameters (" +

@@ -66,9 +66,6 @@ std::string used_map_agreement();
 std::string order_broadcast();
 std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names);
 
-// Ranks made different collective calls; `how` says which.
-UserError calls_differ(const Where& where, const std::string& how);
-
 // autograd.grad() was asked for gradients of wrapped params.
 UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names);
 

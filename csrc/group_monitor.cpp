@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "store_board.h"
@@ -41,13 +42,17 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
   described.abort = [weak] {
-    if (const auto held = weak.lock()) {
+    // On a thread of its own: NCCL may take long, and the sentry has more to do.
+    std::thread([weak] {
+      const auto held = weak.lock();
       try {
-        held->abort();
+        if (held) {
+          held->abort();
+        }
       } catch (const std::exception&) {
         // A backend without it, or one that is aborted already: its calls end by their timeouts.
       }
-    }
+    }).detach();
   };
   // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
   if (group->getBackendType() == Group::NCCL) {

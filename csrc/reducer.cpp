@@ -338,7 +338,7 @@ void Reducer::finish_step(bool output_reached) {
     if (agrees) {
       note(EventKind::kAgreeEnd);
     }
-    report_mismatch();
+    notes_.check_calls();
     clock_.note(Moment::kCommEnd);
   } catch (...) {
     fail();

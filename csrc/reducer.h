@@ -195,7 +195,6 @@ class Reducer final : public GradListener,
   void drain(std::size_t bucket_index);
   void report_end(const errors::Where& where, const Indices& missing, bool output_reached);
   void report_not_finite();
-  void report_mismatch();
   void report_later(UserError error);
   [[noreturn]] void raise(const UserError& error);
   int divisor() const;

@@ -7,6 +7,7 @@
 namespace ddpx {
 
 void Reducer::report_later(UserError error) {
+  notes_.spoil_results();
   if (!to_report_) {
     to_report_ = std::move(error);
   }
@@ -25,14 +26,6 @@ void Reducer::report_not_finite() {
   }
   if (!named.empty()) {
     report_later(errors::gradients_not_finite(where(), clock_.num_steps(), named));
-  }
-}
-
-// Where sizes agree by chance, calls in another order sum what does not belong together.
-void Reducer::report_mismatch() {
-  notes_.note_results();
-  if (const auto how = notes_.mismatch()) {
-    report_later(errors::calls_differ(where(), *how));
   }
 }
 

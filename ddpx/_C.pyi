@@ -131,6 +131,7 @@ class FailureKind:
     DEAD: ClassVar[FailureKind]
     LEFT: ClassVar[FailureKind]
     STALLED: ClassVar[FailureKind]
+    MISMATCH: ClassVar[FailureKind]
     @property
     def name(self) -> str: ...
     def __int__(self) -> int: ...

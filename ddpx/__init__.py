@@ -13,7 +13,7 @@ if not torch.distributed.is_initialized():
     import torch.distributed.nn.functional
 
 from ddpx import health, shm
-from ddpx.health import RankFailure, RankStalled, ranks, set_patience, stack_of
+from ddpx.health import RankFailure, RankMismatch, RankStalled, ranks, set_patience, stack_of
 from ddpx.module import ReducerDDP
 from ddpx.shm import ShmOptions
 from ddpx.timeline import Timeline, record
@@ -22,6 +22,7 @@ shm.register()
 
 __all__ = [
     "RankFailure",
+    "RankMismatch",
     "RankStalled",
     "ReducerDDP",
     "ShmOptions",

@@ -97,7 +97,8 @@ void bind_health(py::module_& module) {
   py::enum_<health::FailureKind>(module, "FailureKind")
       .value("DEAD", health::FailureKind::kDead)
       .value("LEFT", health::FailureKind::kLeft)
-      .value("STALLED", health::FailureKind::kStalled);
+      .value("STALLED", health::FailureKind::kStalled)
+      .value("MISMATCH", health::FailureKind::kMismatch);
   py::class_<health::Casualty>(module, "Casualty")
       .def_readonly("rank", &health::Casualty::rank)
       .def_readonly("host", &health::Casualty::host)

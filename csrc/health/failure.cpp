@@ -37,8 +37,27 @@ std::string remedy(FailureKind kind) {
       return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
     case FailureKind::kDead:
       return "";
+    case FailureKind::kMismatch:
+      return "Look for a collective call (dist.barrier(), dist.all_reduce(...), a forward or "
+             "backward of another wrapper) that only some ranks make; one for some ranks needs a "
+             "group of theirs, by dist.new_group(). Code that writes into gradients while backward "
+             "runs "
+             "shows in this way, too. ";
   }
   return "";
+}
+
+const char* consequence(FailureKind kind) {
+  return kind == FailureKind::kMismatch
+             ? "Tensors may have been summed with what does not belong to them. "
+             : "The gradients of this step are not averaged. ";
+}
+
+const char* way_on(FailureKind kind) {
+  return kind == FailureKind::kMismatch
+             ? "Start the job again from a checkpoint."
+             : "To go on without the lost ranks, catch ddpx.RankFailure and call "
+               "ddpx.shrink(model); otherwise start the job again from a checkpoint.";
 }
 
 }  // namespace
@@ -46,6 +65,7 @@ std::string remedy(FailureKind kind) {
 std::string Failure::to_text() const {
   std::string out;
   put(out, std::to_string(static_cast<int>(kind)));
+  put(out, how);
   for (const auto& casualty : casualties) {
     put(out, std::to_string(casualty.rank));
     put(out, casualty.host);
@@ -60,10 +80,11 @@ std::string Failure::to_text() const {
 std::optional<Failure> Failure::from_text(const std::string& text) {
   std::size_t at = 0;
   const auto kind = take(text, at);
-  if (!kind) {
+  auto how = kind ? take(text, at) : std::nullopt;
+  if (!how) {
     return std::nullopt;
   }
-  Failure failure{static_cast<FailureKind>(std::stoi(*kind)), {}};
+  Failure failure{static_cast<FailureKind>(std::stoi(*kind)), {}, std::move(*how)};
   while (at < text.size()) {
     std::vector<std::string> fields;
     for (int i = 0; i < 6; ++i) {
@@ -86,6 +107,9 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
 }
 
 std::string Failure::describe() const {
+  if (kind == FailureKind::kMismatch) {
+    return how;
+  }
   std::ostringstream out;
   const char* separator = "";
   for (const auto& casualty : casualties) {
@@ -106,7 +130,7 @@ std::string RankReport::text() const {
   std::ostringstream out;
   out << "[ddpx rank " << rank << ", step " << step << ", phase " << to_string(doing) << "] "
       << failure.describe() << ".";
-  if (bucket) {
+  if (bucket && failure.kind != FailureKind::kMismatch) {
     out << " This rank was waiting for bucket " << *bucket << " (";
     constexpr std::size_t kMost = 8;
     for (std::size_t i = 0; i < params.size() && i < kMost; ++i) {
@@ -117,9 +141,7 @@ std::string RankReport::text() const {
     }
     out << ").";
   }
-  out << " The gradients of this step are not averaged. " << remedy(failure.kind)
-      << "To go on without the lost ranks, catch ddpx.RankFailure and call ddpx.shrink(model); "
-         "otherwise start the job again from a checkpoint.";
+  out << ' ' << consequence(failure.kind) << remedy(failure.kind) << way_on(failure.kind);
   return out.str();
 }
 

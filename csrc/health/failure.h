@@ -11,9 +11,10 @@
 namespace ddpx::health {
 
 enum class FailureKind : uint8_t {
-  kDead,     // a process ended, or its script is ending with an error
-  kLeft,     // its script ended, or it destroyed its group, while others wait for it
-  kStalled,  // it lives, and has not come for longer than the user allows
+  kDead,      // a process ended, or its script is ending with an error
+  kLeft,      // its script ended, or it destroyed its group, while others wait for it
+  kStalled,   // it lives, and has not come for longer than the user allows
+  kMismatch,  // ranks made different collective calls; nobody is lost
 };
 
 struct Casualty {
@@ -28,6 +29,12 @@ struct Casualty {
 struct Failure {
   FailureKind kind = FailureKind::kDead;
   std::vector<Casualty> casualties;
+  std::string how;  // of kMismatch: what each rank did
+
+  // The first lost rank, for whose sake others fail; -1 if none is lost.
+  int first_rank() const {
+    return casualties.empty() ? -1 : casualties.front().rank;
+  }
 
   std::string to_text() const;
   static std::optional<Failure> from_text(const std::string& text);

@@ -130,14 +130,32 @@ void Monitor::raise_if_failed() {
     return;
   }
   const auto found = report();
-  const auto& lost = found->failure.casualties.front();
-  const bool stalled = found->failure.kind == FailureKind::kStalled;
-  page_.fail(
-      (stalled ? "ddpx.RankStalled: it gave up waiting for rank "
-               : "ddpx.RankFailure: it lost rank ") +
-          std::to_string(lost.rank),
-      lost.rank);
+  const auto& failure = found->failure;
+  const bool stalled = failure.kind == FailureKind::kStalled;
+  if (failure.kind == FailureKind::kMismatch) {
+    page_.be_at_odds(failure.how);
+  } else {
+    page_.fail(
+        (stalled ? "ddpx.RankStalled: it gave up waiting for rank "
+                 : "ddpx.RankFailure: it lost rank ") +
+            std::to_string(failure.first_rank()),
+        failure.first_rank());
+  }
   raise(*found);
+}
+
+void Monitor::raise_mismatch(const std::string& how) {
+  if (auto known = roster_.find_mismatch()) {
+    declare(std::move(*known));  // in the words of who was first
+  }
+  declare(Failure{FailureKind::kMismatch, {}, how});
+  raise_if_failed();
+  throw std::logic_error("a failure that was declared was not raised");
+}
+
+std::optional<Failure> Monitor::find_failure(bool also_left) const {
+  auto mismatch = roster_.find_mismatch();
+  return mismatch ? mismatch : roster_.find_dead(also_left);
 }
 
 std::optional<RankReport> Monitor::report() const {
@@ -166,7 +184,7 @@ void Monitor::declare(Failure failure) {
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
-  log(Level::kError, "rank_failed", failure.describe(), failure.casualties.front().rank);
+  log(Level::kError, "rank_failed", failure.describe(), failure.first_rank());
   courier_->post_failure(failure.to_text());
   group_.abort();
 }
@@ -178,7 +196,7 @@ void Monitor::explain_error() {
   while (true) {
     raise_if_failed();
     const auto waited = Clock::now() - start;
-    auto failure = roster_.find_dead(/*also_left=*/true);
+    auto failure = find_failure(/*also_left=*/true);
     if (!failure && waited > kTimeToSee) {
       failure = roster_.find_silent();
     }
@@ -211,7 +229,8 @@ std::optional<Failure> Monitor::find_store_lost() const {
   const auto& who = first->introduction();
   return Failure{
       FailureKind::kDead,
-      {{0, who.host, who.process.pid, "or the launcher died: the store is gone", {}, {}}}};
+      {{0, who.host, who.process.pid, "or the launcher died: the store is gone", {}, {}}},
+      {}};
 }
 
 // ---- what the sentry does ----------------------------------------------------------------------
@@ -227,7 +246,7 @@ std::vector<int> Monitor::ends_of_peers() const {
 }
 
 void Monitor::look() {
-  if (page_.view().presence() != Presence::kThere) {
+  if (page_.view().presence() == Presence::kLeft || page_.view().presence() == Presence::kFailing) {
     return;  // this rank's end is no time to look after others
   }
   if (!failed()) {
@@ -238,7 +257,7 @@ void Monitor::look() {
 }
 
 void Monitor::look_for_failures() {
-  auto failure = roster_.find_dead(/*also_left=*/false);
+  auto failure = find_failure(/*also_left=*/false);
   const auto own = page_.view().activity();
   if (!failure && waits_for_peers(own.doing) && now_ns() - own.since_ns > kLeftMattersNs) {
     failure = roster_.find_dead(/*also_left=*/true);
@@ -257,6 +276,7 @@ void Monitor::look_for_failures() {
 }
 
 void Monitor::log(Level level, const char* event, std::string message, int about) const {
+  std::replace(message.begin(), message.end(), '\n', ' ');  // one line a fact
   const auto own = page_.view().activity();
   Journal::instance().add(
       Record{
@@ -277,12 +297,13 @@ void Monitor::fail(const std::string& cause) {
     return;  // forked off: the page is the parent's
   }
   const auto known = report();
-  page_.fail(
-      cause, known ? std::make_optional(known->failure.casualties.front().rank) : std::nullopt);
+  page_.fail(cause, known ? std::make_optional(known->failure.first_rank()) : std::nullopt);
   if (!known) {
     const auto doing = roster_.names().describe(page_.view().activity());
     const Failure failure{
-        FailureKind::kDead, {{group_.rank, own_.host, own_.process.pid, kRaised, cause, doing}}};
+        FailureKind::kDead,
+        {{group_.rank, own_.host, own_.process.pid, kRaised, cause, doing}},
+        {}};
     courier_->post_failure(failure.to_text());
     courier_->flush(kTimeToTell);
   }

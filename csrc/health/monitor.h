@@ -70,6 +70,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   }
   void raise_if_failed();
 
+  // This rank has found that ranks make different collective calls: all raise it. Raises.
+  [[noreturn]] void raise_mismatch(const std::string& how);
+
   // An error has come out of a collective call: raises if ranks are gone, as may show only now;
   // returns if all are there.
   void explain_error();
@@ -124,6 +127,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void start(std::unique_ptr<Board> board);
   void declare(Failure failure);
   std::optional<Failure> find_store_lost() const;
+  std::optional<Failure> find_failure(bool also_left) const;
   void look_for_failures();
   void look_for_stalls();
   void warn_of_stall(const Activity& own, int64_t waited_ns);

@@ -67,7 +67,7 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
       const auto stack = monitor ? monitor->stack_of(rank, milliseconds(2000)) : std::nullopt;
       if (stack) {
         monitor->log(
-            Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at\n" + *stack, rank);
+            Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at: " + *stack, rank);
       }
     }).detach();
   }
@@ -75,7 +75,7 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
 
 void Monitor::give_up(int64_t waited_ns) {
   const auto own = page_.view().activity();
-  Failure failure{FailureKind::kStalled, {}};
+  Failure failure{FailureKind::kStalled, {}, {}};
   for (const int rank : roster_.missing(own, page_.view().progress())) {
     const auto peer = roster_.peer(rank);
     failure.casualties.push_back(

@@ -82,14 +82,20 @@ void OwnPage::leave() {
 }
 
 void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {
-  auto& layout = view_.layout();
-  if (view_.presence() == Presence::kFailing) {
-    return;
+  view_.layout().culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
+  end(Presence::kFailing, cause);
+}
+
+void OwnPage::be_at_odds(const std::string& how) {
+  end(Presence::kAtOdds, how);
+}
+
+void OwnPage::end(Presence presence, const std::string& cause) {
+  const auto now = view_.presence();
+  if (now == Presence::kThere || now == Presence::kLeft) {
+    view_.layout().cause.write(cause);
+    view_.layout().presence.store(static_cast<uint32_t>(presence), std::memory_order_release);
   }
-  layout.cause.write(cause);
-  layout.culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
-  layout.failing_since_ns.store(now_ns(), std::memory_order_relaxed);
-  layout.presence.store(static_cast<uint32_t>(Presence::kFailing), std::memory_order_release);
 }
 
 }  // namespace ddpx::health

@@ -19,6 +19,7 @@ enum class Presence : uint32_t {
   kThere = 0,
   kFailing = 1,  // its script ends because of an error; `cause` says which
   kLeft = 2,     // its process group was destroyed, or its script came to its end
+  kAtOdds = 3,   // it has found that ranks make different collective calls; `cause` says how
 };
 
 // What a rank has launched in one step of one wrapper, to be compared with what others have.
@@ -43,7 +44,6 @@ struct PageLayout {
   std::atomic<uint64_t> progress;
   std::atomic<uint32_t> presence;
   std::atomic<int32_t> culprit_plus_1;  // whom a failing rank fails because of; 0: itself
-  std::atomic<int64_t> failing_since_ns;
   SharedText<2048> cause;
   SharedText<1024> detail;  // of `activity`: what the owner found out about itself
   SharedText<2048> note;    // for agreements between survivors
@@ -98,8 +98,11 @@ class OwnPage {
   // Only the first end counts, but that a failing rank may have seemed to leave.
   void leave();
   void fail(const std::string& cause, std::optional<int> culprit);
+  void be_at_odds(const std::string& how);
 
  private:
+  void end(Presence presence, const std::string& cause);
+
   shm::UniqueFd fd_;
   PageView view_;
 };

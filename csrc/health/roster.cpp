@@ -89,6 +89,9 @@ std::optional<Casualty> Roster::casualty(const Peer& peer, bool also_left) const
     found.cause = peer.page()->layout().cause.read();
     return found;
   }
+  if (presence == Presence::kAtOdds) {
+    return std::nullopt;  // its script may end; why, find_mismatch() tells
+  }
   if (presence == Presence::kLeft) {
     found.what = kHasLeft;
     return also_left ? std::make_optional(found) : std::nullopt;
@@ -122,6 +125,15 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
     std::erase_if(failure.casualties, left);
   }
   return failure;
+}
+
+std::optional<Failure> Roster::find_mismatch() const {
+  for (const auto& peer : peers()) {
+    if (peer && peer->page() && peer->page()->presence() == Presence::kAtOdds) {
+      return Failure{FailureKind::kMismatch, {}, peer->page()->layout().cause.read()};
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Failure> Roster::find_silent() const {

@@ -37,6 +37,9 @@ class Roster {
   // others nothing, unless nobody else is to blame. Those that have just left only if asked for.
   std::optional<Failure> find_dead(bool also_left) const;
 
+  // That some rank has found that ranks make different collective calls.
+  std::optional<Failure> find_mismatch() const;
+
   // Ranks of other machines that have told nothing for a while.
   std::optional<Failure> find_silent() const;
 

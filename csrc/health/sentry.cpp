@@ -52,7 +52,7 @@ bool handles_sigterm() {
 void take_sigterm() {
   struct sigaction now{};
   sigaction(SIGTERM, nullptr, &now);
-  if (now.sa_handler != SIG_DFL) {
+  if (now.sa_handler != SIG_DFL && now.sa_handler != ddpx_on_sigterm) {
     return;  // the script's own
   }
   handler_owner = getpid();

@@ -27,7 +27,6 @@ void StepNotes::note_launch(int64_t num_bytes, int dtype) {
   }
   if (trail_.num_launched == 0) {
     trail_.sequence = monitor_->sequence();
-    sample_ = 0;
   }
   const auto what = static_cast<uint64_t>(num_bytes) << 8 | static_cast<uint64_t>(dtype);
   trail_.digest = mixed(trail_.digest, what);
@@ -36,7 +35,7 @@ void StepNotes::note_launch(int64_t num_bytes, int dtype) {
 }
 
 void StepNotes::note_result(const void* data, std::size_t num_bytes) {
-  if (!monitor_ || num_bytes < sizeof(uint64_t)) {
+  if (!monitor_ || !sample_ || num_bytes < sizeof(uint64_t)) {
     return;
   }
   const auto* bytes = static_cast<const std::byte*>(data);
@@ -45,27 +44,24 @@ void StepNotes::note_result(const void* data, std::size_t num_bytes) {
     uint64_t word = 0;
     std::memcpy(
         &word, bytes + (num_bytes - sizeof(word)) * (2 * look + 1) / (2 * kNumLooks), sizeof(word));
-    sample_ = mixed(sample_, word);
+    sample_ = mixed(*sample_, word);
   }
 }
 
-void StepNotes::note_results() {
-  if (monitor_ && sample_ != 0) {
-    trail_.results = sample_;
-    monitor_->page().publish(trail_);
+void StepNotes::check_calls() {
+  if (!monitor_ || trail_.num_launched == 0) {
+    return;
   }
-}
-
-std::optional<std::string> StepNotes::mismatch() {
-  if (!monitor_) {
-    return std::nullopt;
-  }
+  trail_.results = sample_.value_or(0);
+  monitor_->page().publish(trail_);
   const auto before = std::exchange(last_, trail_);
-  if (auto how = monitor_->roster().mismatch(trail_)) {
-    return how;
+  auto how = monitor_->roster().mismatch(trail_);
+  if (!how && before.step + 1 == trail_.step) {
+    how = monitor_->roster().mismatch(before);
   }
-  return before.results != 0 && before.step + 1 == trail_.step ? monitor_->roster().mismatch(before)
-                                                               : std::nullopt;
+  if (how) {
+    monitor_->raise_mismatch(*how);
+  }
 }
 
 }  // namespace ddpx::health

@@ -35,6 +35,7 @@ class StepNotes {
   // A step that has not launched anything yet. The same number on all ranks.
   void begin_step(uint32_t step) {
     trail_ = Trail{trail_.model, step, 0, 0, 0, 0};
+    sample_ = 0;
   }
 
   // The step broke off. What this rank did last is left to be seen, unless it was a wait.
@@ -51,8 +52,10 @@ class StepNotes {
   // four of them, since a look at all would cost as much as another copy.
   void note_result(const void* data, std::size_t num_bytes);
 
-  // All buckets are back.
-  void note_results();
+  // This rank has found something wrong with its own gradients: its results say nothing.
+  void spoil_results() {
+    sample_.reset();
+  }
 
   // After an error in a collective call: throws if it came because ranks are gone.
   void explain_error() const {
@@ -61,9 +64,9 @@ class StepNotes {
     }
   }
 
-  // All buckets of the step are back: how ranks' calls differed, in the same words on all ranks.
-  // What the buckets came back with is compared a step later, when peers are sure to have it.
-  std::optional<std::string> mismatch();
+  // All buckets of the step are back: raises if ranks made different calls. What the buckets came
+  // back with is compared a step later, too, when peers are sure to have it.
+  void check_calls();
 
   void name_buckets(std::vector<std::vector<std::string>> names) {
     if (monitor_) {
@@ -78,8 +81,8 @@ class StepNotes {
  private:
   std::shared_ptr<Monitor> monitor_;
   Trail trail_;
-  uint64_t sample_ = 0;  // of this step's results
-  Trail last_;           // of the step before, if it came to its end
+  std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
+  Trail last_;                      // of the step before, if it came to its end
 };
 
 }  // namespace ddpx::health

@@ -1,12 +1,13 @@
 """Says who, what and where when something goes wrong with a rank."""
 
-from ddpx.health.failure import Casualty, RankFailure, RankStalled
+from ddpx.health.failure import Casualty, RankFailure, RankMismatch, RankStalled
 from ddpx.health.look import RankStatus, ranks, stack_of
 from ddpx.health.watch import constructing, set_patience, waiting_for_buffers, watch
 
 __all__ = [
     "Casualty",
     "RankFailure",
+    "RankMismatch",
     "RankStalled",
     "RankStatus",
     "constructing",

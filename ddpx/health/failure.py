@@ -83,8 +83,16 @@ class RankStalled(RankFailure):
     """Ranks that live have not come for longer than ``DDPX_STALL_RAISE_S`` allows."""
 
 
+class RankMismatch(RankFailure):
+    """Ranks made different collective calls; all raise it. Nobody is lost: no casualties."""
+
+
+_KINDS = {_C.FailureKind.STALLED: RankStalled, _C.FailureKind.MISMATCH: RankMismatch}
+
+
 def from_report(report: _C.RankReport) -> RankFailure:
-    kind = RankStalled if report.kind == _C.FailureKind.STALLED else RankFailure
+    """What the core found, as the exception that says it."""
+    kind = _KINDS.get(report.kind, RankFailure)
     return kind(
         report.text,
         tuple(
