@@ -63,7 +63,7 @@ def _demo(steps: int) -> Results:
         ranks = trace.read(folder)
         summary = Timeline.load(folder).summary()
     last = summary.steps[-1]
-    events = [sum(step == last for _, step, _, _ in data.events) for data in ranks]
+    events = [sum(step == last for _, step, _, _ in data.events.tolist()) for data in ranks]
     return {"events": max(events), "step_ms": max(rank.step_ms for rank in summary.ranks)}
 
 

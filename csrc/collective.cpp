@@ -31,6 +31,12 @@ bool communication_forced() {
 // How long who waits may miss that the group has failed.
 constexpr auto kSlice = std::chrono::milliseconds(200);
 
+void throw_if_failed(const health::Monitor& monitor) {
+  if (monitor.failed()) {
+    throw health::GroupFailed();
+  }
+}
+
 class ProcessGroupCollective final : public Collective {
  public:
   explicit ProcessGroupCollective(c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -76,7 +82,7 @@ class ProcessGroupCollective final : public Collective {
           return;
         }
       }
-      monitor_->raise_if_failed();
+      throw_if_failed(*monitor_);
     }
   }
 
@@ -143,7 +149,7 @@ void Collective::wait(c10::ivalue::Future& future) const {
   });
   std::unique_lock<std::mutex> lock(latch->mutex);
   while (!latch->opened.wait_for(lock, kSlice, [&] { return latch->open; })) {
-    watch->raise_if_failed();
+    throw_if_failed(*watch);
   }
   future.waitAndThrow();
 }

@@ -33,7 +33,8 @@ class Collective {
   virtual Work all_reduce_sum(const at::Tensor& tensor) = 0;
 
   // Waits for the work on a tensor of `device`: on CPU until it is done, on a device by making the
-  // current stream wait. Throws what the work throws, and as soon as the group has failed.
+  // current stream wait. Throws what the work throws, or
+  // health::GroupFailed as soon as the group has failed.
   virtual void wait(c10d::Work& work, c10::Device device);
 
   // As wait(), for what a hook returned.

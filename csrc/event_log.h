@@ -9,6 +9,7 @@
 
 namespace ddpx {
 
+// The numbers stand in files of recordings: new ones go to the end.
 enum class EventKind : uint8_t {
   kForwardBegin,
   kForwardEnd,
@@ -26,6 +27,7 @@ enum class EventKind : uint8_t {
   kAgreeEnd,
   kWrittenBack,  // its gradients are where param.grad finds them
   kStepEnd,
+  kLocalBackwardEnd,  // of a backward that is not synchronised
 };
 
 struct Event {

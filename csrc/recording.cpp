@@ -26,7 +26,7 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(const Bucket::Flight& flight) 
 Recording::Recording(std::size_t capacity, c10::Device device, uint32_t max_steps)
     : log_(capacity), max_steps_(max_steps) {
   if (!device.is_cpu()) {
-    marks_.emplace(device);
+    marks_.emplace(device, log_.capacity());
   }
 }
 
@@ -42,10 +42,19 @@ void Recording::note(EventKind kind, uint32_t step, std::size_t index) {
     note_on_host(kind, step, index);
   } else if (wants(step)) {
     try {
-      marks_->mark(kind, step, index);
+      if (marks_->mark(kind, step, index)) {
+        return;
+      }
     } catch (const std::exception&) {
-      // One mark less; the training, which it may be called in the middle of, goes on.
+      // The training, which it may be called in the middle of, goes on.
     }
+    give_up(step);
+  }
+}
+
+void Recording::give_up(uint32_t step) {
+  auto before = given_up_.load();
+  while (before < step && !given_up_.compare_exchange_weak(before, step)) {
   }
 }
 
@@ -76,9 +85,15 @@ void Recording::follow(const Bucket::Flight& flight, uint32_t step, std::size_t 
   }
 }
 
-void Recording::collect() {
-  if (marks_) {
+void Recording::collect() noexcept {
+  if (!marks_) {
+    return;
+  }
+  try {
     marks_->collect(log_);
+  } catch (const std::exception&) {
+    // What a device has against it, the training hears from its own calls; marks stay where they
+    // are.
   }
 }
 

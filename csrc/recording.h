@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   // From here on; the plan of each step must be known before anything else of it.
   void note_plan(uint32_t step, const BucketPlan& plan);
 
+  // On a device a step is given up if one of its marks cannot be made: it lacks its end, and counts
+  // as one that was not completed.
   void note(EventKind kind, uint32_t step, std::size_t index);
 
   // What the host does, whatever the device does.
@@ -41,8 +44,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   // Notes kCompleted when what was just launched has ended.
   void follow(const Bucket::Flight& flight, uint32_t step, std::size_t index);
 
-  // Reads the times of what a device has done by now; to be called between steps.
-  void collect();
+  // Reads the times of what a device has done by now; throws nothing.
+  void collect() noexcept;
 
   // As collect(), of everything; waits for a device.
   void close();
@@ -60,12 +63,15 @@ class Recording : public std::enable_shared_from_this<Recording> {
 
  private:
   bool wants(uint32_t step) const {
-    return max_steps_ == 0 || step - first_step_ < max_steps_;
+    return (max_steps_ == 0 || step - first_step_ < max_steps_) && step != given_up_;
   }
+
+  void give_up(uint32_t step);
 
   EventLog log_;
   uint32_t max_steps_;
-  uint32_t first_step_ = 0;  // set before anybody else knows of this recording
+  uint32_t first_step_ = 0;            // set before anybody else knows of this recording
+  std::atomic<int64_t> given_up_{-1};  // the last step of which a mark could not be made
   std::optional<DeviceMarks> marks_;
   std::vector<PlanInForce> plans_;
 };

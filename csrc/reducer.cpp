@@ -22,6 +22,9 @@ void Reducer::on_output_grad() {
   const Lock lock(mutex_);
   note(EventKind::kBackwardBegin);
   if (!sync_enabled_) {
+    if (!recordings_.empty()) {
+      scope_.join(weak_from_this());  // to note when it ends
+    }
     return;
   }
   Indices asked_for;
@@ -85,6 +88,7 @@ void Reducer::begin_step() {
         "the graph that they carry is local, so that second-order gradients will not be averaged. "
         "Average those with ReducerDDP.synchronized_grads().");
   }
+  collect_recordings();
   go_to(Phase::kCollecting);
   note(EventKind::kStepBegin);
   clock_.begin_step();
@@ -288,6 +292,9 @@ void Reducer::on_graph_task_end(int task_id) {
       begin_step();  // this rank's loss reaches no param, but peers may wait
     }
     if (phase_ != Phase::kCollecting) {
+      if (!output_reached) {
+        note(EventKind::kLocalBackwardEnd);
+      }
       return;
     }
     if (BackwardScope::inside_outer_task() && !arrivals_.unfinished().empty()) {

@@ -118,6 +118,10 @@ class Reducer final : public GradListener,
   // Not any more; may come at any time.
   void remove_recording(const std::shared_ptr<Recording>& recording);
 
+  // The recordings of `older`, of the same params, go on here, and so does its count of steps. To
+  // be called before the first step.
+  void continue_from(Reducer& older);
+
   // Called after each synchronised backward, on the thread that ends it.
   void set_after_sync(std::function<void()> after_sync);
 
@@ -178,6 +182,11 @@ class Reducer final : public GradListener,
   void note_outside() {
     notes_.begin_step(step_number());
     notes_.note(Doing::kOutside);
+  }
+  void collect_recordings() {
+    for (const auto& recording : recordings_) {
+      recording->collect();
+    }
   }
   uint32_t step_number() const {
     return static_cast<uint32_t>(clock_.num_steps());

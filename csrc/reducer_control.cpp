@@ -122,9 +122,7 @@ bool Reducer::prepare_forward() {
     raise(errors::params_without_gradient(where(), names_of(owed)));
   }
   clock_.note(Moment::kForwardStart);
-  for (const auto& recording : recordings_) {
-    recording->collect();
-  }
+  collect_recordings();
   note(EventKind::kForwardBegin);
   notes_.begin_step(step_number());
   notes_.note(Doing::kForward);
@@ -360,8 +358,12 @@ void Reducer::explain(const std::string& what) const {
     throw;
   } catch (const InternalError&) {
     throw;
-  } catch (...) {
-    notes_.explain_error();
+  } catch (const health::GroupFailed&) {
+    notes_.explain_error({});
+  } catch (const c10::Error& cause) {
+    notes_.explain_error(cause.what_without_backtrace());
+  } catch (const std::exception& cause) {
+    notes_.explain_error(cause.what());
   }
   try {
     throw;

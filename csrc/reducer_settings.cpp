@@ -67,6 +67,21 @@ void Reducer::remove_recording(const std::shared_ptr<Recording>& recording) {
       std::remove(recordings_.begin(), recordings_.end(), recording), recordings_.end());
 }
 
+void Reducer::continue_from(Reducer& older) {
+  int64_t num_steps = 0;
+  std::vector<std::shared_ptr<Recording>> recordings;
+  {
+    const Lock lock(older.mutex_);
+    num_steps = older.clock_.num_steps();
+    recordings.swap(older.recordings_);
+  }
+  const Lock lock(mutex_);
+  clock_.count_from(num_steps);
+  for (auto& recording : recordings) {
+    add_recording(std::move(recording));
+  }
+}
+
 void Reducer::set_after_sync(std::function<void()> after_sync) {
   const Lock lock(mutex_);
   after_sync_ = std::move(after_sync);

@@ -39,6 +39,11 @@ class StepClock {
     sample_rate_ = sample_rate;
   }
 
+  // As if so many steps had been made.
+  void count_from(int64_t num_steps) {
+    num_steps_ = num_steps;
+  }
+
   void note(Moment moment);
 
   // As note(), but only the first time in a step.

@@ -209,7 +209,7 @@ class Monitor:
         """What this rank would raise now."""
     def raise_if_failed(self) -> None:
         """Raises ``RankFailure`` if the group cannot go on."""
-    def explain_error(self) -> None:
+    def explain_error(self, said: str) -> None:
         """After an error in a collective call: raises ``RankFailure`` if ranks are gone."""
     def begin_construction(self) -> None: ...
     def note(self, doing: Doing) -> None: ...
@@ -288,6 +288,7 @@ class EventKind:
     AGREE_END: ClassVar[EventKind]
     WRITTEN_BACK: ClassVar[EventKind]
     STEP_END: ClassVar[EventKind]
+    LOCAL_BACKWARD_END: ClassVar[EventKind]
     __members__: ClassVar[dict[str, EventKind]]
     @property
     def name(self) -> str: ...
@@ -377,6 +378,8 @@ class Reducer:
         """From here on what happens is noted in ``recording``, too."""
     def remove_recording(self, recording: Recording) -> None:
         """Not any more."""
+    def continue_from(self, older: Reducer) -> None:
+        """Its recordings go on here, and so does its count of steps."""
     def set_after_sync(self, callback: Callable[[], None]) -> None:
         """Called after each synchronised backward, on the thread that ends it."""
     @property

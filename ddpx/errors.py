@@ -335,6 +335,11 @@ def not_a_timeline(path: object, why: str) -> ValueError:
     return ValueError(f"{path} holds no timeline of ddpx: {why}")
 
 
+def no_such_model(path: object, model: object, recorded: Sequence[int]) -> ValueError:
+    numbers = ", ".join(str(number) for number in recorded)
+    return ValueError(f"{path} holds no model {model!r}; of models it has: {numbers}.")
+
+
 def no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
     """``recorded`` is not empty."""
     if len(recorded) <= 10:

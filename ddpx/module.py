@@ -166,7 +166,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         if self._options.init_sync:
             self._make_ranks_agree(managed[0].tensor.device)
         self._attach(managed)
-        record_if_asked(self)
+        record_if_asked(self, agreed=self._options.init_sync)
 
     def _make_ranks_agree(self, device: torch.device) -> None:
         state = params.module_state(
@@ -199,7 +199,10 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._successor: weakref.ref[wrapped_params.Wrapper] | None = None
         self._first_forward = True
         marked, gate = with_delayed(managed, *self._delayed)
+        older: Reducer | None = self.__dict__.get("reducer")
         self.reducer = Reducer(marked, bystanders, self.process_group, self._options, gate)
+        if older is not None:
+            self.reducer.continue_from(older)
         if os.environ.get("DDPX_CHECK_FINITE") == "1":
             self.check_finite()
         self._precision: MixedPrecision | None = None
@@ -323,7 +326,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         super().__setstate__(state)
         self.process_group = _resolve_group(None)
         self._attach(params.managed_params(self.module, self.parameters_to_ignore))
-        record_if_asked(self)
+        record_if_asked(self, agreed=False)  # a copy may be made on some ranks only
         self.require_backward_grad_sync = sync
         if self._post_sync_hooks:
             self._call_after_sync()

@@ -135,8 +135,9 @@ void bind_health(py::module_& module) {
       .def_property_readonly("rank", &Monitor::rank)
       .def_property_readonly("failed", &Monitor::failed)
       .def_property_readonly("report", py::cpp_function(&Monitor::report, NoGil()))
-      .def("raise_if_failed", &Monitor::raise_if_failed, NoGil())
-      .def("explain_error", &Monitor::explain_error, NoGil())
+      .def(
+          "raise_if_failed", [](Monitor& monitor) { monitor.raise_if_failed(); }, NoGil())
+      .def("explain_error", &Monitor::explain_error, py::arg("said"), NoGil())
       .def("begin_construction", &Monitor::begin_construction)
       .def(
           "note",

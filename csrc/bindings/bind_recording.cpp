@@ -46,7 +46,8 @@ void bind_recording(py::module_& module) {
       .value("AGREE_BEGIN", EventKind::kAgreeBegin)
       .value("AGREE_END", EventKind::kAgreeEnd)
       .value("WRITTEN_BACK", EventKind::kWrittenBack)
-      .value("STEP_END", EventKind::kStepEnd);
+      .value("STEP_END", EventKind::kStepEnd)
+      .value("LOCAL_BACKWARD_END", EventKind::kLocalBackwardEnd);
 
   py::class_<PlanInForce>(module, "PlanInForce")
       .def_readonly("first_step", &PlanInForce::first_step)
@@ -55,6 +56,7 @@ void bind_recording(py::module_& module) {
   py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
       .def(
           py::init([](std::size_t capacity, const at::Device& device, uint32_t max_steps) {
+            const py::gil_scoped_release no_gil;  // it may wait for the device
             return std::make_shared<Recording>(capacity, device, max_steps);
           }),
           py::arg("capacity"),

@@ -156,6 +156,7 @@ void bind_reducer(py::module_& module) {
       .def("set_check_finite", &Reducer::set_check_finite, py::arg("enabled"), NoGil())
       .def("add_recording", &Reducer::add_recording, py::arg("recording"), NoGil())
       .def("remove_recording", &Reducer::remove_recording, py::arg("recording"), NoGil())
+      .def("continue_from", &Reducer::continue_from, py::arg("older"), NoGil())
       .def(
           "set_after_sync",
           [](Reducer& reducer, py::function callback) {

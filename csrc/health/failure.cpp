@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <sstream>
-#include <stdexcept>
 
 namespace ddpx::health {
 namespace {
@@ -142,6 +141,9 @@ std::string RankReport::text() const {
     out << ").";
   }
   out << ' ' << consequence(failure.kind) << remedy(failure.kind) << way_on(failure.kind);
+  if (!said.empty()) {
+    out << " The backend said: " << said;
+  }
   return out.str();
 }
 

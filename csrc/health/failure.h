@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -51,9 +52,15 @@ struct RankReport {
   Doing doing = Doing::kOutside;
   std::optional<int> bucket;        // that it waits for
   std::vector<std::string> params;  // of that bucket
-  double seconds = 0;               // from the first sign of the failure to this report
+  std::string said;                 // the error that the backend met, if it met one
 
   std::string text() const;
+};
+
+// A wait has ended because the group has failed. Who catches it raises the report.
+class GroupFailed : public std::runtime_error {
+ public:
+  GroupFailed() : std::runtime_error("ranks of the process group are lost") {}
 };
 
 // Throws: what the installed raiser throws (in Python, ddpx.RankFailure), else a

@@ -125,11 +125,12 @@ void Monitor::check_process() const {
 
 // ---- failures ----------------------------------------------------------------------------------
 
-void Monitor::raise_if_failed() {
+void Monitor::raise_if_failed(const std::string& said) {
   if (!failed()) {
     return;
   }
-  const auto found = report();
+  auto found = report();
+  found->said = said;
   const auto& failure = found->failure;
   const bool stalled = failure.kind == FailureKind::kStalled;
   if (failure.kind == FailureKind::kMismatch) {
@@ -164,8 +165,7 @@ std::optional<RankReport> Monitor::report() const {
     return std::nullopt;
   }
   const auto own = page_.view().activity();
-  RankReport found{*failure_, group_.rank, own.step, own.doing, std::nullopt, {}, 0};
-  found.seconds = static_cast<double>(now_ns() - noticed_ns_) / 1e9;
+  RankReport found{*failure_, group_.rank, own.step, own.doing, std::nullopt, {}, {}};
   if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
     found.bucket = own.bucket;
     found.params = roster_.names().params(own.model, own.bucket);
@@ -180,7 +180,6 @@ void Monitor::declare(Failure failure) {
       return;
     }
     failure_ = failure;
-    noticed_ns_ = now_ns();
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
@@ -189,12 +188,12 @@ void Monitor::declare(Failure failure) {
   group_.abort();
 }
 
-void Monitor::explain_error() {
+void Monitor::explain_error(const std::string& said) {
   curious_ = true;
   const auto start = Clock::now();
   const bool any_far = !roster_.far_ranks().empty();
   while (true) {
-    raise_if_failed();
+    raise_if_failed(said);
     const auto waited = Clock::now() - start;
     auto failure = find_failure(/*also_left=*/true);
     if (!failure && waited > kTimeToSee) {
@@ -215,7 +214,7 @@ void Monitor::explain_error() {
   }
   if (auto failure = any_far ? find_store_lost() : std::nullopt) {
     declare(std::move(*failure));
-    raise_if_failed();
+    raise_if_failed(said);
   }
   curious_ = false;
 }

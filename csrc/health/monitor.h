@@ -68,14 +68,14 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool failed() const {
     return failed_.load(std::memory_order_acquire);
   }
-  void raise_if_failed();
+  void raise_if_failed(const std::string& said = {});
 
   // This rank has found that ranks make different collective calls: all raise it. Raises.
   [[noreturn]] void raise_mismatch(const std::string& how);
 
-  // An error has come out of a collective call: raises if ranks are gone, as may show only now;
-  // returns if all are there.
-  void explain_error();
+  // An error has come out of a collective call, which `said` something: raises if ranks are gone,
+  // as may show only now; returns if all are there.
+  void explain_error(const std::string& said);
 
   // Throws in a process that was forked off from the one that made this. No system call.
   void check_process() const;
@@ -148,7 +148,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::condition_variable declared_;
   std::vector<std::weak_ptr<Subject>> subjects_;
   std::optional<Failure> failure_;
-  int64_t noticed_ns_ = 0;
   std::atomic<bool> failed_{false};
   std::atomic<uint32_t> num_constructions_{0};
   std::atomic<bool> curious_{false};  // about what ranks of other machines do

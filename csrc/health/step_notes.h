@@ -58,9 +58,9 @@ class StepNotes {
   }
 
   // After an error in a collective call: throws if it came because ranks are gone.
-  void explain_error() const {
+  void explain_error(const std::string& said) const {
     if (monitor_) {
-      monitor_->explain_error();
+      monitor_->explain_error(said);
     }
   }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,7 +50,7 @@ def main() -> None:
     model = DistributedDataParallel(module.to(device), **options)
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), _LEARNING_RATE)
     inputs = example if isinstance(example, (tuple, list)) else (example,)
-    for step in _with_progress(training.num_steps):
+    for step in range(training.num_steps):
         torch.manual_seed(1 + step * dist.get_world_size() + dist.get_rank())
         optimizer.zero_grad()
         output = model(*(_vary(value, device) for value in inputs))
@@ -59,16 +58,6 @@ def main() -> None:
         torch.stack([_square_mean(tensor) for tensor in outputs]).sum().backward()
         optimizer.step()
     dist.destroy_process_group()
-
-
-def _with_progress(num_steps: int) -> Iterable[int]:
-    if dist.get_rank() > 0:
-        return range(num_steps)
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return range(num_steps)
-    return tqdm(range(num_steps), desc="training", unit="step", leave=False)
 
 
 def _vary(value: Any, device: torch.device) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _ENVIRONMENT = re.compile(
 # GCC and clang leave their names in what they compile.
 _COMPILER = re.compile(rb"GCC: \([^)\0]*\) [\d.]+|clang version [\d.]+")
 _PROBE_TIMEOUT_S = 60.0
+_DRIVER_TIMEOUT_S = 20.0
 
 
 def gather(probe: bool = True) -> dict[str, dict[str, str]]:
@@ -41,9 +43,11 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
             "cores": f"{os.cpu_count()}, of which {_usable_cores()} for this process",
             "threads of torch": str(torch.get_num_threads()),
             "devices": _devices(),
+            "driver": _driver(),
         },
         "communication": {
             "backends": _backends(),
+            "NCCL": _nccl(),
             "shared memory": _shared_memory() if probe else "not tried",
         },
         "environment": {
@@ -109,6 +113,24 @@ def _devices() -> str:
         number = torch.cuda.device_count()
         return ", ".join(torch.cuda.get_device_name(index) for index in range(number))
     return f"{torch.accelerator.device_count()} x {accelerator.type}"
+
+
+def _driver() -> str:
+    """Of NVIDIA's devices, as their own tool tells."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # there is no such tool, or nothing to tell
+        return "none"
+    return ", ".join(sorted(set(done.stdout.split("\n")) - {""})) or "none"
+
+
+def _nccl() -> str:
+    if torch.version.cuda is None or not dist.is_nccl_available():
+        return "none"
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def _backends() -> str:

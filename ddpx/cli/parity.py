@@ -140,8 +140,8 @@ def command(
     if is_function:
         if arguments:
             raise click.UsageError(f"{' '.join(arguments)}: a function's model takes no arguments.")
-        num_steps = steps or _DEFAULT_NUM_STEPS
-        training = Training(target, num_steps, backend or "gloo", _ddp_options(settings))
+        steps = steps or _DEFAULT_NUM_STEPS
+        training = Training(target, steps, backend or "gloo", _ddp_options(settings))
         _check_example(target)
         script = Script("ddpx.cli.build_training", True, (training.to_word(),))
     else:

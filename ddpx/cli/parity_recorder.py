@@ -50,12 +50,19 @@ class Recorder:
     Args:
         max_steps: how many synchronised steps. None: all.
         capture: None: no tensors.
+        on_step: called after each step, in time that is not the script's.
     """
 
-    def __init__(self, max_steps: int | None, capture: Capture | None) -> None:
+    def __init__(
+        self,
+        max_steps: int | None,
+        capture: Capture | None,
+        on_step: Callable[[], None] | None = None,
+    ) -> None:
         self.record = RankRecord()
         self._max_steps = max_steps
         self._capture = capture
+        self._on_step = on_step
         self._models: list[_Model] = []
         self._groups = HeldGroups()
         self._num_steps = 0
@@ -151,6 +158,9 @@ class Recorder:
         if self._last_end_ns is not None:
             self.record.step_ns.append(now - self._last_end_ns - self._own_ns)
         self._last_end_ns, self._own_ns = now, 0
+        if self._on_step is not None:
+            with self._own_time():
+                self._on_step()
         if not self._within_bounds(self._num_steps):
             return
         with self._own_time():

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ddpx.cli.parity_recorder import Capture, Recorder
+from ddpx.cli.progress import step_bar
 from ddpx.cli.script import Script
 from ddpx.cli.swap import replace_ddp
 
@@ -47,7 +48,8 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     if settings.replace:
         replace_ddp()
-    recorder = Recorder(settings.max_steps, settings.capture(rank))
+    bar = step_bar("ReducerDDP" if settings.replace else "DDP", settings.max_steps)
+    recorder = Recorder(settings.max_steps, settings.capture(rank), bar)
     recorder.install()
     try:
         Script.from_command(sys.argv[2:]).run()

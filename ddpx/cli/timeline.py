@@ -13,10 +13,11 @@ import click
 from ddpx.cli import errors
 from ddpx.cli.launch import DEFAULT_NUM_RANKS, launch, local_options
 from ddpx.cli.script import Script
-from ddpx.cli.timeline_compare import comparison_text
+from ddpx.cli.timeline_compare import comparison_text, is_slower
 from ddpx.timeline import Timeline
 from ddpx.timeline.environment import FOLDER, STEPS
 from ddpx.timeline.summary import Summary
+from ddpx.timeline.trace import models_in
 
 _RECORD = "record"
 
@@ -95,13 +96,13 @@ def record(
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         options = local_options(nproc_per_node)
-        code = launch(options, "ddpx.cli.runner", script.command(), environment)
+        code = launch(options, "ddpx.cli.timeline_runner", script.command(), environment)
         if code != 0:
             return code
-        if not list(Path(folder).glob("rank*.json")):
+        if not models_in(Path(folder)):
             raise errors.nothing_wrapped(target)
-        timeline = Timeline.load(folder)
-        num_others = len(list(Path(folder).glob("model*-rank0.json")))
+        timeline = _load(Path(folder), 0)
+        num_others = len(models_in(Path(folder))) - 1
     text = _report(timeline)
     _write(timeline, text, out)
     click.echo(text)
@@ -116,31 +117,44 @@ def record(
 @click.option(
     "--against", type=click.Path(path_type=Path), help="Another recording, to compare with."
 )
-def show(recording: Path, against: Path | None) -> None:
+@click.option(
+    "--model",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of a folder, which of the models that the script wrapped.",
+)
+def show(recording: Path, against: Path | None, model: int) -> int:
     """Prints the summary of a recording, or compares two.
 
     RECORDING is a trace.json, or a folder of files of single ranks (DDPX_TIMELINE). Ratios are
     RECORDING over the one that it is held against.
+
+    Exits with 0; with --against, with 1 if RECORDING is slower: if the median step of its slowest
+    rank takes longer than the other's by more than noise. Noise is 3 % of the other's step, or
+    twice the standard error of the difference of the two medians (from the steps' median absolute
+    deviations), whichever is more; with fewer than three steps nothing is slower. 2 is wrong usage,
+    or a recording without a complete step.
 
     \b
     Examples:
       ddpx timeline show timeline/trace.json
       ddpx timeline show after/trace.json --against before/trace.json
     """
-    timeline = _load(recording)
+    timeline = _load(recording, model)
     if against is None:
         click.echo(_report(timeline))
-        return
-    click.echo(
-        comparison_text(_summary(timeline), _summary(_load(against)), str(recording), str(against))
-    )
+        return 0
+    new, base = _summary(timeline), _summary(_load(against, model))
+    click.echo(comparison_text(new, base, str(recording), str(against)))
+    return 1 if is_slower(new, base) else 0
 
 
-def _load(path: Path) -> Timeline:
+def _load(path: Path, model: int) -> Timeline:
     if not path.exists():
         raise errors.no_such_file(path)
     try:
-        return Timeline.load(path)
+        return Timeline.load(path, model)
     except ValueError as cause:
         raise errors.UserMistake(str(cause)) from cause
 
@@ -149,7 +163,7 @@ def _summary(timeline: Timeline) -> Summary:
     try:
         return timeline.summary()
     except RuntimeError as cause:  # no complete step
-        raise click.ClickException(str(cause)) from cause
+        raise errors.UserMistake(str(cause)) from cause
 
 
 def _report(timeline: Timeline) -> str:

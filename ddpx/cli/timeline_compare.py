@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from ddpx.timeline.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.text import table
 
 _MIB = 1 << 20
-# Medians of the same training differ by this much from run to run on a quiet machine.
+# Medians of the same training differ by this share from run to run on a quiet machine, and by more
+# if its steps differ among themselves.
 _SAME = 0.03
+_ERRORS = 2  # standard errors
 _RANK_HEADERS = ("rank", "step", "compute", "comm.", "overlapped", "exposed")
 _BUCKET_HEADERS = ("bucket", "MiB", "params", "ready", "comm.", "completed", "exposed")
 
@@ -87,8 +91,11 @@ def _verdict(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
         return f"{base_name} has no step times to compare with."
     ratio = other.step_ms / one.step_ms
     times = f"{one.step_ms:.2f} → {other.step_ms:.2f} ms on the slowest rank"
-    if abs(ratio - 1) < _SAME:
-        verdict = f"Steps take as long as in {base_name}: {times}."
+    noise_ms = _noise_ms(new, base)
+    if noise_ms is None:
+        verdict = f"Too few steps to tell (three are the least): {times}."
+    elif abs(other.step_ms - one.step_ms) <= noise_ms:
+        verdict = f"Steps take as long as in {base_name}: {times}, noise ±{noise_ms:.2f} ms."
     else:
         changes = {
             "compute": other.compute_ms - one.compute_ms,
@@ -105,6 +112,25 @@ def _verdict(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
     if [b.num_params for b in new.buckets] != [b.num_params for b in base.buckets]:
         verdict += " The buckets are not the same."
     return verdict
+
+
+def is_slower(new: Summary, base: Summary) -> bool:
+    """Whether a step of ``new`` takes longer than one of ``base``, beyond their noise.
+
+    Steps are those of the slowest rank. Noise is 3 % of the step of ``base``, or twice the standard
+    error of the difference of the two medians, whichever is more.
+    """
+    noise_ms = _noise_ms(new, base)
+    return noise_ms is not None and _slowest(new).step_ms - _slowest(base).step_ms > noise_ms
+
+
+def _noise_ms(new: Summary, base: Summary) -> float | None:
+    """None if there are too few steps."""
+    one, other = _slowest(base), _slowest(new)
+    if one.step_error_ms is None or other.step_error_ms is None:
+        return None
+    chance = math.hypot(one.step_error_ms, other.step_error_ms)
+    return max(_SAME * one.step_ms, _ERRORS * chance)
 
 
 def _slowest(summary: Summary) -> RankSummary:

@@ -73,9 +73,9 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
     """Around a collective call: if it fails because ranks are gone, RankFailure says so."""
     try:
         yield
-    except RuntimeError:
+    except RuntimeError as error:
         if monitor is not None:
-            monitor.explain_error()
+            monitor.explain_error(str(error))
         raise
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
+from ddpx.timeline.caps import caps_that_divide
 from ddpx.timeline.figures import launched_buckets
 from ddpx.timeline.model import Recording
 from ddpx.timeline.summary import BucketSummary, RankSummary, Summary, summarize
@@ -28,8 +28,8 @@ def advise(recording: Recording) -> list[str]:
     return [
         *_stragglers(summary, step_ms),
         *_waits(summary, step_ms),
-        *_too_much_communication(recording, summary),
-        *_exposed(summary, step_ms),
+        *_too_much_communication(summary),
+        *_exposed(recording, summary, step_ms),
         *_small_buckets(summary, step_ms),
         *_write_back(recording, step_ms),
         *_clocks(summary, step_ms),
@@ -63,10 +63,9 @@ def _waits(summary: Summary, step_ms: float) -> Iterator[str]:
         )
 
 
-def _too_much_communication(recording: Recording, summary: Summary) -> Iterator[str]:
+def _too_much_communication(summary: Summary) -> Iterator[str]:
     slowest = max(summary.ranks, key=lambda rank: rank.transfer_ms)
-    accumulates = any(len(r.forwards) > 1 for step in recording.steps for r in step.ranks.values())
-    if slowest.transfer_ms <= slowest.compute_ms or accumulates:  # then compute is not all
+    if slowest.transfer_ms <= slowest.compute_ms:
         return
     advice = (
         f"Communication takes {slowest.transfer_ms:.1f} ms a step, computation "
@@ -79,7 +78,7 @@ def _too_much_communication(recording: Recording, summary: Summary) -> Iterator[
     yield advice + "."
 
 
-def _exposed(summary: Summary, step_ms: float) -> Iterator[str]:
+def _exposed(recording: Recording, summary: Summary, step_ms: float) -> Iterator[str]:
     """The last bucket has nothing left to hide behind; so it should be small."""
     if not summary.buckets:
         return
@@ -88,17 +87,17 @@ def _exposed(summary: Summary, step_ms: float) -> Iterator[str]:
         return
     text = f"The last bucket{_size_of(last)} is"
     exposed = f"exposed for {last.exposed_ms:.1f} ms"
+    of_step = f"of a step of {step_ms:.1f} ms"
     if last.num_bytes < _MIB:
-        yield f"{text} {exposed} of a step of {step_ms:.1f} ms. It is small already."
+        yield f"{text} {exposed} {of_step}. It is small already."
         return
+    caps = caps_that_divide(recording, last.index)
     if last.exposed_ms > 0.9 * (last.completed_ms - last.launched_ms):
-        exposed = "fully exposed"
-    # A bucket closes when it reaches its cap: caps a bit below keep the earlier ones as they are.
-    # Sparse ones take none.
-    dense = [bucket for bucket in summary.buckets[:-1] if bucket.num_bytes]
-    earlier = [max(math.floor(10 * b.num_bytes / _MIB) / 10, 0.1) for b in dense]
-    caps = ", ".join(f"{cap:g}" for cap in [*earlier, _rounded(last.num_bytes / _MIB / 4)])
-    yield f"{text} {exposed}: try bucket_cap_mb_list=[{caps}]."
+        exposed = f"fully {exposed}" if caps is None else "fully exposed"
+    if caps is None:
+        yield f"{text} {exposed} {of_step}."
+    else:
+        yield f"{text} {exposed}: try bucket_cap_mb_list=[{', '.join(f'{c:g}' for c in caps)}]."
 
 
 def _size_of(bucket: BucketSummary) -> str:

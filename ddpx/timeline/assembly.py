@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddpx import _C
-from ddpx.timeline.clocks import to_rank_0
+from ddpx.timeline.clocks import error_of, to_rank_0
 from ddpx.timeline.model import (
     Arrival,
     BucketLayout,
@@ -48,6 +48,7 @@ def assemble(ranks: Sequence[RankData]) -> Recording:
     return Recording(
         param_names=first.param_names,
         param_bytes=first.param_bytes,
+        param_kinds=first.param_kinds,
         steps=tuple(Step(number, layouts[number], steps[number]) for number in sorted(steps)),
         clocks={data.rank: _clock(data) for data in ranks},
         hosts={data.rank: data.host for data in ranks},
@@ -63,8 +64,9 @@ def _start(data: RankData) -> float:
 
 
 def _clock(data: RankData) -> Clock:
-    error = max(reading.error_ns for reading in data.readings) + data.device_error_ns
-    return Clock(data.readings[0].offset_ns, error)
+    until_ns = int(data.events[:, 0].max()) if len(data.events) else 0
+    error_ns = error_of(until_ns, data.readings) + data.device_error_ns
+    return Clock(data.readings[0].offset_ns, error_ns)
 
 
 def _layout(data: RankData, step: int) -> tuple[BucketLayout, ...]:
@@ -74,7 +76,7 @@ def _layout(data: RankData, step: int) -> tuple[BucketLayout, ...]:
 
 def _by_step(data: RankData, origin: int) -> dict[int, list[_Event]]:
     steps: dict[int, list[_Event]] = defaultdict(list)
-    for time_ns, step, kind, index in data.events:
+    for time_ns, step, kind, index in data.events.tolist():
         at = round(to_rank_0(time_ns, data.readings)) - origin
         steps[step].append(_Event(_KINDS[kind], index, at))
     if data.num_lost and steps:
@@ -97,7 +99,7 @@ class _Attempt:
 
 def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
     """None if the step is not complete."""
-    forwards, attempt = _forwards(events), None
+    forwards, local_backwards, attempt = _forwards(events), _local_backwards(events), None
     outputs_reached: list[int] = []
     for event in events:
         if event.kind == "FORWARD_END":
@@ -106,6 +108,8 @@ def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
             outputs_reached.append(event.at)
         elif event.kind == "STEP_BEGIN":
             attempt = _Attempt(min(outputs_reached, default=event.at))
+        elif event.kind == "LOCAL_BACKWARD_END":
+            outputs_reached.clear()
         elif attempt is None:
             continue
         elif event.kind == "BACKWARD_END":
@@ -132,6 +136,7 @@ def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
         buckets=tuple(_bucket(attempt.buckets.get(index, {})) for index in range(num_buckets)),
         phases=_phases(events),
         agreement=_agreement(attempt),
+        local_backwards=local_backwards,
     )
 
 
@@ -153,6 +158,23 @@ def _forwards(events: Iterable[_Event]) -> tuple[Interval, ...]:
         elif event.kind == "PHASE" and _PHASES[event.index] == "failed":
             forwards.clear()
     return tuple(forwards)
+
+
+def _local_backwards(events: Iterable[_Event]) -> tuple[Interval, ...]:
+    backwards = []
+    begin = None
+    for event in events:
+        if event.kind == "BACKWARD_BEGIN" and begin is None:
+            begin = event.at
+        elif event.kind == "LOCAL_BACKWARD_END" and begin is not None:
+            backwards.append(Interval(begin, event.at))
+            begin = None
+        elif event.kind == "PHASE" and _PHASES[event.index] == "failed":
+            backwards.clear()
+            begin = None
+        elif event.kind in ("FORWARD_END", "STEP_BEGIN"):  # another one, or one that broke off
+            begin = None
+    return tuple(backwards)
 
 
 def _bucket(at: dict[str, int]) -> BucketTimes | None:

@@ -76,6 +76,8 @@ def _compute(steps: Iterable[Step], rank: int) -> Iterator[_Slice]:
     for step in steps:
         for forward in step.ranks[rank].forwards:
             yield _Slice("forward", forward)
+        for backward in step.ranks[rank].local_backwards:
+            yield _Slice("backward in no_sync()", backward)
         yield _Slice("backward", step.ranks[rank].backward)
 
 

@@ -14,8 +14,12 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C
+from ddpx.timeline.exchange import all_gather_json
 
 _ROUND_TRIPS = 50
+# Of two clocks against each other, as a share of the time that passes: quartzes of computers are
+# made to be off by 50 millionths at most. (While NTP corrects a large offset it may be more.)
+_MOST_DRIFT = 100e-6
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,22 @@ class Reading:
     error_ns: float
 
 
-def name_recording(group: dist.ProcessGroup) -> str:
+def name_recording(group: dist.ProcessGroup, device: torch.device) -> str:
     """The same on all ranks of the group, and different from any other; collective."""
-    names: list[str] = [""] * group.size()
-    dist.all_gather_object(names, uuid.uuid4().hex, group=group)
-    return names[0]
+    return str(all_gather_json(uuid.uuid4().hex, group, device)[0])
+
+
+def name_by_store(group: dist.ProcessGroup, key: str) -> str:
+    """The same on all ranks of the group that ask with this key; waits for none of them.
+
+    Of a group without a store (one that was not made by torch) each rank has a name of its own.
+    """
+    own = uuid.uuid4().hex
+    try:
+        store = dist.distributed_c10d._get_process_group_store(group)
+        return store.compare_set(f"ddpx/timeline/{key}", "", own).decode()
+    except (KeyError, AttributeError, RuntimeError):
+        return own
 
 
 def clock_identity() -> str:
@@ -62,8 +77,7 @@ def read_clocks(
         identity: in the place of :func:`clock_identity`.
     """
     rank = group.rank()
-    identities: list[str] = [""] * group.size()
-    dist.all_gather_object(identities, identity or clock_identity(), group=group)
+    identities = all_gather_json(identity or clock_identity(), group, device)
     reading = Reading(_C.steady_now(), 0.0, 0.0)
     for other, other_identity in enumerate(identities):
         if other_identity == identities[0]:
@@ -110,3 +124,18 @@ def to_rank_0(at_ns: int, readings: tuple[Reading, ...]) -> float:
         return at_ns + first.offset_ns
     share = (at_ns - first.at_ns) / (last.at_ns - first.at_ns)
     return at_ns + first.offset_ns + share * (last.offset_ns - first.offset_ns)
+
+
+def error_of(until_ns: int, readings: tuple[Reading, ...]) -> float:
+    """How far times that :func:`to_rank_0` gives may be off, in ns.
+
+    With one reading only, of another clock, it grows with the distance from that reading: clocks
+    drift apart by 0.1 ms a second at most.
+
+    Args:
+        until_ns: the last of the times, on this rank's clock.
+    """
+    worst = max(reading.error_ns for reading in readings)
+    if len(readings) > 1 or worst == 0:
+        return worst
+    return worst + _MOST_DRIFT * max(until_ns - readings[0].at_ns, 0)

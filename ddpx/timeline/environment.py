@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import weakref
 from collections import Counter
@@ -22,9 +23,14 @@ STEPS = "DDPX_TIMELINE_STEPS"
 _num_models: Counter[str] = Counter()  # of this process, by folder
 
 
-def record_if_asked(model: ReducerDDP) -> None:
-    """To be called with a new wrapper, on every rank. The file is written when the wrapper goes,
-    at the latest when Python ends, by each rank for itself.
+def record_if_asked(model: ReducerDDP, *, agreed: bool) -> None:
+    """To be called with a new wrapper. The file is written when the wrapper goes, at the latest
+    when Python ends, by each rank for itself.
+
+    Args:
+        agreed: all ranks make this call, and it is known that the variables are the same on all.
+            Otherwise (``init_sync=False``, copies) no rank waits for another one, so that a rank
+            without the variables holds up nobody; clocks of several machines are then not compared.
 
     Raises:
         ValueError: ``DDPX_TIMELINE_STEPS`` is not a positive number.
@@ -33,10 +39,20 @@ def record_if_asked(model: ReducerDDP) -> None:
     if not folder:
         return
     recorder = Recorder(model, _max_steps())
-    recorder.start()
-    path = Path(folder) / _file_name(recorder.global_rank, _num_models[folder])
+    number = _num_models[folder]
+    if agreed:
+        recorder.start()
+    else:
+        recorder.start_alone(f"{folder}/{number}/{_digest(model)}")
+    path = Path(folder) / trace.file_name(recorder.global_rank, number)
     _num_models[folder] += 1
     weakref.finalize(model, _write, recorder, path)
+
+
+def _digest(model: ReducerDDP) -> str:
+    """Tells models apart: ranks that make others, or in another order, are not put together."""
+    layout = [(param.name, *param.tensor.shape) for param in model._managed_params]
+    return hashlib.sha256(repr(layout).encode()).hexdigest()
 
 
 def _max_steps() -> int | None:
@@ -46,11 +62,6 @@ def _max_steps() -> int | None:
     if not text.isdigit() or int(text) < 1:
         raise errors.bad_timeline_steps(text)
     return int(text)
-
-
-def _file_name(rank: int, model_number: int) -> str:
-    model = f"model{model_number}-" if model_number else ""
-    return f"{model}rank{rank}.json"
 
 
 def _write(recorder: Recorder, path: Path) -> None:

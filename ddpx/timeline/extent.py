@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ddpx import errors
-from ddpx.timeline.figures import holdup
+from ddpx.timeline.figures import computing, holdup
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
 
 
 def rank_extent(rank_step: RankStep) -> Interval:
     """From the start of its first forward (or of backward, if there was none) to its end."""
-    begin = min([rank_step.backward.begin, *(f.begin for f in rank_step.forwards)])
-    return Interval(begin, rank_step.end)
+    return Interval(min(span.begin for span in computing(rank_step)), rank_step.end)
 
 
 def step_extent(step: Step) -> Interval:

@@ -52,8 +52,7 @@ class StepFigures:
     Attributes:
         whole: from the start of its first forward (or of backward, if there was none through the
             wrapper) to its end.
-        compute: its forwards and its backward. Of accumulated gradients, the backward that averages
-            them; those within ``no_sync()`` are in ``whole`` alone.
+        compute: its forwards and its backwards, also those within ``no_sync()`` before it.
         communication: while any bucket was in flight, or ranks agreed; ``overlapped + exposed``.
         exposed: of it, while the end of backward did nothing but wait.
         overlapped: of it, all else: hidden behind work of this rank.
@@ -66,15 +65,20 @@ class StepFigures:
     exposed: int
 
 
+def computing(rank_step: RankStep) -> list[Interval]:
+    """Its forwards and backwards; never empty."""
+    return [*rank_step.forwards, *rank_step.local_backwards, rank_step.backward]
+
+
 def step_figures(rank_step: RankStep) -> StepFigures:
-    begin = min([rank_step.backward.begin, *(f.begin for f in rank_step.forwards)])
+    begin = min(span.begin for span in computing(rank_step))
     flying = [*in_flight(rank_step), rank_step.agreement]
     waits = [*(bucket.wait for bucket in launched_buckets(rank_step)), rank_step.agreement]
     communication = total_ns(flying)
     exposed = total_ns(common(flying, waits))
     return StepFigures(
         whole=rank_step.end - begin,
-        compute=total_ns([*rank_step.forwards, rank_step.backward]),
+        compute=total_ns(computing(rank_step)),
         communication=communication,
         overlapped=communication - exposed,
         exposed=exposed,

@@ -88,6 +88,8 @@ class RankStep:
         forwards: of the wrapper; more than one if gradients were accumulated.
         backward: from when backward reached the module's outputs (or its first gradient, if it
             reached no output) to its end, when nothing is left but communication.
+    local_backwards: those within ``no_sync()`` since the last step, in order; of forwards that went
+        through the wrapper.
         end: the step is over, and ``backward()`` returns.
         arrivals: in order of time.
         buckets: by bucket index; None for one that was not communicated.
@@ -103,6 +105,7 @@ class RankStep:
     buckets: tuple[BucketTimes | None, ...]
     phases: tuple[PhaseSpan, ...]
     agreement: Interval = Interval(0, 0)  # of no length: nothing to agree on
+    local_backwards: tuple[Interval, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ class Clock:
 
     Attributes:
         offset_ns: what was added to the rank's times to get rank 0's, at the start.
-        error_ns: how far its times may be off; half the quickest round trip to rank 0.
+        error_ns: how far its times may be off: half the quickest round trip to rank 0. If the clock
+            was not read again at the end, also 0.1 ms for each second since, by which clocks of
+            two machines may drift apart; on a device, how well its clock is known to the host.
     """
 
     offset_ns: float
@@ -147,6 +152,8 @@ class Recording:
         world_size: ranks in the process group, recorded or not.
         lost_events: by rank, how many older events the ring had no room for.
     param_bytes: of each param's gradient; 0 for a sparse one.
+    param_kinds: of each param's gradient, what a bucket cannot mix: dtype, device, whether it is
+        delayed. Empty in files of older versions.
     """
 
     param_names: tuple[str, ...]
@@ -158,3 +165,4 @@ class Recording:
     world_size: int
     lost_events: dict[int, int]
     param_bytes: tuple[int, ...] = ()
+    param_kinds: tuple[str, ...] = ()

@@ -96,6 +96,7 @@ def _rank(rank_step: RankStep, begin: int, orders: _Distinct) -> dict[str, Any]:
     arrived = [at(arrival.at) for arrival in rank_step.arrivals]
     return {
         "forwards": [[at(span.begin), at(span.end)] for span in rank_step.forwards],
+        "localBackwards": [[at(span.begin), at(span.end)] for span in rank_step.local_backwards],
         "backward": [at(rank_step.backward.begin), at(rank_step.backward.end)],
         "end": at(rank_step.end),
         "phases": [[p.phase, at(p.span.begin), at(p.span.end)] for p in rank_step.phases],

@@ -140,7 +140,9 @@ class Gantt {
     this.text(`rank ${rank}`, 0, compute + 8, {color: "text", weight: "600"});
     if (this.left > 100) this.label("compute", compute + 8);
     for (const forward of rankStep.forwards) this.bar(compute + 1, 13, forward, this.color("forward"));
-    this.bar(compute + 1, 13, rankStep.backward, this.color("backward"));
+    for (const backward of [...rankStep.localBackwards, rankStep.backward]) {
+      this.bar(compute + 1, 13, backward, this.color("backward"));
+    }
     this.rows.push({top: compute, bottom: compute + 16, text: (t) => `rank ${rank}: ${activityAt(rankStep, t)}`});
     const gradients = compute + 17;
     this.label("gradients", gradients + 7);

@@ -60,6 +60,7 @@ function numArrived(rankStep, t) {
 function activityAt(rankStep, t) {
   const within = ([begin, end]) => begin <= t && t < end;
   if (rankStep.forwards.some(within)) return "forward";
+  if (rankStep.localBackwards.some(within)) return "backward in no_sync()";
   if (within(rankStep.backward)) return "backward";
   for (const [index, bucket] of rankStep.buckets.entries()) {
     if (!bucket) continue;
@@ -102,6 +103,10 @@ function eventsOf(step, ranks) {
     for (const [begin, end] of rankStep.forwards) {
       add(begin, "forward begins");
       add(end, "forward ends");
+    }
+    for (const [begin, end] of rankStep.localBackwards) {
+      add(begin, "backward in no_sync() begins");
+      add(end, "backward in no_sync() ends");
     }
     add(rankStep.backward[0], "backward begins");
     for (const {param, at} of rankStep.arrivals) add(at, "gradient", param);

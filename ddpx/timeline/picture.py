@@ -169,7 +169,8 @@ def _draw_rank(
     draw = _Rows(axes, begin, row)
     for forward in rank_step.forwards:
         draw.bar(None, forward, _FORWARD, "forward")
-    draw.bar(None, rank_step.backward, _BACKWARD, "backward")
+    for backward in (*rank_step.local_backwards, rank_step.backward):
+        draw.bar(None, backward, _BACKWARD, "backward")
     arrivals = [(arrival.at - begin) / _MS for arrival in rank_step.arrivals]
     width = 0.7 if len(arrivals) <= 200 else 0.25
     axes.vlines(arrivals, 1.1 * _ROW, 1.9 * _ROW, color=_GRADIENT, lw=width)

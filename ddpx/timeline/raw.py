@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import torch
 
 from ddpx.timeline.clocks import Reading
 
@@ -20,7 +21,7 @@ class RawPlan:
     buckets: tuple[tuple[tuple[int, ...], int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a comparison of tensors is no bool
 class RankData:
     """Attributes:
     name: of the recording, the same on all ranks.
@@ -33,6 +34,9 @@ class RankData:
     num_lost: events that the ring had no room for.
     plans: in order.
     events: rows of time in ns on this rank's clock, step, kind, index; as ``_C.Recording``.
+    param_kinds: of each param's gradient, what a bucket cannot mix: dtype, device, whether it is
+        delayed. Empty in files of older versions.
+    clock: by which ranks of one clock are known, if this rank's was not read against rank 0's.
     """
 
     name: str
@@ -47,17 +51,22 @@ class RankData:
     device_error_ns: int
     num_lost: int
     plans: tuple[RawPlan, ...]
-    events: Sequence[Sequence[int]]
+    events: torch.Tensor
+    param_kinds: tuple[str, ...] = ()
+    clock: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        rest = asdict(replace(self, events=torch.empty(0)))
+        return {**rest, "events": self.events.tolist()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RankData:
-        """Raises KeyError or TypeError if that is not what ``to_json`` gave."""
+        """Raises KeyError, TypeError, ValueError or RuntimeError if ``to_json`` did not give it."""
         values = dict(values)
         for key in ("param_names", "param_bytes"):
             values[key] = tuple(values[key])
+        values["param_kinds"] = tuple(values.get("param_kinds", ()))
+        values["events"] = torch.tensor(values["events"], dtype=torch.int64).view(-1, 4)
         values["readings"] = tuple(Reading(**reading) for reading in values["readings"])
         values["plans"] = tuple(
             RawPlan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,14 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C
-from ddpx.timeline.clocks import Reading, name_recording, read_clocks
+from ddpx.timeline.clocks import (
+    Reading,
+    clock_identity,
+    name_by_store,
+    name_recording,
+    read_clocks,
+)
+from ddpx.timeline.exchange import all_gather_json, all_gather_rows
 from ddpx.timeline.raw import RankData, RawPlan
 
 if TYPE_CHECKING:
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
 # A ring has room for this many events at most, of 32 bytes; but for two steps in any case.
 _MOST_EVENTS = 1 << 20
 _STEPS_KEPT = 50
+# Fields of RankData, beside readings of the clock and events.
+_OF_EACH_RANK = ("rank", "host", "device", "device_error_ns", "num_lost")
 
 
 class Recorder:
@@ -33,6 +43,7 @@ class Recorder:
 
     def __init__(self, model: ReducerDDP, max_steps: int | None) -> None:
         params = model._managed_params
+        delayed = {id(param) for _, param in model._delayed[0] or ()}
         self._group = model.process_group
         # Kept, since a file may be written when the group has been destroyed.
         self.rank = self._group.rank()
@@ -40,13 +51,19 @@ class Recorder:
         self._name = ""
         self._world_size = self._group.size()
         self._backend = _backend_name(self._group, model.device)
-        self._reducer = weakref.ref(model.reducer)
+        self._model = weakref.ref(model)
         self._device = model.device
         self._names = tuple(param.name for param in params)
         self._num_bytes = tuple(
             0 if p.expect_sparse else p.tensor.numel() * p.tensor.element_size() for p in params
         )
+        self._kinds = tuple(
+            f"{str(p.tensor.dtype).removeprefix('torch.')} on {p.tensor.device}"
+            f"{', delayed' if id(p.tensor) in delayed else ''}"
+            for p in params
+        )
         self._readings: list[Reading] = []
+        self._clock = ""
         per_step = 10 * len(params) + 16  # each in a bucket of its own, at worst
         wanted = per_step * (max_steps or _STEPS_KEPT)
         capacity = max(min(wanted, _MOST_EVENTS), 2 * per_step)
@@ -59,12 +76,26 @@ class Recorder:
     def start(self) -> None:
         """Collective over the model's process group."""
         with _on(self._device):
-            self._name = name_recording(self._group)
+            self._name = name_recording(self._group, self._device)
             self._readings.append(read_clocks(self._group, self._device))
+        self._begin()
+
+    def start_alone(self, key: str) -> None:
+        """Calls nothing that is collective, and reads no other rank's clock.
+
+        Args:
+            key: by which recordings of other ranks belong to this one.
+        """
+        self._name = name_by_store(self._group, key)
+        self._clock = clock_identity()
+        self._readings.append(Reading(_C.steady_now(), 0.0, 0.0))
+        self._begin()
+
+    def _begin(self) -> None:
         self._core = self._make_core()
-        reducer = self._reducer()
-        if reducer is not None:
-            reducer.add_recording(self._core)
+        model = self._model()
+        if model is not None:
+            model.reducer.add_recording(self._core)
 
     def stop(self, wait: bool = True) -> None:
         """Of this rank alone.
@@ -72,21 +103,38 @@ class Recorder:
         Args:
             wait: for a device, until it has done all. Not after an error: it may never come to it.
         """
-        reducer = self._reducer()
-        if reducer is not None:
-            reducer.remove_recording(self._core)
+        model = self._model()
+        if model is not None:
+            model.reducer.remove_recording(self._core)
         if wait:
             self._core.close()
         else:
             self._core.collect()
 
     def gather(self) -> list[RankData]:
-        """What all ranks recorded. Collective over the model's process group."""
-        everything: list[RankData | None] = [None] * self._world_size
+        """What all ranks recorded, by rank. Collective over the model's process group.
+
+        Each rank sends its ring's events, of 32 bytes, and a line of text: what is the same on all
+        ranks, params and plans, each knows by itself.
+        """
         with _on(self._device):
             self._readings.append(read_clocks(self._group, self._device))
-            dist.all_gather_object(everything, self.data(), group=self._group)
-        return [data for data in everything if data is not None]
+            own = self.data()
+            line = {name: getattr(own, name) for name in _OF_EACH_RANK}
+            line["readings"] = [asdict(reading) for reading in own.readings]
+            lines = all_gather_json(line, self._group, self._device)
+            events = all_gather_rows(own.events, self._group, self._device)
+        return [
+            replace(
+                own,
+                **{
+                    **line,
+                    "readings": tuple(Reading(**reading) for reading in line["readings"]),
+                    "events": rows,
+                },
+            )
+            for line, rows in zip(lines, events, strict=True)
+        ]
 
     def data(self) -> RankData:
         """What this rank recorded so far."""
@@ -104,7 +152,9 @@ class Recorder:
             device_error_ns=core.device_error_ns,
             num_lost=max(core.num_added - core.capacity, 0),
             plans=tuple(self._raw_plan(in_force) for in_force in core.plans),
-            events=core.events().tolist(),
+            events=core.events(),
+            param_kinds=self._kinds,
+            clock=self._clock,
         )
 
     def _raw_plan(self, in_force: _C.PlanInForce) -> RawPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from ddpx.timeline.figures import Holdup, bandwidth, holdup, step_figures, trans
 from ddpx.timeline.model import BucketTimes, Recording, Step
 
 _MS = 1e6
+_FEWEST = 3  # steps that have a spread
+_SIGMAS_A_DEVIATION = 1.4826  # median absolute deviations in a standard deviation
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class RankSummary:
     """One rank: medians over steps, in ms; see ``StepFigures``.
 
     Attributes:
+        step_error_ms: how far ``step_ms`` may be off by chance: one standard error of a median,
+            from the steps' median absolute deviation as if they were normal. None for fewer than
+            three steps.
         transfer_ms: see ``transfer_ns``.
         last_share: in which share of all buckets and steps this rank was the last to launch.
         kept_waiting_ms: sum over the buckets of a step, for which it was the last, of the time
@@ -60,6 +66,7 @@ class RankSummary:
     rank: int
     host: str
     step_ms: float
+    step_error_ms: float | None
     compute_ms: float
     communication_ms: float
     overlapped_ms: float
@@ -183,6 +190,7 @@ def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Hold
         rank=rank,
         host=recording.hosts[rank],
         step_ms=middle("whole"),
+        step_error_ms=_error_ms([figure.whole for figure in figures]),
         compute_ms=middle("compute"),
         communication_ms=middle("communication"),
         overlapped_ms=middle("overlapped"),
@@ -192,6 +200,14 @@ def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Hold
         kept_waiting_ms=sum(h.waited_ns for h in mine) / len(steps) / _MS,
         clock_error_us=recording.clocks[rank].error_ns / 1e3,
     )
+
+
+def _error_ms(values_ns: Sequence[int]) -> float | None:
+    if len(values_ns) < _FEWEST:
+        return None
+    middle = median(values_ns)
+    deviation = _SIGMAS_A_DEVIATION * median(abs(value - middle) for value in values_ns)
+    return math.sqrt(math.pi / 2 / len(values_ns)) * deviation / _MS
 
 
 def _most_common(values: Iterable[Any]) -> Any:

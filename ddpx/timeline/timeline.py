@@ -147,13 +147,17 @@ class Timeline:
         trace.write(path, self.recording, self._ranks)
 
     @classmethod
-    def load(cls, path: str | Path) -> Timeline:
+    def load(cls, path: str | Path, model: int = 0) -> Timeline:
         """From a file of :meth:`save`, or a folder of files of single ranks (``DDPX_TIMELINE``).
 
+        Args:
+            model: of a folder, which of the script's models: its number in the order in which they
+                were wrapped, from 0.
+
         Raises:
-            ValueError: it holds no timeline of ddpx.
+            ValueError: it holds no timeline of ddpx, or none of this model.
         """
-        return cls(None, trace.read(path))
+        return cls(None, trace.read(path, model))
 
     def plot(self, path: str | Path, step: int | None = None) -> None:
         """Draws one step of all ranks; needs matplotlib (``pip install ddpx[tools]``).

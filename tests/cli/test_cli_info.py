@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 import torch
 from cli_process import assert_code, run
 
 import ddpx
 from ddpx.cli.group import run_command_line
+from ddpx.cli.info import gather
 
 
 def test_json_has_all_sections(monkeypatch):
@@ -21,6 +23,11 @@ def test_json_has_all_sections(monkeypatch):
     assert "shm yes" in facts["communication"]["backends"]
     assert facts["communication"]["shared memory"] == "yes: two processes shared memory"
     assert facts["environment"]["DDPX_SHM_ORDER"] == "fixed"
+    has_cuda = torch.version.cuda is not None
+    assert has_cuda or (facts["communication"]["NCCL"], facts["build"]["CUDA of torch"]) == (
+        "none",
+        "none",
+    )
 
 
 def test_text_is_the_same_to_read(capsys):
@@ -28,3 +35,32 @@ def test_text_is_the_same_to_read(capsys):
     said = capsys.readouterr().out
     assert f"torch              {torch.__version__}" in said
     assert "shared memory      not tried" in said
+
+
+def _smi(folder, script: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("script", "driver"),
+    [
+        ("echo 570.86.15; echo 570.86.15", "570.86.15"),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", "none"),
+        ("exit 0", "none"),
+        (None, "none"),
+    ],
+)
+def test_driver(tmp_path, monkeypatch, script, driver):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script is not None:
+        _smi(tmp_path, script)
+    assert gather(probe=False)["machine"]["driver"] == driver
+
+
+def test_nccl(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    assert gather(probe=False)["communication"]["NCCL"] == "2.27.3"

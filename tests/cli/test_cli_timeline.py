@@ -52,6 +52,7 @@ def test_recording_against_itself(recorded):
 
 def test_slower_recording_is_said_to_be(recorded):
     base = Timeline.load(recorded[0] / "trace.json").summary()
+    base = replace(base, ranks=tuple(replace(rank, step_error_ms=0.0) for rank in base.ranks))
     slow = replace(
         base,
         ranks=tuple(

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,8 @@ std::string text_of(const Event& event) {
       return "agreed";
     case EventKind::kStepEnd:
       return "end";
+    case EventKind::kLocalBackwardEnd:
+      return "local end";
   }
   return "?";
 }
@@ -153,6 +156,44 @@ TEST(Recording, SeveralAtATime) {
   replica.step();
   EXPECT_GT(first->log().num_added(), second->log().num_added());
   EXPECT_GT(second->log().num_added(), 0u);
+}
+
+TEST(Recording, HasTheEndOfABackwardThatIsNotSynchronised) {
+  Replica replica;
+  replica.learn();
+  const auto recorded = recording();
+  replica.reducer->add_recording(recorded);
+  replica.reducer->set_sync_enabled(false);
+  replica.step();
+  EXPECT_EQ(texts_of(*recorded), (Log{"forward", "forward end", "backward", "local end"}));
+  replica.reducer->set_sync_enabled(true);
+  replica.step();
+  const auto texts = texts_of(*recorded);
+  EXPECT_EQ(std::count(texts.begin(), texts.end(), "local end"), 1);
+  EXPECT_EQ(texts.back(), "end");
+}
+
+TEST(Recording, GoesOnWithANewerReducer) {
+  Replica older;
+  const auto recorded = recording(1000, 3);
+  older.step();
+  older.reducer->add_recording(recorded);
+  older.step();
+  const auto number = recorded->log().num_added();
+  Replica newer;
+  newer.reducer->continue_from(*older.reducer);
+  older.step();
+  EXPECT_EQ(recorded->log().num_added(), number);
+  for (int i = 0; i < 4; ++i) {
+    newer.step();
+  }
+  std::vector<uint32_t> ends;
+  for (const auto& event : recorded->log().read()) {
+    if (event.kind == EventKind::kStepEnd) {
+      ends.push_back(event.step);
+    }
+  }
+  EXPECT_EQ(ends, (std::vector<uint32_t>{1, 2, 3}));
 }
 
 TEST(Recording, CannotBeginInAStep) {

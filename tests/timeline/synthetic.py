@@ -1,12 +1,14 @@
-"""A recording made by hand, with round times, for tests of what is shown of recordings.
+"""Recordings made by hand, with round times, for tests of what is made of recordings.
 
-Steps 12 and 13 of two ranks, with three buckets each. Rank 1 is late in step 12, rank 0 in step 13,
-where bucket 1 is ready before bucket 0 and has to queue.
+The one that most tests take: steps 12 and 13 of two ranks, with three buckets each. Rank 1 is late
+in step 12, rank 0 in step 13, where bucket 1 is ready before bucket 0 and has to queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ddpx.timeline.model import (
     Arrival,
@@ -30,26 +32,27 @@ LAYOUT = (
 )
 BEGIN_MS = {12: 100, 13: 150}
 LENGTH_MS = {12: 43, 13: 40}
+_LOCAL_MS = ((30, 20), (19, 4))  # before step 12: a forward, and its backward
 
 # Of a bucket: ready, launched, completed, wait begins, wait ends, written back.
-_Bucket = tuple[int, int, int, int, int, int]
+Bucket = tuple[float, float, float, float, float, float]
 
 
-def _rank_step(
-    begin_ms: int,
-    forward: tuple[int, int],
-    backward: tuple[int, int],
-    end: int,
-    arrivals: dict[int, int],
-    buckets: tuple[_Bucket, ...],
-    rebuilding: tuple[int, int] | None = None,
+def rank_step(
+    begin_ms: float,
+    forward: tuple[float, float],
+    backward: tuple[float, float],
+    end: float,
+    arrivals: Mapping[int, float],
+    buckets: Sequence[Bucket],
+    rebuilding: tuple[float, float] | None = None,
 ) -> RankStep:
     """All in ms since ``begin_ms``; ``arrivals`` by param, in order."""
 
-    def at(ms: int) -> int:
-        return (begin_ms + ms) * MS
+    def at(ms: float) -> int:
+        return round((begin_ms + ms) * MS)
 
-    def between(begin: int, end: int) -> Interval:
+    def between(begin: float, end: float) -> Interval:
         return Interval(at(begin), at(end))
 
     phases = [PhaseSpan("rebuilding", between(*rebuilding))] if rebuilding else []
@@ -69,7 +72,7 @@ def _rank_step(
 
 
 def _step_12() -> Step:
-    rank_0 = _rank_step(
+    rank_0 = rank_step(
         BEGIN_MS[12],
         forward=(0, 10),
         backward=(12, 32),
@@ -81,7 +84,7 @@ def _step_12() -> Step:
             (30, 30, 40, 37, 41, 42),
         ),
     )
-    rank_1 = _rank_step(
+    rank_1 = rank_step(
         BEGIN_MS[12],
         forward=(2, 14),
         backward=(15, 38),
@@ -97,7 +100,7 @@ def _step_12() -> Step:
 
 
 def _step_13() -> Step:
-    rank_0 = _rank_step(
+    rank_0 = rank_step(
         BEGIN_MS[13],
         forward=(0, 12),
         backward=(14, 34),
@@ -110,7 +113,7 @@ def _step_13() -> Step:
         ),
         rebuilding=(1, 4),
     )
-    rank_1 = _rank_step(
+    rank_1 = rank_step(
         BEGIN_MS[13],
         forward=(0, 10),
         backward=(11, 29),
@@ -127,7 +130,16 @@ def _step_13() -> Step:
 
 
 def make_recording(param_names: tuple[str, ...] = PARAM_NAMES) -> Recording:
-    return _recording((_step_12(), _step_13()), 2, param_names)
+    return recording((_step_12(), _step_13()), param_names, PARAM_BYTES)
+
+
+def accumulated() -> Recording:
+    """Step 12, with a forward and a backward in ``no_sync()`` before it on rank 0."""
+    step = _step_12()
+    rank_0 = step.ranks[0]
+    before = [Interval((BEGIN_MS[12] - a) * MS, (BEGIN_MS[12] - b) * MS) for a, b in _LOCAL_MS]
+    rank_0 = replace(rank_0, forwards=(before[0], *rank_0.forwards), local_backwards=(before[1],))
+    return recording((Step(12, LAYOUT, {**step.ranks, 0: rank_0}),), PARAM_NAMES, PARAM_BYTES)
 
 
 def one_rank_alone() -> Recording:
@@ -141,27 +153,38 @@ def one_rank_alone() -> Recording:
         buckets=(None, None, None),
         phases=(PhaseSpan("collecting", rank_0.backward),),
     )
-    return _recording((Step(12, LAYOUT, {0: alone}),), 1, PARAM_NAMES)
+    return recording((Step(12, LAYOUT, {0: alone}),), PARAM_NAMES, PARAM_BYTES, world_size=1)
 
 
 def many_ranks(world_size: int) -> Recording:
     """Step 12 on many ranks; the fifth before the last is as late as rank 1, the others like 0."""
     ranks = _step_12().ranks
     steps = {rank: ranks[int(rank == world_size - 5)] for rank in range(world_size)}
-    return _recording((Step(12, LAYOUT, steps),), world_size, PARAM_NAMES)
+    return recording((Step(12, LAYOUT, steps),), PARAM_NAMES, PARAM_BYTES, world_size)
 
 
-def _recording(steps: tuple[Step, ...], world_size: int, param_names: tuple[str, ...]) -> Recording:
+def recording(
+    steps: Sequence[Step],
+    param_names: Sequence[str],
+    param_bytes: Sequence[int],
+    world_size: int = 2,
+    **others: Any,
+) -> Recording:
+    """Of ranks on one host, over gloo, with one clock, unless ``others`` has other fields."""
+    fields: dict[str, Any] = {
+        "clocks": {rank: Clock(0.0, 0.0) for rank in range(world_size)},
+        "hosts": {rank: "host" for rank in range(world_size)},
+        "backend": "gloo",
+        "device": "cpu",
+        "lost_events": {rank: 0 for rank in range(world_size)},
+        **others,
+    }
     return Recording(
-        param_names=param_names,
-        steps=steps,
-        clocks={rank: Clock(0.0, 0.0) for rank in range(world_size)},
-        hosts={rank: "host" for rank in range(world_size)},
-        backend="gloo",
-        device="cpu",
+        param_names=tuple(param_names),
+        param_bytes=tuple(param_bytes),
+        steps=tuple(steps),
         world_size=world_size,
-        lost_events={rank: 0 for rank in range(world_size)},
-        param_bytes=PARAM_BYTES,
+        **fields,
     )
 
 
@@ -172,7 +195,7 @@ def many_buckets(
     num_params = num_buckets * params_each
     names = tuple(f"layers.{index}.weight" for index in range(num_params))
     backward = (12, 14 + num_buckets)
-    rank_step = _rank_step(
+    like_all = rank_step(
         BEGIN_MS[12],
         forward=(0, 10),
         backward=backward,
@@ -187,7 +210,7 @@ def many_buckets(
         BucketLayout(tuple(range(first, first + params_each)), 1 << 20)
         for first in range(0, num_params, params_each)
     )
-    ranks = dict.fromkeys(range(world_size), rank_step)
+    ranks = dict.fromkeys(range(world_size), like_all)
     steps = tuple(Step(number, layout, ranks) for number in range(12, 12 + num_steps))
     size = (1 << 20) // params_each
-    return replace(_recording(steps, world_size, names), param_bytes=(size,) * num_params)
+    return recording(steps, names, [size] * num_params, world_size)

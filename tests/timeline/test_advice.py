@@ -2,74 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from synthetic import rank_step, recording
+
 from ddpx.timeline.advice import advise
-from ddpx.timeline.model import (
-    Arrival,
-    BucketLayout,
-    BucketTimes,
-    Clock,
-    Interval,
-    PhaseSpan,
-    RankStep,
-    Recording,
-    Step,
-)
+from ddpx.timeline.model import BucketLayout, Clock, RankStep, Step
 
-MS = 1_000_000
 MIB = 1 << 20
+PARAMS_EACH = 8  # in a bucket
 
 
-def _bucket(ready: float, flight: float, wait: float, backward_end: float, copy: float = 0.0):
-    """In ms; launched when it is ready, and waited for from the end of backward on."""
-    begin = round(max(backward_end, ready + flight - wait) * MS)
-    end = begin + round(wait * MS)
-    return BucketTimes(
-        ready=round(ready * MS),
-        launched=round(ready * MS),
-        completed=round((ready + flight) * MS),
-        wait=Interval(begin, end),
-        written_back=end + round(copy * MS),
-    )
-
-
-def _rank_step(buckets, compute: float = 100.0, copy: float = 0.0) -> RankStep:
+def _rank_step(
+    buckets: Sequence[tuple[float, float, float]], compute: float = 100.0, copy: float = 0.0
+) -> RankStep:
     """A forward of a third of ``compute`` ms, a backward of the rest, and these buckets.
 
     Args:
-        buckets: of each, ready, flight and wait in ms.
+        buckets: of each, ready, flight and wait in ms. It is launched when it is ready, and waited
+            for from the end of backward on.
     """
-    forward = round(compute / 3 * MS)
-    times = [_bucket(ready, flight, wait, compute, copy) for ready, flight, wait in buckets]
-    end = max([round(compute * MS), *(bucket.written_back for bucket in times)])
-    return RankStep(
-        forwards=(Interval(0, forward),),
-        backward=Interval(forward, round(compute * MS)),
-        end=end,
-        arrivals=tuple(Arrival(i, bucket.ready) for i, bucket in enumerate(times)),
-        buckets=tuple(times),
-        phases=(PhaseSpan("collecting", Interval(forward, end)),),
+    times = []
+    for ready, flight, wait in buckets:
+        begin = max(compute, ready + flight - wait)
+        times.append((ready, ready, ready + flight, begin, begin + wait, begin + wait + copy))
+    return rank_step(
+        0,
+        forward=(0, compute / 3),
+        backward=(compute / 3, compute),
+        end=max([compute, *(bucket[-1] for bucket in times)]),
+        arrivals={i: bucket[0] for i, bucket in enumerate(times)},
+        buckets=times,
     )
 
 
 def _advice(
-    ranks: list[RankStep],
-    mib: list[float],
-    backend: str = "gloo",
-    error_us: float = 0.0,
-    hosts: tuple[str, ...] = ("here", "here"),
+    ranks: list[RankStep], mib: list[float], error_us: float = 0.0, **others: Any
 ) -> list[str]:
-    """Of one param a bucket, named w0, w1, …"""
-    layout = tuple(BucketLayout((i,), round(size * MIB)) for i, size in enumerate(mib))
+    """Of buckets of eight params, of which the last to arrive are w0, w1, …"""
+    num_buckets = len(mib)
+    layout = []
+    for i, size in enumerate(mib):
+        first = num_buckets + (PARAMS_EACH - 1) * i
+        layout.append(BucketLayout((*range(first, first + PARAMS_EACH - 1), i), round(size * MIB)))
+    param_bytes = [0] * (num_buckets * PARAMS_EACH)
+    for bucket in layout:
+        for param in bucket.params:
+            param_bytes[param] = bucket.num_bytes // PARAMS_EACH
+    defaults = {
+        "clocks": {rank: Clock(0.0, 1e3 * error_us * rank) for rank in range(len(ranks))},
+        "hosts": dict.fromkeys(range(len(ranks)), "here"),
+    }
     return advise(
-        Recording(
-            param_names=tuple(f"w{i}" for i in range(len(mib))),
-            steps=(Step(5, layout, dict(enumerate(ranks))),),
-            clocks={rank: Clock(0.0, 1e3 * error_us * rank) for rank in range(len(ranks))},
-            hosts=dict(enumerate(hosts)),
-            backend=backend,
-            device="cpu",
-            world_size=len(ranks),
-            lost_events={},
+        recording(
+            (Step(5, tuple(layout), dict(enumerate(ranks))),),
+            [f"w{i}" for i in range(len(param_bytes))],
+            param_bytes,
+            len(ranks),
+            **{**defaults, **others},
         )
     )
 
@@ -111,12 +103,44 @@ def test_the_last_bucket_is_exposed():
     ]
 
 
+def _kinds(*of_buckets: str) -> dict[str, Any]:
+    others = [kind for kind in of_buckets for _ in range(PARAMS_EACH - 1)]
+    return {"param_kinds": (*of_buckets, *others)}
+
+
+@pytest.mark.parametrize(
+    ("mib", "kinds", "advised"),
+    [
+        # Alone of its dtype: it walks the list from its first cap, which holds for the other, too.
+        ([3, 24], ("float32 on cpu", "float64 on cpu"), "[6]"),
+        # The other one would be divided by the cap that divides this one.
+        ([10, 24], ("float32 on cpu", "float64 on cpu"), None),
+        # The second of its dtype; the cap of the first leaves the other as it is, or does not.
+        ([10, 10, 24], ("float32 on cpu", "float64 on cpu", "float64 on cpu"), "[10, 6]"),
+        ([30, 10, 24], ("float32 on cpu", "float64 on cpu", "float64 on cpu"), None),
+        # A delayed one takes no cap, and leaves the others theirs.
+        ([10, 30, 24], ("float32 on cpu", "float32 on cpu, delayed", "float32 on cpu"), "[10, 6]"),
+        ([10, 24], ("float32 on cpu", "float32 on cpu, delayed"), None),
+        ([10, 24], ("float32 on cuda:0", "float32 on cuda:1"), None),
+    ],
+)
+def test_caps_leave_buckets_of_other_kinds_as_they_are(mib, kinds, advised):
+    early = [(40.0 + i, 2.0, 0.0) for i in range(len(mib) - 1)]
+    exposed = _rank_step([*early, (100, 20, 20)])
+    sentences = _advice([exposed, exposed], mib, **_kinds(*kinds))
+    if advised is None:
+        expected = "The last bucket of 24 MiB is fully exposed for 20.0 ms of a step of 120.0 ms."
+    else:
+        expected = f"The last bucket of 24 MiB is fully exposed: try bucket_cap_mb_list={advised}."
+    assert sentences == [expected]
+
+
 def test_more_communication_than_computation():
     slow = [(50, 10, 0), (80, 120, 100)]
     text = _advice([_rank_step(slow), _rank_step(slow)], [10, 10])[0]
     assert "Communication takes 130.0 ms a step, computation 100.0 ms" in text
     assert text.endswith('or through shared memory: init_process_group("shm").')
-    for other in ({"backend": "shm"}, {"hosts": ("here", "there")}):
+    for other in ({"backend": "shm"}, {"hosts": {0: "here", 1: "there"}}):
         text = _advice([_rank_step(slow), _rank_step(slow)], [10, 10], **other)[0]
         assert "shared memory" not in text and "bf16_compress_hook" in text
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from synthetic import BEGIN_MS, PARAM_NAMES, make_recording, one_rank_alone
+from synthetic import BEGIN_MS, PARAM_NAMES, accumulated, make_recording, one_rank_alone
 
 from ddpx.timeline.chrome import to_events
 
@@ -163,3 +163,8 @@ def test_one_rank_alone_has_no_communication():
     assert _slices(events, 0, "wait") == []
     assert _slices(events, 0, "step") == [("step 12", 0, 32)]
     assert sum(e["ph"] == "i" for e in events) == len(PARAM_NAMES)
+
+
+def test_backwards_in_no_sync():
+    events = [e for e in to_events(accumulated()) if e["name"] == "backward in no_sync()"]
+    assert [(e["pid"], e["ts"], e["dur"]) for e in events] == [(0, 81_000, 15_000)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import PARAM_NAMES, make_recording, many_buckets, one_rank_alone
+from synthetic import PARAM_NAMES, accumulated, make_recording, many_buckets, one_rank_alone
 from torch import nn
 
 import ddpx
@@ -304,6 +304,23 @@ def test_names_are_text(browser, tmp_path):
     )
     assert MARKUP in page.find("#figures").text
     assert "x" not in [bold.text for bold in page.find_all("b")]
+    page.check_log()
+
+
+def test_a_backward_in_no_sync(browser, tmp_path):
+    write(accumulated(), tmp_path / "page.html")
+    page = Page(browser, tmp_path / "page.html")
+    page.press("\ue014", "\ue014", "\ue014")
+    assert page.ms == 26
+    assert page.now == ["26.000 ms, rank 0: backward in no_sync() ends"]
+    page.slide_to(20)
+    assert (
+        browser.execute_script(
+            "return activityAt(decodeStep(JSON.parse(document.querySelector("
+            "'script[type=\"application/json\"]').textContent), 0).ranks.get(0), 20000)"
+        )
+        == "backward in no_sync()"
+    )
     page.check_log()
 
 

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from synthetic import PARAM_NAMES, make_recording
+from synthetic import PARAM_NAMES, accumulated, make_recording
 
 from ddpx.timeline.model import Recording
 from ddpx.timeline.page import page_data, write
@@ -27,6 +27,7 @@ def test_what_is_stored():
     assert first["holdups"] == [[1, 3, 4_000], [1, 2, 5_000], [1, 0, 6_000]]
     assert first["ranks"]["1"] == {
         "forwards": [[2_000, 14_000]],
+        "localBackwards": [],
         "backward": [15_000, 38_000],
         "end": 42_000,
         "phases": [["collecting", 20_000, 38_000], ["draining", 38_000, 42_000]],
@@ -45,6 +46,13 @@ def test_what_is_stored():
             "exposed": 1_000,
         },
     }
+
+
+def test_a_backward_in_no_sync_is_stored():
+    first = page_data(accumulated())["steps"][0]["ranks"][0]
+    assert first["localBackwards"] == [[11_000, 26_000]]
+    assert first["forwards"] == [[0, 10_000], [30_000, 40_000]]
+    assert first["figures"]["compute"] == 10_000 + 15_000 + 10_000 + 20_000
 
 
 def test_the_page_needs_nothing_else(tmp_path):

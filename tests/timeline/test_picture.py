@@ -7,7 +7,7 @@ import sys
 from itertools import combinations
 
 import pytest
-from synthetic import make_recording, many_buckets, many_ranks, one_rank_alone
+from synthetic import accumulated, make_recording, many_buckets, many_ranks, one_rank_alone
 
 from ddpx.timeline.extent import find_step, straggler
 from ddpx.timeline.model import Recording
@@ -53,6 +53,12 @@ def test_where_everything_is():
     assert _bars(figure, 1, FORWARD) == [(2, 14)]
     assert _bars(figure, 1, HELD_UP) == []
     assert _bars(figure, 1, None) == [(40, 41)]
+
+
+def test_backwards_in_no_sync():
+    figure = make_figure(accumulated(), 12)
+    assert _bars(figure, 0, FORWARD) == [(0, 10), (30, 40)]
+    assert _bars(figure, 0, BACKWARD) == [(11, 26), (42, 62)]
 
 
 def test_gradients_are_ticks():

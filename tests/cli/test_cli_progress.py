@@ -1,0 +1,102 @@
+"""Bars of steps: for someone at a terminal, and for nobody else."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+import torch
+from cli_process import SCRIPTS, environment
+
+from ddpx.cli.progress import after_each_step, step_bar
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "rank"), [(io.StringIO(), "0"), (_Terminal(), "1")], ids=["file", "other rank"]
+)
+def test_quiet(monkeypatch, stream, rank):
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("RANK", rank)
+    assert step_bar("training", 3) is None
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("total", [3, None])
+def test_a_bar_counts_steps(monkeypatch, total):
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    monkeypatch.setattr(sys, "stderr", _Terminal())
+    monkeypatch.setenv("RANK", "0")
+    advance = step_bar("training", total)
+    assert advance is not None
+    for _ in range(5):  # also beyond the end
+        advance()
+        time.sleep(0.12)  # a bar is drawn ten times a second at most
+    said = sys.stderr.getvalue()
+    assert "training" in said
+    assert ("2/3" in said and "4/3" not in said) if total else "4step" in said
+
+
+def test_steps_are_outermost_backwards(monkeypatch):
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    calls = []
+    synced = iter([True, False, True])
+    after_each_step(lambda: next(synced), lambda: calls.append(len(calls)))
+    for _ in range(3):
+        torch.ones(1, requires_grad=True).sum().backward()
+    assert calls == [0, 1]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("words", "titles"),
+    [
+        (("timeline", "train.py", "--num-steps", "6", "--steps", "5"), ["recording"]),
+        (("parity", "train.py", "--num-steps", "3"), ["DDP:", "ReducerDDP:"]),
+    ],
+    ids=["timeline", "parity"],
+)
+def test_at_a_terminal(tmp_path, words, titles):
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    if words[0] == "timeline":
+        words = (*words, "--out", str(tmp_path / "out"))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # it has no size yet
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddpx", *words],
+        cwd=SCRIPTS,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := _read(ours):
+            said += chunk
+        assert process.wait(timeout=60) == 0, said.decode()
+    finally:
+        os.close(ours)
+        process.kill()
+        process.wait()
+    for title in titles:
+        assert title in said.decode(), said.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # on Linux, the end
+        return b""

@@ -1,0 +1,65 @@
+"""Clocks of several ranks, as one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpx.timeline.clocks import Reading, error_of, read_clocks, to_rank_0
+from ddpx.timeline.exchange import all_gather_json, all_gather_rows
+
+
+def _read_clocks() -> tuple[Reading, Reading]:
+    group = dist.group.WORLD
+    assert group is not None
+    device = torch.device("cpu")
+    return (
+        read_clocks(group, device),
+        read_clocks(group, device, identity=f"machine {group.rank()}"),
+    )
+
+
+def test_clocks_are_read(ranks):
+    """The ranks share a clock, so that a reading of it as a foreign one shows its error."""
+    same, foreign = zip(*ranks(2).run(_read_clocks), strict=True)
+    assert [(reading.offset_ns, reading.error_ns) for reading in same] == [(0, 0), (0, 0)]
+    assert foreign[0].error_ns == 0
+    assert 0 < foreign[1].error_ns < 50e6
+    assert abs(foreign[1].offset_ns) <= foreign[1].error_ns
+
+
+def test_drift_is_evened_out():
+    readings = (Reading(1000, 100.0, 5.0), Reading(3000, 200.0, 5.0))
+    assert [to_rank_0(at, readings) for at in (1000, 2000, 3000)] == [1100, 2150, 3200]
+    assert to_rank_0(2000, readings[:1]) == 2100
+
+
+def test_drift_is_in_the_error():
+    """Of a clock that was read once: 0.1 ms a second. Read twice, drift is known."""
+    once = (Reading(1_000_000_000, 100.0, 5_000.0),)
+    assert error_of(1_000_000_000, once) == 5_000
+    assert error_of(11_000_000_000, once) == pytest.approx(5_000 + 1_000_000)
+    assert error_of(0, once) == 5_000  # there was nothing after the reading
+    twice = (*once, Reading(11_000_000_000, 90.0, 7_000.0))
+    assert error_of(11_000_000_000, twice) == 7_000
+    assert error_of(11_000_000_000, (Reading(0, 0.0, 0.0),)) == 0  # it is rank 0's own clock
+
+
+def _gather(num_rows: list[int]) -> tuple[list[torch.Tensor], list[object]]:
+    rank = dist.get_rank()
+    group = dist.group.WORLD
+    assert group is not None
+    rows = torch.arange(3 * num_rows[rank]).view(-1, 3) + 1000 * rank
+    device = torch.device("cpu")
+    return all_gather_rows(rows, group, device), all_gather_json(rank * ["é"], group, device)
+
+
+@pytest.mark.parametrize("num_rows", [[2, 5], [0, 3], [0, 0]])
+def test_rows_of_all_ranks(ranks, num_rows):
+    for rows, values in ranks(2).run(_gather, num_rows):
+        for rank, each in enumerate(rows):
+            assert each.dtype == torch.int64
+            numbers = [1000 * rank + i for i in range(3 * num_rows[rank])]
+            assert each.shape == (num_rows[rank], 3) and each.flatten().tolist() == numbers
+        assert values == [[], ["é"]]

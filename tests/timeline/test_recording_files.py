@@ -1,0 +1,121 @@
+"""Recordings as files, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from recorded_models import record_mode, train_unaware
+
+from ddpx.timeline import Timeline
+
+
+def _save(paths: list[str]) -> Any:
+    timeline = record_mode({})
+    timeline.save(paths[dist.get_rank()])
+    return timeline.recording
+
+
+def test_saved_and_loaded(ranks, tmp_path):
+    paths = [str(tmp_path / f"{rank}.json") for rank in range(2)]
+    recordings = ranks(2).run(_save, paths)
+    for path, recording in zip(paths, recordings, strict=True):
+        assert Timeline.load(path).recording == recording
+
+
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        ("", "JSONDecodeError"),
+        ("{}", "KeyError: 'ddpx'"),
+        ('{"ddpx": {"version": 99}}', "version 99"),
+        ('{"ddpx": {"version": 1, "ranks": [{}]}}', "KeyError"),
+    ],
+)
+def test_files_of_others(tmp_path, contents, why):
+    path = tmp_path / "trace.json"
+    path.write_text(contents)
+    with pytest.raises(ValueError, match=f"trace.json holds no timeline of ddpx.*{why}"):
+        Timeline.load(path)
+    with pytest.raises(ValueError, match="there is no rank"):
+        Timeline.load(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        Timeline.load(tmp_path / "nothing.json")
+
+
+def test_paths_may_be_strings_or_paths(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Timeline.load(str(tmp_path / "a.json"))
+    with pytest.raises(FileNotFoundError):
+        Timeline.load(Path(tmp_path / "a.json"))
+
+
+def test_files_of_two_recordings(ranks, tmp_path):
+    for name in ("a", "b"):
+        ranks(2).run(train_unaware, str(tmp_path / name))
+    (tmp_path / "b" / "rank1.json").replace(tmp_path / "a" / "rank1.json")
+    with pytest.raises(ValueError, match="of several jobs or process groups"):
+        Timeline.load(tmp_path / "a")
+
+
+def test_several_models(ranks, tmp_path):
+    ranks(2).run(train_unaware, str(tmp_path), None, 3)
+    assert [len(list(tmp_path.glob(name))) for name in ("rank*.json", "model*.json")] == [2, 4]
+    names = set()
+    for model in range(3):
+        timeline = Timeline.load(tmp_path, model=model)
+        assert [set(step.ranks) for step in timeline.steps] == [{0, 1}] * 4
+        names.add(
+            json.loads(sorted(tmp_path.glob("*rank0.json"))[model].read_text())["ddpx"]["ranks"][0][
+                "name"
+            ]
+        )
+    assert len(names) == 3
+    with pytest.raises(ValueError, match=r"holds no model 3; of models it has: 0, 1, 2\."):
+        Timeline.load(tmp_path, model=3)
+    (tmp_path / "rank0.json").unlink()
+    (tmp_path / "rank1.json").unlink()
+    with pytest.raises(ValueError, match=r"holds no model 0; of models it has: 1, 2\."):
+        Timeline.load(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no model 1; of models it has: 0\."):
+        Timeline.load(tmp_path / "model1-rank0.json", model=1)
+
+
+def _edit(path: Path, **values: Any) -> None:
+    contents = json.loads(path.read_text())
+    contents["ddpx"]["ranks"][0].update(values)
+    path.write_text(json.dumps(contents))
+
+
+def test_clocks_that_were_not_compared(ranks, tmp_path):
+    ranks(2).run(train_unaware, str(tmp_path), init_sync=False)
+    assert len(Timeline.load(tmp_path).steps) == 4
+    _edit(tmp_path / "rank1.json", clock="another machine's")
+    with pytest.raises(ValueError, match="clocks were not compared"):
+        Timeline.load(tmp_path)
+    assert len(Timeline.load(tmp_path / "rank1.json").steps) == 4
+
+
+def test_files_of_older_versions(ranks, tmp_path):
+    ranks(2).run(train_unaware, str(tmp_path))
+    newer = Timeline.load(tmp_path).recording
+    for rank in range(2):
+        path = tmp_path / f"rank{rank}.json"
+        contents = json.loads(path.read_text())
+        for name in ("param_kinds", "clock"):
+            del contents["ddpx"]["ranks"][0][name]
+        path.write_text(json.dumps(contents))
+    older = Timeline.load(tmp_path)
+    assert (older.recording.steps, older.recording.param_kinds) == (newer.steps, ())
+    older.advice()
+
+
+def test_events_that_are_none(ranks, tmp_path):
+    ranks(2).run(train_unaware, str(tmp_path))
+    for events in ([[1, 2, 3]], ["event"], None):
+        _edit(tmp_path / "rank0.json", events=events)
+        with pytest.raises(ValueError, match="holds no timeline of ddpx"):
+            Timeline.load(tmp_path)

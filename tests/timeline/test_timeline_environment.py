@@ -1,0 +1,121 @@
+"""``DDPX_TIMELINE``: scripts that know nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from recorded_models import check_order, small_model, train_step, train_unaware
+
+from ddpx.timeline import Timeline
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(None, [0, 1, 2, 3]), ("3", [0, 1, 2])])
+def test_by_environment(ranks, tmp_path, steps, expected):
+    folder = tmp_path / "not" / "there yet"
+    ranks(2).run(train_unaware, str(folder), steps)
+    assert sorted(os.listdir(folder)) == ["rank0.json", "rank1.json"]
+    timeline = Timeline.load(folder)
+    assert [step.number for step in timeline.steps] == expected
+    for step in timeline.steps:
+        assert set(step.ranks) == {0, 1}
+        check_order(step)
+
+
+@pytest.mark.parametrize("ending", ["", "break"])
+def test_a_script_that_ends(tmp_path, ending):
+    """The groups are gone by then, or Python is on its way out of an error."""
+    command = [*(sys.executable, "-m", "torch.distributed.run", "--standalone")]
+    command += ["--nproc-per-node=2", str(Path(__file__).with_name("unaware.py")), ending]
+    folder = tmp_path / "timeline"
+    done = subprocess.run(
+        command,
+        env={**os.environ, "DDPX_TIMELINE": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode != 0) == bool(ending), done.stderr
+    steps = [step.number for step in Timeline.load(folder).steps]
+    assert steps == [0, 1, 2, 3]
+
+
+def _bad_environment() -> str:
+    with pytest.raises(ValueError) as error:
+        train_unaware("anywhere", "many")
+    return str(error.value)
+
+
+def test_bad_environment(ranks):
+    for text in ranks(2).run(_bad_environment):
+        assert "DDPX_TIMELINE_STEPS='many' is not a positive number" in text
+
+
+def _one_rank_records(folder: str) -> str:
+    if dist.get_rank() == 1:
+        os.environ["DDPX_TIMELINE"] = folder
+    try:
+        with pytest.raises(RuntimeError) as error:
+            small_model()
+    finally:
+        os.environ.pop("DDPX_TIMELINE", None)
+    return str(error.value)
+
+
+def test_every_rank_has_to_record(ranks):
+    for text in ranks(2).run(_one_rank_records, "here"):
+        assert "environment variable DDPX_TIMELINE: not set on rank 0; here on rank 1" in text
+
+
+def _one_rank_records_unchecked(folder: str) -> None:
+    if dist.get_rank() == 1:
+        train_unaware(folder, init_sync=False)
+        return
+    model = small_model(init_sync=False)
+    for _ in range(4):
+        train_step(model)
+
+
+@pytest.mark.timeout(60)
+def test_unchecked_a_rank_waits_for_none(ranks, tmp_path):
+    ranks(2).run(_one_rank_records_unchecked, str(tmp_path), timeout=40)
+    assert os.listdir(tmp_path) == ["rank1.json"]
+    assert [set(step.ranks) for step in Timeline.load(tmp_path).steps] == [{1}] * 4
+
+
+def test_unchecked_ranks_belong_together(ranks, tmp_path):
+    ranks(2).run(train_unaware, str(tmp_path), init_sync=False)
+    timeline = Timeline.load(tmp_path)
+    assert timeline.recording.clocks[1].error_ns == 0
+    assert [set(step.ranks) for step in timeline.steps] == [{0, 1}] * 4
+    for step in timeline.steps:
+        check_order(step)
+
+
+def _copy_on_one_rank(folder: str) -> None:
+    os.environ["DDPX_TIMELINE"] = folder
+    try:
+        model = small_model()
+        if dist.get_rank() == 0:
+            copied = copy.deepcopy(model)
+            del copied
+            gc.collect()
+        for _ in range(4):
+            train_step(model)
+        del model
+        gc.collect()
+    finally:
+        del os.environ["DDPX_TIMELINE"]
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_on_one_rank_waits_for_none(ranks, tmp_path):
+    ranks(2).run(_copy_on_one_rank, str(tmp_path), timeout=40)
+    assert sorted(os.listdir(tmp_path)) == ["model1-rank0.json", "rank0.json", "rank1.json"]
+    assert [set(step.ranks) for step in Timeline.load(tmp_path).steps] == [{0, 1}] * 4
