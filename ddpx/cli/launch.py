@@ -6,29 +6,38 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ddpx.cli import errors
+from ddpx.cli import errors, guard
 from ddpx.cli.script import Script
 
 DEFAULT_NUM_RANKS = 2
 _NOT_GIVEN = "not given"
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # for each attempt
 
 
-def torchrun_options(words: Sequence[str]) -> tuple[argparse.Namespace, Script]:
+def torchrun_options(
+    words: Sequence[str], switches: Mapping[str, str] | None = None
+) -> tuple[argparse.Namespace, Script]:
     """Torchrun's options, with our defaults, and the script behind them.
+
+    Args:
+        switches: options without a value that may stand among them, with what they do.
 
     Raises:
         UserMistake: torchrun does not know an option, or there is no such script.
     """
     parser = torchrun.get_args_parser()
     parser.error = _usage_error  # type: ignore[method-assign]
+    for switch, purpose in (switches or {}).items():
+        parser.add_argument(switch, action="store_true", help=purpose)
     if "PET_NPROC_PER_NODE" not in os.environ:  # by which torchrun takes the option, too
         parser.set_defaults(nproc_per_node=_NOT_GIVEN)
     options = parser.parse_args(list(words))
@@ -63,8 +72,13 @@ def launch(
     runner: str,
     arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
+    *,
+    keep_survivors: bool = False,
 ) -> int:
     """Runs ``python -m runner arguments`` as ranks, until they end.
+
+    Args:
+        keep_survivors: let ranks go on when another one fails.
 
     Returns:
         0; 1 if a rank failed; 128 and the signal's number if a signal ended it, as in shells.
@@ -73,11 +87,20 @@ def launch(
         UserMistake: torchrun does not like a value among ``options``.
     """
     options = argparse.Namespace(**vars(options))
-    options.module = True
+    options.module = not keep_survivors
     options.training_script = runner
     options.training_script_args = list(arguments)
+    # Else ranks find in the store after a restart what those before left: gloo calls the dead.
+    changes = {_OWN_STORE: os.environ.get(_OWN_STORE, "1"), **(environment or {})}
     try:
-        with _handlers_kept(), _environment(environment or {}):
+        with ExitStack() as stack:
+            if keep_survivors:
+                options.training_script = guard.__file__
+                options.training_script_args = ["-u", "-m", runner, *arguments]
+                folder = tempfile.TemporaryDirectory(prefix="ddpx-guards-")
+                changes[guard.FOLDER] = stack.enter_context(folder)
+            stack.enter_context(_handlers_kept())
+            stack.enter_context(_environment(changes))
             torchrun.run(options)
     except ChildFailedError as failure:
         rank, first = failure.get_first_failure()

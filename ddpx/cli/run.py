@@ -19,12 +19,21 @@ def command(words: tuple[str, ...]) -> int:
     Takes all options of torchrun's. On one machine it starts 2 ranks, if --nproc-per-node does
     not say otherwise, which meet at a free port. Exits with 1 if a rank failed.
 
+    With --keep-survivors ranks are not ended when another one fails, so that they can go on by
+    ddpx.shrink(); it is a failure only if no rank of the machine comes to a good end.
+
     \b
     Examples:
       ddpx run train.py --lr 0.1
       ddpx run --nproc-per-node 4 train.py
+      ddpx run --keep-survivors --nproc-per-node 4 train.py
       ddpx run -m mypackage.train --epochs 3
       ddpx run --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 train.py
     """
-    options, script = torchrun_options(words)
-    return launch(options, "ddpx.cli.runner", script.command())
+    options, script = torchrun_options(words, {"--keep-survivors": "spare ranks if others fail"})
+    return launch(
+        options,
+        "ddpx.cli.runner",
+        script.command(),
+        keep_survivors=options.keep_survivors,
+    )

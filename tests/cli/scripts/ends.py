@@ -1,0 +1,18 @@
+"""Ends as its argument for this rank says: an exit code, or killed; by restart, with commas."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+rank = int(os.environ["RANK"])
+ends = sys.argv[1 + rank].split(",")
+end = ends[min(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), len(ends) - 1)]
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if end != "0":
+    sys.exit(int(end))
+time.sleep(1)  # longer than a launcher would let it live
+print(f"rank {rank} ends well", flush=True)

@@ -1,0 +1,70 @@
+"""The example that outlives its ranks, as a user starts it, with a real kill."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "elastic" / "train.py"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=3")
+_OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+
+
+def run(*words: object, cwd: Path) -> str:
+    """What it printed; it has to end well."""
+    kept = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
+    kept["OMP_NUM_THREADS"] = "1"
+    kept["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the example's README says
+    process = subprocess.Popen(
+        [sys.executable, "-m", *(str(word) for word in words)],
+        cwd=cwd,
+        env=kept,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=100)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # a launcher ends its ranks then
+        raise AssertionError(process.communicate(timeout=30)[0]) from None
+    assert process.returncode == 0, output
+    return output
+
+
+def losses(output: str) -> str:
+    found = re.search(r"OK: 30 steps, (loss \S+), the same weights on", output)
+    assert found, output
+    return found[1]
+
+
+def test_from_its_checkpoint_after_a_restart(tmp_path):
+    """With the result of a run that nothing happened to."""
+    arguments = ("--checkpoint", tmp_path / "elastic.pt")
+    killed = run(*TORCHRUN, "--max-restarts=2", EXAMPLE, *arguments, "--kill", "1:12", cwd=tmp_path)
+    assert killed.count("goes on from step 10") == 3
+    assert "rank 1 (host" in killed and "was killed by SIGKILL" in killed
+    assert losses(killed) == losses(run(*TORCHRUN, EXAMPLE, cwd=tmp_path))
+
+
+@pytest.mark.parametrize("kill", ["0:12", "1:0"])
+def test_without_a_restart(tmp_path, kill):
+    output = run(
+        *("ddpx", "run", "--keep-survivors", "--nproc-per-node=3", EXAMPLE),
+        *("--shrink", "--kill", kill),
+        cwd=tmp_path,
+    )
+    rank, step = kill.split(":")
+    assert output.count(f"of 2, without [{rank}]") == 2
+    assert output.count(f"goes on at step {step} as rank") == 2
+    assert f"ddpx: rank {rank} was killed by SIGKILL; the others go on" in output
+    assert "the same weights on 2 ranks" in output

@@ -1,0 +1,128 @@
+"""Survivors of a lost rank go on without it, as a job that was started with that many ranks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from mortal_jobs import PHASES, SHRINK_PHASES, Job, Kill, Report, assert_same, run_job
+
+UNTIL = 6
+
+
+def check(job: Job) -> dict[int, Report]:
+    """Each stretch between two losses has the bits of a job of its own, with as many ranks, that
+    starts from the state which the survivors agreed on."""
+    reports = run_job(job)
+    survivors = sorted(reports)
+    first = reports[survivors[0]]
+    for rank, report in reports.items():
+        assert len(report.shrunk) == len(report.errors) == len(first.shrunk), report.errors
+        for mine, theirs in zip(report.shrunk, first.shrunk, strict=True):
+            assert replace(mine, rank=0, caught_up=False) == replace(
+                theirs, rank=0, caught_up=False
+            )
+            assert mine.lost and mine.world_size == len(mine.survivors)
+        assert report.shrunk[-1].world_size == len(survivors)
+        assert report.shrunk[-1].rank == survivors.index(rank)
+        for mine, theirs in zip(report.states, first.states, strict=True):
+            assert_same(mine, theirs, f"rank {rank}")
+        for kill in job.kills:
+            assert any(f"rank {kill.rank}" in error for error in report.errors) or (
+                len(job.kills) > 1
+            ), report.errors
+    worlds = [job.world_size, *(shrunk.world_size for shrunk in first.shrunk)]
+    steps = [0, *(shrunk.step for shrunk in first.shrunk), job.until]
+    starts = [None, *zip(steps[1:], first.states, strict=False)]
+    for i, world_size in enumerate(worlds):
+        stretch = replace(
+            job,
+            world_size=world_size,
+            kills=(),
+            stop_before_optimizer=None,
+            start=starts[i],
+            until=steps[i + 1],
+        )
+        fresh = run_job(stretch)
+        assert_same(fresh[0].states[-1], first.states[i], f"stretch {i}")
+        if i == len(worlds) - 1:
+            for new_rank, rank in enumerate(survivors):
+                ours = reports[rank].losses[-len(fresh[new_rank].losses) :]
+                assert ours == fresh[new_rank].losses
+    return reports
+
+
+def cases(full: bool) -> list[tuple[str, int, int, str]]:
+    """Backend, world size, who dies, phase: each phase once, with all else varied; or all."""
+    if full:
+        worlds = [(n, dies) for n in (2, 3, 4) for dies in range(n)]
+        return [(b, *w, p) for b, w, p in itertools.product(("gloo", "shm"), worlds, PHASES)]
+    worlds = [(3, 0), (2, 1), (3, 2), (4, 0), (2, 0), (3, 1), (4, 2)]
+    return [(("gloo", "shm")[i % 2], *worlds[i], phase) for i, phase in enumerate(PHASES)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    full = metafunc.config.getoption("--full")
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", ["gloo", "shm"] if full else ["shm"])
+    if "death" in metafunc.fixturenames:
+        every = list(itertools.product(SHRINK_PHASES, (0, 1)))
+        every.remove(("decided", 1))
+        one_each = [every[i] for i in (1, 2, 3, 6, 7)]
+        metafunc.parametrize("death", every if full else one_each, ids=str)
+    if "case" in metafunc.fixturenames:
+        chosen = cases(full)
+        ids = [f"{backend}-{n}-rank{dies}-{phase}" for backend, n, dies, phase in chosen]
+        metafunc.parametrize("case", chosen, ids=ids)
+
+
+def test_kill_in_every_phase(case):
+    backend, world_size, dies, phase = case
+    job = Job(world_size, backend, UNTIL, (Kill(dies, 2, phase),), with_hook=phase == "hook")
+    for report in check(job).values():
+        assert report.shrunk[0].lost == (dies,)
+        assert report.shrunk[0].step in (2, 3)
+
+
+def test_survivors_at_different_steps(backend):
+    """One has not made its optimizer step when it hears of the loss: it gets the other's state."""
+    job = Job(3, backend, UNTIL, (Kill(1, 2, "before optimizer"),), stop_before_optimizer=2)
+    reports = check(job)
+    assert [reports[rank].shrunk[0].caught_up for rank in (0, 2)] == [False, True]
+    assert reports[0].shrunk[0].step == 3
+
+
+def test_two_losses_after_each_other(backend):
+    kills = (Kill(0, 1, "in flight"), Kill(2, 4, "backward"))
+    reports = check(Job(4, backend, UNTIL, kills))
+    assert [shrunk.lost for shrunk in reports[1].shrunk] == [(0,), (1,)]
+
+
+def test_two_losses_at_once(backend):
+    kills = (Kill(0, 2, "backward"), Kill(3, 2, "in flight"))
+    reports = check(Job(4, backend, UNTIL, kills))
+    assert reports[1].shrunk[-1].world_size == 2
+
+
+def test_loss_while_shrinking(death):
+    """Also of the rank that leads. One that dies when it is ready is left out, or, if all others
+    are ready before they can know of it, missed by the new group."""
+    phase, rank = death
+    kills = (Kill(3, 2, "in flight"), Kill(rank, 2, phase))
+    reports = check(Job(4, "shm", UNTIL, kills, stop_before_optimizer=None))
+    worlds = [shrunk.world_size for shrunk in reports[2].shrunk]
+    assert worlds == [2] or (phase == "ready" and worlds == [3, 2])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_as_bucket_view": True},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_modes(options):
+    check(Job(3, "shm", UNTIL, (Kill(1, 3, "in flight"),), options=options))

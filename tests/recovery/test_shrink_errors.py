@@ -1,0 +1,162 @@
+"""What ``ddpx.shrink`` cannot do, it says, on every survivor and in time."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from mortal_jobs import Job, Kill, Net, Trainer, die, run_job
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import ddpx
+
+JOB = Job(3, "shm", 3, (Kill(1, 1, "forward"),))
+
+
+def _error_of_shrink(model: ddpx.ReducerDDP, *stateful, **options) -> str:
+    """After rank 1 has died; its survivors come to the end of their script together."""
+    if dist.get_rank() == 1:
+        die()
+    with pytest.raises(ddpx.RankFailure):
+        for _ in range(3):
+            nn.functional.mse_loss(model(torch.randn(2, 8)), torch.zeros(2, 4)).backward()
+    start = time.monotonic()
+    try:
+        ddpx.shrink(model, *stateful, timeout_s=2, **options)
+    except RuntimeError as error:
+        assert time.monotonic() - start < 10
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _hook(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    model.register_comm_hook(dist.group.WORLD, allreduce_hook)
+    return _error_of_shrink(model)
+
+
+def _builtin_hook(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    return _error_of_shrink(model)
+
+
+def _optimizer_in_backward(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    model._register_fused_optim(torch.optim.SGD, 0.1)
+    return _error_of_shrink(model)
+
+
+def _sharded_optimizer(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    return _error_of_shrink(
+        model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    )
+
+
+def _several_wrappers(job: Job, rank: int) -> str:
+    other = ddpx.ReducerDDP(Net())
+    error = _error_of_shrink(ddpx.ReducerDDP(Net()))
+    assert other.process_group is dist.group.WORLD
+    return error
+
+
+def _recording(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    with pytest.raises(KeyError), ddpx.record(model):
+        error = _error_of_shrink(model)
+        raise KeyError  # no rank waits for others at the end of the block
+    return error
+
+
+def _part_of_the_ranks(job: Job, rank: int) -> str:
+    part = dist.new_group([0, 1])
+    if rank == 2:
+        return "NotImplementedError: process group has 2 of 3"
+    return _error_of_shrink(ddpx.ReducerDDP(Net(), process_group=part))
+
+
+def _nobody_lost(job: Job, rank: int) -> str:
+    try:
+        ddpx.shrink(ddpx.ReducerDDP(Net()))
+    except RuntimeError as error:
+        dist.barrier()
+        return f"RuntimeError: {error}"
+    return ""
+
+
+def _survivor_stays_away(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    if rank == 2:
+        time.sleep(6)  # lives, and does not know yet
+        return "RuntimeError: waited for: rank 2"
+    return _error_of_shrink(model)
+
+
+CASES = [
+    (_hook, "RuntimeError: .*communication hook"),
+    (_builtin_hook, "RuntimeError: .*communication hook"),
+    (_optimizer_in_backward, "RuntimeError: .*within backward"),
+    (_sharded_optimizer, "RuntimeError: .*ZeroRedundancyOptimizer"),
+    (_several_wrappers, "RuntimeError: .*another ReducerDDP"),
+    (_recording, "RuntimeError: .*recorded"),
+    (_part_of_the_ranks, "NotImplementedError: .*process group has 2 of 3"),
+    (_survivor_stays_away, "RuntimeError: .*waited .*for: rank 2"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__.strip("_"))
+def test_error(case):
+    function, expected = case
+    for rank, error in run_job(JOB, function).items():
+        assert re.match(expected, error), f"rank {rank}: {error}"
+
+
+def test_nobody_is_lost():
+    for error in run_job(Job(2, "gloo", 1), _nobody_lost).values():
+        assert "no rank of this wrapper's process group is lost" in error
+
+
+class _WithoutOptimizer(Trainer):
+    def _shrink(self) -> None:
+        with pytest.raises(RuntimeError) as caught:
+            ddpx.shrink(self.model, step=self.step, timeout_s=10)
+        self.report.errors.append(str(caught.value))
+        self.step = self.job.until
+
+
+def _train_without_optimizer(job: Job, rank: int) -> str:
+    return _WithoutOptimizer(job, rank).run().errors[-1]
+
+
+def test_ranks_at_different_steps_without_the_optimizer():
+    job = Job(3, "gloo", 6, (Kill(1, 2, "before optimizer"),), stop_before_optimizer=2)
+    for error in run_job(job, _train_without_optimizer).values():
+        assert "one rank is at step 3 already and others are not" in error
+        assert "ddpx.shrink(model, optimizer, scheduler)" in error
+
+
+def _own_call_fails(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    if rank == 1:
+        die()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.zeros(1))
+    try:
+        ddpx.shrink(model)
+    except RuntimeError as error:
+        shrunk = ddpx.shrink(model, step=0)
+        assert shrunk.world_size == 2 and not shrunk.caught_up
+        return str(error)
+    return ""
+
+
+def test_error_of_a_call_of_the_users():
+    """Nobody knows then whether the optimizer has stepped, unless it is said."""
+    for error in run_job(JOB, _own_call_fails).values():
+        assert "Pass step=" in error
