@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo timeline test test-all peer-test lint format parity-table bench clean
+.PHONY: help setup build demo timeline test test-all sanitize peer-test lint format parity-table reliability bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: build  ## run every test; of large matrices a part
 test-all: build  ## run every test, and large matrices in full
 	$(BIN)/python -m pytest --full
 
+sanitize: build  ## AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer; leaks; fuzz
+	$(BIN)/python scripts/sanitize.py
+
 peer-test: build  ## torch's own tests of DDP, with ReducerDDP in DDP's place
 	$(BIN)/python scripts/peer_test.py
 
@@ -46,6 +49,9 @@ format: $(VENV)/.deps  ## ruff, clang-format: mend what they can
 
 parity-table: build  ## run the parity matrix and write its table into README.md
 	$(BIN)/python scripts/parity_table.py
+
+reliability: build  ## let ranks fail under ddpx and DDP, and write docs/reliability.md (5 min)
+	$(BIN)/python scripts/reliability.py
 
 bench: build $(VENV)/.bench-deps  ## measure all against DDP, gloo and MPICH; write docs/benchmarks.md (20 min)
 	$(BIN)/python benchmarks/run.py

@@ -1,0 +1,172 @@
+"""Builds with sanitizers and runs what they can watch; fails on any finding.
+
+    make sanitize            everything
+    python scripts/sanitize.py core fuzz    some parts
+
+core    the C++ tests, under AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer
+suites  the torch-free suites, under both and under ThreadSanitizer: every tests/NAME/ with a
+        CMakeLists.txt that builds NAME_tests and knows DDPX_SANITIZE
+fuzz    the bindings called at random, with an extension built under AddressSanitizer
+leaks   tests/robustness: leaks of memory, fds, threads and processes, fuzz, bad input
+
+The first builds compile for some minutes; later ones what changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY = "address,undefined"
+BUILD = ROOT / "build-asan"
+FUZZ_SEEDS = (1, 2, 3)
+FUZZ_EXAMPLES = 300
+
+OPTIONS = {
+    # Leaks count: torch and what it links to have none at exit that LeakSanitizer sees.
+    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:exitcode=66",
+}
+# Within Python: the interpreter and its modules keep much to the end, so leaks are for the tests in
+# tests/robustness. Too large an allocation is to fail as it does without sanitizers.
+OPTIONS_IN_PYTHON = {
+    **OPTIONS,
+    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+}
+
+
+def run(*command: object, env: dict[str, str] | None = None) -> None:
+    """Runs a command; RuntimeError with its output if it fails."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        text = " ".join(str(part) for part in command)
+        raise RuntimeError(f"{text}\nexited with {done.returncode}:\n{done.stdout}")
+
+
+def tool(name: str) -> str:
+    """The program of that name, this interpreter's own environment first."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        raise RuntimeError(f"{name} was not found; pip install {name}")
+    return found
+
+
+def build(source: Path, directory: Path, sanitizers: str, *targets: str) -> None:
+    run(
+        tool("cmake"),
+        *("-S", source, "-B", directory, "-G", "Ninja"),
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DDDPX_SANITIZE={sanitizers}",
+    )
+    wanted = [part for target in targets for part in ("--target", target)]
+    run(tool("cmake"), "--build", directory, *wanted)
+
+
+def core() -> None:
+    build(ROOT, BUILD, MEMORY, "ddpx_tests")
+    run(BUILD / "ddpx_tests", "--gtest_brief=1", env=OPTIONS)
+
+
+def suites() -> None:
+    for lists in sorted(ROOT.glob("tests/*/CMakeLists.txt")):
+        name = lists.parent.name
+        for sanitizers in (MEMORY, "thread"):
+            directory = ROOT / f"build-{name}-{sanitizers.split(',')[0]}"
+            build(lists.parent, directory, sanitizers)
+            run(directory / f"{name}_tests", "--gtest_brief=1", env=OPTIONS)
+
+
+def fuzz() -> None:
+    build(ROOT, BUILD, MEMORY, "_C")
+    env = {
+        **OPTIONS_IN_PYTHON,
+        "PYTHONPATH": str(_package_with(next(BUILD.glob("_C*.so")))),
+        # Python is not instrumented, so the runtime has to be there before it; and the library with
+        # the exceptions that it intercepts.
+        "LD_PRELOAD": f"{_library('libasan.so')} {_library('libstdc++.so.6')}",
+    }
+    program = ROOT / "tests" / "robustness" / "fuzz_bindings.py"
+    for seed in FUZZ_SEEDS:
+        with tempfile.TemporaryDirectory() as directory:
+            log = Path(directory) / "calls"
+            numbers = (f"--seed={seed}", f"--examples={FUZZ_EXAMPLES}", f"--log={log}")
+            try:
+                run(sys.executable, program, *numbers, env=env)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"{error}\nthe calls, the last at fault:\n{log.read_text()}"
+                ) from None
+
+
+def leaks() -> None:
+    run(sys.executable, "-m", "pytest", "-q", "tests/robustness")
+
+
+def _package_with(extension: Path) -> Path:
+    """A directory in which ddpx is this one with another extension."""
+    package = BUILD / "python" / "ddpx"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir(parents=True)
+    for entry in (ROOT / "ddpx").iterdir():
+        if entry.suffix != ".so":
+            (package / entry.name).symlink_to(entry)
+    (package / extension.name).symlink_to(extension)
+    return package.parent
+
+
+def _library(name: str) -> str:
+    """Where the compiler's runtime library of that name lies."""
+    compiler = os.environ.get("CXX", "g++")
+    found = subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+    if not Path(found).is_absolute():
+        raise RuntimeError(f"{compiler} knows no {name}; is it installed?")
+    return found
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "core": core,
+    "suites": suites,
+    "fuzz": fuzz,
+    "leaks": leaks,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all if none is named")
+    failed = []
+    for name in parser.parse_args().parts or PARTS:
+        start = time.monotonic()
+        print(f"{name} ...", flush=True)
+        try:
+            PARTS[name]()
+        except RuntimeError as error:
+            print(error)
+            failed.append(name)
+        took = time.monotonic() - start
+        print(f"{name}: {'FAILED' if name in failed else 'no finding'} ({took:.0f} s)", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

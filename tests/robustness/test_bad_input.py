@@ -1,0 +1,237 @@
+"""Groups that are gone, several threads, forks, odd arguments: a clear error, never a crash."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import select
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import _C, ReducerDDP
+from ddpx.testing import RankPool
+
+BACKENDS = ["gloo", "shm"]
+
+
+@pytest.fixture(params=BACKENDS)
+def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    """New ranks for each test, which may leave them in any state."""
+    with RankPool(2, request.param) as ranks:
+        yield ranks
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def _step(model: nn.Module) -> None:
+    model(torch.ones(3, 8) * (dist.get_rank() + 1)).square().mean().backward()
+
+
+def _error_of(action: Callable[[], Any]) -> str:
+    """The text of what ``action`` raises; empty if nothing."""
+    try:
+        action()
+    except Exception as error:
+        assert not isinstance(error, (AttributeError, AssertionError, SystemError)), error
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# ---- groups that are gone ----------------------------------------------------------------------
+
+
+def _wrap_in_destroyed_group() -> str:
+    group = dist.new_group([0, 1])
+    dist.destroy_process_group(group)
+    return _error_of(lambda: ReducerDDP(_model(), process_group=group))
+
+
+def test_construction_with_a_destroyed_group(pool: RankPool) -> None:
+    for text in pool.run(_wrap_in_destroyed_group, timeout=30):
+        assert "ValueError: process_group was destroyed" in text
+        assert "new_group(...)" in text
+
+
+def _train_after_destroying(own_group: bool) -> tuple[str, str]:
+    """What a backward, and then another step, say that need a group that is gone."""
+    group = dist.new_group([0, 1]) if own_group else None
+    model = ReducerDDP(_model(), process_group=group)
+    for _ in range(3):
+        _step(model)
+    loss = model(torch.ones(3, 8)).sum()
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return _error_of(loss.backward), _error_of(lambda: model(torch.ones(3, 8)).sum().backward())
+
+
+@pytest.mark.parametrize("own_group", [True, False], ids=["own group", "default group"])
+def test_training_after_destroying_the_group(pool: RankPool, own_group: bool) -> None:
+    """Backends differ: some go on until the last reference is gone."""
+    for texts in pool.run(_train_after_destroying, own_group, timeout=30):
+        for text in texts:
+            assert re.search(r"^$|\[ddpx rank \d.*(destroyed|closed)", text, re.DOTALL), text
+
+
+# ---- several threads ---------------------------------------------------------------------------
+
+# What a thread may hear whose step got in the way of another's.
+CLASHES = (
+    "got another gradient after its gradient had been packed",
+    "while a backward runs",
+    "got no gradient in this backward",
+)
+
+
+def _train_from_threads(num_threads: int, num_steps: int, options: dict[str, Any]) -> list[str]:
+    """All at once through one wrapper, which communicates though it is alone."""
+    os.environ["DDPX_FORCE_COMM"] = "1"
+    model = ReducerDDP(_model(), bucket_cap_mb=0.0005, **options)
+    errors: list[str] = []
+
+    def train() -> None:
+        for _ in range(num_steps):
+            text = _error_of(lambda: _step(model))
+            if text:
+                errors.append(text)
+
+    threads = [threading.Thread(target=train) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Afterwards one thread alone gets the mean.
+    model.reducer.reset()
+    model.zero_grad()
+    _step(model)
+    plain = [param.grad.clone() for param in model.parameters()]
+    model.zero_grad()
+    _step(model.module)
+    for param, grad in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(param.grad, grad)
+    return errors
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str
+)
+def test_one_wrapper_in_several_threads(backend: str, options: dict[str, Any]) -> None:
+    with RankPool(1, backend) as alone:
+        (errors,) = alone.run(_train_from_threads, 4, 100, options, timeout=60)
+    unclear = [text for text in errors if not any(clash in text for clash in CLASHES)]
+    assert not unclear, "\n".join(sorted(set(unclear)))
+
+
+# ---- fork --------------------------------------------------------------------------------------
+
+
+def _forward_in_forked_child() -> tuple[str, int]:
+    """What forward says in the child, and how that ended; the parent trains on."""
+    model = ReducerDDP(_model())
+    for _ in range(3):
+        _step(model)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = _error_of(lambda: _step(model))
+        except BaseException:
+            text = traceback.format_exc()
+        os.write(theirs, text.encode())
+        os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        readable = _readable(pipe.fileno(), 15.0)
+        text = pipe.read().decode() if readable else "nothing was said for 15 s"
+    if not readable:
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    dist.barrier()
+    _step(model)
+    return text, status
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    return bool(select.select([fd], [], [], timeout_s)[0])
+
+
+def test_a_forked_child_is_no_rank(pool: RankPool) -> None:
+    for text, status in pool.run(_forward_in_forked_child, timeout=60):
+        assert "forked off" in text
+        assert status == 0
+
+
+# ---- the monitor -------------------------------------------------------------------------------
+
+
+def _odd_calls_of_the_monitor() -> None:
+    monitor = _C.monitor_of(dist.group.WORLD)
+    assert monitor is not None
+    peer = 1 - dist.get_rank()
+    for rank in (-1, 2, 10**6, -(2**31), dist.get_rank()):
+        _error_of(lambda rank=rank: monitor.stack_of(rank, timedelta(seconds=0.05)))
+    for wrong in (None, "1", 2**40, 1.5, []):
+        assert "incompatible function arguments" in _error_of(
+            lambda wrong=wrong: monitor.stack_of(wrong, timedelta(0))
+        )
+    for timeout in (timedelta(0), timedelta(seconds=-1), -timedelta(days=10_000)):
+        _error_of(lambda timeout=timeout: monitor.stack_of(peer, timeout))
+    for text in ("", "\0", "x" * 100_000, "\N{GRINNING FACE}" * 3000):
+        monitor.write_note(text)
+    dist.barrier()
+    assert len(monitor.ranks()) == 2
+    for doing in (*_C.Doing.__members__.values(), _C.Doing(77)):
+        monitor.note(doing)
+        monitor.ranks()
+    monitor.note(_C.Doing.OUTSIDE)
+    model = ReducerDDP(_model())
+    _step(model)
+
+
+def test_odd_calls_of_the_monitor(pool: RankPool) -> None:
+    """It needs a peer, so that the fuzz of the bindings has none."""
+    pool.run(_odd_calls_of_the_monitor, timeout=60)
+
+
+# ---- arguments ---------------------------------------------------------------------------------
+
+# Of the wrong type for every argument but those that take anything of the kind.
+WRONG = [object(), "text", b"x", 1j, {}, torch.ones(2), int, lambda: None]
+
+
+def _wrong_arguments() -> list[str]:
+    """What is amiss, as sentences."""
+    names = list(inspect.signature(ReducerDDP.__init__).parameters)[1:]
+    amiss = []
+    for name in names:
+        for value in WRONG:
+            given = {name: value} if name == "module" else {"module": _model(), name: value}
+            what = f"{name}={value!r}"
+            try:
+                ReducerDDP(**given)
+            except (TypeError, ValueError, RuntimeError) as error:
+                if name not in str(error) and not isinstance(error, TypeError):
+                    amiss.append(f"{what}: {type(error).__name__} does not name it: {error}")
+            except Exception as error:
+                amiss.append(f"{what}: {type(error).__name__}: {error}")
+            else:
+                amiss.append(f"{what} was taken")
+    return amiss
+
+
+def test_wrong_types_are_named() -> None:
+    with RankPool(1) as alone:
+        (amiss,) = alone.run(_wrong_arguments)
+    assert not amiss, "\n".join(amiss)
