@@ -20,6 +20,7 @@ from typing import Protocol
 import all_reduce
 import find_unused
 import growth
+import health
 import machine
 import memory
 import overlap
@@ -54,6 +55,7 @@ PARTS: tuple[Part, ...] = (
     growth,
     tax,
     recording,
+    health,
 )
 
 

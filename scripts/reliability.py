@@ -1,0 +1,234 @@
+"""Lets ranks fail under ddpx and under torch's DDP, and writes what users see: docs/reliability.md.
+
+make reliability
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP, __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
+
+from fault_cases import Case, Report, train  # type: ignore[import-not-found]  # noqa: E402
+from fault_ranks import Ending, mark, run_ranks, text_of  # type: ignore[import-not-found]  # noqa: E402
+
+BEGIN, END = "<!-- reliability: begin -->", "<!-- reliability: end -->"
+WORLD_SIZE = 3
+GROUP_TIMEOUT_S = 20.0
+_MOST_CHARACTERS = 420
+
+CONTENDERS: dict[str, tuple[str, type[nn.Module]]] = {
+    "ddpx over gloo": ("gloo", ReducerDDP),
+    "ddpx over shm": ("shm", ReducerDDP),
+    "DDP over gloo": ("gloo", DistributedDataParallel),
+}
+# What happens: who, how, where. All with three ranks.
+TROUBLE: dict[str, Case] = {
+    "killed (as by the out-of-memory killer), in backward": Case("kill", "gradient hook"),
+    "killed, while it waits for a bucket": Case("kill", "waiting"),
+    "rank 0 killed, which hosts the store": Case("kill", "bucket in flight", victim=0),
+    "segmentation fault in forward": Case("segfault", "forward"),
+    "`os._exit(3)` between steps": Case("exit", "between steps"),
+    "exception in forward": Case("exception", "forward"),
+    "exception in a communication hook": Case("exception", "communication hook"),
+    "exception before the model is wrapped": Case("exception", "before wrapping"),
+    "3 s late (`DDPX_STALL_WARN_S=0.5`)": Case("stall", "gradient hook"),
+    "3 s late (`DDPX_STALL_RAISE_S=1.5`)": Case("stall, raise", "forward"),
+    "stopped by SIGSTOP (`DDPX_STALL_RAISE_S=1.5`)": Case("stop, raise", "gradient hook"),
+    "killed, on another host": Case("kill", "gradient hook", hosts=2),
+    "rank 0 killed with the store, on another host": Case(
+        "kill", "gradient hook", victim=0, hosts=2
+    ),
+}
+
+
+def _wrong_shape(wrap: type[nn.Module]) -> Report:
+    return _report(lambda: wrap(nn.Linear(4, 4 + (dist.get_rank() == WORLD_SIZE - 1))))
+
+
+def _wrong_order(wrap: type[nn.Module]) -> Report:
+    models = [wrap(nn.Linear(32, 32)) for _ in range(2)]
+    order = models[::-1] if dist.get_rank() == WORLD_SIZE - 1 else models
+    x = torch.full((2, 32), float(dist.get_rank() + 1))
+    return _report(lambda: [model(x).pow(2).sum().backward() for model in order])
+
+
+def _not_finite(wrap: type[nn.Module]) -> Report:
+    model = wrap(nn.Linear(4, 4))
+    if isinstance(model, ReducerDDP):
+        model.check_finite()
+    x = torch.full((2, 4), float("inf") if dist.get_rank() == WORLD_SIZE - 1 else 1.0)
+    return _report(lambda: model(x).sum().backward())
+
+
+MISTAKES: dict[str, Callable[[type[nn.Module]], Report]] = {
+    "one rank's parameter has another shape": _wrong_shape,
+    "one rank runs two backwards the other way round": _wrong_order,
+    "one rank's gradient is not finite (`check_finite()`)": _not_finite,
+}
+
+
+def _report(action: Callable[[], Any]) -> Report:
+    mark("fault")
+    text = ""
+    try:
+        action()
+    except Exception as error:
+        text = text_of(error)
+    return Report("", text, time.monotonic(), (), "", "", "", "", -1, "", None, (), ())
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a user sees on one surviving rank.
+
+    Attributes:
+        text: an error or a warning; empty if none.
+        seconds: from the fault to it; None if there was none.
+    """
+
+    text: str
+    seconds: float | None
+
+
+def _see(endings: list[Ending], victim: int) -> Sight:
+    """On the survivor whose report came last."""
+    fault = endings[victim].marks["fault"]
+    sights = []
+    for rank, ending in enumerate(endings):
+        if rank == victim:
+            continue
+        if not isinstance(ending.value, Report):
+            sights.append(Sight(f"nothing: ended after {ending.exit_code}", None))
+        elif ending.value.text:
+            sights.append(Sight(ending.value.text, ending.value.at_s - fault))
+        else:
+            warnings = [text for event, text in ending.value.logged if event == "stalled"]
+            sights.append(Sight("warning: " + warnings[-1] if warnings else "", None))
+    return max(sights, key=lambda sight: (sight.seconds is not None, sight.seconds or 0.0))
+
+
+def _shortened(text: str) -> str:
+    """Without what says the same every time, and in one line."""
+    text = text.split(" The gradients of this step")[0]
+    text = " ".join(text.split()).replace("|", "\\|").replace(str(ROOT), "...")
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."
+
+
+def _run(name: str, contender: str) -> Sight:
+    backend, wrap = CONTENDERS[contender]
+    if name in MISTAKES:
+        endings = run_ranks(
+            WORLD_SIZE, MISTAKES[name], wrap, backend=backend, timeout_s=GROUP_TIMEOUT_S
+        )
+        return _see(endings, WORLD_SIZE - 1)
+    case = TROUBLE[name]
+    case = Case(**{**vars(case), "world_size": WORLD_SIZE, "transport": backend})
+    endings = run_ranks(
+        WORLD_SIZE,
+        train,
+        case,
+        wrap,
+        backend=backend,
+        identities=case.identities,
+        environment=case.environment,
+        timeout_s=GROUP_TIMEOUT_S,
+    )
+    return _see(endings, case.victim_rank)
+
+
+def _cell(sight: Sight) -> str:
+    if not sight.text:
+        return "nothing; it trains on"
+    return f"`{_shortened(sight.text)}`" if "`" not in sight.text else _shortened(sight.text)
+
+
+def _seconds(sight: Sight) -> str:
+    return "-" if sight.seconds is None else f"{sight.seconds:.1f}"
+
+
+def _cost(path: Path) -> str:
+    """Of the watch, as `make bench` measured it last."""
+    if not path.exists():
+        return "Not measured yet: `python benchmarks/run.py --only health`."
+    record = json.loads(path.read_text())
+    rows = [
+        [
+            transport,
+            f"{cell['ms']['without']['median']:.3g}",
+            f"{cell['ns_per_step']['median']:.0f}",
+            f"{cell['noise_ns_per_step']['median']:.0f}",
+        ]
+        for transport, cell in record["results"]["cells"].items()
+    ]
+    headers = ["transport", "ms a step", "ns for the watch", "ns between two without it"]
+    return (
+        f"`python benchmarks/run.py --only health`, {record['date']}, load {record['load']}, "
+        f"{record['results']['num_params']} parameters:\n\n"
+        + tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "reliability.md")
+    parser.add_argument("--only", help="faults whose names hold this text; nothing is written")
+    arguments = parser.parse_args()
+    names = [n for n in [*TROUBLE, *MISTAKES] if arguments.only is None or arguments.only in n]
+    sections, summary = [], []
+    for name in names:
+        sights = {contender: _run(name, contender) for contender in CONTENDERS}
+        summary.append([name, *(_seconds(sight) for sight in sights.values())])
+        lines = [f"| {c} | {_seconds(s)} | {_cell(s)} |" for c, s in sights.items()]
+        sections.append(
+            f"### {name[0].upper()}{name[1:]}\n\n| | seconds | a survivor sees |\n|-|-:|-|\n"
+            + "\n".join(lines)
+        )
+        print(sections[-1] + "\n", flush=True)
+    if arguments.only is not None:
+        return 0
+    text = "\n\n".join(
+        [
+            f"torch {torch.__version__}, ddpx {__version__}, {WORLD_SIZE} ranks, group timeout "
+            f"{GROUP_TIMEOUT_S:.0f} s (torch's default is 30 minutes). Seconds from the fault to "
+            "the error on the survivor that got it last.",
+            "## In how many seconds\n\n"
+            + tabulate(
+                summary,
+                ["fault", *CONTENDERS],
+                tablefmt="github",
+                colalign=("left", "right", "right", "right"),
+                disable_numparse=True,
+            ),
+            "## What they see",
+            *sections,
+            "## What the watch costs",
+            _cost(ROOT / "benchmarks" / "results" / "health.json"),
+        ]
+    )
+    before, _, rest = arguments.document.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{arguments.document} has no line {BEGIN!r} followed by {END!r}")
+    arguments.document.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

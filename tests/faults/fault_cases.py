@@ -1,0 +1,267 @@
+"""Trainings in which one rank gets into trouble, at a chosen place; and what the others report."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fault_ranks import announce, await_announcement, crash, mark, text_of
+from torch import nn
+
+import ddpx
+from ddpx import ReducerDDP, state_sync
+
+# The step that goes wrong; those before it lay the buckets out.
+STEP = 2
+_LAST_STEP = 5
+STALL_S = 3.0
+CAUSE = "no such sample"
+
+FAULTS = ("kill", "segfault", "exit", "exception", "stall", "stall, raise", "stop, raise")
+PHASES = (
+    "before wrapping",
+    "construction",
+    "forward",
+    "gradient hook",
+    "bucket in flight",
+    "waiting",
+    "communication hook",
+    "between steps",
+)
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "find unused": {"find_unused_parameters": True},
+    "static graph": {"static_graph": True},
+    "views": {"gradient_as_bucket_view": True},
+    "check finite": {},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training, and what goes wrong in it.
+
+    Attributes:
+        victim: the rank in trouble; negative ones count from the end.
+        hosts: 1, or 2: then the second half of the ranks passes for ranks of another host.
+    """
+
+    fault: str
+    phase: str
+    transport: str = "gloo"
+    world_size: int = 2
+    victim: int = -1
+    mode: str = "default"
+    hosts: int = 1
+
+    @property
+    def victim_rank(self) -> int:
+        return self.victim % self.world_size
+
+    @property
+    def identities(self) -> str:
+        half = (self.world_size + 1) // 2
+        return "" if self.hosts == 1 else "A" * half + "B" * (self.world_size - half)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        if "stall" not in self.fault and "stop" not in self.fault:
+            return {}
+        raises = "raise" in self.fault
+        return {"DDPX_STALL_RAISE_S": "1.5"} if raises else {"DDPX_STALL_WARN_S": "0.5"}
+
+    def __str__(self) -> str:
+        return "-".join(str(value).replace(" ", "_") for value in vars(self).values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank that lives has to say.
+
+    Attributes:
+        kind: of the exception; empty if it trained to the end.
+        at_s: when, by time.monotonic().
+        logged: event and message of each record of the logger "ddpx.health".
+    """
+
+    kind: str
+    text: str
+    at_s: float
+    ranks: tuple[int, ...]
+    host: str
+    what: str
+    cause: str
+    last_seen: str
+    step: int
+    phase: str
+    bucket: int | None
+    params: tuple[str, ...]
+    logged: tuple[tuple[str, str], ...]
+
+
+class _Layers(nn.Module):
+    """Three layers and a buffer, with a place for trouble in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.register_buffer("num_calls", torch.zeros(1))
+        self.in_forward: Callable[[], None] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        for layer in self.layers:
+            x = layer(x).relu()
+        if self.in_forward is not None:
+            self.in_forward()
+        return x
+
+
+class _Training:
+    """A rank's training; if it is the victim's, the fault comes when it reaches its place."""
+
+    def __init__(self, case: Case, wrap: Callable[..., nn.Module]) -> None:
+        self.case = case
+        self.wrap = wrap
+        self.is_victim = dist.get_rank() == case.victim_rank
+        self.step = 0
+        self.happened = False
+
+    def come_to(self, phase: str, step: int = STEP) -> None:
+        if self.is_victim and phase == self.case.phase and step == STEP and not self.happened:
+            self.happened = True
+            self.get_into_trouble()
+
+    def get_into_trouble(self) -> None:
+        fault = self.case.fault
+        mark("fault")
+        if fault == "exception":
+            raise ValueError("no such sample")
+        if fault.startswith("stall"):
+            time.sleep(STALL_S)
+            mark("awake")
+        elif fault.startswith("stop"):
+            wake = f"sleep {STALL_S}; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", wake])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            mark("awake")
+        else:
+            crash(fault)
+
+    def run(self) -> None:
+        dist.barrier()  # dying in the middle of init_process_group() is no business of ddpx
+        self.come_to("before wrapping")
+        module = _Layers()
+        model = self._wrapped(module)
+        self._place_trouble(module, model)
+        for self.step in range(_LAST_STEP):
+            self.come_to("between steps", self.step)
+            model(torch.ones(2, 64)).sum().backward()
+
+    def _wrapped(self, module: nn.Module) -> nn.Module:
+        broadcast = state_sync.broadcast
+
+        def broadcast_late(*args: Any) -> None:
+            self.come_to("construction")
+            broadcast(*args)
+
+        state_sync.broadcast = broadcast_late
+        model = self.wrap(module, bucket_cap_mb=0.02, **MODES[self.case.mode])
+        if self.case.mode == "check finite":
+            model.check_finite()
+        return model
+
+    def _place_trouble(self, module: _Layers, model: nn.Module) -> None:
+        module.in_forward = lambda: self.come_to("forward", self.step)
+        first, last = module.layers[0].weight, module.layers[-1].weight
+        last.register_hook(lambda grad: self.come_to("gradient hook", self.step))
+        # The buckets of the later layers have left when the first one's gradient comes.
+        first.register_hook(lambda grad: self.come_to("bucket in flight", self.step))
+        if self.case.phase == "waiting":
+            first.register_hook(lambda grad: self._wait_or_be_late())
+        if self.case.phase == "communication hook":
+            # Not annotated: DDP evaluates annotations, and refuses those that are strings.
+            model.register_comm_hook(None, lambda state, bucket: self._hook(bucket))
+
+    def _wait_or_be_late(self) -> None:
+        """The victim waits for a late rank, until its trouble comes by another thread."""
+        if self.step != STEP:
+            return
+        if self.is_victim:
+            threading.Timer(0.3, self._trouble_while_waiting).start()
+        elif dist.get_rank() == (self.case.victim_rank + 1) % self.case.world_size:
+            await_announcement("trouble")
+            time.sleep(0.3)
+
+    def _trouble_while_waiting(self) -> None:
+        announce("trouble")
+        self.get_into_trouble()
+
+    def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.index() == 1:
+            self.come_to("communication hook", self.step)
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size())
+
+
+class _Collected(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append((getattr(record, "event", ""), record.getMessage()))
+
+
+def train(case: Case, wrap: Callable[..., nn.Module] = ReducerDDP) -> Report:
+    """Runs on every rank, with ddpx or, for comparison, with torch's DDP as ``wrap``."""
+    collected = _Collected()
+    logger = logging.getLogger("ddpx.health")
+    logger.addHandler(collected)
+    logger.setLevel(logging.INFO)
+    training = _Training(case, wrap)
+    error: BaseException | None = None
+    try:
+        training.run()
+    except Exception as raised:
+        if training.is_victim and "no such sample" in str(raised):
+            raise
+        error = raised
+    at_s = time.monotonic()
+    time.sleep(0.3)  # the log has a thread of its own
+    return _report(error, at_s, tuple(collected.records))
+
+
+def _report(
+    error: BaseException | None, at_s: float, logged: tuple[tuple[str, str], ...]
+) -> Report:
+    text = "" if error is None else text_of(error)
+    if not isinstance(error, ddpx.RankFailure):
+        kind = "" if error is None else type(error).__name__
+        return Report(kind, text, at_s, (), "", "", "", "", -1, "", None, (), logged)
+    first = error.casualties[0]
+    return Report(
+        type(error).__name__,
+        text,
+        at_s,
+        error.ranks,
+        error.host,
+        first.what,
+        error.cause,
+        first.last_seen,
+        error.step,
+        error.phase,
+        error.bucket,
+        error.params,
+        logged,
+    )

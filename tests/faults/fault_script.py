@@ -1,0 +1,55 @@
+"""A training as users write it, for torchrun and for plain processes; one rank ends it its way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import ReducerDDP
+
+
+def main() -> None:
+    fault, victim, transport = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(transport, timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    model = ReducerDDP(nn.Linear(64, 64))
+    for step in range(4):
+        if step == 2 and rank == victim:
+            print(f"FAULT {time.monotonic()}", file=sys.stderr, flush=True)
+            if fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif fault == "exception":
+                raise ValueError("no such sample")
+            elif fault == "system exit":
+                sys.exit(5)
+            elif fault == "interrupt":
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                time.sleep(30)
+            elif fault == "thread":
+                # An exception in a thread of the script's is printed, and ends nothing.
+                thread = threading.Thread(target=lambda: [][0])
+                thread.start()
+                thread.join()
+        if fault == "leave early" and step == 2 and rank == victim:
+            break
+        model(torch.ones(2, 64)).sum().backward()
+    dist.destroy_process_group()
+    print(f"rank {rank} done", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        print(f"END {os.environ['RANK']} {time.monotonic()}", file=sys.stderr, flush=True)
+        raise

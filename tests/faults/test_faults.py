@@ -1,0 +1,147 @@
+"""One rank gets into trouble, anywhere: every survivor says who, what and where, in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fault_cases import CAUSE, FAULTS, MODES, PHASES, STEP, Case, Report, train
+from fault_ranks import Ending, run_ranks
+from pairwise import all_rows, cover_pairs
+
+DEADLINE_S = 5.0
+SEED = 6
+VALUES: dict[str, Any] = {
+    "fault": FAULTS,
+    "phase": PHASES,
+    "transport": ("gloo", "shm"),
+    "world_size": (2, 3, 4),
+    "victim": (0, -1),
+    "mode": tuple(MODES),
+}
+EXIT_CODES = {"kill": -9, "segfault": -11, "exit": 3, "exception": 1}
+ENDINGS = {
+    "kill": "was killed by SIGKILL",
+    "segfault": "was killed by SIGSEGV",
+    "exit": "ended with exit code 3",
+    "exception": "raised an exception that ended its script",
+}
+
+
+def _valid(row: dict[str, Any]) -> bool:
+    # Only another thread, or the kernel, can end a rank that waits. Its exceptions are no end, and
+    # if one thread sleeps the others go on.
+    own_thread = row["fault"] in ("exception", "stall", "stall, raise")
+    if row["phase"] == "waiting":
+        return not own_thread and row["world_size"] > 2
+    # Within a construction no user code runs, and ranks cannot be told from each other.
+    return not (row["phase"] == "construction" and row["fault"].startswith(("stall", "stop")))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--full")
+        rows = all_rows(VALUES, _valid)
+        if not full:
+            rows = [rows[index] for index in cover_pairs(rows, SEED)]
+        metafunc.parametrize("case", [Case(**row) for row in rows], ids=str)
+
+
+def run(case: Case) -> list[Ending]:
+    return run_ranks(
+        case.world_size,
+        train,
+        case,
+        backend=case.transport,
+        identities=case.identities,
+        environment=case.environment,
+    )
+
+
+def check(case: Case, endings: list[Ending]) -> None:
+    victim = case.victim_rank
+    for rank, ending in enumerate(endings):
+        if rank == victim and case.fault in EXIT_CODES:
+            assert ending.exit_code == EXIT_CODES[case.fault], endings[victim]
+            continue
+        assert isinstance(ending.value, Report), (rank, ending)
+        assert ending.exit_code == 0, (rank, ending)
+        if case.fault in EXIT_CODES:
+            _check_survivor(case, rank, ending.value, endings[victim].marks["fault"])
+        elif case.fault == "stall":
+            _check_patient(case, rank, ending.value)
+        else:
+            since = endings[victim].marks["awake" if rank == victim else "fault"]
+            _check_impatient(case, rank, ending.value, since)
+
+
+def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> None:
+    where = (rank, report)
+    assert report.kind == "RankFailure", where
+    assert report.text.startswith(f"ddpx.RankFailure: [ddpx rank {rank}, step "), where
+    assert f" rank {case.victim_rank} (host " in report.text, where
+    assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, where)
+    if case.phase in ("before wrapping", "construction"):  # ranks may not have met yet
+        assert case.victim_rank in report.ranks, where
+    else:
+        assert report.ranks == (case.victim_rank,), where
+    if report.what == "died before it wrapped its model, or never did":
+        assert case.phase in ("before wrapping", "construction"), where
+        return
+    assert report.host, where
+    if case.hosts == 1:
+        assert report.what in (ENDINGS[case.fault], "died"), where
+        assert _doing(case) in report.last_seen, where
+    if case.fault == "exception":
+        assert CAUSE in report.cause and "Error: " in report.cause, where
+    if report.phase == "waiting for buckets":
+        assert report.bucket is not None and report.params, where
+        assert f"This rank was waiting for bucket {report.bucket} ('" in report.text, where
+        assert report.params[0] in report.text, where
+
+
+def _doing(case: Case) -> str:
+    """What the victim was last seen doing."""
+    return {
+        "before wrapping": "construction",
+        "construction": "construction of the wrapper",
+        "forward": f"step {STEP}, phase forward",
+        "gradient hook": f"step {STEP}, phase backward",
+        "bucket in flight": f"step {STEP}, phase backward",
+        "waiting": f"step {STEP}, phase waiting for buckets, bucket ",
+        "communication hook": f"step {STEP}, phase communication hook, bucket 1 ('layers.",
+        "between steps": "phase between steps",
+    }[case.phase]
+
+
+def _check_patient(case: Case, rank: int, report: Report) -> None:
+    """It warns, and goes on when the late rank has come."""
+    assert report.kind == "", (rank, report)
+    if rank == case.victim_rank:
+        return
+    warnings = [text for event, text in report.logged if event == "stalled"]
+    late = [text for text in warnings if f"missing: rank {case.victim_rank}, " in text]
+    waited_at_construction = case.phase in ("before wrapping", "construction")
+    # Who waits for nobody has nothing to warn of: rank 0 sends its buffers, and goes on.
+    assert late or (case.phase == "before wrapping"), (rank, report)
+    for text in late:
+        assert text.startswith(f"rank {rank} has waited "), text
+        assert waited_at_construction or f"in step {STEP}, phase " in text, text
+    assert not late or ("stall_over" in [event for event, _ in report.logged]), report
+
+
+def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> None:
+    assert report.kind == "RankStalled", (rank, report)
+    if case.phase == "before wrapping":  # without rank 0's store ranks may not meet
+        assert case.victim_rank in report.ranks, (rank, report)
+    else:
+        assert report.ranks == (case.victim_rank,), (rank, report)
+    assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, report)
+    assert f"rank {case.victim_rank} (host " in report.text, report
+    assert " has not come for " in report.text, report
+    assert ("That is this rank" in report.text) == (rank == case.victim_rank), report
+
+
+@pytest.mark.timeout(90)
+def test_every_survivor_says_who_what_where(case: Case) -> None:
+    check(case, run(case))

@@ -1,0 +1,152 @@
+"""Real scripts: what stands on stderr, whoever launched them, when a rank has died."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "fault_script.py"
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 5.0
+_LIMIT_S = 60.0
+WORLD_SIZE = 3
+pytestmark = pytest.mark.timeout(120)
+
+
+def _environment(rank: int, port: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(WORLD_SIZE),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _launch(fault: str, victim: int, transport: str) -> list[subprocess.Popen[str]]:
+    port = _free_port()
+    command = [sys.executable, str(SCRIPT), fault, str(victim), transport]
+    return [
+        subprocess.Popen(
+            command,
+            env=_environment(rank, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD_SIZE)
+    ]
+
+
+def _stderrs(processes: list[subprocess.Popen[str]]) -> list[str]:
+    deadline = time.monotonic() + _LIMIT_S
+    try:
+        return [
+            process.communicate(timeout=max(0.1, deadline - time.monotonic()))[1]
+            for process in processes
+        ]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+
+
+def _time_of(name: str, text: str) -> float:
+    found = re.search(rf"^{name} ([0-9.]+)$", text, re.M)
+    assert found, text
+    return float(found[1])
+
+
+def _check_survivors(errors: list[str], victim: int, what: str) -> None:
+    since = _time_of("FAULT", errors[victim])
+    for rank, text in enumerate(errors):
+        if rank != victim:
+            assert f"ddpx.RankFailure: [ddpx rank {rank}, step 2, " in text, text
+            assert f"rank {victim} (host " in text and what in text, text
+            assert _time_of(f"END {rank}", text) - since < DEADLINE_S
+
+
+@pytest.mark.parametrize(
+    "fault, victim, transport, exit_code, what",
+    [
+        ("kill", 0, "gloo", -9, "was killed by SIGKILL; it was last seen in step 2, phase between"),
+        ("kill", 2, "shm", -9, "was killed by SIGKILL"),
+        ("exception", 1, "gloo", 1, "ended its script (ValueError: no such sample)"),
+        ("exception", 0, "shm", 1, "ended its script (ValueError: no such sample)"),
+        ("interrupt", 2, "gloo", 1, "ended its script (KeyboardInterrupt)"),
+        ("system exit", 1, "shm", 5, "its script ended"),
+        ("leave early", 2, "gloo", 0, "has left"),
+    ],
+)
+def test_survivors_of_plain_processes(
+    fault: str, victim: int, transport: str, exit_code: int, what: str
+) -> None:
+    processes = _launch(fault, victim, transport)
+    errors = _stderrs(processes)
+    assert processes[victim].returncode == exit_code, errors[victim]
+    if fault == "leave early":
+        return _check_left(errors, victim)
+    _check_survivors(errors, victim, what)
+    for rank, process in enumerate(processes):
+        if rank != victim:
+            assert process.returncode == 1, errors[rank]
+
+
+def _check_left(errors: list[str], victim: int) -> None:
+    for rank, text in enumerate(errors):
+        if rank != victim:
+            assert f"rank {victim} (host " in text and "has left" in text, text
+            assert "model.join() for uneven inputs" in text, text
+
+
+def test_an_exception_in_a_thread_ends_nothing() -> None:
+    processes = _launch("thread", 1, "gloo")
+    errors = _stderrs(processes)
+    assert [process.returncode for process in processes] == [0] * WORLD_SIZE, errors
+    assert not any("RankFailure" in text for text in errors), errors
+
+
+@pytest.mark.parametrize("victim, fault", [(1, "kill"), (0, "exception")])
+def test_torchrun_ends_survivors_at_once_and_they_still_report(victim: int, fault: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD_SIZE}"]
+    command += [f"--master-port={_free_port()}", str(SCRIPT), fault, str(victim), "gloo"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    assert done.returncode != 0
+    for rank in range(WORLD_SIZE):
+        if rank != victim:
+            assert f"ddpx.RankFailure: [ddpx rank {rank}, " in done.stderr, done.stderr
+    cause = "was killed by SIGKILL" if fault == "kill" else "(ValueError: no such sample)"
+    assert f"rank {victim} (host " in done.stderr and cause in done.stderr, done.stderr
+
+
+def test_a_survivor_that_gets_sigterm_reports_and_dies_of_it() -> None:
+    processes = _launch("kill", 1, "gloo")
+    processes[1].wait(_LIMIT_S)
+    for rank in (0, 2):
+        processes[rank].send_signal(signal.SIGTERM)
+    errors = _stderrs(processes)
+    for rank in (0, 2):
+        assert f"ddpx.RankFailure: [ddpx rank {rank}, " in errors[rank], errors[rank]
+        assert "rank 1 (host " in errors[rank], errors[rank]
+        assert processes[rank].returncode in (-signal.SIGTERM, 1)

@@ -1,0 +1,147 @@
+// Ranks for tests: several monitors in one process, and a store that may be lost.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "health/monitor.h"
+
+namespace ddpx::health {
+
+// What all boards of a test show.
+struct FakeStore {
+  std::mutex mutex;
+  std::map<std::string, std::string> texts;
+  bool lost = false;
+
+  void lose() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    lost = true;
+  }
+  void put(const std::string& key, const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    texts[key] = text;
+  }
+  bool has(const std::string& key) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return texts.count(key) != 0;
+  }
+};
+
+class FakeBoard final : public Board {
+ public:
+  explicit FakeBoard(std::shared_ptr<FakeStore> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& text) override {
+    const auto lock = open();
+    store_->texts[key] = text;
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    const auto lock = open();
+    const auto found = store_->texts.find(key);
+    return found == store_->texts.end() ? std::nullopt : std::make_optional(found->second);
+  }
+  std::string set_first(const std::string& key, const std::string& text) override {
+    const auto lock = open();
+    return store_->texts.try_emplace(key, text).first->second;
+  }
+
+ private:
+  std::unique_lock<std::mutex> open() {
+    std::unique_lock<std::mutex> lock(store_->mutex);
+    if (store_->lost) {
+      throw std::runtime_error("the store is gone");
+    }
+    return lock;
+  }
+
+  std::shared_ptr<FakeStore> store_;
+};
+
+template <class Condition>
+bool eventually(const Condition& condition, int seconds = 10) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  while (std::chrono::steady_clock::now() < deadline) {
+    if (condition()) {
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// A group whose ranks live in this process. Ranks with different letters are on different hosts.
+class Ranks {
+ public:
+  explicit Ranks(const std::string& hosts) {
+    const auto size = static_cast<int>(hosts.size());
+    for (int rank = 0; rank < size; ++rank) {
+      gone_.push_back(std::make_shared<std::atomic<bool>>(false));
+      aborts_.push_back(std::make_shared<std::atomic<int>>(0));
+      Monitor::Group group;
+      group.rank = rank;
+      group.world_size = size;
+      group.identity = std::string(1, hosts[static_cast<std::size_t>(rank)]);
+      group.gone = [gone = gone_.back()] { return gone->load(); };
+      group.abort = [aborts = aborts_.back()] { ++*aborts; };
+      group.sequence = [] { return uint64_t{0}; };
+      monitors_.push_back(Monitor::create(group, std::make_unique<FakeBoard>(store)));
+    }
+    const auto all_met = [this] {
+      for (std::size_t rank = 0; rank < monitors_.size(); ++rank) {
+        const auto peers = monitors_[rank]->roster().peers();
+        for (std::size_t other = 0; other < peers.size(); ++other) {
+          if (other != rank && !peers[other]) {
+            return false;
+          }
+        }
+      }
+      return true;
+    };
+    EXPECT_TRUE(eventually(all_met));
+  }
+  ~Ranks() {
+    for (const auto& gone : gone_) {
+      *gone = true;
+    }
+  }
+
+  Monitor& operator[](std::size_t rank) {
+    return *monitors_[rank];
+  }
+  int num_aborts(std::size_t rank) const {
+    return *aborts_[rank];
+  }
+
+  const std::shared_ptr<FakeStore> store = std::make_shared<FakeStore>();
+
+ private:
+  std::vector<std::shared_ptr<Monitor>> monitors_;
+  std::vector<std::shared_ptr<std::atomic<bool>>> gone_;
+  std::vector<std::shared_ptr<std::atomic<int>>> aborts_;
+};
+
+}  // namespace ddpx::health

@@ -1,0 +1,142 @@
+// Monitors of several ranks, with the sentry and couriers at work.
+#include "health/monitor.h"
+
+#include <gtest/gtest.h>
+
+#include "lookout.h"
+
+namespace ddpx::health {
+namespace {
+
+TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
+  Ranks ranks("AAA");
+  ranks[1].fail("ValueError: no");
+  for (const std::size_t rank : {0, 2}) {
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }));
+    EXPECT_TRUE(eventually([&] { return ranks.num_aborts(rank) == 1; }));
+    const auto text = error_of([&] { ranks[rank].raise_if_failed(); });
+    EXPECT_TRUE(contains(text, "rank 1 (host ")) << text;
+    EXPECT_TRUE(contains(text, "(ValueError: no)")) << text;
+  }
+}
+
+TEST(MonitorTest, AnExceptionReachesRanksOfOtherMachines) {
+  Ranks ranks("AB");
+  ranks[1].fail("ValueError: no");
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }, 3));
+  EXPECT_EQ(ranks[0].report()->failure.casualties.front().cause, "ValueError: no");
+}
+
+TEST(MonitorTest, WhatOneMachineFindsAllHear) {
+  Ranks ranks("AABB");
+  ranks[1].fail("ValueError: no");
+  for (const std::size_t rank : {0, 2, 3}) {
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 3)) << rank;
+    EXPECT_EQ(ranks[rank].report()->failure.casualties.front().rank, 1);
+  }
+}
+
+TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
+  Ranks ranks("AB");
+  ranks.store->lose();
+  const auto text = error_of([&] { ranks[1].explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
+  EXPECT_TRUE(contains(text, "the store is gone")) << text;
+}
+
+TEST(MonitorTest, ALostStoreDoesNotMatterOnOneMachine) {
+  Ranks ranks("AA");
+  ranks.store->lose();
+  EXPECT_EQ(error_of([&] { ranks[1].explain_error("broken"); }), "no error");
+  EXPECT_FALSE(ranks[0].failed());
+}
+
+TEST(MonitorTest, WhatOneRankOfAMachineFindsTheOthersTakeOver) {
+  Ranks ranks("ABB");
+  ranks.store->lose();
+  error_of([&] { ranks[1].explain_error("broken"); });
+  ASSERT_TRUE(ranks[1].failed());
+  EXPECT_TRUE(eventually([&] { return ranks[2].failed(); }, 2));
+}
+
+TEST(MonitorTest, RubbishOnTheBoardIsNoFailure) {
+  Ranks ranks("AB");
+  ranks.store->put("ddpx/health/failure", "x:y");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  EXPECT_FALSE(ranks[0].failed());
+  ASSERT_TRUE(ranks.store->has("ddpx/health/beat/0"));
+}
+
+TEST(MonitorTest, TheStackOfAPeer) {
+  Ranks ranks("AA");
+  std::thread asked([&] {
+    auto& journal = Journal::instance();
+    while (const auto record = journal.next()) {
+      if (record->event == "stack_wanted" && record->token == ranks[1].token()) {
+        ranks[1].answer_stack_request("the stack");
+        return;
+      }
+    }
+  });
+  const auto stack = ranks[0].stack_of(1, std::chrono::milliseconds(5000));
+  Journal::instance().close();
+  asked.join();
+  Journal::instance().open();
+  ASSERT_TRUE(stack);
+  EXPECT_EQ(*stack, "the stack");
+  EXPECT_FALSE(ranks[0].stack_of(1, std::chrono::milliseconds(50)));
+}
+
+TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
+  auto& patience = Patience::instance();
+  patience.raise_ns = 300'000'000;
+  Ranks ranks("AA");
+  const Trail ours{0, 3, 1, 0, 0, 0};
+  ranks[1].page().note(Doing::kForward, Trail{0, 3, 0, 0, 0, 0}, 0);
+  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  patience.raise_ns = 0;
+  ASSERT_TRUE(ranks[0].failed());
+  EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kStalled);
+  // The late one learns that nobody waits any more.
+  ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }));
+  const auto text = error_of([&] { ranks[1].raise_if_failed(); });
+  EXPECT_TRUE(contains(text, "That is this rank")) << text;
+}
+
+TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
+  Ranks ranks("AA");
+  ranks[1].page().note(Doing::kOutside, Trail{0, 4, 0, 0, 0, 0}, 0);
+  ranks[1].leave();
+  ranks[0].page().note(Doing::kWaiting, Trail{0, 3, 1, 0, 0, 0}, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(900));
+  EXPECT_FALSE(ranks[0].failed());
+  ranks[0].page().note(Doing::kWaiting, Trail{0, 5, 1, 0, 0, 0}, 0);
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kLeft);
+}
+
+TEST(MonitorTest, ManyThreadsLookAtOnce) {
+  Ranks ranks("AAB");
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&ranks, rank] {
+      for (uint32_t step = 0; step < 500; ++step) {
+        ranks[rank].page().note(Doing::kWaiting, Trail{0, step, 1, 0, 0, 0}, 0);
+        ranks[rank].page().publish(Trail{0, step, 1, 7, 0, 0});
+        EXPECT_FALSE(ranks[rank].roster().mismatch(Trail{0, step, 1, 7, 0, 0}));
+        ranks[rank].report();
+      }
+      if (rank == 1) {
+        ranks[rank].fail("ValueError: no");
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed() && ranks[2].failed(); }));
+}
+
+}  // namespace
+}  // namespace ddpx::health

@@ -1,0 +1,229 @@
+// Who is gone, who is late: of processes of this machine.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <string>
+
+#include "health/roster.h"
+#include "lookout.h"
+
+namespace ddpx::health {
+namespace {
+
+// Another process as rank 1, that does nothing until it is ended. Its page is shared with us.
+class Child {
+ public:
+  Child() : page_(new_token()) {
+    pid_ = fork();
+    if (pid_ == 0) {
+      while (true) {
+        pause();
+      }
+    }
+  }
+  ~Child() {
+    end(SIGKILL);
+    reap();
+  }
+
+  OwnPage& page() {
+    return page_;
+  }
+  pid_t pid() const {
+    return pid_;
+  }
+  void end(int signal) {
+    if (!reaped_) {
+      kill(pid_, signal);
+    }
+  }
+  void reap() {
+    if (!reaped_) {
+      waitpid(pid_, nullptr, 0);
+      reaped_ = true;
+    }
+  }
+  void await_end(bool leave_it_dead) {
+    siginfo_t info{};
+    waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | (leave_it_dead ? WNOWAIT : 0));
+    reaped_ = !leave_it_dead;
+  }
+
+  Introduction introduction() const {
+    Introduction introduction = Introduction::own("", page_.fd(), token());
+    // The start time is a field of the file that only this pid has.
+    introduction.process.pid = pid_;
+    introduction.process.start_time = start_time();
+    return introduction;
+  }
+
+ private:
+  uint64_t token() const {
+    return page_.view().layout().token.load();
+  }
+  uint64_t start_time() const {
+    const auto command = "cut -d' ' -f22 /proc/" + std::to_string(pid_) + "/stat";
+    FILE* out = popen(command.c_str(), "r");
+    unsigned long long value = 0;
+    EXPECT_EQ(fscanf(out, "%llu", &value), 1);
+    pclose(out);
+    return value;
+  }
+
+  OwnPage page_;
+  pid_t pid_ = 0;
+  bool reaped_ = false;
+};
+
+class RosterTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(roster.meet(1, child.introduction(), this_process()));
+    ASSERT_NE(roster.peer(1)->page(), nullptr);
+  }
+  std::string what() const {
+    const auto failure = roster.find_dead(false);
+    return failure ? failure->casualties.front().what : "nothing";
+  }
+
+  Child child;
+  Roster roster{0, 2};
+};
+
+TEST_F(RosterTest, TheLivingAreNotMissed) {
+  EXPECT_FALSE(roster.find_dead(true));
+  EXPECT_FALSE(roster.find_unknown());
+  EXPECT_TRUE(roster.far_ranks().empty());
+}
+
+TEST_F(RosterTest, WhoWasKilledIsNamedWithWhatItDidLast) {
+  child.page().note(Doing::kHook, Trail{0, 3, 1, 0, 0, 0}, 1);
+  roster.names().set(0, {{"a"}, {"b"}});
+  child.end(SIGKILL);
+  child.await_end(true);
+  const auto failure = roster.find_dead(false);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, FailureKind::kDead);
+  EXPECT_EQ(failure->casualties.front().rank, 1);
+  EXPECT_EQ(failure->casualties.front().pid, child.pid());
+  EXPECT_EQ(what(), "was killed by SIGKILL");
+  EXPECT_EQ(
+      failure->casualties.front().last_seen, "step 3, phase communication hook, bucket 1 ('b')");
+}
+
+TEST_F(RosterTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
+  child.end(SIGTERM);
+  child.await_end(false);
+  const auto found = what();
+  EXPECT_TRUE(found == "was killed by SIGTERM" || found == "died") << found;
+}
+
+TEST_F(RosterTest, AFailingRankIsDeadThoughItsProcessLives) {
+  child.page().fail("ValueError: no", std::nullopt);
+  EXPECT_EQ(what(), "raised an exception that ended its script");
+  EXPECT_EQ(roster.find_dead(false)->casualties.front().cause, "ValueError: no");
+}
+
+TEST_F(RosterTest, WhoFailsBecauseOfAnotherIsNoReasonUntilItIsGone) {
+  child.page().fail("ddpx.RankFailure: it lost rank 2", 2);
+  EXPECT_FALSE(roster.find_dead(true));
+  child.end(SIGKILL);
+  child.await_end(true);
+  EXPECT_TRUE(roster.find_dead(false));
+}
+
+TEST_F(RosterTest, WhatAPeerHasDeclaredIsTakenOver) {
+  EXPECT_FALSE(roster.find_declared());
+  const Failure failure{
+      FailureKind::kStalled, {{0, "here", 1, "has not come for 3 s", "", ""}}, {}};
+  child.page().view().layout().failure.write(failure.to_text());
+  ASSERT_TRUE(roster.find_declared());
+  EXPECT_EQ(roster.find_declared()->describe(), failure.describe());
+}
+
+TEST_F(RosterTest, LeavingIsNoDeathUnlessAsked) {
+  child.page().leave();
+  EXPECT_FALSE(roster.find_dead(false));
+  const auto failure = roster.find_dead(true);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, FailureKind::kLeft);
+}
+
+TEST_F(RosterTest, WhoIsBehindIsMissing) {
+  const auto missing = [&](Doing doing, uint32_t step, uint16_t num_launched, uint16_t bucket = 0) {
+    const Trail ours{0, step, num_launched, 0, 0, 0};
+    return !roster.missing({doing, 0, bucket, step, 0}, ours.progress(doing)).empty();
+  };
+  child.page().note(Doing::kBackward, Trail{0, 3, 1, 0, 0, 0}, 0);
+  EXPECT_TRUE(missing(Doing::kWaiting, 3, 2, 1));
+  EXPECT_FALSE(missing(Doing::kWaiting, 3, 2, 0));  // it has launched that one
+  EXPECT_TRUE(missing(Doing::kAgreeing, 3, 1));
+  EXPECT_TRUE(missing(Doing::kBuffers, 4, 0));
+  EXPECT_FALSE(missing(Doing::kBuffers, 3, 0));
+}
+
+TEST_F(RosterTest, WhoTrainsIsThroughWithTheConstruction) {
+  const Trail making{kNoModel, 1, 0, 0, 0, 0};
+  const auto missing = [&](const Trail& ours, Doing doing) {
+    return roster.missing({doing, ours.model, 0, ours.step, 0}, ours.progress(doing)).size();
+  };
+  child.page().note(Doing::kBuffers, Trail{0, 0, 0, 0, 0, 0}, 0);
+  EXPECT_EQ(missing(making, Doing::kConstruction), 0u);
+  EXPECT_EQ(missing(Trail{kNoModel, 2, 0, 0, 0, 0}, Doing::kConstruction), 1u);
+  child.page().note(Doing::kConstruction, making, 0);
+  EXPECT_EQ(missing(Trail{0, 0, 0, 0, 0, 0}, Doing::kBuffers), 1u);
+  EXPECT_EQ(missing(making, Doing::kConstruction), 0u);
+}
+
+TEST_F(RosterTest, ABucketInAHookIsNotOnItsWay) {
+  child.page().note(Doing::kHook, Trail{0, 3, 2, 0, 0, 0}, 1);
+  const Trail ours{0, 3, 2, 0, 0, 0};
+  const auto missing = [&](uint16_t bucket) {
+    return roster.missing({Doing::kWaiting, 0, bucket, 3, 0}, ours.progress(Doing::kWaiting));
+  };
+  EXPECT_EQ(missing(1), std::vector<int>{1});
+  EXPECT_TRUE(missing(0).empty());
+}
+
+TEST_F(RosterTest, AStoppedRankIsMissingWhereverItStopped) {
+  child.page().note(Doing::kAgreeing, Trail{0, 9, 9, 0, 0, 0}, 0);
+  child.end(SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return roster.peer(1)->watch()->state() == 'T'; }));
+  EXPECT_EQ(roster.missing({Doing::kWaiting, 0, 0, 3, 0}, {}), std::vector<int>{1});
+  EXPECT_TRUE(contains(roster.describe_missing(1), "stopped by a signal (SIGSTOP)"));
+}
+
+TEST_F(RosterTest, DifferentCallsAreTold) {
+  const Trail ours{0, 3, 2, 77, 0, 0};
+  EXPECT_FALSE(roster.mismatch(ours));
+  child.page().publish(ours);
+  EXPECT_FALSE(roster.mismatch(ours));
+  child.page().publish(Trail{0, 3, 1, 5, 0, 0});  // not there yet
+  EXPECT_FALSE(roster.mismatch(ours));
+  child.page().publish(Trail{0, 3, 2, 5, 0, 0});
+  EXPECT_TRUE(roster.mismatch(ours));
+}
+
+TEST(IntroductionTest, OfAnEarlierLifeIsOfNoUse) {
+  Child child;
+  auto introduction = child.introduction();
+  ++introduction.token;
+  Roster roster(0, 2);
+  EXPECT_FALSE(roster.meet(1, introduction, this_process()));
+  EXPECT_TRUE(roster.find_unknown());
+}
+
+TEST(IntroductionTest, AnotherProcessWithTheNumberOfADeadOneIsNotIt) {
+  Child child;
+  auto introduction = child.introduction();
+  ++introduction.process.start_time;
+  Roster roster(0, 2);
+  ASSERT_TRUE(roster.meet(1, introduction, this_process()));
+  EXPECT_TRUE(roster.find_dead(false));
+}
+
+}  // namespace
+}  // namespace ddpx::health

@@ -1,0 +1,133 @@
+// What ranks write for each other, and for people.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "health/bucket_names.h"
+#include "health/failure.h"
+#include "health/introduction.h"
+#include "health/peer.h"
+
+namespace ddpx::health {
+namespace {
+
+Failure two_lost() {
+  return Failure{
+      FailureKind::kLeft,
+      {{3, "a:b\n7:c", 12, "was killed by SIGKILL", "ValueError: 5:no", "step 1"},
+       {4, "d", 13, "died", "", ""}},
+      {}};
+}
+
+TEST(TextsTest, FailuresOfAnyContentTravel) {
+  const auto found = Failure::from_text(two_lost().to_text());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FailureKind::kLeft);
+  ASSERT_EQ(found->casualties.size(), 2u);
+  EXPECT_EQ(found->describe(), two_lost().describe());
+  EXPECT_EQ(found->casualties[1].rank, 4);
+  EXPECT_EQ(found->casualties[0].cause, "ValueError: 5:no");
+}
+
+TEST(TextsTest, OfACutFailureTheWholeCasualtiesRemain) {
+  const auto text = two_lost().to_text();
+  for (std::size_t length = 0; length < text.size(); ++length) {
+    const auto found = Failure::from_text(text.substr(0, length));
+    if (found) {
+      ASSERT_EQ(found->casualties.size(), 1u);
+      EXPECT_EQ(found->casualties[0].host, "a:b\n7:c");
+    }
+  }
+}
+
+TEST(TextsTest, AMismatchHasNoCasualties) {
+  const Failure failure{FailureKind::kMismatch, {}, "ranks made different calls"};
+  const auto found = Failure::from_text(failure.to_text());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FailureKind::kMismatch);
+  EXPECT_EQ(found->describe(), "ranks made different calls");
+}
+
+TEST(TextsTest, RubbishIsNoFailure) {
+  for (const char* text :
+       {"",
+        ":",
+        "x:",
+        "1:",
+        "99:0",
+        "18446744073709551615:0",
+        "-1:0",
+        "1:x",
+        "1:0",
+        "1:01:x0:0:0:0:0:"}) {
+    EXPECT_FALSE(Failure::from_text(text)) << text;
+  }
+}
+
+TEST(TextsTest, AReportSaysWhoWhatWhere) {
+  RankReport report{two_lost(), 2, 7, Doing::kWaiting, 1, {"a", "b"}, {}};
+  const auto text = report.text();
+  EXPECT_EQ(text.rfind("[ddpx rank 2, step 7, phase waiting for buckets] rank 3 (host ", 0), 0u);
+  EXPECT_NE(
+      text.find("was killed by SIGKILL (ValueError: 5:no); it was last seen in step 1"),
+      std::string::npos);
+  EXPECT_NE(text.find(". And rank 4 (host d, pid 13) died."), std::string::npos);
+  EXPECT_NE(text.find("waiting for bucket 1 ('a', 'b')."), std::string::npos);
+  EXPECT_EQ(text.find("given it up"), std::string::npos);
+  report.rank = 3;
+  EXPECT_NE(report.text().find("given it up"), std::string::npos);
+}
+
+TEST(TextsTest, IntroductionsTravel) {
+  const auto own = Introduction::own("A", 7, 99);
+  const auto found = Introduction::from_text(own.to_text());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->host, own.host);
+  EXPECT_EQ(found->process.machine, own.process.machine);
+  EXPECT_EQ(found->process.pid, own.process.pid);
+  EXPECT_EQ(found->process.start_time, own.process.start_time);
+  EXPECT_EQ(found->page_fd, 7);
+  EXPECT_EQ(found->token, 99u);
+  EXPECT_NE(Introduction::own("B", 7, 99).process.machine, own.process.machine);
+  EXPECT_FALSE(Introduction::from_text("host\nmachine\n12 x"));
+}
+
+TEST(TextsTest, BeatsTravel) {
+  const Peer::Beat beat{5, {Doing::kWaiting, 2, 3, 4, 0}, {2, 4, 4, 9}};
+  const auto found = Peer::Beat::from_text(beat.to_text());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->count, 5u);
+  EXPECT_EQ(found->activity.packed(), beat.activity.packed());
+  EXPECT_EQ(found->progress.packed(), beat.progress.packed());
+  EXPECT_FALSE(Peer::Beat::from_text("1 2"));
+}
+
+TEST(TextsTest, ProgressIsUnpackedAsItWasPacked) {
+  const Progress progress{7, 0x12345678, 5, 0xabcd};
+  const auto found = Progress::unpacked(progress.packed());
+  EXPECT_EQ(found.model, 7);
+  EXPECT_EQ(found.step, 0x12345678u);
+  EXPECT_EQ(found.stage, 5);
+  EXPECT_EQ(found.num_launched, 0xabcd);
+}
+
+TEST(TextsTest, SecondsHaveNoExponent) {
+  EXPECT_EQ(in_seconds(250'000'000), "0.25");
+  EXPECT_EQ(in_seconds(12'340'000'000), "12.3");
+  EXPECT_EQ(in_seconds(123'400'000'000), "123");
+  EXPECT_EQ(in_seconds(12'345'600'000'000), "12345");
+}
+
+TEST(TextsTest, LongListsOfNamesAreCut) {
+  EXPECT_EQ(join_names({"a", "b", "c"}, 2), "'a', 'b' and 1 more");
+  BucketNames names;
+  names.set(1, {{"a"}, {"b", "c"}});
+  EXPECT_EQ(
+      names.describe({Doing::kWaiting, 1, 1, 3, 0}),
+      "step 3, phase waiting for buckets of wrapper 1, bucket 1 ('b', 'c')");
+  EXPECT_EQ(
+      names.describe({Doing::kWaiting, 0, 9, 3, 0}), "step 3, phase waiting for buckets, bucket 9");
+}
+
+}  // namespace
+}  // namespace ddpx::health
