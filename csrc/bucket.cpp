@@ -146,6 +146,9 @@ void Bucket::wait(Collective& collective) {
 }
 
 at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
+  if (!result.defined()) {
+    throw UserError("the hook's result is None, not a tensor");
+  }
   if (sparse_) {
     if (!result.is_sparse() || result.sizes() != buffer_.sizes()) {
       throw UserError("the hook's result is not a sparse tensor of the gradient's size");

@@ -75,7 +75,9 @@ UserError param_arrived_again(const Where& where, const std::string& name, bool 
                      "the first synchronised backward produced fewer gradients for it. "
                      "Drop static_graph=True, or keep the graph the same in every step."
                    : "This happens when one layer lies in several reentrant checkpoints: use "
-                     "checkpoint(..., use_reentrant=False), or pass static_graph=True.";
+                     "checkpoint(..., use_reentrant=False), or pass static_graph=True. It also "
+                     "happens when several threads run backwards through one wrapper at once: let "
+                     "them take turns.";
   return UserError(
       opening(where) + "parameter '" + name +
       "' got another gradient after its gradient had been packed for all-reduce. " + remedy);
@@ -179,6 +181,39 @@ UserError inside_backward(const Where& where, const std::string& call) {
 UserError hooks_in_use(const Where& where) {
   return UserError(
       opening(where) + "hooks cannot be removed while a backward runs. Remove them between steps.");
+}
+
+UserError not_a_trainable_leaf(const std::string& name) {
+  return UserError(
+      "parameter '" + name +
+      "' cannot be averaged: it must be a leaf of autograd's that requires a gradient, such as a "
+      "torch.nn.Parameter.");
+}
+
+UserError no_such_param(std::size_t param_index, std::size_t num_params) {
+  return UserError(
+      "there is no parameter " + std::to_string(param_index) + ": the reducer has " +
+      std::to_string(num_params) + ", counted from 0.");
+}
+
+UserError not_positive(const std::string& what, int64_t value) {
+  return UserError(what + " must be 1 or more, but is " + std::to_string(value) + ".");
+}
+
+UserError bad_sparse_rows(const std::string& name, const std::string& rows) {
+  return UserError(
+      "the rows of parameter '" + name +
+      "' must be int64, in one dimension and on its device, but are " + rows + ".");
+}
+
+UserError bad_patience(double seconds) {
+  return UserError(std::to_string(seconds) + " seconds is no time to wait: pass 0 to 1e9.");
+}
+
+UserError too_many_events(std::size_t capacity, std::size_t most) {
+  return UserError(
+      "a recording holds at most " + std::to_string(most) + " events, but " +
+      std::to_string(capacity) + " were asked for.");
 }
 
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names) {

@@ -84,6 +84,14 @@ UserError inside_backward(const Where& where, const std::string& call);
 // remove_hooks() was called while autograd may be walking the hooks.
 UserError hooks_in_use(const Where& where);
 
+// Arguments that make no sense, from callers that go past the Python wrapper, which checks its own.
+UserError not_a_trainable_leaf(const std::string& name);
+UserError no_such_param(std::size_t param_index, std::size_t num_params);
+UserError not_positive(const std::string& what, int64_t value);
+UserError bad_sparse_rows(const std::string& name, const std::string& rows);
+UserError bad_patience(double seconds);
+UserError too_many_events(std::size_t capacity, std::size_t most);
+
 // The last backward never came to its end, though nothing runs any more.
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);
 

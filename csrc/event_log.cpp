@@ -2,10 +2,17 @@
 
 #include <chrono>
 
+#include "errors.h"
+
 namespace ddpx {
 namespace {
 
+constexpr std::size_t kMostEvents = std::size_t{1} << 24;  // half a GiB of them
+
 std::size_t power_of_two_from(std::size_t least) {
+  if (least > kMostEvents) {
+    throw errors::too_many_events(least, kMostEvents);
+  }
   std::size_t power = 1;
   while (power < least) {
     power *= 2;

@@ -43,7 +43,7 @@ int64_t steady_now();
 // Any thread adds, without a lock and without waiting; the newest events overwrite the oldest.
 class EventLog {
  public:
-  // For at least as many events.
+  // For at least as many events. UserError if they would take all too much memory.
   explicit EventLog(std::size_t capacity);
 
   void add(EventKind kind, uint32_t step, std::size_t index) {

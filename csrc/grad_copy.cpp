@@ -38,9 +38,13 @@ at::Tensor divide_sparse(const at::Tensor& grad, int divisor) {
 }
 
 at::Tensor empty_sparse_grad(const at::Tensor& param) {
-  std::vector<int64_t> value_sizes(param.sizes().begin(), param.sizes().end());
-  value_sizes[0] = 0;
-  const auto indices = at::empty({1, 0}, param.options().dtype(at::kLong).requires_grad(false));
+  const int64_t sparse_dims = param.dim() == 0 ? 0 : 1;  // a scalar has no rows
+  std::vector<int64_t> value_sizes = {0};
+  for (int64_t dim = 1; dim < param.dim(); ++dim) {
+    value_sizes.push_back(param.size(dim));
+  }
+  const auto indices =
+      at::empty({sparse_dims, 0}, param.options().dtype(at::kLong).requires_grad(false));
   const auto values = at::empty(value_sizes, param.options().requires_grad(false));
   return at::sparse_coo_tensor(indices, values, param.sizes());
 }

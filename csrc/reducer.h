@@ -128,8 +128,10 @@ class Reducer final : public GradListener,
   // From here on the graph is the same in every step; before the first backward only.
   void set_static_graph();
 
-  // Goes over to other ranks, with buckets as before the first step.
-  void set_collective(std::shared_ptr<Collective> collective);
+  // Goes over to other ranks, with buckets as before the first step, as if this one had made
+  // `num_steps` steps; those that it has made, if nothing is said.
+  void set_collective(
+      std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps = std::nullopt);
 
   // Makes a reducer whose last step went wrong ready again. UserError within a backward.
   void reset();
@@ -145,6 +147,8 @@ class Reducer final : public GradListener,
   std::vector<std::size_t> arrival_order() const;  // of the step by which buckets were rebuilt
   std::vector<int32_t> used_by_ranks();  // per param, in the last step that ranks agreed about
   StepReport report() const;
+  int64_t num_steps() const;       // synchronised steps that came to their end
+  bool recorded() const;           // by any recording
   std::string last_error() const;  // empty if no step or setting was at fault so far
   void set_sample_rate(int64_t sample_rate);
 

@@ -48,6 +48,14 @@ std::shared_ptr<Reducer> Reducer::create(
   if (params.empty()) {
     throw UserError("a reducer needs at least one parameter that requires a gradient");
   }
+  for (const auto& param : params) {
+    if (!param.tensor.requires_grad() || !param.tensor.is_leaf()) {
+      throw errors::not_a_trainable_leaf(param.name);
+    }
+  }
+  if (options.gate && *options.gate >= params.size()) {
+    throw errors::no_such_param(*options.gate, params.size());
+  }
   std::shared_ptr<Reducer> reducer(
       new Reducer(params, std::move(options), std::move(collective), std::move(bystanders)));
   for (std::size_t i = 0; i < params.size(); ++i) {
@@ -263,7 +271,9 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
   if (phase_ != Phase::kCollecting) {
     return;
   }
-  match_peers();
+  if (!notes_.group_failed()) {  // else peers finish no step either
+    match_peers();
+  }
   fail();
 }
 

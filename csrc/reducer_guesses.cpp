@@ -116,6 +116,9 @@ void Reducer::shadow_step() {
     recover();
   }
   notes_.check();
+  if (phase_ != Phase::kIdle) {
+    throw errors::inside_backward(where(), "shadow_step()");
+  }
   go_to(Phase::kCollecting);
   clock_.begin_step();
   notes_.begin_step(step_number());

@@ -1,5 +1,6 @@
 // What may be changed of a reducer between steps, and what may be looked at.
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include "reducer.h"
@@ -8,6 +9,12 @@ namespace ddpx {
 namespace {
 
 using Lock = std::lock_guard<std::recursive_mutex>;
+
+std::string describe(const at::Tensor& tensor) {
+  std::ostringstream out;
+  out << tensor.scalar_type() << " of " << tensor.dim() << " dimensions on " << tensor.device();
+  return out.str();
+}
 
 }  // namespace
 
@@ -29,14 +36,24 @@ void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 void Reducer::set_divisor(std::optional<int> divisor) {
+  if (divisor && *divisor < 1) {
+    throw errors::not_positive("the divisor of gradients", *divisor);
+  }
   const Lock lock(mutex_);
   divisor_ = divisor;
 }
 
 void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
   const Lock lock(mutex_);
-  if (!metas_.at(param_index).expect_sparse) {
+  if (param_index >= params_.size()) {
+    throw errors::no_such_param(param_index, params_.size());
+  }
+  if (!metas_[param_index].expect_sparse) {
     throw InternalError("rows for " + names_[param_index] + ", which is not sparse");
+  }
+  if (rows.scalar_type() != at::kLong || rows.layout() != at::kStrided || rows.dim() != 1 ||
+      rows.device() != metas_[param_index].device) {
+    throw errors::bad_sparse_rows(names_[param_index], describe(rows));
   }
   sparse_rows_[param_index] = rows;
   if (communicates()) {
@@ -102,12 +119,16 @@ void Reducer::set_static_graph() {
   make_buckets();
 }
 
-void Reducer::set_collective(std::shared_ptr<Collective> collective) {
+void Reducer::set_collective(
+    std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
   const Lock lock(mutex_);
   if (phase_ == Phase::kCollecting || phase_ == Phase::kDraining) {
     throw errors::inside_backward(where(), "_update_process_group()");
   }
   collective_ = std::move(collective);
+  if (num_steps) {
+    clock_.catch_up(*num_steps);
+  }
   agreed_order_.clear();
   plan_ = initial_plan();
   order_ = ArrivalOrder(params_.size(), options_.mode != GraphMode::kFindUnused);
@@ -164,7 +185,20 @@ StepReport Reducer::report() const {
   return clock_.report();
 }
 
+int64_t Reducer::num_steps() const {
+  const Lock lock(mutex_);
+  return clock_.num_steps();
+}
+
+bool Reducer::recorded() const {
+  const Lock lock(mutex_);
+  return !recordings_.empty();
+}
+
 void Reducer::set_sample_rate(int64_t sample_rate) {
+  if (sample_rate < 1) {
+    throw errors::not_positive("the sample rate", sample_rate);
+  }
   const Lock lock(mutex_);
   clock_.set_sample_rate(sample_rate);
 }

@@ -73,6 +73,11 @@ class StepClock {
     return num_steps_;
   }
 
+  // As if so many steps had been made, by ranks that this one catches up with.
+  void catch_up(int64_t num_steps) {
+    num_steps_ = num_steps;
+  }
+
  private:
   bool sampled() const {
     return num_steps_ < 10 || num_steps_ % sample_rate_ == 0;

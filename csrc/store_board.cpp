@@ -1,6 +1,7 @@
 #include "store_board.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ddpx {
@@ -12,33 +13,44 @@ std::vector<uint8_t> to_bytes(const std::string& text) {
 
 class StoreBoard final : public health::Board {
  public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : original_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& text) override {
-    store_->set(key, to_bytes(text));
+    store().set(key, to_bytes(text));
   }
 
   std::optional<std::string> get(const std::string& key) override {
-    if (!store_->check({key})) {
+    if (!store().check({key})) {
       return std::nullopt;
     }
-    const auto value = store_->get(key);
+    const auto value = store().get(key);
     return std::string(value.begin(), value.end());
   }
 
   std::string set_first(const std::string& key, const std::string& text) override {
-    const auto standing = store_->compareSet(key, std::vector<uint8_t>(), to_bytes(text));
+    const auto standing = store().compareSet(key, std::vector<uint8_t>(), to_bytes(text));
     return {standing.begin(), standing.end()};
   }
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
+  // Connects at the first call, on the thread that may wait: if the store's process is gone or
+  // stopped, that takes until the store's timeout.
+  c10d::Store& store() {
+    if (!clone_) {
+      clone_ = original_->clone();
+      original_.reset();
+    }
+    return *clone_;
+  }
+
+  c10::intrusive_ptr<c10d::Store> original_;
+  c10::intrusive_ptr<c10d::Store> clone_;
 };
 
 }  // namespace
 
 std::unique_ptr<health::Board> make_board(const c10::intrusive_ptr<c10d::Store>& store) {
-  return std::make_unique<StoreBoard>(store->clone());
+  return std::make_unique<StoreBoard>(store);
 }
 
 }  // namespace ddpx

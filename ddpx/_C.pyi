@@ -205,6 +205,9 @@ class Monitor:
     @property
     def failed(self) -> bool: ...
     @property
+    def has_raised(self) -> bool:
+        """``RankFailure``, on this rank."""
+    @property
     def report(self) -> RankReport | None:
         """What this rank would raise now."""
     def raise_if_failed(self) -> None:
@@ -217,6 +220,8 @@ class Monitor:
         """By rank, what is known of it; empty for this rank and those that were not met."""
     def write_note(self, text: str) -> None:
         """For the other ranks of this machine."""
+    def retire(self) -> None:
+        """Another group has taken this one's place."""
     def stack_of(self, rank: int, timeout: timedelta) -> str | None: ...
 
 def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
@@ -262,6 +267,11 @@ class ShmBackend(Backend):
     @property
     def hosts(self) -> list[list[int]]:
         """The ranks that share memory, host by host."""
+    def set_timeout(self, timeout: timedelta) -> None: ...
+    @property
+    def order(self) -> ShmOrder: ...
+    @property
+    def timeout(self) -> timedelta: ...
     @property
     def resident_bytes(self) -> int:
         """Of memory that buckets lie in."""
@@ -360,8 +370,10 @@ class Reducer:
         """What gradients are divided by; the world size if None."""
     def set_sample_rate(self, sample_rate: int) -> None:
         """Every how many steps ``report`` is renewed, after the first ten."""
-    def set_collective(self, process_group: dist.ProcessGroup) -> None:
-        """Goes over to other ranks."""
+    def set_collective(
+        self, process_group: dist.ProcessGroup, num_steps: int | None = None
+    ) -> None:
+        """Goes over to other ranks, as if this one had made ``num_steps`` steps."""
     def set_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Hands every bucket to ``hook(state, bucket)`` instead of the all-reduce; once."""
     def set_builtin_comm_hook(
@@ -394,6 +406,12 @@ class Reducer:
     @property
     def report(self) -> StepReport:
         """Of the last sampled step."""
+    @property
+    def num_steps(self) -> int:
+        """Synchronised steps that came to their end."""
+    @property
+    def recorded(self) -> bool:
+        """Whether anyone records it."""
     @property
     def sync_enabled(self) -> bool:
         """Whether the next backward is synchronised."""

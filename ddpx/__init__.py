@@ -13,7 +13,16 @@ if not torch.distributed.is_initialized():
     import torch.distributed.nn.functional
 
 from ddpx import health, shm
-from ddpx.health import RankFailure, RankMismatch, RankStalled, ranks, set_patience, stack_of
+from ddpx.health import (
+    RankFailure,
+    RankMismatch,
+    RankStalled,
+    Shrunk,
+    ranks,
+    set_patience,
+    shrink,
+    stack_of,
+)
 from ddpx.module import ReducerDDP
 from ddpx.shm import ShmOptions
 from ddpx.timeline import Timeline, record
@@ -26,12 +35,14 @@ __all__ = [
     "RankStalled",
     "ReducerDDP",
     "ShmOptions",
+    "Shrunk",
     "Timeline",
     "__version__",
     "health",
     "ranks",
     "record",
     "set_patience",
+    "shrink",
     "stack_of",
 ]
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ddpx import errors
+from ddpx import errors, health
 from ddpx.options import Options
 from ddpx.params import named_managed_buffers
 
@@ -118,5 +118,5 @@ def _all_gather_bytes(
     """Each rank's ``payload``, padded with zero bytes to ``size``, as a tensor on ``device``."""
     mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8).to(device)
     theirs = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(theirs, mine, group=group)
+    health.wait(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
     return [bytes(tensor.cpu().tolist()) for tensor in theirs]

@@ -24,6 +24,8 @@ class CommHooks(nn.Module):
     gradient_as_bucket_view: bool
     _comm_hook_name: str | None = None
     _hook_holds_group = False
+    _hook_state: object = None
+    _steps_in_backward = False  # an optimizer runs as soon as a bucket is averaged
     _last_error: str | None = None
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
@@ -44,6 +46,7 @@ class CommHooks(nn.Module):
             raise
         self.reducer.set_comm_hook(state, _checked(hook))
         self._comm_hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        self._hook_state = state
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         """``ALLREDUCE`` divides and sums; ``FP16_COMPRESS`` does so in half precision, in C++."""
@@ -60,6 +63,11 @@ class CommHooks(nn.Module):
     def _check_group_can_change(self) -> None:
         if self._hook_holds_group:
             raise errors.group_held_by_hook()
+
+    def _hook_state_holds_group(self) -> bool:
+        state = self._hook_state
+        group = getattr(state, "process_group", None)  # as torch's own states have it
+        return isinstance(state, dist.ProcessGroup) or isinstance(group, dist.ProcessGroup)
 
     def _register_fused_optim(
         self,
@@ -80,6 +88,7 @@ class CommHooks(nn.Module):
             overlapped.register_ddp(self)
         except NotImplementedError as error:
             raise errors.optimizer_does_not_overlap(optim) from error
+        self._steps_in_backward = True
 
     def _run_optimizers_in_backward(self) -> None:
         """If ``_apply_optimizer_in_backward`` was used on the params: after they are averaged."""
@@ -99,6 +108,7 @@ class CommHooks(nn.Module):
         self.register_comm_hook(
             weakref.ref(self), _apply_optim_in_backward_hook(self.gradient_as_bucket_view)
         )
+        self._steps_in_backward = True
 
 
 def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:

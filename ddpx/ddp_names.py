@@ -22,6 +22,8 @@ class DDPNames(CommHooks):
     device_type: str
     dim: int
     static_graph: bool
+    require_forward_param_sync: bool
+    _post_backward_futures: list[torch.futures.Future[Any]]
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(
@@ -75,6 +77,16 @@ class DDPNames(CommHooks):
         self._check_group_can_change()
         self.reducer.join(new_process_group)
         self.process_group = new_process_group
+
+    def _go_over(self, group: dist.ProcessGroup, num_steps: int) -> None:
+        """To ranks that have made so many steps and have the same state, as after wrapping."""
+        for param in self.module.parameters():
+            param.grad = None
+        self.reducer.join(group, num_steps)
+        self.process_group = group
+        self._first_buckets = self.reducer.plan.buckets
+        self._post_backward_futures.clear()
+        self.require_forward_param_sync = True
 
     def _set_sparse_metadata(self, global_unique_ids: Mapping[str, torch.Tensor]) -> None:
         """From the next backward on: the rows, by parameter name, in which any rank has entries.

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Joinable
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.nn.parameter import UninitializedParameter
@@ -116,6 +117,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         Joinable.__init__(self)
         if not isinstance(module, nn.Module):
             raise errors.not_a_module(module)
+        if not isinstance(dim, int):
+            raise errors.bad_dim(dim)
         check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
         if mixed_precision is not None:
             check_config(mixed_precision)
@@ -353,6 +356,8 @@ def _resolve_group(
     if device_mesh is not None:
         if process_group is not None:
             raise errors.group_and_mesh()
+        if not isinstance(device_mesh, DeviceMesh):
+            raise errors.not_a_mesh(device_mesh)
         if device_mesh.ndim != 1:
             raise errors.not_a_1d_mesh(device_mesh)
         return device_mesh.get_group(mesh_dim=0)
@@ -364,7 +369,17 @@ def _resolve_group(
         raise errors.rank_not_in_group()
     if not isinstance(process_group, dist.ProcessGroup):
         raise errors.not_a_process_group(process_group)
+    if _was_destroyed(process_group):
+        raise errors.group_destroyed()
     return process_group
+
+
+def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
+    try:
+        process_group.group_name  # noqa: B018
+    except RuntimeError:
+        return False  # written in Python, past torch's own books
+    return process_group not in dist.distributed_c10d._world.pg_map
 
 
 def _check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -> None:

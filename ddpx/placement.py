@@ -37,6 +37,7 @@ def place(
     """Works out the placement of ``module``.
 
     Raises:
+        TypeError: ``device_ids`` is no list.
         ValueError: devices of several types; ``device_ids`` for a module that is not on exactly one
             accelerator, or with several entries.
     """
@@ -44,6 +45,8 @@ def place(
     types = {device.type for device in devices}
     if len(types) > 1:
         raise errors.mixed_device_types(types)
+    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
+        raise errors.bad_device_ids(device_ids)
     first = devices[0]
     is_multi_device = len(set(devices)) > 1
     if not device_ids:

@@ -43,10 +43,14 @@ class Reducer(_C.Reducer):
         self._process_group = process_group
         self._device = managed[0].tensor.device
 
-    def join(self, process_group: dist.ProcessGroup) -> None:
-        """Goes over to other ranks, with buckets as before the first step."""
+    def join(self, process_group: dist.ProcessGroup, num_steps: int | None = None) -> None:
+        """Goes over to other ranks, with buckets as before the first step.
+
+        Args:
+            num_steps: that those have made; as many as this one if None.
+        """
         self.monitor = health.watch(process_group)
-        self.set_collective(process_group)
+        self.set_collective(process_group, num_steps)
         self._process_group = process_group
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from ddpx import params, state_sync
+from ddpx import health, params, state_sync
 from ddpx.buffer_sync import BufferSync
 from ddpx.reducer import Reducer
 
@@ -74,7 +74,8 @@ class UnevenInputs(BufferSync, Joinable):
         """1 or more if some rank's next backward is synchronised."""
         syncs = has_inputs and self.require_backward_grad_sync
         flag = torch.full((1,), float(syncs), device=self.device)
-        dist.all_reduce(flag, group=self.process_group)
+        work = dist.all_reduce(flag, group=self.process_group, async_op=True)
+        health.wait(work, self.process_group, self.device)
         return flag
 
     def _buffer_source(self) -> int:
@@ -85,7 +86,9 @@ class UnevenInputs(BufferSync, Joinable):
     def _last_rank_that(self, claims: bool) -> int:
         rank = self.process_group.rank() if claims else -1
         highest = torch.tensor([rank], device=self.device)
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.process_group)
+        maximum = dist.ReduceOp.MAX
+        work = dist.all_reduce(highest, op=maximum, group=self.process_group, async_op=True)
+        health.wait(work, self.process_group, self.device)
         return int(highest.item())
 
 

@@ -54,6 +54,13 @@ def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
     _live.add(wrapper)
 
 
+def others_than(wrapper: Wrapper) -> list[Wrapper]:
+    """Those that average parameters of their own."""
+    if any(other is not wrapper and other._managed() for other in _live):
+        gc.collect()  # they may only be waiting to be collected
+    return [other for other in _live if other is not wrapper and other._managed()]
+
+
 def _shared(other: Wrapper, mine: dict[int, str]) -> str:
     theirs = [id(param.tensor) in mine for param in other._managed()]
     return "all" if theirs and all(theirs) else "some" if any(theirs) else "none"

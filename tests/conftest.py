@@ -5,14 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from pairwise import cover_pairs
 
 from ddpx.testing import RankPool
+
+# Cases of a test function; from here on only enough of them for every two values to meet.
+SMALL_MATRIX = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="whole matrices, of which otherwise a part is run"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of matrices, a part: unless ``--full`` is given, or the command line names files."""
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    if named or config.getoption("--full"):
+        return
+    by_function: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {id(item) for name, cases in by_function.items() for item in _part(name, cases)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
+
+
+def _part(name: str, cases: list[pytest.Item]) -> list[pytest.Item]:
+    if len(cases) < SMALL_MATRIX:
+        return cases
+    params = [
+        {key: repr(value) for key, value in item.callspec.params.items()}  # type: ignore[attr-defined]
+        for item in cases
+    ]
+    return [cases[index] for index in cover_pairs(params, seed=name)]
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../errors.h"
 #include "../group_monitor.h"
 #include "../health/journal.h"
 #include "../health/patience.h"
@@ -31,6 +32,15 @@ void raise_in_python(const health::RankReport& report) {
   python_error thrown;
   thrown.persist();
   throw thrown;
+}
+
+// Its script is over, or about to be: not because another rank was lost, which it may survive.
+bool is_ending(const health::Peer& peer) {
+  const auto* page = peer.page();
+  if (!page || page->presence() == health::Presence::kThere) {
+    return false;
+  }
+  return page->presence() == health::Presence::kLeft || page->layout().culprit_plus_1.load() == 0;
 }
 
 std::vector<py::dict> look_at_ranks(Monitor& monitor) {
@@ -64,10 +74,20 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
                    : py::object(py::none());
       rank["note"] =
           peer->page() ? py::cast(peer->page()->layout().note.read()) : py::object(py::none());
+      rank["local"] = peer->local();
+      rank["ending"] = is_ending(*peer);
     }
     ranks.push_back(std::move(rank));
   }
   return ranks;
+}
+
+int64_t nanoseconds(double seconds) {
+  constexpr double kMostSeconds = 1e9;  // 30 years; beyond 9e9 it would not fit
+  if (!(seconds >= 0 && seconds <= kMostSeconds)) {
+    throw errors::bad_patience(seconds);
+  }
+  return static_cast<int64_t>(seconds * 1e9);
 }
 
 }  // namespace
@@ -134,6 +154,7 @@ void bind_health(py::module_& module) {
   py::class_<Monitor, NoGilShared<Monitor>>(module, "Monitor")
       .def_property_readonly("rank", &Monitor::rank)
       .def_property_readonly("failed", &Monitor::failed)
+      .def_property_readonly("has_raised", &Monitor::has_raised)
       .def_property_readonly("report", py::cpp_function(&Monitor::report, NoGil()))
       .def(
           "raise_if_failed", [](Monitor& monitor) { monitor.raise_if_failed(); }, NoGil())
@@ -144,6 +165,7 @@ void bind_health(py::module_& module) {
           [](Monitor& monitor, health::Doing doing) { monitor.note(doing); },
           py::arg("doing"))
       .def("ranks", &look_at_ranks)
+      .def("retire", &Monitor::retire)
       .def("write_note", &Monitor::write_note, py::arg("text"), NoGil())
       .def(
           "stack_of",
@@ -159,7 +181,7 @@ void bind_health(py::module_& module) {
       [](c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
         return NoGilShared<Monitor>(monitor_of(process_group));
       },
-      py::arg("process_group"),
+      py::arg("process_group").none(false),
       NoGil());
   module.def("next_health_record", [] { return health::Journal::instance().next(); }, NoGil());
   module.def("open_health_journal", [] { health::Journal::instance().open(); });
@@ -186,8 +208,9 @@ void bind_health(py::module_& module) {
       "set_patience",
       [](double warn_s, std::optional<double> raise_s, bool with_stacks) {
         auto& patience = health::Patience::instance();
-        patience.warn_ns = static_cast<int64_t>(warn_s * 1e9);
-        patience.raise_ns = static_cast<int64_t>(raise_s.value_or(0) * 1e9);
+        const auto warn_ns = nanoseconds(warn_s);
+        patience.raise_ns = nanoseconds(raise_s.value_or(0));
+        patience.warn_ns = warn_ns;
         patience.with_stacks = with_stacks;
       },
       py::arg("warn_s"),

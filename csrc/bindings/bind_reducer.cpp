@@ -35,6 +35,17 @@ std::function<void()> with_gil(py::function callback) {
   };
 }
 
+// torch's own class would follow the null pointer that it makes of None.
+py::cpp_function returning_a_future(py::object hook) {
+  return [hook = std::move(hook)](const py::object& state, const py::object& bucket) {
+    py::object result = hook(state, bucket);
+    if (result.is_none()) {
+      throw py::type_error("a communication hook returned None, not a future");
+    }
+    return result;
+  };
+}
+
 void bind_report(py::module_& module) {
   py::class_<StepTimes>(module, "StepTimes")
       .def_readonly("forward", &StepTimes::forward)
@@ -92,7 +103,7 @@ void bind_reducer(py::module_& module) {
                 std::move(bystanders)));
           }),
           py::arg("params"),
-          py::arg("process_group"),
+          py::arg("process_group").none(false),
           py::arg("caps"),
           py::arg("mode"),
           py::arg("gradient_as_bucket_view"),
@@ -112,16 +123,19 @@ void bind_reducer(py::module_& module) {
       .def("set_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"), NoGil())
       .def(
           "set_collective",
-          [](Reducer& reducer, c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
-            reducer.set_collective(make_collective(std::move(process_group)));
+          [](Reducer& reducer,
+             c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+             std::optional<int64_t> num_steps) {
+            reducer.set_collective(make_collective(std::move(process_group)), num_steps);
           },
-          py::arg("process_group"),
+          py::arg("process_group").none(false),
+          py::arg("num_steps") = py::none(),
           NoGil())
       .def(
           "set_comm_hook",
           [](Reducer& reducer, py::object state, py::object hook) {
-            auto comm_hook =
-                std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook));
+            auto comm_hook = std::make_shared<c10d::PythonCommHook>(
+                std::move(state), returning_a_future(std::move(hook)));
             const py::gil_scoped_release no_gil;
             reducer.set_comm_hook(std::move(comm_hook));
           },
@@ -135,7 +149,7 @@ void bind_reducer(py::module_& module) {
             reducer.set_comm_hook(make_builtin_hook(type, std::move(process_group)));
           },
           py::arg("type"),
-          py::arg("process_group"),
+          py::arg("process_group").none(false),
           NoGil())
       .def(
           "set_reduced_precision",
@@ -145,7 +159,7 @@ void bind_reducer(py::module_& module) {
             reducer.set_comm_hook(make_reduced_precision_hook(dtype, std::move(process_group)));
           },
           py::arg("dtype"),
-          py::arg("process_group"),
+          py::arg("process_group").none(false),
           NoGil())
       .def(
           "set_sparse_rows",
@@ -154,9 +168,10 @@ void bind_reducer(py::module_& module) {
           py::arg("rows"),
           NoGil())
       .def("set_check_finite", &Reducer::set_check_finite, py::arg("enabled"), NoGil())
-      .def("add_recording", &Reducer::add_recording, py::arg("recording"), NoGil())
-      .def("remove_recording", &Reducer::remove_recording, py::arg("recording"), NoGil())
-      .def("continue_from", &Reducer::continue_from, py::arg("older"), NoGil())
+      .def("add_recording", &Reducer::add_recording, py::arg("recording").none(false), NoGil())
+      .def(
+          "remove_recording", &Reducer::remove_recording, py::arg("recording").none(false), NoGil())
+      .def("continue_from", &Reducer::continue_from, py::arg("older").none(false), NoGil())
       .def(
           "set_after_sync",
           [](Reducer& reducer, py::function callback) {
@@ -169,6 +184,8 @@ void bind_reducer(py::module_& module) {
       .def_property_readonly("used_by_ranks", py::cpp_function(&Reducer::used_by_ranks, NoGil()))
       .def_property_readonly("last_error", py::cpp_function(&Reducer::last_error, NoGil()))
       .def_property_readonly("report", py::cpp_function(&Reducer::report, NoGil()))
+      .def_property_readonly("num_steps", py::cpp_function(&Reducer::num_steps, NoGil()))
+      .def_property_readonly("recorded", py::cpp_function(&Reducer::recorded, NoGil()))
       .def_property("sync_enabled", &Reducer::sync_enabled, &Reducer::set_sync_enabled)
       .def_property_readonly(
           "graph_was_static", py::cpp_function(&Reducer::graph_was_static, NoGil()))

@@ -39,17 +39,20 @@ void bind_shm(py::module_& module) {
                 ShmOptions{order, timeout, std::move(host_identity)},
                 std::move(inner));
           }),
-          py::arg("store"),
+          py::arg("store").none(false),
           py::arg("rank"),
           py::arg("size"),
           py::arg("timeout"),
-          py::arg("inner"),
+          py::arg("inner").none(false),
           py::arg("order"),
           py::arg("host_identity"),
           NoGil())
-      .def("set_leaders", &ShmBackend::set_leaders, py::arg("leaders"), NoGil())
+      .def("set_leaders", &ShmBackend::set_leaders, py::arg("leaders").none(false), NoGil())
       .def_property_readonly(
           "hosts", [](const ShmBackend& backend) { return backend.topology().hosts; })
+      .def_property_readonly("order", &ShmBackend::order)
+      .def("set_timeout", &ShmBackend::setTimeout, py::arg("timeout"))
+      .def_property_readonly("timeout", &ShmBackend::timeout)
       .def_property_readonly("resident_bytes", &ShmBackend::resident_bytes);
 }
 

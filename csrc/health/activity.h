@@ -23,6 +23,9 @@ const char* to_string(Doing doing);
 // Whether it is peers that a rank waits for, while it does that.
 bool waits_for_peers(Doing doing);
 
+// The number of a wrapper that is being made; its step is then how many this rank began to make.
+constexpr uint8_t kNoModel = 255;
+
 // Packed into one word, so that nobody sees half of it.
 struct Activity {
   Doing doing = Doing::kOutside;

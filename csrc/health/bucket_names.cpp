@@ -18,8 +18,12 @@ std::string join_names(const std::vector<std::string>& names, std::size_t most) 
 
 std::string in_seconds(int64_t ns) {
   std::ostringstream out;
-  out.precision(ns < 10'000'000'000 ? 2 : 3);
-  out << static_cast<double>(ns) / 1e9;
+  if (ns >= 100'000'000'000) {
+    out << ns / 1'000'000'000;
+  } else {
+    out.precision(ns < 10'000'000'000 ? 2 : 3);
+    out << static_cast<double>(ns) / 1e9;
+  }
   return out.str();
 }
 

@@ -1,9 +1,14 @@
 #include "failure.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <charconv>
 #include <cstddef>
 #include <cstdio>
 #include <sstream>
+#include <system_error>
+#include <utility>
 
 namespace ddpx::health {
 namespace {
@@ -15,17 +20,42 @@ void put(std::string& out, const std::string& text) {
   out += std::to_string(text.size()) + ":" + text;
 }
 
+template <class Number>
+std::optional<Number> number(const std::string& text) {
+  Number value = 0;
+  const auto* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  return rest == end && error == std::errc() ? std::make_optional(value) : std::nullopt;
+}
+
 std::optional<std::string> take(const std::string& in, std::size_t& at) {
   const auto colon = in.find(':', at);
   if (colon == std::string::npos) {
     return std::nullopt;
   }
-  const auto length = std::stoull(in.substr(at, colon - at));
-  if (colon + 1 + length > in.size()) {
+  const auto length = number<std::size_t>(in.substr(at, colon - at));
+  if (!length || *length > in.size() - colon - 1) {
     return std::nullopt;
   }
-  at = colon + 1 + length;
-  return in.substr(colon + 1, length);
+  at = colon + 1 + *length;
+  return in.substr(colon + 1, *length);
+}
+
+std::optional<Casualty> take_casualty(const std::string& in, std::size_t& at) {
+  std::array<std::string, 6> fields;
+  for (auto& field : fields) {
+    auto text = take(in, at);
+    if (!text) {
+      return std::nullopt;
+    }
+    field = std::move(*text);
+  }
+  const auto rank = number<int>(fields[0]);
+  const auto pid = number<int>(fields[2]);
+  if (!rank || !pid) {
+    return std::nullopt;
+  }
+  return Casualty{*rank, fields[1], *pid, fields[3], fields[4], fields[5]};
 }
 
 std::string remedy(FailureKind kind) {
@@ -79,30 +109,18 @@ std::string Failure::to_text() const {
 std::optional<Failure> Failure::from_text(const std::string& text) {
   std::size_t at = 0;
   const auto kind = take(text, at);
-  auto how = kind ? take(text, at) : std::nullopt;
+  const auto code = kind ? number<int>(*kind) : std::nullopt;
+  auto how = code ? take(text, at) : std::nullopt;
   if (!how) {
     return std::nullopt;
   }
-  Failure failure{static_cast<FailureKind>(std::stoi(*kind)), {}, std::move(*how)};
-  while (at < text.size()) {
-    std::vector<std::string> fields;
-    for (int i = 0; i < 6; ++i) {
-      auto field = take(text, at);
-      if (!field) {
-        return std::nullopt;
-      }
-      fields.push_back(std::move(*field));
-    }
-    failure.casualties.push_back(
-        Casualty{
-            std::stoi(fields[0]),
-            fields[1],
-            std::stoi(fields[2]),
-            fields[3],
-            fields[4],
-            fields[5]});
+  Failure failure{static_cast<FailureKind>(*code), {}, std::move(*how)};
+  while (auto casualty = take_casualty(text, at)) {
+    failure.casualties.push_back(std::move(*casualty));
   }
-  return failure;
+  // Where it was too long for its place, the last ones are cut off.
+  const bool whole = !failure.casualties.empty() || failure.kind == FailureKind::kMismatch;
+  return whole ? std::make_optional(failure) : std::nullopt;
 }
 
 std::string Failure::describe() const {
@@ -139,6 +157,12 @@ std::string RankReport::text() const {
       out << " and " << params.size() - kMost << " more";
     }
     out << ").";
+  }
+  if (std::any_of(
+          failure.casualties.begin(), failure.casualties.end(), [this](const Casualty& casualty) {
+            return casualty.rank == rank;
+          })) {
+    out << " That is this rank: the others have given it up.";
   }
   out << ' ' << consequence(failure.kind) << remedy(failure.kind) << way_on(failure.kind);
   if (!said.empty()) {

@@ -24,10 +24,10 @@ constexpr auto kBetweenLooks = milliseconds(10);
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
 constexpr int64_t kLeftMattersNs = 300'000'000;
 
-constexpr auto kTimeToTell = milliseconds(1000);
+constexpr auto kTimeToAgree = milliseconds(20);
 
-// A wrapper that is being made has no number yet.
-constexpr uint8_t kNoModel = 255;
+constexpr auto kTimeToTell = milliseconds(1000);
+constexpr auto kTimeToHear = milliseconds(800);  // others look twice a second
 
 constexpr const char* kRaised = "raised an exception that ended its script";
 
@@ -96,8 +96,14 @@ void Monitor::start(std::unique_ptr<Board> board) {
 
 uint8_t Monitor::add_subject(std::weak_ptr<Subject> subject) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  subjects_.push_back(std::move(subject));
-  return static_cast<uint8_t>(subjects_.size() - 1);
+  // Around and around: places of wrappers that are gone cannot be given away, since ranks have to
+  // give the same ones, and may let go of a wrapper at different times.
+  const auto model = static_cast<uint8_t>(num_subjects_++ % kNoModel);
+  if (model == subjects_.size()) {
+    subjects_.emplace_back();
+  }
+  subjects_[model] = std::move(subject);
+  return model;
 }
 
 void Monitor::begin_construction() {
@@ -146,8 +152,11 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::raise_mismatch(const std::string& how) {
-  if (auto known = roster_.find_mismatch()) {
-    declare(std::move(*known));  // in the words of who was first
+  // Ranks may find it at the same moment, each in its own words.
+  page_.be_at_odds(how);
+  std::this_thread::sleep_for(kTimeToAgree);
+  if (auto known = roster_.find_mismatch(page_.view().layout().at_odds_since_ns)) {
+    declare(std::move(*known));
   }
   declare(Failure{FailureKind::kMismatch, {}, how});
   raise_if_failed();
@@ -155,8 +164,12 @@ void Monitor::raise_mismatch(const std::string& how) {
 }
 
 std::optional<Failure> Monitor::find_failure(bool also_left) const {
-  auto mismatch = roster_.find_mismatch();
-  return mismatch ? mismatch : roster_.find_dead(also_left);
+  for (auto failure : {roster_.find_mismatch(), roster_.find_declared()}) {
+    if (failure) {
+      return failure;
+    }
+  }
+  return roster_.find_dead(also_left);
 }
 
 std::optional<RankReport> Monitor::report() const {
@@ -183,6 +196,7 @@ void Monitor::declare(Failure failure) {
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
+  page_.view().layout().failure.write(failure.to_text());
   log(Level::kError, "rank_failed", failure.describe(), failure.first_rank());
   courier_->post_failure(failure.to_text());
   group_.abort();
@@ -305,6 +319,9 @@ void Monitor::fail(const std::string& cause) {
         {}};
     courier_->post_failure(failure.to_text());
     courier_->flush(kTimeToTell);
+    if (group_.rank == 0 && !roster_.far_ranks().empty()) {
+      std::this_thread::sleep_for(kTimeToHear);  // the store may end with this process
+    }
   }
 }
 

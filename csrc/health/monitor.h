@@ -70,6 +70,11 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   }
   void raise_if_failed(const std::string& said = {});
 
+  // Whether that, or an error's explanation, has raised already.
+  bool has_raised() const {
+    return page_.view().presence() == Presence::kFailing;
+  }
+
   // This rank has found that ranks make different collective calls: all raise it. Raises.
   [[noreturn]] void raise_mismatch(const std::string& how);
 
@@ -113,10 +118,15 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // Its script, or its group, has come to its end.
   void leave();
 
+  // Another group has taken this one's place: there is nothing to watch or to report any more.
+  void retire() {
+    retired_ = true;
+  }
+
   // ---- for the sentry ------------------------------------------------------------------------
 
   bool gone() const {
-    return group_.gone();
+    return retired_ || group_.gone();
   }
   // Descriptors that become ready when a peer ends.
   std::vector<int> ends_of_peers() const;
@@ -146,11 +156,13 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable declared_;
-  std::vector<std::weak_ptr<Subject>> subjects_;
+  std::size_t num_subjects_ = 0;
+  std::vector<std::weak_ptr<Subject>> subjects_;  // by model; of each, the newest
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};
   std::atomic<uint32_t> num_constructions_{0};
   std::atomic<bool> curious_{false};  // about what ranks of other machines do
+  std::atomic<bool> retired_{false};
 
   // The sentry's, and the courier's.
   StallWatch stalls_;

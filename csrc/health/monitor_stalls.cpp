@@ -1,4 +1,6 @@
 // What a monitor says of ranks that wait, and of ranks that are waited for.
+#include <algorithm>
+#include <chrono>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -76,16 +78,32 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
 void Monitor::give_up(int64_t waited_ns) {
   const auto own = page_.view().activity();
   Failure failure{FailureKind::kStalled, {}, {}};
-  for (const int rank : roster_.missing(own, page_.view().progress())) {
+  const auto what = "has not come for " + in_seconds(waited_ns) + " s";
+  auto missing = roster_.missing(own, page_.view().progress());
+  // A rank that waits itself is late because of another one.
+  const auto waits = [this](int rank) {
     const auto peer = roster_.peer(rank);
-    failure.casualties.push_back(
-        {rank,
-         peer ? peer->introduction().host : "unknown",
-         peer ? peer->introduction().process.pid : 0,
-         "has not come for " + in_seconds(waited_ns) + " s (" + roster_.describe_missing(rank) +
-             ")",
-         {},
-         {}});
+    const auto activity = peer ? peer->activity() : std::nullopt;
+    const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
+    return activity && waits_for_peers(activity->doing) && !stopped;
+  };
+  if (!std::all_of(missing.begin(), missing.end(), waits)) {
+    std::erase_if(missing, waits);
+  }
+  for (const int rank : missing) {
+    if (const auto peer = roster_.peer(rank)) {
+      const auto& who = peer->introduction();
+      failure.casualties.push_back(
+          {rank,
+           who.host,
+           who.process.pid,
+           what + " (" + roster_.whereabouts(*peer) + ")",
+           {},
+           {}});
+    } else {
+      failure.casualties.push_back(
+          {rank, "unknown", 0, what + ", and has not wrapped its model yet", {}, {}});
+    }
   }
   if (!failure.casualties.empty()) {
     declare(std::move(failure));
@@ -125,7 +143,9 @@ std::optional<std::string> Monitor::stack_of(int rank, milliseconds timeout) con
   auto& layout = peer->page()->layout();
   const auto before = layout.stack.num_writes();
   layout.num_stack_requests.fetch_add(1);
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  // Bounded, because a clock's nanoseconds overflow.
+  const auto patience = std::clamp<milliseconds>(timeout, milliseconds(0), std::chrono::hours(24));
+  const auto deadline = std::chrono::steady_clock::now() + patience;
   while (layout.stack.num_writes() == before) {
     if (std::chrono::steady_clock::now() >= deadline || peer->watch()->ended()) {
       return std::nullopt;

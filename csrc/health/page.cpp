@@ -82,11 +82,15 @@ void OwnPage::leave() {
 }
 
 void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {
-  view_.layout().culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
+  if (view_.presence() != Presence::kFailing) {
+    view_.layout().culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
+  }
   end(Presence::kFailing, cause);
 }
 
 void OwnPage::be_at_odds(const std::string& how) {
+  int64_t never = 0;
+  view_.layout().at_odds_since_ns.compare_exchange_strong(never, now_ns());
   end(Presence::kAtOdds, how);
 }
 

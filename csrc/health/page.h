@@ -58,6 +58,8 @@ struct PageLayout {
   };
   static constexpr std::size_t kNumTrails = 16;
   std::array<TrailEntry, kNumTrails> trails;
+  std::atomic<int64_t> at_odds_since_ns;  // the words of the first one count
+  SharedText<8192> failure;               // that the owner has declared: Failure, as text
 };
 
 // A page that some process wrote or writes. Thread-safe.

@@ -1,6 +1,7 @@
 #include "process.h"
 
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -71,6 +72,31 @@ shm::UniqueFd open_pidfd([[maybe_unused]] pid_t pid) {
 #endif
 }
 
+// As wait() gives it. Where the kernel is new enough (6.15) it keeps that for who holds a pidfd,
+// also once the parent has taken note: a launcher does so at once.
+std::optional<int> exit_code_of(int pidfd) {
+  struct Info {                        // the kernel's struct pidfd_info, first version
+    uint64_t mask = uint64_t{1} << 3;  // PIDFD_INFO_EXIT
+    uint64_t cgroup = 0;
+    std::array<uint32_t, 11> ids{};
+    int32_t exit_code = 0;
+  } info;
+  static_assert(sizeof(Info) == 64);
+  const uint64_t wanted = info.mask;
+  const bool answered = ioctl(pidfd, _IOWR(0xFF, 11, Info), &info) == 0;
+  return answered && (info.mask & wanted) != 0 ? std::make_optional<int>(info.exit_code)
+                                               : std::nullopt;
+}
+
+std::string describe_ending(int code) {
+  if (WIFSIGNALED(code)) {
+    const char* name = sigabbrev_np(WTERMSIG(code));
+    return "was killed by " +
+           (name ? "SIG" + std::string(name) : "signal " + std::to_string(WTERMSIG(code)));
+  }
+  return "ended with exit code " + std::to_string(WEXITSTATUS(code));
+}
+
 }  // namespace
 
 ProcessId this_process() {
@@ -99,17 +125,12 @@ bool ProcessWatch::ended() const {
 }
 
 std::string ProcessWatch::ending() const {
+  if (const auto code = fd_ ? exit_code_of(fd_.get()) : std::nullopt) {
+    return describe_ending(*code);
+  }
   const auto stat = read_stat(id_.pid);
-  if (!stat || stat->start_time != id_.start_time || !stat->exit_code) {
-    return "died";
-  }
-  const int code = *stat->exit_code;
-  if (WIFSIGNALED(code)) {
-    const char* name = sigabbrev_np(WTERMSIG(code));
-    return "was killed by " +
-           (name ? "SIG" + std::string(name) : "signal " + std::to_string(WTERMSIG(code)));
-  }
-  return "ended with exit code " + std::to_string(WEXITSTATUS(code));
+  const bool known = stat && stat->start_time == id_.start_time && stat->exit_code;
+  return known ? describe_ending(*stat->exit_code) : "died";
 }
 
 char ProcessWatch::state() const {

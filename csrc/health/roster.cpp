@@ -36,6 +36,26 @@ auto place(const Progress& progress) {
   return std::tuple(progress.step, progress.stage, progress.num_launched);
 }
 
+bool is_behind(const Progress& theirs, const Progress& needed) {
+  if (theirs.model == needed.model) {
+    return place(theirs) < place(needed);
+  }
+  if (needed.model == kNoModel) {
+    return theirs.model + 1u < needed.step;  // not through with that construction
+  }
+  return true;  // busy with another model, or making one
+}
+
+// A bucket counts as launched when its communication hook is called; while that runs, peers wait.
+std::optional<Progress> progress_of(const Peer& peer) {
+  auto progress = peer.progress();
+  const auto activity = peer.activity();
+  if (progress && activity && activity->doing == Doing::kHook) {
+    progress->num_launched = std::min(progress->num_launched, activity->bucket);
+  }
+  return progress;
+}
+
 }  // namespace
 
 Roster::Roster(int rank, int world_size)
@@ -127,10 +147,27 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
   return failure;
 }
 
-std::optional<Failure> Roster::find_mismatch() const {
+std::optional<Failure> Roster::find_mismatch(int64_t before_ns) const {
+  std::optional<Failure> first;
   for (const auto& peer : peers()) {
-    if (peer && peer->page() && peer->page()->presence() == Presence::kAtOdds) {
-      return Failure{FailureKind::kMismatch, {}, peer->page()->layout().cause.read()};
+    if (!peer || !peer->page() || peer->page()->presence() != Presence::kAtOdds) {
+      continue;
+    }
+    const auto& layout = peer->page()->layout();
+    if (layout.at_odds_since_ns < before_ns) {
+      before_ns = layout.at_odds_since_ns;
+      first = Failure{FailureKind::kMismatch, {}, layout.cause.read()};
+    }
+  }
+  return first;
+}
+
+std::optional<Failure> Roster::find_declared() const {
+  for (const auto& peer : peers()) {
+    if (peer && peer->page()) {
+      if (auto failure = Failure::from_text(peer->page()->layout().failure.read())) {
+        return failure;
+      }
     }
   }
   return std::nullopt;
@@ -183,10 +220,9 @@ std::vector<int> Roster::missing(const Activity& activity, const Progress& progr
       continue;
     }
     const auto& peer = all[static_cast<std::size_t>(rank)];
-    const auto theirs = peer ? peer->progress() : std::nullopt;
-    const bool busy_with_another_model = theirs && theirs->model != needed.model;
+    const auto theirs = peer ? progress_of(*peer) : std::nullopt;
     const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
-    if (!theirs || stopped || busy_with_another_model || place(*theirs) < place(needed)) {
+    if (!theirs || stopped || is_behind(*theirs, needed)) {
       missing.push_back(rank);
     }
   }
@@ -198,23 +234,28 @@ std::string Roster::describe_missing(int rank) const {
   if (!late) {
     return "which has not wrapped its model yet";
   }
+  const auto& who = late->introduction();
+  return "host " + who.host + ", pid " + std::to_string(who.process.pid) + ", " +
+         whereabouts(*late);
+}
+
+std::string Roster::whereabouts(const Peer& peer) const {
   std::ostringstream out;
-  out << "host " << late->introduction().host << ", pid " << late->introduction().process.pid;
-  if (late->watch() && late->watch()->state() == 'T') {
-    out << ", stopped by a signal (SIGSTOP)";
+  if (peer.watch() && peer.watch()->state() == 'T') {
+    out << "stopped by a signal (SIGSTOP), ";
   }
-  const auto activity = late->activity();
+  const auto activity = peer.activity();
   if (!activity) {
-    out << ", of which nothing is known";
+    out << "of which nothing is known";
     return out.str();
   }
-  out << ", last seen in " << names_.describe(*activity) << ", for "
+  out << "last seen in " << names_.describe(*activity) << ", for "
       << in_seconds(now_ns() - activity->since_ns) << " s";
-  if (const auto* page = late->page()) {
+  if (const auto* page = peer.page()) {
     const auto detail = page->layout().detail.read();
     out << (detail.empty() ? "" : ", ") << detail
         << (page->presence() == Presence::kLeft ? ", has left" : "");
-  } else if (const auto since = late->silent_since_ns()) {
+  } else if (const auto since = peer.silent_since_ns()) {
     out << ", heard of " << in_seconds(now_ns() - since) << " s ago";
   }
   return out.str();

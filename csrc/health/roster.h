@@ -1,6 +1,8 @@
 // The other ranks of a group: who has been met, who is gone, who is late.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,7 +40,11 @@ class Roster {
   std::optional<Failure> find_dead(bool also_left) const;
 
   // That some rank has found that ranks make different collective calls.
-  std::optional<Failure> find_mismatch() const;
+  // In the words of the rank that found it first, if that was before `before_ns`.
+  std::optional<Failure> find_mismatch(
+      int64_t before_ns = std::numeric_limits<int64_t>::max()) const;
+  // What another rank of this machine has found, for all.
+  std::optional<Failure> find_declared() const;
 
   // Ranks of other machines that have told nothing for a while.
   std::optional<Failure> find_silent() const;
@@ -49,6 +55,8 @@ class Roster {
   // Those that have not made the calls that a rank at `activity` and `progress` waits for.
   std::vector<int> missing(const Activity& activity, const Progress& progress) const;
   std::string describe_missing(int rank) const;
+  // "last seen in step 3, phase forward, for 12 s".
+  std::string whereabouts(const Peer& peer) const;
 
   // Whether all ranks, which have made the launches of a step, made the same.
   bool agrees(const Trail& ours) const;

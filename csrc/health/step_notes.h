@@ -78,6 +78,10 @@ class StepNotes {
     return monitor_ != nullptr;
   }
 
+  bool group_failed() const {
+    return monitor_ && monitor_->failed();
+  }
+
  private:
   std::shared_ptr<Monitor> monitor_;
   Trail trail_;

@@ -15,7 +15,7 @@ namespace ddpx {
 struct GlooCall {
   const char* name;
   bool collective = true;
-  std::optional<int> partner;
+  std::optional<int> partner = std::nullopt;
 };
 
 // Thread-safe. Of a group on a single host.

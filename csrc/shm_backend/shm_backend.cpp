@@ -55,6 +55,7 @@ ShmBackend::ShmBackend(
     c10::intrusive_ptr<c10d::Backend> inner)
     : Backend(rank, size),
       arena_(std::make_shared<shm::Arena>()),
+      order_(options.order),
       inner_(std::move(inner)),
       timeout_ms_(options.timeout.count()) {
   StoreChannel channel(store);

@@ -50,6 +50,12 @@ class ShmBackend final : public c10d::Backend {
   const shm::Topology& topology() const {
     return topology_;
   }
+  shm::Order order() const {
+    return order_;
+  }
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(timeout_ms_);
+  }
 
   const std::string getBackendName() const override {
     return "shm";
@@ -158,6 +164,7 @@ class ShmBackend final : public c10d::Backend {
 
   std::shared_ptr<shm::Arena> arena_;
   shm::Topology topology_;
+  const shm::Order order_;
   mutable std::mutex mutex_;  // guards what follows, of which shutdown() leaves nothing
   std::shared_ptr<shm::Group> group_;
   c10::intrusive_ptr<c10d::Backend> inner_;

@@ -2,7 +2,8 @@
 
 from ddpx.health.failure import Casualty, RankFailure, RankMismatch, RankStalled
 from ddpx.health.look import RankStatus, ranks, stack_of
-from ddpx.health.watch import constructing, set_patience, waiting_for_buffers, watch
+from ddpx.health.shrink import Shrunk, shrink
+from ddpx.health.watch import constructing, is_deaf, set_patience, wait, waiting_for_buffers, watch
 
 __all__ = [
     "Casualty",
@@ -10,10 +11,14 @@ __all__ = [
     "RankMismatch",
     "RankStalled",
     "RankStatus",
+    "Shrunk",
     "constructing",
+    "is_deaf",
     "ranks",
     "set_patience",
+    "shrink",
     "stack_of",
+    "wait",
     "waiting_for_buffers",
     "watch",
 ]

@@ -87,6 +87,10 @@ class RankMismatch(RankFailure):
     """Ranks made different collective calls; all raise it. Nobody is lost: no casualties."""
 
 
+# The name under which it is caught is the one that a traceback shows.
+for _error in (RankFailure, RankStalled, RankMismatch):
+    _error.__module__ = "ddpx"
+
 _KINDS = {_C.FailureKind.STALLED: RankStalled, _C.FailureKind.MISMATCH: RankMismatch}
 
 

@@ -7,16 +7,21 @@ import multiprocessing.util
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 
+import torch
 import torch.distributed as dist
 
 from ddpx import _C, errors
 from ddpx.health import log
 
 _started = threading.Lock()
+_MEETING_S = 1.0
+_MOMENT = timedelta(milliseconds=200)
 
 
 def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
@@ -50,10 +55,23 @@ def set_patience(
 @contextmanager
 def constructing(monitor: _C.Monitor | None) -> Iterator[None]:
     """Around the collective calls of a construction; see :func:`explained`."""
-    if monitor is not None:
-        monitor.begin_construction()
+    if monitor is None:
+        yield
+        return
+    monitor.begin_construction()
+    _meet(monitor)
     with explained(monitor):
         yield
+    _meet(monitor)
+
+
+def _meet(monitor: _C.Monitor) -> None:
+    """All come as far as this, and soon: once their pages are open, what they did last is known."""
+    deadline = time.monotonic() + _MEETING_S
+    while sum(map(bool, monitor.ranks())) < len(monitor.ranks()) - 1:
+        if time.monotonic() > deadline or monitor.failed:
+            return
+        time.sleep(0.005)
 
 
 @contextmanager
@@ -77,6 +95,44 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
         if monitor is not None:
             monitor.explain_error(str(error))
         raise
+
+
+def wait(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Waits for a collective call on tensors of ``device``; see :func:`explained`.
+
+    gloo has no abort, and sees the end of those ranks only that it talks to just now: the wait
+    looks up now and then.
+    """
+    assert work is not None  # as for a rank that is no member of the group
+    monitor = watch(group)
+    with explained(monitor):
+        if monitor is None or not is_deaf(group, device):
+            work.wait()
+            return
+        while not _wait_for_a_moment(work):
+            monitor.raise_if_failed()
+
+
+def is_deaf(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether its collective calls go on waiting when the group is aborted."""
+    if device.type != "cpu":
+        return False
+    try:
+        return bool(group._get_backend(device).name() == "gloo")
+    except RuntimeError:  # it has none, as a group written in Python
+        return False
+
+
+def _wait_for_a_moment(work: dist.Work) -> bool:
+    """Whether it is done. Raises what ended it."""
+    try:
+        work.wait(_MOMENT)
+        return True
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # raises, unless it ended just now
+        return True
 
 
 # ---- the start, and the end of this rank ---------------------------------------------------------
