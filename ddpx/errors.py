@@ -122,12 +122,16 @@ def not_a_flag(name: str, value: object) -> TypeError:
     return TypeError(f"{name} must be True or False, but got {value!r}.")
 
 
-def ranks_disagree(differences: Sequence[str], most: int) -> RuntimeError:
+class Disagreement(RuntimeError):
+    """All ranks are there, and raise it: they want different things."""
+
+
+def ranks_disagree(differences: Sequence[str], most: int) -> Disagreement:
     """``differences``: sentences, each with the values on every rank."""
     lines = [f"  {difference}" for difference in differences[:most]]
     if len(differences) > most:
         lines.append(f"  and {len(differences) - most} more")
-    return RuntimeError(
+    return Disagreement(
         "ReducerDDP needs the same module, options and versions on every rank, but these differ:\n"
         + "\n".join(lines)
         + "\nBuild the model the same way everywhere; freeze the same parameters before wrapping."

@@ -91,6 +91,8 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
     """Around a collective call: if it fails because ranks are gone, RankFailure says so."""
     try:
         yield
+    except errors.Disagreement:
+        raise  # nobody is gone
     except RuntimeError as error:
         if monitor is not None:
             monitor.explain_error(str(error))
