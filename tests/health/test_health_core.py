@@ -36,6 +36,7 @@ def _run(*command: object) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
+        timeout=900,
         env={**os.environ, **ENV},
     )
     assert done.returncode == 0, f"{command[0]} exited with {done.returncode}:\n{done.stdout}"
