@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import contenders
 import torch
@@ -25,6 +29,15 @@ _OFF, _AGAIN, _ON = "without", "without, again", "with the watch"
 _RANKS = 2
 _MOST = 20.0  # microseconds a step
 _NUM_PARAMS = 10  # a short step: what is looked for is small, and noise grows with the step
+_NOTE_RANKS = (2, 4, 16)
+_NOTES = {
+    "check": "has it failed?",
+    "note": "a phase",
+    "note_launch": "a launch",
+    "note_result": "a result",
+    "check_calls": "comparing calls",
+}
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 def _wrap(transport: str, watched: bool) -> contenders.Wrap:
@@ -60,6 +73,32 @@ def time_health(transport: str, num_params: int, effort: Effort) -> tuple[Second
     return times, len(watched.reducer.plan.buckets)
 
 
+def _time_notes() -> list[dict[str, float]]:
+    """Nanoseconds a call, by number of ranks: benchmarks/health_bench.cpp."""
+    build = _ROOT / "build-torch_free"
+    tools = Path(sys.executable).parent
+    cmake = str(tools / "cmake")
+    for command in (
+        [
+            *(cmake, "-S", str(_ROOT / "tests" / "torch_free"), "-B", str(build), "-G", "Ninja"),
+            *(f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-DDDPX_BENCHMARKS=ON"),
+        ],
+        [cmake, "--build", str(build), "--target", "health_bench"],
+    ):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    bench = build / "health_bench"
+    return [
+        json.loads(subprocess.check_output([bench, str(ranks)], text=True)) for ranks in _NOTE_RANKS
+    ]
+
+
+def _ns_of_notes(cost: dict[str, float], num_buckets: int) -> float:
+    """Of one step: where csrc/reducer.cpp and reducer_control.cpp note something."""
+    per_bucket = cost["note"] + cost["note_launch"] + cost["note_result"]
+    around = 2 * cost["check"] + 3 * cost["note"] + cost["check_calls"]
+    return around + num_buckets * per_bucket
+
+
 def measure(plan: Plan) -> Results:
     torch.set_num_threads(1)
     cells = {}
@@ -72,7 +111,7 @@ def measure(plan: Plan) -> Results:
             "ns_per_step": difference(times, _ON, _OFF, 1e9),
             "noise_ns_per_step": difference(times, _AGAIN, _OFF, 1e9),
         }
-    return {"num_params": _NUM_PARAMS, "cells": cells}
+    return {"num_params": _NUM_PARAMS, "cells": cells, "notes": _time_notes()}
 
 
 def goals(results: Results) -> list[Goal]:
@@ -100,10 +139,24 @@ def section(results: Results) -> str:
         for transport, cell in results["cells"].items()
     ]
     headers = ["transport", "ms without", "ms with", "ns a step", "ns between two without"]
+    notes = [
+        [
+            cost["ranks"],
+            *(f"{cost[name]:.0f}" for name in _NOTES),
+            f"{_ns_of_notes(cost, num_buckets=1):.0f}",
+            f"{_ns_of_notes(cost, num_buckets=10):.0f}",
+        ]
+        for cost in results["notes"]
+    ]
+    note_headers = ["ranks", *_NOTES.values(), "a step of 1 bucket", "of 10 buckets"]
     return "\n\n".join(
         [
             f"CPU time of the thread that trains, {_RANKS} ranks, {results['num_params']} tensors "
-            "of 16 elements; steps with and without the watch take turns.",
+            "of 16 elements; steps with and without the watch take turns. What is more than the "
+            "notes below is a wait that looks up now and then, since gloo cannot be aborted.",
             table(headers, rows),
+            "Its notes one by one, and those of a step together; nanoseconds "
+            "(`benchmarks/health_bench.cpp`):",
+            table(note_headers, notes),
         ]
     )

@@ -1,0 +1,125 @@
+// Times what a watched rank does in a step for its peers, note by note.
+//
+//   health_bench RANKS [seconds per figure]
+//
+// RANKS live in this process, over a board in memory; the sentry looks around meanwhile, as it does
+// in training. Prints one JSON object: nanoseconds a call, the least of several runs.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fake_board.h"
+#include "health/monitor.h"
+#include "health/step_notes.h"
+
+namespace {
+
+using namespace ddpx::health;
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::shared_ptr<Monitor>> make_ranks(int size) {
+  const auto store = std::make_shared<FakeStore>();
+  std::vector<std::shared_ptr<Monitor>> monitors;
+  for (int rank = 0; rank < size; ++rank) {
+    Monitor::Group group;
+    group.rank = rank;
+    group.world_size = size;
+    group.gone = [] { return false; };
+    group.abort = [] {};
+    group.sequence = [] { return uint64_t{0}; };
+    monitors.push_back(Monitor::create(group, std::make_unique<FakeBoard>(store)));
+  }
+  const auto met = [&monitors] {
+    return std::all_of(monitors.begin(), monitors.end(), [](const auto& monitor) {
+      const auto peers = monitor->roster().peers();
+      return std::count(peers.begin(), peers.end(), nullptr) == 1;
+    });
+  };
+  while (!met()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return monitors;
+}
+
+double ns_per_call(double seconds, const std::function<void()>& call) {
+  constexpr int kRuns = 7;
+  constexpr int kBatch = 1000;
+  double least = std::numeric_limits<double>::max();
+  for (int run = 0; run < kRuns; ++run) {
+    const auto start = Clock::now();
+    const auto until = start + std::chrono::duration<double>(seconds / kRuns);
+    long num_calls = 0;
+    auto now = start;
+    do {
+      for (int i = 0; i < kBatch; ++i) {
+        call();
+      }
+      num_calls += kBatch;
+      now = Clock::now();
+    } while (now < until);
+    const auto ns = std::chrono::duration<double, std::nano>(now - start).count();
+    least = std::min(least, ns / static_cast<double>(num_calls));
+  }
+  return least;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int size = argc > 1 ? std::atoi(argv[1]) : 0;
+  const double seconds = argc > 2 ? std::atof(argv[2]) : 0.5;
+  if (size < 2 || seconds <= 0) {
+    std::fprintf(stderr, "usage: health_bench RANKS [seconds per figure]; 2 ranks or more\n");
+    return 2;
+  }
+  const auto ranks = make_ranks(size);
+  std::vector<StepNotes> notes;
+  for (const auto& rank : ranks) {
+    notes.emplace_back(rank, std::weak_ptr<Subject>());
+  }
+  auto& own = notes.front();
+  std::array<float, 1024> bucket{};
+
+  const auto begin = ns_per_call(seconds, [&] { own.check(); });
+  const auto note = ns_per_call(seconds, [&] { own.note(Doing::kBackward); });
+  own.begin_step(0);
+  const auto launch = ns_per_call(seconds, [&] { own.note_launch(4096, 6); });
+  const auto result = ns_per_call(seconds, [&] { own.note_result(bucket.data(), sizeof(bucket)); });
+  // All ranks are through with each step, so that every page is read and compared.
+  uint32_t step = 0;
+  const auto make_steps = [&](bool checked) {
+    return ns_per_call(seconds, [&, checked] {
+      ++step;
+      for (auto& each : notes) {
+        each.begin_step(step);
+        each.note_launch(4096, 6);
+      }
+      if (checked) {
+        own.check_calls();
+      }
+    });
+  };
+  const auto unchecked = make_steps(false);
+  const auto check_calls = std::max(0.0, make_steps(true) - unchecked);
+  std::printf(
+      "{\"ranks\": %d, \"check\": %.1f, \"note\": %.1f, \"note_launch\": %.1f, "
+      "\"note_result\": %.1f, \"check_calls\": %.1f}\n",
+      size,
+      begin,
+      note,
+      launch,
+      result,
+      check_calls);
+  std::fflush(stdout);
+  std::_Exit(0);  // the sentry's thread goes on to the end
+}

@@ -1,0 +1,66 @@
+// A board in memory, for ranks that live in one process. It may be lost.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "health/board.h"
+
+namespace ddpx::health {
+
+// What all boards show.
+struct FakeStore {
+  std::mutex mutex;
+  std::map<std::string, std::string> texts;
+  bool lost = false;
+
+  void lose() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    lost = true;
+  }
+  void put(const std::string& key, const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    texts[key] = text;
+  }
+  bool has(const std::string& key) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return texts.count(key) != 0;
+  }
+};
+
+class FakeBoard final : public Board {
+ public:
+  explicit FakeBoard(std::shared_ptr<FakeStore> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& text) override {
+    const auto lock = open();
+    store_->texts[key] = text;
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    const auto lock = open();
+    const auto found = store_->texts.find(key);
+    return found == store_->texts.end() ? std::nullopt : std::make_optional(found->second);
+  }
+  std::string set_first(const std::string& key, const std::string& text) override {
+    const auto lock = open();
+    return store_->texts.try_emplace(key, text).first->second;
+  }
+
+ private:
+  std::unique_lock<std::mutex> open() {
+    std::unique_lock<std::mutex> lock(store_->mutex);
+    if (store_->lost) {
+      throw std::runtime_error("the store is gone");
+    }
+    return lock;
+  }
+
+  std::shared_ptr<FakeStore> store_;
+};
+
+}  // namespace ddpx::health
