@@ -17,13 +17,12 @@ from ddpx.health import (
     RankFailure,
     RankMismatch,
     RankStalled,
-    Shrunk,
     ranks,
     set_patience,
-    shrink,
     stack_of,
 )
 from ddpx.module import ReducerDDP
+from ddpx.recovery import Shrunk, shrink
 from ddpx.shm import ShmOptions
 from ddpx.timeline import Timeline, record
 

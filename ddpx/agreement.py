@@ -18,7 +18,6 @@ from ddpx.options import Options
 from ddpx.params import named_managed_buffers
 
 _ORDER = "order of parameters"
-_REPORTED = 10  # differences
 _ABSENT = "absent"
 # Those on which collective calls depend.
 _VARIABLES = ("DDPX_CHECK_FINITE", "DDPX_HEALTH", "DDPX_TIMELINE", "DDPX_TIMELINE_STEPS")
@@ -60,33 +59,32 @@ def _layout(tensor: torch.Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {dtype}, strides {tensor.stride()}"
 
 
-def check(description: Description, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises the same error on every rank if their descriptions differ.
+def differences(
+    description: Description, group: dist.ProcessGroup, device: torch.device
+) -> list[str]:
+    """A sentence for each thing that is not the same on every rank, with the values there.
 
     One small all-gather if all is well. Otherwise descriptions are exchanged.
 
     Args:
         device: where tensors that the group can send must lie.
-
-    Raises:
-        RuntimeError: naming the first differences, with the values on each rank.
     """
     if group.size() == 1:
-        return
+        return []
     payload = json.dumps(description).encode()
     digest = hashlib.sha256(payload).digest()
     digests = _all_gather_bytes(digest, len(digest), device, group)
     if len(set(digests)) == 1:
-        return
+        return []
     sizes = _all_gather_bytes(len(payload).to_bytes(8, "little"), 8, device, group)
     longest = max(int.from_bytes(size, "little") for size in sizes)
     texts = _all_gather_bytes(payload, longest, device, group)
     per_rank: list[Description] = [json.loads(text.rstrip(b"\0")) for text in texts]
-    raise errors.ranks_disagree(differences(per_rank), _REPORTED)
+    return _differences(per_rank)
 
 
-def differences(per_rank: Sequence[Description]) -> list[str]:
-    """A sentence for each thing that is not the same everywhere, in the order of rank 0."""
+def _differences(per_rank: Sequence[Description]) -> list[str]:
+    """In the order of rank 0."""
     keys = dict.fromkeys(key for description in per_rank for key in description)
     found = []
     for key in keys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 
 def not_a_module(value: object) -> TypeError:
@@ -122,16 +122,12 @@ def not_a_flag(name: str, value: object) -> TypeError:
     return TypeError(f"{name} must be True or False, but got {value!r}.")
 
 
-class Disagreement(RuntimeError):
-    """All ranks are there, and raise it: they want different things."""
-
-
-def ranks_disagree(differences: Sequence[str], most: int) -> Disagreement:
+def ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
     """``differences``: sentences, each with the values on every rank."""
     lines = [f"  {difference}" for difference in differences[:most]]
     if len(differences) > most:
         lines.append(f"  and {len(differences) - most} more")
-    return Disagreement(
+    return RuntimeError(
         "ReducerDDP needs the same module, options and versions on every rank, but these differ:\n"
         + "\n".join(lines)
         + "\nBuild the model the same way everywhere; freeze the same parameters before wrapping."
@@ -319,151 +315,4 @@ def bad_shm_order(order: object) -> ValueError:
 def bad_shm_options(options: object) -> TypeError:
     return TypeError(
         f"the shm backend takes a ddpx.ShmOptions as pg_options, but got {type(options).__name__}."
-    )
-
-
-def bad_max_steps(max_steps: object) -> ValueError:
-    return ValueError(f"max_steps={max_steps!r}: pass a positive number, or None for no limit.")
-
-
-def bad_timeline_steps(text: str) -> ValueError:
-    return ValueError(f"DDPX_TIMELINE_STEPS={text!r} is not a positive number.")
-
-
-def not_one_wrapper(model: object, number: int) -> TypeError:
-    found = "is none" if number == 0 else f"are {number}"
-    return TypeError(
-        f"ddpx.record() records one ReducerDDP, but there {found} in {type(model).__name__}. "
-        "Pass the wrapped model itself."
-    )
-
-
-def timeline_started() -> RuntimeError:
-    return RuntimeError("this timeline was started before; ddpx.record(model) makes a new one.")
-
-
-def timeline_not_running() -> RuntimeError:
-    return RuntimeError("this timeline is not recording: call start() first, and stop() once.")
-
-
-def timeline_empty() -> RuntimeError:
-    return RuntimeError(
-        "this timeline holds nothing yet: use `with ddpx.record(model) as timeline:`, or start() "
-        "and stop(), around training steps."
-    )
-
-
-def no_complete_step() -> RuntimeError:
-    return RuntimeError(
-        "no complete step was recorded: a step is a forward through the wrapper and a synchronised "
-        "backward (not within no_sync()), both between start and stop."
-    )
-
-
-def not_a_timeline(path: object, why: str) -> ValueError:
-    return ValueError(f"{path} holds no timeline of ddpx: {why}")
-
-
-def no_such_model(path: object, model: object, recorded: Sequence[int]) -> ValueError:
-    numbers = ", ".join(str(number) for number in recorded)
-    return ValueError(f"{path} holds no model {model!r}; of models it has: {numbers}.")
-
-
-def no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
-    """``recorded`` is not empty."""
-    if len(recorded) <= 10:
-        there_are = "these are: " + ", ".join(str(number) for number in recorded)
-    else:
-        there_are = f"{len(recorded)} are, from {recorded[0]} to {recorded[-1]}"
-    return ValueError(f"step {step} is not in this timeline; {there_are}.")
-
-
-def tool_missing(what: str, package: str) -> ImportError:
-    return ImportError(f"{what} needs {package}: pip install 'ddpx[tools]'")
-
-
-# ---- going on without lost ranks -----------------------------------------------------------------
-
-_FROM_CHECKPOINT = "Start again from a checkpoint (torchrun --max-restarts)."
-_WHY_NOT_SHRINK = {
-    "hook": "its communication hook or mixed_precision holds the process group that it was made "
-    "with",
-    "optimizer in backward": "its optimizer runs within backward, so that some parameters have "
-    "made the step already and others have not",
-    "join": "it is within join(), where ranks may be at different batches",
-    "mesh": "it was made with a device_mesh, which would go on naming the lost ranks",
-    "recording": "it is being recorded, and recordings are of ranks that stay the same; leave the "
-    "ddpx.record() block first, or unset DDPX_TIMELINE",
-    "sharded optimizer": "a ZeroRedundancyOptimizer keeps a part of its state on each rank, and "
-    "those of lost ranks are lost",
-    "several wrappers": "there is another ReducerDDP, which would be left without a process group",
-}
-
-
-def cannot_shrink(reason: str) -> RuntimeError:
-    return RuntimeError(
-        f"ddpx.shrink() cannot take this wrapper to another process group: "
-        f"{_WHY_NOT_SHRINK[reason]}. {_FROM_CHECKPOINT}"
-    )
-
-
-def shrink_without_loss() -> RuntimeError:
-    return RuntimeError(
-        "ddpx.shrink() was called, but no rank of this wrapper's process group is lost. Call it "
-        "on every survivor, after ddpx.RankFailure."
-    )
-
-
-def shrink_needs_step() -> RuntimeError:
-    return RuntimeError(
-        "ddpx.shrink() was called after an error that came from elsewhere than the wrapper's "
-        "forward or backward, so that it cannot know whether the optimizer has made the last step "
-        "on this rank. Pass step=, the number of steps that are in its parameters."
-    )
-
-
-def shrink_of_part(size: int, world_size: int) -> NotImplementedError:
-    return NotImplementedError(
-        f"ddpx.shrink() takes a wrapper over all ranks; this one's process group has {size} of "
-        f"{world_size}. {_FROM_CHECKPOINT}"
-    )
-
-
-def shrink_between_hosts(rank: int, host: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"ddpx.shrink() works among the ranks of one machine, and rank {rank} is on another one "
-        f"({host}). {_FROM_CHECKPOINT}"
-    )
-
-
-def shrink_without_page(rank: int) -> RuntimeError:
-    return RuntimeError(
-        f"ddpx.shrink() cannot meet rank {rank}: its memory may not be read, as that of another "
-        f"user's process. {_FROM_CHECKPOINT}"
-    )
-
-
-def shrink_timed_out(timeout_s: float, doing: Mapping[int, str | None]) -> RuntimeError:
-    """``doing``: by rank, of those that have not come, what they were last seen doing."""
-    late = "; ".join(
-        f"rank {rank}, " + (f"last seen in {seen}" if seen else "of which nothing is known")
-        for rank, seen in sorted(doing.items())
-    )
-    return RuntimeError(
-        f"ddpx.shrink() has waited {timeout_s:g} s for: {late}. Call it on every rank that lives, "
-        "after ddpx.RankFailure; timeout_s= waits longer."
-    )
-
-
-def shrink_without_state(step: int) -> RuntimeError:
-    return RuntimeError(
-        f"one rank is at step {step} already and others are not, and ddpx.shrink() was given "
-        "nothing to bring them there but the model. Pass what changes with every step: "
-        "ddpx.shrink(model, optimizer, scheduler)."
-    )
-
-
-def shrink_failed() -> RuntimeError:
-    return RuntimeError(
-        f"ddpx.shrink() could not make a process group of the survivors. {_FROM_CHECKPOINT}"
     )

@@ -175,11 +175,15 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         state = params.module_state(
             self.module, self.parameters_to_ignore, self._options.sync_buffers_at_init
         )
+        description = self._describe()
         with health.constructing(health.watch(self.process_group)):
-            self._check_agreement(device)
-            state_sync.broadcast(state, self.process_group)
+            differences = agreement.differences(description, self.process_group, device)
+            if not differences:
+                state_sync.broadcast(state, self.process_group)
+        if differences:
+            raise errors.ranks_disagree(differences)
 
-    def _check_agreement(self, device: torch.device) -> None:
+    def _describe(self) -> agreement.Description:
         delayed, gate = self._delayed
         names = {param: name for name, param in self.module.named_parameters()}
         config = self.mixed_precision
@@ -190,8 +194,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             and (config.param_dtype, config.reduce_dtype, config.buffer_dtype),
         }
         ignored = self.parameters_to_ignore
-        description = agreement.describe(self.module, ignored, self._options, extra)
-        agreement.check(description, self.process_group, device)
+        return agreement.describe(self.module, ignored, self._options, extra)
 
     def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
         """Starts to average the gradients of ``managed``."""

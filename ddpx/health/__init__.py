@@ -2,8 +2,7 @@
 
 from ddpx.health.failure import Casualty, RankFailure, RankMismatch, RankStalled
 from ddpx.health.look import RankStatus, ranks, stack_of
-from ddpx.health.shrink import Shrunk, shrink
-from ddpx.health.watch import constructing, is_deaf, set_patience, wait, waiting_for_buffers, watch
+from ddpx.health.watch import constructing, set_patience, wait, waiting_for_buffers, watch
 
 __all__ = [
     "Casualty",
@@ -11,12 +10,9 @@ __all__ = [
     "RankMismatch",
     "RankStalled",
     "RankStatus",
-    "Shrunk",
     "constructing",
-    "is_deaf",
     "ranks",
     "set_patience",
-    "shrink",
     "stack_of",
     "wait",
     "waiting_for_buffers",

@@ -9,8 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpx import errors
-from ddpx.timeline import trace
+from ddpx.timeline import errors, trace
 from ddpx.timeline.assembly import assemble
 from ddpx.timeline.recorder import Recorder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpx import errors
+from ddpx.timeline import errors
 from ddpx.timeline.figures import computing, holdup
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
 

@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpx import errors
+from ddpx.timeline import errors
 from ddpx.timeline.extent import all_launched, filling, find_step, step_extent, straggler
 from ddpx.timeline.figures import common, step_figures
 from ddpx.timeline.model import Interval, Recording, Step

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ddpx import errors
+from ddpx.timeline import errors
 from ddpx.timeline.figures import Holdup, bandwidth, holdup, step_figures, transfer_ns
 from ddpx.timeline.model import BucketTimes, Recording, Step
 

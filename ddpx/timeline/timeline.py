@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ddpx import errors
-from ddpx.timeline import trace
+from ddpx.timeline import errors, trace
 from ddpx.timeline.advice import advise
 from ddpx.timeline.assembly import assemble
 from ddpx.timeline.model import Recording, Step

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpx import errors
+from ddpx.timeline import errors
 from ddpx.timeline.chrome import to_events
 from ddpx.timeline.model import Recording
 from ddpx.timeline.raw import RankData

@@ -23,9 +23,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ddpx
-from ddpx.health import meeting
+from ddpx.recovery import meeting
 
-shrink = sys.modules["ddpx.health.shrink"]  # the package has a function of this name
+shrink = sys.modules["ddpx.recovery.shrink"]  # the package has a function of this name
 
 TIME_LIMIT_S = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -122,6 +122,25 @@ def test_nobody_is_lost():
         assert "no rank of this wrapper's process group is lost" in error
 
 
+def _calls_in_another_order(job: Job, rank: int) -> str:
+    models = [ddpx.ReducerDDP(nn.Linear(32, 32)) for _ in range(2)]
+    order = models[::-1] if rank == 1 else models
+    with pytest.raises(ddpx.RankMismatch):
+        for model in order:
+            model(torch.full((2, 32), float(rank))).pow(2).sum().backward()
+    try:
+        ddpx.shrink(models[0])
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_mismatch_loses_nobody():
+    """Each rank would otherwise go on alone."""
+    for error in run_job(Job(2, "shm", 1), _calls_in_another_order).values():
+        assert "different collective calls (ddpx.RankMismatch)" in error
+
+
 class _WithoutOptimizer(Trainer):
     def _shrink(self) -> None:
         with pytest.raises(RuntimeError) as caught:

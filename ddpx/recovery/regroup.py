@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ddpx import _C, errors
+from ddpx import _C
+from ddpx.recovery import errors
 from ddpx.shm import ShmOptions
 
 _ORDER_NAMES = {_C.ShmOrder.GLOO: "gloo", _C.ShmOrder.FIXED: "fixed"}

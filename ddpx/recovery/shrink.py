@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ddpx import _C, errors, params, state_sync
-from ddpx.health.failure import RankFailure
-from ddpx.health.meeting import ACCEPTED, READY, Agreement, Meeting
-from ddpx.health.regroup import Regrouping
+from ddpx import _C, params, state_sync
+from ddpx.errors import nobody_watches
+from ddpx.health.failure import RankFailure, RankMismatch
+from ddpx.recovery import errors
+from ddpx.recovery.meeting import ACCEPTED, READY, Agreement, Meeting
+from ddpx.recovery.regroup import Regrouping
 
 if TYPE_CHECKING:
     from ddpx.module import ReducerDDP
@@ -75,8 +77,8 @@ def shrink(
         timeout_s: seconds to wait for other survivors.
 
     Raises:
-        RuntimeError: nobody was lost; survivors did not come in time, and which; this wrapper
-            cannot go over to another group (the text says why).
+        RuntimeError: nobody was lost, as after RankMismatch; survivors did not come in time, and
+            which; this wrapper cannot go over to another group (the text says why).
         NotImplementedError: ranks of several machines; a process group of some ranks only.
     """
     monitor = _monitor_of_failure(model, step)
@@ -202,11 +204,13 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     rank does, too."""
     monitor = _C.monitor_of(model.process_group)
     if monitor is None:
-        raise errors.nobody_watches()
+        raise nobody_watches()
     # Else the error came from a call of the user's, perhaps between backward and optimizer step.
     raised_here = monitor.has_raised
     try:
         monitor.explain_error("")
+    except RankMismatch:
+        raise errors.shrink_after_mismatch() from None
     except RankFailure:
         if step is None and not raised_here:
             raise errors.shrink_needs_step() from None

@@ -14,7 +14,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ddpx import _C, errors
+from ddpx import _C
+from ddpx.recovery import errors
 
 _BETWEEN_LOOKS_S = 0.005
 _TIME_TO_CONNECT = timedelta(seconds=1)  # then it is looked whether anybody serves the store
