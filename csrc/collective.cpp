@@ -37,13 +37,22 @@ void throw_if_failed(const health::Monitor& monitor) {
   }
 }
 
+// Null if the group has none, as a group written in Python may not.
+c10::intrusive_ptr<c10d::Backend> backend_for(c10d::ProcessGroup& group, c10::DeviceType type) {
+  try {
+    return group.getBackend(type);
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
 class ProcessGroupCollective final : public Collective {
  public:
   explicit ProcessGroupCollective(c10::intrusive_ptr<c10d::ProcessGroup> group)
       : group_(std::move(group)),
         alone_(group_->getSize() == 1 && !communication_forced()),
         monitor_(monitor_of(group_)),
-        deaf_on_cpu_(is_deaf(backend_for(c10::kCPU))) {}
+        deaf_on_cpu_(is_deaf(*group_, c10::kCPU)) {}
 
   int rank() const override {
     return group_->getRank();
@@ -92,7 +101,7 @@ class ProcessGroupCollective final : public Collective {
 
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
     if (!communication_memory_disabled()) {
-      if (const auto backend = backend_for(options.device().type())) {
+      if (const auto backend = backend_for(*group_, options.device().type())) {
         if (backend->supportsTensorAlloc(options.device().index())) {
           return backend->allocateTensor(static_cast<long>(numel), options);
         }
@@ -102,20 +111,6 @@ class ProcessGroupCollective final : public Collective {
   }
 
  private:
-  // Null if the group has none, as a group written in Python may not.
-  c10::intrusive_ptr<c10d::Backend> backend_for(c10::DeviceType type) const {
-    try {
-      return group_->getBackend(type);
-    } catch (const c10::Error&) {
-      return nullptr;
-    }
-  }
-
-  // gloo has no abort(): who waits in it has to look up now and then.
-  static bool is_deaf(const c10::intrusive_ptr<c10d::Backend>& backend) {
-    return backend && backend->getBackendName() == "gloo";
-  }
-
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   bool alone_;
   std::shared_ptr<health::Monitor> monitor_;
@@ -152,6 +147,11 @@ void Collective::wait(c10::ivalue::Future& future) const {
     throw_if_failed(*watch);
   }
   future.waitAndThrow();
+}
+
+bool is_deaf(c10d::ProcessGroup& group, c10::DeviceType device) {
+  const auto backend = device == c10::kCPU ? backend_for(group, device) : nullptr;
+  return backend && backend->getBackendName() == "gloo";
 }
 
 std::shared_ptr<Collective> make_collective(c10::intrusive_ptr<c10d::ProcessGroup> group) {

@@ -52,6 +52,10 @@ class Collective {
   virtual at::Tensor allocate(int64_t numel, const at::TensorOptions& options) = 0;
 };
 
+// Whether calls of the group on tensors of that device go on waiting when it is aborted, as gloo's
+// do; Collective::wait() looks up from them.
+bool is_deaf(c10d::ProcessGroup& group, c10::DeviceType device);
+
 std::shared_ptr<Collective> make_collective(c10::intrusive_ptr<c10d::ProcessGroup> group);
 
 }  // namespace ddpx

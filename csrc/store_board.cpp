@@ -2,14 +2,11 @@
 
 #include <string>
 #include <utility>
-#include <vector>
+
+#include "store_text.h"
 
 namespace ddpx {
 namespace {
-
-std::vector<uint8_t> to_bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
 
 class StoreBoard final : public health::Board {
  public:
@@ -20,16 +17,11 @@ class StoreBoard final : public health::Board {
   }
 
   std::optional<std::string> get(const std::string& key) override {
-    if (!store().check({key})) {
-      return std::nullopt;
-    }
-    const auto value = store().get(key);
-    return std::string(value.begin(), value.end());
+    return get_text(store(), key);
   }
 
   std::string set_first(const std::string& key, const std::string& text) override {
-    const auto standing = store().compareSet(key, std::vector<uint8_t>(), to_bytes(text));
-    return {standing.begin(), standing.end()};
+    return set_first_text(store(), key, text);
   }
 
  private:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from ddpx import health
+from ddpx import _C, health
 
 # Tensors are flattened together up to this size for a broadcast.
 BROADCAST_BYTES = 250 * 1024 * 1024
@@ -18,7 +18,7 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
     if not tensors or group.size() == 1:
         return
     with torch.no_grad():
-        if not all(health.is_deaf(group, tensor.device) for tensor in tensors):
+        if not all(_C.is_deaf(group, tensor.device) for tensor in tensors):
             dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
             return
         for together in _flattened_together(tensors):

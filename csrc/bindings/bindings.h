@@ -7,6 +7,7 @@ namespace ddpx::bindings {
 
 void bind_phase(pybind11::module_& module);
 void bind_bucket_plan(pybind11::module_& module);
+void bind_collective(pybind11::module_& module);
 void bind_recording(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
 void bind_health(pybind11::module_& module);

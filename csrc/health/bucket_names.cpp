@@ -45,6 +45,9 @@ std::string BucketNames::describe(const Activity& activity) const {
   if (activity.doing == Doing::kConstruction) {
     return "construction of the wrapper";
   }
+  if (activity.model == kNoModel) {
+    return "user code, after construction of the wrapper";
+  }
   std::ostringstream out;
   out << "step " << activity.step << ", phase " << to_string(activity.doing);
   if (activity.model > 0) {

@@ -138,10 +138,10 @@ void Monitor::raise_if_failed(const std::string& said) {
   auto found = report();
   found->said = said;
   const auto& failure = found->failure;
-  const bool stalled = failure.kind == FailureKind::kStalled;
   if (failure.kind == FailureKind::kMismatch) {
-    page_.be_at_odds(failure.how);
+    page_.fail("ddpx.RankMismatch: " + failure.how, std::nullopt);
   } else {
+    const bool stalled = failure.kind == FailureKind::kStalled;
     page_.fail(
         (stalled ? "ddpx.RankStalled: it gave up waiting for rank "
                  : "ddpx.RankFailure: it lost rank ") +
@@ -152,24 +152,19 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::raise_mismatch(const std::string& how) {
-  // Ranks may find it at the same moment, each in its own words.
-  page_.be_at_odds(how);
+  Failure own{FailureKind::kMismatch, {}, how};
+  // Ranks may find it at the same moment, each in its own words: those of the first one count.
+  page_.declare(own.to_text());
   std::this_thread::sleep_for(kTimeToAgree);
-  if (auto known = roster_.find_mismatch(page_.view().layout().at_odds_since_ns)) {
-    declare(std::move(*known));
-  }
-  declare(Failure{FailureKind::kMismatch, {}, how});
+  auto known = roster_.find_declared(page_.view().layout().declared_ns);
+  declare(known ? std::move(*known) : std::move(own));
   raise_if_failed();
   throw std::logic_error("a failure that was declared was not raised");
 }
 
 std::optional<Failure> Monitor::find_failure(bool also_left) const {
-  for (auto failure : {roster_.find_mismatch(), roster_.find_declared()}) {
-    if (failure) {
-      return failure;
-    }
-  }
-  return roster_.find_dead(also_left);
+  auto declared = roster_.find_declared();
+  return declared ? declared : roster_.find_dead(also_left);
 }
 
 std::optional<RankReport> Monitor::report() const {
@@ -196,7 +191,7 @@ void Monitor::declare(Failure failure) {
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
-  page_.view().layout().failure.write(failure.to_text());
+  page_.declare(failure.to_text());
   log(Level::kError, "rank_failed", failure.describe(), failure.first_rank());
   courier_->post_failure(failure.to_text());
   group_.abort();

@@ -82,24 +82,20 @@ void OwnPage::leave() {
 }
 
 void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {
-  if (view_.presence() != Presence::kFailing) {
-    view_.layout().culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
+  if (view_.presence() == Presence::kFailing) {
+    return;
   }
-  end(Presence::kFailing, cause);
+  auto& layout = view_.layout();
+  layout.culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
+  layout.cause.write(cause);
+  layout.presence.store(static_cast<uint32_t>(Presence::kFailing), std::memory_order_release);
 }
 
-void OwnPage::be_at_odds(const std::string& how) {
+void OwnPage::declare(const std::string& failure) {
+  auto& layout = view_.layout();
   int64_t never = 0;
-  view_.layout().at_odds_since_ns.compare_exchange_strong(never, now_ns());
-  end(Presence::kAtOdds, how);
-}
-
-void OwnPage::end(Presence presence, const std::string& cause) {
-  const auto now = view_.presence();
-  if (now == Presence::kThere || now == Presence::kLeft) {
-    view_.layout().cause.write(cause);
-    view_.layout().presence.store(static_cast<uint32_t>(presence), std::memory_order_release);
-  }
+  layout.declared_ns.compare_exchange_strong(never, now_ns());
+  layout.failure.write(failure);
 }
 
 }  // namespace ddpx::health

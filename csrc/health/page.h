@@ -19,7 +19,6 @@ enum class Presence : uint32_t {
   kThere = 0,
   kFailing = 1,  // its script ends because of an error; `cause` says which
   kLeft = 2,     // its process group was destroyed, or its script came to its end
-  kAtOdds = 3,   // it has found that ranks make different collective calls; `cause` says how
 };
 
 // What a rank has launched in one step of one wrapper, to be compared with what others have.
@@ -58,8 +57,8 @@ struct PageLayout {
   };
   static constexpr std::size_t kNumTrails = 16;
   std::array<TrailEntry, kNumTrails> trails;
-  std::atomic<int64_t> at_odds_since_ns;  // the words of the first one count
-  SharedText<8192> failure;               // that the owner has declared: Failure, as text
+  std::atomic<int64_t> declared_ns;  // when the owner first declared a failure; 0: never
+  SharedText<8192> failure;          // that it has declared: Failure, as text
 };
 
 // A page that some process wrote or writes. Thread-safe.
@@ -100,11 +99,12 @@ class OwnPage {
   // Only the first end counts, but that a failing rank may have seemed to leave.
   void leave();
   void fail(const std::string& cause, std::optional<int> culprit);
-  void be_at_odds(const std::string& how);
+
+  // That the group cannot go on, and why: a Failure, as text. It may be replaced by what another
+  // rank declared before.
+  void declare(const std::string& failure);
 
  private:
-  void end(Presence presence, const std::string& cause);
-
   shm::UniqueFd fd_;
   PageView view_;
 };

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -20,7 +19,7 @@ namespace {
 struct Stat {
   char state;
   uint64_t start_time;
-  std::optional<int> exit_code;  // as wait() gives it
+  std::optional<int> wait_status;
 };
 
 // proc(5): the name, in parentheses, may hold spaces, so fields are counted from behind it.
@@ -46,7 +45,7 @@ std::optional<Stat> read_stat(pid_t pid) {
   }
   Stat stat{fields.front().front(), std::stoull(fields[kStartTime]), std::nullopt};
   if (fields.size() > kExitCode && (stat.state == 'Z' || stat.state == 'X')) {
-    stat.exit_code = std::stoi(fields[kExitCode]);
+    stat.wait_status = std::stoi(fields[kExitCode]);
   }
   return stat;
 }
@@ -74,7 +73,7 @@ shm::UniqueFd open_pidfd([[maybe_unused]] pid_t pid) {
 
 // As wait() gives it. Where the kernel is new enough (6.15) it keeps that for who holds a pidfd,
 // also once the parent has taken note: a launcher does so at once.
-std::optional<int> exit_code_of(int pidfd) {
+std::optional<int> wait_status_of(int pidfd) {
   struct Info {                        // the kernel's struct pidfd_info, first version
     uint64_t mask = uint64_t{1} << 3;  // PIDFD_INFO_EXIT
     uint64_t cgroup = 0;
@@ -88,16 +87,20 @@ std::optional<int> exit_code_of(int pidfd) {
                                                : std::nullopt;
 }
 
-std::string describe_ending(int code) {
-  if (WIFSIGNALED(code)) {
-    const char* name = sigabbrev_np(WTERMSIG(code));
-    return "was killed by " +
-           (name ? "SIG" + std::string(name) : "signal " + std::to_string(WTERMSIG(code)));
-  }
-  return "ended with exit code " + std::to_string(WEXITSTATUS(code));
-}
-
 }  // namespace
+
+std::string describe_ending(std::optional<int> wait_status) {
+  if (!wait_status) {
+    return "died";
+  }
+  if (WIFSIGNALED(*wait_status)) {
+    const int signal = WTERMSIG(*wait_status);
+    const char* name = sigabbrev_np(signal);
+    return "was killed by " +
+           (name ? "SIG" + std::string(name) : "signal " + std::to_string(signal));
+  }
+  return "ended with exit code " + std::to_string(WEXITSTATUS(*wait_status));
+}
 
 ProcessId this_process() {
   const auto pid = getpid();
@@ -124,13 +127,12 @@ bool ProcessWatch::ended() const {
   return now == 0 || now == 'Z' || now == 'X';
 }
 
-std::string ProcessWatch::ending() const {
-  if (const auto code = fd_ ? exit_code_of(fd_.get()) : std::nullopt) {
-    return describe_ending(*code);
+std::optional<int> ProcessWatch::wait_status() const {
+  if (const auto status = fd_ ? wait_status_of(fd_.get()) : std::nullopt) {
+    return status;
   }
   const auto stat = read_stat(id_.pid);
-  const bool known = stat && stat->start_time == id_.start_time && stat->exit_code;
-  return known ? describe_ending(*stat->exit_code) : "died";
+  return stat && stat->start_time == id_.start_time ? stat->wait_status : std::nullopt;
 }
 
 char ProcessWatch::state() const {

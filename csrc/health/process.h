@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "../shm/unique_fd.h"
@@ -31,9 +32,9 @@ class ProcessWatch {
 
   bool ended() const;
 
-  // Of a process that has ended: "was killed by SIGKILL", "ended with exit code 3", or "died" once
-  // its parent has taken note of its end.
-  std::string ending() const;
+  // Of a process that has ended, as wait() gives it; none once its parent has taken note of its
+  // end.
+  std::optional<int> wait_status() const;
 
   // 'T' if it is stopped, else as in proc(5); 0 if it is gone.
   char state() const;
@@ -42,5 +43,8 @@ class ProcessWatch {
   ProcessId id_;
   shm::UniqueFd fd_;
 };
+
+// "was killed by SIGKILL", "ended with exit code 3", or "died" if nothing is known.
+std::string describe_ending(std::optional<int> wait_status);
 
 }  // namespace ddpx::health

@@ -8,8 +8,6 @@
 namespace ddpx::health {
 namespace {
 
-constexpr const char* kHasLeft = "has left (its script ended, or it destroyed its process group)";
-
 // They tell something twice a second.
 constexpr int64_t kSilenceNs = 2'000'000'000;
 
@@ -17,6 +15,52 @@ bool blames_another(const Peer& peer) {
   const auto* page = peer.page();
   return page && page->presence() == Presence::kFailing &&
          page->layout().culprit_plus_1.load() != 0;
+}
+
+enum class Fate {
+  kLives,
+  kLeft,    // said so
+  kEnded,   // its process, with exit code 0: os._exit(0), as some scripts end
+  kRaised,  // an exception ends its script
+  kDied,
+};
+
+Fate fate_of(const Peer& peer) {
+  const auto presence = peer.page() ? peer.page()->presence() : Presence::kThere;
+  const bool ended = peer.watch() && peer.watch()->ended();
+  switch (presence) {
+    case Presence::kFailing:
+      // The one that it blames will be seen, too.
+      return blames_another(peer) && !ended ? Fate::kLives : Fate::kRaised;
+    case Presence::kLeft:
+      return Fate::kLeft;
+    case Presence::kThere:
+      break;
+  }
+  if (!ended) {
+    return Fate::kLives;
+  }
+  return peer.watch()->wait_status() == 0 ? Fate::kEnded : Fate::kDied;
+}
+
+// It harms only those that wait for it.
+bool may_be_meant(Fate fate) {
+  return fate == Fate::kLeft || fate == Fate::kEnded;
+}
+
+std::string describe(Fate fate, const Peer& peer) {
+  switch (fate) {
+    case Fate::kLives:
+      return "lives";
+    case Fate::kLeft:
+      return "has left (its script ended, or it destroyed its process group)";
+    case Fate::kRaised:
+      return "raised an exception that ended its script";
+    case Fate::kEnded:
+    case Fate::kDied:
+      return describe_ending(peer.watch()->wait_status());
+  }
+  return {};
 }
 
 // Of the step that `ours` is about; none if it cannot be seen, or is not there any more.
@@ -93,84 +137,56 @@ std::vector<int> Roster::far_ranks() const {
 
 // ---- gone --------------------------------------------------------------------------------------
 
-std::optional<Casualty> Roster::casualty(const Peer& peer, bool also_left) const {
+Casualty Roster::casualty(const Peer& peer, std::string what) const {
   const auto& who = peer.introduction();
-  Casualty found{peer.rank(), who.host, who.process.pid, {}, {}, {}};
-  if (const auto activity = peer.activity()) {
-    found.last_seen = names_.describe(*activity);
-  }
-  const auto presence = peer.page() ? peer.page()->presence() : Presence::kThere;
-  const bool ended = peer.watch() && peer.watch()->ended();
-  if (presence == Presence::kFailing) {
-    if (blames_another(peer) && !ended) {
-      return std::nullopt;  // that one will be seen, too
-    }
-    found.what = "raised an exception that ended its script";
-    found.cause = peer.page()->layout().cause.read();
-    return found;
-  }
-  if (presence == Presence::kAtOdds) {
-    return std::nullopt;  // its script may end; why, find_mismatch() tells
-  }
-  if (presence == Presence::kLeft) {
-    found.what = kHasLeft;
-    return also_left ? std::make_optional(found) : std::nullopt;
-  }
-  if (!ended) {
-    return std::nullopt;
-  }
-  found.what = peer.watch()->ending();
-  if (found.what == "ended with exit code 0" && !also_left) {
-    return std::nullopt;  // os._exit(0), as some scripts end
-  }
-  return found;
+  const auto last = peer.activity();
+  return Casualty{
+      peer.rank(),
+      who.host,
+      who.process.pid,
+      std::move(what),
+      {},
+      last ? names_.describe(*last) : std::string()};
 }
 
 std::optional<Failure> Roster::find_dead(bool also_left) const {
+  Failure left{FailureKind::kLeft, {}, {}};
   Failure first;
   Failure because_of_others;
   for (const auto& peer : peers()) {
-    if (auto found = peer ? casualty(*peer, also_left) : std::nullopt) {
-      (blames_another(*peer) ? because_of_others : first).casualties.push_back(std::move(*found));
-    }
-  }
-  auto& failure = first.casualties.empty() ? because_of_others : first;
-  if (failure.casualties.empty()) {
-    return std::nullopt;
-  }
-  const auto left = [](const Casualty& casualty) { return casualty.what == kHasLeft; };
-  if (std::all_of(failure.casualties.begin(), failure.casualties.end(), left)) {
-    failure.kind = FailureKind::kLeft;
-  } else {
-    std::erase_if(failure.casualties, left);
-  }
-  return failure;
-}
-
-std::optional<Failure> Roster::find_mismatch(int64_t before_ns) const {
-  std::optional<Failure> first;
-  for (const auto& peer : peers()) {
-    if (!peer || !peer->page() || peer->page()->presence() != Presence::kAtOdds) {
+    const auto fate = peer ? fate_of(*peer) : Fate::kLives;
+    if (fate == Fate::kLives || (!also_left && may_be_meant(fate))) {
       continue;
     }
-    const auto& layout = peer->page()->layout();
-    if (layout.at_odds_since_ns < before_ns) {
-      before_ns = layout.at_odds_since_ns;
-      first = Failure{FailureKind::kMismatch, {}, layout.cause.read()};
+    auto found = casualty(*peer, describe(fate, *peer));
+    if (fate == Fate::kRaised) {
+      found.cause = peer->page()->layout().cause.read();
     }
+    auto& failure = fate == Fate::kLeft ? left : blames_another(*peer) ? because_of_others : first;
+    failure.casualties.push_back(std::move(found));
   }
-  return first;
-}
-
-std::optional<Failure> Roster::find_declared() const {
-  for (const auto& peer : peers()) {
-    if (peer && peer->page()) {
-      if (auto failure = Failure::from_text(peer->page()->layout().failure.read())) {
-        return failure;
-      }
+  for (auto* failure : {&first, &left, &because_of_others}) {
+    if (!failure->casualties.empty()) {
+      return *failure;
     }
   }
   return std::nullopt;
+}
+
+std::optional<Failure> Roster::find_declared(int64_t before_ns) const {
+  std::optional<Failure> first;
+  for (const auto& peer : peers()) {
+    const auto* page = peer ? peer->page() : nullptr;
+    const auto declared_ns = page ? page->layout().declared_ns.load() : 0;
+    if (declared_ns == 0 || declared_ns >= before_ns) {
+      continue;
+    }
+    if (auto failure = Failure::from_text(page->layout().failure.read())) {
+      first = std::move(failure);
+      before_ns = declared_ns;
+    }
+  }
+  return first;
 }
 
 std::optional<Failure> Roster::find_silent() const {
@@ -180,16 +196,10 @@ std::optional<Failure> Roster::find_silent() const {
     if (since == 0 || now_ns() - since < kSilenceNs) {
       continue;
     }
-    const auto& who = peer->introduction();
-    const auto last = peer->activity();
-    failure.casualties.push_back(
-        {peer->rank(),
-         who.host,
-         who.process.pid,
-         "has not been heard of for " + in_seconds(now_ns() - since) +
-             " s, and its connections broke: it died, or its machine did",
-         {},
-         last ? names_.describe(*last) : std::string()});
+    failure.casualties.push_back(casualty(
+        *peer,
+        "has not been heard of for " + in_seconds(now_ns() - since) +
+            " s, and its connections broke: it died, or its machine did"));
   }
   return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
 }

@@ -39,12 +39,10 @@ class Roster {
   // others nothing, unless nobody else is to blame. Those that have just left only if asked for.
   std::optional<Failure> find_dead(bool also_left) const;
 
-  // That some rank has found that ranks make different collective calls.
-  // In the words of the rank that found it first, if that was before `before_ns`.
-  std::optional<Failure> find_mismatch(
+  // What another rank of this machine has declared, for all: the first one, if that was before
+  // `before_ns` (CLOCK_MONOTONIC).
+  std::optional<Failure> find_declared(
       int64_t before_ns = std::numeric_limits<int64_t>::max()) const;
-  // What another rank of this machine has found, for all.
-  std::optional<Failure> find_declared() const;
 
   // Ranks of other machines that have told nothing for a while.
   std::optional<Failure> find_silent() const;
@@ -65,7 +63,7 @@ class Roster {
   std::optional<std::string> mismatch(const Trail& ours) const;
 
  private:
-  std::optional<Casualty> casualty(const Peer& peer, bool also_left) const;
+  Casualty casualty(const Peer& peer, std::string what) const;
 
   int rank_;
   mutable std::mutex mutex_;

@@ -1,6 +1,6 @@
 #include "bulletin.h"
 
-#include <vector>
+#include "../store_text.h"
 
 namespace ddpx {
 namespace {
@@ -12,21 +12,16 @@ std::string answer_key(int rank) {
   return "bulletin/answer/" + std::to_string(rank);
 }
 
-std::vector<uint8_t> to_bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
 }  // namespace
 
 Bulletin::Bulletin(const c10::intrusive_ptr<c10d::Store>& store) : store_(store->clone()) {}
 
 std::string Bulletin::post(const std::string& failure) {
-  const auto standing = store_->compareSet(kFailure, std::vector<uint8_t>(), to_bytes(failure));
-  return {standing.begin(), standing.end()};
+  return set_first_text(*store_, kFailure, failure);
 }
 
 std::optional<std::string> Bulletin::failure() {
-  return read(kFailure);
+  return get_text(*store_, kFailure);
 }
 
 void Bulletin::call_roll() {
@@ -42,16 +37,8 @@ void Bulletin::answer(int rank, uint64_t num_begun) {
 }
 
 std::optional<uint64_t> Bulletin::answer_of(int rank) {
-  const auto text = read(answer_key(rank));
+  const auto text = get_text(*store_, answer_key(rank));
   return text ? std::optional<uint64_t>(std::stoull(*text)) : std::nullopt;
-}
-
-std::optional<std::string> Bulletin::read(const std::string& key) {
-  if (!store_->check({key})) {
-    return std::nullopt;
-  }
-  const auto value = store_->get(key);
-  return std::string(value.begin(), value.end());
 }
 
 }  // namespace ddpx

@@ -27,8 +27,6 @@ class Bulletin {
   std::optional<uint64_t> answer_of(int rank);
 
  private:
-  std::optional<std::string> read(const std::string& key);
-
   c10::intrusive_ptr<c10d::Store> store_;
 };
 

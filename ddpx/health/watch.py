@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from types import TracebackType
 
 import torch
@@ -21,7 +20,6 @@ from ddpx.health import log
 
 _started = threading.Lock()
 _MEETING_S = 1.0
-_MOMENT = timedelta(milliseconds=200)
 
 
 def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
@@ -60,9 +58,12 @@ def constructing(monitor: _C.Monitor | None) -> Iterator[None]:
         return
     monitor.begin_construction()
     _meet(monitor)
-    with explained(monitor):
-        yield
-    _meet(monitor)
+    try:
+        with explained(monitor):
+            yield
+        _meet(monitor)
+    finally:
+        monitor.note(_C.Doing.OUTSIDE)
 
 
 def _meet(monitor: _C.Monitor) -> None:
@@ -81,9 +82,11 @@ def waiting_for_buffers(monitor: _C.Monitor | None) -> Iterator[None]:
         yield
         return
     monitor.note(_C.Doing.BUFFERS)
-    with explained(monitor):
-        yield
-    monitor.note(_C.Doing.FORWARD)
+    try:
+        with explained(monitor):
+            yield
+    finally:
+        monitor.note(_C.Doing.FORWARD)
 
 
 @contextmanager
@@ -91,8 +94,6 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
     """Around a collective call: if it fails because ranks are gone, RankFailure says so."""
     try:
         yield
-    except errors.Disagreement:
-        raise  # nobody is gone
     except RuntimeError as error:
         if monitor is not None:
             monitor.explain_error(str(error))
@@ -100,41 +101,10 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
 
 
 def wait(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Waits for a collective call on tensors of ``device``; see :func:`explained`.
-
-    gloo has no abort, and sees the end of those ranks only that it talks to just now: the wait
-    looks up now and then.
-    """
+    """Waits for a collective call on tensors of ``device``; see :func:`explained`."""
     assert work is not None  # as for a rank that is no member of the group
-    monitor = watch(group)
-    with explained(monitor):
-        if monitor is None or not is_deaf(group, device):
-            work.wait()
-            return
-        while not _wait_for_a_moment(work):
-            monitor.raise_if_failed()
-
-
-def is_deaf(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether its collective calls go on waiting when the group is aborted."""
-    if device.type != "cpu":
-        return False
-    try:
-        return bool(group._get_backend(device).name() == "gloo")
-    except RuntimeError:  # it has none, as a group written in Python
-        return False
-
-
-def _wait_for_a_moment(work: dist.Work) -> bool:
-    """Whether it is done. Raises what ended it."""
-    try:
-        work.wait(_MOMENT)
-        return True
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        work.wait()  # raises, unless it ended just now
-        return True
+    with explained(watch(group)):
+        _C.wait(work, group, device)
 
 
 # ---- the start, and the end of this rank ---------------------------------------------------------

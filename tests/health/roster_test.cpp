@@ -142,7 +142,7 @@ TEST_F(RosterTest, WhatAPeerHasDeclaredIsTakenOver) {
   EXPECT_FALSE(roster.find_declared());
   const Failure failure{
       FailureKind::kStalled, {{0, "here", 1, "has not come for 3 s", "", ""}}, {}};
-  child.page().view().layout().failure.write(failure.to_text());
+  child.page().declare(failure.to_text());
   ASSERT_TRUE(roster.find_declared());
   EXPECT_EQ(roster.find_declared()->describe(), failure.describe());
 }

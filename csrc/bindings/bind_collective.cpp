@@ -1,0 +1,31 @@
+#include <torch/csrc/utils/pybind.h>
+
+#include "../collective.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace ddpx::bindings {
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+void bind_collective(py::module_& module) {
+  module.def(
+      "is_deaf",
+      [](const Group& process_group, const c10::Device& device) {
+        return is_deaf(*process_group, device.type());
+      },
+      py::arg("process_group").none(false),
+      py::arg("device").none(false));
+  module.def(
+      "wait",
+      [](const Collective::Work& work, const Group& process_group, const c10::Device& device) {
+        make_collective(process_group)->wait(*work, device);
+      },
+      py::arg("work").none(false),
+      py::arg("process_group").none(false),
+      py::arg("device").none(false),
+      py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace ddpx::bindings

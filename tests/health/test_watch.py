@@ -1,0 +1,108 @@
+"""What the watch over ranks says of ranks that live: warnings, stacks, and when it says nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ddpx
+from ddpx import ReducerDDP
+
+_WARN_S = 0.3
+
+
+@contextmanager
+def _logged() -> Iterator[list[logging.LogRecord]]:
+    """What this rank logs; it warns soon."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("ddpx.health")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield records
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+        ddpx.set_patience()
+
+
+def _events(records: list[logging.LogRecord]) -> list[str]:
+    return [record.event for record in records]  # type: ignore[attr-defined]
+
+
+def _sleep_in_the_loader(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _ask_for_a_stack() -> str | None:
+    model = ReducerDDP(nn.Linear(2, 2))
+    dist.barrier()
+    stack = None
+    if dist.get_rank() == 1:
+        _sleep_in_the_loader(1.5)
+    else:
+        time.sleep(0.3)
+        stack = ddpx.stack_of(model, 1)
+    dist.barrier()
+    return stack
+
+
+def test_stack_of_a_rank(ranks):
+    stack = ranks(2).run(_ask_for_a_stack)[0]
+    first_thread = stack.split("\nthread ")[0]
+    assert first_thread.startswith("thread MainThread:") and "_sleep_in_the_loader" in first_thread
+
+
+def _stall() -> list[tuple[str, int, str]]:
+    with _logged() as records:
+        model = ReducerDDP(nn.Linear(2, 2))
+        ddpx.set_patience(warn_s=_WARN_S, stacks=True)
+        loss = model(torch.ones(1, 2)).sum()
+        if dist.get_rank() == 1:
+            _sleep_in_the_loader(2.4)
+        loss.backward()
+        time.sleep(0.5)  # that the wait is over is logged, too
+    return [(r.event, r.about_rank, r.getMessage()) for r in records]  # type: ignore[attr-defined]
+
+
+def test_a_warning_brings_the_stack_if_asked_for(ranks):
+    records = ranks(2).run(_stall)[0]
+    warning = next(message for event, _, message in records if event == "stalled")
+    assert "missing: rank 1, host " in warning and "phase forward" in warning
+    stack = next(message for event, _, message in records if event == "stack")
+    assert stack.startswith("rank 1 is at: ") and "_sleep_in_the_loader" in stack
+    # Back-off: about 0.3 s, 0.9 s and 2.1 s after the wait began.
+    assert [event for event, _, _ in records].count("stalled") in (2, 3, 4)
+    assert "stall_over" in [event for event, _, _ in records]
+
+
+def _idle(make: str) -> tuple[str, list[str]]:
+    """Ranks that wait for nobody, long enough for a warning."""
+    error = ""
+    with _logged() as records:
+        ddpx.set_patience(warn_s=_WARN_S)
+        try:
+            model = ReducerDDP(nn.Linear(2, 2 + (dist.get_rank() if make == "fails" else 0)))
+            if make == "forward":
+                model(torch.ones(1, 2))
+        except RuntimeError as caught:
+            error = str(caught)
+        time.sleep(3 * _WARN_S)
+        dist.barrier()
+    return error, _events(records)
+
+
+@pytest.mark.parametrize("make", ["fails", "succeeds", "forward"])
+def test_who_waits_for_nobody_is_not_stalled(ranks, make):
+    for error, events in ranks(2).run(_idle, make):
+        assert ("these differ" in error) == (make == "fails")
+        assert not events
