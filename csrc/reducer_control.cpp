@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "different_calls.h"
 #include "reducer.h"
 #include "slot_io.h"
 
@@ -370,6 +371,8 @@ void Reducer::explain(const std::string& what) const {
     throw;
   } catch (const health::GroupFailed&) {
     notes_.explain_error({});
+  } catch (const DifferentCalls& cause) {
+    notes_.raise_mismatch(cause.how());
   } catch (const c10::Error& cause) {
     notes_.explain_error(cause.what_without_backtrace());
   } catch (const std::exception& cause) {

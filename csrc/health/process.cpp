@@ -87,6 +87,10 @@ std::optional<int> wait_status_of(int pidfd) {
                                                : std::nullopt;
 }
 
+constexpr const char* kAborted =
+    " (native code gave up, and its stderr says why; gloo does if ranks make different collective "
+    "calls)";
+
 }  // namespace
 
 std::string describe_ending(std::optional<int> wait_status) {
@@ -97,7 +101,8 @@ std::string describe_ending(std::optional<int> wait_status) {
     const int signal = WTERMSIG(*wait_status);
     const char* name = sigabbrev_np(signal);
     return "was killed by " +
-           (name ? "SIG" + std::string(name) : "signal " + std::to_string(signal));
+           (name ? "SIG" + std::string(name) : "signal " + std::to_string(signal)) +
+           (signal == SIGABRT ? kAborted : "");
   }
   return "ended with exit code " + std::to_string(WEXITSTATUS(*wait_status));
 }

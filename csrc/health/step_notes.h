@@ -64,6 +64,13 @@ class StepNotes {
     }
   }
 
+  // Ranks have made different calls: raises, as all do.
+  void raise_mismatch(const std::string& how) const {
+    if (monitor_) {
+      monitor_->raise_mismatch(how);
+    }
+  }
+
   // All buckets of the step are back: raises if ranks made different calls. What the buckets came
   // back with is compared a step later, too, when peers are sure to have it.
   void check_calls();

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "../different_calls.h"
 #include "../shm/error.h"
 
 namespace ddpx {
@@ -145,8 +146,12 @@ std::exception_ptr as_torch_error(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
   } catch (const shm::Error& cause) {
-    return std::make_exception_ptr(
-        c10::DistBackendError({__func__, __FILE__, __LINE__}, cause.what()));
+    const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+    if (cause.kind() == shm::ErrorKind::kMismatch) {
+      return std::make_exception_ptr(
+          DifferentCalls(here, cause.what(), shm::without_opening(cause.what())));
+    }
+    return std::make_exception_ptr(c10::DistBackendError(here, cause.what()));
   } catch (...) {
     return error;
   }

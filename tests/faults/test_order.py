@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -24,6 +25,19 @@ def _swapped_wrappers() -> tuple[str, str]:
     return _error_of(lambda: [model(x).pow(2).sum().backward() for model in order])
 
 
+def _extra_call(num_elements: int) -> tuple[str, str]:
+    """Between steps, rank 1 alone calls an all-reduce of another size."""
+    model = ReducerDDP(nn.Linear(32, 32))
+
+    def steps() -> None:
+        for number in range(3):
+            model(torch.ones(2, 32)).sum().backward()
+            if number == 1 and dist.get_rank() == 1:
+                dist.all_reduce(torch.zeros(num_elements))
+
+    return _error_of(steps)
+
+
 def _error_of(steps: Any) -> tuple[str, str]:
     try:
         steps()
@@ -36,6 +50,31 @@ def _error_of(steps: Any) -> tuple[str, str]:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_swapped_backwards(world_size: int, transport: str) -> None:
     _check([ending.value for ending in run_ranks(world_size, _swapped_wrappers, backend=transport)])
+
+
+@pytest.mark.parametrize("num_elements", [3, 5000])
+def test_an_extra_call_of_another_size_over_shm(num_elements: int) -> None:
+    """The transport compares what ranks call; rank 1 hears it from its own call."""
+    endings = run_ranks(3, _extra_call, num_elements, backend="shm")
+    errors = [ending.value for ending in endings]
+    assert [kind for kind, _ in errors] == ["RankMismatch", "DistBackendError", "RankMismatch"]
+    for _, text in errors:
+        assert "rank 0 called all_reduce #" in text and "(SUM of 1056 float32" in text, text
+        assert f"rank 1 called all_reduce #5 (SUM of {num_elements} float32" in text, text
+    assert "Look for a collective call" in errors[0][1]
+
+
+@pytest.mark.parametrize("num_elements", [3, 5000])
+def test_an_extra_call_of_another_size_over_gloo(num_elements: int) -> None:
+    """gloo ends one of the processes; the others say what that may have come from."""
+    endings = run_ranks(3, _extra_call, num_elements)
+    dead = [rank for rank, ending in enumerate(endings) if ending.value is None]
+    assert dead and all(endings[rank].exit_code == -signal.SIGABRT for rank in dead), endings
+    for rank in {0, 2}.difference(dead):
+        kind, text = endings[rank].value
+        assert kind == "RankFailure", text
+        assert any(f"rank {victim} (host " in text for victim in dead), text
+        assert "gloo does if ranks make different collective calls" in text, text
 
 
 def _check(errors: list[tuple[str, str]]) -> None:
