@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Pinned by hand, and installed first: a looser requirement could pull another build of torch.
 TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Ranks wait a lot, and starting them does not. By file: ranks live on from test to test.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
@@ -25,10 +27,10 @@ timeline: build  ## record 20 steps of the demo: summary, trace, picture and pag
 	@$(BIN)/python -m ddpx timeline --steps 20 --out runs/timeline examples/char_gpt/train.py -- --steps 60 --out runs/timeline/demo
 
 test: build  ## run every test; of large matrices a part
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: build  ## run every test, and large matrices in full
-	$(BIN)/python -m pytest --full
+	$(PYTEST) --full
 
 sanitize: build  ## AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer; leaks; fuzz
 	$(BIN)/python scripts/sanitize.py

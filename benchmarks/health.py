@@ -75,13 +75,15 @@ def time_health(transport: str, num_params: int, effort: Effort) -> tuple[Second
 
 def _time_notes() -> list[dict[str, float]]:
     """Nanoseconds a call, by number of ranks: benchmarks/health_bench.cpp."""
-    build = _ROOT / "build-torch_free"
+    build = _ROOT / "build-bench"
     tools = Path(sys.executable).parent
     cmake = str(tools / "cmake")
     for command in (
         [
             *(cmake, "-S", str(_ROOT / "tests" / "torch_free"), "-B", str(build), "-G", "Ninja"),
-            *(f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-DDDPX_BENCHMARKS=ON"),
+            f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DDDPX_BENCHMARKS=ON",
         ],
         [cmake, "--build", str(build), "--target", "health_bench"],
     ):

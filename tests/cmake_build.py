@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -47,16 +48,18 @@ def run_suite(program: Path) -> None:
 
 @functools.cache
 def build(source: Path, name: str, *definitions: str) -> Path:
-    """Build ``source`` in ``build-NAME``, once per process; return that directory."""
+    """Build ``source`` in ``build-NAME``, once a process; return that directory."""
     directory = ROOT / f"build-{name}"
-    run(
-        _tool("cmake"),
-        *("-S", source, "-B", directory, "-G", "Ninja"),
-        f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
-        *(f"-D{definition}" for definition in definitions),
-    )
-    jobs = os.environ.get("MAX_JOBS")
-    run(_tool("cmake"), "--build", directory, *(["--parallel", jobs] if jobs else []))
+    directory.mkdir(exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of tests may build it, too
+        run(
+            *(_tool("cmake"), "-S", source, "-B", directory, "-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
+            *(f"-D{definition}" for definition in definitions),
+        )
+        jobs = os.environ.get("MAX_JOBS")
+        run(_tool("cmake"), "--build", directory, *(["--parallel", jobs] if jobs else []))
     return directory
 
 
