@@ -118,8 +118,11 @@ class Reducer final : public GradListener,
   // Not any more; may come at any time.
   void remove_recording(const std::shared_ptr<Recording>& recording);
 
-  // The recordings of `older`, of the same params, go on here, and so does its count of steps. To
-  // be called before the first step.
+  // All ranks have just constructed the wrapper together, which gives it its number in the group.
+  void number_as_constructed();
+
+  // The recordings of `older`, of the same params, go on here, and so do its count of steps
+  // and its number. To be called before the first step.
   void continue_from(Reducer& older);
 
   // Called after each synchronised backward, on the thread that ends it.

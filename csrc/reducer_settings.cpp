@@ -84,16 +84,25 @@ void Reducer::remove_recording(const std::shared_ptr<Recording>& recording) {
       std::remove(recordings_.begin(), recordings_.end(), recording), recordings_.end());
 }
 
+void Reducer::number_as_constructed() {
+  const Lock lock(mutex_);
+  notes_.number_as_constructed();
+  note_outside();
+}
+
 void Reducer::continue_from(Reducer& older) {
   int64_t num_steps = 0;
   std::vector<std::shared_ptr<Recording>> recordings;
+  health::StepNotes notes;
   {
     const Lock lock(older.mutex_);
+    notes = older.notes_;
     num_steps = older.clock_.num_steps();
     recordings.swap(older.recordings_);
   }
   const Lock lock(mutex_);
   clock_.count_from(num_steps);
+  notes_.continue_from(notes);
   for (auto& recording : recordings) {
     add_recording(std::move(recording));
   }

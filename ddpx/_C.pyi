@@ -396,6 +396,8 @@ class Reducer:
         """From here on what happens is noted in ``recording``, too."""
     def remove_recording(self, recording: Recording) -> None:
         """Not any more."""
+    def number_as_constructed(self) -> None:
+        """All ranks have just constructed this wrapper together."""
     def continue_from(self, older: Reducer) -> None:
         """Its recordings go on here, and so does its count of steps."""
     def set_after_sync(self, callback: Callable[[], None]) -> None:

@@ -169,6 +169,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         if self._options.init_sync:
             self._make_ranks_agree(managed[0].tensor.device)
         self._attach(managed)
+        if self._options.init_sync:
+            self.reducer.number_as_constructed()
         record_if_asked(self, agreed=self._options.init_sync)
 
     def _make_ranks_agree(self, device: torch.device) -> None:

@@ -171,6 +171,7 @@ void bind_reducer(py::module_& module) {
       .def("add_recording", &Reducer::add_recording, py::arg("recording").none(false), NoGil())
       .def(
           "remove_recording", &Reducer::remove_recording, py::arg("recording").none(false), NoGil())
+      .def("number_as_constructed", &Reducer::number_as_constructed, NoGil())
       .def("continue_from", &Reducer::continue_from, py::arg("older").none(false), NoGil())
       .def(
           "set_after_sync",

@@ -50,7 +50,7 @@ std::string BucketNames::describe(const Activity& activity) const {
   }
   std::ostringstream out;
   out << "step " << activity.step << ", phase " << to_string(activity.doing);
-  if (activity.model > 0) {
+  if (activity.model > 0 && activity.model != kNotNumbered) {
     out << " of wrapper " << int{activity.model};
   }
   if (activity.doing == Doing::kWaiting || activity.doing == Doing::kHook) {

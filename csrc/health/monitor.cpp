@@ -94,16 +94,18 @@ void Monitor::start(std::unique_ptr<Board> board) {
   Sentry::instance().add(shared_from_this());
 }
 
-uint8_t Monitor::add_subject(std::weak_ptr<Subject> subject) {
+uint8_t Monitor::number_of_constructed() const {
+  return static_cast<uint8_t>((num_constructions_ - 1) % kNumConstructed);
+}
+
+uint8_t Monitor::next_number() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // Around and around: places of wrappers that are gone cannot be given away, since ranks have to
-  // give the same ones, and may let go of a wrapper at different times.
-  const auto model = static_cast<uint8_t>(num_subjects_++ % kNoModel);
-  if (model == subjects_.size()) {
-    subjects_.emplace_back();
-  }
+  return static_cast<uint8_t>(kNumConstructed + num_others_++ % kNumOthers);
+}
+
+void Monitor::set_subject(uint8_t model, std::weak_ptr<Subject> subject) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   subjects_[model] = std::move(subject);
-  return model;
 }
 
 void Monitor::begin_construction() {

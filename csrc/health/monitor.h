@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -51,8 +52,11 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // ---- for reducers --------------------------------------------------------------------------
 
-  // A wrapper over this group; its number, the same on every rank.
-  uint8_t add_subject(std::weak_ptr<Subject> subject);
+  // Numbers for wrappers over this group: of the one that all ranks have just constructed, and of
+  // another one that is about to make its first collective call.
+  uint8_t number_of_constructed() const;
+  uint8_t next_number();
+  void set_subject(uint8_t model, std::weak_ptr<Subject> subject);
 
   OwnPage& page() {
     return page_;
@@ -88,6 +92,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   int rank() const {
     return group_.rank;
   }
+
+  // What this rank waits for, by its page, is left to a device, and the rank goes on. `done` is
+  // asked on the sentry's thread, and not before it is late: asking may disturb a graph's capture.
+  void leave_in_flight(std::function<bool()> done);
 
   // For what no reducer does: wrapping a model; waiting for buffers, where the step stays the same.
   void begin_construction();
@@ -140,8 +148,14 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::optional<Failure> find_failure(bool also_left) const;
   void look_for_failures();
   void look_for_stalls();
-  void warn_of_stall(const Activity& own, int64_t waited_ns);
-  void give_up(int64_t waited_ns);
+  // Of peers: what this rank does itself, or has left to a device; none if it waits for nobody.
+  struct Wait {
+    Activity activity;
+    Progress needed;
+  };
+  std::optional<Wait> current_wait();
+  void warn_of_stall(const Wait& wait, int64_t waited_ns);
+  void give_up(const Wait& wait, int64_t waited_ns);
   void look_at_self();
   void log(Level level, const char* event, std::string message, int about) const;
 
@@ -156,9 +170,14 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable declared_;
-  std::size_t num_subjects_ = 0;
-  std::vector<std::weak_ptr<Subject>> subjects_;  // by model; of each, the newest
+  uint32_t num_others_ = 0;
+  std::map<uint8_t, std::weak_ptr<Subject>> subjects_;  // by model; of each, the newest
   std::optional<Failure> failure_;
+  struct InFlight {
+    std::function<bool()> done;
+    Wait wait;
+  };
+  std::optional<InFlight> in_flight_;  // the last one: those before it end before it
   std::atomic<bool> failed_{false};
   std::atomic<uint32_t> num_constructions_{0};
   std::atomic<bool> curious_{false};  // about what ranks of other machines do

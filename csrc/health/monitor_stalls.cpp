@@ -20,18 +20,52 @@ constexpr std::size_t kMostNames = 4;
 
 }  // namespace
 
-void Monitor::look_for_stalls() {
+void Monitor::leave_in_flight(std::function<bool()> done) {
+  auto activity = page_.view().activity();
+  activity.since_ns = now_ns();
+  const Wait wait{activity, page_.view().progress()};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  in_flight_ = InFlight{std::move(done), wait};
+}
+
+std::optional<Monitor::Wait> Monitor::current_wait() {
+  if (failed()) {
+    return std::nullopt;
+  }
   const auto own = page_.view().activity();
+  if (waits_for_peers(own.doing)) {
+    return Wait{own, page_.view().progress()};
+  }
+  std::optional<InFlight> left;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    left = in_flight_;
+  }
+  if (!left || now_ns() - left->wait.activity.since_ns < Patience::instance().soonest_ns()) {
+    return std::nullopt;
+  }
+  if (!left->done()) {
+    return left->wait;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (in_flight_ && in_flight_->wait.activity.since_ns == left->wait.activity.since_ns) {
+    in_flight_.reset();
+  }
+  return std::nullopt;
+}
+
+void Monitor::look_for_stalls() {
+  const auto wait = current_wait();
   const auto now = now_ns();
-  const bool waits = waits_for_peers(own.doing) && !failed();
-  switch (stalls_.look(waits ? own.since_ns : 0, now, Patience::instance())) {
+  const auto since = wait ? wait->activity.since_ns : 0;
+  switch (stalls_.look(since, now, Patience::instance())) {
     case StallWatch::Due::kNothing:
       break;
     case StallWatch::Due::kWarning:
-      warn_of_stall(own, now - own.since_ns);
+      warn_of_stall(*wait, now - since);
       break;
     case StallWatch::Due::kGiveUp:
-      give_up(now - own.since_ns);
+      give_up(*wait, now - since);
       break;
     case StallWatch::Due::kOver:
       curious_ = false;
@@ -46,12 +80,12 @@ void Monitor::look_for_stalls() {
   }
 }
 
-void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
+void Monitor::warn_of_stall(const Wait& wait, int64_t waited_ns) {
   curious_ = true;
-  const auto missing = roster_.missing(own, page_.view().progress());
+  const auto missing = roster_.missing(wait.activity, wait.needed);
   std::ostringstream out;
   out << "rank " << group_.rank << " has waited " << in_seconds(waited_ns) << " s in "
-      << roster_.names().describe(own);
+      << roster_.names().describe(wait.activity);
   if (missing.empty()) {
     out << "; all ranks have come so far, so that it is the communication that takes long";
   }
@@ -75,11 +109,10 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
   }
 }
 
-void Monitor::give_up(int64_t waited_ns) {
-  const auto own = page_.view().activity();
+void Monitor::give_up(const Wait& wait, int64_t waited_ns) {
   Failure failure{FailureKind::kStalled, {}, {}};
   const auto what = "has not come for " + in_seconds(waited_ns) + " s";
-  auto missing = roster_.missing(own, page_.view().progress());
+  auto missing = roster_.missing(wait.activity, wait.needed);
   // A rank that waits itself is late because of another one.
   const auto waits = [this](int rank) {
     const auto peer = roster_.peer(rank);
@@ -119,7 +152,8 @@ void Monitor::look_at_self() {
     std::shared_ptr<Subject> subject;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      subject = own.model < subjects_.size() ? subjects_[own.model].lock() : nullptr;
+      const auto found = subjects_.find(own.model);
+      subject = found == subjects_.end() ? nullptr : found->second.lock();
     }
     const auto missing = subject ? subject->missing_params() : std::vector<std::string>();
     if (!missing.empty()) {

@@ -15,15 +15,32 @@ uint64_t mixed(uint64_t digest, uint64_t value) {
 }  // namespace
 
 StepNotes::StepNotes(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject)
-    : monitor_(std::move(monitor)) {
+    : monitor_(std::move(monitor)), subject_(std::move(subject)) {}
+
+void StepNotes::number_as_constructed() {
   if (monitor_) {
-    trail_.model = monitor_->add_subject(std::move(subject));
+    set_number(monitor_->number_of_constructed());
   }
+}
+
+void StepNotes::continue_from(const StepNotes& older) {
+  if (monitor_ && monitor_ == older.monitor_ && older.trail_.model != kNotNumbered) {
+    set_number(older.trail_.model);
+  }
+}
+
+void StepNotes::set_number(uint8_t model) {
+  trail_.model = model;
+  monitor_->set_subject(model, subject_);
+  monitor_->roster().names().set(model, names_);
 }
 
 void StepNotes::note_launch(int64_t num_bytes, int dtype) {
   if (!monitor_) {
     return;
+  }
+  if (trail_.model == kNotNumbered) {
+    set_number(monitor_->next_number());
   }
   if (trail_.num_launched == 0) {
     trail_.sequence = monitor_->sequence();

@@ -17,6 +17,12 @@ class StepNotes {
   StepNotes() = default;
   StepNotes(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject);
 
+  // All ranks have just constructed this wrapper together.
+  void number_as_constructed();
+
+  // The same wrapper, as its ranks know it, has a new reducer.
+  void continue_from(const StepNotes& older);
+
   // What this rank does from here on.
   void note(Doing doing, std::size_t bucket = 0) {
     if (monitor_) {
@@ -76,8 +82,9 @@ class StepNotes {
   void check_calls();
 
   void name_buckets(std::vector<std::vector<std::string>> names) {
+    names_ = std::move(names);
     if (monitor_) {
-      monitor_->roster().names().set(trail_.model, std::move(names));
+      monitor_->roster().names().set(trail_.model, names_);
     }
   }
 
@@ -90,8 +97,12 @@ class StepNotes {
   }
 
  private:
+  void set_number(uint8_t model);
+
   std::shared_ptr<Monitor> monitor_;
-  Trail trail_;
+  std::weak_ptr<Subject> subject_;
+  std::vector<std::vector<std::string>> names_;  // of the params, by bucket
+  Trail trail_{kNotNumbered, 0, 0, 0, 0, 0};
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
   Trail last_;                      // of the step before, if it came to its end
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Iterator
@@ -83,6 +84,29 @@ def test_a_warning_brings_the_stack_if_asked_for(ranks):
     # Back-off: about 0.3 s, 0.9 s and 2.1 s after the wait began.
     assert [event for event, _, _ in records].count("stalled") in (2, 3, 4)
     assert "stall_over" in [event for event, _, _ in records]
+
+
+def _copy_on_one_rank() -> list[str]:
+    """As for an average of weights that only rank 0 keeps."""
+    torch.manual_seed(0)
+    first = ReducerDDP(nn.Linear(4, 4))
+    if dist.get_rank() == 0:
+        copied = copy.deepcopy(first)
+        assert copied.module is not first.module
+    others = [ReducerDDP(nn.Linear(4, 4)) for _ in range(2)]
+    errors = []
+    for model in (first, *others, *(copy.deepcopy(other) for other in others)):
+        for number in range(3):
+            try:
+                model(torch.full((1, 4), float(number + 1))).pow(2).sum().backward()
+            except RuntimeError as error:
+                errors.append(str(error))
+    return errors
+
+
+def test_a_copy_on_one_rank_is_no_mismatch(ranks):
+    """Wrappers that come after it are not taken for each other."""
+    assert ranks(2).run(_copy_on_one_rank) == [[], []]
 
 
 def _idle(make: str) -> tuple[str, list[str]]:

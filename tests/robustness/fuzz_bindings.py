@@ -240,6 +240,11 @@ class Program:
         if text == "dist.ProcessGroup":
             chosen = self._draw(st.sampled_from(list(self._groups.groups)))
             return Drawn(self._groups.groups[chosen], f"<{chosen}>")
+        if text == "dist.Work":
+            chosen = self._draw(st.sampled_from(list(self._groups.groups)))
+            group = self._groups.groups[chosen]
+            work = self._attempt("<work>", lambda: group.allreduce([torch.ones(2)]))
+            return Drawn(work, f"<work of {chosen}>")
         if text == "dist.Store":
             return Drawn(self._groups.new_store(), "<store>")
         if text == "Backend":
