@@ -82,7 +82,6 @@ def _time_notes() -> list[dict[str, float]]:
         [
             *(cmake, "-S", str(_ROOT / "tests" / "torch_free"), "-B", str(build), "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
-            *("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O2"),
             "-DDDPX_BENCHMARKS=ON",
         ],
         [cmake, "--build", str(build), "--target", "health_bench"],

@@ -77,15 +77,7 @@ class ProcessGroupCollective final : public Collective {
   }
 
   void wait(c10d::Work& work, c10::Device device) override {
-    if (!device.is_cpu()) {
-      work.wait();
-      if (monitor_) {
-        monitor_->leave_in_flight(
-            [held = Work::reclaim_copy(&work)] { return held->isCompleted(); });
-      }
-      return;
-    }
-    if (!monitor_ || !deaf_on_cpu_) {
+    if (!monitor_ || !deaf_on_cpu_ || !device.is_cpu()) {
       work.wait();
       return;
     }

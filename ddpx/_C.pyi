@@ -228,7 +228,7 @@ def is_deaf(process_group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether its calls go on waiting when the group is aborted, as gloo's on CPU do."""
 
 def wait(work: dist.Work, process_group: dist.ProcessGroup, device: torch.device) -> None:
-    """For a call on tensors of ``device``; RuntimeError as soon as the group has failed."""
+    """For a call on tensors of ``device``; RankFailure as soon as the group has failed."""
 
 def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
     """Made at the first call; None if there is nobody to watch."""

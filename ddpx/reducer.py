@@ -51,6 +51,9 @@ class Reducer(_C.Reducer):
         """
         self.monitor = health.watch(process_group)
         self.set_collective(process_group, num_steps)
+        if self.monitor is not None:
+            self.monitor.begin_construction()
+            self.number_as_constructed()
         self._process_group = process_group
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:

@@ -69,6 +69,18 @@ def _wrong_order(wrap: type[nn.Module]) -> Report:
     return _report(lambda: [model(x).pow(2).sum().backward() for model in order])
 
 
+def _extra_call(wrap: type[nn.Module]) -> Report:
+    model = wrap(nn.Linear(32, 32))
+
+    def steps() -> None:
+        for number in range(2):
+            model(torch.ones(2, 32)).sum().backward()
+            if number == 0 and dist.get_rank() == WORLD_SIZE - 1:
+                dist.all_reduce(torch.zeros(3))
+
+    return _report(steps)
+
+
 def _not_finite(wrap: type[nn.Module]) -> Report:
     model = wrap(nn.Linear(4, 4))
     if isinstance(model, ReducerDDP):
@@ -80,6 +92,7 @@ def _not_finite(wrap: type[nn.Module]) -> Report:
 MISTAKES: dict[str, Callable[[type[nn.Module]], Report]] = {
     "one rank's parameter has another shape": _wrong_shape,
     "one rank runs two backwards the other way round": _wrong_order,
+    "one rank calls an all-reduce of its own between steps": _extra_call,
     "one rank's gradient is not finite (`check_finite()`)": _not_finite,
 }
 

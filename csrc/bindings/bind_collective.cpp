@@ -20,7 +20,13 @@ void bind_collective(py::module_& module) {
   module.def(
       "wait",
       [](const Collective::Work& work, const Group& process_group, const c10::Device& device) {
-        make_collective(process_group)->wait(*work, device);
+        const auto collective = make_collective(process_group);
+        try {
+          collective->wait(*work, device);
+        } catch (const health::GroupFailed&) {
+          collective->monitor()->raise_if_failed();
+          throw;
+        }
       },
       py::arg("work").none(false),
       py::arg("process_group").none(false),

@@ -36,7 +36,7 @@ constexpr uint8_t kNotNumbered = 254;     // one that has made no collective cal
 // Packed into one word, so that nobody sees half of it.
 struct Activity {
   Doing doing = Doing::kOutside;
-  uint8_t model = 0;    // the wrappers of a group are counted from 0
+  uint8_t model = 0;    // which wrapper: see kNumConstructed
   uint16_t bucket = 0;  // of kHook and kWaiting
   uint32_t step = 0;
   int64_t since_ns = 0;  // CLOCK_MONOTONIC

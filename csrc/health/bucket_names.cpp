@@ -50,7 +50,11 @@ std::string BucketNames::describe(const Activity& activity) const {
   }
   std::ostringstream out;
   out << "step " << activity.step << ", phase " << to_string(activity.doing);
-  if (activity.model > 0 && activity.model != kNotNumbered) {
+  if (activity.model == kNotNumbered) {
+    out << " of a wrapper that has not communicated yet";
+  } else if (activity.model >= kNumConstructed) {
+    out << " of a copied wrapper, or one made without init_sync";
+  } else if (activity.model > 0) {
     out << " of wrapper " << int{activity.model};
   }
   if (activity.doing == Doing::kWaiting || activity.doing == Doing::kHook) {

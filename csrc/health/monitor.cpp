@@ -26,6 +26,8 @@ constexpr int64_t kLeftMattersNs = 300'000'000;
 
 constexpr auto kTimeToAgree = milliseconds(20);
 
+constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
+
 constexpr auto kTimeToTell = milliseconds(1000);
 constexpr auto kTimeToHear = milliseconds(800);  // others look twice a second
 
@@ -154,9 +156,14 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::raise_mismatch(const std::string& how) {
-  Failure own{FailureKind::kMismatch, {}, how};
+  Failure own{FailureKind::kMismatch, {}, how.substr(0, kMostHow)};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_) {
+      page_.declare(own.to_text());
+    }
+  }
   // Ranks may find it at the same moment, each in its own words: those of the first one count.
-  page_.declare(own.to_text());
   std::this_thread::sleep_for(kTimeToAgree);
   auto known = roster_.find_declared(page_.view().layout().declared_ns);
   declare(known ? std::move(*known) : std::move(own));
@@ -165,8 +172,13 @@ void Monitor::raise_mismatch(const std::string& how) {
 }
 
 std::optional<Failure> Monitor::find_failure(bool also_left) const {
-  auto declared = roster_.find_declared();
-  return declared ? declared : roster_.find_dead(also_left);
+  if (auto declared = roster_.find_declared()) {
+    return declared;
+  }
+  auto dead = roster_.find_dead(also_left);
+  // Who ends because of what it has declared may have done both since.
+  auto declared = dead ? roster_.find_declared() : std::nullopt;
+  return declared ? declared : dead;
 }
 
 std::optional<RankReport> Monitor::report() const {
@@ -190,10 +202,10 @@ void Monitor::declare(Failure failure) {
       return;
     }
     failure_ = failure;
+    page_.declare(failure.to_text());
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
-  page_.declare(failure.to_text());
   log(Level::kError, "rank_failed", failure.describe(), failure.first_rank());
   courier_->post_failure(failure.to_text());
   group_.abort();
@@ -267,6 +279,9 @@ void Monitor::look() {
 }
 
 void Monitor::look_for_failures() {
+  if (page_.view().layout().declared_ns != 0) {
+    return;  // raise_mismatch() is about to agree on one
+  }
   auto failure = find_failure(/*also_left=*/false);
   const auto own = page_.view().activity();
   if (!failure && waits_for_peers(own.doing) && now_ns() - own.since_ns > kLeftMattersNs) {

@@ -93,10 +93,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     return group_.rank;
   }
 
-  // What this rank waits for, by its page, is left to a device, and the rank goes on. `done` is
-  // asked on the sentry's thread, and not before it is late: asking may disturb a graph's capture.
-  void leave_in_flight(std::function<bool()> done);
-
   // For what no reducer does: wrapping a model; waiting for buffers, where the step stays the same.
   void begin_construction();
   void note(Doing doing);
@@ -148,14 +144,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::optional<Failure> find_failure(bool also_left) const;
   void look_for_failures();
   void look_for_stalls();
-  // Of peers: what this rank does itself, or has left to a device; none if it waits for nobody.
-  struct Wait {
-    Activity activity;
-    Progress needed;
-  };
-  std::optional<Wait> current_wait();
-  void warn_of_stall(const Wait& wait, int64_t waited_ns);
-  void give_up(const Wait& wait, int64_t waited_ns);
+  void warn_of_stall(const Activity& own, int64_t waited_ns);
+  void give_up(int64_t waited_ns);
   void look_at_self();
   void log(Level level, const char* event, std::string message, int about) const;
 
@@ -173,11 +163,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   uint32_t num_others_ = 0;
   std::map<uint8_t, std::weak_ptr<Subject>> subjects_;  // by model; of each, the newest
   std::optional<Failure> failure_;
-  struct InFlight {
-    std::function<bool()> done;
-    Wait wait;
-  };
-  std::optional<InFlight> in_flight_;  // the last one: those before it end before it
   std::atomic<bool> failed_{false};
   std::atomic<uint32_t> num_constructions_{0};
   std::atomic<bool> curious_{false};  // about what ranks of other machines do

@@ -20,52 +20,18 @@ constexpr std::size_t kMostNames = 4;
 
 }  // namespace
 
-void Monitor::leave_in_flight(std::function<bool()> done) {
-  auto activity = page_.view().activity();
-  activity.since_ns = now_ns();
-  const Wait wait{activity, page_.view().progress()};
-  const std::lock_guard<std::mutex> lock(mutex_);
-  in_flight_ = InFlight{std::move(done), wait};
-}
-
-std::optional<Monitor::Wait> Monitor::current_wait() {
-  if (failed()) {
-    return std::nullopt;
-  }
-  const auto own = page_.view().activity();
-  if (waits_for_peers(own.doing)) {
-    return Wait{own, page_.view().progress()};
-  }
-  std::optional<InFlight> left;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    left = in_flight_;
-  }
-  if (!left || now_ns() - left->wait.activity.since_ns < Patience::instance().soonest_ns()) {
-    return std::nullopt;
-  }
-  if (!left->done()) {
-    return left->wait;
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (in_flight_ && in_flight_->wait.activity.since_ns == left->wait.activity.since_ns) {
-    in_flight_.reset();
-  }
-  return std::nullopt;
-}
-
 void Monitor::look_for_stalls() {
-  const auto wait = current_wait();
+  const auto own = page_.view().activity();
   const auto now = now_ns();
-  const auto since = wait ? wait->activity.since_ns : 0;
-  switch (stalls_.look(since, now, Patience::instance())) {
+  const bool waits = waits_for_peers(own.doing) && !failed();
+  switch (stalls_.look(waits ? own.since_ns : 0, now, Patience::instance())) {
     case StallWatch::Due::kNothing:
       break;
     case StallWatch::Due::kWarning:
-      warn_of_stall(*wait, now - since);
+      warn_of_stall(own, now - own.since_ns);
       break;
     case StallWatch::Due::kGiveUp:
-      give_up(*wait, now - since);
+      give_up(now - own.since_ns);
       break;
     case StallWatch::Due::kOver:
       curious_ = false;
@@ -80,12 +46,12 @@ void Monitor::look_for_stalls() {
   }
 }
 
-void Monitor::warn_of_stall(const Wait& wait, int64_t waited_ns) {
+void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
   curious_ = true;
-  const auto missing = roster_.missing(wait.activity, wait.needed);
+  const auto missing = roster_.missing(own, page_.view().progress());
   std::ostringstream out;
   out << "rank " << group_.rank << " has waited " << in_seconds(waited_ns) << " s in "
-      << roster_.names().describe(wait.activity);
+      << roster_.names().describe(own);
   if (missing.empty()) {
     out << "; all ranks have come so far, so that it is the communication that takes long";
   }
@@ -109,10 +75,11 @@ void Monitor::warn_of_stall(const Wait& wait, int64_t waited_ns) {
   }
 }
 
-void Monitor::give_up(const Wait& wait, int64_t waited_ns) {
+void Monitor::give_up(int64_t waited_ns) {
+  const auto own = page_.view().activity();
   Failure failure{FailureKind::kStalled, {}, {}};
   const auto what = "has not come for " + in_seconds(waited_ns) + " s";
-  auto missing = roster_.missing(wait.activity, wait.needed);
+  auto missing = roster_.missing(own, page_.view().progress());
   // A rank that waits itself is late because of another one.
   const auto waits = [this](int rank) {
     const auto peer = roster_.peer(rank);

@@ -101,7 +101,7 @@ class OwnPage {
   void fail(const std::string& cause, std::optional<int> culprit);
 
   // That the group cannot go on, and why: a Failure, as text. It may be replaced by what another
-  // rank declared before.
+  // rank declared before. One thread at a time.
   void declare(const std::string& failure);
 
  private:

@@ -1,7 +1,6 @@
 // How long a rank waits for others before it says so, and before it gives up.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -13,12 +12,6 @@ struct Patience {
   std::atomic<int64_t> warn_ns{10'000'000'000};
   std::atomic<int64_t> raise_ns{0};      // 0: never
   std::atomic<bool> with_stacks{false};  // warnings bring the Python stacks of missing ranks
-
-  // Before that, a wait is of no interest.
-  int64_t soonest_ns() const {
-    const auto raise = raise_ns.load();
-    return raise == 0 ? warn_ns.load() : std::min(warn_ns.load(), raise);
-  }
 
   static Patience& instance();
 };

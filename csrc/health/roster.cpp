@@ -25,22 +25,29 @@ enum class Fate {
   kDied,
 };
 
-Fate fate_of(const Peer& peer) {
+// `wait_status`, of a process that has ended: looked at once, since its parent may take it away.
+struct End {
+  Fate fate = Fate::kLives;
+  std::optional<int> wait_status = std::nullopt;
+};
+
+End end_of(const Peer& peer) {
   const auto presence = peer.page() ? peer.page()->presence() : Presence::kThere;
   const bool ended = peer.watch() && peer.watch()->ended();
   switch (presence) {
     case Presence::kFailing:
       // The one that it blames will be seen, too.
-      return blames_another(peer) && !ended ? Fate::kLives : Fate::kRaised;
+      return {blames_another(peer) && !ended ? Fate::kLives : Fate::kRaised};
     case Presence::kLeft:
-      return Fate::kLeft;
+      return {Fate::kLeft};
     case Presence::kThere:
       break;
   }
   if (!ended) {
-    return Fate::kLives;
+    return {};
   }
-  return peer.watch()->wait_status() == 0 ? Fate::kEnded : Fate::kDied;
+  const auto status = peer.watch()->wait_status();
+  return {status == 0 ? Fate::kEnded : Fate::kDied, status};
 }
 
 // It harms only those that wait for it.
@@ -48,8 +55,8 @@ bool may_be_meant(Fate fate) {
   return fate == Fate::kLeft || fate == Fate::kEnded;
 }
 
-std::string describe(Fate fate, const Peer& peer) {
-  switch (fate) {
+std::string describe(const End& end) {
+  switch (end.fate) {
     case Fate::kLives:
       return "lives";
     case Fate::kLeft:
@@ -58,7 +65,7 @@ std::string describe(Fate fate, const Peer& peer) {
       return "raised an exception that ended its script";
     case Fate::kEnded:
     case Fate::kDied:
-      return describe_ending(peer.watch()->wait_status());
+      return describe_ending(end.wait_status);
   }
   return {};
 }
@@ -85,7 +92,8 @@ bool is_behind(const Progress& theirs, const Progress& needed) {
     return place(theirs) < place(needed);
   }
   if (needed.model == kNoModel) {
-    return theirs.model + 1u < needed.step;  // not through with that construction
+    // Not through with that construction, or busy with a wrapper that has no part in it.
+    return theirs.model >= kNumConstructed || theirs.model + 1u < needed.step;
   }
   return true;  // busy with another model, or making one
 }
@@ -154,11 +162,12 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
   Failure first;
   Failure because_of_others;
   for (const auto& peer : peers()) {
-    const auto fate = peer ? fate_of(*peer) : Fate::kLives;
+    const auto end = peer ? end_of(*peer) : End();
+    const auto fate = end.fate;
     if (fate == Fate::kLives || (!also_left && may_be_meant(fate))) {
       continue;
     }
-    auto found = casualty(*peer, describe(fate, *peer));
+    auto found = casualty(*peer, describe(end));
     if (fate == Fate::kRaised) {
       found.cause = peer->page()->layout().cause.read();
     }

@@ -15,7 +15,11 @@ uint64_t mixed(uint64_t digest, uint64_t value) {
 }  // namespace
 
 StepNotes::StepNotes(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject)
-    : monitor_(std::move(monitor)), subject_(std::move(subject)) {}
+    : monitor_(std::move(monitor)), subject_(std::move(subject)) {
+  if (monitor_) {
+    monitor_->set_subject(kNotNumbered, subject_);
+  }
+}
 
 void StepNotes::number_as_constructed() {
   if (monitor_) {

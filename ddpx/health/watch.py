@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ddpx import _C, errors
 from ddpx.health import log
+from ddpx.health.failure import RankFailure
 
 _started = threading.Lock()
 _MEETING_S = 1.0
@@ -94,6 +95,8 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
     """Around a collective call: if it fails because ranks are gone, RankFailure says so."""
     try:
         yield
+    except RankFailure:
+        raise
     except RuntimeError as error:
         if monitor is not None:
             monitor.explain_error(str(error))

@@ -16,6 +16,11 @@ from torch import nn
 from ddpx import ReducerDDP
 
 
+def _note(what: str) -> None:
+    """As one write: other threads log."""
+    os.write(2, f"{what} {time.monotonic()}\n".encode())
+
+
 def main() -> None:
     fault, victim, transport = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -25,7 +30,7 @@ def main() -> None:
     model = ReducerDDP(nn.Linear(64, 64))
     for step in range(4):
         if step == 2 and rank == victim:
-            print(f"FAULT {time.monotonic()}", file=sys.stderr, flush=True)
+            _note("FAULT")
             if fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif fault == "exception":
@@ -51,5 +56,5 @@ if __name__ == "__main__":
     try:
         main()
     except BaseException:
-        print(f"END {os.environ['RANK']} {time.monotonic()}", file=sys.stderr, flush=True)
+        _note(f"END {os.environ['RANK']}")
         raise

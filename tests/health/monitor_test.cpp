@@ -104,32 +104,6 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
   EXPECT_TRUE(contains(text, "That is this rank")) << text;
 }
 
-TEST(MonitorTest, ADeviceMayWaitForARankWhileItsOwnGoesOn) {
-  auto& patience = Patience::instance();
-  patience.raise_ns = 300'000'000;
-  Ranks ranks("AA");
-  ranks[1].page().note(Doing::kForward, Trail{0, 3, 0, 0, 0, 0}, 0);
-  std::atomic<bool> done{false};
-  const auto ask = [&done] { return done.load(); };
-  const auto leave_one = [&] {
-    ranks[0].page().note(Doing::kWaiting, Trail{0, 3, 1, 0, 0, 0}, 0);
-    ranks[0].leave_in_flight(ask);
-    ranks[0].page().note(Doing::kForward, Trail{0, 4, 0, 0, 0, 0}, 0);
-  };
-  leave_one();
-  done = true;
-  std::this_thread::sleep_for(std::chrono::milliseconds(900));
-  EXPECT_FALSE(ranks[0].failed());
-  done = false;
-  leave_one();
-  EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  patience.raise_ns = 0;
-  const auto report = ranks[0].report();
-  ASSERT_TRUE(report);
-  EXPECT_EQ(report->failure.kind, FailureKind::kStalled);
-  EXPECT_EQ(report->failure.casualties.front().rank, 1);
-}
-
 TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
   ranks[1].page().note(Doing::kOutside, Trail{0, 4, 0, 0, 0, 0}, 0);

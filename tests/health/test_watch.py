@@ -71,7 +71,9 @@ def _stall() -> list[tuple[str, int, str]]:
         if dist.get_rank() == 1:
             _sleep_in_the_loader(2.4)
         loss.backward()
-        time.sleep(0.5)  # that the wait is over is logged, too
+        deadline = time.monotonic() + 5 * (dist.get_rank() == 0)
+        while "stall_over" not in _events(records) and time.monotonic() < deadline:
+            time.sleep(0.05)
     return [(r.event, r.about_rank, r.getMessage()) for r in records]  # type: ignore[attr-defined]
 
 
@@ -113,14 +115,15 @@ def _idle(make: str) -> tuple[str, list[str]]:
     """Ranks that wait for nobody, long enough for a warning."""
     error = ""
     with _logged() as records:
-        ddpx.set_patience(warn_s=_WARN_S)
         try:
             model = ReducerDDP(nn.Linear(2, 2 + (dist.get_rank() if make == "fails" else 0)))
             if make == "forward":
                 model(torch.ones(1, 2))
         except RuntimeError as caught:
             error = str(caught)
+        ddpx.set_patience(warn_s=_WARN_S)
         time.sleep(3 * _WARN_S)
+        ddpx.set_patience()
         dist.barrier()
     return error, _events(records)
 
