@@ -153,8 +153,7 @@ def section(results: Results) -> str:
     return "\n\n".join(
         [
             f"CPU time of the thread that trains, {_RANKS} ranks, {results['num_params']} tensors "
-            "of 16 elements; steps with and without the watch take turns. What is more than the "
-            "notes below is a wait that looks up now and then, since gloo cannot be aborted.",
+            "of 16 elements; steps with and without the watch take turns.",
             table(headers, rows),
             "Its notes one by one, and those of a step together; nanoseconds "
             "(`benchmarks/health_bench.cpp`):",

@@ -28,10 +28,10 @@ constexpr uint8_t kNoModel = 255;
 
 // Wrappers have numbers that are the same on all ranks: those that all ranks constructed together
 // by the order of that; others (copies, as some ranks may make alone, and those that did without
-// synchronisation) by the order of their first collective calls.
+// synchronisation) by the order in which they first launch a bucket.
 constexpr uint8_t kNumConstructed = 128;  // 0 to 127, around and around
 constexpr uint8_t kNumOthers = 126;       // from 128 on
-constexpr uint8_t kNotNumbered = 254;     // one that has made no collective call yet
+constexpr uint8_t kNotNumbered = 254;     // one that has launched nothing yet
 
 // Packed into one word, so that nobody sees half of it.
 struct Activity {
