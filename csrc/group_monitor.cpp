@@ -34,6 +34,12 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+// Backends that torch does not know of do not, to a group: ours tells of different calls itself.
+bool counts_calls(Group& group) {
+  const auto backend = group.getBackendType();
+  return backend == Group::GLOO || backend == Group::NCCL;
+}
+
 health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
   health::Monitor::Group described;
   described.rank = group->getRank();
@@ -54,13 +60,13 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
       }
     }).detach();
   };
+  described.sequence = [weak] {
+    const auto held = weak.lock();
+    return held ? held->getSequenceNumberForGroup() : 0;
+  };
   // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
-  if (group->getBackendType() == Group::NCCL) {
-    described.sequence = [weak] {
-      const auto held = weak.lock();
-      return held ? held->getSequenceNumberForGroup() : 0;
-    };
-  } else {
+  described.same_sequence = group->getBackendType() == Group::NCCL;
+  if (!counts_calls(*group)) {
     described.sequence = [] { return uint64_t{0}; };
   }
   return described;

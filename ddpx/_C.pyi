@@ -239,6 +239,9 @@ def next_health_record() -> HealthRecord | None:
 def open_health_journal() -> None: ...
 def close_health_journal() -> None: ...
 def answer_stack_request(token: int, stack: str) -> None: ...
+def explain_error(said: str) -> None:
+    """See :meth:`Monitor.explain_error`; of all groups."""
+
 def fail_rank(cause: str) -> None:
     """This rank's script ends with an error: its peers are told."""
 

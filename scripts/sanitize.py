@@ -41,8 +41,8 @@ OPTIONS_IN_PYTHON = {
 }
 
 
-def run(*command: object, env: dict[str, str] | None = None) -> None:
-    """Runs a command; RuntimeError with its output if it fails."""
+def run(*command: object, env: dict[str, str] | None = None) -> str:
+    """What a command prints; RuntimeError with that if it fails."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
@@ -55,6 +55,7 @@ def run(*command: object, env: dict[str, str] | None = None) -> None:
     if done.returncode != 0:
         text = " ".join(str(part) for part in command)
         raise RuntimeError(f"{text}\nexited with {done.returncode}:\n{done.stdout}")
+    return done.stdout
 
 
 def tool(name: str) -> str:
@@ -82,7 +83,9 @@ def core() -> None:
 
 
 def suites() -> None:
-    run(sys.executable, "-m", "pytest", "-q", "tests/torch_free")
+    output = run(sys.executable, "-m", "pytest", "-q", "-rs", "tests/torch_free")
+    if "SKIPPED" in output:
+        raise RuntimeError(f"some did not run:\n{output}")
 
 
 def fuzz() -> None:

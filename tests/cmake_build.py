@@ -64,8 +64,9 @@ def build(source: Path, name: str, *definitions: str) -> Path:
     return directory
 
 
-def build_torch_free(sanitizers: str = "") -> Path:
-    """Build what knows nothing of torch: ``shm_tests``, ``health_tests``, ``core_tests``."""
+def build_torch_free(sanitizers: str) -> Path:
+    """Build what knows nothing of torch: ``shm_tests``, ``health_tests``, ``core_tests``, and
+    ``shm_worker``."""
     name = "torch_free" + (f"-{sanitizers.split(',')[0]}" if sanitizers else "")
     return build(ROOT / "tests" / "torch_free", name, f"DDPX_SANITIZE={sanitizers}")
 

@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     by_function: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("full_only"):
+            continue
         by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = {id(item) for name, cases in by_function.items() for item in _part(name, cases)}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])

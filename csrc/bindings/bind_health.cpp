@@ -34,6 +34,22 @@ void raise_in_python(const health::RankReport& report) {
   throw thrown;
 }
 
+// Of any bytes: another process may have written them, and been killed half way.
+py::str any_text(const std::string& text) {
+  auto* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (decoded == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
+// A property of type str.
+template <class Class>
+auto text_of(std::string Class::* member) {
+  return [member](const Class& object) { return any_text(object.*member); };
+}
+
 // Its script is over, or about to be: not because another rank was lost, which it may survive.
 bool is_ending(const health::Peer& peer) {
   const auto* page = peer.page();
@@ -64,7 +80,7 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
     py::dict rank;
     if (peer) {
       rank["rank"] = peer->rank();
-      rank["host"] = peer->introduction().host;
+      rank["host"] = any_text(peer->introduction().host);
       rank["pid"] = peer->introduction().process.pid;
       rank["alive"] = !ended;
       rank["doing"] = activity ? py::cast(monitor.roster().names().describe(*activity))
@@ -72,8 +88,8 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
       rank["since_s"] =
           activity ? py::cast(static_cast<double>(health::now_ns() - activity->since_ns) / 1e9)
                    : py::object(py::none());
-      rank["note"] =
-          peer->page() ? py::cast(peer->page()->layout().note.read()) : py::object(py::none());
+      rank["note"] = peer->page() ? py::object(any_text(peer->page()->layout().note.read()))
+                                  : py::object(py::none());
       rank["local"] = peer->local();
       rank["ending"] = is_ending(*peer);
     }
@@ -121,11 +137,11 @@ void bind_health(py::module_& module) {
       .value("MISMATCH", health::FailureKind::kMismatch);
   py::class_<health::Casualty>(module, "Casualty")
       .def_readonly("rank", &health::Casualty::rank)
-      .def_readonly("host", &health::Casualty::host)
+      .def_property_readonly("host", text_of(&health::Casualty::host))
       .def_readonly("pid", &health::Casualty::pid)
-      .def_readonly("what", &health::Casualty::what)
-      .def_readonly("cause", &health::Casualty::cause)
-      .def_readonly("last_seen", &health::Casualty::last_seen);
+      .def_property_readonly("what", text_of(&health::Casualty::what))
+      .def_property_readonly("cause", text_of(&health::Casualty::cause))
+      .def_property_readonly("last_seen", text_of(&health::Casualty::last_seen));
   py::class_<health::RankReport>(module, "RankReport")
       .def_property_readonly(
           "kind", [](const health::RankReport& report) { return report.failure.kind; })
@@ -137,7 +153,8 @@ void bind_health(py::module_& module) {
           "phase", [](const health::RankReport& report) { return health::to_string(report.doing); })
       .def_readonly("bucket", &health::RankReport::bucket)
       .def_readonly("params", &health::RankReport::params)
-      .def_property_readonly("text", &health::RankReport::text);
+      .def_property_readonly(
+          "text", [](const health::RankReport& report) { return any_text(report.text()); });
 
   py::enum_<health::Level>(module, "HealthLevel")
       .value("INFO", health::Level::kInfo)
@@ -146,7 +163,7 @@ void bind_health(py::module_& module) {
   py::class_<health::Record>(module, "HealthRecord")
       .def_readonly("level", &health::Record::level)
       .def_readonly("event", &health::Record::event)
-      .def_readonly("message", &health::Record::message)
+      .def_property_readonly("message", text_of(&health::Record::message))
       .def_readonly("fields", &health::Record::fields)
       .def_readonly("token", &health::Record::token);
 
@@ -170,11 +187,15 @@ void bind_health(py::module_& module) {
       .def(
           "stack_of",
           [](Monitor& monitor, int rank, std::chrono::milliseconds timeout) {
-            return monitor.stack_of(rank, timeout);
+            std::optional<std::string> stack;
+            {
+              const py::gil_scoped_release no_gil;
+              stack = monitor.stack_of(rank, timeout);
+            }
+            return stack ? std::make_optional(any_text(*stack)) : std::nullopt;
           },
           py::arg("rank"),
-          py::arg("timeout"),
-          NoGil());
+          py::arg("timeout"));
 
   module.def(
       "monitor_of",
@@ -202,6 +223,15 @@ void bind_health(py::module_& module) {
       "fail_rank",
       [](const std::string& cause) { health::Sentry::instance().fail_all(cause); },
       py::arg("cause"),
+      NoGil());
+  module.def(
+      "explain_error",
+      [](const std::string& said) {
+        for (const auto& monitor : health::Sentry::instance().monitors()) {
+          monitor->explain_error(said);
+        }
+      },
+      py::arg("said"),
       NoGil());
   module.def("leave_groups", [] { health::Sentry::instance().leave_all(); }, NoGil());
   module.def(

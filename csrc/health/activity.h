@@ -41,6 +41,11 @@ struct Activity {
   uint32_t step = 0;
   int64_t since_ns = 0;  // CLOCK_MONOTONIC
 
+  // -1 if it is no step that this is about, but a construction.
+  int64_t training_step() const {
+    return model == kNoModel ? -1 : int64_t{step};
+  }
+
   uint64_t packed() const {
     return uint64_t{static_cast<uint8_t>(doing)} << 56 | uint64_t{model} << 48 |
            uint64_t{bucket} << 32 | step;

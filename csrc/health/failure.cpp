@@ -58,9 +58,12 @@ std::optional<Casualty> take_casualty(const std::string& in, std::size_t& at) {
   return Casualty{*rank, fields[1], *pid, fields[3], fields[4], fields[5]};
 }
 
-std::string remedy(FailureKind kind) {
-  switch (kind) {
+std::string remedy(const Failure& failure) {
+  switch (failure.kind) {
     case FailureKind::kStalled:
+      if (failure.casualties.empty()) {
+        return "Look at the connections between the ranks, and at what else their machines do. ";
+      }
       return "Look at what that rank does: ddpx.stack_of(model, rank) shows its Python stack. ";
     case FailureKind::kLeft:
       return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
@@ -82,14 +85,38 @@ const char* consequence(FailureKind kind) {
              : "The gradients of this step are not averaged. ";
 }
 
-const char* way_on(FailureKind kind) {
-  return kind == FailureKind::kMismatch
-             ? "Start the job again from a checkpoint."
-             : "To go on without the lost ranks, catch ddpx.RankFailure and call "
-               "ddpx.shrink(model); otherwise start the job again from a checkpoint.";
+const char* way_on(const Failure& failure) {
+  switch (failure.kind) {
+    case FailureKind::kMismatch:
+      return "Start the job again from a checkpoint.";
+    case FailureKind::kStalled:
+      if (failure.casualties.empty()) {
+        return "Start the job again from a checkpoint.";
+      }
+      return "Start the job again from a checkpoint; or end the process of the late rank, and then "
+             "call ddpx.shrink(model) to go on without it.";
+    case FailureKind::kDead:
+    case FailureKind::kLeft:
+      break;
+  }
+  return "To go on without the lost ranks, catch ddpx.RankFailure and call ddpx.shrink(model); "
+         "otherwise start the job again from a checkpoint.";
 }
 
 }  // namespace
+
+const char* error_name(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::kMismatch:
+      return "ddpx.RankMismatch";
+    case FailureKind::kStalled:
+      return "ddpx.RankStalled";
+    case FailureKind::kDead:
+    case FailureKind::kLeft:
+      break;
+  }
+  return "ddpx.RankFailure";
+}
 
 std::string Failure::to_text() const {
   std::string out;
@@ -119,12 +146,13 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
     failure.casualties.push_back(std::move(*casualty));
   }
   // Where it was too long for its place, the last ones are cut off.
-  const bool whole = !failure.casualties.empty() || failure.kind == FailureKind::kMismatch;
-  return whole ? std::make_optional(failure) : std::nullopt;
+  const bool nobody_lost = failure.kind == FailureKind::kMismatch ||
+                           (failure.kind == FailureKind::kStalled && !failure.how.empty());
+  return nobody_lost || !failure.casualties.empty() ? std::make_optional(failure) : std::nullopt;
 }
 
 std::string Failure::describe() const {
-  if (kind == FailureKind::kMismatch) {
+  if (casualties.empty()) {
     return how;
   }
   std::ostringstream out;
@@ -145,8 +173,11 @@ std::string Failure::describe() const {
 
 std::string RankReport::text() const {
   std::ostringstream out;
-  out << "[ddpx rank " << rank << ", step " << step << ", phase " << to_string(doing) << "] "
-      << failure.describe() << ".";
+  out << "[ddpx rank " << rank;
+  if (step >= 0) {
+    out << ", step " << step;
+  }
+  out << ", phase " << to_string(doing) << "] " << failure.describe() << ".";
   if (bucket && failure.kind != FailureKind::kMismatch) {
     out << " This rank was waiting for bucket " << *bucket << " (";
     constexpr std::size_t kMost = 8;
@@ -164,7 +195,7 @@ std::string RankReport::text() const {
           })) {
     out << " That is this rank: the others have given it up.";
   }
-  out << ' ' << consequence(failure.kind) << remedy(failure.kind) << way_on(failure.kind);
+  out << ' ' << consequence(failure.kind) << remedy(failure) << way_on(failure);
   if (!said.empty()) {
     out << " The backend said: " << said;
   }

@@ -30,7 +30,7 @@ struct Casualty {
 struct Failure {
   FailureKind kind = FailureKind::kDead;
   std::vector<Casualty> casualties;
-  std::string how;  // of kMismatch: what each rank did
+  std::string how;  // where nobody is lost: what each rank did
 
   // The first lost rank, for whose sake others fail; -1 if none is lost.
   int first_rank() const {
@@ -44,11 +44,14 @@ struct Failure {
   std::string describe() const;
 };
 
+// Of the error that says so: "ddpx.RankFailure".
+const char* error_name(FailureKind kind);
+
 // A failure as one rank meets it.
 struct RankReport {
   Failure failure;
   int rank = 0;       // the one that reports
-  uint32_t step = 0;  // and what it is doing itself
+  int64_t step = -1;  // and what it is doing itself; -1 before its first step
   Doing doing = Doing::kOutside;
   std::optional<int> bucket;        // that it waits for
   std::vector<std::string> params;  // of that bucket

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 // After an error in a collective call: gloo may see the end of a connection before the kernel has
 // ended the process; ranks of other machines have to be asked through the store.
 constexpr auto kTimeToSee = milliseconds(500);
-constexpr auto kTimeToSeeFar = milliseconds(4000);
+constexpr auto kTimeToSeeFar = milliseconds(3000);
 constexpr auto kBetweenLooks = milliseconds(10);
 
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
@@ -50,7 +50,7 @@ Monitor::Monitor(Group group, uint64_t token)
       token_(token),
       page_(token),
       own_(Introduction::own(group_.identity, page_.fd(), token)),
-      roster_(group_.rank, group_.world_size) {}
+      roster_(group_.rank, group_.world_size, group_.same_sequence) {}
 
 Monitor::~Monitor() {
   leave();
@@ -77,7 +77,7 @@ void Monitor::start(std::unique_ptr<Board> board) {
   };
   duties.curious = [weak] {
     const auto self = weak.lock();
-    return self && self->curious_;
+    return self && (self->curious_ || self->asks_);
   };
   duties.heard = [weak](int rank, const Peer::Beat& beat) {
     const auto self = weak.lock();
@@ -142,13 +142,13 @@ void Monitor::raise_if_failed(const std::string& said) {
   auto found = report();
   found->said = said;
   const auto& failure = found->failure;
-  if (failure.kind == FailureKind::kMismatch) {
-    page_.fail("ddpx.RankMismatch: " + failure.how, std::nullopt);
+  const std::string name = error_name(failure.kind);
+  if (failure.casualties.empty()) {
+    page_.fail(name + ": " + failure.how, std::nullopt);
   } else {
     const bool stalled = failure.kind == FailureKind::kStalled;
     page_.fail(
-        (stalled ? "ddpx.RankStalled: it gave up waiting for rank "
-                 : "ddpx.RankFailure: it lost rank ") +
+        name + (stalled ? ": it gave up waiting for rank " : ": it lost rank ") +
             std::to_string(failure.first_rank()),
         failure.first_rank());
   }
@@ -156,7 +156,7 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::raise_mismatch(const std::string& how) {
-  Failure own{FailureKind::kMismatch, {}, how.substr(0, kMostHow)};
+  Failure own{FailureKind::kMismatch, {}, how.substr(0, cut_utf8(how, kMostHow))};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_) {
@@ -181,13 +181,18 @@ std::optional<Failure> Monitor::find_failure(bool also_left) const {
   return declared ? declared : dead;
 }
 
+// Of a job that was told to end, ranks end one after the other, and none is to blame.
+bool Monitor::was_told() const {
+  return page_.view().presence() == Presence::kTold;
+}
+
 std::optional<RankReport> Monitor::report() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!failure_) {
     return std::nullopt;
   }
   const auto own = page_.view().activity();
-  RankReport found{*failure_, group_.rank, own.step, own.doing, std::nullopt, {}, {}};
+  RankReport found{*failure_, group_.rank, own.training_step(), own.doing, std::nullopt, {}, {}};
   if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
     found.bucket = own.bucket;
     found.params = roster_.names().params(own.model, own.bucket);
@@ -218,12 +223,12 @@ void Monitor::explain_error(const std::string& said) {
   while (true) {
     raise_if_failed(said);
     const auto waited = Clock::now() - start;
-    auto failure = find_failure(/*also_left=*/true);
+    auto failure = find_failure(/*also_left=*/!was_told());
     if (!failure && waited > kTimeToSee) {
       failure = roster_.find_silent();
     }
     if (!failure && waited > kTimeToSee) {
-      failure = roster_.find_unknown();
+      failure = roster_.find_unknown(courier_->store_lost());
     }
     if (failure) {
       declare(std::move(*failure));
@@ -284,7 +289,8 @@ void Monitor::look_for_failures() {
   }
   auto failure = find_failure(/*also_left=*/false);
   const auto own = page_.view().activity();
-  if (!failure && waits_for_peers(own.doing) && now_ns() - own.since_ns > kLeftMattersNs) {
+  if (!failure && !was_told() && waits_for_peers(own.doing) &&
+      now_ns() - own.since_ns > kLeftMattersNs) {
     failure = roster_.find_dead(/*also_left=*/true);
     const auto missing = roster_.missing(own, page_.view().progress());
     const auto did_its_part = [&missing](const Casualty& casualty) {
@@ -310,7 +316,7 @@ void Monitor::log(Level level, const char* event, std::string message, int about
           std::move(message),
           {{"rank", std::to_string(group_.rank)},
            {"about_rank", std::to_string(about)},
-           {"step", std::to_string(own.step)},
+           {"step", std::to_string(own.training_step())},
            {"phase", to_string(own.doing)}},
           token_});
 }

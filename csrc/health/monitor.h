@@ -44,7 +44,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     std::string identity;                // see Introduction::own
     std::function<bool()> gone;          // the process group was destroyed
     std::function<void()> abort;         // lets go who waits in its collective calls
-    std::function<uint64_t()> sequence;  // number of its collective calls; 0: not counted
+    std::function<uint64_t()> sequence;  // number of calls made to it; 0: not counted
+    bool same_sequence = false;          // on all ranks, if these make the same collective calls
   };
 
   static std::shared_ptr<Monitor> create(Group group, std::unique_ptr<Board> board);
@@ -122,6 +123,11 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // Its script, or its group, has come to its end.
   void leave();
 
+  // SIGTERM has come: this rank ends, though nothing may be wrong with it.
+  void be_told() {
+    page_.be_told();
+  }
+
   // Another group has taken this one's place: there is nothing to watch or to report any more.
   void retire() {
     retired_ = true;
@@ -142,10 +148,13 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void declare(Failure failure);
   std::optional<Failure> find_store_lost() const;
   std::optional<Failure> find_failure(bool also_left) const;
+  bool was_told() const;
   void look_for_failures();
   void look_for_stalls();
+  bool has_heard(int64_t waited_ns);
   void warn_of_stall(const Activity& own, int64_t waited_ns);
   void give_up(int64_t waited_ns);
+  std::optional<std::string> uneven_sequences(const Activity& own) const;
   void look_at_self();
   void log(Level level, const char* event, std::string message, int about) const;
 
@@ -165,11 +174,13 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};
   std::atomic<uint32_t> num_constructions_{0};
-  std::atomic<bool> curious_{false};  // about what ranks of other machines do
+  std::atomic<bool> curious_{false};  // about what ranks of other machines do, after an error
+  std::atomic<bool> asks_{false};     // about the same, in a long wait
   std::atomic<bool> retired_{false};
 
   // The sentry's, and the courier's.
   StallWatch stalls_;
+  int64_t asked_ns_ = 0;  // since when `asks_`
   uint32_t num_stacks_served_ = 0;
   uint64_t num_beats_ = 0;
 };

@@ -16,6 +16,14 @@ using std::chrono::milliseconds;
 constexpr int64_t kLateNs = 1'000'000'000;
 
 constexpr auto kBetweenLooks = milliseconds(10);
+
+// Ranks of other machines tell something twice a second, to who asks twice a second.
+constexpr int64_t kHeardNs = 1'200'000'000;
+
+// What peers may be behind with: a hook may wait for them, or compute.
+bool may_wait(Doing doing) {
+  return waits_for_peers(doing) || doing == Doing::kHook;
+}
 constexpr std::size_t kMostNames = 4;
 
 }  // namespace
@@ -23,7 +31,10 @@ constexpr std::size_t kMostNames = 4;
 void Monitor::look_for_stalls() {
   const auto own = page_.view().activity();
   const auto now = now_ns();
-  const bool waits = waits_for_peers(own.doing) && !failed();
+  const bool waits = may_wait(own.doing) && !failed();
+  if (!has_heard(waits ? now - own.since_ns : 0)) {
+    return;
+  }
   switch (stalls_.look(waits ? own.since_ns : 0, now, Patience::instance())) {
     case StallWatch::Due::kNothing:
       break;
@@ -34,7 +45,6 @@ void Monitor::look_for_stalls() {
       give_up(now - own.since_ns);
       break;
     case StallWatch::Due::kOver:
-      curious_ = false;
       if (!failed()) {
         log(Level::kInfo,
             "stall_over",
@@ -46,14 +56,39 @@ void Monitor::look_for_stalls() {
   }
 }
 
+// Whether this rank knows what those of other machines do, whom it asks only when it has waited for
+// half the time after which it will say something: all asking about all is much for a store.
+bool Monitor::has_heard(int64_t waited_ns) {
+  const auto& patience = Patience::instance();
+  const int64_t raise_ns = patience.raise_ns;
+  const int64_t first_ns =
+      raise_ns > 0 ? std::min<int64_t>(patience.warn_ns, raise_ns) : patience.warn_ns.load();
+  asks_ = waited_ns > first_ns / 2;
+  if (!asks_) {
+    asked_ns_ = 0;
+    return true;
+  }
+  const auto now = now_ns();
+  asked_ns_ = asked_ns_ == 0 ? now : asked_ns_;
+  return now - asked_ns_ >= kHeardNs || roster_.far_ranks().empty();
+}
+
 void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
-  curious_ = true;
   const auto missing = roster_.missing(own, page_.view().progress());
   std::ostringstream out;
-  out << "rank " << group_.rank << " has waited " << in_seconds(waited_ns) << " s in "
-      << roster_.names().describe(own);
+  out << "rank " << group_.rank << (own.doing == Doing::kHook ? " has been " : " has waited ")
+      << in_seconds(waited_ns) << " s in " << roster_.names().describe(own);
   if (missing.empty()) {
-    out << "; all ranks have come so far, so that it is the communication that takes long";
+    out << "; all ranks have come so far";
+    if (const auto calls = uneven_sequences(own)) {
+      out << ", but not with the same number of calls to the group before this step (" << *calls
+          << "): if none of these are send and recv, ranks made different collective calls, and "
+             "wait in those that do not fit together";
+    } else {
+      out << ", so that it is the "
+          << (own.doing == Doing::kHook ? "hook, or what it waits for," : "communication")
+          << " that takes long";
+    }
   }
   for (const int rank : missing) {
     out << "; missing: rank " << rank << ", " << roster_.describe_missing(rank);
@@ -75,17 +110,38 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
   }
 }
 
+std::optional<std::string> Monitor::uneven_sequences(const Activity& own) const {
+  const auto trail = page_.view().trail(own.model, own.step);
+  return trail ? roster_.uneven_sequences(*trail) : std::nullopt;
+}
+
 void Monitor::give_up(int64_t waited_ns) {
   const auto own = page_.view().activity();
   Failure failure{FailureKind::kStalled, {}, {}};
   const auto what = "has not come for " + in_seconds(waited_ns) + " s";
   auto missing = roster_.missing(own, page_.view().progress());
+  if (const auto calls = missing.empty() ? uneven_sequences(own) : std::nullopt) {
+    declare(
+        Failure{
+            FailureKind::kMismatch,
+            {},
+            "ranks wait for each other in step " + std::to_string(own.step) +
+                ", before which they had not made the same number of calls to the group: " +
+                *calls});
+    return;
+  }
+  if (missing.empty() && own.doing != Doing::kHook) {
+    failure.how = "no rank is missing, but the communication has taken " + in_seconds(waited_ns) +
+                  " s so far: " + roster_.names().describe(own);
+    declare(std::move(failure));
+    return;
+  }
   // A rank that waits itself is late because of another one.
   const auto waits = [this](int rank) {
     const auto peer = roster_.peer(rank);
     const auto activity = peer ? peer->activity() : std::nullopt;
     const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
-    return activity && waits_for_peers(activity->doing) && !stopped;
+    return activity && may_wait(activity->doing) && !stopped;
   };
   if (!std::all_of(missing.begin(), missing.end(), waits)) {
     std::erase_if(missing, waits);

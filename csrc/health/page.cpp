@@ -42,7 +42,8 @@ std::optional<Trail> PageView::trail(uint8_t model, uint32_t step) const {
       key.num_launched,
       entry.digest.load(std::memory_order_acquire),
       entry.sequence.load(std::memory_order_acquire),
-      entry.results.load(std::memory_order_acquire)};
+      entry.results.load(std::memory_order_acquire),
+      entry.num_bytes.load(std::memory_order_acquire)};
   const auto after = entry.key.load(std::memory_order_acquire);
   const bool found = before == after && trail.model == model && trail.step == step;
   return found && trail.num_launched > 0 ? std::make_optional(trail) : std::nullopt;
@@ -72,6 +73,7 @@ void OwnPage::publish(const Trail& trail) {
   entry.digest.store(trail.digest, std::memory_order_release);
   entry.sequence.store(trail.sequence, std::memory_order_release);
   entry.results.store(trail.results, std::memory_order_release);
+  entry.num_bytes.store(trail.num_bytes, std::memory_order_release);
   entry.key.store(progress, std::memory_order_release);
   layout.progress.store(progress, std::memory_order_release);
 }
@@ -79,6 +81,11 @@ void OwnPage::publish(const Trail& trail) {
 void OwnPage::leave() {
   auto there = static_cast<uint32_t>(Presence::kThere);
   view_.layout().presence.compare_exchange_strong(there, static_cast<uint32_t>(Presence::kLeft));
+}
+
+void OwnPage::be_told() {
+  auto there = static_cast<uint32_t>(Presence::kThere);
+  view_.layout().presence.compare_exchange_strong(there, static_cast<uint32_t>(Presence::kTold));
 }
 
 void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {

@@ -19,6 +19,7 @@ enum class Presence : uint32_t {
   kThere = 0,
   kFailing = 1,  // its script ends because of an error; `cause` says which
   kLeft = 2,     // its process group was destroyed, or its script came to its end
+  kTold = 3,     // somebody told it to end, by SIGTERM
 };
 
 // What a rank has launched in one step of one wrapper, to be compared with what others have.
@@ -26,9 +27,10 @@ struct Trail {
   uint8_t model = 0;
   uint32_t step = 0;
   uint16_t num_launched = 0;
-  uint64_t digest = 0;    // of the sizes and dtypes of all buckets so far
-  uint64_t sequence = 0;  // of the group's collective calls, at the first launch; 0: not counted
-  uint64_t results = 0;   // a sample of what the buckets came back with; 0 until all are back
+  uint64_t digest = 0;     // of the sizes and dtypes of all buckets so far
+  uint64_t sequence = 0;   // of the group's calls, at the first launch; 0: not counted
+  uint64_t results = 0;    // a sample of what the buckets came back with; 0 until all are back
+  uint64_t num_bytes = 0;  // of all buckets so far
 
   Progress progress(Doing doing) const {
     return Progress{model, step, stage_of(doing), num_launched};
@@ -54,6 +56,7 @@ struct PageLayout {
     std::atomic<uint64_t> digest;
     std::atomic<uint64_t> sequence;
     std::atomic<uint64_t> results;
+    std::atomic<uint64_t> num_bytes;
   };
   static constexpr std::size_t kNumTrails = 16;
   std::array<TrailEntry, kNumTrails> trails;
@@ -96,8 +99,9 @@ class OwnPage {
   void note(Doing doing, const Trail& trail, std::size_t bucket);
   void publish(const Trail& trail);
 
-  // Only the first end counts, but that a failing rank may have seemed to leave.
+  // Only the first end counts, but that a failing rank may have seemed to end in another way.
   void leave();
+  void be_told();
   void fail(const std::string& cause, std::optional<int> culprit);
 
   // That the group cannot go on, and why: a Failure, as text. It may be replaced by what another

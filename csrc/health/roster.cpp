@@ -8,8 +8,8 @@
 namespace ddpx::health {
 namespace {
 
-// They tell something twice a second.
-constexpr int64_t kSilenceNs = 2'000'000'000;
+// They tell something twice a second; and something else has gone wrong where this is asked.
+constexpr int64_t kSilenceNs = 1'500'000'000;
 
 bool blames_another(const Peer& peer) {
   const auto* page = peer.page();
@@ -20,6 +20,8 @@ bool blames_another(const Peer& peer) {
 enum class Fate {
   kLives,
   kLeft,    // said so
+  kErred,   // said so, and its process ended with an exit code: sys.exit(1)
+  kTold,    // SIGTERM ended it, as it does a whole job
   kEnded,   // its process, with exit code 0: os._exit(0), as some scripts end
   kRaised,  // an exception ends its script
   kDied,
@@ -39,20 +41,26 @@ End end_of(const Peer& peer) {
       // The one that it blames will be seen, too.
       return {blames_another(peer) && !ended ? Fate::kLives : Fate::kRaised};
     case Presence::kLeft:
-      return {Fate::kLeft};
+    case Presence::kTold:
     case Presence::kThere:
       break;
+  }
+  const auto status = ended ? peer.watch()->wait_status() : std::nullopt;
+  if (presence == Presence::kLeft) {
+    return {status && *status != 0 ? Fate::kErred : Fate::kLeft, status};
   }
   if (!ended) {
     return {};
   }
-  const auto status = peer.watch()->wait_status();
+  if (presence == Presence::kTold) {
+    return {Fate::kTold, status};
+  }
   return {status == 0 ? Fate::kEnded : Fate::kDied, status};
 }
 
 // It harms only those that wait for it.
 bool may_be_meant(Fate fate) {
-  return fate == Fate::kLeft || fate == Fate::kEnded;
+  return fate == Fate::kLeft || fate == Fate::kErred || fate == Fate::kTold || fate == Fate::kEnded;
 }
 
 std::string describe(const End& end) {
@@ -63,6 +71,9 @@ std::string describe(const End& end) {
       return "has left (its script ended, or it destroyed its process group)";
     case Fate::kRaised:
       return "raised an exception that ended its script";
+    case Fate::kTold:
+      return "was told to end, by SIGTERM";
+    case Fate::kErred:
     case Fate::kEnded:
     case Fate::kDied:
       return describe_ending(end.wait_status);
@@ -73,13 +84,6 @@ std::string describe(const End& end) {
 // Of the step that `ours` is about; none if it cannot be seen, or is not there any more.
 std::optional<Trail> trail_of(const std::shared_ptr<Peer>& peer, const Trail& ours) {
   return peer && peer->page() ? peer->page()->trail(ours.model, ours.step) : std::nullopt;
-}
-
-bool same_calls(const Trail& a, const Trail& b) {
-  const bool both_launched_all = a.num_launched == b.num_launched;
-  const bool both_are_back = a.results != 0 && b.results != 0;
-  return a.sequence == b.sequence && (!both_launched_all || a.digest == b.digest) &&
-         (!both_are_back || a.results == b.results);
 }
 
 // In the order in which all ranks make their collective calls.
@@ -110,8 +114,8 @@ std::optional<Progress> progress_of(const Peer& peer) {
 
 }  // namespace
 
-Roster::Roster(int rank, int world_size)
-    : rank_(rank), peers_(static_cast<std::size_t>(world_size)) {}
+Roster::Roster(int rank, int world_size, bool same_sequence)
+    : rank_(rank), same_sequence_(same_sequence), peers_(static_cast<std::size_t>(world_size)) {}
 
 bool Roster::meet(int rank, const Introduction& introduction, const ProcessId& self) {
   auto peer = Peer::meet(rank, introduction, self);
@@ -171,7 +175,8 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
     if (fate == Fate::kRaised) {
       found.cause = peer->page()->layout().cause.read();
     }
-    auto& failure = fate == Fate::kLeft ? left : blames_another(*peer) ? because_of_others : first;
+    const bool because = fate == Fate::kTold || blames_another(*peer);
+    auto& failure = fate == Fate::kLeft ? left : because ? because_of_others : first;
     failure.casualties.push_back(std::move(found));
   }
   for (auto* failure : {&first, &left, &because_of_others}) {
@@ -213,13 +218,20 @@ std::optional<Failure> Roster::find_silent() const {
   return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
 }
 
-std::optional<Failure> Roster::find_unknown() const {
+std::optional<Failure> Roster::find_unknown(bool store_lost) const {
   Failure failure;
   const auto all = peers();
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     if (rank != rank_ && !all[static_cast<std::size_t>(rank)]) {
       failure.casualties.push_back(
-          {rank, "unknown", 0, "died before it wrapped its model, or never did", {}, {}});
+          {rank,
+           "unknown",
+           0,
+           store_lost ? "is unknown here, since the store was lost before ranks had met: rank 0 or "
+                        "the launcher died, or this one did"
+                      : "died before it wrapped its model, or never did",
+           {},
+           {}});
     }
   }
   return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
@@ -229,7 +241,8 @@ std::optional<Failure> Roster::find_unknown() const {
 
 std::vector<int> Roster::missing(const Activity& activity, const Progress& progress) const {
   auto needed = progress;
-  if (activity.doing == Doing::kWaiting) {
+  const bool in_hook = activity.doing == Doing::kHook;
+  if (activity.doing == Doing::kWaiting || in_hook) {
     needed.num_launched = static_cast<uint16_t>(activity.bucket + 1);  // then it does its part
   }
   std::vector<int> missing;
@@ -239,7 +252,8 @@ std::vector<int> Roster::missing(const Activity& activity, const Progress& progr
       continue;
     }
     const auto& peer = all[static_cast<std::size_t>(rank)];
-    const auto theirs = peer ? progress_of(*peer) : std::nullopt;
+    // Who is in a hook waits for those that have not called theirs.
+    const auto theirs = !peer ? std::nullopt : in_hook ? peer->progress() : progress_of(*peer);
     const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
     if (!theirs || stopped || is_behind(*theirs, needed)) {
       missing.push_back(rank);
@@ -282,9 +296,16 @@ std::string Roster::whereabouts(const Peer& peer) const {
 
 // ---- calls in another order --------------------------------------------------------------------
 
+bool Roster::same_calls(const Trail& a, const Trail& b) const {
+  const bool both_launched_all = a.num_launched == b.num_launched;
+  const bool both_are_back = a.results != 0 && b.results != 0;
+  return (!same_sequence_ || a.sequence == b.sequence) &&
+         (!both_launched_all || a.digest == b.digest) && (!both_are_back || a.results == b.results);
+}
+
 bool Roster::agrees(const Trail& ours) const {
   const std::lock_guard<std::mutex> lock(mutex_);  // in every step: nothing is copied
-  return std::all_of(peers_.begin(), peers_.end(), [&ours](const auto& peer) {
+  return std::all_of(peers_.begin(), peers_.end(), [this, &ours](const auto& peer) {
     const auto theirs = trail_of(peer, ours);
     return !theirs || same_calls(*theirs, ours);
   });
@@ -296,23 +317,43 @@ std::optional<std::string> Roster::mismatch(const Trail& ours) const {
   }
   auto all = peers();
   std::ostringstream out;
-  out << "ranks made different collective calls in step " << ours.step << ", or before it:";
+  out << "ranks made different collective calls in step " << ours.step;
+  if (ours.model > 0 && ours.model < kNumConstructed) {
+    out << " of wrapper " << int{ours.model};
+  }
+  out << ", or before it:";
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto trail = rank == rank_ ? std::make_optional(ours)
                                      : trail_of(all[static_cast<std::size_t>(rank)], ours);
     if (trail) {
       out << "\n  rank " << rank << ": " << trail->num_launched
-          << " buckets, digest of their sizes " << std::hex << (trail->digest >> 32);
+          << (trail->num_launched == 1 ? " bucket" : " buckets") << " of " << trail->num_bytes
+          << " bytes in all" << std::hex << " (digest of the sizes " << (trail->digest >> 32);
       if (trail->results != 0) {
-        out << ", of what they came back with " << (trail->results >> 32);
+        out << ", of what came back " << (trail->results >> 32);
       }
-      out << std::dec;
+      out << std::dec << ")";
       if (trail->sequence != 0) {
         out << ", the first as call number " << trail->sequence << " of the group";
       }
     }
   }
   return out.str();
+}
+
+std::optional<std::string> Roster::uneven_sequences(const Trail& ours) const {
+  const auto all = peers();
+  bool even = true;
+  std::ostringstream out;
+  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
+    const auto trail = rank == rank_ ? std::make_optional(ours)
+                                     : trail_of(all[static_cast<std::size_t>(rank)], ours);
+    if (trail) {
+      even = even && trail->sequence == ours.sequence;
+      out << (out.tellp() > 0 ? ", " : "") << "rank " << rank << ": " << trail->sequence;
+    }
+  }
+  return even ? std::nullopt : std::make_optional(out.str());
 }
 
 }  // namespace ddpx::health

@@ -18,7 +18,8 @@ namespace ddpx::health {
 // Thread-safe; nothing in here waits.
 class Roster {
  public:
-  Roster(int rank, int world_size);
+  // `same_sequence`: ranks whose collective calls are the same have the same Trail::sequence.
+  Roster(int rank, int world_size, bool same_sequence);
 
   // False if the introduction is of no use: see Peer::meet.
   bool meet(int rank, const Introduction& introduction, const ProcessId& self);
@@ -48,7 +49,8 @@ class Roster {
   std::optional<Failure> find_silent() const;
 
   // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
-  std::optional<Failure> find_unknown() const;
+  // `store_lost`: it could not ask for them to the end.
+  std::optional<Failure> find_unknown(bool store_lost) const;
 
   // Those that have not made the calls that a rank at `activity` and `progress` waits for.
   std::vector<int> missing(const Activity& activity, const Progress& progress) const;
@@ -62,10 +64,15 @@ class Roster {
   // How they differ; none if they do not.
   std::optional<std::string> mismatch(const Trail& ours) const;
 
+  // Numbers of calls made to the group, by rank, if they differ where that may be meant.
+  std::optional<std::string> uneven_sequences(const Trail& ours) const;
+
  private:
   Casualty casualty(const Peer& peer, std::string what) const;
+  bool same_calls(const Trail& a, const Trail& b) const;
 
   int rank_;
+  bool same_sequence_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Peer>> peers_;
   BucketNames names_;

@@ -185,6 +185,9 @@ void Sentry::await_event() {
 
 void Sentry::answer_sigterm() {
   const auto all = monitors();
+  for (const auto& monitor : all) {
+    monitor->be_told();
+  }
   const auto deadline = std::chrono::steady_clock::now() + kTimeToSee;
   const auto failed = [](const auto& monitor) { return monitor->failed(); };
   while (std::none_of(all.begin(), all.end(), failed) &&
@@ -196,7 +199,9 @@ void Sentry::answer_sigterm() {
   }
   for (const auto& monitor : all) {
     if (const auto report = monitor->report()) {
-      write_to_stderr("ddpx.RankFailure: " + report->text() + " (This rank got SIGTERM.)\n");
+      write_to_stderr(
+          std::string(error_name(report->failure.kind)) + ": " + report->text() +
+          " (This rank got SIGTERM.)\n");
     }
   }
   die_of_sigterm();

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <string>
 
+#include "utf8.h"
+
 namespace ddpx::health {
 
 // A sequence lock: readers of a text that is being written try again. Zeroed memory is an empty
@@ -16,9 +18,9 @@ namespace ddpx::health {
 template <std::size_t kBytes>
 class SharedText {
  public:
-  // What does not fit is cut off. One thread at a time.
+  // What does not fit is cut off, between characters of UTF-8. One thread at a time.
   void write(const std::string& text) {
-    const auto length = std::min(text.size(), kBytes);
+    const auto length = cut_utf8(text, kBytes);
     const auto before = version_.load(std::memory_order_relaxed);
     version_.store(before + 1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);

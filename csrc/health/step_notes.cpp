@@ -51,6 +51,7 @@ void StepNotes::note_launch(int64_t num_bytes, int dtype) {
   }
   const auto what = static_cast<uint64_t>(num_bytes) << 8 | static_cast<uint64_t>(dtype);
   trail_.digest = mixed(trail_.digest, what);
+  trail_.num_bytes += static_cast<uint64_t>(num_bytes);
   ++trail_.num_launched;
   monitor_->page().publish(trail_);
 }

@@ -39,7 +39,7 @@ class RankFailure(dist.DistBackendError):
     Attributes:
         casualties: what became of whom.
         rank: the rank that raises this.
-        step: the synchronised step that it was in, counted from 0.
+        step: the synchronised step that it was in, counted from 0; -1 before its first one.
         phase: what it was doing, in words.
         bucket: the bucket that it was waiting for; None if for none.
         params: the parameters of that bucket.

@@ -38,11 +38,19 @@ def stop() -> None:
 
 def _work() -> None:
     while (record := _C.next_health_record()) is not None:
-        if record.event == "stack_wanted":
-            _C.answer_stack_request(record.token, _stacks())
-        else:
-            extra = {"event": record.event, **record.fields}
-            logger.log(_LEVELS[record.level], "%s", record.message, extra=extra)
+        try:
+            _serve(record)
+        except Exception:  # a log handler's; the next fact is not to be lost for it
+            traceback.print_exc()
+
+
+def _serve(record: _C.HealthRecord) -> None:
+    if record.event == "stack_wanted":
+        stacks = _stacks().encode("utf-8", "backslashreplace").decode()
+        _C.answer_stack_request(record.token, stacks)
+    else:
+        extra = {"event": record.event, **record.fields}
+        logger.log(_LEVELS[record.level], "%s", record.message, extra=extra)
 
 
 def _stacks() -> str:

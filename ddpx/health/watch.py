@@ -21,18 +21,22 @@ from ddpx.health.failure import RankFailure
 
 _started = threading.Lock()
 _MEETING_S = 1.0
+_WARN_S = 10.0
+_MOST_S = 1e9
 
 
 def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
     """From here on; None if there is nobody to watch, or ``DDPX_HEALTH=0``."""
     monitor = _C.monitor_of(group)
-    if monitor is not None and _started.acquire(blocking=False):
-        _start()
+    if monitor is not None and not _started.locked():
+        patience = _patience_of_environment()
+        if _started.acquire(blocking=False):
+            _start(*patience)
     return monitor
 
 
 def set_patience(
-    warn_s: float = 10.0, raise_s: float | None = None, *, stacks: bool = False
+    warn_s: float = _WARN_S, raise_s: float | None = None, *, stacks: bool = False
 ) -> None:
     """How long a rank waits for others, in this process.
 
@@ -46,7 +50,7 @@ def set_patience(
         ValueError: a time that is not a positive number of seconds.
     """
     for name, value in (("warn_s", warn_s), ("raise_s", raise_s)):
-        if value is not None and not 0 < value < 1e9:
+        if value is not None and not 0 < value < _MOST_S:
             raise errors.bad_patience(name, value)
     _C.set_patience(warn_s, raise_s, stacks)
 
@@ -113,12 +117,8 @@ def wait(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device)
 # ---- the start, and the end of this rank ---------------------------------------------------------
 
 
-def _start() -> None:
-    set_patience(
-        _seconds("DDPX_STALL_WARN_S") or 10.0,
-        _seconds("DDPX_STALL_RAISE_S"),
-        stacks=os.environ.get("DDPX_STALL_STACKS") == "1",
-    )
+def _start(warn_s: float, raise_s: float | None) -> None:
+    set_patience(warn_s, raise_s, stacks=os.environ.get("DDPX_STALL_STACKS") == "1")
     log.start()
     _tell_peers_of_exceptions()
     atexit.register(_end)
@@ -127,14 +127,21 @@ def _start() -> None:
     os.register_at_fork(after_in_child=_forget)
 
 
+def _patience_of_environment() -> tuple[float, float | None]:
+    return _seconds("DDPX_STALL_WARN_S") or _WARN_S, _seconds("DDPX_STALL_RAISE_S")
+
+
 def _seconds(variable: str) -> float | None:
     text = os.environ.get(variable)
     if not text:
         return None
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         raise errors.bad_patience(variable, text) from None
+    if not 0 < seconds < _MOST_S:
+        raise errors.bad_patience(variable, seconds)
+    return seconds
 
 
 def _tell_peers_of_exceptions() -> None:
@@ -143,15 +150,54 @@ def _tell_peers_of_exceptions() -> None:
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        _C.fail_rank(_cause(error))
-        previous(kind, error, trace)
+        failure = None
+        try:
+            failure = _end_with(error)
+        finally:
+            if failure is not None:
+                failure.__cause__ = error.with_traceback(trace)
+                previous(type(failure), failure, None)
+            else:
+                previous(kind, error, trace)
 
     sys.excepthook = excepthook
 
 
+def _end_with(error: BaseException) -> RankFailure | None:
+    """Tells peers that this ends the script; returns what explains it, if ranks are lost."""
+    failure = _explanation(error)
+    _C.fail_rank(_cause(failure or error))
+    return failure
+
+
+def _explanation(error: BaseException) -> RankFailure | None:
+    """Of an error in a collective call of the script's own, behind which may be a lost rank."""
+    if isinstance(error, RankFailure) or not _of_communication(error):
+        return None
+    try:
+        _C.explain_error(_text(error))
+    except RankFailure as failure:
+        return failure
+    return None
+
+
+def _of_communication(error: BaseException) -> bool:
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in _text(error)
+    )
+
+
 def _cause(error: BaseException) -> str:
-    text = str(error).strip()
+    text = _text(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        return "(its text could not be made)"
+    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates, as of file names
 
 
 def _end() -> None:
@@ -165,8 +211,9 @@ def _end_of_child() -> None:
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
         error = error.__context__  # what torch.multiprocessing.spawn() makes of an exception
-    if error is not None:
-        _C.fail_rank(_cause(error))
+    failure = None if error is None else _end_with(error)
+    if failure is not None:
+        print(f"ddpx.{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
     _end()
 
 

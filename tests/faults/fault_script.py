@@ -28,10 +28,10 @@ def main() -> None:
     dist.init_process_group(transport, timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     model = ReducerDDP(nn.Linear(64, 64))
-    for step in range(4):
+    for step in range(1_000_000 if fault == "none" else 4):
         if step == 2 and rank == victim:
             _note("FAULT")
-            if fault == "kill":
+            if fault.startswith("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
             elif fault == "exception":
                 raise ValueError("no such sample")
@@ -45,6 +45,8 @@ def main() -> None:
                 thread = threading.Thread(target=lambda: [][0])
                 thread.start()
                 thread.join()
+        if fault == "kill behind a call" and step == 2:
+            dist.all_reduce(torch.ones(4))
         if fault == "leave early" and step == 2 and rank == victim:
             break
         model(torch.ones(2, 64)).sum().backward()

@@ -104,6 +104,65 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
   EXPECT_TRUE(contains(text, "That is this rank")) << text;
 }
 
+TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {
+  auto& patience = Patience::instance();
+  patience.raise_ns = 300'000'000;
+  Ranks ranks("AA");
+  const Trail ours{0, 3, 1, 0, 0, 0};
+  for (const std::size_t rank : {0, 1}) {
+    ranks[rank].page().publish(ours);
+    ranks[rank].page().note(Doing::kWaiting, ours, 0);
+  }
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed() && ranks[1].failed(); }));
+  patience.raise_ns = 0;
+  const auto text = error_of([&] { ranks[0].raise_if_failed(); });
+  EXPECT_TRUE(contains(text, "no rank is missing, but the communication has taken")) << text;
+  EXPECT_FALSE(contains(text, "shrink")) << text;
+}
+
+TEST(MonitorTest, OfOtherMachinesOnlyTheLateAreBlamed) {
+  auto& patience = Patience::instance();
+  patience.raise_ns = 300'000'000;
+  Ranks ranks("ABB");
+  const Trail ours{0, 3, 1, 0, 0, 0};
+  ranks[2].page().note(Doing::kForward, Trail{0, 3, 0, 0, 0, 0}, 0);
+  for (const std::size_t rank : {0, 1}) {
+    ranks[rank].page().publish(ours);
+    ranks[rank].page().note(Doing::kWaiting, ours, 0);
+  }
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  patience.raise_ns = 0;
+  const auto report = ranks[0].report();
+  ASSERT_TRUE(report);
+  ASSERT_EQ(report->failure.casualties.size(), 1u);
+  EXPECT_EQ(report->failure.casualties.front().rank, 2);
+}
+
+TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
+  auto& patience = Patience::instance();
+  Ranks ranks("AA");
+  ranks[1].page().publish(Trail{0, 3, 1, 0, 8, 0});
+  const Trail ours{0, 3, 1, 0, 7, 0};
+  ranks[0].page().publish(ours);
+  patience.warn_ns = 300'000'000;
+  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  std::string message;
+  while (message.empty()) {
+    const auto record = Journal::instance().next();
+    if (record->event == "stalled" && record->token == ranks[0].token()) {
+      message = record->message;
+    }
+  }
+  patience.warn_ns = 10'000'000'000;
+  EXPECT_TRUE(contains(message, "before this step (rank 0: 7, rank 1: 8)")) << message;
+  EXPECT_FALSE(ranks[0].failed());
+  patience.raise_ns = 300'000'000;
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  patience.raise_ns = 0;
+  const auto text = error_of([&] { ranks[0].raise_if_failed(); });
+  EXPECT_TRUE(contains(text, "ranks wait for each other in step 3")) << text;
+}
+
 TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
   ranks[1].page().note(Doing::kOutside, Trail{0, 4, 0, 0, 0, 0}, 0);

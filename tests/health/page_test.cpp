@@ -55,10 +55,31 @@ TEST(PageTest, OnlyTheFirstEndCounts) {
   EXPECT_EQ(other.view().presence(), Presence::kFailing);
 }
 
+TEST(PageTest, WhoWasToldToEndMayStillFail) {
+  OwnPage page(1);
+  page.be_told();
+  page.leave();
+  EXPECT_EQ(page.view().presence(), Presence::kTold);
+  page.fail("ValueError: no", std::nullopt);
+  EXPECT_EQ(page.view().presence(), Presence::kFailing);
+}
+
 TEST(PageTest, LongTextsAreCut) {
   OwnPage page(1);
   page.fail(std::string(5000, 'x'), std::nullopt);
   EXPECT_EQ(page.view().layout().cause.read(), std::string(2048, 'x'));
+}
+
+TEST(PageTest, TextsAreCutBetweenCharacters) {
+  OwnPage page(1);
+  std::string euros;
+  for (int i = 0; i < 1000; ++i) {
+    euros += "\xE2\x82\xAC";  // 3 bytes each, which do not divide 2048
+  }
+  page.fail(euros, std::nullopt);
+  const auto cause = page.view().layout().cause.read();
+  EXPECT_EQ(cause.size(), 2046u);
+  EXPECT_EQ(cause, euros.substr(0, 2046));
 }
 
 TEST(PageTest, ATextIsNeverReadHalf) {

@@ -93,12 +93,12 @@ class RosterTest : public testing::Test {
   }
 
   Child child;
-  Roster roster{0, 2};
+  Roster roster{0, 2, /*same_sequence=*/false};
 };
 
 TEST_F(RosterTest, TheLivingAreNotMissed) {
   EXPECT_FALSE(roster.find_dead(true));
-  EXPECT_FALSE(roster.find_unknown());
+  EXPECT_FALSE(roster.find_unknown(/*store_lost=*/false));
   EXPECT_TRUE(roster.far_ranks().empty());
 }
 
@@ -155,6 +155,29 @@ TEST_F(RosterTest, LeavingIsNoDeathUnlessAsked) {
   EXPECT_EQ(failure->kind, FailureKind::kLeft);
 }
 
+TEST_F(RosterTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
+  child.page().be_told();
+  EXPECT_FALSE(roster.find_dead(true));
+  child.end(SIGTERM);
+  child.await_end(true);
+  EXPECT_FALSE(roster.find_dead(false));
+  const auto failure = roster.find_dead(true);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->casualties.front().what, "was told to end, by SIGTERM");
+}
+
+TEST_F(RosterTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
+  child.page().leave();
+  EXPECT_EQ(roster.find_dead(true)->kind, FailureKind::kLeft);
+  child.end(SIGKILL);  // as good as an exit code
+  child.await_end(true);
+  EXPECT_FALSE(roster.find_dead(false));
+  const auto failure = roster.find_dead(true);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, FailureKind::kDead);
+  EXPECT_EQ(failure->casualties.front().what, "was killed by SIGKILL");
+}
+
 TEST_F(RosterTest, WhoIsBehindIsMissing) {
   const auto missing = [&](Doing doing, uint32_t step, uint16_t num_launched, uint16_t bucket = 0) {
     const Trail ours{0, step, num_launched, 0, 0, 0};
@@ -191,6 +214,17 @@ TEST_F(RosterTest, ABucketInAHookIsNotOnItsWay) {
   EXPECT_TRUE(missing(0).empty());
 }
 
+TEST_F(RosterTest, AHookWaitsForThoseThatHaveNotCalledTheirs) {
+  const Trail ours{0, 3, 2, 0, 0, 0};
+  const auto missing = [&] {
+    return roster.missing({Doing::kHook, 0, 1, 3, 0}, ours.progress(Doing::kHook));
+  };
+  child.page().note(Doing::kBackward, Trail{0, 3, 1, 0, 0, 0}, 0);
+  EXPECT_EQ(missing(), std::vector<int>{1});
+  child.page().note(Doing::kHook, ours, 1);
+  EXPECT_TRUE(missing().empty());
+}
+
 TEST_F(RosterTest, AStoppedRankIsMissingWhereverItStopped) {
   child.page().note(Doing::kAgreeing, Trail{0, 9, 9, 0, 0, 0}, 0);
   child.end(SIGSTOP);
@@ -210,20 +244,37 @@ TEST_F(RosterTest, DifferentCallsAreTold) {
   EXPECT_TRUE(roster.mismatch(ours));
 }
 
+TEST_F(RosterTest, SequencesAreComparedWhereCollectiveCallsAloneAreCounted) {
+  const Trail ours{0, 3, 2, 77, 41, 0};
+  child.page().publish(Trail{0, 3, 2, 77, 42, 0});
+  EXPECT_FALSE(roster.mismatch(ours));
+  EXPECT_EQ(roster.uneven_sequences(ours), "rank 0: 41, rank 1: 42");
+  child.page().publish(ours);
+  EXPECT_FALSE(roster.uneven_sequences(ours));
+
+  Roster strict(0, 2, /*same_sequence=*/true);
+  ASSERT_TRUE(strict.meet(1, child.introduction(), this_process()));
+  EXPECT_FALSE(strict.mismatch(ours));
+  child.page().publish(Trail{0, 3, 2, 77, 42, 0});
+  const auto how = strict.mismatch(ours);
+  ASSERT_TRUE(how);
+  EXPECT_TRUE(contains(*how, "the first as call number 42 of the group")) << *how;
+}
+
 TEST(IntroductionTest, OfAnEarlierLifeIsOfNoUse) {
   Child child;
   auto introduction = child.introduction();
   ++introduction.token;
-  Roster roster(0, 2);
+  Roster roster(0, 2, /*same_sequence=*/false);
   EXPECT_FALSE(roster.meet(1, introduction, this_process()));
-  EXPECT_TRUE(roster.find_unknown());
+  EXPECT_TRUE(roster.find_unknown(/*store_lost=*/false));
 }
 
 TEST(IntroductionTest, AnotherProcessWithTheNumberOfADeadOneIsNotIt) {
   Child child;
   auto introduction = child.introduction();
   ++introduction.process.start_time;
-  Roster roster(0, 2);
+  Roster roster(0, 2, /*same_sequence=*/false);
   ASSERT_TRUE(roster.meet(1, introduction, this_process()));
   EXPECT_TRUE(roster.find_dead(false));
 }

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -93,21 +94,25 @@ def assert_no_leak(
     times: int,
     bytes_per_call: int = 100,
     objects_per_call: int = 1,
+    settle_s: float = 0.0,
 ) -> Usage:
     """Calls ``act(0)``, ``act(1)``, ...: nothing may grow from the end of ``warm_up`` on.
 
-    Returns the growth. What is counted one by one must not grow at all. The other limits lie at
-    half of what a leak would add in ``times`` calls (at least 200), because caches of Python's and
-    of torch's fill up slowly: one mapping, ``objects_per_call``, ``bytes_per_call`` of malloc's.
+    Returns the growth. Other threads get ``settle_s`` seconds to let go of what they hold. What is
+    counted one by one must not grow at all. The other limits lie at half of what a leak would add
+    in ``times`` calls (at least 200), because caches of Python's and of torch's fill up slowly: one
+    mapping, ``objects_per_call``, ``bytes_per_call`` of malloc's.
     Pages are resident or not for many reasons, so that only a leak of a page a call, as of mapped
     memory, is seen there.
     """
     assert times >= 200
     for number in range(warm_up):
         act(number)
+    time.sleep(settle_s)
     before = read_usage()
     for number in range(warm_up, warm_up + times):
         act(number)
+    time.sleep(settle_s)
     growth = read_usage().minus(before)
     limits = Usage(
         fds=0,

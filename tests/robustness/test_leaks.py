@@ -152,6 +152,31 @@ def test_constructions_that_fail(pool: RankPool) -> None:
     print(pool.run(_constructions_that_fail, NUM_CONSTRUCTIONS, timeout=200))
 
 
+# ---- groups ------------------------------------------------------------------------------------
+
+
+def _groups(times: int, backend: str) -> Usage:
+    """Each is watched over: by a page, descriptors of its peers, and a thread for a while."""
+
+    def act(number: int) -> None:
+        group = dist.new_group([0, 1], backend=backend)
+        model = _wrap("default", process_group=group)
+        _step(model)
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    # Of each group torch keeps some texts and keys, in the store's server, too.
+    return assert_no_leak(
+        act, warm_up=40, times=times, bytes_per_call=20_000, objects_per_call=400, settle_s=2.0
+    )
+
+
+@pytest.mark.full_only
+@pytest.mark.timeout(300)
+def test_groups(pool: RankPool) -> None:
+    print(pool.run(_groups, NUM_CONSTRUCTIONS, pool.backend, timeout=250))
+
+
 # ---- failures ----------------------------------------------------------------------------------
 
 

@@ -127,7 +127,7 @@ def free_port() -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 def test_bit_for_bit_as_gloo(size: int, tmp_path: Path) -> None:
-    worker = build_torch_free() / "shm_worker"
+    worker = build_torch_free("address,undefined") / "shm_worker"
     mp.spawn(gloo_rank, (size, free_port(), str(tmp_path)), size)
     for place in ("private", "resident"):
         lines = []

@@ -1,0 +1,141 @@
+"""Whom a rank names that waits, and what it makes of what a lost rank has left behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_ranks import run_ranks, text_of
+from torch import nn
+
+import ddpx
+from ddpx import ReducerDDP
+
+pytestmark = pytest.mark.timeout(90)
+STALL_S = 2.5
+WARN, RAISE = "DDPX_STALL_WARN_S", "DDPX_STALL_RAISE_S"
+
+
+class _Log(logging.Handler):
+    """The warnings of this rank."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        logging.getLogger("ddpx.health").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+# ---- ranks that are late -------------------------------------------------------------------------
+
+
+def _one_is_late(late: int) -> tuple[list[str], tuple[int, ...]]:
+    """Warnings, and the ranks that an error names."""
+    log = _Log()
+    model = ReducerDDP(nn.Linear(4, 4))
+    for step in range(3):
+        if step == 2 and dist.get_rank() == late:
+            time.sleep(STALL_S)
+        try:
+            model(torch.ones(2, 4)).sum().backward()
+        except ddpx.RankStalled as stalled:
+            return log.texts, stalled.ranks
+    return log.texts, ()
+
+
+@pytest.mark.parametrize("late", [1, 3])
+def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
+    endings = run_ranks(4, _one_is_late, late, identities="AABB", environment={WARN: "0.8"})
+    for rank, ending in enumerate(endings):
+        warnings, named = ending.value
+        assert named == ()
+        stalled = [text for text in warnings if " has waited " in text]
+        assert bool(stalled) == (rank != late), (rank, warnings)
+        for text in stalled:
+            assert [part.split(",")[0] for part in text.split("missing: ")[1:]] == [f"rank {late}"]
+
+
+def test_only_the_late_of_other_hosts_are_given_up() -> None:
+    endings = run_ranks(3, _one_is_late, 2, identities="ABB", environment={RAISE: "0.5"})
+    assert [ending.value[1] for ending in endings] == [(2,)] * 3
+
+
+def _wait_in_a_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Not asynchronously, as DDP's tutorials do it, but until the others have come."""
+    dist.all_reduce(bucket.buffer())
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _one_is_late_for_a_hook() -> list[str]:
+    log = _Log()
+    model = ReducerDDP(nn.Linear(4, 4))
+    model.register_comm_hook(None, _wait_in_a_hook)
+    for step in range(3):
+        if step == 2 and dist.get_rank() == 1:
+            time.sleep(1.5)
+        model(torch.ones(2, 4)).sum().backward()
+    return log.texts
+
+
+def test_a_hook_that_waits_is_a_wait() -> None:
+    endings = run_ranks(3, _one_is_late_for_a_hook, environment={WARN: "0.5"})
+    for rank in (0, 2):
+        texts = endings[rank].value
+        assert texts and all("missing: rank 1, " in text for text in texts), texts
+        assert all("missing: rank " + str(2 - rank) not in text for text in texts), texts
+
+
+# ---- what exceptions say -------------------------------------------------------------------------
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+ERRORS: dict[str, Callable[[], Exception]] = {
+    # Longer than its place, which is cut within a character.
+    "long": lambda: ValueError("€" * 3000),
+    "surrogate": lambda: ValueError("file \udc80"),
+    "mute": _Mute,
+}
+CAUSES = {
+    "long": "ValueError: €€€",
+    "surrogate": r"ValueError: file \udc80",
+    "mute": "_Mute: (its text could not be made)",
+}
+
+
+def _raise(error: str) -> tuple[str, str, str, int]:
+    log = _Log()
+    model = ReducerDDP(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    if dist.get_rank() == 1:
+        raise ERRORS[error]()
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as failure:
+        time.sleep(0.3)  # for the thread that logs
+        cause = getattr(failure, "cause", "")
+        return type(failure).__name__, text_of(failure), cause, len(log.texts)
+    return "", "", "", 0
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_exceptions_of_any_text_are_told(error: str, transport: str) -> None:
+    endings = run_ranks(3, _raise, error, backend=transport)
+    assert endings[1].exit_code == 1
+    for rank in (0, 2):
+        kind, text, cause, num_logged = endings[rank].value
+        assert kind == "RankFailure", text
+        assert cause.startswith(CAUSES[error]) and CAUSES[error] in text, text
+        assert num_logged == 1
