@@ -140,7 +140,7 @@ def measure(plan: Plan) -> Results:
     for ranks in plan.reduce_ranks:
         by_size: dict[int, list[Seconds]] = {num_bytes: [] for num_bytes in plan.sizes_bytes}
         for _ in range(plan.launches):
-            with RankPool(ranks) as pool:
+            with RankPool(ranks, start_method=plan.start_method) as pool:
                 for num_bytes, launches in by_size.items():
                     per_rank = pool.run(time_all_reduces, num_bytes, effort, timeout=_TIMEOUT_S)
                     times = slowest_rank(per_rank)

@@ -120,7 +120,7 @@ def measure(plan: Plan) -> Results:
     for name in _wraps():
         launches = []
         for _ in range(plan.launches):
-            with RankPool(_RANKS) as pool:
+            with RankPool(_RANKS, start_method=plan.start_method) as pool:
                 launches.append(pool.run(take_snapshots, name, plan.tiny, timeout=_TIMEOUT_S))
         rows[name] = {
             when: {

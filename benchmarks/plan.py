@@ -9,6 +9,7 @@ from typing import Any
 from interleave import Effort
 
 from ddpx.testing import RankPool
+from ddpx.testing.rank_pool import StartMethod
 
 _TIMEOUT_S = 900.0
 
@@ -20,6 +21,8 @@ class Plan:
     effort: for each cell of a table, in each launch.
     step_effort: the same for step times, whose slow models would get few rounds.
     tiny: take small models.
+    start_method: of ranks. Forks share memory with each other, which is quick, and not as users
+        have it.
     step_ranks, sizes_bytes, reduce_ranks, num_params, growth_ranks: what is varied.
     """
 
@@ -27,6 +30,7 @@ class Plan:
     effort: Effort
     step_effort: Effort
     tiny: bool
+    start_method: StartMethod
     step_ranks: tuple[int, ...]
     reduce_ranks: tuple[int, ...]
     sizes_bytes: tuple[int, ...]
@@ -37,7 +41,7 @@ class Plan:
         """Results by launch, then by rank."""
         results = []
         for _ in range(self.launches):
-            with RankPool(ranks) as pool:
+            with RankPool(ranks, start_method=self.start_method) as pool:
                 results.append(pool.run(function, *args, timeout=_TIMEOUT_S))
         return results
 
@@ -49,6 +53,7 @@ FULL = Plan(
     effort=Effort(seconds=10.0, min_rounds=3),
     step_effort=Effort(seconds=10.0, min_rounds=12),
     tiny=False,
+    start_method="spawn",
     step_ranks=(1, 2, 4),
     reduce_ranks=(2, 4),
     sizes_bytes=(
@@ -70,6 +75,7 @@ QUICK = Plan(
     effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
     step_effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
     tiny=True,
+    start_method="forkserver",
     step_ranks=(1, 2),
     reduce_ranks=(2,),
     sizes_bytes=(4 * KIB, MIB),

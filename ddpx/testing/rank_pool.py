@@ -12,15 +12,20 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+StartMethod = Literal["spawn", "forkserver"]
+
 _START_TIMEOUT_S = 180.0
 # Once one rank has failed, the others get this long to report before they are ended.
 _GRACE_S = 3.0
+# The second is imported with the first wrapper otherwise, in a second.
+_PRELOADED = ["ddpx.testing", "torch._dynamo"]
 
 
 class RankFailed(RuntimeError):
@@ -36,13 +41,24 @@ class RankPool:
     Args:
         world_size: number of ranks, 1 or more.
         backend: of the process group, as for ``torch.distributed.init_process_group``.
+        start_method: of ``multiprocessing``. With "forkserver" ranks are forks of one process,
+            which has imported torch already and serves all pools until this process ends: what
+            torch reads from the environment when it is imported is as it was when that one was
+            started. "spawn" imports torch in each rank. None: "spawn" if there is an accelerator.
     """
 
-    def __init__(self, world_size: int, backend: str = "gloo") -> None:
+    def __init__(
+        self,
+        world_size: int,
+        backend: str = "gloo",
+        start_method: StartMethod | None = None,
+    ) -> None:
         if world_size < 1:
             raise ValueError(f"world_size must be 1 or more, but got {world_size}")
         self.world_size = world_size
         self.backend = backend
+        usual: StartMethod = "spawn" if torch.accelerator.is_available() else "forkserver"
+        self.start_method = start_method or usual
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None
@@ -84,14 +100,22 @@ class RankPool:
         self._end()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context: SpawnContext | ForkServerContext
+        if self.start_method == "spawn":
+            context = multiprocessing.get_context("spawn")
+        else:
+            context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
         self._directory = tempfile.TemporaryDirectory(prefix="ddpx-ranks-")
         rendezvous = os.path.join(self._directory.name, "store")
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(theirs, rank, self.world_size, self.backend, rendezvous, list(sys.path)),
+                args=(
+                    *(theirs, rank, self.world_size, self.backend, rendezvous),
+                    *(list(sys.path), dict(os.environ)),
+                ),
                 daemon=True,
                 name=f"ddpx-rank-{rank}",
             )
@@ -152,9 +176,13 @@ def _serve(
     backend: str,
     rendezvous: str,
     path: list[str],
+    environment: dict[str, str],
 ) -> None:
     """Body of a rank: runs what it is sent until it is sent None."""
     sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)  # the server of forks has an older one
+    dist.set_debug_level_from_env()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     if "nccl" in backend:

@@ -104,7 +104,7 @@ def run_ranks(
         timeout_s: of the process group.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ddpx", "torch._dynamo"])
+    context.set_forkserver_preload(["ddpx.testing", "torch._dynamo"])
     with tempfile.TemporaryDirectory(prefix="ddpx-faults-") as directory:
         connections: list[Connection] = []
         processes: list[BaseProcess] = []

@@ -78,7 +78,12 @@ def check(case: Case, endings: list[Ending]) -> None:
 def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> None:
     where = (rank, report)
     assert report.kind == "RankFailure", where
-    assert report.text.startswith(f"ddpx.RankFailure: [ddpx rank {rank}, step "), where
+    assert report.text.startswith(f"ddpx.RankFailure: [ddpx rank {rank}, "), where
+    at_construction = report.phase == "construction"
+    # Who is through with its construction waits in the first step for the one that died in its.
+    step = -1 if at_construction else 0 if case.phase == "construction" else STEP
+    assert report.step == step, where
+    assert at_construction or f", step {step}, phase " in report.text, where
     assert f" rank {case.victim_rank} (host " in report.text, where
     assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, where)
     if case.phase in ("before wrapping", "construction"):  # ranks may not have met yet

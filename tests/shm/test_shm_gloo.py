@@ -128,7 +128,8 @@ def free_port() -> int:
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 def test_bit_for_bit_as_gloo(size: int, tmp_path: Path) -> None:
     worker = build_torch_free("address,undefined") / "shm_worker"
-    mp.spawn(gloo_rank, (size, free_port(), str(tmp_path)), size)
+    arguments = (size, free_port(), str(tmp_path))
+    mp.start_processes(gloo_rank, arguments, size, start_method="forkserver")
     for place in ("private", "resident"):
         lines = []
         for case in cases_of(size):
