@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
 
 #include <memory>
+#include <stdexcept>
 
 #include "collective.h"
 
@@ -13,6 +14,12 @@ namespace ddpx {
 // Gets a bucket with undivided gradients; what its future brings becomes the gradients. Called with
 // the reducer's mutex held and without the GIL.
 using CommHook = c10d::CommHookInterface;
+
+// What a user's hook raised, and no collective call raises: no lost rank is behind it.
+class HookError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 // torch's built-in hooks, written anew because torch does not export its own:
 // ALLREDUCE divides and sums; FP16_COMPRESS does so in half precision.

@@ -373,6 +373,10 @@ void Reducer::explain(const std::string& what) const {
     notes_.explain_error({});
   } catch (const DifferentCalls& cause) {
     notes_.raise_mismatch(cause.how());
+  } catch (const HookError& cause) {
+    if (notes_.group_failed()) {
+      notes_.explain_error(cause.what());
+    }
   } catch (const c10::Error& cause) {
     notes_.explain_error(cause.what_without_backtrace());
   } catch (const std::exception& cause) {

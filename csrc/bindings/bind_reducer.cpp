@@ -46,6 +46,26 @@ py::cpp_function returning_a_future(py::object hook) {
   };
 }
 
+// Tells apart what only a hook can raise: RuntimeError may come from its collective calls.
+class UsersHook final : public c10d::PythonCommHook {
+ public:
+  using PythonCommHook::PythonCommHook;
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    try {
+      return PythonCommHook::runHook(bucket);
+    } catch (const py::error_already_set& error) {
+      const py::gil_scoped_acquire gil;
+      if (error.matches(PyExc_RuntimeError)) {
+        throw;
+      }
+      throw HookError(error.what());
+    } catch (const std::runtime_error& error) {
+      throw HookError(error.what());  // torch's: it returned no future
+    }
+  }
+};
+
 void bind_report(py::module_& module) {
   py::class_<StepTimes>(module, "StepTimes")
       .def_readonly("forward", &StepTimes::forward)
@@ -134,8 +154,8 @@ void bind_reducer(py::module_& module) {
       .def(
           "set_comm_hook",
           [](Reducer& reducer, py::object state, py::object hook) {
-            auto comm_hook = std::make_shared<c10d::PythonCommHook>(
-                std::move(state), returning_a_future(std::move(hook)));
+            auto comm_hook =
+                std::make_shared<UsersHook>(std::move(state), returning_a_future(std::move(hook)));
             const py::gil_scoped_release no_gil;
             reducer.set_comm_hook(std::move(comm_hook));
           },

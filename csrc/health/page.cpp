@@ -54,7 +54,7 @@ OwnPage::OwnPage(uint64_t token)
           shm::round_up(sizeof(PageLayout), shm::page_bytes()), "the status page of a rank")),
       view_(shm::map_shared(fd_.get())) {
   view_.layout().token.store(token, std::memory_order_relaxed);
-  note(Doing::kConstruction, Trail(), 0);
+  note(Doing::kOutside, Trail{kNoModel, 0, 0, 0, 0, 0}, 0);
 }
 
 void OwnPage::note(Doing doing, const Trail& trail, std::size_t bucket) {

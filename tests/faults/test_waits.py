@@ -66,6 +66,19 @@ def test_only_the_late_of_other_hosts_are_given_up() -> None:
     assert [ending.value[1] for ending in endings] == [(2,)] * 3
 
 
+def _load_data_first() -> list[str]:
+    log = _Log()
+    model = ReducerDDP(nn.Linear(4, 4), init_sync=False)
+    time.sleep(1.5)
+    model(torch.ones(2, 4)).sum().backward()
+    return log.texts
+
+
+def test_who_has_not_begun_waits_for_nobody() -> None:
+    endings = run_ranks(2, _load_data_first, environment={WARN: "0.4", RAISE: "0.8"})
+    assert [ending.value for ending in endings] == [[], []]
+
+
 def _wait_in_a_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Not asynchronously, as DDP's tutorials do it, but until the others have come."""
     dist.all_reduce(bucket.buffer())

@@ -141,7 +141,9 @@ TEST(MonitorTest, OfOtherMachinesOnlyTheLateAreBlamed) {
 TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   auto& patience = Patience::instance();
   Ranks ranks("AA");
-  ranks[1].page().publish(Trail{0, 3, 1, 0, 8, 0});
+  const Trail theirs{0, 3, 1, 0, 8, 0};
+  ranks[1].page().publish(theirs);
+  ranks[1].page().note(Doing::kWaiting, theirs, 0);
   const Trail ours{0, 3, 1, 0, 7, 0};
   ranks[0].page().publish(ours);
   patience.warn_ns = 300'000'000;

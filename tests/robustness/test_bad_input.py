@@ -54,6 +54,7 @@ def _error_of(action: Callable[[], Any]) -> str:
 
 def _wrap_in_destroyed_group() -> str:
     group = dist.new_group([0, 1])
+    dist.barrier()  # both are connected
     dist.destroy_process_group(group)
     return _error_of(lambda: ReducerDDP(_model(), process_group=group))
 
