@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing.util
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
 from ddpx import _C, errors
-from ddpx.health import log
+from ddpx.health import ending, log
 from ddpx.health.failure import RankFailure
 
 _started = threading.Lock()
@@ -114,16 +110,13 @@ def wait(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device)
         _C.wait(work, group, device)
 
 
-# ---- the start, and the end of this rank ---------------------------------------------------------
+# ---- the start -----------------------------------------------------------------------------------
 
 
 def _start(warn_s: float, raise_s: float | None) -> None:
     set_patience(warn_s, raise_s, stacks=os.environ.get("DDPX_STALL_STACKS") == "1")
     log.start()
-    _tell_peers_of_exceptions()
-    atexit.register(_end)
-    # A process that multiprocessing started ends without atexit, but for these.
-    multiprocessing.util.Finalize(None, _end_of_child, exitpriority=1000)
+    ending.tell_peers()
     os.register_at_fork(after_in_child=_forget)
 
 
@@ -144,81 +137,8 @@ def _seconds(variable: str) -> float | None:
     return seconds
 
 
-def _tell_peers_of_exceptions() -> None:
-    previous = sys.excepthook
-
-    def excepthook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        failure = None
-        try:
-            failure = _end_with(error)
-        finally:
-            if failure is not None:
-                failure.__cause__ = error.with_traceback(trace)
-                previous(type(failure), failure, None)
-            else:
-                previous(kind, error, trace)
-
-    sys.excepthook = excepthook
-
-
-def _end_with(error: BaseException) -> RankFailure | None:
-    """Tells peers that this ends the script; returns what explains it, if ranks are lost."""
-    failure = _explanation(error)
-    _C.fail_rank(_cause(failure or error))
-    return failure
-
-
-def _explanation(error: BaseException) -> RankFailure | None:
-    """Of an error in a collective call of the script's own, behind which may be a lost rank."""
-    if isinstance(error, RankFailure) or not _of_communication(error):
-        return None
-    try:
-        _C.explain_error(_text(error))
-    except RankFailure as failure:
-        return failure
-    return None
-
-
-def _of_communication(error: BaseException) -> bool:
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "gloo" in _text(error)
-    )
-
-
-def _cause(error: BaseException) -> str:
-    text = _text(error).strip()
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        return "(its text could not be made)"
-    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates, as of file names
-
-
-def _end() -> None:
-    _C.leave_groups()
-    log.stop()
-
-
-def _end_of_child() -> None:
-    if multiprocessing.parent_process() is None:
-        return  # atexit sees to it
-    error = sys.exc_info()[1]
-    if isinstance(error, SystemExit):
-        error = error.__context__  # what torch.multiprocessing.spawn() makes of an exception
-    failure = None if error is None else _end_with(error)
-    if failure is not None:
-        print(f"ddpx.{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
-    _end()
-
-
 def _forget() -> None:
     """In a forked child, which is no rank: a wrapper that it makes starts anew."""
     global _started
     _started = threading.Lock()
-    atexit.unregister(_end)
+    ending.forget()

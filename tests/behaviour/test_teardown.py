@@ -41,7 +41,7 @@ def test_a_wrapper_may_outlive_its_group():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = mp.spawn(_rounds, (port,), nprocs=2, join=False)
+    context = mp.start_processes(_rounds, (port,), 2, join=False, start_method="forkserver")
     try:
         assert context.join(timeout=120) or context.join(timeout=1), "hangs"
     finally:

@@ -55,7 +55,9 @@ def test_build_function_over_shared_memory():
     ("script", "reason"),
     [
         ("wraps_nothing.py", "wrapped no model in DistributedDataParallel"),
-        ("uses_reducer.py", "uses ReducerDDP by itself"),
+        pytest.param(
+            *("uses_reducer.py", "uses ReducerDDP by itself"), marks=pytest.mark.full_only
+        ),
     ],
 )
 def test_script_without_ddp_cannot_be_compared(script, reason):
@@ -64,6 +66,7 @@ def test_script_without_ddp_cannot_be_compared(script, reason):
     assert reason in done.stderr
 
 
+@pytest.mark.full_only
 def test_failed_script_is_no_verdict():
     done = run("parity", "fails.py")
     assert_code(done, 1)

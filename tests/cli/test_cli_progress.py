@@ -64,7 +64,10 @@ def test_steps_are_outermost_backwards(monkeypatch):
     ("words", "titles"),
     [
         (("timeline", "train.py", "--num-steps", "6", "--steps", "5"), ["recording"]),
-        (("parity", "train.py", "--num-steps", "3"), ["DDP:", "ReducerDDP:"]),
+        pytest.param(
+            *(("parity", "train.py", "--num-steps", "3"), ["DDP:", "ReducerDDP:"]),
+            marks=pytest.mark.full_only,
+        ),
     ],
     ids=["timeline", "parity"],
 )

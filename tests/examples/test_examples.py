@@ -146,7 +146,11 @@ def test_full_training_saves_a_plain_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "source"), [((), "--local-rank"), (("--use-env",), "LOCAL_RANK")]
+    ("option", "source"),
+    [
+        ((), "--local-rank"),
+        pytest.param(("--use-env",), "LOCAL_RANK", marks=pytest.mark.full_only),
+    ],
 )
 def test_legacy_launcher(option: tuple[str, ...], source: str, tmp_path: Path) -> None:
     """torch.distributed.launch works, with the argument and with the environment variable."""

@@ -73,6 +73,10 @@ def check(case: Case, endings: list[Ending]) -> None:
         else:
             since = endings[victim].marks["awake" if rank == victim else "fault"]
             _check_impatient(case, rank, ending.value, since)
+    if case.fault == "stall":
+        reports = [ending.value for rank, ending in enumerate(endings) if rank != victim]
+        texts = [text for report in reports for _, text in report.logged]
+        assert any(f"missing: rank {victim}, " in text for text in texts), texts
 
 
 def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> None:

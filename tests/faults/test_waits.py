@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -152,3 +154,27 @@ def test_exceptions_of_any_text_are_told(error: str, transport: str) -> None:
         assert kind == "RankFailure", text
         assert cause.startswith(CAUSES[error]) and CAUSES[error] in text, text
         assert num_logged == 1
+
+
+# ---- bad patience --------------------------------------------------------------------------------
+
+
+def _wrap_twice() -> tuple[str, bool]:
+    """The error of the first time; whether the second one, without the variable, is watched."""
+    text = ""
+    try:
+        ReducerDDP(nn.Linear(4, 4))
+    except ValueError as error:
+        text = str(error)
+    del os.environ[WARN]
+    dist.barrier()
+    ReducerDDP(nn.Linear(4, 4))
+    return text, sys.excepthook is not sys.__excepthook__
+
+
+@pytest.mark.parametrize("value", ["0", "soon", "-1", "nan"])
+def test_a_bad_variable_is_named_and_nothing_is_lost(value: str) -> None:
+    for ending in run_ranks(2, _wrap_twice, environment={WARN: value}):
+        text, watched = ending.value
+        assert text.startswith(f"{WARN}=") and "is no time to wait" in text, text
+        assert watched

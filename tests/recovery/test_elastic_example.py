@@ -56,7 +56,7 @@ def test_from_its_checkpoint_after_a_restart(tmp_path):
     assert losses(killed) == losses(run(*TORCHRUN, EXAMPLE, cwd=tmp_path))
 
 
-@pytest.mark.parametrize("kill", ["0:12", "1:0"])
+@pytest.mark.parametrize("kill", ["0:12", pytest.param("1:0", marks=pytest.mark.full_only)])
 def test_without_a_restart(tmp_path, kill):
     output = run(
         *("ddpx", "run", "--keep-survivors", "--nproc-per-node=3", EXAMPLE),

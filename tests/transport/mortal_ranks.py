@@ -54,7 +54,8 @@ def run_mortal(
         identities: a letter per rank; ranks with different ones share no memory. Empty: all do.
         timeout_s: the group's.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ddpx.testing", "torch._dynamo"])
     with tempfile.TemporaryDirectory(prefix="ddpx-mortal-") as directory:
         ours: dict[int, Connection] = {}
         processes = []
@@ -62,7 +63,9 @@ def run_mortal(
             receiver, sender = context.Pipe(duplex=False)
             setting = (rank, world_size, os.path.join(directory, "store"), identities, timeout_s)
             process = context.Process(
-                target=_serve, args=(sender, setting, list(sys.path), function, args), daemon=True
+                target=_serve,
+                args=(sender, setting, list(sys.path), dict(os.environ), function, args),
+                daemon=True,
             )
             process.start()
             sender.close()
@@ -92,11 +95,13 @@ def _serve(
     sender: Connection,
     setting: tuple[int, int, str, str, float],
     path: list[str],
+    environment: dict[str, str],
     function: Function,
     args: tuple[Any, ...],
 ) -> None:
     rank, world_size, store, identities, timeout_s = setting
     sys.path[:] = path
+    os.environ.update(environment)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if identities:
         os.environ["DDPX_SHM_HOST_IDENTITY"] = identities[rank]
