@@ -66,6 +66,8 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
         shm_options = ShmOptions()
     if not isinstance(shm_options, ShmOptions):
         raise errors.bad_shm_options(shm_options)
+    # Before anything connects: a rank that raises then would break its peers' connecting.
+    order, identity = shm_options.chosen_order(), shm_options.chosen_identity()
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout
     backend = _C.ShmBackend(
@@ -74,8 +76,8 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
         size,
         timeout,
         _gloo("gloo", store, rank, size, timeout),
-        shm_options.chosen_order(),
-        shm_options.chosen_identity(),
+        order,
+        identity,
     )
     leaders = [host[0] for host in backend.hosts]
     if len(leaders) > 1 and rank in leaders:

@@ -29,7 +29,7 @@ shrink = sys.modules["ddpx.recovery.shrink"]  # the package has a function of th
 
 TIME_LIMIT_S = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["ddpx"])
+_CONTEXT.set_forkserver_preload(["ddpx.testing", "torch._dynamo"])
 
 PHASES = (
     "forward",
