@@ -221,15 +221,17 @@ std::optional<Failure> Roster::find_silent() const {
 std::optional<Failure> Roster::find_unknown(bool store_lost) const {
   Failure failure;
   const auto all = peers();
-  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
+  // Of the others a rank without a store can know nothing; that it is lost tells of rank 0.
+  const bool only_first = store_lost && rank_ != 0 && !all.front();
+  for (int rank = 0; rank < (only_first ? 1 : static_cast<int>(all.size())); ++rank) {
     if (rank != rank_ && !all[static_cast<std::size_t>(rank)]) {
       failure.casualties.push_back(
           {rank,
            "unknown",
            0,
-           store_lost ? "is unknown here, since the store was lost before ranks had met: rank 0 or "
-                        "the launcher died, or this one did"
-                      : "died before it wrapped its model, or never did",
+           only_first   ? "or the launcher died: the store was lost before ranks had met"
+           : store_lost ? "is unknown here, since the store was lost before ranks had met"
+                        : "died before it wrapped its model, or never did",
            {},
            {}});
     }

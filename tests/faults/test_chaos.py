@@ -90,7 +90,7 @@ def _check(round_: Round, endings: list[Ending]) -> None:
         assert ending.value is not None, (round_, endings)
         kind, text, at_s, ranks = ending.value
         assert kind == "RankFailure", (round_, text)
-        assert f"[ddpx rank {rank}, step " in text, (round_, text)
+        assert f"[ddpx rank {rank}, " in text, (round_, text)
         assert ranks and set(ranks) <= set(round_.victims), (round_, text)
         assert at_s - min(struck) < DEADLINE_S, (round_, at_s - min(struck), text)
         assert ending.exit_code is not None, (round_, "hung at its end", ending)

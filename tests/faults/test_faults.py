@@ -94,7 +94,7 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
         assert case.victim_rank in report.ranks, where
     else:
         assert report.ranks == (case.victim_rank,), where
-    if report.what == "died before it wrapped its model, or never did":
+    if report.host == "unknown":
         assert case.phase in ("before wrapping", "construction"), where
         return
     assert report.host, where
