@@ -32,18 +32,37 @@ struct Courier::State {
   int rank;
   Introduction own;
   Duties duties;
-  std::atomic<bool> store_lost{false};
+  std::atomic<int64_t> asked_ns{0};  // when the call to the store began that has not returned
+  std::atomic<bool> lost{false};
 
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
   std::set<int> unknown;
   std::optional<std::string> to_post;
+  bool hurried = false;
   bool stopped = false;
   bool running = true;
 
+  // Calls `use(*board)`; the time that takes is the store's.
+  template <class Use>
+  auto ask(const Use& use) {
+    asked_ns = now_ns();
+    auto answer = use(*board);
+    asked_ns = 0;
+    return answer;
+  }
+
+  std::optional<std::string> get(const std::string& key) {
+    return ask([&key](Board& board) { return board.get(key); });
+  }
+
+  void set(const std::string& key, const std::string& text) {
+    ask([&](Board& board) { return board.set(key, text), true; });
+  }
+
   void meet_unknown() {
     for (const int other : unknown_now()) {
-      const auto text = board->get(introduction_key(other));
+      const auto text = get(introduction_key(other));
       const auto introduction = text ? Introduction::from_text(*text) : std::nullopt;
       if (introduction && duties.meet(other, *introduction)) {
         const std::lock_guard<std::mutex> lock(mutex);
@@ -64,7 +83,7 @@ struct Courier::State {
       failure = to_post;
     }
     if (failure) {
-      board->set_first(kFailureKey, *failure);
+      ask([&](Board& board) { return board.set_first(kFailureKey, *failure); });
       const std::lock_guard<std::mutex> lock(mutex);
       to_post.reset();
       changed.notify_all();
@@ -76,15 +95,15 @@ struct Courier::State {
     if (others.empty()) {
       return;
     }
-    board->set(beat_key(rank), duties.beat().to_text());
-    if (const auto failure = board->get(kFailureKey)) {
+    set(beat_key(rank), duties.beat().to_text());
+    if (const auto failure = get(kFailureKey)) {
       duties.failed(*failure);
     }
     if (!duties.curious()) {
       return;  // all asking about all would be too much for the store of a large job
     }
     for (const int other : others) {
-      const auto text = board->get(beat_key(other));
+      const auto text = get(beat_key(other));
       if (const auto beat = text ? Peer::Beat::from_text(*text) : std::nullopt) {
         duties.heard(other, *beat);
       }
@@ -99,7 +118,8 @@ struct Courier::State {
       return false;
     }
     const auto pause = round < kNumFirstRounds && !unknown.empty() ? kFirstRounds : kBetweenRounds;
-    changed.wait_for(lock, pause, [this] { return stopped || to_post.has_value(); });
+    changed.wait_for(lock, pause, [this] { return stopped || to_post || hurried; });
+    hurried = false;
     return !stopped;
   }
 };
@@ -127,7 +147,7 @@ Courier::~Courier() {
 
 void Courier::work(const std::shared_ptr<State>& state) {
   try {
-    state->board->set(introduction_key(state->rank), state->own.to_text());
+    state->set(introduction_key(state->rank), state->own.to_text());
     for (int round = 0;; ++round) {
       state->meet_unknown();
       state->post();
@@ -137,7 +157,7 @@ void Courier::work(const std::shared_ptr<State>& state) {
       }
     }
   } catch (const std::exception&) {
-    state->store_lost = true;
+    state->lost = true;
   }
   state->board.reset();
   const std::lock_guard<std::mutex> lock(state->mutex);
@@ -160,8 +180,16 @@ bool Courier::flush(std::chrono::milliseconds timeout) {
       lock, timeout, [this] { return !state_->to_post || !state_->running; });
 }
 
-bool Courier::store_lost() const {
-  return state_->store_lost;
+void Courier::hurry() {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->hurried = true;
+  state_->changed.notify_all();
+}
+
+bool Courier::silent(std::chrono::milliseconds time) const {
+  const int64_t asked_ns = state_->asked_ns;
+  return state_->lost ||
+         (asked_ns != 0 && now_ns() - asked_ns > std::chrono::nanoseconds(time).count());
 }
 
 }  // namespace ddpx::health

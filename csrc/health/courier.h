@@ -45,8 +45,11 @@ class Courier {
   // Until what was posted is out, or time is up.
   bool flush(std::chrono::milliseconds timeout);
 
-  // The store does not answer any more.
-  bool store_lost() const;
+  // Asks the store at once for what it asks for now and then.
+  void hurry();
+
+  // Whether the store is lost, or has owed an answer for so long.
+  bool silent(std::chrono::milliseconds time) const;
 
  private:
   struct State;

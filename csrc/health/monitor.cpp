@@ -20,9 +20,15 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kTimeToSee = milliseconds(500);
 constexpr auto kTimeToSeeFar = milliseconds(3000);
 constexpr auto kBetweenLooks = milliseconds(10);
+constexpr auto kTimeToAnswer = milliseconds(300);  // for the store
+
+// The same where there was no error: a store may be slow for a while.
+constexpr auto kLongSilence = milliseconds(3000);
 
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
-constexpr int64_t kLeftMattersNs = 300'000'000;
+constexpr auto kLeftMatters = milliseconds(300);
+
+constexpr int64_t kStoppedNs = 1'500'000'000;  // without a look: looks are five a second
 
 constexpr auto kTimeToAgree = milliseconds(20);
 
@@ -218,6 +224,7 @@ void Monitor::declare(Failure failure) {
 
 void Monitor::explain_error(const std::string& said) {
   curious_ = true;
+  courier_->hurry();
   const auto start = Clock::now();
   const bool any_far = !roster_.far_ranks().empty();
   while (true) {
@@ -228,7 +235,7 @@ void Monitor::explain_error(const std::string& said) {
       failure = roster_.find_silent();
     }
     if (!failure && waited > kTimeToSee) {
-      failure = roster_.find_unknown(courier_->store_lost());
+      failure = roster_.find_unknown(!courier_->silent(kTimeToAnswer));
     }
     if (failure) {
       declare(std::move(*failure));
@@ -240,16 +247,17 @@ void Monitor::explain_error(const std::string& said) {
     std::unique_lock<std::mutex> lock(mutex_);
     declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
   }
-  if (auto failure = any_far ? find_store_lost() : std::nullopt) {
+  if (auto failure =
+          any_far && courier_->silent(kTimeToAnswer) ? find_store_lost() : std::nullopt) {
     declare(std::move(*failure));
     raise_if_failed(said);
   }
   curious_ = false;
 }
 
-// After an error that nothing else explains.
+// After an error that nothing else explains, if the store does not answer.
 std::optional<Failure> Monitor::find_store_lost() const {
-  const auto first = courier_->store_lost() && group_.rank != 0 ? roster_.peer(0) : nullptr;
+  const auto first = group_.rank != 0 ? roster_.peer(0) : nullptr;
   if (!first || first->local()) {
     return std::nullopt;
   }
@@ -258,6 +266,12 @@ std::optional<Failure> Monitor::find_store_lost() const {
       FailureKind::kDead,
       {{0, who.host, who.process.pid, "or the launcher died: the store is gone", {}, {}}},
       {}};
+}
+
+// Rank 0, which may have hosted it, has not introduced itself; others that have seen its end may
+// have no way to tell this one.
+bool Monitor::store_lost_early(milliseconds silence) const {
+  return group_.rank != 0 && !roster_.peer(0) && courier_->silent(silence);
 }
 
 // ---- what the sentry does ----------------------------------------------------------------------
@@ -276,11 +290,21 @@ void Monitor::look() {
   if (page_.view().presence() == Presence::kLeft || page_.view().presence() == Presence::kFailing) {
     return;  // this rank's end is no time to look after others
   }
+  const auto now = now_ns();
+  if (now - looked_ns_ > kStoppedNs) {
+    awake_ns_ = now;
+  }
+  looked_ns_ = now;
   if (!failed()) {
     look_for_failures();
   }
   look_for_stalls();
   look_at_self();
+}
+
+// Who was stopped itself, or its machine, has waited for nobody meanwhile.
+int64_t Monitor::waited_ns(const Activity& own) const {
+  return now_ns() - std::max(own.since_ns, awake_ns_);
 }
 
 void Monitor::look_for_failures() {
@@ -289,8 +313,9 @@ void Monitor::look_for_failures() {
   }
   auto failure = find_failure(/*also_left=*/false);
   const auto own = page_.view().activity();
-  if (!failure && !was_told() && waits_for_peers(own.doing) &&
-      now_ns() - own.since_ns > kLeftMattersNs) {
+  const auto waited =
+      std::chrono::nanoseconds(!was_told() && waits_for_peers(own.doing) ? waited_ns(own) : 0);
+  if (!failure && waited > kLeftMatters) {
     failure = roster_.find_dead(/*also_left=*/true);
     const auto missing = roster_.missing(own, page_.view().progress());
     const auto did_its_part = [&missing](const Casualty& casualty) {
@@ -300,6 +325,9 @@ void Monitor::look_for_failures() {
         failure->casualties.empty()) {
       failure.reset();
     }
+  }
+  if (!failure && waited > kLongSilence && store_lost_early(kLongSilence)) {
+    failure = roster_.find_unknown(/*store_answers=*/false);
   }
   if (failure) {
     declare(std::move(*failure));

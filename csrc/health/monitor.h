@@ -147,8 +147,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void start(std::unique_ptr<Board> board);
   void declare(Failure failure);
   std::optional<Failure> find_store_lost() const;
+  bool store_lost_early(std::chrono::milliseconds silence) const;
   std::optional<Failure> find_failure(bool also_left) const;
   bool was_told() const;
+  int64_t waited_ns(const Activity& own) const;
   void look_for_failures();
   void look_for_stalls();
   bool has_heard(int64_t waited_ns);
@@ -181,6 +183,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // The sentry's, and the courier's.
   StallWatch stalls_;
   int64_t asked_ns_ = 0;  // since when `asks_`
+  int64_t looked_ns_ = 0;
+  int64_t awake_ns_ = 0;  // since when this process has not been stopped
   uint32_t num_stacks_served_ = 0;
   uint64_t num_beats_ = 0;
 };

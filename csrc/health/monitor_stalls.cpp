@@ -30,19 +30,19 @@ constexpr std::size_t kMostNames = 4;
 
 void Monitor::look_for_stalls() {
   const auto own = page_.view().activity();
-  const auto now = now_ns();
   const bool waits = may_wait(own.doing) && !failed();
-  if (!has_heard(waits ? now - own.since_ns : 0)) {
+  const auto waited = waits ? waited_ns(own) : 0;
+  if (!has_heard(waited)) {
     return;
   }
-  switch (stalls_.look(waits ? own.since_ns : 0, now, Patience::instance())) {
+  switch (stalls_.look(waits ? own.since_ns : 0, waited, Patience::instance())) {
     case StallWatch::Due::kNothing:
       break;
     case StallWatch::Due::kWarning:
-      warn_of_stall(own, now - own.since_ns);
+      warn_of_stall(own, waited);
       break;
     case StallWatch::Due::kGiveUp:
-      give_up(now - own.since_ns);
+      give_up(waited);
       break;
     case StallWatch::Due::kOver:
       if (!failed()) {

@@ -9,7 +9,7 @@ Patience& Patience::instance() {
   return instance;
 }
 
-StallWatch::Due StallWatch::look(int64_t since_ns, int64_t now_ns, const Patience& patience) {
+StallWatch::Due StallWatch::look(int64_t since_ns, int64_t waited_ns, const Patience& patience) {
   if (since_ns != since_ns_) {
     const bool warned = std::exchange(num_warnings_, 0) > 0;
     since_ns_ = since_ns;
@@ -21,7 +21,6 @@ StallWatch::Due StallWatch::look(int64_t since_ns, int64_t now_ns, const Patienc
   if (since_ns == 0) {
     return Due::kNothing;
   }
-  const auto waited_ns = now_ns - since_ns;
   if (const int64_t limit = patience.raise_ns; limit > 0 && waited_ns >= limit) {
     return Due::kGiveUp;
   }

@@ -22,7 +22,7 @@ class StallWatch {
   enum class Due { kNothing, kWarning, kGiveUp, kOver };
 
   // `since_ns` tells one wait from the next; 0 while there is none.
-  Due look(int64_t since_ns, int64_t now_ns, const Patience& patience);
+  Due look(int64_t since_ns, int64_t waited_ns, const Patience& patience);
 
   // That was warned of.
   int64_t last_wait_ns() const {

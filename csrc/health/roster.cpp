@@ -218,20 +218,20 @@ std::optional<Failure> Roster::find_silent() const {
   return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
 }
 
-std::optional<Failure> Roster::find_unknown(bool store_lost) const {
+std::optional<Failure> Roster::find_unknown(bool store_answers) const {
   Failure failure;
   const auto all = peers();
-  // Of the others a rank without a store can know nothing; that it is lost tells of rank 0.
-  const bool only_first = store_lost && rank_ != 0 && !all.front();
+  // Of the others a rank without a store can know nothing; its silence tells of rank 0.
+  const bool only_first = !store_answers && rank_ != 0 && !all.front();
   for (int rank = 0; rank < (only_first ? 1 : static_cast<int>(all.size())); ++rank) {
     if (rank != rank_ && !all[static_cast<std::size_t>(rank)]) {
       failure.casualties.push_back(
           {rank,
            "unknown",
            0,
-           only_first   ? "or the launcher died: the store was lost before ranks had met"
-           : store_lost ? "is unknown here, since the store was lost before ranks had met"
-                        : "died before it wrapped its model, or never did",
+           only_first      ? "or the launcher died: the store was lost before ranks had met"
+           : store_answers ? "died before it wrapped its model, or never did"
+                           : "is unknown here, since the store was lost before ranks had met",
            {},
            {}});
     }

@@ -49,8 +49,8 @@ class Roster {
   std::optional<Failure> find_silent() const;
 
   // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
-  // `store_lost`: it could not ask for them to the end.
-  std::optional<Failure> find_unknown(bool store_lost) const;
+  // `store_answers`: the store could be asked for them to the end.
+  std::optional<Failure> find_unknown(bool store_answers) const;
 
   // Those that have not made the calls that a rank at `activity` and `progress` waits for.
   std::vector<int> missing(const Activity& activity, const Progress& progress) const;

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_ranks import announce, await_announcement, crash, mark, text_of
+from fault_ranks import announce, await_announcement, crash, mark, stop_for, text_of
 from torch import nn
 
 import ddpx
@@ -150,9 +147,7 @@ class _Training:
             time.sleep(STALL_S)
             mark("awake")
         elif fault.startswith("stop"):
-            wake = f"sleep {STALL_S}; kill -CONT {os.getpid()}"
-            subprocess.Popen(["sh", "-c", wake])
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop_for(STALL_S)
             mark("awake")
         else:
             crash(fault)

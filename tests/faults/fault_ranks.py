@@ -11,6 +11,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -82,6 +83,12 @@ def crash(name: str) -> NoReturn:
     elif name == "exit":
         os._exit(3)
     raise AssertionError(f"still alive after {name}")
+
+
+def stop_for(seconds: float) -> None:
+    """All threads of this process, as by ^Z; returns when it was woken up again."""
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def run_ranks(

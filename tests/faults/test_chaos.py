@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_cases import MODES
-from fault_ranks import Ending, crash, mark, run_ranks, text_of
+from fault_ranks import Ending, crash, mark, run_ranks, stop_for, text_of
 from torch import nn
 
 import ddpx
@@ -21,6 +22,11 @@ DEADLINE_S = 5.0
 SEED = 20
 SHORT_S, LONG_S = 20.0, 300.0
 _MOST_S = 15.0  # of training without any report: much longer than allowed
+
+# Of a rank that stops for a while. Peers wait for it, or, if they are told to, raise.
+_STOP_S = 2.5
+_PATIENCE = {"stop": {"DDPX_STALL_WARN_S": "0.5"}, "stop, raise": {"DDPX_STALL_RAISE_S": "1"}}
+_KINDS = {"stop": "", "stop, raise": "RankStalled"}  # of what is raised; all others: RankFailure
 
 
 @dataclass(frozen=True)
@@ -47,53 +53,118 @@ def draw(number: int) -> Round:
         random_.choice(["gloo", "shm"]),
         random_.choice(["", "", "ABAB"]),
         random_.choice(sorted(MODES)),
-        random_.choice(["kill", "segfault", "exit", "exception"]),
+        random_.choice(["kill", "segfault", "exit", "exception", "stop", "stop, raise"]),
         tuple(sorted(random_.sample(range(world_size), num_victims))),
         random_.uniform(0.0, 0.6),
     )
 
 
-def _train(round_: Round) -> tuple[str, str, float, tuple[int, ...]]:
-    """Kind and text of the error, its time, and the ranks that it names."""
-    raises = threading.Event()
-    if dist.get_rank() in round_.victims:
-        strike = raises.set if round_.fault == "exception" else lambda: _strike(round_.fault)
-        threading.Timer(round_.after_s, strike).start()
-    deadline = time.monotonic() + _MOST_S
+@dataclass(frozen=True)
+class Report:
+    """The error, when it came and whom it names; and the warnings before it."""
+
+    kind: str
+    text: str
+    at_s: float
+    ranks: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def _train(round_: Round) -> Report:
+    warnings = _Warnings()
+    logging.getLogger("ddpx.health").addHandler(warnings)
+    error: Exception | None = None
     try:
-        layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
-        model = ReducerDDP(layers, bucket_cap_mb=0.02, **MODES[round_.mode])
-        while time.monotonic() < deadline:
-            model(torch.ones(2, 64)).sum().backward()
-            if raises.is_set():
-                mark("fault")
-                raise ValueError("chaos")
+        _train_until_struck(round_)
     except ValueError:
         raise
-    except Exception as error:
-        ranks = error.ranks if isinstance(error, ddpx.RankFailure) else ()
-        return type(error).__name__, text_of(error), time.monotonic(), ranks
-    return "", "no error", time.monotonic(), ()
+    except Exception as raised:
+        error = raised
+    at_s = time.monotonic()
+    ranks = error.ranks if isinstance(error, ddpx.RankFailure) else ()
+    kind, text = ("", "no error") if error is None else (type(error).__name__, text_of(error))
+    return Report(kind, text, at_s, ranks, tuple(warnings.texts))
 
 
-def _strike(fault: str) -> None:
-    mark("fault")
-    crash(fault)
+def _train_until_struck(round_: Round) -> None:
+    """And until it is over, if it is a fault that ends."""
+    struck = threading.Event()
+    is_victim = dist.get_rank() in round_.victims
+    if is_victim:
+        threading.Timer(round_.after_s, _strike, (round_.fault, struck)).start()
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    # Linear in the input, of which (world size + 1) / 2 is the mean over ranks.
+    (grad,) = torch.autograd.grad(layers(torch.ones(2, 64)).sum(), layers[0].weight)
+    expected = grad * (dist.get_world_size() + 1) / 2
+    model = ReducerDDP(layers, bucket_cap_mb=0.02, **MODES[round_.mode])
+    deadline = time.monotonic() + _MOST_S
+    while time.monotonic() < deadline:
+        model.zero_grad()
+        model(torch.ones(2, 64) * (dist.get_rank() + 1)).sum().backward()
+        torch.testing.assert_close(layers[0].weight.grad, expected)
+        if struck.is_set() and round_.fault == "exception":
+            mark("fault")
+            raise ValueError("chaos")
+        if round_.fault == "stop" and _all(struck.is_set() or not is_victim):
+            return
+
+
+def _all(here: bool) -> bool:
+    """Whether it holds on all ranks."""
+    everywhere = torch.tensor(int(here))
+    dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+    return bool(everywhere)
+
+
+def _strike(fault: str, struck: threading.Event) -> None:
+    if fault != "exception":  # which its own thread has to raise
+        mark("fault")
+        if fault.startswith("stop"):
+            stop_for(_STOP_S)
+            mark("awake")
+        else:
+            crash(fault)
+    struck.set()
 
 
 def _check(round_: Round, endings: list[Ending]) -> None:
-    struck = [endings[rank].marks["fault"] for rank in round_.victims if endings[rank].marks]
-    assert struck, (round_, endings)
+    marks = [endings[rank].marks for rank in round_.victims if endings[rank].marks]
+    assert marks, (round_, endings)
     for rank, ending in enumerate(endings):
-        if rank in round_.victims and ending.value is None:
+        dies = rank in round_.victims and not round_.fault.startswith("stop")
+        if dies and ending.value is None:
             continue  # dead; a victim that reports another's death first is a survivor
-        assert ending.value is not None, (round_, endings)
-        kind, text, at_s, ranks = ending.value
-        assert kind == "RankFailure", (round_, text)
-        assert f"[ddpx rank {rank}, " in text, (round_, text)
-        assert ranks and set(ranks) <= set(round_.victims), (round_, text)
-        assert at_s - min(struck) < DEADLINE_S, (round_, at_s - min(struck), text)
+        assert isinstance(ending.value, Report), (round_, endings)
+        _check_report(round_, rank, ending.value, min(_since_s(marks, ending)))
         assert ending.exit_code is not None, (round_, "hung at its end", ending)
+
+
+def _since_s(marks: list[dict[str, float]], ending: Ending) -> list[float]:
+    """Who has slept itself has to be awake."""
+    return [ending.marks["awake"]] if "awake" in ending.marks else [each["fault"] for each in marks]
+
+
+def _check_report(round_: Round, rank: int, report: Report, since_s: float) -> None:
+    where = (round_, rank, report)
+    assert report.kind == _KINDS.get(round_.fault, "RankFailure"), where
+    named = set(round_.victims)
+    for text in report.warnings:
+        if " missing: " in text:
+            assert any(f"rank {victim}, " in text for victim in named), where
+    if report.kind:
+        assert f"[ddpx rank {rank}, " in report.text, where
+        assert report.ranks and set(report.ranks) <= named, where
+        assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, where)
 
 
 @pytest.mark.timeout(400)
@@ -111,6 +182,7 @@ def test_chaos(request: pytest.FixtureRequest) -> None:
                 round_,
                 backend=round_.transport,
                 identities=round_.identities[: round_.world_size],
+                environment=_PATIENCE.get(round_.fault),
             ),
         )
         number += 1

@@ -1,6 +1,7 @@
-// A board in memory, for ranks that live in one process. It may be lost.
+// A board in memory, for ranks that live in one process. It may hang, or be lost.
 #pragma once
 
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,11 +18,19 @@ namespace ddpx::health {
 struct FakeStore {
   std::mutex mutex;
   std::map<std::string, std::string> texts;
+  std::condition_variable changed;
   bool lost = false;
+  bool hung = false;
 
   void lose() {
     const std::lock_guard<std::mutex> lock(mutex);
     lost = true;
+    changed.notify_all();
+  }
+  // Until it is lost.
+  void hang() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    hung = true;
   }
   void put(const std::string& key, const std::string& text) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -54,6 +63,7 @@ class FakeBoard final : public Board {
  private:
   std::unique_lock<std::mutex> open() {
     std::unique_lock<std::mutex> lock(store_->mutex);
+    store_->changed.wait(lock, [this] { return store_->lost || !store_->hung; });
     if (store_->lost) {
       throw std::runtime_error("the store is gone");
     }

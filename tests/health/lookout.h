@@ -41,6 +41,18 @@ inline std::string error_of(const std::function<void()>& action) {
   return "no error";
 }
 
+// As seen by one of its ranks, on a machine of its own if `identity` is.
+inline Monitor::Group group_of(int rank, int world_size, std::string identity = {}) {
+  Monitor::Group group;
+  group.rank = rank;
+  group.world_size = world_size;
+  group.identity = std::move(identity);
+  group.gone = [] { return false; };
+  group.abort = [] {};
+  group.sequence = [] { return uint64_t{0}; };
+  return group;
+}
+
 // A group whose ranks live in this process. Ranks with different letters are on different hosts.
 class Ranks {
  public:
@@ -49,13 +61,9 @@ class Ranks {
     for (int rank = 0; rank < size; ++rank) {
       gone_.push_back(std::make_shared<std::atomic<bool>>(false));
       aborts_.push_back(std::make_shared<std::atomic<int>>(0));
-      Monitor::Group group;
-      group.rank = rank;
-      group.world_size = size;
-      group.identity = std::string(1, hosts[static_cast<std::size_t>(rank)]);
+      auto group = group_of(rank, size, std::string(1, hosts[static_cast<std::size_t>(rank)]));
       group.gone = [gone = gone_.back()] { return gone->load(); };
       group.abort = [aborts = aborts_.back()] { ++*aborts; };
-      group.sequence = [] { return uint64_t{0}; };
       monitors_.push_back(Monitor::create(group, std::make_unique<FakeBoard>(store)));
     }
     const auto all_met = [this] {

@@ -44,6 +44,39 @@ TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
   EXPECT_TRUE(contains(text, "the store is gone")) << text;
 }
 
+TEST(MonitorTest, AStoreThatHangsIsTheEndOfRankZeroForThoseFarFromIt) {
+  Ranks ranks("AB");
+  ranks.store->hang();
+  const auto text = error_of([&] { ranks[1].explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
+  ranks.store->lose();
+}
+
+TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
+  const auto store = std::make_shared<FakeStore>();
+  store->hang();
+  const auto monitor = Monitor::create(group_of(1, 3), std::make_unique<FakeBoard>(store));
+  const auto text = error_of([&] { monitor->explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "rank 0 (host unknown")) << text;
+  EXPECT_FALSE(contains(text, "rank 2")) << text;
+  store->lose();
+  monitor->retire();
+}
+
+TEST(MonitorTest, WhoWaitsWhileTheStoreHangsBeforeRanksHaveMetDoesNotWaitForLong) {
+  const auto store = std::make_shared<FakeStore>();
+  store->hang();
+  const auto monitor = Monitor::create(group_of(1, 3), std::make_unique<FakeBoard>(store));
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  EXPECT_FALSE(monitor->failed()) << "though it does not wait";
+  monitor->begin_construction();
+  ASSERT_TRUE(eventually([&] { return monitor->failed(); }, 5));
+  EXPECT_EQ(monitor->report()->failure.casualties.size(), 1);
+  EXPECT_EQ(monitor->report()->failure.first_rank(), 0);
+  store->lose();
+  monitor->retire();
+}
+
 TEST(MonitorTest, ALostStoreDoesNotMatterOnOneMachine) {
   Ranks ranks("AA");
   ranks.store->lose();

@@ -16,14 +16,14 @@ TEST(PatienceTest, WarningsComeLessAndLessOften) {
   const int64_t start = 5 * kSecond;
   std::vector<int64_t> warned;
   for (int64_t second = 0; second <= 100; ++second) {
-    if (watch.look(start, start + second * kSecond, patience) == Due::kWarning) {
+    if (watch.look(start, second * kSecond, patience) == Due::kWarning) {
       warned.push_back(second);
     }
   }
   EXPECT_EQ(warned, (std::vector<int64_t>{10, 20, 40, 80}));
-  EXPECT_EQ(watch.look(0, start + 101 * kSecond, patience), Due::kOver);
+  EXPECT_EQ(watch.look(0, 0, patience), Due::kOver);
   EXPECT_EQ(watch.last_wait_ns(), 80 * kSecond);
-  EXPECT_EQ(watch.look(0, start + 102 * kSecond, patience), Due::kNothing);
+  EXPECT_EQ(watch.look(0, 0, patience), Due::kNothing);
 }
 
 TEST(PatienceTest, EachWaitBeginsAnew) {
@@ -31,7 +31,7 @@ TEST(PatienceTest, EachWaitBeginsAnew) {
   patience.warn_ns = 10 * kSecond;
   StallWatch watch;
   for (int64_t wait = 1; wait <= 5; ++wait) {
-    EXPECT_EQ(watch.look(wait * 9 * kSecond, (wait * 9 + 8) * kSecond, patience), Due::kNothing);
+    EXPECT_EQ(watch.look(wait * 9 * kSecond, 8 * kSecond, patience), Due::kNothing);
   }
 }
 
@@ -40,8 +40,8 @@ TEST(PatienceTest, ItEndsIfThatIsWanted) {
   patience.warn_ns = 2 * kSecond;
   patience.raise_ns = 3 * kSecond;
   StallWatch watch;
-  EXPECT_EQ(watch.look(1, 1 + 2 * kSecond, patience), Due::kWarning);
-  EXPECT_EQ(watch.look(1, 1 + 3 * kSecond, patience), Due::kGiveUp);
+  EXPECT_EQ(watch.look(1, 2 * kSecond, patience), Due::kWarning);
+  EXPECT_EQ(watch.look(1, 3 * kSecond, patience), Due::kGiveUp);
 }
 
 }  // namespace

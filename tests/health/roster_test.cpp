@@ -98,7 +98,7 @@ class RosterTest : public testing::Test {
 
 TEST_F(RosterTest, TheLivingAreNotMissed) {
   EXPECT_FALSE(roster.find_dead(true));
-  EXPECT_FALSE(roster.find_unknown(/*store_lost=*/false));
+  EXPECT_FALSE(roster.find_unknown(/*store_answers=*/true));
   EXPECT_TRUE(roster.far_ranks().empty());
 }
 
@@ -267,7 +267,7 @@ TEST(IntroductionTest, OfAnEarlierLifeIsOfNoUse) {
   ++introduction.token;
   Roster roster(0, 2, /*same_sequence=*/false);
   EXPECT_FALSE(roster.meet(1, introduction, this_process()));
-  EXPECT_TRUE(roster.find_unknown(/*store_lost=*/false));
+  EXPECT_TRUE(roster.find_unknown(/*store_answers=*/true));
 }
 
 TEST(IntroductionTest, AnotherProcessWithTheNumberOfADeadOneIsNotIt) {
