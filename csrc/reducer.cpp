@@ -329,9 +329,7 @@ void Reducer::finish_step(bool output_reached) {
     if (!learning || options_.mode != GraphMode::kStatic) {
       order_.complete();
     }
-    if (agrees_on_use()) {
-      communicate([&] { used_.launch(*collective_); }, errors::used_map_agreement);
-    }
+    agree_on_use();
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       drain(b);
     }

@@ -238,6 +238,7 @@ class Reducer final : public GradListener,
 
   // Guesses about unused params, and their repair.
   using SecondPasses = std::map<std::size_t, Bucket>;  // by bucket index
+  void agree_on_use();
   void settle_guesses();
   Indices wrong_guesses();
   SecondPasses second_passes_for(const Indices& param_indices) const;

@@ -9,6 +9,13 @@
 
 namespace ddpx {
 
+void Reducer::agree_on_use() {
+  if (agrees_on_use()) {
+    notes_.note(Doing::kSettling);
+    communicate([&] { used_.launch(*collective_); }, errors::used_map_agreement);
+  }
+}
+
 void Reducer::settle_guesses() {
   if (options_.mode != GraphMode::kFindUnused) {
     return;
@@ -135,9 +142,7 @@ void Reducer::shadow_step() {
       launch(shadow, bucket_index);
     }
     order_.complete();
-    if (agrees_on_use()) {
-      communicate([&] { used_.launch(*collective_); }, errors::used_map_agreement);
-    }
+    agree_on_use();
     for (auto& entry : shadows) {
       notes_.note(Doing::kWaiting, entry.first);
       communicate(

@@ -119,6 +119,7 @@ class Doing:
     FORWARD: ClassVar[Doing]
     BACKWARD: ClassVar[Doing]
     HOOK: ClassVar[Doing]
+    SETTLING: ClassVar[Doing]
     WAITING: ClassVar[Doing]
     AGREEING: ClassVar[Doing]
     @property

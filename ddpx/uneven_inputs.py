@@ -67,6 +67,7 @@ class UnevenInputs(BufferSync, Joinable):
         work = Join.notify_join_context(self)
         divisor = None
         if work is not None and not self._divide_by_initial_world_size:
+            health.wait(work, self.process_group, self.device)
             divisor = int(work.get_future().wait()[0].item())
         self.reducer.set_divisor(divisor)
 

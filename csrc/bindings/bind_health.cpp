@@ -128,6 +128,7 @@ void bind_health(py::module_& module) {
       .value("FORWARD", health::Doing::kForward)
       .value("BACKWARD", health::Doing::kBackward)
       .value("HOOK", health::Doing::kHook)
+      .value("SETTLING", health::Doing::kSettling)
       .value("WAITING", health::Doing::kWaiting)
       .value("AGREEING", health::Doing::kAgreeing);
   py::enum_<health::FailureKind>(module, "FailureKind")

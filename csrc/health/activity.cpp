@@ -20,6 +20,8 @@ const char* to_string(Doing doing) {
       return "backward";
     case Doing::kHook:
       return "communication hook";
+    case Doing::kSettling:
+      return "backward (waiting for the last step's agreement on used parameters)";
     case Doing::kWaiting:
       return "waiting for buckets";
     case Doing::kAgreeing:
@@ -33,6 +35,7 @@ bool waits_for_peers(Doing doing) {
     case Doing::kConstruction:
     case Doing::kRebuilding:
     case Doing::kBuffers:
+    case Doing::kSettling:
     case Doing::kWaiting:
     case Doing::kAgreeing:
       return true;
@@ -58,6 +61,7 @@ uint8_t stage_of(Doing doing) {
       return 3;
     case Doing::kBackward:
     case Doing::kHook:
+    case Doing::kSettling:
     case Doing::kWaiting:
       return 4;
     case Doing::kAgreeing:

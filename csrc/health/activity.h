@@ -14,6 +14,7 @@ enum class Doing : uint8_t {
   kForward,
   kBackward,
   kHook,      // in a user's communication hook
+  kSettling,  // backward is over: which params the step before used is not agreed on yet
   kWaiting,   // backward is over: a bucket's all-reduce has not ended
   kAgreeing,  // behind the buckets: which params were used, whether all gradients are finite
 };

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -68,6 +69,9 @@ class FakeCollective final : public Collective {
   // Rank 0's tensor for a broadcast; by default what this rank has.
   std::function<void(const at::Tensor&)> on_broadcast = [](const at::Tensor&) {};
 
+  // Who watches over the ranks, if anybody.
+  std::shared_ptr<health::Monitor> watch;
+
   // What happened, in order: "launch 0", "wait 0", "broadcast", and what a test adds.
   std::vector<std::string> log;
 
@@ -123,6 +127,10 @@ class FakeCollective final : public Collective {
   void broadcast_from_rank_0(const at::Tensor& tensor) override {
     log.push_back("broadcast");
     on_broadcast(tensor);
+  }
+
+  std::shared_ptr<health::Monitor> monitor() const override {
+    return watch;
   }
 
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fake_collective.h"
@@ -38,8 +39,10 @@ class Replica {
       int rank = 0)
       : Replica(ReducerOptions{caps, mode, gradient_as_bucket_view}, rank) {}
 
-  explicit Replica(const ReducerOptions& options, int rank = 0)
+  explicit Replica(
+      const ReducerOptions& options, int rank = 0, std::shared_ptr<health::Monitor> watch = nullptr)
       : collective(std::make_shared<FakeCollective>(rank, kWorldSize)) {
+    collective->watch = std::move(watch);
     std::vector<ReducerParam> reducer_params;
     for (std::size_t i = 0; i < kNumParams; ++i) {
       const double numel = static_cast<double>(i) + 1;

@@ -24,7 +24,7 @@ SHORT_S, LONG_S = 20.0, 300.0
 _MOST_S = 15.0  # of training without any report: much longer than allowed
 
 # Of a rank that stops for a while. Peers wait for it, or, if they are told to, raise.
-_STOP_S = 2.5
+_STOP_S = 3.5
 _PATIENCE = {"stop": {"DDPX_STALL_WARN_S": "0.5"}, "stop, raise": {"DDPX_STALL_RAISE_S": "1"}}
 _KINDS = {"stop": "", "stop, raise": "RankStalled"}  # of what is raised; all others: RankFailure
 

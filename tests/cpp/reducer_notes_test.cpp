@@ -1,0 +1,51 @@
+// What peers see of a step, on this rank's status page.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "../health/lookout.h"
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+using health::Doing;
+
+class ReducerNotes : public testing::TestWithParam<GraphMode> {};
+
+TEST_P(ReducerNotes, EachWaitForPeersIsNotedAsOne) {
+  const auto watch = health::Monitor::create(
+      health::group_of(0, Replica::kWorldSize),
+      std::make_unique<health::FakeBoard>(std::make_shared<health::FakeStore>()));
+  Replica replica(ReducerOptions{kParamABucket, GetParam(), false}, 0, watch);
+  replica.reducer->set_check_finite(true);
+  int num_waits = 0;
+  const auto check = [&](const std::string& what) {
+    const auto doing = watch->page().view().activity().doing;
+    EXPECT_TRUE(health::waits_for_peers(doing)) << what << ": " << to_string(doing);
+    ++num_waits;
+  };
+  replica.collective->on_wait = [&](std::size_t index) {
+    check("all-reduce " + std::to_string(index));
+    replica.collective->complete(index);
+  };
+  replica.collective->on_broadcast = [&](const at::Tensor&) { check("broadcast"); };
+  const bool may_leave_out = GetParam() == GraphMode::kFindUnused;
+  for (int step = 0; step < 7; ++step) {
+    // In step 3 a param is used that was taken to be unused: there is a second pass. From step 4 on
+    // nobody asks which were used, and each step waits for what the one before it has sent.
+    replica.step(may_leave_out && step < 3 ? Indices{2, 0} : Indices{2, 1, 0});
+    EXPECT_EQ(watch->page().view().activity().doing, Doing::kOutside);
+  }
+  EXPECT_GT(num_waits, 7 * 3);
+  watch->retire();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes,
+    ReducerNotes,
+    testing::Values(GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic),
+    [](const auto& info) { return mode_name(info.param); });
+
+}  // namespace
+}  // namespace ddpx
