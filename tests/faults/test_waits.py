@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import run_ranks, text_of
+from fault_ranks import run_ranks, stop_for, text_of
 from torch import nn
 
 import ddpx
@@ -79,6 +80,23 @@ def _load_data_first() -> list[str]:
 def test_who_has_not_begun_waits_for_nobody() -> None:
     endings = run_ranks(2, _load_data_first, environment={WARN: "0.4", RAISE: "0.8"})
     assert [ending.value for ending in endings] == [[], []]
+
+
+def _sleep_while_another_is_late() -> list[str]:
+    log = _Log()
+    model = ReducerDDP(nn.Linear(4, 4))
+    for step in range(3):
+        if step == 2 and dist.get_rank() == 0:
+            time.sleep(STALL_S)
+        if step == 2 and dist.get_rank() == 1:
+            threading.Timer(0.1, stop_for, (2.0,)).start()
+        model(torch.ones(2, 4)).sum().backward()
+    return log.texts
+
+
+def test_who_was_stopped_has_waited_for_nobody() -> None:
+    first, second = run_ranks(2, _sleep_while_another_is_late, environment={WARN: "1.0"})
+    assert first.value == second.value == []
 
 
 def _wait_in_a_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
