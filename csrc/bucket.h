@@ -90,7 +90,10 @@ class Bucket {
   void launch(
       CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params);
 
-  // From launch() to wait().
+  // From launch(), if that did not fail, to wait().
+  bool in_flight() const {
+    return flight_.has_value();
+  }
   const Flight& flight() const {
     return *flight_;
   }

@@ -287,8 +287,10 @@ void Reducer::match_peers() noexcept {
         accept(param_index);
       }
     }
-    if (launches_.num_launched() != buckets_.size()) {
-      return;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      if (!skipped(b) && !buckets_[b].in_flight()) {
+        return;  // peers wait for this one, and would take another call for it
+      }
     }
     order_.complete();
     if (agrees_on_use()) {

@@ -48,8 +48,9 @@ class Courier {
   // Asks the store at once for what it asks for now and then.
   void hurry();
 
-  // Whether the store is lost, or has owed an answer for so long.
-  bool silent(std::chrono::milliseconds time) const;
+  // Whether the store is lost, or has owed an answer for so long: one that is well takes less.
+  static constexpr auto kTimeToAnswer = std::chrono::milliseconds(300);
+  bool silent(std::chrono::milliseconds time = kTimeToAnswer) const;
 
  private:
   struct State;

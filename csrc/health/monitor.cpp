@@ -20,9 +20,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kTimeToSee = milliseconds(500);
 constexpr auto kTimeToSeeFar = milliseconds(3000);
 constexpr auto kBetweenLooks = milliseconds(10);
-constexpr auto kTimeToAnswer = milliseconds(300);  // for the store
 
-// The same where there was no error: a store may be slow for a while.
+// Without an error a store has more time to answer: it may be slow for a while.
 constexpr auto kLongSilence = milliseconds(3000);
 
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
@@ -235,7 +234,7 @@ void Monitor::explain_error(const std::string& said) {
       failure = roster_.find_silent();
     }
     if (!failure && waited > kTimeToSee) {
-      failure = roster_.find_unknown(!courier_->silent(kTimeToAnswer));
+      failure = roster_.find_unknown(!courier_->silent());
     }
     if (failure) {
       declare(std::move(*failure));
@@ -247,8 +246,7 @@ void Monitor::explain_error(const std::string& said) {
     std::unique_lock<std::mutex> lock(mutex_);
     declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
   }
-  if (auto failure =
-          any_far && courier_->silent(kTimeToAnswer) ? find_store_lost() : std::nullopt) {
+  if (auto failure = any_far && courier_->silent() ? find_store_lost() : std::nullopt) {
     declare(std::move(*failure));
     raise_if_failed(said);
   }

@@ -156,6 +156,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool has_heard(int64_t waited_ns);
   void warn_of_stall(const Activity& own, int64_t waited_ns);
   void give_up(int64_t waited_ns);
+  std::vector<int> most_to_blame(std::vector<int> missing) const;
   std::optional<std::string> uneven_sequences(const Activity& own) const;
   void look_at_self();
   void log(Level level, const char* event, std::string message, int about) const;

@@ -136,17 +136,7 @@ void Monitor::give_up(int64_t waited_ns) {
     declare(std::move(failure));
     return;
   }
-  // A rank that waits itself is late because of another one.
-  const auto waits = [this](int rank) {
-    const auto peer = roster_.peer(rank);
-    const auto activity = peer ? peer->activity() : std::nullopt;
-    const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
-    return activity && may_wait(activity->doing) && !stopped;
-  };
-  if (!std::all_of(missing.begin(), missing.end(), waits)) {
-    std::erase_if(missing, waits);
-  }
-  for (const int rank : missing) {
+  for (const int rank : most_to_blame(std::move(missing))) {
     if (const auto peer = roster_.peer(rank)) {
       const auto& who = peer->introduction();
       failure.casualties.push_back(
@@ -164,6 +154,24 @@ void Monitor::give_up(int64_t waited_ns) {
   if (!failure.casualties.empty()) {
     declare(std::move(failure));
   }
+}
+
+// A rank that waits itself is late because of another one; one of which nothing can be known, since
+// the store does not answer, may be as innocent.
+std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
+  const bool store_silent = courier_->silent();
+  const auto is_to_blame = [&](int rank) {
+    const auto peer = roster_.peer(rank);
+    const auto activity = peer ? peer->activity() : std::nullopt;
+    if (!activity) {
+      return !store_silent;
+    }
+    return !may_wait(activity->doing) || (peer->watch() && peer->watch()->state() == 'T');
+  };
+  if (std::any_of(missing.begin(), missing.end(), is_to_blame)) {
+    std::erase_if(missing, [&](int rank) { return !is_to_blame(rank); });
+  }
+  return missing;
 }
 
 // What only this rank can find out, for peers that wait for it.

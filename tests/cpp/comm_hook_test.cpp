@@ -140,6 +140,23 @@ TEST_P(ReducerCommHook, AFailingHookIsReportedWithItsBucket) {
   }
 }
 
+TEST(ReducerCommHookFailure, OnTheLastBucketNothingIsSentInTheStead) {
+  // Peers would take it for their call of that bucket.
+  Replica replica(GraphMode::kFindUnused);
+  const auto hook = std::make_shared<FakeHook>();
+  replica.reducer->set_comm_hook(hook);
+  replica.reducer->set_check_finite(true);
+  replica.learn();
+  hook->on_run = [](const FakeHook::Call& call) {
+    if (call.last) {
+      throw std::runtime_error("broken");
+    }
+    call.future->markCompleted(call.buffer);
+  };
+  replica.failing_step();
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+}
+
 TEST_P(ReducerCommHook, ThereIsOnlyOne) {
   try {
     replica.reducer->set_comm_hook(std::make_shared<FakeHook>());
