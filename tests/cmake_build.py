@@ -40,16 +40,13 @@ def run(*command: object, input: str | None = None, time_limit_s: float = 1200) 
 
 
 def run_suite(program: Path) -> None:
-    """Run a program of GoogleTest; skip where that is missing."""
-    cache = (program.parent / "CMakeCache.txt").read_text()
-    if "GTest_DIR-NOTFOUND" in cache:
-        pytest.skip("GoogleTest was not found; apt install libgtest-dev")
+    """Run a program of GoogleTest."""
     print(run(program, "--gtest_brief=1", time_limit_s=300))
 
 
 @functools.cache
-def build(source: Path, name: str, *definitions: str) -> Path:
-    """Build ``source`` in ``build-NAME``, once a process; return that directory."""
+def build(source: Path, name: str, target: str, *definitions: str) -> Path:
+    """Build ``target`` of ``source`` in ``build-NAME``, once a process; return what was built."""
     directory = ROOT / f"build-{name}"
     directory.mkdir(exist_ok=True)
     with (directory / ".lock").open("w") as lock:
@@ -59,16 +56,22 @@ def build(source: Path, name: str, *definitions: str) -> Path:
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
             *(f"-D{definition}" for definition in definitions),
         )
+        cache = (directory / "CMakeCache.txt").read_text()
+        if target.endswith("_tests") and "GTest_DIR-NOTFOUND" in cache:
+            pytest.skip("GoogleTest was not found; apt install libgtest-dev")
         jobs = os.environ.get("MAX_JOBS")
-        run(_tool("cmake"), "--build", directory, *(["--parallel", jobs] if jobs else []))
-    return directory
+        run(
+            *(_tool("cmake"), "--build", directory, "--target", target),
+            *(["--parallel", jobs] if jobs else []),
+        )
+    return directory / target
 
 
-def build_torch_free(sanitizers: str) -> Path:
-    """Build what knows nothing of torch: ``shm_tests``, ``health_tests``, ``core_tests``, and
+def build_torch_free(sanitizers: str, target: str) -> Path:
+    """Build one of what knows nothing of torch: ``shm_tests``, ``health_tests``, ``core_tests``,
     ``shm_worker``."""
     name = "torch_free" + (f"-{sanitizers.split(',')[0]}" if sanitizers else "")
-    return build(ROOT / "tests" / "torch_free", name, f"DDPX_SANITIZE={sanitizers}")
+    return build(ROOT / "tests" / "torch_free", name, target, f"DDPX_SANITIZE={sanitizers}")
 
 
 def _tool(name: str) -> str:

@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 // ended the process; ranks of other machines have to be asked through the store.
 constexpr auto kTimeToSee = milliseconds(500);
 constexpr auto kTimeToSeeFar = milliseconds(3000);
+constexpr auto kStoreLost = milliseconds(2000);  // of that time without an answer
 constexpr auto kBetweenLooks = milliseconds(10);
 
 // Without an error a store has more time to answer: it may be slow for a while.
@@ -246,14 +247,15 @@ void Monitor::explain_error(const std::string& said) {
     std::unique_lock<std::mutex> lock(mutex_);
     declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
   }
-  if (auto failure = any_far && courier_->silent() ? find_store_lost() : std::nullopt) {
+  const bool store_lost = any_far && courier_->silent(kStoreLost);
+  if (auto failure = store_lost ? find_store_lost() : std::nullopt) {
     declare(std::move(*failure));
     raise_if_failed(said);
   }
   curious_ = false;
 }
 
-// After an error that nothing else explains, if the store does not answer.
+// After an error that nothing else explains.
 std::optional<Failure> Monitor::find_store_lost() const {
   const auto first = group_.rank != 0 ? roster_.peer(0) : nullptr;
   if (!first || first->local()) {

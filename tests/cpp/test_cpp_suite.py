@@ -27,4 +27,4 @@ def _objects() -> Path | None:
 def test_cpp_suite() -> None:
     """Of the code that users run: the extension's own objects, where they are there."""
     definitions = (f"Python_EXECUTABLE={sys.executable}", f"DDPX_OBJECTS={_objects() or ''}")
-    run_suite(build(ROOT, "cpp", *definitions) / "ddpx_tests")
+    run_suite(build(ROOT, "cpp", "ddpx_tests", *definitions))
