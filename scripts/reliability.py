@@ -43,6 +43,9 @@ TROUBLE: dict[str, Case] = {
     "killed (as by the out-of-memory killer), in backward": Case("kill", "gradient hook"),
     "killed, while it waits for a bucket": Case("kill", "waiting"),
     "rank 0 killed, which hosts the store": Case("kill", "bucket in flight", victim=0),
+    "rank 0 killed with the store, before ranks have met": Case(
+        "kill", "before wrapping", victim=0
+    ),
     "segmentation fault in forward": Case("segfault", "forward"),
     "`os._exit(3)` between steps": Case("exit", "between steps"),
     "exception in forward": Case("exception", "forward"),
