@@ -294,9 +294,11 @@ void Reducer::match_peers() noexcept {
     }
     order_.complete();
     if (agrees_on_use()) {
+      notes_.note(Doing::kSettling);
       used_.launch(*collective_);
     }
     if (finite_check_) {
+      notes_.note(Doing::kAgreeing);
       finite_check_->agree(*collective_, params_.front().device());
     }
     clock_.skip_step();  // peers count it

@@ -1,8 +1,13 @@
 #include "store_board.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chrono>
 #include <string>
 #include <utility>
 
+#include "health/listening.h"
 #include "store_text.h"
 
 namespace ddpx {
@@ -22,6 +27,20 @@ class StoreBoard final : public health::Board {
 
   std::string set_first(const std::string& key, const std::string& text) override {
     return set_first_text(store(), key, text);
+  }
+
+  std::function<bool()> server_ended() const override {
+    auto store = original_;
+    if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+      store = prefixed->getUnderlyingNonPrefixStore();
+    }
+    const auto* tcp = dynamic_cast<const c10d::TCPStore*>(store.get());
+    if (tcp == nullptr) {
+      return [] { return false; };
+    }
+    return [host = tcp->getHost(), port = tcp->getPort()] {
+      return health::refuses_connections(host, port, std::chrono::milliseconds(1000));
+    };
   }
 
  private:

@@ -1,6 +1,7 @@
 // Where ranks leave texts for each other: the store of their process group.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -18,6 +19,10 @@ class Board {
 
   // Unless someone has set it. Returns what stands there afterwards.
   virtual std::string set_first(const std::string& key, const std::string& text) = 0;
+
+  // Says whether the process that serves the texts has ended, as far as that can be told. May take
+  // a second. Unlike the board, for any thread.
+  virtual std::function<bool()> server_ended() const = 0;
 };
 
 }  // namespace ddpx::health

@@ -29,6 +29,9 @@ std::string beat_key(int rank) {
 
 struct Courier::State {
   std::unique_ptr<Board> board;  // the thread's
+  std::function<bool()> find_server_ended;
+  std::atomic<bool> server_ended{false};
+  std::atomic<bool> looking{false};  // for the server
   int rank;
   Introduction own;
   Duties duties;
@@ -127,6 +130,7 @@ struct Courier::State {
 Courier::Courier(
     std::unique_ptr<Board> board, int rank, int world_size, const Introduction& own, Duties duties)
     : state_(std::make_shared<State>()) {
+  state_->find_server_ended = board->server_ended();
   state_->board = std::move(board);
   state_->rank = rank;
   state_->own = own;
@@ -190,6 +194,20 @@ bool Courier::silent(std::chrono::milliseconds time) const {
   const int64_t asked_ns = state_->asked_ns;
   return state_->lost ||
          (asked_ns != 0 && now_ns() - asked_ns > std::chrono::nanoseconds(time).count());
+}
+
+bool Courier::server_ended() const {
+  return state_->server_ended;
+}
+
+void Courier::look_for_server() {
+  if (state_->server_ended || state_->looking.exchange(true)) {
+    return;
+  }
+  std::thread([state = state_] {
+    state->server_ended = state->find_server_ended();
+    state->looking = false;
+  }).detach();
 }
 
 }  // namespace ddpx::health

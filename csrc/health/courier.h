@@ -52,6 +52,11 @@ class Courier {
   static constexpr auto kTimeToAnswer = std::chrono::milliseconds(300);
   bool silent(std::chrono::milliseconds time = kTimeToAnswer) const;
 
+  // Whether the store's process was found to have ended. Does not wait: look_for_server() starts
+  // to find out, on a thread of its own.
+  bool server_ended() const;
+  void look_for_server();
+
  private:
   struct State;
 

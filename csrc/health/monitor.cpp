@@ -22,8 +22,8 @@ constexpr auto kTimeToSeeFar = milliseconds(3000);
 constexpr auto kStoreLost = milliseconds(2000);  // of that time without an answer
 constexpr auto kBetweenLooks = milliseconds(10);
 
-// Without an error a store has more time to answer: it may be slow for a while.
-constexpr auto kLongSilence = milliseconds(3000);
+// Who waits that long, without an error, for a store that is silent looks whether it has ended.
+constexpr auto kLongSilence = milliseconds(2000);
 
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
 constexpr auto kLeftMatters = milliseconds(300);
@@ -225,14 +225,19 @@ void Monitor::declare(Failure failure) {
 void Monitor::explain_error(const std::string& said) {
   curious_ = true;
   courier_->hurry();
-  const auto start = Clock::now();
+  auto start = now_ns();
+  auto last = start;
   const bool any_far = !roster_.far_ranks().empty();
   while (true) {
     raise_if_failed(said);
-    const auto waited = Clock::now() - start;
+    const auto now = now_ns();
+    if (now - std::exchange(last, now) > kStoppedNs) {
+      start = now;  // others may have told meanwhile what this one has not heard yet
+    }
+    const auto waited = std::chrono::nanoseconds(now - start);
     auto failure = find_failure(/*also_left=*/!was_told());
-    if (!failure && waited > kTimeToSee) {
-      failure = roster_.find_silent();
+    if (!failure && waited > kTimeToSee && !courier_->silent()) {
+      failure = roster_.find_silent(start);
     }
     if (!failure && waited > kTimeToSee) {
       failure = roster_.find_unknown(!courier_->silent());
@@ -268,10 +273,18 @@ std::optional<Failure> Monitor::find_store_lost() const {
       {}};
 }
 
-// Rank 0, which may have hosted it, has not introduced itself; others that have seen its end may
-// have no way to tell this one.
-bool Monitor::store_lost_early(milliseconds silence) const {
-  return group_.rank != 0 && !roster_.peer(0) && courier_->silent(silence);
+// Before rank 0, which may have hosted it, has introduced itself: others that have seen its end may
+// have no way to tell this one. A store that is slow, or stopped, is no failure.
+std::optional<Failure> Monitor::find_store_ended_early() {
+  if (group_.rank == 0 || roster_.peer(0) || !courier_->silent(kLongSilence)) {
+    return std::nullopt;
+  }
+  if (!courier_->server_ended()) {
+    courier_->look_for_server();
+    return std::nullopt;
+  }
+  auto failure = roster_.find_unknown(/*store_answers=*/false);
+  return failure && failure->first_rank() == 0 ? failure : std::nullopt;
 }
 
 // ---- what the sentry does ----------------------------------------------------------------------
@@ -304,7 +317,7 @@ void Monitor::look() {
 
 // Who was stopped itself, or its machine, has waited for nobody meanwhile.
 int64_t Monitor::waited_ns(const Activity& own) const {
-  return now_ns() - std::max(own.since_ns, awake_ns_);
+  return std::max<int64_t>(0, looked_ns_ - std::max(own.since_ns, awake_ns_));
 }
 
 void Monitor::look_for_failures() {
@@ -326,8 +339,8 @@ void Monitor::look_for_failures() {
       failure.reset();
     }
   }
-  if (!failure && waited > kLongSilence && store_lost_early(kLongSilence)) {
-    failure = roster_.find_unknown(/*store_answers=*/false);
+  if (!failure && waited > kLongSilence) {
+    failure = find_store_ended_early();
   }
   if (failure) {
     declare(std::move(*failure));

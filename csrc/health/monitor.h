@@ -147,7 +147,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void start(std::unique_ptr<Board> board);
   void declare(Failure failure);
   std::optional<Failure> find_store_lost() const;
-  bool store_lost_early(std::chrono::milliseconds silence) const;
+  std::optional<Failure> find_store_ended_early();
   std::optional<Failure> find_failure(bool also_left) const;
   bool was_told() const;
   int64_t waited_ns(const Activity& own) const;
@@ -156,6 +156,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool has_heard(int64_t waited_ns);
   void warn_of_stall(const Activity& own, int64_t waited_ns);
   void give_up(int64_t waited_ns);
+  std::vector<int> silent_ranks() const;
   std::vector<int> most_to_blame(std::vector<int> missing) const;
   std::optional<std::string> uneven_sequences(const Activity& own) const;
   void look_at_self();

@@ -20,6 +20,8 @@ constexpr auto kBetweenLooks = milliseconds(10);
 // Ranks of other machines tell something twice a second, to who asks twice a second.
 constexpr int64_t kHeardNs = 1'200'000'000;
 
+constexpr int64_t kSilentNs = 1'800'000'000;  // without a word: something is wrong with them
+
 // What peers may be behind with: a hook may wait for them, or compute.
 bool may_wait(Doing doing) {
   return waits_for_peers(doing) || doing == Doing::kHook;
@@ -68,9 +70,8 @@ bool Monitor::has_heard(int64_t waited_ns) {
     asked_ns_ = 0;
     return true;
   }
-  const auto now = now_ns();
-  asked_ns_ = asked_ns_ == 0 ? now : asked_ns_;
-  return now - asked_ns_ >= kHeardNs || roster_.far_ranks().empty();
+  asked_ns_ = asked_ns_ == 0 ? looked_ns_ : asked_ns_;
+  return looked_ns_ - asked_ns_ >= kHeardNs || roster_.far_ranks().empty();
 }
 
 void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
@@ -130,6 +131,12 @@ void Monitor::give_up(int64_t waited_ns) {
                 *calls});
     return;
   }
+  if (missing.empty() && !roster_.far_ranks().empty()) {
+    if (looked_ns_ - asked_ns_ < kSilentNs) {
+      return;  // until the next look
+    }
+    missing = silent_ranks();
+  }
   if (missing.empty() && own.doing != Doing::kHook) {
     failure.how = "no rank is missing, but the communication has taken " + in_seconds(waited_ns) +
                   " s so far: " + roster_.names().describe(own);
@@ -156,20 +163,34 @@ void Monitor::give_up(int64_t waited_ns) {
   }
 }
 
-// A rank that waits itself is late because of another one; one of which nothing can be known, since
-// the store does not answer, may be as innocent.
+// Of other machines, those that have come as far as this rank, but have told nothing since it asks.
+std::vector<int> Monitor::silent_ranks() const {
+  std::vector<int> ranks;
+  const auto silent = courier_->silent() ? std::nullopt : roster_.find_silent(asked_ns_);
+  for (const auto& casualty : silent ? silent->casualties : std::vector<Casualty>()) {
+    ranks.push_back(casualty.rank);
+  }
+  return ranks;
+}
+
+// A rank that waits itself is late because of another one. Of those that can be known of through
+// the store alone nothing is known while it does not answer; then rank 0, which may host it, is.
 std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
   const bool store_silent = courier_->silent();
+  const auto is_unknown = [&](int rank) {
+    const auto peer = roster_.peer(rank);
+    return store_silent && !(peer && peer->local());
+  };
   const auto is_to_blame = [&](int rank) {
     const auto peer = roster_.peer(rank);
     const auto activity = peer ? peer->activity() : std::nullopt;
-    if (!activity) {
-      return !store_silent;
-    }
-    return !may_wait(activity->doing) || (peer->watch() && peer->watch()->state() == 'T');
+    const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
+    return !is_unknown(rank) && (!activity || !may_wait(activity->doing) || stopped);
   };
   if (std::any_of(missing.begin(), missing.end(), is_to_blame)) {
     std::erase_if(missing, [&](int rank) { return !is_to_blame(rank); });
+  } else if (!missing.empty() && missing.front() == 0 && is_unknown(0)) {
+    missing = {0};
   }
   return missing;
 }

@@ -203,11 +203,11 @@ std::optional<Failure> Roster::find_declared(int64_t before_ns) const {
   return first;
 }
 
-std::optional<Failure> Roster::find_silent() const {
+std::optional<Failure> Roster::find_silent(int64_t asked_ns) const {
   Failure failure;
   for (const auto& peer : peers()) {
     const auto since = peer && !peer->local() ? peer->silent_since_ns() : 0;
-    if (since == 0 || now_ns() - since < kSilenceNs) {
+    if (since == 0 || now_ns() - std::max(since, asked_ns) < kSilenceNs) {
       continue;
     }
     failure.casualties.push_back(casualty(

@@ -45,8 +45,9 @@ class Roster {
   std::optional<Failure> find_declared(
       int64_t before_ns = std::numeric_limits<int64_t>::max()) const;
 
-  // Ranks of other machines that have told nothing for a while.
-  std::optional<Failure> find_silent() const;
+  // Ranks of other machines that have told nothing for a while, although this one has asked since
+  // `asked_ns`. Of use if the store answers.
+  std::optional<Failure> find_silent(int64_t asked_ns) const;
 
   // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
   // `store_answers`: the store could be asked for them to the end.

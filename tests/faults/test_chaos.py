@@ -25,7 +25,7 @@ _MOST_S = 15.0  # of training without any report: much longer than allowed
 
 # Of a rank that stops for a while. Peers wait for it, or, if they are told to, raise.
 _STOP_S = 3.5
-_PATIENCE = {"stop": {"DDPX_STALL_WARN_S": "0.5"}, "stop, raise": {"DDPX_STALL_RAISE_S": "1"}}
+_PATIENCE = {"stop": {"DDPX_STALL_WARN_S": "1"}, "stop, raise": {"DDPX_STALL_RAISE_S": "1.5"}}
 _KINDS = {"stop": "", "stop, raise": "RankStalled"}  # of what is raised; all others: RankFailure
 
 
@@ -107,6 +107,8 @@ def _train_until_struck(round_: Round) -> None:
     (grad,) = torch.autograd.grad(layers(torch.ones(2, 64)).sum(), layers[0].weight)
     expected = grad * (dist.get_world_size() + 1) / 2
     model = ReducerDDP(layers, bucket_cap_mb=0.02, **MODES[round_.mode])
+    if round_.mode == "check finite":
+        model.check_finite()
     deadline = time.monotonic() + _MOST_S
     while time.monotonic() < deadline:
         model.zero_grad()

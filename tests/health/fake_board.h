@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,12 @@ class FakeBoard final : public Board {
   std::string set_first(const std::string& key, const std::string& text) override {
     const auto lock = open();
     return store_->texts.try_emplace(key, text).first->second;
+  }
+  std::function<bool()> server_ended() const override {
+    return [store = store_] {
+      const std::lock_guard<std::mutex> lock(store->mutex);
+      return store->lost;
+    };
   }
 
  private:

@@ -45,10 +45,12 @@ TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
 }
 
 TEST(MonitorTest, AStoreThatHangsIsTheEndOfRankZeroForThoseFarFromIt) {
-  Ranks ranks("AB");
+  Ranks ranks("ABC");
+  EXPECT_EQ(error_of([&] { ranks[1].explain_error("broken"); }), "no error");  // it heard of all
   ranks.store->hang();
   const auto text = error_of([&] { ranks[1].explain_error("broken"); });
   EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
+  EXPECT_FALSE(contains(text, "rank 2")) << text;
   ranks.store->lose();
 }
 
@@ -56,6 +58,7 @@ TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
   const auto monitor = Monitor::create(group_of(1, 3), std::make_unique<FakeBoard>(store));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const auto text = error_of([&] { monitor->explain_error("broken"); });
   EXPECT_TRUE(contains(text, "rank 0 (host unknown")) << text;
   EXPECT_FALSE(contains(text, "rank 2")) << text;
@@ -63,18 +66,19 @@ TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
   monitor->retire();
 }
 
-TEST(MonitorTest, WhoWaitsWhileTheStoreHangsBeforeRanksHaveMetDoesNotWaitForLong) {
+TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitForLong) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
   const auto waits = Monitor::create(group_of(1, 3), std::make_unique<FakeBoard>(store));
   const auto computes = Monitor::create(group_of(2, 3), std::make_unique<FakeBoard>(store));
   waits->begin_construction();
+  std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+  EXPECT_FALSE(waits->failed()) << "though the store may only be slow";
+  store->lose();
   ASSERT_TRUE(eventually([&] { return waits->failed(); }, 5));
   EXPECT_EQ(waits->report()->failure.casualties.size(), 1);
   EXPECT_EQ(waits->report()->failure.first_rank(), 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   EXPECT_FALSE(computes->failed());
-  store->lose();
   waits->retire();
   computes->retire();
 }

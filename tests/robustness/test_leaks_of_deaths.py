@@ -108,7 +108,7 @@ def _outlive(path: list[str], backend: str, folder: str, to_parent: Connection) 
 
 
 @pytest.mark.full_only
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_peers_that_die(backend: str, tmp_path: Path) -> None:
     """The survivor is rank 0 and rank 1 by turns; after every third death it goes on alone."""
