@@ -116,7 +116,17 @@ def test_survivors_of_plain_processes(
     _check_survivors(errors, victim, what)
     for rank, process in enumerate(processes):
         if rank != victim:
-            assert process.returncode == 1, errors[rank]
+            assert process.returncode == 1 or _torch_aborted(process, errors[rank]), errors[rank]
+
+
+def _torch_aborted(process: subprocess.Popen[str], error: str) -> bool:
+    """Whether a thread of gloo's let go of a tensor while the interpreter was ending.
+
+    Any script may meet it that ends, with torch's DDP as well, without destroying its group: see
+    pytorch/pytorch, issue 190489 and pull request 179291.
+    """
+    text = "terminate called without an active exception"
+    return process.returncode == -signal.SIGABRT and text in error
 
 
 def _check_left(errors: list[str], victim: int) -> None:
