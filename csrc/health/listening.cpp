@@ -45,12 +45,15 @@ bool refuses_connections(
     return false;
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
+  bool refused = false;
   for (const auto* address = found; address != nullptr; address = address->ai_next) {
-    if (error_of_connecting(*address, deadline) != ECONNREFUSED) {
+    const int error = error_of_connecting(*address, deadline);
+    if (error == 0 || error == EINPROGRESS) {
       return false;
     }
+    refused = refused || error == ECONNREFUSED;  // others: it may have no such address at all
   }
-  return found != nullptr;
+  return refused;
 }
 
 }  // namespace ddpx::health
