@@ -30,8 +30,8 @@ std::string beat_key(int rank) {
 struct Courier::State {
   std::unique_ptr<Board> board;  // the thread's
   std::function<bool()> find_server_ended;
-  std::atomic<bool> server_ended{false};
-  std::atomic<bool> looking{false};  // for the server
+  enum class Server { kNotLookedFor, kLookedFor, kEnded };
+  std::atomic<Server> server{Server::kNotLookedFor};
   int rank;
   Introduction own;
   Duties duties;
@@ -197,17 +197,17 @@ bool Courier::silent(std::chrono::milliseconds time) const {
 }
 
 bool Courier::server_ended() const {
-  return state_->server_ended;
+  return state_->server == State::Server::kEnded;
 }
 
 void Courier::look_for_server() {
-  if (state_->server_ended || state_->looking.exchange(true)) {
-    return;
+  using Server = State::Server;
+  auto expected = Server::kNotLookedFor;
+  if (state_->server.compare_exchange_strong(expected, Server::kLookedFor)) {
+    std::thread([state = state_] {
+      state->server = state->find_server_ended() ? Server::kEnded : Server::kNotLookedFor;
+    }).detach();
   }
-  std::thread([state = state_] {
-    state->server_ended = state->find_server_ended();
-    state->looking = false;
-  }).detach();
 }
 
 }  // namespace ddpx::health

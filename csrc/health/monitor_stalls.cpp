@@ -184,8 +184,7 @@ std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
   const auto is_to_blame = [&](int rank) {
     const auto peer = roster_.peer(rank);
     const auto activity = peer ? peer->activity() : std::nullopt;
-    const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
-    return !is_unknown(rank) && (!activity || !may_wait(activity->doing) || stopped);
+    return !is_unknown(rank) && (!activity || !may_wait(activity->doing) || peer->stopped());
   };
   if (std::any_of(missing.begin(), missing.end(), is_to_blame)) {
     std::erase_if(missing, [&](int rank) { return !is_to_blame(rank); });

@@ -33,6 +33,9 @@ class Peer {
   const ProcessWatch* watch() const {
     return watch_.get();
   }
+  bool stopped() const {  // by a signal, as far as can be told
+    return local() && watch_->state() == 'T';
+  }
   // Null if its memory may not be read (another user's), or it is not local.
   const PageView* page() const {
     return page_ ? &*page_ : nullptr;

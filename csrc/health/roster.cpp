@@ -256,8 +256,7 @@ std::vector<int> Roster::missing(const Activity& activity, const Progress& progr
     const auto& peer = all[static_cast<std::size_t>(rank)];
     // Who is in a hook waits for those that have not called theirs.
     const auto theirs = !peer ? std::nullopt : in_hook ? peer->progress() : progress_of(*peer);
-    const bool stopped = peer && peer->watch() && peer->watch()->state() == 'T';
-    if (!theirs || stopped || is_behind(*theirs, needed)) {
+    if (!theirs || peer->stopped() || is_behind(*theirs, needed)) {
       missing.push_back(rank);
     }
   }
@@ -276,7 +275,7 @@ std::string Roster::describe_missing(int rank) const {
 
 std::string Roster::whereabouts(const Peer& peer) const {
   std::ostringstream out;
-  if (peer.watch() && peer.watch()->state() == 'T') {
+  if (peer.stopped()) {
     out << "stopped by a signal (SIGSTOP), ";
   }
   const auto activity = peer.activity();

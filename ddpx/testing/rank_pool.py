@@ -28,6 +28,13 @@ _GRACE_S = 3.0
 _PRELOADED = ["ddpx.testing", "torch._dynamo"]
 
 
+def forking_context() -> ForkServerContext:
+    """Of ``multiprocessing``: processes are forks of one that has imported ddpx and torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
 class RankFailed(RuntimeError):
     """A function raised on some rank, or did not return in time. The text has the tracebacks."""
 
@@ -104,8 +111,7 @@ class RankPool:
         if self.start_method == "spawn":
             context = multiprocessing.get_context("spawn")
         else:
-            context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+            context = forking_context()
         self._directory = tempfile.TemporaryDirectory(prefix="ddpx-ranks-")
         rendezvous = os.path.join(self._directory.name, "store")
         for rank in range(self.world_size):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -26,6 +25,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
+from ddpx.testing.rank_pool import forking_context
 
 # Seconds until a group's own timeout: much later than anything that is tested here.
 GROUP_TIMEOUT_S = 60.0
@@ -110,8 +111,7 @@ def run_ranks(
             hosts. Empty: all are on one.
         timeout_s: of the process group.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ddpx.testing", "torch._dynamo"])
+    context = forking_context()
     with tempfile.TemporaryDirectory(prefix="ddpx-faults-") as directory:
         connections: list[Connection] = []
         processes: list[BaseProcess] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import os
 import signal
 import sys
@@ -24,12 +23,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import ddpx
 from ddpx.recovery import meeting
+from ddpx.testing.rank_pool import forking_context
 
 shrink = sys.modules["ddpx.recovery.shrink"]  # the package has a function of this name
 
 TIME_LIMIT_S = 60.0
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["ddpx.testing", "torch._dynamo"])
+_CONTEXT = forking_context()
 
 PHASES = (
     "forward",

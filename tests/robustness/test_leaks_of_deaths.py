@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -19,11 +18,11 @@ from torch import nn
 
 import ddpx
 from ddpx import ReducerDDP
+from ddpx.testing.rank_pool import forking_context
 
 NUM_DEATHS = 200
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["ddpx.testing", "torch._dynamo"])
+_CONTEXT = forking_context()
 
 
 class Net(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,6 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
+from ddpx.testing.rank_pool import forking_context
 
 Function = Callable[..., Any]
 
@@ -54,8 +55,7 @@ def run_mortal(
         identities: a letter per rank; ranks with different ones share no memory. Empty: all do.
         timeout_s: the group's.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ddpx.testing", "torch._dynamo"])
+    context = forking_context()
     with tempfile.TemporaryDirectory(prefix="ddpx-mortal-") as directory:
         ours: dict[int, Connection] = {}
         processes = []
