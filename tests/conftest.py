@@ -6,11 +6,31 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from pairwise import cover_pairs
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from ddpx.testing import RankPool
 
 # Cases of a test function; from here on only enough of them for every two values to meet.
 SMALL_MATRIX = 12
+
+# A file of many cases that share nothing, of which one worker would still run for an hour when the
+# others are done.
+SPREAD = "tests/faults/test_faults.py"
+
+
+class ByFile(LoadFileScheduling):
+    """A file is one worker's, so that its ranks live on from test to test; except ``SPREAD``, of
+    which that is a fault in one phase."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "-".join(nodeid.split("-")[:2]) if file == SPREAD else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
