@@ -48,6 +48,10 @@ bool waits_for_peers(Doing doing) {
   return false;
 }
 
+bool may_wait(Doing doing) {
+  return waits_for_peers(doing) || doing == Doing::kHook;
+}
+
 uint8_t stage_of(Doing doing) {
   switch (doing) {
     case Doing::kConstruction:

@@ -24,6 +24,9 @@ const char* to_string(Doing doing);
 // Whether it is peers that a rank waits for, while it does that.
 bool waits_for_peers(Doing doing);
 
+// The same, or a hook, which may compute, too.
+bool may_wait(Doing doing);
+
 // The number of a wrapper that is being made; its step is then how many this rank began to make.
 constexpr uint8_t kNoModel = 255;
 

@@ -143,6 +143,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void look();
 
  private:
+  static constexpr int64_t kStoppedNs = 1'500'000'000;  // without a look: looks are five a second
+
   Monitor(Group group, uint64_t token);
   void start(std::unique_ptr<Board> board);
   void declare(Failure failure);
@@ -156,6 +158,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool has_heard(int64_t waited_ns);
   void warn_of_stall(const Activity& own, int64_t waited_ns);
   void give_up(int64_t waited_ns);
+  std::optional<Failure> find_stall(
+      const Activity& own, int64_t waited_ns, std::vector<int> missing) const;
   std::vector<int> silent_ranks() const;
   std::vector<int> most_to_blame(std::vector<int> missing) const;
   std::optional<std::string> uneven_sequences(const Activity& own) const;

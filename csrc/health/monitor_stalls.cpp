@@ -22,10 +22,6 @@ constexpr int64_t kHeardNs = 1'200'000'000;
 
 constexpr int64_t kSilentNs = 1'800'000'000;  // without a word: something is wrong with them
 
-// What peers may be behind with: a hook may wait for them, or compute.
-bool may_wait(Doing doing) {
-  return waits_for_peers(doing) || doing == Doing::kHook;
-}
 constexpr std::size_t kMostNames = 4;
 
 }  // namespace
@@ -118,31 +114,37 @@ std::optional<std::string> Monitor::uneven_sequences(const Activity& own) const 
 
 void Monitor::give_up(int64_t waited_ns) {
   const auto own = page_.view().activity();
-  Failure failure{FailureKind::kStalled, {}, {}};
-  const auto what = "has not come for " + in_seconds(waited_ns) + " s";
   auto missing = roster_.missing(own, page_.view().progress());
-  if (const auto calls = missing.empty() ? uneven_sequences(own) : std::nullopt) {
-    declare(
-        Failure{
-            FailureKind::kMismatch,
-            {},
-            "ranks wait for each other in step " + std::to_string(own.step) +
-                ", before which they had not made the same number of calls to the group: " +
-                *calls});
-    return;
-  }
   if (missing.empty() && !roster_.far_ranks().empty()) {
     if (looked_ns_ - asked_ns_ < kSilentNs) {
       return;  // until the next look
     }
     missing = silent_ranks();
   }
-  if (missing.empty() && own.doing != Doing::kHook) {
-    failure.how = "no rank is missing, but the communication has taken " + in_seconds(waited_ns) +
-                  " s so far: " + roster_.names().describe(own);
-    declare(std::move(failure));
-    return;
+  if (auto failure = find_stall(own, waited_ns, std::move(missing))) {
+    declare(std::move(*failure));
   }
+}
+
+// Why this rank has waited in vain; none if it is in a hook for which no rank is missing.
+std::optional<Failure> Monitor::find_stall(
+    const Activity& own, int64_t waited_ns, std::vector<int> missing) const {
+  const auto seconds = in_seconds(waited_ns) + " s";
+  if (const auto calls = missing.empty() ? uneven_sequences(own) : std::nullopt) {
+    return Failure{
+        FailureKind::kMismatch,
+        {},
+        "ranks wait for each other in step " + std::to_string(own.step) +
+            ", before which they had not made the same number of calls to the group: " + *calls};
+  }
+  if (missing.empty()) {
+    const auto how = "no rank is missing, but the communication has taken " + seconds +
+                     " so far: " + roster_.names().describe(own);
+    return own.doing == Doing::kHook ? std::nullopt
+                                     : std::make_optional(Failure{FailureKind::kStalled, {}, how});
+  }
+  Failure failure{FailureKind::kStalled, {}, {}};
+  const auto what = "has not come for " + seconds;
   for (const int rank : most_to_blame(std::move(missing))) {
     if (const auto peer = roster_.peer(rank)) {
       const auto& who = peer->introduction();
@@ -158,9 +160,7 @@ void Monitor::give_up(int64_t waited_ns) {
           {rank, "unknown", 0, what + ", and has not wrapped its model yet", {}, {}});
     }
   }
-  if (!failure.casualties.empty()) {
-    declare(std::move(failure));
-  }
+  return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
 }
 
 // Of other machines, those that have come as far as this rank, but have told nothing since it asks.

@@ -16,6 +16,7 @@ from ddpx.health import ending, log
 from ddpx.health.failure import RankFailure
 
 _started = threading.Lock()
+_patience_is_set = False  # by the script, which may do so before anything is watched
 _MEETING_S = 1.0
 _WARN_S = 10.0
 _MOST_S = 1e9
@@ -34,7 +35,8 @@ def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
 def set_patience(
     warn_s: float = _WARN_S, raise_s: float | None = None, *, stacks: bool = False
 ) -> None:
-    """How long a rank waits for others, in this process.
+    """How long a rank waits for others, in this process; goes before the environment's
+    ``DDPX_STALL_WARN_S``, ``DDPX_STALL_RAISE_S`` and ``DDPX_STALL_STACKS``.
 
     Args:
         warn_s: seconds until it logs which ranks are missing and what they were last seen doing;
@@ -48,6 +50,8 @@ def set_patience(
     for name, value in (("warn_s", warn_s), ("raise_s", raise_s)):
         if value is not None and not 0 < value < _MOST_S:
             raise errors.bad_patience(name, value)
+    global _patience_is_set
+    _patience_is_set = True
     _C.set_patience(warn_s, raise_s, stacks)
 
 
@@ -114,7 +118,8 @@ def wait(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device)
 
 
 def _start(warn_s: float, raise_s: float | None) -> None:
-    set_patience(warn_s, raise_s, stacks=os.environ.get("DDPX_STALL_STACKS") == "1")
+    if not _patience_is_set:
+        _C.set_patience(warn_s, raise_s, os.environ.get("DDPX_STALL_STACKS") == "1")
     log.start()
     ending.tell_peers()
     os.register_at_fork(after_in_child=_forget)

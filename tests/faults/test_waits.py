@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from ddpx import ReducerDDP
 
 pytestmark = pytest.mark.timeout(90)
 STALL_S = 2.5
+GROUP_TIMEOUT_S = 3.0
 WARN, RAISE = "DDPX_STALL_WARN_S", "DDPX_STALL_RAISE_S"
 
 
@@ -67,6 +70,76 @@ def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
 def test_only_the_late_of_other_hosts_are_given_up() -> None:
     endings = run_ranks(3, _one_is_late, 2, identities="ABB", environment={RAISE: "0.5"})
     assert [ending.value[1] for ending in endings] == [(2,)] * 3
+
+
+def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
+    """One rank comes when the group's own timeout has long ended the calls of the others."""
+    model = ReducerDDP(nn.Linear(4, 4))
+    try:
+        for step in range(3):
+            if step == 2 and dist.get_rank() == late:
+                time.sleep(GROUP_TIMEOUT_S + by_s)
+            model(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as error:
+        return type(error).__name__, text_of(error)
+    return "", ""
+
+
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize(("transport", "hosts"), [("gloo", ""), ("gloo", "AAB"), ("shm", "")])
+def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: int) -> None:
+    endings = run_ranks(
+        3,
+        _outlast_the_group,
+        late,
+        6.0 if hosts else 2.0,  # ranks of other hosts are asked for some seconds
+        backend=transport,
+        identities=hosts,
+        timeout_s=GROUP_TIMEOUT_S,
+    )
+    for rank, ending in enumerate(endings):
+        kind, text = ending.value
+        assert kind == "RankStalled", text
+        assert f"rank {late} (host " in text and ") has not come for " in text, text
+        assert ("That is this rank" in text) == (rank == late), text
+        assert rank == late or "imed out" in text.split("The backend said: ")[1], text
+
+
+def _go_ways_of_ones_own() -> str:
+    """What is printed at the end: rank 1's own call waits for ranks that wait for rank 1."""
+    model = ReducerDDP(nn.Linear(32, 32))
+    try:
+        for step in range(2):
+            model(torch.ones(2, 32)).sum().backward()
+            if step == 0 and dist.get_rank() == 1:
+                dist.all_reduce(torch.zeros(3))
+    except RuntimeError as error:
+        with redirect_stderr(StringIO()) as printed:
+            sys.excepthook(type(error), error, error.__traceback__)
+        return printed.getvalue()
+    return ""
+
+
+def test_calls_that_wait_for_each_other_until_the_groups_timeout() -> None:
+    endings = run_ranks(3, _go_ways_of_ones_own, timeout_s=GROUP_TIMEOUT_S)
+    for rank, ending in enumerate(endings):
+        assert f"RankStalled: [ddpx rank {rank}, " in ending.value, ending
+        assert "] rank 1 (host " in ending.value, ending
+
+
+def _be_impatient_from_the_start() -> int:
+    ddpx.set_patience(warn_s=0.4)
+    log = _Log()
+    model = ReducerDDP(nn.Linear(4, 4))
+    if dist.get_rank() == 1:
+        time.sleep(STALL_S)
+    model(torch.ones(2, 4)).sum().backward()
+    return len(log.texts)
+
+
+def test_patience_may_be_set_before_a_model_is_wrapped() -> None:
+    endings = run_ranks(2, _be_impatient_from_the_start, environment={WARN: "20"})
+    assert endings[0].value > 0
 
 
 def _load_data_first() -> list[str]:

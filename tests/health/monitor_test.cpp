@@ -204,6 +204,25 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   EXPECT_TRUE(contains(text, "ranks wait for each other in step 3")) << text;
 }
 
+TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
+  Ranks ranks("AAA");
+  const Trail ours{0, 3, 1, 0, 0, 0};
+  for (const std::size_t rank : {0u, 1u}) {
+    ranks[rank].page().publish(ours);
+    ranks[rank].page().note(Doing::kWaiting, ours, 0);
+  }
+  EXPECT_EQ(error_of([&] { ranks[0].explain_error("Connection reset by peer"); }), "no error");
+  ranks[0].page().note(Doing::kBackward, ours, 0);  // it waits for nobody
+  EXPECT_EQ(error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); }), "no error");
+  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  const auto text = error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); });
+  EXPECT_TRUE(contains(text, "] rank 2 (host ") && contains(text, ") has not come for ")) << text;
+  EXPECT_TRUE(contains(text, "The backend said: Timed out waiting 3000ms")) << text;
+  EXPECT_FALSE(contains(text, "And rank 1")) << text;
+  const auto same = error_of([&] { ranks[1].explain_error("Connection closed by peer"); });
+  EXPECT_TRUE(contains(same, "] rank 2 (host ")) << same;
+}
+
 TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
   ranks[1].page().note(Doing::kOutside, Trail{0, 4, 0, 0, 0, 0}, 0);

@@ -1,0 +1,226 @@
+// How a monitor finds out that its group cannot go on, and why.
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "monitor.h"
+
+namespace ddpx::health {
+namespace {
+
+using std::chrono::milliseconds;
+
+// After an error in a collective call: gloo may see the end of a connection before the kernel has
+// ended the process; ranks of other machines have to be asked through the store.
+constexpr auto kTimeToSee = milliseconds(500);
+constexpr auto kTimeToSeeFar = milliseconds(3000);
+constexpr auto kStoreLost = milliseconds(2000);  // of that time without an answer
+constexpr auto kBetweenLooks = milliseconds(10);
+
+// So much sooner, who waited until the group's timeout is done with that: it can tell those whose
+// connections broke because of it.
+constexpr auto kSooner = milliseconds(300);
+
+// Who waits that long, without an error, for a store that is silent looks whether it has ended.
+constexpr auto kLongSilence = milliseconds(2000);
+
+// A rank that has left is no loss to one that waits for a moment only: it may have done its part.
+constexpr auto kLeftMatters = milliseconds(300);
+
+constexpr auto kTimeToAgree = milliseconds(20);
+
+constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
+
+// As gloo, NCCL and shm say it: "Timed out waiting 1800000ms for recv operation to complete".
+bool says_timeout(const std::string& error) {
+  return error.find("imed out") != std::string::npos || error.find("imeout") != std::string::npos;
+}
+
+}  // namespace
+
+void Monitor::raise_if_failed(const std::string& said) {
+  if (!failed()) {
+    return;
+  }
+  auto found = report();
+  found->said = said;
+  const auto& failure = found->failure;
+  const std::string name = error_name(failure.kind);
+  if (failure.casualties.empty()) {
+    page_.fail(name + ": " + failure.how, std::nullopt);
+  } else {
+    const bool stalled = failure.kind == FailureKind::kStalled;
+    page_.fail(
+        name + (stalled ? ": it gave up waiting for rank " : ": it lost rank ") +
+            std::to_string(failure.first_rank()),
+        failure.first_rank());
+  }
+  raise(*found);
+}
+
+void Monitor::raise_mismatch(const std::string& how) {
+  Failure own{FailureKind::kMismatch, {}, how.substr(0, cut_utf8(how, kMostHow))};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_) {
+      page_.declare(own.to_text());
+    }
+  }
+  // Ranks may find it at the same moment, each in its own words: those of the first one count.
+  std::this_thread::sleep_for(kTimeToAgree);
+  auto known = roster_.find_declared(page_.view().layout().declared_ns);
+  declare(known ? std::move(*known) : std::move(own));
+  raise_if_failed();
+  throw std::logic_error("a failure that was declared was not raised");
+}
+
+std::optional<Failure> Monitor::find_failure(bool also_left) const {
+  if (auto declared = roster_.find_declared()) {
+    return declared;
+  }
+  auto dead = roster_.find_dead(also_left);
+  // Who ends because of what it has declared may have done both since.
+  auto declared = dead ? roster_.find_declared() : std::nullopt;
+  return declared ? declared : dead;
+}
+
+// Of a job that was told to end, ranks end one after the other, and none is to blame.
+bool Monitor::was_told() const {
+  return page_.view().presence() == Presence::kTold;
+}
+
+std::optional<RankReport> Monitor::report() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_) {
+    return std::nullopt;
+  }
+  const auto own = page_.view().activity();
+  RankReport found{*failure_, group_.rank, own.training_step(), own.doing, std::nullopt, {}, {}};
+  if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
+    found.bucket = own.bucket;
+    found.params = roster_.names().params(own.model, own.bucket);
+  }
+  return found;
+}
+
+void Monitor::declare(Failure failure) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_) {
+      return;
+    }
+    failure_ = failure;
+    page_.declare(failure.to_text());
+    failed_.store(true, std::memory_order_release);
+  }
+  declared_.notify_all();
+  log(Level::kError, "rank_failed", failure.describe(), failure.first_rank());
+  courier_->post_failure(failure.to_text());
+  group_.abort();
+}
+
+void Monitor::explain_error(const std::string& said) {
+  const auto own = page_.view().activity();
+  const bool outwaited = says_timeout(said) && may_wait(own.doing);
+  curious_ = true;
+  courier_->hurry();
+  auto start = now_ns();
+  auto last = start;
+  const bool any_far = !roster_.far_ranks().empty();
+  const auto sooner = outwaited ? kSooner : milliseconds(0);
+  const auto time_to_see = kTimeToSee - sooner;
+  const auto time_for_all = (any_far ? kTimeToSeeFar : kTimeToSee) - sooner;
+  const auto waited_before = start - own.since_ns;
+  while (true) {
+    raise_if_failed(said);
+    const auto now = now_ns();
+    if (now - std::exchange(last, now) > kStoppedNs) {
+      start = now;  // others may have told meanwhile what this one has not heard yet
+    }
+    const auto waited = std::chrono::nanoseconds(now - start);
+    auto failure = find_failure(/*also_left=*/!was_told());
+    if (!failure && waited > time_to_see && !courier_->silent()) {
+      failure = roster_.find_silent(start);
+    }
+    if (!failure && waited > time_to_see) {
+      failure = roster_.find_unknown(!courier_->silent());
+    }
+    if (failure) {
+      declare(std::move(*failure));
+      continue;
+    }
+    if (waited > time_for_all) {
+      break;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
+  }
+  const bool store_lost = any_far && courier_->silent(kStoreLost);
+  auto failure = store_lost ? find_store_lost() : std::nullopt;
+  if (!failure && outwaited) {
+    failure = find_stall(own, waited_before, roster_.missing(own, page_.view().progress()));
+  }
+  if (failure) {
+    declare(std::move(*failure));
+    raise_if_failed(said);
+  }
+  curious_ = false;
+}
+
+// After an error that nothing else explains.
+std::optional<Failure> Monitor::find_store_lost() const {
+  const auto first = group_.rank != 0 ? roster_.peer(0) : nullptr;
+  if (!first || first->local()) {
+    return std::nullopt;
+  }
+  const auto& who = first->introduction();
+  return Failure{
+      FailureKind::kDead,
+      {{0, who.host, who.process.pid, "or the launcher died: the store is gone", {}, {}}},
+      {}};
+}
+
+// Before rank 0, which may have hosted it, has introduced itself: others that have seen its end may
+// have no way to tell this one. A store that is slow, or stopped, is no failure.
+std::optional<Failure> Monitor::find_store_ended_early() {
+  if (group_.rank == 0 || roster_.peer(0) || !courier_->silent(kLongSilence)) {
+    return std::nullopt;
+  }
+  if (!courier_->server_ended()) {
+    courier_->look_for_server();
+    return std::nullopt;
+  }
+  auto failure = roster_.find_unknown(/*store_answers=*/false);
+  return failure && failure->first_rank() == 0 ? failure : std::nullopt;
+}
+
+void Monitor::look_for_failures() {
+  if (page_.view().layout().declared_ns != 0) {
+    return;  // raise_mismatch() is about to agree on one
+  }
+  auto failure = find_failure(/*also_left=*/false);
+  const auto own = page_.view().activity();
+  const auto waited =
+      std::chrono::nanoseconds(!was_told() && waits_for_peers(own.doing) ? waited_ns(own) : 0);
+  if (!failure && waited > kLeftMatters) {
+    failure = roster_.find_dead(/*also_left=*/true);
+    const auto missing = roster_.missing(own, page_.view().progress());
+    const auto did_its_part = [&missing](const Casualty& casualty) {
+      return std::find(missing.begin(), missing.end(), casualty.rank) == missing.end();
+    };
+    if (failure && std::erase_if(failure->casualties, did_its_part) > 0 &&
+        failure->casualties.empty()) {
+      failure.reset();
+    }
+  }
+  if (!failure && waited > kLongSilence) {
+    failure = find_store_ended_early();
+  }
+  if (failure) {
+    declare(std::move(*failure));
+  }
+}
+
+}  // namespace ddpx::health
