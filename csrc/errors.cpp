@@ -206,8 +206,15 @@ UserError bad_sparse_rows(const std::string& name, const std::string& rows) {
       "' must be int64, in one dimension and on its device, but are " + rows + ".");
 }
 
+UserError no_such_row(const std::string& name, int64_t row) {
+  return UserError(
+      "row " + std::to_string(row) + " is no row of parameter '" + name +
+      "', or does not come after the row before it. Pass each row that exists once, in order.");
+}
+
 UserError bad_patience(double seconds) {
-  return UserError(std::to_string(seconds) + " seconds is no time to wait: pass 0 to 1e9.");
+  return UserError(
+      std::to_string(seconds) + " seconds is no time to wait: pass more than 0, up to 1e9.");
 }
 
 UserError too_many_events(std::size_t capacity, std::size_t most) {

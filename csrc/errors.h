@@ -89,6 +89,7 @@ UserError not_a_trainable_leaf(const std::string& name);
 UserError no_such_param(std::size_t param_index, std::size_t num_params);
 UserError not_positive(const std::string& what, int64_t value);
 UserError bad_sparse_rows(const std::string& name, const std::string& rows);
+UserError no_such_row(const std::string& name, int64_t row);
 UserError bad_patience(double seconds);
 UserError too_many_events(std::size_t capacity, std::size_t most);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "reducer.h"
+#include "sparse_rows.h"
 
 namespace ddpx {
 namespace {
@@ -54,6 +55,11 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
   if (rows.scalar_type() != at::kLong || rows.layout() != at::kStrided || rows.dim() != 1 ||
       rows.device() != metas_[param_index].device) {
     throw errors::bad_sparse_rows(names_[param_index], describe(rows));
+  }
+  // Torch does not check the indices of a sparse tensor, and writes wherever they point.
+  const auto& param = params_[param_index];
+  if (const auto row = stray_row(rows, param.dim() == 0 ? 0 : param.size(0))) {
+    throw errors::no_such_row(names_[param_index], *row);
   }
   sparse_rows_[param_index] = rows;
   if (communicates()) {

@@ -1,5 +1,6 @@
 #include "sparse_rows.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/isin.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sparse_coo_tensor.h>
@@ -18,6 +19,14 @@ std::optional<int64_t> row_outside(const at::Tensor& grad, const at::Tensor& row
     return std::nullopt;
   }
   return outside[0].item<int64_t>();
+}
+
+std::optional<int64_t> stray_row(const at::Tensor& rows, int64_t num_rows) {
+  const at::NoGradGuard no_grad;
+  const auto inside = rows.ge(0).logical_and(rows.lt(num_rows));
+  const auto before = at::cat({rows.new_full({1}, -1), rows}).slice(0, 0, rows.numel());
+  const auto stray = rows.masked_select(inside.logical_and(rows.gt(before)).logical_not());
+  return stray.numel() == 0 ? std::nullopt : std::optional(stray[0].item<int64_t>());
 }
 
 at::Tensor values_at_rows(const at::Tensor& grad, const at::Tensor& rows) {

@@ -10,6 +10,10 @@ namespace ddpx {
 
 // `rows` in all of these: int64, ascending, without repetition, on the device of the gradient.
 
+// What makes `rows` none of a param with `num_rows` of them: the first that is out of its range or
+// out of order. Nothing if all is well.
+std::optional<int64_t> stray_row(const at::Tensor& rows, int64_t num_rows);
+
 // A row that `grad` has entries for, but `rows` lacks; nothing if there is none.
 std::optional<int64_t> row_outside(const at::Tensor& grad, const at::Tensor& rows);
 

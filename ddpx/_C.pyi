@@ -249,7 +249,8 @@ def fail_rank(cause: str) -> None:
 def leave_groups() -> None:
     """This rank's script has come to its end."""
 
-def set_patience(warn_s: float, raise_s: float | None, with_stacks: bool) -> None: ...
+def set_patience(warn_s: float | None, raise_s: float | None, with_stacks: bool) -> None:
+    """None: never."""
 
 class ShmOrder:
     """In which order the ranks' values of an element are summed."""

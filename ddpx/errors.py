@@ -140,8 +140,19 @@ def list_ranks(ranks: Sequence[int]) -> str:
     return shown if len(ranks) <= 8 else f"{shown}, … ({len(ranks)} ranks)"
 
 
-def bad_patience(name: str, value: object) -> ValueError:
-    return ValueError(f"{name}={value!r} is no time to wait. Pass seconds, more than 0, e.g. 10.")
+def no_number_of_seconds(name: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be a number of seconds, but got {value!r}.")
+
+
+def bad_seconds(name: str, value: object) -> ValueError:
+    return ValueError(
+        f"{name}={value!r} is no time to wait. Pass seconds, from 0.001 to 1e9, e.g. 10; or inf "
+        "for as long as it takes."
+    )
+
+
+def bad_switch(variable: str, text: str) -> ValueError:
+    return ValueError(f"{variable}={text} says neither on nor off. Set it to 1 or 0.")
 
 
 def no_other_rank(rank: object, size: int) -> ValueError:
@@ -149,6 +160,10 @@ def no_other_rank(rank: object, size: int) -> ValueError:
         f"rank {rank!r} is not another rank of this wrapper's process group, which has {size} "
         "ranks. Pass one from 0 on, but not this rank's own."
     )
+
+
+def no_wrapper(value: object) -> TypeError:
+    return TypeError(f"pass the ReducerDDP that wraps the model, but not {type(value).__name__}.")
 
 
 def nobody_watches() -> RuntimeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from ddpx import (
     nested,
     params,
     placement,
+    settings,
     state_sync,
     wrapped_params,
 )
@@ -211,7 +211,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self.reducer = Reducer(marked, bystanders, self.process_group, self._options, gate)
         if older is not None:
             self.reducer.continue_from(older)
-        if os.environ.get("DDPX_CHECK_FINITE") == "1":
+        if settings.switch_of("DDPX_CHECK_FINITE"):
             self.check_finite()
         self._precision: MixedPrecision | None = None
         if self.mixed_precision is not None:

@@ -100,7 +100,7 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
 
 int64_t nanoseconds(double seconds) {
   constexpr double kMostSeconds = 1e9;  // 30 years; beyond 9e9 it would not fit
-  if (!(seconds >= 0 && seconds <= kMostSeconds)) {
+  if (!(seconds > 0 && seconds <= kMostSeconds)) {
     throw errors::bad_patience(seconds);
   }
   return static_cast<int64_t>(seconds * 1e9);
@@ -237,10 +237,11 @@ void bind_health(py::module_& module) {
   module.def("leave_groups", [] { health::Sentry::instance().leave_all(); }, NoGil());
   module.def(
       "set_patience",
-      [](double warn_s, std::optional<double> raise_s, bool with_stacks) {
+      [](std::optional<double> warn_s, std::optional<double> raise_s, bool with_stacks) {
         auto& patience = health::Patience::instance();
-        const auto warn_ns = nanoseconds(warn_s);
-        patience.raise_ns = nanoseconds(raise_s.value_or(0));
+        const auto warn_ns = warn_s ? nanoseconds(*warn_s) : health::Patience::kNever;
+        const auto raise_ns = raise_s ? nanoseconds(*raise_s) : health::Patience::kNever;
+        patience.raise_ns = raise_ns;
         patience.warn_ns = warn_ns;
         patience.with_stacks = with_stacks;
       },

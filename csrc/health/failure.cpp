@@ -160,8 +160,11 @@ std::string Failure::describe() const {
   std::ostringstream out;
   const char* separator = "";
   for (const auto& casualty : casualties) {
-    out << separator << "rank " << casualty.rank << " (host " << casualty.host << ", pid "
-        << casualty.pid << ") " << casualty.what;
+    out << separator << "rank " << casualty.rank << " (host " << casualty.host;
+    if (casualty.pid != 0) {
+      out << ", pid " << casualty.pid;
+    }
+    out << ") " << casualty.what;
     if (!casualty.cause.empty()) {
       out << " (" << casualty.cause << ")";
     }
@@ -174,12 +177,16 @@ std::string Failure::describe() const {
 }
 
 std::string RankReport::text() const {
+  auto described = failure.describe();
+  if (described.ends_with('.')) {
+    described.pop_back();
+  }
   std::ostringstream out;
   out << "[ddpx rank " << rank;
   if (step >= 0) {
     out << ", step " << step;
   }
-  out << ", phase " << to_string(doing) << "] " << failure.describe() << ".";
+  out << ", phase " << to_string(doing) << "] " << described << ".";
   if (bucket && failure.kind != FailureKind::kMismatch) {
     out << " This rank was waiting for bucket " << *bucket << " (";
     constexpr std::size_t kMost = 8;

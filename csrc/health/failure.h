@@ -14,14 +14,14 @@ namespace ddpx::health {
 enum class FailureKind : uint8_t {
   kDead,      // a process ended, or its script is ending with an error
   kLeft,      // its script ended, or it destroyed its group, while others wait for it
-  kStalled,   // it lives, and has not come for longer than the user allows
+  kStalled,   // it lives, and has not come for longer than the user, or the backend, allows
   kMismatch,  // ranks made different collective calls; nobody is lost
 };
 
 struct Casualty {
   int rank = 0;
   std::string host;
-  int pid = 0;
+  int pid = 0;            // 0: unknown
   std::string what;       // "was killed by SIGKILL"
   std::string cause;      // the text of its exception, if it left one
   std::string last_seen;  // what it was doing; empty if nobody knows

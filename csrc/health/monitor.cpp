@@ -149,7 +149,7 @@ void Monitor::look() {
 
 // Who was stopped itself, or its machine, has waited for nobody meanwhile.
 int64_t Monitor::waited_ns(const Activity& own) const {
-  return std::max<int64_t>(0, looked_ns_ - std::max(own.since_ns, awake_ns_));
+  return std::max<int64_t>(0, looked_ns_ - std::max<int64_t>(own.since_ns, awake_ns_));
 }
 
 void Monitor::log(Level level, const char* event, std::string message, int about) const {

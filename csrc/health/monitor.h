@@ -185,12 +185,12 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::atomic<bool> curious_{false};  // about what ranks of other machines do, after an error
   std::atomic<bool> asks_{false};     // about the same, in a long wait
   std::atomic<bool> retired_{false};
+  std::atomic<int64_t> awake_ns_{0};  // since when this process has not been stopped
 
   // The sentry's, and the courier's.
   StallWatch stalls_;
   int64_t asked_ns_ = 0;  // since when `asks_`
   int64_t looked_ns_ = 0;
-  int64_t awake_ns_ = 0;  // since when this process has not been stopped
   uint32_t num_stacks_served_ = 0;
   uint64_t num_beats_ = 0;
 };

@@ -19,9 +19,11 @@ constexpr auto kTimeToSeeFar = milliseconds(3000);
 constexpr auto kStoreLost = milliseconds(2000);  // of that time without an answer
 constexpr auto kBetweenLooks = milliseconds(10);
 
-// So much sooner, who waited until the group's timeout is done with that: it can tell those whose
-// connections broke because of it.
-constexpr auto kSooner = milliseconds(300);
+// Between those that give up one after the other, so that the later ones hear of it.
+constexpr auto kTurn = milliseconds(300);
+constexpr auto kTurnFar = milliseconds(1000);  // others look twice a second
+
+constexpr int64_t kOutwaitedNs = 1'000'000'000;  // less is no wait for a peer that does not come
 
 // Who waits that long, without an error, for a store that is silent looks whether it has ended.
 constexpr auto kLongSilence = milliseconds(2000);
@@ -123,16 +125,20 @@ void Monitor::declare(Failure failure) {
 
 void Monitor::explain_error(const std::string& said) {
   const auto own = page_.view().activity();
-  const bool outwaited = says_timeout(said) && may_wait(own.doing);
+  const auto waited_before = now_ns() - std::max<int64_t>(own.since_ns, awake_ns_);
+  const bool in_step = may_wait(own.doing);
+  const bool outwaited = in_step && waited_before >= kOutwaitedNs && says_timeout(said);
+  auto missing = roster_.missing(own, page_.view().progress());
   curious_ = true;
   courier_->hurry();
   auto start = now_ns();
   auto last = start;
   const bool any_far = !roster_.far_ranks().empty();
-  const auto sooner = outwaited ? kSooner : milliseconds(0);
-  const auto time_to_see = kTimeToSee - sooner;
-  const auto time_for_all = (any_far ? kTimeToSeeFar : kTimeToSee) - sooner;
-  const auto waited_before = start - own.since_ns;
+  // The group's timeout breaks connections. Who waited in a step until then says so first; then
+  // come those whose own calls ended so; last who in a step saw nothing but the break.
+  const int turn = outwaited ? -1 : in_step ? 1 : 0;
+  const auto time_to_see = kTimeToSee + std::min(turn, 0) * kTurn;
+  const auto time_for_all = any_far ? kTimeToSeeFar + turn * kTurnFar : kTimeToSee + turn * kTurn;
   while (true) {
     raise_if_failed(said);
     const auto now = now_ns();
@@ -160,7 +166,10 @@ void Monitor::explain_error(const std::string& said) {
   const bool store_lost = any_far && courier_->silent(kStoreLost);
   auto failure = store_lost ? find_store_lost() : std::nullopt;
   if (!failure && outwaited) {
-    failure = find_stall(own, waited_before, roster_.missing(own, page_.view().progress()));
+    if (any_far) {  // nothing new was known of them before this one asked
+      missing = roster_.missing(own, page_.view().progress());
+    }
+    failure = find_stall(own, waited_before, std::move(missing));
   }
   if (failure) {
     declare(std::move(*failure));

@@ -58,9 +58,7 @@ void Monitor::look_for_stalls() {
 // half the time after which it will say something: all asking about all is much for a store.
 bool Monitor::has_heard(int64_t waited_ns) {
   const auto& patience = Patience::instance();
-  const int64_t raise_ns = patience.raise_ns;
-  const int64_t first_ns =
-      raise_ns > 0 ? std::min<int64_t>(patience.warn_ns, raise_ns) : patience.warn_ns.load();
+  const auto first_ns = std::min<int64_t>(patience.warn_ns, patience.raise_ns);
   asks_ = waited_ns > first_ns / 2;
   if (!asks_) {
     asked_ns_ = 0;
@@ -135,7 +133,8 @@ std::optional<Failure> Monitor::find_stall(
         FailureKind::kMismatch,
         {},
         "ranks wait for each other in step " + std::to_string(own.step) +
-            ", before which they had not made the same number of calls to the group: " + *calls};
+            ", before which they had not made the same number of calls to the group (" + *calls +
+            "; send and recv count, too)"};
   }
   if (missing.empty()) {
     const auto how = "no rank is missing, but the communication has taken " + seconds +

@@ -13,7 +13,6 @@ StallWatch::Due StallWatch::look(int64_t since_ns, int64_t waited_ns, const Pati
   if (since_ns != since_ns_) {
     const bool warned = std::exchange(num_warnings_, 0) > 0;
     since_ns_ = since_ns;
-    next_warning_ns_ = patience.warn_ns;
     if (warned) {
       return Due::kOver;
     }
@@ -21,10 +20,10 @@ StallWatch::Due StallWatch::look(int64_t since_ns, int64_t waited_ns, const Pati
   if (since_ns == 0) {
     return Due::kNothing;
   }
-  if (const int64_t limit = patience.raise_ns; limit > 0 && waited_ns >= limit) {
+  if (waited_ns >= patience.raise_ns) {
     return Due::kGiveUp;
   }
-  if (waited_ns < next_warning_ns_) {
+  if (waited_ns < (num_warnings_ == 0 ? patience.warn_ns.load() : next_warning_ns_)) {
     return Due::kNothing;
   }
   next_warning_ns_ = 2 * waited_ns;

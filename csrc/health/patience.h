@@ -3,14 +3,17 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 namespace ddpx::health {
 
 // Of this process; may be changed at any time.
 struct Patience {
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
   std::atomic<int64_t> warn_ns{10'000'000'000};
-  std::atomic<int64_t> raise_ns{0};      // 0: never
+  std::atomic<int64_t> raise_ns{kNever};
   std::atomic<bool> with_stacks{false};  // warnings bring the Python stacks of missing ranks
 
   static Patience& instance();
@@ -32,7 +35,7 @@ class StallWatch {
  private:
   int64_t since_ns_ = 0;
   int64_t num_warnings_ = 0;
-  int64_t next_warning_ns_ = 0;  // after the start of the wait
+  int64_t next_warning_ns_ = 0;  // after the start of the wait; but the first
   int64_t last_wait_ns_ = 0;
 };
 

@@ -213,7 +213,7 @@ std::optional<Failure> Roster::find_silent(int64_t asked_ns) const {
     failure.casualties.push_back(casualty(
         *peer,
         "has not been heard of for " + in_seconds(now_ns() - since) +
-            " s, and its connections broke: it died, or its machine did"));
+            " s, and the communication failed: it, or its machine, died or was stopped"));
   }
   return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
 }

@@ -102,7 +102,8 @@ class Guard:
 def _ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name}"
+    named = {known.value: known.name for known in signal.Signals}
+    return f"was killed by {named.get(-code, f'signal {-code}')}"
 
 
 if __name__ == "__main__":

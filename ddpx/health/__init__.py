@@ -2,7 +2,8 @@
 
 from ddpx.health.failure import Casualty, RankFailure, RankMismatch, RankStalled
 from ddpx.health.look import RankStatus, ranks, stack_of
-from ddpx.health.watch import constructing, set_patience, wait, waiting_for_buffers, watch
+from ddpx.health.patience import set_patience
+from ddpx.health.watch import constructing, wait, waiting_for_buffers, watch
 
 __all__ = [
     "Casualty",

@@ -15,8 +15,8 @@ class Casualty:
 
     Attributes:
         rank: in the process group of the wrapper.
-        host: where it ran.
-        pid: its process.
+        host: where it ran; "unknown" if it had not wrapped its model.
+        pid: its process; 0 if unknown.
         what: what became of it: "was killed by SIGKILL".
         cause: the text of the exception that ended its script; empty if it left none.
         last_seen: the step, phase and bucket at which it was; empty if nobody knows.
@@ -80,7 +80,9 @@ class RankFailure(dist.DistBackendError):
 
 
 class RankStalled(RankFailure):
-    """Ranks that live have not come for longer than ``DDPX_STALL_RAISE_S`` allows."""
+    """Ranks that live have not come for longer than :func:`ddpx.set_patience`, or the group's own
+    timeout, allows; or communication takes that long though no rank is missing: no casualties then.
+    """
 
 
 class RankMismatch(RankFailure):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import index
 from typing import TYPE_CHECKING
 
 from ddpx import _C, errors
+from ddpx.settings import seconds
 
 if TYPE_CHECKING:
     from ddpx.module import ReducerDDP
+
+_MOST_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -56,16 +60,21 @@ def stack_of(model: ReducerDDP, rank: int, timeout_s: float = 2.0) -> str | None
 
     Raises:
         RuntimeError: nobody watches: one rank, or ``DDPX_HEALTH=0``.
-        ValueError: there is no such other rank.
+        TypeError: ``rank`` is no integer, or ``timeout_s`` no number.
+        ValueError: there is no such other rank; that is no time to wait.
     """
     monitor = _monitor(model)
+    rank = index(rank)
     if not 0 <= rank < model.process_group.size() or rank == monitor.rank:
         raise errors.no_other_rank(rank, model.process_group.size())
+    timeout_s = min(seconds("timeout_s", timeout_s), _MOST_S)
     stack: str | None = monitor.stack_of(rank, timedelta(seconds=timeout_s))
     return stack
 
 
 def _monitor(model: ReducerDDP) -> _C.Monitor:
+    if not hasattr(model, "process_group"):
+        raise errors.no_wrapper(model)
     monitor = _C.monitor_of(model.process_group)
     if monitor is None:
         raise errors.nobody_watches()

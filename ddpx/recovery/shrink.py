@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from ddpx.health.failure import RankFailure, RankMismatch
 from ddpx.recovery import errors
 from ddpx.recovery.meeting import ACCEPTED, READY, Agreement, Meeting
 from ddpx.recovery.regroup import Regrouping
+from ddpx.settings import seconds
 
 if TYPE_CHECKING:
     from ddpx.module import ReducerDDP
@@ -81,6 +83,8 @@ def shrink(
             which; this wrapper cannot go over to another group (the text says why).
         NotImplementedError: ranks of several machines; a process group of some ranks only.
     """
+    step = None if step is None else index(step)
+    seconds("timeout_s", timeout_s)
     monitor = _monitor_of_failure(model, step)
     reason = _why_not(model, stateful)
     if reason is not None:

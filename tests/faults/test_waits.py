@@ -105,14 +105,16 @@ def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: in
         assert rank == late or "imed out" in text.split("The backend said: ")[1], text
 
 
-def _go_ways_of_ones_own() -> str:
-    """What is printed at the end: rank 1's own call waits for ranks that wait for rank 1."""
+def _go_ways_of_ones_own(after_s: float) -> str:
+    """What is printed at the end: rank 1's own call waits for ranks that wait for rank 1, and that
+    began to do so ``after_s`` later."""
     model = ReducerDDP(nn.Linear(32, 32))
     try:
         for step in range(2):
             model(torch.ones(2, 32)).sum().backward()
             if step == 0 and dist.get_rank() == 1:
                 dist.all_reduce(torch.zeros(3))
+            time.sleep(after_s)
     except RuntimeError as error:
         with redirect_stderr(StringIO()) as printed:
             sys.excepthook(type(error), error, error.__traceback__)
@@ -120,11 +122,16 @@ def _go_ways_of_ones_own() -> str:
     return ""
 
 
-def test_calls_that_wait_for_each_other_until_the_groups_timeout() -> None:
-    endings = run_ranks(3, _go_ways_of_ones_own, timeout_s=GROUP_TIMEOUT_S)
+@pytest.mark.parametrize("after_s", [0.0, 0.6])
+def test_calls_that_wait_for_each_other_until_the_groups_timeout(after_s: float) -> None:
+    endings = run_ranks(3, _go_ways_of_ones_own, after_s, timeout_s=GROUP_TIMEOUT_S)
     for rank, ending in enumerate(endings):
-        assert f"RankStalled: [ddpx rank {rank}, " in ending.value, ending
-        assert "] rank 1 (host " in ending.value, ending
+        if after_s == 0.0:
+            assert f"RankStalled: [ddpx rank {rank}, " in ending.value, ending
+        elif rank != 1:  # whose call ends first, and tells why its script ends
+            assert f"RankFailure: [ddpx rank {rank}, " in ending.value, ending
+        if after_s == 0.0 or rank != 1:
+            assert "] rank 1 (host " in ending.value, ending
 
 
 def _be_impatient_from_the_start() -> int:

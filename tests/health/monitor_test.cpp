@@ -134,7 +134,7 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
   ranks[1].page().note(Doing::kForward, Trail{0, 3, 0, 0, 0, 0}, 0);
   ranks[0].page().note(Doing::kWaiting, ours, 0);
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  patience.raise_ns = 0;
+  patience.raise_ns = Patience::kNever;
   ASSERT_TRUE(ranks[0].failed());
   EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kStalled);
   // The late one learns that nobody waits any more.
@@ -153,7 +153,7 @@ TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {
     ranks[rank].page().note(Doing::kWaiting, ours, 0);
   }
   EXPECT_TRUE(eventually([&] { return ranks[0].failed() && ranks[1].failed(); }));
-  patience.raise_ns = 0;
+  patience.raise_ns = Patience::kNever;
   const auto text = error_of([&] { ranks[0].raise_if_failed(); });
   EXPECT_TRUE(contains(text, "no rank is missing, but the communication has taken")) << text;
   EXPECT_FALSE(contains(text, "shrink")) << text;
@@ -170,7 +170,7 @@ TEST(MonitorTest, OfOtherMachinesOnlyTheLateAreBlamed) {
     ranks[rank].page().note(Doing::kWaiting, ours, 0);
   }
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  patience.raise_ns = 0;
+  patience.raise_ns = Patience::kNever;
   const auto report = ranks[0].report();
   ASSERT_TRUE(report);
   ASSERT_EQ(report->failure.casualties.size(), 1u);
@@ -199,7 +199,7 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   EXPECT_FALSE(ranks[0].failed());
   patience.raise_ns = 300'000'000;
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  patience.raise_ns = 0;
+  patience.raise_ns = Patience::kNever;
   const auto text = error_of([&] { ranks[0].raise_if_failed(); });
   EXPECT_TRUE(contains(text, "ranks wait for each other in step 3")) << text;
 }
@@ -215,6 +215,9 @@ TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
   ranks[0].page().note(Doing::kBackward, ours, 0);  // it waits for nobody
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); }), "no error");
   ranks[0].page().note(Doing::kWaiting, ours, 0);
+  EXPECT_EQ(error_of([&] { ranks[0].explain_error("timeout of something else"); }), "no error");
+  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   const auto text = error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); });
   EXPECT_TRUE(contains(text, "] rank 2 (host ") && contains(text, ") has not come for ")) << text;
   EXPECT_TRUE(contains(text, "The backend said: Timed out waiting 3000ms")) << text;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,10 @@ import ddpx
 from ddpx import ReducerDDP
 
 _WARN_S = 0.3
+
+
+def _be_patient() -> None:
+    ddpx.set_patience(warn_s=10, raise_s=math.inf, stacks=False)
 
 
 @contextmanager
@@ -33,7 +38,7 @@ def _logged() -> Iterator[list[logging.LogRecord]]:
     finally:
         logger.setLevel(logging.NOTSET)
         logger.removeHandler(handler)
-        ddpx.set_patience()
+        _be_patient()
 
 
 def _events(records: list[logging.LogRecord]) -> list[str]:
@@ -123,7 +128,7 @@ def _idle(make: str) -> tuple[str, list[str]]:
             error = str(caught)
         ddpx.set_patience(warn_s=_WARN_S)
         time.sleep(3 * _WARN_S)
-        ddpx.set_patience()
+        _be_patient()
         dist.barrier()
     return error, _events(records)
 

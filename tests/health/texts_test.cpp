@@ -78,6 +78,17 @@ TEST(TextsTest, AReportSaysWhoWhatWhere) {
   EXPECT_NE(report.text().find("given it up"), std::string::npos);
 }
 
+TEST(TextsTest, AReportSaysNothingOfWhatIsUnknown) {
+  const Failure unknown{FailureKind::kDead, {{2, "unknown", 0, "never wrapped", "", ""}}, {}};
+  EXPECT_EQ(unknown.describe(), "rank 2 (host unknown) never wrapped");
+}
+
+TEST(TextsTest, AReportsSentencesEndOnce) {
+  const Failure failure{FailureKind::kMismatch, {}, "ranks must do the same."};
+  const RankReport report{failure, 0, 5, Doing::kForward, std::nullopt, {}, {}};
+  EXPECT_NE(report.text().find("the same. Tensors"), std::string::npos) << report.text();
+}
+
 TEST(TextsTest, IntroductionsTravel) {
   const auto own = Introduction::own("A", 7, 99);
   const auto found = Introduction::from_text(own.to_text());

@@ -50,6 +50,24 @@ def test_sums_are_those_without_rows(ranks, world_size):
     ranks(world_size).run(_check_sums)
 
 
+def _check_impossible_rows() -> None:
+    model = ReducerDDP(Net())
+    for rows in ([-7, 1, 2], [1, 2, 10], [1, 2**40]):
+        with pytest.raises(RuntimeError, match=r"row (-7|10|\d{13}) is no row.*embedding.weight"):
+            model._set_sparse_metadata({"embedding.weight": torch.tensor(rows)})
+    index = [name for name, _ in model.module.named_parameters()].index("embedding.weight")
+    for rows in ([2, 1], [1, 1]):
+        with pytest.raises(RuntimeError, match="row 1 is no row"):
+            model.reducer.set_sparse_rows(index, torch.tensor(rows))
+    model(torch.tensor([2, 3])).sum().backward()
+    assert model.module.embedding.weight.grad.to_dense()[2:4].count_nonzero() == 6
+
+
+def test_rows_that_the_parameter_does_not_have_are_errors(ranks):
+    """Torch would write to wherever they point."""
+    ranks(2).run(_check_impossible_rows)
+
+
 def _check_stray_row() -> None:
     model = ReducerDDP(Net())
     model._set_sparse_metadata({"embedding.weight": torch.tensor([1, 2, 3])})
