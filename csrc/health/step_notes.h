@@ -46,7 +46,7 @@ class StepNotes {
 
   // The step broke off. What this rank did last is left to be seen, unless it was a wait.
   void end_wait() {
-    if (monitor_ && may_wait(monitor_->page().view().activity().doing)) {
+    if (monitor_ && waits_for_peers(monitor_->page().view().activity().doing)) {
       note(Doing::kOutside);
     }
   }
