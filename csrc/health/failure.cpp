@@ -64,9 +64,8 @@ std::string remedy(const Failure& failure) {
       if (failure.casualties.empty()) {
         return "Look at the connections between the ranks, and at what else their machines do. ";
       }
-      return "Look at what that rank does, as ddpx.stack_of(model, rank) shows it: it may wait in "
-             "a "
-             "collective call that the others do not make. ";
+      return "Look at what that rank does, as ddpx.stack_of(model, rank) shows it: it may wait "
+             "in a collective call that the others do not make. ";
     case FailureKind::kLeft:
       return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
     case FailureKind::kDead:
