@@ -89,6 +89,20 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
 def _gloo(
     name: str, store: dist.Store, rank: int, size: int, timeout: timedelta
 ) -> dist.ProcessGroupGloo:
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout=timeout)
+    """Of one thread: torch's two overwrite each other's name of the last operation, without a lock,
+    and with a name that a string has no room for (a sparse all-reduce) that corrupts memory."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stub
+    options._timeout = timeout
+    options._threads = 1
+    options._devices = _devices()
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
     gloo._set_sequence_number_for_group()
     return gloo
+
+
+def _devices() -> list[dist.ProcessGroupGloo.Device]:
+    """As torch chooses them for gloo."""
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    if interfaces:
+        return [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces]
+    return [dist.ProcessGroupGloo.create_default_device()]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from hypothesis import strategies as st
 
 from ddpx import _C
@@ -121,12 +122,24 @@ CALLABLES: dict[str, Callable[..., Any]] = {
 }
 
 
+class OneThreadGloo(dist.ProcessGroupGloo):
+    """torch's own has two, which corrupt memory: docs/divergences.md, sparse gradients."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        options._threads = 1
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        super().__init__(store, rank, size, options)
+
+
 class Groups:
     """What stands for a process group, a store or a backend; made once, of one rank."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ddpx-fuzz-"))
         self.store = self.new_store()
+        c10d.ProcessGroupGloo = OneThreadGloo
         dist.init_process_group("gloo", store=self.new_store(), rank=0, world_size=1)
         destroyed = dist.new_group([0])
         destroyed_shm = dist.new_group([0], backend="shm")
@@ -149,7 +162,7 @@ class Groups:
         return store
 
     def new_gloo(self) -> dist.ProcessGroupGloo:
-        return dist.ProcessGroupGloo(self.new_store(), 0, 1, timeout=timedelta(seconds=1))
+        return OneThreadGloo(self.new_store(), 0, 1, timeout=timedelta(seconds=1))
 
 
 def draw_anything(draw: Callable[[Any], Any], groups: Groups) -> Drawn:

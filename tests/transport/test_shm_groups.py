@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,27 @@ def _check_waiting_at_once() -> None:
 
 def test_operations_that_are_waited_for_at_once_need_no_thread(ranks):
     ranks(2).run(_check_waiting_at_once)
+
+
+def _num_gloo_threads() -> int:
+    tasks = Path("/proc/self/task").iterdir()
+    return sum((task / "comm").read_text().strip() == "pt_gloo_runloop" for task in tasks)
+
+
+def _check_sparse_beside_others() -> None:
+    before = _num_gloo_threads()
+    group = dist.new_group(backend="shm")
+    assert _num_gloo_threads() == before + 1
+    tensors = [torch.eye(3).to_sparse() for _ in range(3)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    for work, tensor in zip(works, tensors, strict=True):
+        work.wait()
+        assert torch.equal(tensor.to_dense(), 2 * torch.eye(3))
+
+
+def test_gloo_has_one_thread(ranks):
+    """With two, torch's gloo corrupts memory: docs/divergences.md, sparse gradients over gloo."""
+    ranks(2).run(_check_sparse_beside_others)
 
 
 def _check_several_at_a_time() -> None:
