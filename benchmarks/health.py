@@ -93,7 +93,7 @@ def _time_notes() -> list[dict[str, float]]:
     ]
 
 
-def _ns_of_notes(cost: dict[str, float], num_buckets: int) -> float:
+def ns_of_notes(cost: dict[str, float], num_buckets: int) -> float:
     """Of one step: where csrc/reducer.cpp and reducer_control.cpp note something."""
     per_bucket = cost["note"] + cost["note_launch"] + cost["note_result"]
     around = 2 * cost["check"] + 3 * cost["note"] + cost["check_calls"]
@@ -144,8 +144,8 @@ def section(results: Results) -> str:
         [
             cost["ranks"],
             *(f"{cost[name]:.0f}" for name in _NOTES),
-            f"{_ns_of_notes(cost, num_buckets=1):.0f}",
-            f"{_ns_of_notes(cost, num_buckets=10):.0f}",
+            f"{ns_of_notes(cost, num_buckets=1):.0f}",
+            f"{ns_of_notes(cost, num_buckets=10):.0f}",
         ]
         for cost in results["notes"]
     ]

@@ -8,14 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from tabulate import tabulate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,10 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpx import ReducerDDP, __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "benchmarks")]
 
 from fault_cases import Case, Report, train  # type: ignore[import-not-found]  # noqa: E402
-from fault_ranks import Ending, mark, run_ranks, text_of  # type: ignore[import-not-found]  # noqa: E402
+from fault_ranks import Ending, run_ranks  # type: ignore[import-not-found]  # noqa: E402
+from health import ns_of_notes  # noqa: E402
+from mistakes import MISTAKES, Outcome, make_mistake  # type: ignore[import-not-found]  # noqa: E402
 
 BEGIN, END = "<!-- reliability: begin -->", "<!-- reliability: end -->"
 WORLD_SIZE = 3
@@ -59,55 +57,7 @@ TROUBLE: dict[str, Case] = {
         "kill", "gradient hook", victim=0, hosts=2
     ),
 }
-
-
-def _wrong_shape(wrap: type[nn.Module]) -> Report:
-    return _report(lambda: wrap(nn.Linear(4, 4 + (dist.get_rank() == WORLD_SIZE - 1))))
-
-
-def _wrong_order(wrap: type[nn.Module]) -> Report:
-    models = [wrap(nn.Linear(32, 32)) for _ in range(2)]
-    order = models[::-1] if dist.get_rank() == WORLD_SIZE - 1 else models
-    x = torch.full((2, 32), float(dist.get_rank() + 1))
-    return _report(lambda: [model(x).pow(2).sum().backward() for model in order])
-
-
-def _extra_call(wrap: type[nn.Module]) -> Report:
-    model = wrap(nn.Linear(32, 32))
-
-    def steps() -> None:
-        for number in range(2):
-            model(torch.ones(2, 32)).sum().backward()
-            if number == 0 and dist.get_rank() == WORLD_SIZE - 1:
-                dist.all_reduce(torch.zeros(3))
-
-    return _report(steps)
-
-
-def _not_finite(wrap: type[nn.Module]) -> Report:
-    model = wrap(nn.Linear(4, 4))
-    if isinstance(model, ReducerDDP):
-        model.check_finite()
-    x = torch.full((2, 4), float("inf") if dist.get_rank() == WORLD_SIZE - 1 else 1.0)
-    return _report(lambda: model(x).sum().backward())
-
-
-MISTAKES: dict[str, Callable[[type[nn.Module]], Report]] = {
-    "one rank's parameter has another shape": _wrong_shape,
-    "one rank runs two backwards the other way round": _wrong_order,
-    "one rank calls an all-reduce of its own between steps": _extra_call,
-    "one rank's gradient is not finite (`check_finite()`)": _not_finite,
-}
-
-
-def _report(action: Callable[[], Any]) -> Report:
-    mark("fault")
-    text = ""
-    try:
-        action()
-    except Exception as error:
-        text = text_of(error)
-    return Report("", text, time.monotonic(), (), "", "", "", "", -1, "", None, (), ())
+MISTAKE_NAMES = {f"one rank {what}": what for what in MISTAKES}
 
 
 @dataclass(frozen=True)
@@ -130,12 +80,13 @@ def _see(endings: list[Ending], victim: int) -> Sight:
     for rank, ending in enumerate(endings):
         if rank == victim:
             continue
-        if not isinstance(ending.value, Report):
+        if not isinstance(ending.value, Report | Outcome):
             sights.append(Sight(f"nothing: ended after {ending.exit_code}", None))
         elif ending.value.text:
             sights.append(Sight(ending.value.text, ending.value.at_s - fault))
         else:
-            warnings = [text for event, text in ending.value.logged if event == "stalled"]
+            logged = ending.value.logged if isinstance(ending.value, Report) else ()
+            warnings = [text for event, text in logged if event == "stalled"]
             sights.append(Sight("warning: " + warnings[-1] if warnings else "", None))
     return max(sights, key=lambda sight: (sight.seconds is not None, sight.seconds or 0.0))
 
@@ -149,9 +100,14 @@ def _shortened(text: str) -> str:
 
 def _run(name: str, contender: str) -> Sight:
     backend, wrap = CONTENDERS[contender]
-    if name in MISTAKES:
+    if name in MISTAKE_NAMES:
         endings = run_ranks(
-            WORLD_SIZE, MISTAKES[name], wrap, backend=backend, timeout_s=GROUP_TIMEOUT_S
+            WORLD_SIZE,
+            make_mistake,
+            MISTAKE_NAMES[name],
+            wrap,
+            backend=backend,
+            timeout_s=GROUP_TIMEOUT_S,
         )
         return _see(endings, WORLD_SIZE - 1)
     case = TROUBLE[name]
@@ -194,7 +150,11 @@ def _cost(path: Path) -> str:
         for transport, cell in record["results"]["cells"].items()
     ]
     headers = ["transport", "ms a step", "ns for the watch", "ns between two without it"]
+    notes = record["results"]["notes"][0]
     return (
+        f"A step's notes take {ns_of_notes(notes, 1):.0f} ns with one bucket, "
+        f"{ns_of_notes(notes, 10):.0f} ns with ten ({notes['ranks']} ranks, "
+        "`benchmarks/health_bench.cpp`). In whole steps that is less than the noise: "
         f"`python benchmarks/run.py --only health`, {record['date']}, load {record['load']}, "
         f"{record['results']['num_params']} parameters:\n\n"
         + tabulate(rows, headers, tablefmt="github", disable_numparse=True)
@@ -206,7 +166,7 @@ def main() -> int:
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "reliability.md")
     parser.add_argument("--only", help="faults whose names hold this text; nothing is written")
     arguments = parser.parse_args()
-    names = [n for n in [*TROUBLE, *MISTAKES] if arguments.only is None or arguments.only in n]
+    names = [n for n in [*TROUBLE, *MISTAKE_NAMES] if arguments.only is None or arguments.only in n]
     sections, summary = [], []
     for name in names:
         sights = {contender: _run(name, contender) for contender in CONTENDERS}

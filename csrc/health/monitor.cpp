@@ -132,18 +132,21 @@ std::vector<int> Monitor::ends_of_peers() const {
 }
 
 void Monitor::look() {
-  if (page_.view().presence() == Presence::kLeft || page_.view().presence() == Presence::kFailing) {
-    return;  // this rank's end is no time to look after others
+  const auto presence = page_.view().presence();
+  if (presence == Presence::kLeft) {
+    return;
   }
   const auto now = now_ns();
   if (now - looked_ns_ > kStoppedNs) {
     awake_ns_ = now;
   }
   looked_ns_ = now;
-  if (!failed()) {
-    look_for_failures();
+  if (presence != Presence::kFailing) {  // no time to look after others
+    if (!failed()) {
+      look_for_failures();
+    }
+    look_for_stalls();
   }
-  look_for_stalls();
   look_at_self();
 }
 
@@ -182,10 +185,13 @@ void Monitor::fail(const std::string& cause) {
         {{group_.rank, own_.host, own_.process.pid, kRaised, cause, doing}},
         {}};
     courier_->post_failure(failure.to_text());
+  }
+  const bool any_far = !roster_.far_ranks().empty();
+  if (!known || any_far) {
     courier_->flush(kTimeToTell);
-    if (group_.rank == 0 && !roster_.far_ranks().empty()) {
-      std::this_thread::sleep_for(kTimeToHear);  // the store may end with this process
-    }
+  }
+  if (group_.rank == 0 && any_far) {
+    std::this_thread::sleep_for(kTimeToHear);  // the store may end with this process
   }
 }
 

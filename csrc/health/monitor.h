@@ -148,6 +148,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   Monitor(Group group, uint64_t token);
   void start(std::unique_ptr<Board> board);
   void declare(Failure failure);
+  std::optional<Failure> find_cause(int64_t start_ns, bool silence_counts) const;
+  bool awaits_store() const;
   std::optional<Failure> find_store_lost() const;
   std::optional<Failure> find_store_ended_early();
   std::optional<Failure> find_failure(bool also_left) const;
@@ -157,9 +159,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void look_for_stalls();
   bool has_heard(int64_t waited_ns);
   void warn_of_stall(const Activity& own, int64_t waited_ns);
-  void give_up(int64_t waited_ns);
+  bool give_up(int64_t waited_ns);
   std::optional<Failure> find_stall(
       const Activity& own, int64_t waited_ns, std::vector<int> missing) const;
+  void log_stack_of(int rank) const noexcept;
   std::vector<int> silent_ranks() const;
   std::vector<int> most_to_blame(std::vector<int> missing) const;
   std::optional<std::string> uneven_sequences(const Activity& own) const;

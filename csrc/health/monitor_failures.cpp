@@ -16,12 +16,12 @@ using std::chrono::milliseconds;
 // ended the process; ranks of other machines have to be asked through the store.
 constexpr auto kTimeToSee = milliseconds(500);
 constexpr auto kTimeToSeeFar = milliseconds(3000);
-constexpr auto kStoreLost = milliseconds(2000);  // of that time without an answer
+constexpr auto kStoreLost = milliseconds(2000);  // that long without an answer
 constexpr auto kBetweenLooks = milliseconds(10);
 
-// Between those that give up one after the other, so that the later ones hear of it.
+// Between two turns (see Turn).
 constexpr auto kTurn = milliseconds(300);
-constexpr auto kTurnFar = milliseconds(1000);  // others look twice a second
+constexpr auto kTurnFar = milliseconds(1000);  // ranks of other machines look twice a second
 
 constexpr int64_t kOutwaitedNs = 1'000'000'000;  // less is no wait for a peer that does not come
 
@@ -38,6 +38,34 @@ constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has 
 // As gloo, NCCL and shm say it: "Timed out waiting 1800000ms for recv operation to complete".
 bool says_timeout(const std::string& error) {
   return error.find("imed out") != std::string::npos || error.find("imeout") != std::string::npos;
+}
+
+// The group's timeout ends one rank's wait and breaks the connections to all others. So ranks give
+// up one after the other, and the later ones hear what the earlier ones have to say.
+enum class Turn {
+  kOutwaited = -1,  // waited in a step for the whole timeout: it knows for whom
+  kOwnCall = 0,     // in a call of the script's own
+  kSawBreak = 1,    // in a step, and saw nothing but the break
+};
+
+Turn turn_of(const Activity& own, int64_t waited_ns, const std::string& said) {
+  if (!may_wait(own.doing)) {
+    return Turn::kOwnCall;
+  }
+  const bool outwaited = waited_ns >= kOutwaitedNs && says_timeout(said);
+  return outwaited ? Turn::kOutwaited : Turn::kSawBreak;
+}
+
+// How long a rank looks for the cause of an error.
+struct TimeToLook {
+  milliseconds until_silence_counts;
+  milliseconds until_error_stands;
+};
+
+TimeToLook time_to_look(Turn turn, bool any_far) {
+  const int place = static_cast<int>(turn);
+  const auto near = kTimeToSee + place * kTurn;
+  return {std::min(near, kTimeToSee), any_far ? kTimeToSeeFar + place * kTurnFar : near};
 }
 
 }  // namespace
@@ -126,46 +154,35 @@ void Monitor::declare(Failure failure) {
 void Monitor::explain_error(const std::string& said) {
   const auto own = page_.view().activity();
   const auto waited_before = now_ns() - std::max<int64_t>(own.since_ns, awake_ns_);
-  const bool in_step = may_wait(own.doing);
-  const bool outwaited = in_step && waited_before >= kOutwaitedNs && says_timeout(said);
-  auto missing = roster_.missing(own, page_.view().progress());
+  const auto turn = turn_of(own, waited_before, said);
+  // As it was when the error came: who is late may come now.
+  auto missing =
+      turn == Turn::kOutwaited ? roster_.missing(own, page_.view().progress()) : std::vector<int>();
+  const bool any_far = !roster_.far_ranks().empty();
+  const auto time = time_to_look(turn, any_far);
   curious_ = true;
   courier_->hurry();
   auto start = now_ns();
   auto last = start;
-  const bool any_far = !roster_.far_ranks().empty();
-  // The group's timeout breaks connections. Who waited in a step until then says so first; then
-  // come those whose own calls ended so; last who in a step saw nothing but the break.
-  const int turn = outwaited ? -1 : in_step ? 1 : 0;
-  const auto time_to_see = kTimeToSee + std::min(turn, 0) * kTurn;
-  const auto time_for_all = any_far ? kTimeToSeeFar + turn * kTurnFar : kTimeToSee + turn * kTurn;
   while (true) {
     raise_if_failed(said);
     const auto now = now_ns();
     if (now - std::exchange(last, now) > kStoppedNs) {
       start = now;  // others may have told meanwhile what this one has not heard yet
     }
-    const auto waited = std::chrono::nanoseconds(now - start);
-    auto failure = find_failure(/*also_left=*/!was_told());
-    if (!failure && waited > time_to_see && !courier_->silent()) {
-      failure = roster_.find_silent(start);
-    }
-    if (!failure && waited > time_to_see) {
-      failure = roster_.find_unknown(!courier_->silent());
-    }
-    if (failure) {
+    const auto looked = std::chrono::nanoseconds(now - start);
+    if (auto failure = find_cause(start, looked > time.until_silence_counts)) {
       declare(std::move(*failure));
       continue;
     }
-    if (waited > time_for_all) {
+    if (looked > time.until_error_stands && !awaits_store()) {
       break;
     }
     std::unique_lock<std::mutex> lock(mutex_);
     declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
   }
-  const bool store_lost = any_far && courier_->silent(kStoreLost);
-  auto failure = store_lost ? find_store_lost() : std::nullopt;
-  if (!failure && outwaited) {
+  auto failure = any_far && courier_->silent(kStoreLost) ? find_store_lost() : std::nullopt;
+  if (!failure && turn == Turn::kOutwaited) {
     if (any_far) {  // nothing new was known of them before this one asked
       missing = roster_.missing(own, page_.view().progress());
     }
@@ -176,6 +193,27 @@ void Monitor::explain_error(const std::string& said) {
     raise_if_failed(said);
   }
   curious_ = false;
+}
+
+// Of an error that came at `start_ns`. Silence counts once all have had time to tell what they
+// know.
+std::optional<Failure> Monitor::find_cause(int64_t start_ns, bool silence_counts) const {
+  auto failure = find_failure(/*also_left=*/!was_told());
+  if (failure || !silence_counts) {
+    return failure;
+  }
+  if (courier_->silent()) {
+    return courier_->silent(kStoreLost) ? roster_.find_unknown(/*store_answers=*/false)
+                                        : std::nullopt;
+  }
+  failure = roster_.find_silent(start_ns);
+  return failure ? failure : roster_.find_unknown(/*store_answers=*/true);
+}
+
+// A store that is slow has yet to tell who is who.
+bool Monitor::awaits_store() const {
+  return courier_->silent() && !courier_->silent(kStoreLost) &&
+         roster_.find_unknown(/*store_answers=*/true);
 }
 
 // After an error that nothing else explains.

@@ -33,14 +33,16 @@ void Monitor::look_for_stalls() {
   if (!has_heard(waited)) {
     return;
   }
-  switch (stalls_.look(waits ? own.since_ns : 0, waited, Patience::instance())) {
+  auto due = stalls_.look(waits ? own.since_ns : 0, waited, Patience::instance());
+  if (due == StallWatch::Due::kGiveUp && !give_up(waited)) {
+    due = stalls_.look_on(waited, Patience::instance());
+  }
+  switch (due) {
     case StallWatch::Due::kNothing:
+    case StallWatch::Due::kGiveUp:
       break;
     case StallWatch::Due::kWarning:
       warn_of_stall(own, waited);
-      break;
-    case StallWatch::Due::kGiveUp:
-      give_up(waited);
       break;
     case StallWatch::Due::kOver:
       if (!failed()) {
@@ -94,14 +96,20 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
   }
   for (const int rank : missing) {
     // A thread of its own: an answer takes a while, and the sentry has to look on.
-    std::thread([self = weak_from_this(), rank] {
-      const auto monitor = self.lock();
-      const auto stack = monitor ? monitor->stack_of(rank, milliseconds(2000)) : std::nullopt;
-      if (stack) {
-        monitor->log(
-            Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at: " + *stack, rank);
+    std::thread([self = weak_from_this(), rank]() noexcept {
+      if (const auto monitor = self.lock()) {
+        monitor->log_stack_of(rank);
       }
     }).detach();
+  }
+}
+
+void Monitor::log_stack_of(int rank) const noexcept {
+  try {
+    if (const auto stack = stack_of(rank, milliseconds(2000))) {
+      log(Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at: " + *stack, rank);
+    }
+  } catch (const std::exception&) {  // out of memory, say: the warning goes without
   }
 }
 
@@ -110,18 +118,21 @@ std::optional<std::string> Monitor::uneven_sequences(const Activity& own) const 
   return trail ? roster_.uneven_sequences(*trail) : std::nullopt;
 }
 
-void Monitor::give_up(int64_t waited_ns) {
+// Whether it did: in a hook for which no rank is missing there is nothing to give up.
+bool Monitor::give_up(int64_t waited_ns) {
   const auto own = page_.view().activity();
   auto missing = roster_.missing(own, page_.view().progress());
   if (missing.empty() && !roster_.far_ranks().empty()) {
     if (looked_ns_ - asked_ns_ < kSilentNs) {
-      return;  // until the next look
+      return false;  // until the next look
     }
     missing = silent_ranks();
   }
-  if (auto failure = find_stall(own, waited_ns, std::move(missing))) {
+  auto failure = find_stall(own, waited_ns, std::move(missing));
+  if (failure) {
     declare(std::move(*failure));
   }
+  return failure.has_value();
 }
 
 // Why this rank has waited in vain; none if it is in a hook for which no rank is missing.

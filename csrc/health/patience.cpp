@@ -20,9 +20,10 @@ StallWatch::Due StallWatch::look(int64_t since_ns, int64_t waited_ns, const Pati
   if (since_ns == 0) {
     return Due::kNothing;
   }
-  if (waited_ns >= patience.raise_ns) {
-    return Due::kGiveUp;
-  }
+  return waited_ns >= patience.raise_ns ? Due::kGiveUp : look_on(waited_ns, patience);
+}
+
+StallWatch::Due StallWatch::look_on(int64_t waited_ns, const Patience& patience) {
   if (waited_ns < (num_warnings_ == 0 ? patience.warn_ns.load() : next_warning_ns_)) {
     return Due::kNothing;
   }

@@ -27,6 +27,9 @@ class StallWatch {
   // `since_ns` tells one wait from the next; 0 while there is none.
   Due look(int64_t since_ns, int64_t waited_ns, const Patience& patience);
 
+  // Of a wait that is due to be given up, and is not: a warning, or nothing.
+  Due look_on(int64_t waited_ns, const Patience& patience);
+
   // That was warned of.
   int64_t last_wait_ns() const {
     return last_wait_ns_;

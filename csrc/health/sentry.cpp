@@ -150,6 +150,9 @@ void Sentry::work() {
       if (monitors_.empty()) {
         running_ = false;
         give_sigterm_back();
+        if (sigterm_came) {
+          die_of_sigterm();  // it came meanwhile, and there is nothing to report
+        }
         return;
       }
     }

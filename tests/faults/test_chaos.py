@@ -148,7 +148,7 @@ def _check(round_: Round, endings: list[Ending]) -> None:
             continue  # dead; a victim that reports another's death first is a survivor
         assert isinstance(ending.value, Report), (round_, endings)
         _check_report(round_, rank, ending.value, min(_since_s(marks, ending)))
-        assert ending.exit_code is not None, (round_, "hung at its end", ending)
+        assert ending.exit_code == 0, (round_, "did not end as it should", ending)
 
 
 def _since_s(marks: list[dict[str, float]], ending: Ending) -> list[float]:

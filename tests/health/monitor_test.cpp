@@ -36,6 +36,16 @@ TEST(MonitorTest, WhatOneMachineFindsAllHear) {
   }
 }
 
+TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
+  Ranks ranks("AAB");
+  ranks[1].fail("ValueError: no");
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  ranks[0].fail("RankFailure");
+  ranks.store->lose();  // which was rank 0's
+  ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }, 3));
+  EXPECT_EQ(ranks[2].report()->failure.casualties.front().rank, 1);
+}
+
 TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
   Ranks ranks("AB");
   ranks.store->lose();
@@ -106,8 +116,9 @@ TEST(MonitorTest, RubbishOnTheBoardIsNoFailure) {
   ASSERT_TRUE(ranks.store->has("ddpx/health/beat/0"));
 }
 
-TEST(MonitorTest, TheStackOfAPeer) {
+TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");
+  ranks[1].fail("ValueError: no");
   std::thread asked([&] {
     auto& journal = Journal::instance();
     while (const auto record = journal.next()) {

@@ -44,5 +44,20 @@ TEST(PatienceTest, ItEndsIfThatIsWanted) {
   EXPECT_EQ(watch.look(1, 3 * kSecond, patience), Due::kGiveUp);
 }
 
+TEST(PatienceTest, WhatIsNotGivenUpIsWarnedOf) {
+  Patience patience;
+  patience.warn_ns = 2 * kSecond;
+  patience.raise_ns = kSecond;
+  StallWatch watch;
+  std::vector<int64_t> warned;
+  for (int64_t second = 1; second <= 10; ++second) {
+    EXPECT_EQ(watch.look(1, second * kSecond, patience), Due::kGiveUp);
+    if (watch.look_on(second * kSecond, patience) == Due::kWarning) {
+      warned.push_back(second);
+    }
+  }
+  EXPECT_EQ(warned, (std::vector<int64_t>{2, 4, 8}));
+}
+
 }  // namespace
 }  // namespace ddpx::health

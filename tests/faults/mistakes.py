@@ -1,0 +1,148 @@
+"""What the last rank does otherwise than the others, and what comes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fault_ranks import mark, text_of
+from torch import nn
+
+import ddpx
+from ddpx import ReducerDDP
+
+Wrap = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """On one rank: what it raised, empty if nothing; and when, by time.monotonic()."""
+
+    kind: str
+    text: str
+    at_s: float
+
+
+def _odd() -> bool:
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+class _Buffered(nn.Linear):
+    def __init__(self, buffer_size: int) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mean", torch.zeros(buffer_size))
+
+
+def _strided() -> nn.Module:
+    layout = torch.channels_last if _odd() else torch.contiguous_format
+    return nn.Conv2d(3, 4, 3).to(memory_format=layout)
+
+
+def _partly_frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[0].requires_grad_(not _odd())
+    return module
+
+
+CONSTRUCTION: dict[str, Callable[[Wrap], Any]] = {
+    "has one parameter more": lambda wrap: wrap(nn.Linear(4, 4, bias=_odd())),
+    "has a parameter of another shape": lambda wrap: wrap(nn.Linear(4, 4 + _odd())),
+    "has parameters of another dtype": lambda wrap: wrap(
+        nn.Linear(4, 4, dtype=torch.float64 if _odd() else torch.float32)
+    ),
+    "names its parameters otherwise": lambda wrap: wrap(
+        nn.ModuleDict({"other" if _odd() else "layer": nn.Linear(4, 4)})
+    ),
+    "has a parameter of other strides": lambda wrap: wrap(_strided()),
+    "has frozen a layer": lambda wrap: wrap(_partly_frozen()),
+    "has a buffer of another shape": lambda wrap: wrap(_Buffered(4 + _odd())),
+    "is given another option": lambda wrap: wrap(nn.Linear(4, 4), find_unused_parameters=_odd()),
+}
+
+
+def _let_meet(model: nn.Module) -> None:
+    """Ranks that have not met, as in a job's first moments, cannot be compared."""
+    deadline = time.monotonic() + 20
+    others = dist.get_world_size() - 1
+    while isinstance(model, ReducerDDP) and len(ddpx.ranks(model)) < others:
+        assert time.monotonic() < deadline, "ranks do not meet"
+        time.sleep(0.01)
+    dist.barrier()
+
+
+def _swap_backwards(wrap: Wrap) -> None:
+    """Of two models of the same sizes."""
+    models = [wrap(nn.Linear(32, 32)) for _ in range(2)]
+    _let_meet(models[0])
+    mark("fault")
+    x = torch.full((2, 32), float(dist.get_rank() + 1))
+    for model in models[::-1] if _odd() else models:
+        model(x).pow(2).sum().backward()
+
+
+def call_once_more(wrap: Wrap, place: str, num_elements: int) -> None:
+    """An all-reduce of its own, in the second of six steps."""
+    module = nn.Linear(32, 32)
+    model = wrap(module)
+    step = 0
+
+    def come_to(here: str) -> None:
+        if _odd() and step == 1 and here == place:
+            dist.all_reduce(torch.zeros(num_elements))
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        come_to("communication hook")
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size())
+
+    module.register_forward_pre_hook(lambda *_: come_to("forward"))
+    module.weight.register_hook(lambda _: come_to("gradient hook"))
+    if place == "communication hook":
+        model.register_comm_hook(None, hook)  # type: ignore[operator]
+    _let_meet(model)
+    mark("fault")
+    for number in range(6):
+        step = number
+        model(torch.ones(2, 32)).sum().backward()
+        come_to("between steps")
+
+
+def _not_finite(wrap: Wrap) -> None:
+    model = wrap(nn.Linear(4, 4))
+    if isinstance(model, ReducerDDP):
+        model.check_finite()
+    mark("fault")
+    model(torch.full((2, 4), float("inf") if _odd() else 1.0)).sum().backward()
+
+
+TRAINING: dict[str, Callable[[Wrap], Any]] = {
+    "runs two backwards the other way round": _swap_backwards,
+    "calls an all-reduce of its own in forward": lambda wrap: call_once_more(wrap, "forward", 3),
+    "calls an all-reduce of its own between steps": lambda wrap: call_once_more(
+        wrap, "between steps", 3
+    ),
+    "has a gradient that is not finite (`check_finite()`)": _not_finite,
+}
+
+
+MISTAKES = {**CONSTRUCTION, **TRAINING}
+
+
+def outcome_of(action: Callable[..., Any], *args: Any) -> Outcome:
+    kind = text = ""
+    try:
+        action(*args)
+    except Exception as error:
+        kind, text = type(error).__name__, text_of(error)
+    return Outcome(kind, text, time.monotonic())
+
+
+def make_mistake(name: str, wrap: Wrap) -> Outcome:
+    if name in CONSTRUCTION:
+        mark("fault")
+    return outcome_of(MISTAKES[name], wrap)

@@ -1,0 +1,139 @@
+"""Ranks that wrap different things, or make different collective calls: all say so, in time."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from fault_ranks import Ending, run_ranks
+from mistakes import CONSTRUCTION, Outcome, call_once_more, make_mistake, outcome_of
+from pairwise import all_rows, cover_pairs
+
+from ddpx import ReducerDDP
+
+pytestmark = pytest.mark.timeout(90)
+DEADLINE_S = 5.0
+SEED = 6
+VALUES: dict[str, Any] = {
+    "mistake": tuple(CONSTRUCTION),
+    "transport": ("gloo", "shm"),
+    "world_size": (2, 3, 4),
+}
+# What the report says of the rank that differs.
+DIFFERENCES = {
+    "has one parameter more": "parameter 'bias': absent on ",
+    "has a parameter of another shape": "; shape (5, 4), float32, strides (4, 1), trained on ",
+    "has parameters of another dtype": "; shape (4, 4), float64, strides (4, 1), trained on ",
+    "names its parameters otherwise": "parameter 'other.weight': absent on ",
+    "has a parameter of other strides": "; shape (4, 3, 3, 3), float32, strides (27, 1, 9, 3), ",
+    "has frozen a layer": "parameter '0.weight': shape (4, 4), float32, strides (4, 1), ",
+    "has a buffer of another shape": "buffer 'mean': shape (4,), float32, strides (1,) on ",
+    "is given another option": "option find_unused_parameters: False on ",
+}
+PLACES = ("forward", "gradient hook", "communication hook", "between steps")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "row" in metafunc.fixturenames:
+        rows = all_rows(VALUES, lambda row: True)
+        if not metafunc.config.getoption("--full"):
+            rows = [rows[index] for index in cover_pairs(rows, SEED)]
+        ids = ["-".join(str(value).replace(" ", "_") for value in row.values()) for row in rows]
+        metafunc.parametrize("row", rows, ids=ids)
+
+
+def _outcomes(endings: list[Ending]) -> list[Outcome]:
+    """Of ranks that all raised in time, and ended as they should."""
+    start_s = min(ending.marks["fault"] for ending in endings)
+    for rank, ending in enumerate(endings):
+        assert isinstance(ending.value, Outcome), (rank, ending)
+        assert ending.exit_code == 0, (rank, ending)
+        assert ending.value.kind, (rank, "raised nothing")
+        assert ending.value.at_s - start_s < DEADLINE_S, (rank, ending)
+    return [ending.value for ending in endings]
+
+
+def test_construction(row: dict[str, Any]) -> None:
+    endings = run_ranks(
+        row["world_size"], make_mistake, row["mistake"], ReducerDDP, backend=row["transport"]
+    )
+    outcomes = _outcomes(endings)
+    assert {outcome.kind for outcome in outcomes} == {"RuntimeError"}, outcomes
+    (text,) = {outcome.text for outcome in outcomes}
+    assert "needs the same module, options and versions on every rank" in text, text
+    assert DIFFERENCES[row["mistake"]] in text, text
+    assert f" on rank {row['world_size'] - 1}\n" in text, text
+
+
+def _check_same_report(outcomes: list[Outcome]) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.kind == "RankMismatch", outcomes
+        assert outcome.text.startswith(f"ddpx.RankMismatch: [ddpx rank {rank}, "), outcome
+        assert "ranks made different collective calls" in outcome.text, outcome
+    # Behind the opening, which says who reports, and before what the backend may have said.
+    told = {out.text.split("] ", 1)[1].split(" The backend said: ")[0] for out in outcomes}
+    assert len(told) == 1, told
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_swapped_backwards(world_size: int, transport: str) -> None:
+    name = "runs two backwards the other way round"
+    _check_same_report(
+        _outcomes(run_ranks(world_size, make_mistake, name, ReducerDDP, backend=transport))
+    )
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_an_extra_call_that_fits_by_chance(transport: str) -> None:
+    """As many elements as the bucket has: from there on each step meets one of another number."""
+    _check_same_report(_outcomes(_call_once_more(3, "between steps", 1056, transport)))
+
+
+def _call_once_more(
+    world_size: int, place: str, num_elements: int, transport: str, timeout_s: float = 60.0
+) -> list[Ending]:
+    return run_ranks(
+        world_size,
+        outcome_of,
+        call_once_more,
+        ReducerDDP,
+        place,
+        num_elements,
+        backend=transport,
+        timeout_s=timeout_s,
+    )
+
+
+@pytest.mark.parametrize("num_elements", [3, 5000])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_extra_call_of_another_size_over_shm(place: str, num_elements: int) -> None:
+    """The transport compares what ranks call; the last one hears it from its own call, and a hook
+    from its own ones, where it is the hook's error that is raised."""
+    outcomes = _outcomes(_call_once_more(3, place, num_elements, "shm"))
+    in_hook = place == "communication hook"
+    kinds = ["RuntimeError"] * 3 if in_hook else ["RankMismatch"] * 2 + ["DistBackendError"]
+    assert [outcome.kind for outcome in outcomes] == kinds, outcomes
+    for outcome in outcomes:
+        assert "ranks called different operations: rank 0 called " in outcome.text, outcome
+        assert f" (SUM of {num_elements} float32" in outcome.text, outcome
+    assert in_hook or "Look for a collective call" in outcomes[0].text
+
+
+@pytest.mark.parametrize("num_elements", [3, 5000])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_extra_call_of_another_size_over_gloo(place: str, num_elements: int) -> None:
+    """gloo ends one of the processes; the others say what that may have come from."""
+    # The last rank hears of it in its own call, which may wait until the group's timeout.
+    endings = _call_once_more(3, place, num_elements, "gloo", timeout_s=10.0)
+    dead = [rank for rank, ending in enumerate(endings) if ending.value is None]
+    assert dead and all(endings[rank].exit_code == -signal.SIGABRT for rank in dead), endings
+    for rank in {0, 1}.difference(dead):
+        kind, text = endings[rank].value.kind, endings[rank].value.text
+        assert kind == "RankFailure", text
+        assert any(f"rank {victim} (host " in text for victim in dead), text
+        # How a process ended the kernel may not tell any more.
+        gloo = "gloo does if ranks make different collective calls"
+        assert gloo in text or (f"rank {dead[0]}" in text and ") died" in text), text
+        assert endings[rank].exit_code == 0, endings
