@@ -84,14 +84,14 @@ def _swap_backwards(wrap: Wrap) -> None:
         model(x).pow(2).sum().backward()
 
 
-def call_once_more(wrap: Wrap, place: str, num_elements: int) -> None:
-    """An all-reduce of its own, in the second of six steps."""
+def call_once_more(wrap: Wrap, place: str, num_elements: int, in_step: int = 1) -> None:
+    """An all-reduce of its own, in one of six steps; behind the first, ranks lay out buckets."""
     module = nn.Linear(32, 32)
     model = wrap(module)
     step = 0
 
     def come_to(here: str) -> None:
-        if _odd() and step == 1 and here == place:
+        if _odd() and step == in_step and here == place:
             dist.all_reduce(torch.zeros(num_elements))
 
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -125,6 +125,9 @@ TRAINING: dict[str, Callable[[Wrap], Any]] = {
     "calls an all-reduce of its own in forward": lambda wrap: call_once_more(wrap, "forward", 3),
     "calls an all-reduce of its own between steps": lambda wrap: call_once_more(
         wrap, "between steps", 3
+    ),
+    "calls an all-reduce of its own behind the first step": lambda wrap: call_once_more(
+        wrap, "between steps", 3, in_step=0
     ),
     "has a gradient that is not finite (`check_finite()`)": _not_finite,
 }
