@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,6 +11,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from ddpx.testing import RankPool
+
+# torch's stores ask name servers who connects, 127.0.0.1 too, and wait for the answer: not for the
+# resolver's own 5 or 10 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # Cases of a test function; from here on only enough of them for every two values to meet.
 SMALL_MATRIX = 12

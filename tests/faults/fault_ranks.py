@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -198,7 +199,18 @@ def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Its server is a thread of rank 0, at a port that was free."""
     port = _directory / "port"
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world_size, True, timeout, wait_for_workers=False)
+        # Its own socket would be an IPv6 one, for which 127.0.0.1 is not in /etc/hosts: torch would
+        # ask a name server who connects, and serve nobody until that has answered.
+        listening = socket.create_server(("127.0.0.1", 0))
+        store = dist.TCPStore(
+            "127.0.0.1",
+            listening.getsockname()[1],
+            world_size,
+            True,
+            timeout,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
         port.with_suffix(".new").write_text(str(store.port))
         port.with_suffix(".new").rename(port)
         return store
