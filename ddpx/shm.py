@@ -89,15 +89,21 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
 def _gloo(
     name: str, store: dist.Store, rank: int, size: int, timeout: timedelta
 ) -> dist.ProcessGroupGloo:
-    """Of one thread: torch's two overwrite each other's name of the last operation, without a lock,
-    and with a name that a string has no room for (a sparse all-reduce) that corrupts memory."""
+    gloo = dist.ProcessGroupGloo(
+        dist.PrefixStore(name, store), rank, size, one_thread_options(timeout)
+    )
+    gloo._set_sequence_number_for_group()
+    return gloo
+
+
+def one_thread_options(timeout: timedelta) -> Any:
+    """Of a gloo group. torch's two threads overwrite each other's name of the last operation,
+    without a lock; one too long for a string's own room (a sparse all-reduce's) corrupts memory."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stub
     options._timeout = timeout
     options._threads = 1
     options._devices = _devices()
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
-    gloo._set_sequence_number_for_group()
-    return gloo
+    return options
 
 
 def _devices() -> list[dist.ProcessGroupGloo.Device]:

@@ -16,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from hypothesis import strategies as st
 
 from ddpx import _C
+from ddpx.shm import one_thread_options
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,7 @@ class OneThreadGloo(dist.ProcessGroupGloo):
     """torch's own has two, which corrupt memory: docs/divergences.md, sparse gradients."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timeout
-        options._threads = 1
-        options._devices = [dist.ProcessGroupGloo.create_default_device()]
-        super().__init__(store, rank, size, options)
+        super().__init__(store, rank, size, one_thread_options(timeout))
 
 
 class Groups:
