@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 # Pinned by hand, and installed first: a looser requirement could pull another build of torch.
 TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Ranks wait a lot, and starting them does not. By file: ranks live on from test to test.
-WORKERS ?= auto
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One more than cores, since ranks wait a lot. By file: ranks live on from test to test.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4)))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 

@@ -19,18 +19,23 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # Cases of a test function; from here on only enough of them for every two values to meet.
 SMALL_MATRIX = 12
 
-# A file of many cases that share nothing, of which one worker would still run for an hour when the
-# others are done.
-SPREAD = "tests/faults/test_faults.py"
+# Files of many cases that share little, with which one worker would still be busy when the others
+# are done.
+SPREAD = (
+    "tests/faults/test_faults.py",
+    "tests/parity/test_parity.py",
+    "tests/robustness/test_bindings_fuzz.py",
+)
 
 
 class ByFile(LoadFileScheduling):
-    """A file is one worker's, so that its ranks live on from test to test; except ``SPREAD``, of
-    which that is a fault in one phase."""
+    """A file is one worker's, so that its ranks live on from test to test. Of those in ``SPREAD``
+    a worker's share is what has the first two params in common: a fault in one phase, as many ranks
+    over one transport, one seed."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "-".join(nodeid.split("-")[:2]) if file == SPREAD else file
+        return "-".join(nodeid.split("-")[:2]) if file in SPREAD else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -44,12 +49,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _is_whole(config: pytest.Config) -> bool:
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    return named or bool(config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def whole(pytestconfig: pytest.Config) -> bool:
+    """Whether matrices are run in full; for those that are no params of pytest's."""
+    return _is_whole(pytestconfig)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of matrices, a part: unless ``--full`` is given, or the command line names files. What is
     compiled comes first: it takes longest, and no other file is then waited for in the end."""
     items.sort(key=lambda item: item.path.parent.name not in ("cpp", "torch_free"))
-    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-    if named or config.getoption("--full"):
+    if _is_whole(config):
         return
     by_function: dict[str, list[pytest.Item]] = {}
     for item in items:

@@ -37,6 +37,7 @@ def test_first_difference_is_named():
     assert re.search(r"^3 .* identical +1 differ +1 differ", done.stdout, re.M)
 
 
+@pytest.mark.full_only
 def test_unseeded_script_is_told_from_a_difference():
     done = run("parity", "train.py", "--unseeded", "--num-steps", 2)
     assert_code(done, 1)

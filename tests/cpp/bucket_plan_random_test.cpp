@@ -9,12 +9,10 @@
 #include <vector>
 
 #include "bucket_plan.h"
+#include "plans.h"
 
 namespace ddpx {
 namespace {
-
-using Indices = std::vector<std::size_t>;
-using Buckets = std::vector<Indices>;
 
 constexpr int kTrials = 2000;
 
@@ -56,14 +54,6 @@ class TrialMaker {
 
   std::mt19937 generator_{20240607};
 };
-
-Buckets buckets_of(const BucketPlan& plan) {
-  Buckets buckets;
-  for (const auto& bucket : plan.buckets()) {
-    buckets.push_back(bucket.param_indices);
-  }
-  return buckets;
-}
 
 bool same_kind(const ParamMeta& a, const ParamMeta& b) {
   return a.dtype == b.dtype && a.device == b.device;

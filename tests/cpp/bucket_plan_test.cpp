@@ -6,12 +6,10 @@
 #include <vector>
 
 #include "errors.h"
+#include "plans.h"
 
 namespace ddpx {
 namespace {
-
-using Indices = std::vector<std::size_t>;
-using Buckets = std::vector<Indices>;
 
 const c10::Device kCpu(c10::kCPU);
 
@@ -26,14 +24,6 @@ ParamMeta floats(int64_t numel) {
 
 ParamMeta sparse(int64_t numel) {
   return ParamMeta{numel, 1, c10::kByte, kCpu, true};
-}
-
-Buckets buckets_of(const BucketPlan& plan) {
-  Buckets buckets;
-  for (const auto& bucket : plan.buckets()) {
-    buckets.push_back(bucket.param_indices);
-  }
-  return buckets;
 }
 
 Buckets initial(const std::vector<ParamMeta>& params, const BucketCaps& caps, GraphMode mode) {

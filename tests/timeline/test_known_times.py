@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from statistics import median
 
 import pytest
@@ -29,6 +30,8 @@ NAMES = ["2.weight", "1.weight", "0.weight"]
 # for, and the third ends while it is.
 DELAYS = (0.030, 0.070, 0.035)
 
+NUM_TRIES = 12  # of recordings, of which the machine may disturb some
+
 
 def _train(model: torch.nn.Module, steps: int) -> None:
     for _ in range(steps):
@@ -51,6 +54,10 @@ def _record_known_times() -> tuple[Timeline, list[dict[str, int]]]:
     return timeline, known
 
 
+class Disturbed(Exception):
+    """Other processes took the core for so long that buckets did not fly as they were to."""
+
+
 class Truth:
     """What a step of one rank comes to, computed from when its parts were done."""
 
@@ -70,8 +77,8 @@ class Truth:
             self.written_back.append(now)
         self.exposed = sum(self.waited)
         # The first has ended before the second leaves; the third flies within the second's flight.
-        assert self.completed[0] < self.launched[1]
-        assert self.completed[2] < self.completed[1]
+        if not (self.completed[0] < self.launched[1] and self.completed[2] < self.completed[1]):
+            raise Disturbed(at)
         self.communication = (self.completed[0] - self.launched[0]) + (
             self.completed[1] - self.launched[1]
         )
@@ -83,13 +90,17 @@ Recorded = tuple[Timeline, list[Truth]]
 
 @pytest.fixture(scope="module")
 def recorded() -> Recorded:
-    """Of three, the one that other processes have disturbed least."""
+    """Of three that went as they were to, the one that other processes have disturbed least."""
+    found: list[Recorded] = []
     with RankPool(1) as pool:
-        all_recorded = [pool.run(_record_known_times)[0] for _ in range(3)]
-    return min(
-        ((timeline, [Truth(at) for at in known]) for timeline, known in all_recorded),
-        key=_disturbance,
-    )
+        for _ in range(NUM_TRIES):
+            timeline, known = pool.run(_record_known_times)[0]
+            with suppress(Disturbed):
+                found.append((timeline, [Truth(at) for at in known]))
+            if len(found) == 3:
+                break
+    assert found, f"disturbed {NUM_TRIES} times"
+    return min(found, key=_disturbance)
 
 
 def _disturbance(recorded: Recorded) -> float:
