@@ -198,6 +198,15 @@ void BetweenHosts::watch() {
     }
     lock.lock();
   }
+  const auto failure = failure_;
+  lock.unlock();
+  try {
+    if (failure) {
+      bulletin_.post(*failure);  // an abort, of which no other host knows yet
+    }
+  } catch (const std::exception&) {
+    // Then they learn of it by gloo's timeout alone.
+  }
 }
 
 // Tells this host and the others; the first failure stands, and is returned.
@@ -214,13 +223,23 @@ std::string BetweenHosts::tell(const std::string& failure) {
   } catch (const std::exception&) {
     // Then other hosts learn of it by gloo's connections alone.
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    failure_ = failure_.value_or(standing);
-  }
-  changed_.notify_all();
+  end_with(standing);
   local_->abort(standing);
   return standing;
+}
+
+void BetweenHosts::abort(const std::string& reason) {
+  end_with(shm::list_ranks({rank_}) + " aborted the group: " + reason);
+  local_->abort(reason);
+}
+
+// All operations, unless there is a failure that they end with already.
+void BetweenHosts::end_with(const std::string& failure) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    failure_ = failure_.value_or(failure);
+  }
+  changed_.notify_all();
 }
 
 // gloo's errors name no rank, so the leaders are asked who is there.

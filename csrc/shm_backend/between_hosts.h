@@ -48,6 +48,10 @@ class BetweenHosts {
   // Fails all operations from now on, on all hosts.
   void fail(const std::string& reason);
 
+  // The same, without waiting for the store: other hosts hear of it a little later, if this rank
+  // leads its host.
+  void abort(const std::string& reason);
+
  private:
   void work();
   void carry_out(const AllReduce& operation);
@@ -58,6 +62,7 @@ class BetweenHosts {
   std::optional<std::string> look_for_culprit(const std::string& cause, bool last);
   void throw_failure() const;
   std::string tell(const std::string& failure);
+  void end_with(const std::string& failure);
 
   std::shared_ptr<shm::Group> local_;
   Bulletin bulletin_;

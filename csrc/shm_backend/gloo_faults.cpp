@@ -36,13 +36,18 @@ std::string describe(const std::vector<shm::Loss>& losses) {
 
 }  // namespace
 
-GlooFaults::GlooFaults(const std::shared_ptr<shm::Group>& group, int rank, const GlooCall& call)
-    : group_(group), rank_(rank), call_(call) {}
+GlooFaults::GlooFaults(
+    const std::shared_ptr<shm::Group>& group, int rank, const GlooCall& call, bool single_host)
+    : group_(group), rank_(rank), call_(call), single_host_(single_host) {}
 
 std::exception_ptr GlooFaults::explain(std::exception_ptr error) const {
   const auto group = group_.lock();
   if (!group) {
     return error;
+  }
+  if (!single_host_) {
+    const auto failure = call_.collective ? group_failure() : nullptr;
+    return failure ? failure : error;
   }
   const auto said = text_of(error);
   const auto deadline = std::chrono::steady_clock::now() + kTimeToSee;

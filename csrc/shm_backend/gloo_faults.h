@@ -18,10 +18,13 @@ struct GlooCall {
   std::optional<int> partner = std::nullopt;
 };
 
-// Thread-safe. Of a group on a single host.
+// Thread-safe.
 class GlooFaults {
  public:
-  GlooFaults(const std::shared_ptr<shm::Group>& group, int rank, const GlooCall& call);
+  // `single_host`: all ranks are in the local group, which then sees who is gone. Otherwise it only
+  // tells that it has failed itself.
+  GlooFaults(
+      const std::shared_ptr<shm::Group>& group, int rank, const GlooCall& call, bool single_host);
 
   // gloo's error, or in its stead one of torch's that names the ranks that are gone, if the
   // operation needed them. Waits some seconds for them to be seen. A collective that fails so fails
@@ -43,6 +46,7 @@ class GlooFaults {
   std::weak_ptr<shm::Group> group_;
   int rank_;
   GlooCall call_;
+  bool single_host_;
 };
 
 }  // namespace ddpx

@@ -137,7 +137,12 @@ uint64_t ShmBackend::getSequenceNumberForGroup() {
 }
 
 void ShmBackend::abort() {
-  group()->abort("the process group was aborted");
+  const std::string reason = "the process group was aborted";
+  if (single_host()) {
+    group()->abort(reason);
+  } else {
+    between_hosts()->abort(reason);
+  }
   inner()->abort();
 }
 

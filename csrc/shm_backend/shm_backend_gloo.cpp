@@ -12,10 +12,7 @@ ShmBackend::Work ShmBackend::through_gloo(
     ++sequence_;
   }
   const auto gloo = inner();
-  if (!single_host()) {
-    return start(*gloo);
-  }
-  GlooFaults faults(group(), rank_, call);
+  GlooFaults faults(group(), rank_, call, single_host());
   try {
     return c10::make_intrusive<GlooWork>(start(*gloo), rank_, faults);
   } catch (const c10::Error&) {

@@ -128,6 +128,22 @@ def test_every_host_hears_who_died(layout, victim):
             assert seconds < 5.0, (rank, seconds, text)
 
 
+def _abort_on_a_host(victim: int) -> Any:
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == victim:
+        time.sleep(0.5)
+        dist.distributed_c10d._get_default_group().abort()
+    return error_of(lambda: dist.all_reduce(torch.ones(1000)))
+
+
+@pytest.mark.parametrize("layout, victim", [("aab", 0), ("aab", 1), ("abb", 2)])
+def test_every_host_hears_of_an_abort(layout, victim):
+    for rank, outcome in enumerate(run_mortal(3, _abort_on_a_host, victim, identities=layout)):
+        text, seconds = outcome.value
+        assert f"rank {victim} aborted the group" in text, (rank, text)
+        assert seconds < 5.0, (rank, seconds, text)
+
+
 def _stall_on_a_host() -> Any:
     dist.all_reduce(torch.ones(10))
     if dist.get_rank() == 3:
