@@ -82,7 +82,7 @@ def _time_notes() -> list[dict[str, float]]:
         [
             *(cmake, "-S", str(_ROOT / "tests" / "torch_free"), "-B", str(build), "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
-            "-DDDPX_BENCHMARKS=ON",
+            *("-DDDPX_BENCHMARKS=ON", "-DDDPX_PREBUILT=ON"),
         ],
         [cmake, "--build", str(build), "--target", "health_bench"],
     ):

@@ -112,6 +112,7 @@ class StepReport:
 class Doing:
     """``health::Doing`` of ``csrc/health/activity.h``: what a rank is doing."""
 
+    CONSTRUCTING: ClassVar[Doing]
     CONSTRUCTION: ClassVar[Doing]
     OUTSIDE: ClassVar[Doing]
     REBUILDING: ClassVar[Doing]
@@ -216,6 +217,9 @@ class Monitor:
     def explain_error(self, said: str) -> None:
         """After an error in a collective call: raises ``RankFailure`` if ranks are gone."""
     def begin_construction(self) -> None: ...
+    def begin_call(self) -> None:
+        """A collective call of a construction; nothing elsewhere."""
+    def end_call(self) -> None: ...
     def note(self, doing: Doing) -> None: ...
     def ranks(self) -> list[dict[str, Any]]:
         """By rank, what is known of it; empty for this rank and those that were not met."""

@@ -116,5 +116,7 @@ def _all_gather_bytes(
     """Each rank's ``payload``, padded with zero bytes to ``size``, as a tensor on ``device``."""
     mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8).to(device)
     theirs = [torch.empty_like(mine) for _ in range(group.size())]
-    health.wait(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
-    return [bytes(tensor.cpu().tolist()) for tensor in theirs]
+    with health.collective_call(group):
+        health.wait(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
+        # Over NCCL it is here that the host waits.
+        return [bytes(tensor.cpu().tolist()) for tensor in theirs]

@@ -19,7 +19,8 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
         return
     with torch.no_grad():
         if not all(_C.is_deaf(group, tensor.device) for tensor in tensors):
-            dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
+            with health.collective_call(group):
+                dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
             return
         for together in _flattened_together(tensors):
             _broadcast_flat(together, group, source)
@@ -43,8 +44,9 @@ def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.
 
 def _broadcast_flat(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
-    health.wait(work, group, flat.device)
+    with health.collective_call(group):
+        work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
+        health.wait(work, group, flat.device)
     if group.rank() != source:
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))

@@ -107,6 +107,7 @@ def _run(name: str, contender: str) -> Sight:
             MISTAKE_NAMES[name],
             wrap,
             backend=backend,
+            identities="AAB" if "another host" in name else "",
             timeout_s=GROUP_TIMEOUT_S,
         )
         return _see(endings, WORLD_SIZE - 1)

@@ -121,6 +121,7 @@ void bind_health(py::module_& module) {
   health::set_raiser(raise_in_python);
 
   py::enum_<health::Doing>(module, "Doing")
+      .value("CONSTRUCTING", health::Doing::kConstructing)
       .value("CONSTRUCTION", health::Doing::kConstruction)
       .value("OUTSIDE", health::Doing::kOutside)
       .value("REBUILDING", health::Doing::kRebuilding)
@@ -178,6 +179,8 @@ void bind_health(py::module_& module) {
           "raise_if_failed", [](Monitor& monitor) { monitor.raise_if_failed(); }, NoGil())
       .def("explain_error", &Monitor::explain_error, py::arg("said"), NoGil())
       .def("begin_construction", &Monitor::begin_construction)
+      .def("begin_call", &Monitor::begin_call)
+      .def("end_call", &Monitor::end_call)
       .def(
           "note",
           [](Monitor& monitor, health::Doing doing) { monitor.note(doing); },

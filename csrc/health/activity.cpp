@@ -6,6 +6,7 @@ namespace ddpx::health {
 
 const char* to_string(Doing doing) {
   switch (doing) {
+    case Doing::kConstructing:
     case Doing::kConstruction:
       return "construction";
     case Doing::kOutside:
@@ -39,6 +40,7 @@ bool waits_for_peers(Doing doing) {
     case Doing::kWaiting:
     case Doing::kAgreeing:
       return true;
+    case Doing::kConstructing:
     case Doing::kOutside:
     case Doing::kForward:
     case Doing::kBackward:
@@ -54,6 +56,7 @@ bool may_wait(Doing doing) {
 
 uint8_t stage_of(Doing doing) {
   switch (doing) {
+    case Doing::kConstructing:
     case Doing::kConstruction:
     case Doing::kOutside:
       return 0;

@@ -7,7 +7,8 @@
 namespace ddpx::health {
 
 enum class Doing : uint8_t {
-  kConstruction,  // ranks compare their models and take over rank 0's state
+  kConstructing,  // a wrapper is made, between two collective calls of that
+  kConstruction,  // in one: ranks compare their models, or take over rank 0's state
   kOutside,       // between steps: the user's code
   kRebuilding,    // at forward: ranks agree on the order of buckets
   kBuffers,       // at forward: rank 0's buffers are taken over
@@ -36,6 +37,15 @@ constexpr uint8_t kNoModel = 255;
 constexpr uint8_t kNumConstructed = 128;  // 0 to 127, around and around
 constexpr uint8_t kNumOthers = 126;       // from 128 on
 constexpr uint8_t kNotNumbered = 254;     // one that has launched nothing yet
+
+// The same numbers before they go around: those of others begin here.
+constexpr uint32_t kFirstOther = uint32_t{1} << 31;
+
+constexpr uint8_t model_of(uint32_t wrapper) {
+  return static_cast<uint8_t>(
+      wrapper < kFirstOther ? wrapper % kNumConstructed
+                            : kNumConstructed + (wrapper - kFirstOther) % kNumOthers);
+}
 
 // Packed into one word, so that nobody sees half of it.
 struct Activity {
@@ -70,7 +80,7 @@ struct Progress {
   uint8_t model = 0;
   uint32_t step = 0;
   uint8_t stage = 0;          // by Doing
-  uint16_t num_launched = 0;  // buckets, in this step
+  uint16_t num_launched = 0;  // buckets, in this step; calls, in a construction
 
   uint64_t packed() const {
     return uint64_t{model} << 56 | uint64_t{step} << 24 | uint64_t{stage} << 16 | num_launched;

@@ -42,7 +42,7 @@ std::vector<std::string> BucketNames::params(uint8_t model, uint16_t bucket) con
 }
 
 std::string BucketNames::describe(const Activity& activity) const {
-  if (activity.doing == Doing::kConstruction) {
+  if (activity.doing == Doing::kConstructing || activity.doing == Doing::kConstruction) {
     return "construction of the wrapper";
   }
   if (activity.model == kNoModel) {

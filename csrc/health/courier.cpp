@@ -15,6 +15,10 @@ constexpr auto kFirstRounds = std::chrono::milliseconds(20);
 constexpr auto kBetweenRounds = std::chrono::milliseconds(500);
 constexpr int kNumFirstRounds = 100;
 
+constexpr int64_t kTimeToAnswerNs = 300'000'000;  // a store that is well takes less
+constexpr int64_t kLostNs = 2'000'000'000;
+constexpr int64_t kCatchUpNs = 1'000'000'000;  // two rounds: others tell, then this one asks
+
 constexpr const char* kFailureKey = "ddpx/health/failure";
 
 std::string introduction_key(int rank) {
@@ -23,6 +27,10 @@ std::string introduction_key(int rank) {
 
 std::string beat_key(int rank) {
   return "ddpx/health/beat/" + std::to_string(rank);
+}
+
+std::string calls_key(int rank) {
+  return "ddpx/health/calls/" + std::to_string(rank);
 }
 
 }  // namespace
@@ -35,7 +43,9 @@ struct Courier::State {
   int rank;
   Introduction own;
   Duties duties;
+  std::string told_calls;            // the thread's, too
   std::atomic<int64_t> asked_ns{0};  // when the call to the store began that has not returned
+  std::atomic<int64_t> late_ns{0};   // when it last gave a late answer
   std::atomic<bool> lost{false};
 
   std::mutex mutex;  // guards what follows
@@ -49,8 +59,13 @@ struct Courier::State {
   // Calls `use(*board)`; the time that takes is the store's.
   template <class Use>
   auto ask(const Use& use) {
-    asked_ns = now_ns();
+    const auto start = now_ns();
+    asked_ns = start;
     auto answer = use(*board);
+    const auto end = now_ns();
+    if (end - start > kTimeToAnswerNs) {
+      late_ns = end;  // first: in between the store would seem to be well
+    }
     asked_ns = 0;
     return answer;
   }
@@ -113,6 +128,23 @@ struct Courier::State {
     }
   }
 
+  void exchange_calls() {
+    const auto own = duties.calls_to_tell();
+    if (!own) {
+      return;
+    }
+    if (own->text != told_calls) {
+      set(calls_key(rank), own->text);
+      told_calls = own->text;
+    }
+    const auto theirs = get(calls_key(own->counterpart));
+    if (const auto failure =
+            theirs ? duties.compare_calls(own->counterpart, *theirs) : std::nullopt) {
+      // Others may have found it, too: all use the words of the first.
+      duties.failed(ask([&](Board& board) { return board.set_first(kFailureKey, *failure); }));
+    }
+  }
+
   // Whether there is more to do.
   bool rest(int round) {
     const bool all_on_one_machine = duties.far_ranks().empty();
@@ -156,6 +188,7 @@ void Courier::work(const std::shared_ptr<State>& state) {
       state->meet_unknown();
       state->post();
       state->exchange_beats();
+      state->exchange_calls();
       if (!state->rest(round)) {
         break;
       }
@@ -190,10 +223,19 @@ void Courier::hurry() {
   state_->changed.notify_all();
 }
 
-bool Courier::silent(std::chrono::milliseconds time) const {
+StoreState Courier::store_state() const {
   const int64_t asked_ns = state_->asked_ns;
-  return state_->lost ||
-         (asked_ns != 0 && now_ns() - asked_ns > std::chrono::nanoseconds(time).count());
+  const int64_t late_ns = state_->late_ns;
+  const auto now = now_ns();
+  const auto owed = asked_ns != 0 ? now - asked_ns : 0;
+  if (state_->lost || owed > kLostNs) {
+    return StoreState::kLost;
+  }
+  if (owed > kTimeToAnswerNs) {
+    return StoreState::kOverdue;
+  }
+  const bool was_late = late_ns != 0 && now - late_ns < kCatchUpNs;
+  return was_late ? StoreState::kLate : StoreState::kAnswers;
 }
 
 bool Courier::server_ended() const {

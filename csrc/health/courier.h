@@ -14,18 +14,36 @@
 
 namespace ddpx::health {
 
+// As far as its answers show.
+enum class StoreState {
+  kAnswers,  // or is not asked
+  kLate,     // has just given a late answer: others may have yet to tell what they could not
+  kOverdue,  // owes one
+  kLost,     // has owed an answer for 2 s, or the connection broke
+};
+
 // The store may be slow, or gone: only this one's thread ever waits for it, and nobody for that
 // thread. On one machine it ends when all ranks have met. Thread-safe.
 class Courier {
  public:
+  // What this rank's machine launched, for the rank that compares it with its own.
+  struct Calls {
+    int counterpart;
+    std::string text;
+  };
+
   // Called on the courier's thread. `meet` says whether the introduction was of use; if not it is
   // asked for again. `beat` is what to tell other machines; `heard` is what they have told.
+  // `compare_calls` is told what the counterpart's machine launched, and says of which failure that
+  // tells.
   struct Duties {
     std::function<bool(int rank, const Introduction&)> meet;
     std::function<Peer::Beat()> beat;
     std::function<std::vector<int>()> far_ranks;  // those of other machines
     std::function<bool()> curious;                // whether to ask what these have told
     std::function<void(int rank, const Peer::Beat&)> heard;
+    std::function<std::optional<Calls>()> calls_to_tell;  // none: another rank does
+    std::function<std::optional<std::string>(int rank, const std::string& calls)> compare_calls;
     std::function<void(const std::string& failure)> failed;
   };
 
@@ -48,9 +66,7 @@ class Courier {
   // Asks the store at once for what it asks for now and then.
   void hurry();
 
-  // Whether the store is lost, or has owed an answer for so long: one that is well takes less.
-  static constexpr auto kTimeToAnswer = std::chrono::milliseconds(300);
-  bool silent(std::chrono::milliseconds time = kTimeToAnswer) const;
+  StoreState store_state() const;
 
   // Whether the store's process was found to have ended. Does not wait: look_for_server() starts
   // to find out, on a thread of its own.

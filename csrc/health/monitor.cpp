@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "calls.h"
 #include "sentry.h"
 
 namespace ddpx::health {
@@ -71,6 +72,14 @@ void Monitor::start(std::unique_ptr<Board> board) {
       peer->heard(beat);
     }
   };
+  duties.calls_to_tell = [weak] {
+    const auto self = weak.lock();
+    return self ? self->calls_to_tell() : std::nullopt;
+  };
+  duties.compare_calls = [weak](int rank, const std::string& theirs) {
+    const auto self = weak.lock();
+    return self ? self->compare_calls(rank, theirs) : std::nullopt;
+  };
   duties.failed = [weak](const std::string& text) {
     const auto self = weak.lock();
     if (auto failure = self ? Failure::from_text(text) : std::nullopt) {
@@ -82,13 +91,33 @@ void Monitor::start(std::unique_ptr<Board> board) {
   Sentry::instance().add(shared_from_this());
 }
 
-uint8_t Monitor::number_of_constructed() const {
-  return static_cast<uint8_t>((num_constructions_ - 1) % kNumConstructed);
+uint32_t Monitor::number_of_constructed() const {
+  return num_constructions_ - 1;
 }
 
-uint8_t Monitor::next_number() {
+uint32_t Monitor::next_number() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return static_cast<uint8_t>(kNumConstructed + num_others_++ % kNumOthers);
+  return kFirstOther + num_others_++;
+}
+
+// Ranks of one machine compare their calls among themselves; the lowest of them speaks for all.
+std::optional<Courier::Calls> Monitor::calls_to_tell() {
+  const auto counterpart = roster_.counterpart();
+  speaks_for_machine_ = counterpart.has_value();
+  return counterpart && !failed()
+             ? std::make_optional(Courier::Calls{*counterpart, samples_.to_text()})
+             : std::nullopt;
+}
+
+std::optional<std::string> Monitor::compare_calls(int rank, const std::string& theirs) const {
+  const auto found = samples_.find_mismatch(theirs, group_.same_sequence);
+  if (!found) {
+    return std::nullopt;
+  }
+  std::vector<std::pair<int, Trail>> ranks{{group_.rank, found->first}, {rank, found->second}};
+  std::sort(
+      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return Failure{FailureKind::kMismatch, {}, describe_mismatch(ranks)}.to_text();
 }
 
 void Monitor::set_subject(uint8_t model, std::weak_ptr<Subject> subject) {
@@ -98,7 +127,22 @@ void Monitor::set_subject(uint8_t model, std::weak_ptr<Subject> subject) {
 
 void Monitor::begin_construction() {
   const auto number = ++num_constructions_;
-  page_.note(Doing::kConstruction, Trail{kNoModel, number, 0, 0, 0}, 0);
+  page_.note(Doing::kConstructing, Trail{kNoModel, number, 0, 0, 0}, 0);
+}
+
+// Who has begun fewer than another rank is behind it.
+void Monitor::begin_call() {
+  if (page_.view().activity().doing == Doing::kConstructing) {
+    const auto progress = page_.view().progress();
+    const auto num_calls = static_cast<uint16_t>(progress.num_launched + 1);
+    page_.note(Doing::kConstruction, Trail{kNoModel, progress.step, num_calls, 0, 0}, 0);
+  }
+}
+
+void Monitor::end_call() {
+  if (page_.view().activity().doing == Doing::kConstruction) {
+    note(Doing::kConstructing);
+  }
 }
 
 void Monitor::note(Doing doing) {

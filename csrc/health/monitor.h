@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "board.h"
+#include "call_samples.h"
 #include "courier.h"
 #include "failure.h"
 #include "journal.h"
@@ -53,10 +54,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // ---- for reducers --------------------------------------------------------------------------
 
-  // Numbers for wrappers over this group: of the one that all ranks have just constructed, and of
-  // another one that is about to make its first collective call.
-  uint8_t number_of_constructed() const;
-  uint8_t next_number();
+  // Numbers for wrappers over this group, to which model_of() belongs: of the one that all ranks
+  // have just constructed, and of another one that is about to make its first collective call.
+  uint32_t number_of_constructed() const;
+  uint32_t next_number();
   void set_subject(uint8_t model, std::weak_ptr<Subject> subject);
 
   OwnPage& page() {
@@ -87,6 +88,13 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // as may show only now; returns if all are there.
   void explain_error(const std::string& said);
 
+  // A step has come to its end: it may be compared with what other machines did.
+  void add_sample(const CallSample& sample) {
+    if (speaks_for_machine_.load(std::memory_order_relaxed)) {
+      samples_.add(sample);
+    }
+  }
+
   // Throws in a process that was forked off from the one that made this. No system call.
   void check_process() const;
 
@@ -94,8 +102,11 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     return group_.rank;
   }
 
-  // For what no reducer does: wrapping a model; waiting for buffers, where the step stays the same.
+  // For what no reducer does: wrapping a model, and each collective call in that; waiting for
+  // buffers, where the step stays the same.
   void begin_construction();
+  void begin_call();  // nothing elsewhere
+  void end_call();
   void note(Doing doing);
 
   // ---- for those who look --------------------------------------------------------------------
@@ -147,9 +158,11 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   Monitor(Group group, uint64_t token);
   void start(std::unique_ptr<Board> board);
+  std::optional<Courier::Calls> calls_to_tell();
+  std::optional<std::string> compare_calls(int rank, const std::string& theirs) const;
   void declare(Failure failure);
   std::optional<Failure> find_cause(int64_t start_ns, bool silence_counts) const;
-  bool awaits_store() const;
+  bool any_unknown() const;
   std::optional<Failure> find_store_lost() const;
   std::optional<Failure> find_store_ended_early();
   std::optional<Failure> find_failure(bool also_left) const;
@@ -176,6 +189,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   OwnPage page_;
   const Introduction own_;
   Roster roster_;
+  CallSamples samples_;
   std::unique_ptr<Courier> courier_;
 
   mutable std::mutex mutex_;  // guards what follows
@@ -188,7 +202,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::atomic<bool> curious_{false};  // about what ranks of other machines do, after an error
   std::atomic<bool> asks_{false};     // about the same, in a long wait
   std::atomic<bool> retired_{false};
-  std::atomic<int64_t> awake_ns_{0};  // since when this process has not been stopped
+  std::atomic<bool> speaks_for_machine_{false};  // where there are several
+  std::atomic<int64_t> awake_ns_{0};             // since when this process has not been stopped
 
   // The sentry's, and the courier's.
   StallWatch stalls_;

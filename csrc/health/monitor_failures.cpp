@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 // ended the process; ranks of other machines have to be asked through the store.
 constexpr auto kTimeToSee = milliseconds(500);
 constexpr auto kTimeToSeeFar = milliseconds(3000);
-constexpr auto kStoreLost = milliseconds(2000);  // that long without an answer
+constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
 constexpr auto kBetweenLooks = milliseconds(10);
 
 // Between two turns (see Turn).
@@ -25,8 +25,8 @@ constexpr auto kTurnFar = milliseconds(1000);  // ranks of other machines look t
 
 constexpr int64_t kOutwaitedNs = 1'000'000'000;  // less is no wait for a peer that does not come
 
-// Who waits that long, without an error, for a store that is silent looks whether it has ended.
-constexpr auto kLongSilence = milliseconds(2000);
+// Who waits that long, without an error, looks whether the store has ended, if that is silent.
+constexpr auto kLongWait = milliseconds(2000);
 
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
 constexpr auto kLeftMatters = milliseconds(300);
@@ -171,17 +171,21 @@ void Monitor::explain_error(const std::string& said) {
       start = now;  // others may have told meanwhile what this one has not heard yet
     }
     const auto looked = std::chrono::nanoseconds(now - start);
-    if (auto failure = find_cause(start, looked > time.until_silence_counts)) {
+    const auto store = courier_->store_state();
+    const bool slow = store == StoreState::kLate || store == StoreState::kOverdue;
+    const bool awaits_store = slow && looked < kTimeForStore;
+    const bool silence_counts = looked > time.until_silence_counts && !awaits_store;
+    if (auto failure = find_cause(start, silence_counts)) {
       declare(std::move(*failure));
       continue;
     }
-    if (looked > time.until_error_stands && !awaits_store()) {
+    if (looked > time.until_error_stands && !(awaits_store && any_unknown())) {
       break;
     }
     std::unique_lock<std::mutex> lock(mutex_);
     declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
   }
-  auto failure = any_far && courier_->silent(kStoreLost) ? find_store_lost() : std::nullopt;
+  auto failure = any_far ? find_store_lost() : std::nullopt;
   if (!failure && turn == Turn::kOutwaited) {
     if (any_far) {  // nothing new was known of them before this one asked
       missing = roster_.missing(own, page_.view().progress());
@@ -202,24 +206,23 @@ std::optional<Failure> Monitor::find_cause(int64_t start_ns, bool silence_counts
   if (failure || !silence_counts) {
     return failure;
   }
-  if (courier_->silent()) {
-    return courier_->silent(kStoreLost) ? roster_.find_unknown(/*store_answers=*/false)
-                                        : std::nullopt;
+  const auto store = courier_->store_state();
+  if (store == StoreState::kLost) {
+    return roster_.find_unknown(/*store_answers=*/false);
   }
-  failure = roster_.find_silent(start_ns);
+  // Through a slow store beats come late.
+  failure = store == StoreState::kAnswers ? roster_.find_silent(start_ns) : std::nullopt;
   return failure ? failure : roster_.find_unknown(/*store_answers=*/true);
 }
 
-// A store that is slow has yet to tell who is who.
-bool Monitor::awaits_store() const {
-  return courier_->silent() && !courier_->silent(kStoreLost) &&
-         roster_.find_unknown(/*store_answers=*/true);
+bool Monitor::any_unknown() const {
+  return roster_.find_unknown(/*store_answers=*/true).has_value();
 }
 
 // After an error that nothing else explains.
 std::optional<Failure> Monitor::find_store_lost() const {
   const auto first = group_.rank != 0 ? roster_.peer(0) : nullptr;
-  if (!first || first->local()) {
+  if (!first || first->local() || courier_->store_state() != StoreState::kLost) {
     return std::nullopt;
   }
   const auto& who = first->introduction();
@@ -232,7 +235,7 @@ std::optional<Failure> Monitor::find_store_lost() const {
 // Before rank 0, which may have hosted it, has introduced itself: others that have seen its end may
 // have no way to tell this one. A store that is slow, or stopped, is no failure.
 std::optional<Failure> Monitor::find_store_ended_early() {
-  if (group_.rank == 0 || roster_.peer(0) || !courier_->silent(kLongSilence)) {
+  if (group_.rank == 0 || roster_.peer(0) || courier_->store_state() != StoreState::kLost) {
     return std::nullopt;
   }
   if (!courier_->server_ended()) {
@@ -262,7 +265,7 @@ void Monitor::look_for_failures() {
       failure.reset();
     }
   }
-  if (!failure && waited > kLongSilence) {
+  if (!failure && waited > kLongWait) {
     failure = find_store_ended_early();
   }
   if (failure) {

@@ -176,7 +176,8 @@ std::optional<Failure> Monitor::find_stall(
 // Of other machines, those that have come as far as this rank, but have told nothing since it asks.
 std::vector<int> Monitor::silent_ranks() const {
   std::vector<int> ranks;
-  const auto silent = courier_->silent() ? std::nullopt : roster_.find_silent(asked_ns_);
+  const bool answers = courier_->store_state() == StoreState::kAnswers;
+  const auto silent = answers ? roster_.find_silent(asked_ns_) : std::nullopt;
   for (const auto& casualty : silent ? silent->casualties : std::vector<Casualty>()) {
     ranks.push_back(casualty.rank);
   }
@@ -186,7 +187,8 @@ std::vector<int> Monitor::silent_ranks() const {
 // A rank that waits itself is late because of another one. Of those that can be known of through
 // the store alone nothing is known while it does not answer; then rank 0, which may host it, is.
 std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
-  const bool store_silent = courier_->silent();
+  const auto store = courier_->store_state();
+  const bool store_silent = store == StoreState::kOverdue || store == StoreState::kLost;
   const auto is_unknown = [&](int rank) {
     const auto peer = roster_.peer(rank);
     return store_silent && !(peer && peer->local());

@@ -1,9 +1,12 @@
 #include "roster.h"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 #include <tuple>
 #include <utility>
+
+#include "calls.h"
 
 namespace ddpx::health {
 namespace {
@@ -145,6 +148,29 @@ std::vector<int> Roster::far_ranks() const {
     }
   }
   return far;
+}
+
+std::optional<int> Roster::counterpart() const {
+  const auto all = peers();
+  std::vector<int> firsts;  // of other machines, the lowest rank
+  std::set<std::string> machines;
+  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
+    const auto& peer = all[static_cast<std::size_t>(rank)];
+    if (rank == rank_) {
+      continue;
+    }
+    if (!peer || (peer->local() && rank < rank_)) {
+      return std::nullopt;
+    }
+    if (!peer->local() && machines.insert(peer->introduction().process.machine).second) {
+      firsts.push_back(rank);
+    }
+  }
+  if (firsts.empty()) {
+    return std::nullopt;
+  }
+  const auto next = std::upper_bound(firsts.begin(), firsts.end(), rank_);
+  return next == firsts.end() ? firsts.front() : *next;
 }
 
 // ---- gone --------------------------------------------------------------------------------------
@@ -297,18 +323,11 @@ std::string Roster::whereabouts(const Peer& peer) const {
 
 // ---- calls in another order --------------------------------------------------------------------
 
-bool Roster::same_calls(const Trail& a, const Trail& b) const {
-  const bool both_launched_all = a.num_launched == b.num_launched;
-  const bool both_are_back = a.results != 0 && b.results != 0;
-  return (!same_sequence_ || a.sequence == b.sequence) &&
-         (!both_launched_all || a.digest == b.digest) && (!both_are_back || a.results == b.results);
-}
-
 bool Roster::agrees(const Trail& ours) const {
   const std::lock_guard<std::mutex> lock(mutex_);  // in every step: nothing is copied
   return std::all_of(peers_.begin(), peers_.end(), [this, &ours](const auto& peer) {
     const auto theirs = trail_of(peer, ours);
-    return !theirs || same_calls(*theirs, ours);
+    return !theirs || same_calls(*theirs, ours, same_sequence_);
   });
 }
 
@@ -316,30 +335,16 @@ std::optional<std::string> Roster::mismatch(const Trail& ours) const {
   if (agrees(ours)) {
     return std::nullopt;
   }
-  auto all = peers();
-  std::ostringstream out;
-  out << "ranks made different collective calls in step " << ours.step;
-  if (ours.model > 0 && ours.model < kNumConstructed) {
-    out << " of wrapper " << int{ours.model};
-  }
-  out << ", or before it:";
+  const auto all = peers();
+  std::vector<std::pair<int, Trail>> ranks;
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto trail = rank == rank_ ? std::make_optional(ours)
                                      : trail_of(all[static_cast<std::size_t>(rank)], ours);
     if (trail) {
-      out << "\n  rank " << rank << ": " << trail->num_launched
-          << (trail->num_launched == 1 ? " bucket" : " buckets") << " of " << trail->num_bytes
-          << " bytes in all" << std::hex << " (digest of the sizes " << (trail->digest >> 32);
-      if (trail->results != 0) {
-        out << ", of what came back " << (trail->results >> 32);
-      }
-      out << std::dec << ")";
-      if (trail->sequence != 0) {
-        out << ", the first as call number " << trail->sequence << " of the group";
-      }
+      ranks.emplace_back(rank, *trail);
     }
   }
-  return out.str();
+  return describe_mismatch(ranks);
 }
 
 std::optional<std::string> Roster::uneven_sequences(const Trail& ours) const {

@@ -29,6 +29,10 @@ class Roster {
   std::shared_ptr<Peer> peer(int rank) const;
   std::vector<int> far_ranks() const;  // on other machines
 
+  // Of the lowest rank of a machine: that of the next one, with whose calls it compares its own, so
+  // that together they go around. None for other ranks, and before all have been met.
+  std::optional<int> counterpart() const;
+
   BucketNames& names() {
     return names_;
   }
@@ -70,7 +74,6 @@ class Roster {
 
  private:
   Casualty casualty(const Peer& peer, std::string what) const;
-  bool same_calls(const Trail& a, const Trail& b) const;
 
   int rank_;
   bool same_sequence_;

@@ -29,14 +29,15 @@ void StepNotes::number_as_constructed() {
 
 void StepNotes::continue_from(const StepNotes& older) {
   if (monitor_ && monitor_ == older.monitor_ && older.trail_.model != kNotNumbered) {
-    set_number(older.trail_.model);
+    set_number(older.wrapper_);
   }
 }
 
-void StepNotes::set_number(uint8_t model) {
-  trail_.model = model;
-  monitor_->set_subject(model, subject_);
-  monitor_->roster().names().set(model, names_);
+void StepNotes::set_number(uint32_t wrapper) {
+  wrapper_ = wrapper;
+  trail_.model = model_of(wrapper);
+  monitor_->set_subject(trail_.model, subject_);
+  monitor_->roster().names().set(trail_.model, names_);
 }
 
 void StepNotes::note_launch(int64_t num_bytes, int dtype) {
@@ -84,6 +85,7 @@ void StepNotes::check_calls() {
   if (how) {
     monitor_->raise_mismatch(*how);
   }
+  monitor_->add_sample(CallSample{wrapper_, trail_});
 }
 
 }  // namespace ddpx::health

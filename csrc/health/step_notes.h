@@ -97,11 +97,12 @@ class StepNotes {
   }
 
  private:
-  void set_number(uint8_t model);
+  void set_number(uint32_t wrapper);
 
   std::shared_ptr<Monitor> monitor_;
   std::weak_ptr<Subject> subject_;
   std::vector<std::vector<std::string>> names_;  // of the params, by bucket
+  uint32_t wrapper_ = 0;                         // trail_.model is made of it
   Trail trail_{kNotNumbered, 0, 0, 0, 0, 0};
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
   Trail last_;                      // of the step before, if it came to its end

@@ -82,6 +82,17 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def collective_call(group: dist.ProcessGroup) -> Iterator[None]:
+    """Around one of a construction, so that peers see who has come to it; nothing elsewhere."""
+    monitor = watch(group)
+    if monitor is not None:
+        monitor.begin_call()
+    yield  # who explains an error has to see that it came in the call
+    if monitor is not None:
+        monitor.end_call()
+
+
 def wait(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
     """Waits for a collective call on tensors of ``device``; see :func:`explained`."""
     assert work is not None  # as for a rank that is no member of the group

@@ -74,18 +74,27 @@ def _let_meet(model: nn.Module) -> None:
     dist.barrier()
 
 
-def _swap_backwards(wrap: Wrap) -> None:
+def swap_backwards(wrap: Wrap, num_steps: int = 1, pause_s: float = 0.0) -> None:
     """Of two models of the same sizes."""
     models = [wrap(nn.Linear(32, 32)) for _ in range(2)]
     _let_meet(models[0])
     mark("fault")
     x = torch.full((2, 32), float(dist.get_rank() + 1))
-    for model in models[::-1] if _odd() else models:
-        model(x).pow(2).sum().backward()
+    for _ in range(num_steps):
+        for model in models[::-1] if _odd() else models:
+            model(x).pow(2).sum().backward()
+        time.sleep(pause_s)
 
 
-def call_once_more(wrap: Wrap, place: str, num_elements: int, in_step: int = 1) -> None:
-    """An all-reduce of its own, in one of six steps; behind the first, ranks lay out buckets."""
+def call_once_more(
+    wrap: Wrap,
+    place: str,
+    num_elements: int,
+    in_step: int = 1,
+    num_steps: int = 6,
+    pause_s: float = 0.0,
+) -> None:
+    """An all-reduce of its own, in one of the steps; behind the first, ranks lay out buckets."""
     module = nn.Linear(32, 32)
     model = wrap(module)
     step = 0
@@ -106,10 +115,11 @@ def call_once_more(wrap: Wrap, place: str, num_elements: int, in_step: int = 1) 
         model.register_comm_hook(None, hook)  # type: ignore[operator]
     _let_meet(model)
     mark("fault")
-    for number in range(6):
+    for number in range(num_steps):
         step = number
         model(torch.ones(2, 32)).sum().backward()
         come_to("between steps")
+        time.sleep(pause_s)
 
 
 def _not_finite(wrap: Wrap) -> None:
@@ -121,7 +131,11 @@ def _not_finite(wrap: Wrap) -> None:
 
 
 TRAINING: dict[str, Callable[[Wrap], Any]] = {
-    "runs two backwards the other way round": _swap_backwards,
+    "runs two backwards the other way round": swap_backwards,
+    # Hosts compare a part of all steps, twice a second.
+    "runs two backwards the other way round, on another host": lambda wrap: swap_backwards(
+        wrap, num_steps=200, pause_s=0.02
+    ),
     "calls an all-reduce of its own in forward": lambda wrap: call_once_more(wrap, "forward", 3),
     "calls an all-reduce of its own between steps": lambda wrap: call_once_more(
         wrap, "between steps", 3

@@ -45,6 +45,7 @@ def test_a_stall_is_warned_of(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
-def test_a_stall_ends_patience(transport: str) -> None:
-    case = Case("stall, raise", "forward", transport, 3, hosts=2)
+@pytest.mark.parametrize("phase", ["forward", "gradient hook", "between steps"])
+def test_a_stall_ends_patience(phase: str, transport: str) -> None:
+    case = Case("stall, raise", phase, transport, 3, hosts=2)
     check(case, run(case))

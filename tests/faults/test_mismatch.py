@@ -91,6 +91,34 @@ def test_an_extra_call_that_fits_by_chance(transport: str) -> None:
     _check_same_report(_outcomes(_call_once_more(3, "between steps", 1056, transport)))
 
 
+@pytest.mark.parametrize("identities", ["AB", "AAB", "ABAC", "AABB"])
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_swapped_backwards_between_hosts(transport: str, identities: str) -> None:
+    name = "runs two backwards the other way round, on another host"
+    endings = run_ranks(
+        len(identities), make_mistake, name, ReducerDDP, backend=transport, identities=identities
+    )
+    _check_same_report(_outcomes(endings))
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_an_extra_call_that_fits_by_chance_between_hosts(transport: str) -> None:
+    endings = run_ranks(
+        2,
+        outcome_of,
+        call_once_more,
+        ReducerDDP,
+        "between steps",
+        1056,
+        1,
+        200,
+        0.02,
+        backend=transport,
+        identities="AB",
+    )
+    _check_same_report(_outcomes(endings))
+
+
 def _call_once_more(
     world_size: int, place: str, num_elements: int, transport: str, timeout_s: float = 60.0
 ) -> list[Ending]:

@@ -7,14 +7,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from io import StringIO
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import run_ranks, stop_for, text_of
+from fault_ranks import Ending, run_ranks, stop_for, text_of
 from torch import nn
 
 import ddpx
@@ -38,6 +39,20 @@ class _Log(logging.Handler):
         self.texts.append(record.getMessage())
 
 
+def _run(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    exit_codes: Mapping[int, int] | None = None,
+    **options: Any,
+) -> list[Ending]:
+    """As ``run_ranks``; all end well, in time, but for those with another exit code here."""
+    endings = run_ranks(world_size, function, *args, **options)
+    for rank, ending in enumerate(endings):
+        assert ending.exit_code == (exit_codes or {}).get(rank, 0), (rank, endings)
+    return endings
+
+
 # ---- ranks that are late -------------------------------------------------------------------------
 
 
@@ -57,7 +72,7 @@ def _one_is_late(late: int) -> tuple[list[str], tuple[int, ...]]:
 
 @pytest.mark.parametrize("late", [1, 3])
 def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
-    endings = run_ranks(4, _one_is_late, late, identities="AABB", environment={WARN: "0.8"})
+    endings = _run(4, _one_is_late, late, identities="AABB", environment={WARN: "0.8"})
     for rank, ending in enumerate(endings):
         warnings, named = ending.value
         assert named == ()
@@ -68,7 +83,7 @@ def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
 
 
 def test_only_the_late_of_other_hosts_are_given_up() -> None:
-    endings = run_ranks(3, _one_is_late, 2, identities="ABB", environment={RAISE: "0.5"})
+    endings = _run(3, _one_is_late, 2, identities="ABB", environment={RAISE: "0.5"})
     assert [ending.value[1] for ending in endings] == [(2,)] * 3
 
 
@@ -88,7 +103,7 @@ def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize(("transport", "hosts"), [("gloo", ""), ("gloo", "AAB"), ("shm", "")])
 def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: int) -> None:
-    endings = run_ranks(
+    endings = _run(
         3,
         _outlast_the_group,
         late,
@@ -124,7 +139,7 @@ def _go_ways_of_ones_own(after_s: float) -> str:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.6])
 def test_calls_that_wait_for_each_other_until_the_groups_timeout(after_s: float) -> None:
-    endings = run_ranks(3, _go_ways_of_ones_own, after_s, timeout_s=GROUP_TIMEOUT_S)
+    endings = _run(3, _go_ways_of_ones_own, after_s, timeout_s=GROUP_TIMEOUT_S)
     for rank, ending in enumerate(endings):
         if after_s == 0.0:
             assert f"RankStalled: [ddpx rank {rank}, " in ending.value, ending
@@ -145,7 +160,7 @@ def _be_impatient_from_the_start() -> int:
 
 
 def test_patience_may_be_set_before_a_model_is_wrapped() -> None:
-    endings = run_ranks(2, _be_impatient_from_the_start, environment={WARN: "20"})
+    endings = _run(2, _be_impatient_from_the_start, environment={WARN: "20"})
     assert endings[0].value > 0
 
 
@@ -158,7 +173,7 @@ def _load_data_first() -> list[str]:
 
 
 def test_who_has_not_begun_waits_for_nobody() -> None:
-    endings = run_ranks(2, _load_data_first, environment={WARN: "0.4", RAISE: "0.8"})
+    endings = _run(2, _load_data_first, environment={WARN: "0.4", RAISE: "0.8"})
     assert [ending.value for ending in endings] == [[], []]
 
 
@@ -175,7 +190,7 @@ def _sleep_while_another_is_late() -> list[str]:
 
 
 def test_who_was_stopped_has_waited_for_nobody() -> None:
-    first, second = run_ranks(2, _sleep_while_another_is_late, environment={WARN: "1.0"})
+    first, second = _run(2, _sleep_while_another_is_late, environment={WARN: "1.0"})
     assert first.value == second.value == []
 
 
@@ -199,7 +214,7 @@ def _one_is_late_for_a_hook() -> list[str]:
 
 
 def test_a_hook_that_waits_is_a_wait() -> None:
-    endings = run_ranks(3, _one_is_late_for_a_hook, environment={WARN: "0.5"})
+    endings = _run(3, _one_is_late_for_a_hook, environment={WARN: "0.5"})
     for rank in (0, 2):
         texts = endings[rank].value
         assert texts and all("missing: rank 1, " in text for text in texts), texts
@@ -245,8 +260,7 @@ def _raise(error: str) -> tuple[str, str, str, int]:
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("error", ERRORS)
 def test_exceptions_of_any_text_are_told(error: str, transport: str) -> None:
-    endings = run_ranks(3, _raise, error, backend=transport)
-    assert endings[1].exit_code == 1
+    endings = _run(3, _raise, error, backend=transport, exit_codes={1: 1})
     for rank in (0, 2):
         kind, text, cause, num_logged = endings[rank].value
         assert kind == "RankFailure", text
@@ -272,7 +286,7 @@ def _wrap_twice() -> tuple[str, bool]:
 
 @pytest.mark.parametrize("value", ["0", "soon", "-1", "nan"])
 def test_a_bad_variable_is_named_and_nothing_is_lost(value: str) -> None:
-    for ending in run_ranks(2, _wrap_twice, environment={WARN: value}):
+    for ending in _run(2, _wrap_twice, environment={WARN: value}):
         text, watched = ending.value
         assert text.startswith(f"{WARN}=") and "is no time to wait" in text, text
         assert watched

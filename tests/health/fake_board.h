@@ -1,6 +1,8 @@
-// A board in memory, for ranks that live in one process. It may hang, or be lost.
+// A board in memory, for ranks that live in one process. It may be slow, hang, or be lost.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -9,6 +11,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "health/board.h"
@@ -22,16 +25,22 @@ struct FakeStore {
   std::condition_variable changed;
   bool lost = false;
   bool hung = false;
+  std::atomic<int> delay_ms{0};  // of each answer
 
   void lose() {
     const std::lock_guard<std::mutex> lock(mutex);
     lost = true;
     changed.notify_all();
   }
-  // Until it is lost.
+  // Until it is lost, or answers again.
   void hang() {
     const std::lock_guard<std::mutex> lock(mutex);
     hung = true;
+  }
+  void answer() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    hung = false;
+    changed.notify_all();
   }
   void put(const std::string& key, const std::string& text) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -69,6 +78,7 @@ class FakeBoard final : public Board {
 
  private:
   std::unique_lock<std::mutex> open() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(store_->delay_ms));
     std::unique_lock<std::mutex> lock(store_->mutex);
     store_->changed.wait(lock, [this] { return store_->lost || !store_->hung; });
     if (store_->lost) {

@@ -76,12 +76,73 @@ TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
   monitor->retire();
 }
 
+TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
+  const auto store = std::make_shared<FakeStore>();
+  store->hang();
+  const auto first = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+  const auto second = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+  std::thread slow([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    store->answer();
+  });
+  EXPECT_EQ(error_of([&] { second->explain_error("broken"); }), "no error");
+  EXPECT_TRUE(second->roster().peer(0)) << "they have met";
+  slow.join();
+  first->retire();
+  second->retire();
+}
+
+// The store answers one rank before the other, which had no way to introduce itself.
+TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
+  const auto store = std::make_shared<FakeStore>();
+  store->hang();
+  const auto second = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+  std::shared_ptr<Monitor> first;
+  std::thread slow([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    store->answer();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    first = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+  });
+  EXPECT_EQ(error_of([&] { second->explain_error("broken"); }), "no error");
+  EXPECT_TRUE(second->roster().peer(0)) << "they have met";
+  slow.join();
+  first->retire();
+  second->retire();
+}
+
+TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
+  const auto store = std::make_shared<FakeStore>();
+  store->delay_ms = 400;
+  const auto monitor = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+  const auto start = std::chrono::steady_clock::now();
+  const auto text = error_of([&] { monitor->explain_error("broken"); });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_TRUE(contains(text, "rank 1 (host unknown")) << text;
+  monitor->retire();
+}
+
+// Their beats come late, too.
+TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
+  const auto store = std::make_shared<FakeStore>();
+  const auto first = Monitor::create(group_of(0, 3, "A"), std::make_unique<FakeBoard>(store));
+  const auto far = Monitor::create(group_of(1, 3, "B"), std::make_unique<FakeBoard>(store));
+  ASSERT_TRUE(eventually([&] { return first->roster().peer(1) && far->roster().peer(0); }));
+  store->delay_ms = 500;
+  const auto text = error_of([&] { first->explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "rank 2 (host unknown")) << text;
+  EXPECT_FALSE(contains(text, "rank 1")) << text;
+  first->retire();
+  far->retire();
+}
+
 TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitForLong) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
   const auto waits = Monitor::create(group_of(1, 3), std::make_unique<FakeBoard>(store));
   const auto computes = Monitor::create(group_of(2, 3), std::make_unique<FakeBoard>(store));
   waits->begin_construction();
+  waits->begin_call();
   std::this_thread::sleep_for(std::chrono::milliseconds(3500));
   EXPECT_FALSE(waits->failed()) << "though the store may only be slow";
   store->lose();

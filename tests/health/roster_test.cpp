@@ -191,6 +191,17 @@ TEST_F(RosterTest, WhoIsBehindIsMissing) {
   EXPECT_FALSE(missing(Doing::kBuffers, 3, 0));
 }
 
+TEST_F(RosterTest, OfAConstructionWhoHasBegunFewerCallsIsBehind) {
+  const auto missing = [&](uint16_t num_calls) {
+    const Trail ours{kNoModel, 1, num_calls, 0, 0, 0};
+    const Activity activity{Doing::kConstruction, kNoModel, 0, 1, 0};
+    return roster.missing(activity, ours.progress(Doing::kConstruction)).size();
+  };
+  child.page().note(Doing::kConstructing, Trail{kNoModel, 1, 1, 0, 0, 0}, 0);
+  EXPECT_EQ(missing(1), 0u);
+  EXPECT_EQ(missing(2), 1u);
+}
+
 TEST_F(RosterTest, WhoTrainsIsThroughWithTheConstruction) {
   const Trail making{kNoModel, 1, 0, 0, 0, 0};
   const auto missing = [&](const Trail& ours, Doing doing) {

@@ -1,0 +1,45 @@
+// Steps that ranks of several machines compare with each other.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "page.h"
+
+namespace ddpx::health {
+
+// A step that all buckets have come back from.
+struct CallSample {
+  uint32_t wrapper = 0;  // see model_of(); with trail.step it says which step, once and for all
+  Trail trail;
+};
+
+// Machines tell each other of them through the store, twice a second. So that two of them find the
+// same steps in what they keep, at any speed, it is the last few steps, and the last few of each 16
+// and of each 256 steps of a wrapper. Thread-safe.
+class CallSamples {
+ public:
+  void add(const CallSample& sample);
+
+  std::string to_text() const;
+
+  // Of the steps that are in another rank's text, too: the first for which calls differ, as this
+  // rank and that one made them. What cannot be read is left out.
+  std::optional<std::pair<Trail, Trail>> find_mismatch(
+      const std::string& theirs, bool same_sequence) const;
+
+ private:
+  static constexpr std::size_t kNumLevels = 3;
+  static constexpr uint32_t kFactor = 16;
+  static constexpr std::size_t kNumKept = 8;  // of each level: at 1000 steps/s the last 2 s
+
+  mutable std::mutex mutex_;
+  std::array<std::deque<CallSample>, kNumLevels> levels_;
+};
+
+}  // namespace ddpx::health

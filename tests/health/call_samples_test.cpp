@@ -1,0 +1,179 @@
+// What ranks of several machines tell each other of the calls that they made.
+#include "health/call_samples.h"
+
+#include <gtest/gtest.h>
+
+#include "lookout.h"
+
+namespace ddpx::health {
+namespace {
+
+// One of the same contents on all ranks.
+CallSample sample_of(uint32_t step, uint32_t wrapper = 0) {
+  return {wrapper, Trail{model_of(wrapper), step, 3, 77, 0, 1000 + step, 4096}};
+}
+
+void add_steps(CallSamples& samples, uint32_t first, uint32_t last) {
+  for (auto step = first; step < last; ++step) {
+    samples.add(sample_of(step));
+  }
+}
+
+bool differ(const CallSamples& ours, const CallSamples& theirs) {
+  return ours.find_mismatch(theirs.to_text(), false).has_value();
+}
+
+TEST(CallSamplesTest, StepsThatBothHaveAreCompared) {
+  CallSamples ours;
+  CallSamples theirs;
+  add_steps(ours, 0, 6);
+  add_steps(theirs, 0, 5);
+  EXPECT_FALSE(differ(ours, theirs));
+  auto other = sample_of(5);
+  other.trail.results = 1;
+  theirs.add(other);
+  const auto found = ours.find_mismatch(theirs.to_text(), false);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->first.step, 5);
+  EXPECT_EQ(found->first.results, 1005);
+  EXPECT_EQ(found->second.results, 1);
+  EXPECT_EQ(found->second.num_launched, 3);
+  EXPECT_EQ(found->second.num_bytes, 4096);
+  EXPECT_TRUE(differ(theirs, ours)) << "each finds it";
+}
+
+TEST(CallSamplesTest, TheFirstStepThatDiffersIsFound) {
+  CallSamples ours;
+  CallSamples theirs;
+  for (uint32_t step = 0; step < 20; ++step) {
+    ours.add(sample_of(step));
+    auto other = sample_of(step);
+    other.trail.digest += step >= 14 ? 1 : 0;
+    theirs.add(other);
+  }
+  EXPECT_EQ(
+      ours.find_mismatch(theirs.to_text(), false)->first.step, 14);  // though 16 is told first
+}
+
+TEST(CallSamplesTest, SequencesCountWhereTheyAreTheSameOnAllRanks) {
+  CallSamples ours;
+  CallSamples theirs;
+  ours.add(sample_of(3));
+  auto other = sample_of(3);
+  other.trail.sequence = 9;
+  theirs.add(other);
+  EXPECT_FALSE(ours.find_mismatch(theirs.to_text(), false));
+  EXPECT_TRUE(ours.find_mismatch(theirs.to_text(), true));
+}
+
+TEST(CallSamplesTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
+  CallSamples ours;
+  CallSamples theirs;
+  ours.add(sample_of(3, 2));
+  auto other = sample_of(3, 2 + kNumConstructed);
+  other.trail.results = 1;
+  theirs.add(other);
+  EXPECT_EQ(model_of(2), model_of(2 + kNumConstructed));
+  EXPECT_FALSE(differ(ours, theirs));
+}
+
+// A rank may be as far ahead of what another one told as it comes in 1.5 s.
+TEST(CallSamplesTest, AtAnySpeedSomeStepsAreKeptByBoth) {
+  for (const uint32_t ahead : {1, 5, 15, 40, 100, 300, 1000, 1500}) {
+    CallSamples ours;
+    CallSamples theirs;
+    add_steps(ours, 0, 5000 + ahead);
+    for (uint32_t step = 0; step < 5000; ++step) {
+      auto other = sample_of(step);
+      other.trail.results = 1;
+      theirs.add(other);
+    }
+    EXPECT_TRUE(differ(ours, theirs)) << ahead;
+  }
+}
+
+TEST(CallSamplesTest, WrappersThatTakeTurnsAreAllCompared) {
+  constexpr uint32_t kNumWrappers = 20;
+  constexpr uint32_t kNumSteps = 1000;
+  constexpr uint32_t kAhead = 50;
+  for (uint32_t odd = 0; odd < kNumWrappers; ++odd) {
+    int num_found = 0;
+    CallSamples ours;
+    CallSamples theirs;
+    for (uint32_t step = 0; step < kNumSteps; ++step) {
+      for (uint32_t wrapper = 0; wrapper < kNumWrappers; ++wrapper) {
+        ours.add(sample_of(step, wrapper));
+        if (step >= kAhead) {
+          auto other = sample_of(step - kAhead, wrapper);
+          other.trail.results += wrapper == odd ? 1 : 0;
+          theirs.add(other);
+        }
+      }
+      num_found += step % 10 == 0 && differ(ours, theirs) ? 1 : 0;
+    }
+    EXPECT_GE(num_found, 5) << odd << ", of " << kNumSteps / 10 << " looks";
+  }
+}
+
+TEST(CallSamplesTest, RubbishIsNoMismatch) {
+  CallSamples ours;
+  add_steps(ours, 0, 3);
+  for (const char* text : {"", "x", "0 0", "0 1 1 3 zz 0 1 2", "ffffffffffffffff 0 0 0 0 0 0 0"}) {
+    EXPECT_FALSE(ours.find_mismatch(text, false)) << text;
+  }
+}
+
+// ---- among monitors ----------------------------------------------------------------------------
+
+std::string told(Ranks& ranks, std::size_t rank) {
+  return ranks[rank].report()->failure.how;
+}
+
+// Rank `odd` has other results than the others from step 40 on, of 100 steps.
+void make_steps(Ranks& ranks, std::size_t size, std::size_t odd) {
+  for (uint32_t step = 0; step < 100; ++step) {
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      auto sample = sample_of(step);
+      sample.trail.results += rank == odd && step >= 40 ? 1 : 0;
+      ranks[rank].add_sample(sample);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+TEST(CallSamplesTest, MachinesThatMadeOtherCallsAreFoundOut) {
+  Ranks ranks("ABB");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // they have found who speaks
+  make_steps(ranks, 3, 1);
+  for (const std::size_t rank : {0, 1, 2}) {
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 3)) << rank;
+    EXPECT_EQ(ranks[rank].report()->failure.kind, FailureKind::kMismatch);
+    EXPECT_EQ(told(ranks, rank), told(ranks, 0));
+  }
+  EXPECT_TRUE(contains(told(ranks, 0), "different collective calls in step ")) << told(ranks, 0);
+  EXPECT_TRUE(contains(told(ranks, 0), "\n  rank 0: 3 buckets of 4096 bytes")) << told(ranks, 0);
+  EXPECT_TRUE(contains(told(ranks, 0), "\n  rank 1: 3 buckets")) << told(ranks, 0);
+}
+
+TEST(CallSamplesTest, TheSameCallsAreNoFailure) {
+  Ranks ranks("AB");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  make_steps(ranks, 2, /*odd=*/2);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  EXPECT_FALSE(ranks[0].failed());
+  EXPECT_TRUE(ranks.store->has("ddpx/health/calls/0"));
+}
+
+TEST(CallSamplesTest, MachinesGoAroundByTheirLowestRanks) {
+  Ranks ranks("ABABC");
+  EXPECT_EQ(ranks[0].roster().counterpart(), 1);
+  EXPECT_EQ(ranks[1].roster().counterpart(), 4);
+  EXPECT_EQ(ranks[2].roster().counterpart(), std::nullopt);
+  EXPECT_EQ(ranks[3].roster().counterpart(), std::nullopt);
+  EXPECT_EQ(ranks[4].roster().counterpart(), 0);
+  Ranks alone("AA");
+  EXPECT_EQ(alone[0].roster().counterpart(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ddpx::health
