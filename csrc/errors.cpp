@@ -69,7 +69,8 @@ UserError static_graph_changed(
   return UserError(out.str());
 }
 
-UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph) {
+UserError param_arrived_again(
+    const Where& where, const std::string& name, bool static_graph, bool as_view) {
   const std::string remedy =
       static_graph ? "Your training graph has changed in this iteration: with static_graph=True, "
                      "the first synchronised backward produced fewer gradients for it. "
@@ -78,9 +79,16 @@ UserError param_arrived_again(const Where& where, const std::string& name, bool 
                      "checkpoint(..., use_reentrant=False), or pass static_graph=True. It also "
                      "happens when several threads run backwards through one wrapper at once: let "
                      "them take turns.";
+  const std::string consequence =
+      as_view
+          ? " With gradient_as_bucket_view=True it was added to a bucket that may have been on "
+            "its way: ranks may have received different averages, so that all have to go on from a "
+            "checkpoint."
+          : "";
   return UserError(
       opening(where) + "parameter '" + name +
-      "' got another gradient after its gradient had been packed for all-reduce. " + remedy);
+      "' got another gradient after its gradient had been packed for all-reduce. " + remedy +
+      consequence);
 }
 
 UserError gradients_not_finite(

@@ -45,7 +45,8 @@ UserError static_graph_changed(
     const std::vector<std::size_t>& param_indices);
 
 // A gradient arrived again after it was final.
-UserError param_arrived_again(const Where& where, const std::string& name, bool static_graph);
+UserError param_arrived_again(
+    const Where& where, const std::string& name, bool static_graph, bool as_view);
 
 // Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
 UserError gradients_not_finite(

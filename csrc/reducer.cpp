@@ -71,7 +71,10 @@ void Reducer::on_grad(std::size_t param_index) {
     case Arrival::kRepeated:
       report_later(
           errors::param_arrived_again(
-              where(), names_[param_index], options_.mode == GraphMode::kStatic));
+              where(),
+              names_[param_index],
+              options_.mode == GraphMode::kStatic,
+              options_.gradient_as_bucket_view));
       break;
     case Arrival::kAbsent:
       break;  // frozen meanwhile; or a wrong guess, which the used-map tells
@@ -330,9 +333,7 @@ void Reducer::finish_step(bool output_reached) {
       order_.complete();
     }
     agree_on_use();
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      drain(b);
-    }
+    drain_all();
     const bool agrees = communicates() && (agrees_on_use() || finite_check_);
     if (agrees) {
       note(EventKind::kAgreeBegin);

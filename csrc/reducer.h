@@ -208,6 +208,7 @@ class Reducer final : public GradListener,
   void launch_ready();
   void launch(Bucket& bucket, std::size_t bucket_index);
   void finish_step(bool output_reached);
+  void drain_all();
   void drain(std::size_t bucket_index);
   void report_end(const errors::Where& where, const Indices& missing, bool output_reached);
   void report_not_finite();
@@ -254,7 +255,7 @@ class Reducer final : public GradListener,
   bool rebuild_if_due();
   void check_params();
   bool all_frozen() const;
-  void match_peers() noexcept;
+  std::optional<Indices> match_peers() noexcept;
   void fail() noexcept;
   void recover();
 

@@ -260,96 +260,13 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
   outputs_.watch(outputs, weak_from_this());
 }
 
-// ---- failure -----------------------------------------------------------------------------------
-
-void Reducer::on_graph_task_abort(int task_id) noexcept {
-  const Lock lock(mutex_);
-  scope_.leave(task_id);
-  if (!scope_.empty()) {
-    return;
-  }
-  output_reached_ = false;
-  if (phase_ != Phase::kCollecting) {
-    return;
-  }
-  if (!notes_.group_failed()) {  // else peers finish no step either
-    match_peers();
-  }
-  fail();
-}
-
-// After an abort that came when every gradient was there: peers get them, and cannot know of it.
-// Does what they do at the end of the step, so that the next collectives pair up.
-void Reducer::match_peers() noexcept {
-  try {
-    if (arrivals_.learning() && arrivals_.missing().empty()) {
-      for (const auto param_index : arrivals_.unfinished()) {
-        accept(param_index);
-      }
-    }
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      if (!skipped(b) && !buckets_[b].in_flight()) {
-        return;  // peers wait for this one, and would take another call for it
-      }
-    }
-    order_.complete();
-    if (agrees_on_use()) {
-      notes_.note(Doing::kSettling);
-      used_.launch(*collective_);
-    }
-    if (finite_check_) {
-      notes_.note(Doing::kAgreeing);
-      finite_check_->agree(*collective_, params_.front().device());
-    }
-    clock_.skip_step();  // peers count it
-  } catch (...) {
-    // The error that aborted this backward is the one to report.
-  }
-}
-
-void Reducer::fail() noexcept {
-  try {
-    go_to(Phase::kFailed);
-    recover();
-  } catch (...) {
-    // Out of memory, say: the next step tries again, and its error reaches the user.
-  }
-}
-
-void Reducer::recover() {
-  // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
-  // the backend, whose work objects keep them alive.
-  make_buckets();
-  if (agrees_on_use()) {
-    used_ = UsedMap(params_.size(), params_.front().device());
-    predicted_unused_.clear();
-  }
-  order_.restart();
-  owed_.clear();
-  go_to(Phase::kIdle);
-  notes_.end_wait();
-}
-
-void Reducer::reset() {
-  const Lock lock(mutex_);
-  if (BackwardScope::inside_any_task()) {
-    throw errors::inside_backward(where(), "reset()");
-  }
-  if (phase_ == Phase::kCollecting) {
-    go_to(Phase::kFailed);
-  }
-  if (phase_ == Phase::kFailed) {
-    recover();
-  }
-}
+// ---- names for errors ---------------------------------------------------------------------------
 
 std::vector<std::string> Reducer::missing_params() {
   const std::unique_lock<std::recursive_mutex> lock(mutex_, std::try_to_lock);
   return lock && phase_ == Phase::kCollecting ? names_of(arrivals_.missing())
                                               : std::vector<std::string>();
 }
-
-// ---- names for errors ---------------------------------------------------------------------------
 
 std::string Reducer::describe_bucket(std::size_t bucket_index) const {
   return errors::bucket_all_reduce(

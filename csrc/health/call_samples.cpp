@@ -9,32 +9,29 @@
 namespace ddpx::health {
 namespace {
 
-void write(std::ostream& out, const CallSample& sample) {
-  const auto& trail = sample.trail;
-  out << std::hex << sample.wrapper << ' ' << trail.step << ' ' << trail.num_launched << ' '
+void write(std::ostream& out, const Trail& trail) {
+  out << std::hex << trail.wrapper << ' ' << trail.step << ' ' << trail.num_launched << ' '
       << trail.digest << ' ' << trail.sequence << ' ' << trail.results << ' ' << trail.num_bytes
       << '\n';
 }
 
-bool read(std::istream& in, CallSample& sample) {
-  auto& trail = sample.trail;
-  in >> std::hex >> sample.wrapper >> trail.step >> trail.num_launched >> trail.digest >>
+bool read(std::istream& in, Trail& trail) {
+  in >> std::hex >> trail.wrapper >> trail.step >> trail.num_launched >> trail.digest >>
       trail.sequence >> trail.results >> trail.num_bytes;
-  trail.model = model_of(sample.wrapper);
+  trail.model = model_of(trail.wrapper);
   return static_cast<bool>(in);
 }
 
-auto key(const CallSample& sample) {
-  return std::tuple(sample.trail.step, sample.wrapper);
+auto key(const Trail& trail) {
+  return std::tuple(trail.step, trail.wrapper);
 }
 
 }  // namespace
 
-void CallSamples::add(const CallSample& sample) {
+void CallSamples::add(const Trail& trail) {
   std::size_t level = 0;
   // Wrappers that take turns come to a level in different steps, evenly (0.618 of 256 apart).
-  for (auto step = sample.trail.step + 157 * sample.wrapper;
-       level + 1 < kNumLevels && step % kFactor == 0;
+  for (auto step = trail.step + 157 * trail.wrapper; level + 1 < kNumLevels && step % kFactor == 0;
        ++level) {
     step /= kFactor;
   }
@@ -43,15 +40,15 @@ void CallSamples::add(const CallSample& sample) {
   if (kept.size() == kNumKept) {
     kept.pop_front();
   }
-  kept.push_back(sample);
+  kept.push_back(trail);
 }
 
 std::string CallSamples::to_text() const {
   std::ostringstream out;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& kept : levels_) {
-    for (const auto& sample : kept) {
-      write(out, sample);
+    for (const auto& trail : kept) {
+      write(out, trail);
     }
   }
   return out.str();
@@ -60,20 +57,18 @@ std::string CallSamples::to_text() const {
 std::optional<std::pair<Trail, Trail>> CallSamples::find_mismatch(
     const std::string& theirs, bool same_sequence) const {
   std::istringstream in(theirs);
-  std::vector<CallSample> told;
-  for (CallSample sample; read(in, sample);) {
-    told.push_back(sample);
+  std::vector<Trail> told;
+  for (Trail trail; read(in, trail);) {
+    told.push_back(trail);
   }
-  std::optional<CallSample> first;
   std::optional<std::pair<Trail, Trail>> found;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& kept : levels_) {
     for (const auto& own : kept) {
       for (const auto& other : told) {
-        if (key(own) == key(other) && !same_calls(own.trail, other.trail, same_sequence) &&
-            (!first || key(own) < key(*first))) {
-          first = own;
-          found = {own.trail, other.trail};
+        if (key(own) == key(other) && !same_calls(own, other, same_sequence) &&
+            (!found || key(own) < key(found->first))) {
+          found = {own, other};
         }
       }
     }

@@ -13,18 +13,13 @@
 
 namespace ddpx::health {
 
-// A step that all buckets have come back from.
-struct CallSample {
-  uint32_t wrapper = 0;  // see model_of(); with trail.step it says which step, once and for all
-  Trail trail;
-};
-
 // Machines tell each other of them through the store, twice a second. So that two of them find the
 // same steps in what they keep, at any speed, it is the last few steps, and the last few of each 16
 // and of each 256 steps of a wrapper. Thread-safe.
 class CallSamples {
  public:
-  void add(const CallSample& sample);
+  // Of a step that all buckets have come back from.
+  void add(const Trail& trail);
 
   std::string to_text() const;
 
@@ -39,7 +34,7 @@ class CallSamples {
   static constexpr std::size_t kNumKept = 8;  // of each level: at 1000 steps/s the last 2 s
 
   mutable std::mutex mutex_;
-  std::array<std::deque<CallSample>, kNumLevels> levels_;
+  std::array<std::deque<Trail>, kNumLevels> levels_;
 };
 
 }  // namespace ddpx::health

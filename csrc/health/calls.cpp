@@ -5,10 +5,10 @@
 namespace ddpx::health {
 
 bool same_calls(const Trail& a, const Trail& b, bool same_sequence) {
-  const bool both_launched_all = a.num_launched == b.num_launched;
-  const bool both_are_back = a.results != 0 && b.results != 0;
-  return (!same_sequence || a.sequence == b.sequence) &&
-         (!both_launched_all || a.digest == b.digest) && (!both_are_back || a.results == b.results);
+  const bool same_stage = a.num_launched == b.num_launched;
+  const bool both_are_back = a.has_results() && b.has_results();
+  return (!same_stage || !same_sequence || a.sequence == b.sequence) &&
+         (!same_stage || a.digest == b.digest) && (!both_are_back || a.results == b.results);
 }
 
 std::string describe_mismatch(const std::vector<std::pair<int, Trail>>& ranks) {
@@ -23,7 +23,7 @@ std::string describe_mismatch(const std::vector<std::pair<int, Trail>>& ranks) {
     out << "\n  rank " << rank << ": " << trail.num_launched
         << (trail.num_launched == 1 ? " bucket" : " buckets") << " of " << trail.num_bytes
         << " bytes in all" << std::hex << " (digest of the sizes " << (trail.digest >> 32);
-    if (trail.results != 0) {
+    if (trail.has_results()) {
       out << ", of what came back " << (trail.results >> 32);
     }
     out << std::dec << ")";

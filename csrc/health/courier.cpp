@@ -238,6 +238,10 @@ StoreState Courier::store_state() const {
   return was_late ? StoreState::kLate : StoreState::kAnswers;
 }
 
+bool Courier::broken() const {
+  return state_->lost;
+}
+
 bool Courier::server_ended() const {
   return state_->server == State::Server::kEnded;
 }

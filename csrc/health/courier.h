@@ -67,6 +67,7 @@ class Courier {
   void hurry();
 
   StoreState store_state() const;
+  bool broken() const;  // its connection: it is lost, for good
 
   // Whether the store's process was found to have ended. Does not wait: look_for_server() starts
   // to find out, on a thread of its own.

@@ -89,9 +89,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void explain_error(const std::string& said);
 
   // A step has come to its end: it may be compared with what other machines did.
-  void add_sample(const CallSample& sample) {
+  void add_sample(const Trail& trail) {
     if (speaks_for_machine_.load(std::memory_order_relaxed)) {
-      samples_.add(sample);
+      samples_.add(trail);
     }
   }
 

@@ -60,12 +60,13 @@ Turn turn_of(const Activity& own, int64_t waited_ns, const std::string& said) {
 struct TimeToLook {
   milliseconds until_silence_counts;
   milliseconds until_error_stands;
+  milliseconds without_store;  // then it stands, too: ranks of this machine have told by then
 };
 
 TimeToLook time_to_look(Turn turn, bool any_far) {
   const int place = static_cast<int>(turn);
   const auto near = kTimeToSee + place * kTurn;
-  return {std::min(near, kTimeToSee), any_far ? kTimeToSeeFar + place * kTurnFar : near};
+  return {std::min(near, kTimeToSee), any_far ? kTimeToSeeFar + place * kTurnFar : near, near};
 }
 
 }  // namespace
@@ -179,7 +180,8 @@ void Monitor::explain_error(const std::string& said) {
       declare(std::move(*failure));
       continue;
     }
-    if (looked > time.until_error_stands && !(awaits_store && any_unknown())) {
+    const auto enough = courier_->broken() ? time.without_store : time.until_error_stands;
+    if (looked > enough && !(awaits_store && any_unknown())) {
       break;
     }
     std::unique_lock<std::mutex> lock(mutex_);

@@ -43,7 +43,8 @@ std::optional<Trail> PageView::trail(uint8_t model, uint32_t step) const {
       entry.digest.load(std::memory_order_acquire),
       entry.sequence.load(std::memory_order_acquire),
       entry.results.load(std::memory_order_acquire),
-      entry.num_bytes.load(std::memory_order_acquire)};
+      entry.num_bytes.load(std::memory_order_acquire),
+      entry.wrapper.load(std::memory_order_acquire)};
   const auto after = entry.key.load(std::memory_order_acquire);
   const bool found = before == after && trail.model == model && trail.step == step;
   return found && trail.num_launched > 0 ? std::make_optional(trail) : std::nullopt;
@@ -74,6 +75,7 @@ void OwnPage::publish(const Trail& trail) {
   entry.sequence.store(trail.sequence, std::memory_order_release);
   entry.results.store(trail.results, std::memory_order_release);
   entry.num_bytes.store(trail.num_bytes, std::memory_order_release);
+  entry.wrapper.store(trail.wrapper, std::memory_order_release);
   entry.key.store(progress, std::memory_order_release);
   layout.progress.store(progress, std::memory_order_release);
 }

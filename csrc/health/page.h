@@ -31,6 +31,15 @@ struct Trail {
   uint64_t sequence = 0;   // of the group's calls, at the first launch; 0: not counted
   uint64_t results = 0;    // a sample of what the buckets came back with; 0 until all are back
   uint64_t num_bytes = 0;  // of all buckets so far
+  uint32_t wrapper = 0;    // the number that `model` is made of; with `step` it is unique
+
+  // In place of results, of a rank that has found something wrong with its own gradients. It may
+  // have written into a bucket in flight: ranks that did nothing wrong can differ by it, too.
+  static constexpr uint64_t kSpoiled = 1;
+
+  bool has_results() const {
+    return results > kSpoiled;
+  }
 
   Progress progress(Doing doing) const {
     return Progress{model, step, stage_of(doing), num_launched};
@@ -57,6 +66,7 @@ struct PageLayout {
     std::atomic<uint64_t> sequence;
     std::atomic<uint64_t> results;
     std::atomic<uint64_t> num_bytes;
+    std::atomic<uint32_t> wrapper;
   };
   static constexpr std::size_t kNumTrails = 16;
   std::array<TrailEntry, kNumTrails> trails;

@@ -85,8 +85,11 @@ std::string describe(const End& end) {
 }
 
 // Of the step that `ours` is about; none if it cannot be seen, or is not there any more.
+// Of the same step.
 std::optional<Trail> trail_of(const std::shared_ptr<Peer>& peer, const Trail& ours) {
-  return peer && peer->page() ? peer->page()->trail(ours.model, ours.step) : std::nullopt;
+  const auto* page = peer ? peer->page() : nullptr;
+  const auto trail = page ? page->trail(ours.model, ours.step) : std::nullopt;
+  return trail && trail->wrapper == ours.wrapper ? trail : std::nullopt;
 }
 
 // In the order in which all ranks make their collective calls.
@@ -331,20 +334,30 @@ bool Roster::agrees(const Trail& ours) const {
   });
 }
 
-std::optional<std::string> Roster::mismatch(const Trail& ours) const {
+std::optional<std::string> Roster::mismatch(const Trail& ours, bool is_over) const {
   if (agrees(ours)) {
     return std::nullopt;
   }
   const auto all = peers();
   std::vector<std::pair<int, Trail>> ranks;
+  bool results_count = true;
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-    const auto trail = rank == rank_ ? std::make_optional(ours)
-                                     : trail_of(all[static_cast<std::size_t>(rank)], ours);
+    const auto& peer = all[static_cast<std::size_t>(rank)];
+    const auto trail = rank == rank_ ? std::make_optional(ours) : trail_of(peer, ours);
     if (trail) {
       ranks.emplace_back(rank, *trail);
     }
+    const bool is_far = peer && !peer->page();
+    const bool is_through = is_far || (trail && (is_over || trail->results != 0));
+    const bool is_spoiled = trail && trail->results == Trail::kSpoiled;
+    results_count = results_count && is_through && !is_spoiled;
   }
-  return describe_mismatch(ranks);
+  bool differ = false;
+  for (auto& [rank, trail] : ranks) {
+    trail.results = results_count ? trail.results : 0;
+    differ = differ || !same_calls(trail, ours, same_sequence_);
+  }
+  return differ ? std::make_optional(describe_mismatch(ranks)) : std::nullopt;
 }
 
 std::optional<std::string> Roster::uneven_sequences(const Trail& ours) const {

@@ -66,8 +66,9 @@ class Roster {
   // Whether all ranks, which have made the launches of a step, made the same.
   bool agrees(const Trail& ours) const;
 
-  // How they differ; none if they do not.
-  std::optional<std::string> mismatch(const Trail& ours) const;
+  // How they differ; none if they do not. Results count when all ranks are through with the step,
+  // and could say that theirs are spoiled. `is_over`: they are, since this one has ended the next.
+  std::optional<std::string> mismatch(const Trail& ours, bool is_over) const;
 
   // Numbers of calls made to the group, by rank, if they differ where that may be meant.
   std::optional<std::string> uneven_sequences(const Trail& ours) const;

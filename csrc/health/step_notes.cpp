@@ -1,5 +1,6 @@
 #include "step_notes.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -29,12 +30,12 @@ void StepNotes::number_as_constructed() {
 
 void StepNotes::continue_from(const StepNotes& older) {
   if (monitor_ && monitor_ == older.monitor_ && older.trail_.model != kNotNumbered) {
-    set_number(older.wrapper_);
+    set_number(older.trail_.wrapper);
   }
 }
 
 void StepNotes::set_number(uint32_t wrapper) {
-  wrapper_ = wrapper;
+  trail_.wrapper = wrapper;
   trail_.model = model_of(wrapper);
   monitor_->set_subject(trail_.model, subject_);
   monitor_->roster().names().set(trail_.model, names_);
@@ -71,21 +72,36 @@ void StepNotes::note_result(const void* data, std::size_t num_bytes) {
   }
 }
 
+void StepNotes::break_off() {
+  if (!monitor_) {
+    return;
+  }
+  if (!sample_ && trail_.num_launched > 0) {
+    trail_.results = Trail::kSpoiled;
+    monitor_->page().publish(trail_);
+  }
+  if (waits_for_peers(monitor_->page().view().activity().doing)) {
+    note(Doing::kOutside);
+  }
+}
+
 void StepNotes::check_calls() {
   if (!monitor_ || trail_.num_launched == 0) {
     return;
   }
-  trail_.results = sample_.value_or(0);
+  trail_.results = sample_.value_or(Trail::kSpoiled);
   monitor_->page().publish(trail_);
+  // Of two ranks that come here at once, one at least sees what the other published.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   const auto before = std::exchange(last_, trail_);
-  auto how = monitor_->roster().mismatch(trail_);
-  if (!how && before.step + 1 == trail_.step) {
-    how = monitor_->roster().mismatch(before);
+  auto how = monitor_->roster().mismatch(trail_, /*is_over=*/false);
+  if (!how && before.num_launched > 0 && before.step + 1 == trail_.step) {
+    how = monitor_->roster().mismatch(before, /*is_over=*/true);
   }
   if (how) {
     monitor_->raise_mismatch(*how);
   }
-  monitor_->add_sample(CallSample{wrapper_, trail_});
+  monitor_->add_sample(trail_);
 }
 
 }  // namespace ddpx::health

@@ -40,16 +40,13 @@ class StepNotes {
 
   // A step that has not launched anything yet. The same number on all ranks.
   void begin_step(uint32_t step) {
-    trail_ = Trail{trail_.model, step, 0, 0, 0, 0};
+    trail_ = Trail{trail_.model, step, 0, 0, 0, 0, 0, trail_.wrapper};
     sample_ = 0;
   }
 
-  // The step broke off. What this rank did last is left to be seen, unless it was a wait.
-  void end_wait() {
-    if (monitor_ && waits_for_peers(monitor_->page().view().activity().doing)) {
-      note(Doing::kOutside);
-    }
-  }
+  // The step broke off. What this rank did last is left to be seen, unless it was a wait. Peers may
+  // come to the step's end: they hear, too, of results that are spoiled.
+  void break_off();
 
   // A bucket is about to leave.
   void note_launch(int64_t num_bytes, int dtype);
@@ -78,7 +75,7 @@ class StepNotes {
   }
 
   // All buckets of the step are back: raises if ranks made different calls. What the buckets came
-  // back with is compared a step later, too, when peers are sure to have it.
+  // back with is compared by the last rank to come here, and a step later, when all have been here.
   void check_calls();
 
   void name_buckets(std::vector<std::vector<std::string>> names) {
@@ -102,8 +99,7 @@ class StepNotes {
   std::shared_ptr<Monitor> monitor_;
   std::weak_ptr<Subject> subject_;
   std::vector<std::vector<std::string>> names_;  // of the params, by bucket
-  uint32_t wrapper_ = 0;                         // trail_.model is made of it
-  Trail trail_{kNotNumbered, 0, 0, 0, 0, 0};
+  Trail trail_{kNotNumbered};
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
   Trail last_;                      // of the step before, if it came to its end
 };

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_groups import BreakableGroup
-from reference import assert_grads_averaged, copy_from_rank_0
+from reference import assert_grads_averaged, average_grads, copy_from_rank_0
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -195,9 +195,8 @@ def test_gradient_that_does_not_fit_is_named(ranks):
     ranks(2).run(_gradient_does_not_fit)
 
 
-def _late_exception_on_one_rank(mode: str) -> None:
-    """Rank 1 raises when all its buckets have left: its peer has had a whole step, and goes on."""
-    ours, plain = _wrapped_and_plain(MODES[mode])
+def _raise_late_on_rank_1(model: nn.Module, use_spare: bool = True) -> None:
+    """Rank 1 raises when all its buckets have left: its peer has a whole step."""
     x = (torch.ones(3, 8) * (dist.get_rank() + 1)).requires_grad_() * 1.0
 
     def raise_on_rank_1(grad: torch.Tensor) -> None:
@@ -205,20 +204,53 @@ def _late_exception_on_one_rank(mode: str) -> None:
             raise RuntimeError("user code failed")
 
     x.register_hook(raise_on_rank_1)
-
-    def step(model: nn.Module) -> None:
-        model(x).square().mean().backward()
-
+    loss = model(x, use_spare=use_spare).square().mean()
     if dist.get_rank() == 1:
-        assert "user code failed" in _error_of(step, ours)
+        assert "user code failed" in _error_of(loss.backward)
     else:
-        step(ours)
+        loss.backward()
+
+
+def _late_exception_on_one_rank(mode: str, when: int) -> None:
+    ours, plain = _wrapped_and_plain(MODES[mode])
+    for _ in range(when):
+        _good_step(ours)
+    _raise_late_on_rank_1(ours)
     _assert_works(ours, plain)
 
 
-@pytest.mark.parametrize("mode", ["default", "view", "find unused"])
-def test_late_exception_on_one_rank(ranks, mode):
-    ranks(2).run(_late_exception_on_one_rank, mode)
+@pytest.mark.parametrize("when", [0, 1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_late_exception_on_one_rank(ranks, mode, when):
+    ranks(2).run(_late_exception_on_one_rank, mode, when)
+
+
+def _late_exception_beside_a_guess(guess_is_wrong_then: bool) -> None:
+    """Who raised knows what its peer takes to be unused, and mends a wrong guess with it."""
+    ours, plain = _wrapped_and_plain(MODES["find unused"])
+    rank = dist.get_rank()
+
+    def step(model: nn.Module, use_spare: bool) -> None:
+        model(torch.ones(3, 8) * (rank + 1), use_spare).square().mean().backward()
+
+    for _ in range(2):
+        step(ours, False)
+    _raise_late_on_rank_1(ours, use_spare=guess_is_wrong_then and rank == 0)
+    for use_spare in (rank == 0, False, rank == 1):
+        ours.zero_grad()
+        plain.zero_grad()
+        step(ours, use_spare)
+        step(plain, use_spare)
+        average_grads(plain)
+        for ours_, plain_ in zip(ours.parameters(), plain.parameters(), strict=True):
+            grad = torch.zeros_like(plain_) if ours_.grad is None else ours_.grad
+            torch.testing.assert_close(grad, plain_.grad)
+    _assert_works(ours, plain)
+
+
+@pytest.mark.parametrize("guess_is_wrong_then", [True, False])
+def test_late_exception_beside_a_guess(ranks, guess_is_wrong_then):
+    ranks(2).run(_late_exception_beside_a_guess, guess_is_wrong_then)
 
 
 def _one_of_two_wrappers_fails() -> None:

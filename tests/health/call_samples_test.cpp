@@ -9,8 +9,8 @@ namespace ddpx::health {
 namespace {
 
 // One of the same contents on all ranks.
-CallSample sample_of(uint32_t step, uint32_t wrapper = 0) {
-  return {wrapper, Trail{model_of(wrapper), step, 3, 77, 0, 1000 + step, 4096}};
+Trail sample_of(uint32_t step, uint32_t wrapper = 0) {
+  return Trail{model_of(wrapper), step, 3, 77, 0, 1000 + step, 4096, wrapper};
 }
 
 void add_steps(CallSamples& samples, uint32_t first, uint32_t last) {
@@ -30,13 +30,13 @@ TEST(CallSamplesTest, StepsThatBothHaveAreCompared) {
   add_steps(theirs, 0, 5);
   EXPECT_FALSE(differ(ours, theirs));
   auto other = sample_of(5);
-  other.trail.results = 1;
+  other.results = 2;
   theirs.add(other);
   const auto found = ours.find_mismatch(theirs.to_text(), false);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->first.step, 5);
   EXPECT_EQ(found->first.results, 1005);
-  EXPECT_EQ(found->second.results, 1);
+  EXPECT_EQ(found->second.results, 2);
   EXPECT_EQ(found->second.num_launched, 3);
   EXPECT_EQ(found->second.num_bytes, 4096);
   EXPECT_TRUE(differ(theirs, ours)) << "each finds it";
@@ -48,7 +48,7 @@ TEST(CallSamplesTest, TheFirstStepThatDiffersIsFound) {
   for (uint32_t step = 0; step < 20; ++step) {
     ours.add(sample_of(step));
     auto other = sample_of(step);
-    other.trail.digest += step >= 14 ? 1 : 0;
+    other.digest += step >= 14 ? 1 : 0;
     theirs.add(other);
   }
   EXPECT_EQ(
@@ -60,7 +60,7 @@ TEST(CallSamplesTest, SequencesCountWhereTheyAreTheSameOnAllRanks) {
   CallSamples theirs;
   ours.add(sample_of(3));
   auto other = sample_of(3);
-  other.trail.sequence = 9;
+  other.sequence = 9;
   theirs.add(other);
   EXPECT_FALSE(ours.find_mismatch(theirs.to_text(), false));
   EXPECT_TRUE(ours.find_mismatch(theirs.to_text(), true));
@@ -71,7 +71,7 @@ TEST(CallSamplesTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
   CallSamples theirs;
   ours.add(sample_of(3, 2));
   auto other = sample_of(3, 2 + kNumConstructed);
-  other.trail.results = 1;
+  other.results = 2;
   theirs.add(other);
   EXPECT_EQ(model_of(2), model_of(2 + kNumConstructed));
   EXPECT_FALSE(differ(ours, theirs));
@@ -85,7 +85,7 @@ TEST(CallSamplesTest, AtAnySpeedSomeStepsAreKeptByBoth) {
     add_steps(ours, 0, 5000 + ahead);
     for (uint32_t step = 0; step < 5000; ++step) {
       auto other = sample_of(step);
-      other.trail.results = 1;
+      other.results = 2;
       theirs.add(other);
     }
     EXPECT_TRUE(differ(ours, theirs)) << ahead;
@@ -105,7 +105,7 @@ TEST(CallSamplesTest, WrappersThatTakeTurnsAreAllCompared) {
         ours.add(sample_of(step, wrapper));
         if (step >= kAhead) {
           auto other = sample_of(step - kAhead, wrapper);
-          other.trail.results += wrapper == odd ? 1 : 0;
+          other.results += wrapper == odd ? 1 : 0;
           theirs.add(other);
         }
       }
@@ -134,7 +134,7 @@ void make_steps(Ranks& ranks, std::size_t size, std::size_t odd) {
   for (uint32_t step = 0; step < 100; ++step) {
     for (std::size_t rank = 0; rank < size; ++rank) {
       auto sample = sample_of(step);
-      sample.trail.results += rank == odd && step >= 40 ? 1 : 0;
+      sample.results += rank == odd && step >= 40 ? 1 : 0;
       ranks[rank].add_sample(sample);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -25,7 +25,7 @@ bool eventually(const Condition& condition, int seconds = 10) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  return false;
+  return condition();
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

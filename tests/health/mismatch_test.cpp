@@ -1,10 +1,114 @@
-// Ranks that find at the same moment that their calls differ.
+// Ranks whose calls differ, and who says so.
 #include <gtest/gtest.h>
 
+#include "health/step_notes.h"
 #include "lookout.h"
 
 namespace ddpx::health {
 namespace {
+
+constexpr uint64_t kUsual = 7;
+constexpr uint64_t kOther = 8;
+
+// Three ranks of one machine that take steps of one bucket.
+class StepsTest : public testing::Test {
+ protected:
+  StepsTest() {
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      notes.emplace_back(ranks[rank].shared_from_this(), std::weak_ptr<Subject>());
+    }
+  }
+
+  void begin(uint32_t step) {
+    for (auto& rank : notes) {
+      rank.begin_step(step);
+      rank.note_launch(64, 0);
+    }
+  }
+  // What the bucket came back with, if anything; then what comparing calls says.
+  std::string end(std::size_t rank, std::optional<uint64_t> word) {
+    if (word) {
+      notes[rank].note_result(&*word, sizeof(*word));
+    }
+    return error_of([this, rank] { notes[rank].check_calls(); });
+  }
+  void take_step(uint32_t step) {
+    begin(step);
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(end(rank, kUsual), "no error");
+    }
+  }
+
+  Ranks ranks{"AAA"};
+  std::vector<StepNotes> notes;
+};
+
+TEST_F(StepsTest, TheLastOneThroughSaysThatResultsDiffer) {
+  take_step(0);
+  begin(1);
+  EXPECT_EQ(end(0, kUsual), "no error");
+  EXPECT_EQ(end(1, kOther), "no error");  // rank 2 may be about to say that it did this
+  const auto text = end(2, kUsual);
+  EXPECT_TRUE(contains(text, "different collective calls in step 1")) << text;
+}
+
+TEST_F(StepsTest, ResultsThatNotAllHaveAreComparedAStepLater) {
+  take_step(0);
+  begin(1);
+  EXPECT_EQ(end(0, kUsual), "no error");
+  EXPECT_EQ(end(1, kOther), "no error");
+  EXPECT_EQ(end(2, std::nullopt), "no error");  // as with a communication hook
+  begin(2);
+  const auto text = end(0, kUsual);
+  EXPECT_TRUE(contains(text, "different collective calls in step 1")) << text;
+}
+
+// It may have written into a bucket that was on its way through it, and has an error of its own.
+TEST_F(StepsTest, WhereARankHasSpoiledItsResultsNobodysCount) {
+  take_step(0);
+  begin(1);
+  EXPECT_EQ(end(0, kUsual), "no error");
+  EXPECT_EQ(end(1, kOther), "no error");
+  notes[2].spoil_results();
+  EXPECT_EQ(end(2, kUsual), "no error");
+  take_step(2);
+  take_step(3);
+}
+
+TEST_F(StepsTest, NorWhereItThenBrokeOff) {
+  take_step(0);
+  begin(1);
+  EXPECT_EQ(end(0, kUsual), "no error");
+  EXPECT_EQ(end(1, kOther), "no error");
+  notes[2].spoil_results();
+  notes[2].break_off();
+  take_step(2);
+}
+
+// A rank may come to the end of no step before that: its first one broke off, say.
+TEST(StepNotesTest, BeforeTheFirstStepThereIsNoneToCompare) {
+  const auto store = std::make_shared<FakeStore>();
+  std::vector<std::shared_ptr<Monitor>> monitors;
+  std::vector<StepNotes> notes;
+  for (const int rank : {0, 1}) {
+    auto group = group_of(rank, 2);
+    group.same_sequence = true;
+    group.sequence = [] { return uint64_t{5}; };
+    monitors.push_back(Monitor::create(group, std::make_unique<FakeBoard>(store)));
+    monitors.back()->begin_construction();
+    notes.emplace_back(monitors.back(), std::weak_ptr<Subject>());
+    notes.back().number_as_constructed();
+  }
+  ASSERT_TRUE(eventually([&] { return monitors[0]->roster().peer(1) != nullptr; }));
+  for (const uint32_t rank : {0, 1}) {
+    notes[rank].begin_step(1 - rank);
+    notes[rank].note_launch(64, 0);
+  }
+  EXPECT_EQ(error_of([&] { notes[0].check_calls(); }), "no error");
+  for (const auto& monitor : monitors) {
+    monitor->retire();
+  }
+}
 
 TEST(MismatchTest, AllRanksUseTheWordsOfTheFirst) {
   Ranks ranks("AAA");

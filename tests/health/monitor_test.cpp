@@ -23,7 +23,7 @@ TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
 TEST(MonitorTest, AnExceptionReachesRanksOfOtherMachines) {
   Ranks ranks("AB");
   ranks[1].fail("ValueError: no");
-  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }, 3));
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   EXPECT_EQ(ranks[0].report()->failure.casualties.front().cause, "ValueError: no");
 }
 
@@ -31,7 +31,7 @@ TEST(MonitorTest, WhatOneMachineFindsAllHear) {
   Ranks ranks("AABB");
   ranks[1].fail("ValueError: no");
   for (const std::size_t rank : {0, 2, 3}) {
-    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 3)) << rank;
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); })) << rank;
     EXPECT_EQ(ranks[rank].report()->failure.casualties.front().rank, 1);
   }
 }
@@ -40,9 +40,11 @@ TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
   Ranks ranks("AAB");
   ranks[1].fail("ValueError: no");
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  const auto start = std::chrono::steady_clock::now();
   ranks[0].fail("RankFailure");
-  ranks.store->lose();  // which was rank 0's
-  ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }, 3));
+  // Other machines look twice a second. The store, which was rank 0's, would now be lost.
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(700));
+  ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }));
   EXPECT_EQ(ranks[2].report()->failure.casualties.front().rank, 1);
 }
 
@@ -82,7 +84,7 @@ TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
   const auto first = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
   const auto second = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
   std::thread slow([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
     store->answer();
   });
   EXPECT_EQ(error_of([&] { second->explain_error("broken"); }), "no error");
@@ -99,7 +101,7 @@ TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
   const auto second = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
   std::shared_ptr<Monitor> first;
   std::thread slow([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
     store->answer();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     first = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
@@ -117,7 +119,7 @@ TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
   const auto monitor = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
   const auto start = std::chrono::steady_clock::now();
   const auto text = error_of([&] { monitor->explain_error("broken"); });
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
   EXPECT_TRUE(contains(text, "rank 1 (host unknown")) << text;
   monitor->retire();
 }
@@ -318,7 +320,7 @@ TEST(MonitorTest, ManyThreadsLookAtOnce) {
       for (uint32_t step = 0; step < 500; ++step) {
         ranks[rank].page().note(Doing::kWaiting, Trail{0, step, 1, 0, 0, 0}, 0);
         ranks[rank].page().publish(Trail{0, step, 1, 7, 0, 0});
-        EXPECT_FALSE(ranks[rank].roster().mismatch(Trail{0, step, 1, 7, 0, 0}));
+        EXPECT_FALSE(ranks[rank].roster().mismatch(Trail{0, step, 1, 7, 0, 0}, /*is_over=*/false));
         ranks[rank].report();
       }
       if (rank == 1) {

@@ -61,6 +61,7 @@ TEST(MismatchTest, OfKindsDTypesAndOps) {
 }
 
 TEST(TimeoutTest, NamesTheRanksThatDidNotArrive) {
+  std::atomic<int> begun{0};
   std::atomic<int> ended{0};
   run_threads(4, [&](const Rank& rank) {
     if (rank.rank == 1 || rank.rank == 3) {
@@ -73,10 +74,13 @@ TEST(TimeoutTest, NamesTheRanksThatDidNotArrive) {
       return;
     }
     auto call = barrier_call();
-    call.timeout = std::chrono::milliseconds(300);
+    call.timeout = std::chrono::milliseconds(1500);
+    for (++begun; begun.load() < 2;) {  // or the other one of the two is late, too
+      std::this_thread::yield();
+    }
     const auto error = caught([&] { rank.group.run(call); });
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
-    EXPECT_TRUE(contains(error.what(), "barrier #0 timed out after 300 ms: ranks 1 and 3"))
+    EXPECT_TRUE(contains(error.what(), "barrier #0 timed out after 1500 ms: ranks 1 and 3"))
         << error.what();
     ++ended;
   });
@@ -168,7 +172,8 @@ TEST(OtherMeansTest, AFailureOfOneRankIsHeardByAll) {
 }
 
 TEST(OtherMeansTest, LossesAreToldWhileAnOperationRuns) {
-  run_threads(3, [](const Rank& rank) {
+  std::atomic<int> num_told{0};
+  run_threads(3, [&num_told](const Rank& rank) {
     rank.group.run(barrier_call());
     if (rank.rank == 2) {
       rank.group.leave();
@@ -183,6 +188,9 @@ TEST(OtherMeansTest, LossesAreToldWhileAnOperationRuns) {
     const auto loss = rank.group.losses().front();
     EXPECT_EQ(loss.rank, 2);
     EXPECT_TRUE(contains(loss.what, "left the group")) << loss.what;
+    for (++num_told; num_told.load() < 2;) {  // or who returns first is lost to the other one
+      std::this_thread::yield();
+    }
     EXPECT_EQ(caught([&] { ticket.wait(); }).kind(), ErrorKind::kPeerLost);
   });
 }

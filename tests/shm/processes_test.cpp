@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "ranks.h"
@@ -165,7 +166,7 @@ TEST(FaultsTest, AChildOfADeadRankDoesNotHideItsDeath) {
     }
     const auto begin = Clock::now();
     const auto text = error_of([&] { rank.group.run(barrier_call()); });
-    return (Seconds(Clock::now() - begin).count() < 2 ? "in time: " : "too late: ") + text;
+    return (Seconds(Clock::now() - begin).count() < 3.5 ? "in time: " : "too late: ") + text;
   });
   EXPECT_TRUE(contains(outcomes[0].text, "in time: ")) << outcomes[0].text;
   EXPECT_TRUE(contains(outcomes[0].text, "rank 1 died")) << outcomes[0].text;
@@ -185,7 +186,9 @@ TEST(FaultsTest, NothingIsLeftInDevShm) {
   const auto count = [] {
     std::error_code ignored;
     const std::filesystem::directory_iterator files("/dev/shm", ignored);
-    return std::distance(begin(files), end(files));
+    return std::count_if(begin(files), end(files), [](const auto& file) {  // others come and go
+      return contains(file.path().filename().string(), "ddpx");
+    });
   };
   const auto before = count();
   run_processes(2, [](const Rank& rank) -> std::string {

@@ -100,6 +100,7 @@ def _check_fault(how: str, expected: str, mode: str, bucket_index: int, on_ranks
         torch.manual_seed(100 * number + dist.get_rank())
         mlp_step(model)
         assert_same_on_all_ranks(*(param.grad for param in model.module.parameters()))
+    assert_same_on_all_ranks(torch.tensor(model.reducer.num_steps))
 
 
 def _members(model: ReducerDDP) -> list[int]:
@@ -114,6 +115,13 @@ _BUCKET = 1
 def test_failing_hook(ranks, how, mode):
     """On every rank, so that collectives pair up afterwards whatever had been launched."""
     ranks(2).run(_check_fault, how, FAULTS[how], mode, _BUCKET, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["future has an error", "callback raises"])
+def test_hook_that_fails_on_one_rank(ranks, how, mode):
+    """When all has left: the peer has had a whole step, and both count it."""
+    ranks(2).run(_check_fault, how, FAULTS[how], mode, _BUCKET, 1)
 
 
 @pytest.mark.parametrize("mode", ["default", "view"])

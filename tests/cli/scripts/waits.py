@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
-print(f"waiting in {os.getpid()}", flush=True)
+# In one piece: launchers start ranks unbuffered, and print() then writes the end of a line apart.
+sys.stdout.write(f"waiting in {os.getpid()}\n")
+sys.stdout.flush()
 time.sleep(60)

@@ -1,0 +1,113 @@
+// What becomes of a step that broke off on this rank: what peers still need of it, and how the next
+// one begins afresh.
+#include "reducer.h"
+
+namespace ddpx {
+namespace {
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+}  // namespace
+
+void Reducer::on_graph_task_abort(int task_id) noexcept {
+  const Lock lock(mutex_);
+  scope_.leave(task_id);
+  if (!scope_.empty()) {
+    return;
+  }
+  output_reached_ = false;
+  if (phase_ != Phase::kCollecting) {
+    return;
+  }
+  // Where the group has failed, peers finish no step either.
+  const auto predicted = notes_.group_failed() ? std::nullopt : match_peers();
+  fail();
+  predicted_unused_ = predicted.value_or(Indices());
+}
+
+// After an abort that came when every gradient was there: peers get them, and cannot know of it.
+// Does what they do at the end of the step, so that the next collectives pair up. Returns the
+// params that peers now take to be unused; none if they could not be matched.
+std::optional<Reducer::Indices> Reducer::match_peers() noexcept {
+  try {
+    const bool learning = arrivals_.learning();
+    if (learning && arrivals_.missing().empty()) {
+      for (const auto param_index : arrivals_.unfinished()) {
+        accept(param_index);
+      }
+    }
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      if (!skipped(b) && !buckets_[b].in_flight()) {
+        return std::nullopt;  // peers wait for this one, and would take another call for it
+      }
+    }
+    if (learning && options_.mode == GraphMode::kStatic) {
+      arrivals_.end();  // ranks learn in the same step: the next one is whose order counts
+    } else {
+      order_.complete();
+    }
+    agree_on_use();
+    settle_guesses();
+    if (finite_check_) {
+      notes_.note(Doing::kAgreeing);
+      finite_check_->agree(*collective_, params_.front().device());
+    }
+    static_use_agreed_ = true;
+    clock_.skip_step();  // peers count it
+    return predicted_unused_;
+  } catch (...) {
+    return std::nullopt;  // the error that aborted this backward is the one to report
+  }
+}
+
+void Reducer::fail() noexcept {
+  try {
+    go_to(Phase::kFailed);
+    recover();
+  } catch (...) {
+    // Out of memory, say: the next step tries again, and its error reaches the user.
+  }
+}
+
+void Reducer::recover() {
+  // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
+  // the backend, whose work objects keep them alive.
+  make_buckets();
+  if (agrees_on_use()) {
+    used_ = UsedMap(params_.size(), params_.front().device());
+    predicted_unused_.clear();
+  }
+  order_.restart();
+  owed_.clear();
+  go_to(Phase::kIdle);
+  notes_.break_off();
+}
+
+void Reducer::reset() {
+  const Lock lock(mutex_);
+  if (BackwardScope::inside_any_task()) {
+    throw errors::inside_backward(where(), "reset()");
+  }
+  if (phase_ == Phase::kCollecting) {
+    go_to(Phase::kFailed);
+  }
+  if (phase_ == Phase::kFailed) {
+    recover();
+  }
+}
+
+void Reducer::drain_all() {
+  try {
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      drain(b);
+    }
+  } catch (...) {
+    const bool guesses = options_.mode == GraphMode::kFindUnused && !comm_hook_;
+    if (!notes_.group_failed() && !finite_check_ && !guesses) {
+      clock_.skip_step();  // peers, who may have no error, count it, and wait for nothing more
+    }
+    throw;
+  }
+}
+
+}  // namespace ddpx
