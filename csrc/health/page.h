@@ -29,16 +29,18 @@ struct Trail {
   uint16_t num_launched = 0;
   uint64_t digest = 0;     // of the sizes and dtypes of all buckets so far
   uint64_t sequence = 0;   // of the group's calls, at the first launch; 0: not counted
-  uint64_t results = 0;    // a sample of what the buckets came back with; 0 until all are back
+  uint64_t results = 0;    // a sample of what the buckets came back with; 0 until the step's end
   uint64_t num_bytes = 0;  // of all buckets so far
   uint32_t wrapper = 0;    // the number that `model` is made of; with `step` it is unique
 
-  // In place of results, of a rank that has found something wrong with its own gradients. It may
+  // In place of results: of a rank that has found something wrong with its own gradients. It may
   // have written into a bucket in flight: ranks that did nothing wrong can differ by it, too.
   static constexpr uint64_t kSpoiled = 1;
+  // And of one that has none to compare, as with a communication hook, or on a device.
+  static constexpr uint64_t kNone = 2;
 
   bool has_results() const {
-    return results > kSpoiled;
+    return results > kNone;
   }
 
   Progress progress(Doing doing) const {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bucket_names.h"
@@ -14,6 +15,8 @@
 #include "peer.h"
 
 namespace ddpx::health {
+
+enum class Comparison { kSame, kUndecided, kDifferent };
 
 // Thread-safe; nothing in here waits.
 class Roster {
@@ -63,18 +66,21 @@ class Roster {
   // "last seen in step 3, phase forward, for 12 s".
   std::string whereabouts(const Peer& peer) const;
 
-  // Whether all ranks, which have made the launches of a step, made the same.
-  bool agrees(const Trail& ours) const;
-
-  // How they differ; none if they do not. Results count when all ranks are through with the step,
-  // and could say that theirs are spoiled. `is_over`: they are, since this one has ended the next.
-  std::optional<std::string> mismatch(const Trail& ours, bool is_over) const;
+  // Whether ranks of this machine made the same calls in a step. By results alone that is undecided
+  // until all are through with it, and none has said that its results are spoiled. `is_over`: they
+  // are through, since this one has come to the end of the next step.
+  Comparison compare(const Trail& ours, bool is_over) const;
+  std::string describe_calls(const Trail& ours) const;
 
   // Numbers of calls made to the group, by rank, if they differ where that may be meant.
   std::optional<std::string> uneven_sequences(const Trail& ours) const;
 
  private:
   Casualty casualty(const Peer& peer, std::string what) const;
+
+  // Whether all whose calls are known made the same. In every step: nothing is copied.
+  bool agrees(const Trail& ours) const;
+  std::vector<std::pair<int, Trail>> trails(const Trail& ours) const;  // by rank
 
   int rank_;
   bool same_sequence_;

@@ -1,12 +1,18 @@
 #include "step_notes.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 namespace ddpx::health {
 namespace {
+
+// Of others, with a step whose results differ. Who takes longer, or waits for this one, is looked
+// at again a step later.
+constexpr auto kTimeToComeThrough = std::chrono::milliseconds(1000);
 
 uint64_t mixed(uint64_t digest, uint64_t value) {
   digest ^= value + 0x9e3779b97f4a7c15 + (digest << 6) + (digest >> 2);
@@ -89,19 +95,31 @@ void StepNotes::check_calls() {
   if (!monitor_ || trail_.num_launched == 0) {
     return;
   }
-  trail_.results = sample_.value_or(Trail::kSpoiled);
+  const auto sample = sample_.value_or(Trail::kSpoiled);
+  trail_.results = sample == 0 ? Trail::kNone : sample;
   monitor_->page().publish(trail_);
   // Of two ranks that come here at once, one at least sees what the other published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  compare(trail_, /*is_over=*/false);
   const auto before = std::exchange(last_, trail_);
-  auto how = monitor_->roster().mismatch(trail_, /*is_over=*/false);
-  if (!how && before.num_launched > 0 && before.step + 1 == trail_.step) {
-    how = monitor_->roster().mismatch(before, /*is_over=*/true);
-  }
-  if (how) {
-    monitor_->raise_mismatch(*how);
+  if (before.num_launched > 0 && before.step + 1 == trail_.step) {
+    compare(before, /*is_over=*/true);
   }
   monitor_->add_sample(trail_);
+}
+
+void StepNotes::compare(const Trail& trail, bool is_over) const {
+  const auto& roster = monitor_->roster();
+  auto comparison = roster.compare(trail, is_over);
+  const auto deadline = std::chrono::steady_clock::now() + kTimeToComeThrough;
+  while (comparison == Comparison::kUndecided && std::chrono::steady_clock::now() < deadline) {
+    monitor_->raise_if_failed();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    comparison = roster.compare(trail, is_over);
+  }
+  if (comparison == Comparison::kDifferent) {
+    monitor_->raise_mismatch(roster.describe_calls(trail));
+  }
 }
 
 }  // namespace ddpx::health

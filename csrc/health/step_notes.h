@@ -74,8 +74,8 @@ class StepNotes {
     }
   }
 
-  // All buckets of the step are back: raises if ranks made different calls. What the buckets came
-  // back with is compared by the last rank to come here, and a step later, when all have been here.
+  // All buckets of the step are back: raises if ranks made different calls. Where what came back
+  // differs, it waits for a moment for who is not here yet; a step later all have been here.
   void check_calls();
 
   void name_buckets(std::vector<std::vector<std::string>> names) {
@@ -95,6 +95,7 @@ class StepNotes {
 
  private:
   void set_number(uint32_t wrapper);
+  void compare(const Trail& trail, bool is_over) const;
 
   std::shared_ptr<Monitor> monitor_;
   std::weak_ptr<Subject> subject_;

@@ -30,13 +30,13 @@ TEST(CallSamplesTest, StepsThatBothHaveAreCompared) {
   add_steps(theirs, 0, 5);
   EXPECT_FALSE(differ(ours, theirs));
   auto other = sample_of(5);
-  other.results = 2;
+  other.results = 3;
   theirs.add(other);
   const auto found = ours.find_mismatch(theirs.to_text(), false);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->first.step, 5);
   EXPECT_EQ(found->first.results, 1005);
-  EXPECT_EQ(found->second.results, 2);
+  EXPECT_EQ(found->second.results, 3);
   EXPECT_EQ(found->second.num_launched, 3);
   EXPECT_EQ(found->second.num_bytes, 4096);
   EXPECT_TRUE(differ(theirs, ours)) << "each finds it";
@@ -71,7 +71,7 @@ TEST(CallSamplesTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
   CallSamples theirs;
   ours.add(sample_of(3, 2));
   auto other = sample_of(3, 2 + kNumConstructed);
-  other.results = 2;
+  other.results = 3;
   theirs.add(other);
   EXPECT_EQ(model_of(2), model_of(2 + kNumConstructed));
   EXPECT_FALSE(differ(ours, theirs));
@@ -85,7 +85,7 @@ TEST(CallSamplesTest, AtAnySpeedSomeStepsAreKeptByBoth) {
     add_steps(ours, 0, 5000 + ahead);
     for (uint32_t step = 0; step < 5000; ++step) {
       auto other = sample_of(step);
-      other.results = 2;
+      other.results = 3;
       theirs.add(other);
     }
     EXPECT_TRUE(differ(ours, theirs)) << ahead;

@@ -320,7 +320,8 @@ TEST(MonitorTest, ManyThreadsLookAtOnce) {
       for (uint32_t step = 0; step < 500; ++step) {
         ranks[rank].page().note(Doing::kWaiting, Trail{0, step, 1, 0, 0, 0}, 0);
         ranks[rank].page().publish(Trail{0, step, 1, 7, 0, 0});
-        EXPECT_FALSE(ranks[rank].roster().mismatch(Trail{0, step, 1, 7, 0, 0}, /*is_over=*/false));
+        const Trail trail{0, step, 1, 7, 0, 0};
+        EXPECT_EQ(ranks[rank].roster().compare(trail, /*is_over=*/true), Comparison::kSame);
         ranks[rank].report();
       }
       if (rank == 1) {
