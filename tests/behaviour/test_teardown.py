@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from free_port import free_port
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -40,10 +40,7 @@ def _rounds(rank: int, port: int) -> None:
 @pytest.mark.timeout(150)
 def test_a_wrapper_may_outlive_its_group():
     """The last reference to the group is then the reducer's; gloo's threads may need the GIL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = mp.start_processes(_rounds, (port,), 2, join=False, start_method="forkserver")
+    context = mp.start_processes(_rounds, (free_port(),), 2, join=False, start_method="forkserver")
     try:
         assert context.join(timeout=120) or context.join(timeout=1), "hangs"
     finally:

@@ -11,7 +11,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_ranks import announce, await_announcement, crash, mark, stop_for, text_of
+from fault_ranks import (
+    announce,
+    await_announcement,
+    await_that,
+    crash,
+    is_stopped,
+    let_meet,
+    mark,
+    stop_for,
+    text_of,
+)
 from torch import nn
 
 import ddpx
@@ -21,6 +31,7 @@ from ddpx import ReducerDDP, state_sync
 STEP = 2
 _LAST_STEP = 5
 STALL_S = 3.0
+RAISE_S = 1.5
 CAUSE = "no such sample"
 
 FAULTS = ("kill", "segfault", "exit", "exception", "stall", "stall, raise", "stop, raise")
@@ -70,11 +81,19 @@ class Case:
         return "" if self.hosts == 1 else "A" * half + "B" * (self.world_size - half)
 
     @property
+    def at_construction(self) -> bool:
+        return self.phase in ("before wrapping", "construction")
+
+    @property
+    def raises(self) -> bool:
+        """Those that wait for the victim end their wait."""
+        return "raise" in self.fault
+
+    @property
     def environment(self) -> dict[str, str]:
-        if "stall" not in self.fault and "stop" not in self.fault:
-            return {}
-        raises = "raise" in self.fault
-        return {"DDPX_STALL_RAISE_S": "1.5"} if raises else {"DDPX_STALL_WARN_S": "0.5"}
+        if self.raises and self.at_construction:
+            return {"DDPX_STALL_RAISE_S": str(RAISE_S)}
+        return {"DDPX_STALL_WARN_S": "0.5"} if self.fault == "stall" else {}
 
     def __str__(self) -> str:
         return "-".join(str(value).replace(" ", "_") for value in vars(self).values())
@@ -132,6 +151,7 @@ class _Training:
         self.is_victim = dist.get_rank() == case.victim_rank
         self.step = 0
         self.happened = False
+        self.trouble = threading.Thread(target=self._trouble_while_waiting)
 
     def come_to(self, phase: str, step: int = STEP) -> None:
         if self.is_victim and phase == self.case.phase and step == STEP and not self.happened:
@@ -158,7 +178,13 @@ class _Training:
         module = _Layers()
         model = self._wrapped(module)
         self._place_trouble(module, model)
+        if not self.case.at_construction:
+            let_meet(model)
         for self.step in range(_LAST_STEP):
+            if self.step == STEP and self.case.raises:
+                # Not before: any rank may be late by its machine's doing, and is not to be named.
+                dist.barrier()
+                ddpx.set_patience(raise_s=RAISE_S)
             self.come_to("between steps", self.step)
             model(torch.ones(2, 64)).sum().backward()
 
@@ -182,24 +208,41 @@ class _Training:
         # The buckets of the later layers have left when the first one's gradient comes.
         first.register_hook(lambda grad: self.come_to("bucket in flight", self.step))
         if self.case.phase == "waiting":
-            first.register_hook(lambda grad: self._wait_or_be_late())
+            first.register_hook(lambda grad: self._wait_or_be_late(model))
         if self.case.phase == "communication hook":
             # Not annotated: DDP evaluates annotations, and refuses those that are strings.
             model.register_comm_hook(None, lambda state, bucket: self._hook(bucket))
 
-    def _wait_or_be_late(self) -> None:
+    def _wait_or_be_late(self, model: nn.Module) -> None:
         """The victim waits for a late rank, until its trouble comes by another thread."""
         if self.step != STEP:
             return
         if self.is_victim:
-            threading.Timer(0.3, self._trouble_while_waiting).start()
+            self.trouble.start()
         elif dist.get_rank() == (self.case.victim_rank + 1) % self.case.world_size:
-            await_announcement("trouble")
-            time.sleep(0.3)
+            self._outlast_victim(model)
 
     def _trouble_while_waiting(self) -> None:
-        announce("trouble")
+        await_announcement("the victim waits")
         self.get_into_trouble()
+
+    def _outlast_victim(self, model: nn.Module) -> None:
+        if not isinstance(model, ReducerDDP):  # DDP's ranks do not tell what they do
+            time.sleep(0.3)
+            announce("the victim waits")
+            time.sleep(0.3)
+            return
+
+        def victim() -> ddpx.RankStatus:
+            return next(each for each in ddpx.ranks(model) if each.rank == self.case.victim_rank)
+
+        waiting = f"step {STEP}, phase waiting for buckets"
+        await_that(lambda: waiting in str(victim().doing), "the victim does not wait")
+        announce("the victim waits")
+        monitor = ddpx._C.monitor_of(model.process_group)
+        assert monitor is not None
+        # Of the dead: shm may end a call without who has done its part.
+        await_that(lambda: monitor.failed or is_stopped(victim().pid), "there is no trouble")
 
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.index() == 1:
@@ -217,6 +260,16 @@ class _Collected(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append((getattr(record, "event", ""), record.getMessage()))
 
+    def await_end_of_stall(self) -> None:
+        """The watch sees it when it looks again, and the log has a thread of its own."""
+        deadline = time.monotonic() + 10
+        while self._in_stall() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _in_stall(self) -> bool:
+        events = [event for event, _ in self.records if event in ("stalled", "stall_over")]
+        return events[-1:] == ["stalled"]
+
 
 def train(case: Case, wrap: Callable[..., nn.Module] = ReducerDDP) -> Report:
     """Runs on every rank, with ddpx or, for comparison, with torch's DDP as ``wrap``."""
@@ -233,7 +286,9 @@ def train(case: Case, wrap: Callable[..., nn.Module] = ReducerDDP) -> Report:
             raise
         error = raised
     at_s = time.monotonic()
-    time.sleep(0.3)  # the log has a thread of its own
+    if training.trouble.ident is not None:
+        training.trouble.join()  # it may have yet to note when it woke up
+    collected.await_end_of_stall()
     return _report(error, at_s, tuple(collected.records))
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,7 +27,9 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+import ddpx
 from ddpx.testing.rank_pool import forking_context
 
 # Seconds until a group's own timeout: much later than anything that is tested here.
@@ -67,11 +70,24 @@ def announce(name: str) -> None:
     (_directory / name).touch()
 
 
-def await_announcement(name: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not (_directory / name).exists():
-        assert time.monotonic() < deadline, f"nobody announced {name}"
+def await_announcement(name: str) -> None:
+    await_that((_directory / name).exists, f"nobody announced {name}")
+
+
+def await_that(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.01)
+
+
+def let_meet(model: nn.Module) -> None:
+    """Ranks that have not met, as in a job's first moments, know nothing of each other. Then all go
+    on at the same time."""
+    if isinstance(model, ddpx.ReducerDDP):
+        others = dist.get_world_size() - 1
+        await_that(lambda: len(ddpx.ranks(model)) == others, "ranks do not meet")
+    dist.barrier()
 
 
 def crash(name: str) -> NoReturn:
@@ -90,7 +106,14 @@ def crash(name: str) -> NoReturn:
 def stop_for(seconds: float) -> None:
     """All threads of this process, as by ^Z; returns when it was woken up again."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread, which would go on for a moment if another one were to take the signal.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+def is_stopped(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def run_ranks(

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_ranks import mark, text_of
+from fault_ranks import let_meet, mark, text_of
 from torch import nn
 
-import ddpx
 from ddpx import ReducerDDP
 
 Wrap = Callable[..., nn.Module]
@@ -64,20 +63,10 @@ CONSTRUCTION: dict[str, Callable[[Wrap], Any]] = {
 }
 
 
-def _let_meet(model: nn.Module) -> None:
-    """Ranks that have not met, as in a job's first moments, cannot be compared."""
-    deadline = time.monotonic() + 20
-    others = dist.get_world_size() - 1
-    while isinstance(model, ReducerDDP) and len(ddpx.ranks(model)) < others:
-        assert time.monotonic() < deadline, "ranks do not meet"
-        time.sleep(0.01)
-    dist.barrier()
-
-
 def swap_backwards(wrap: Wrap, num_steps: int = 1, pause_s: float = 0.0) -> None:
     """Of two models of the same sizes."""
     models = [wrap(nn.Linear(32, 32)) for _ in range(2)]
-    _let_meet(models[0])
+    let_meet(models[0])
     mark("fault")
     x = torch.full((2, 32), float(dist.get_rank() + 1))
     for _ in range(num_steps):
@@ -113,7 +102,7 @@ def call_once_more(
     module.weight.register_hook(lambda _: come_to("gradient hook"))
     if place == "communication hook":
         model.register_comm_hook(None, hook)  # type: ignore[operator]
-    _let_meet(model)
+    let_meet(model)
     mark("fault")
     for number in range(num_steps):
         step = number

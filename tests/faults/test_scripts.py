@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from free_port import free_port
 
 SCRIPT = Path(__file__).parent / "fault_script.py"
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,14 +32,8 @@ def _environment(rank: int, port: int) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _launch(fault: str, victim: int, transport: str) -> list[subprocess.Popen[str]]:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, str(SCRIPT), fault, str(victim), transport]
     return [
         subprocess.Popen(
@@ -148,7 +142,7 @@ def test_an_exception_in_a_thread_ends_nothing() -> None:
 )
 def test_torchrun_ends_survivors_at_once_and_they_still_report(victim: int, fault: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD_SIZE}"]
-    command += [f"--master-port={_free_port()}", str(SCRIPT), fault, str(victim), "gloo"]
+    command += [f"--master-port={free_port()}", str(SCRIPT), fault, str(victim), "gloo"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -170,7 +164,7 @@ def test_a_job_that_is_told_to_end_blames_nobody() -> None:
     assert any("FAULT" in line for line in processes[1].stderr)  # it reads up to there
     for process in processes:
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)  # as where a launcher has many to tell
+        time.sleep(0.02)  # as where a launcher has many to tell
     errors = _stderrs(processes)
     assert not any("Rank" in text for text in errors), errors
     assert [process.returncode for process in processes] == [-signal.SIGTERM] * WORLD_SIZE

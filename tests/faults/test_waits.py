@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
+from datetime import timedelta
+from functools import partial
 from io import StringIO
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import Ending, run_ranks, stop_for, text_of
+from fault_ranks import Ending, await_that, let_meet, run_ranks, stop_for, text_of
 from torch import nn
 
 import ddpx
@@ -24,6 +26,7 @@ from ddpx import ReducerDDP
 pytestmark = pytest.mark.timeout(90)
 STALL_S = 2.5
 GROUP_TIMEOUT_S = 3.0
+FAR_STALL_S = 5.0  # what ranks of other hosts do is known only later
 WARN, RAISE = "DDPX_STALL_WARN_S", "DDPX_STALL_RAISE_S"
 
 
@@ -56,13 +59,20 @@ def _run(
 # ---- ranks that are late -------------------------------------------------------------------------
 
 
-def _one_is_late(late: int) -> tuple[list[str], tuple[int, ...]]:
+def _begin_trial(model: nn.Module, **patience: float) -> None:
+    """Patience ends here: before, the machine may make any rank late, and all begin together."""
+    let_meet(model)
+    ddpx.set_patience(**patience)
+
+
+def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ...]]:
     """Warnings, and the ranks that an error names."""
     log = _Log()
     model = ReducerDDP(nn.Linear(4, 4))
     for step in range(3):
-        if step == 2 and dist.get_rank() == late:
-            time.sleep(STALL_S)
+        if step == 2:
+            _begin_trial(model, **patience)
+            time.sleep(FAR_STALL_S * (dist.get_rank() == late))
         try:
             model(torch.ones(2, 4)).sum().backward()
         except ddpx.RankStalled as stalled:
@@ -72,7 +82,7 @@ def _one_is_late(late: int) -> tuple[list[str], tuple[int, ...]]:
 
 @pytest.mark.parametrize("late", [1, 3])
 def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
-    endings = _run(4, _one_is_late, late, identities="AABB", environment={WARN: "0.8"})
+    endings = _run(4, partial(_one_is_late, late, warn_s=0.8), identities="AABB")
     for rank, ending in enumerate(endings):
         warnings, named = ending.value
         assert named == ()
@@ -83,8 +93,15 @@ def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
 
 
 def test_only_the_late_of_other_hosts_are_given_up() -> None:
-    endings = _run(3, _one_is_late, 2, identities="ABB", environment={RAISE: "0.5"})
+    endings = _run(3, partial(_one_is_late, 2, raise_s=0.5), identities="ABB")
     assert [ending.value[1] for ending in endings] == [(2,)] * 3
+
+
+def _limit_the_group(model: nn.Module) -> None:
+    """From here on it has its timeout, to which its own start might take too long."""
+    let_meet(model)
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    backend.set_timeout(timedelta(seconds=GROUP_TIMEOUT_S))
 
 
 def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
@@ -92,8 +109,9 @@ def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
     model = ReducerDDP(nn.Linear(4, 4))
     try:
         for step in range(3):
-            if step == 2 and dist.get_rank() == late:
-                time.sleep(GROUP_TIMEOUT_S + by_s)
+            if step == 2:
+                _limit_the_group(model)
+                time.sleep((GROUP_TIMEOUT_S + by_s) * (dist.get_rank() == late))
             model(torch.ones(2, 4)).sum().backward()
     except RuntimeError as error:
         return type(error).__name__, text_of(error)
@@ -107,10 +125,9 @@ def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: in
         3,
         _outlast_the_group,
         late,
-        6.0 if hosts else 2.0,  # ranks of other hosts are asked for some seconds
+        6.0 if hosts else 4.0,  # ranks of other hosts are asked for some seconds
         backend=transport,
         identities=hosts,
-        timeout_s=GROUP_TIMEOUT_S,
     )
     for rank, ending in enumerate(endings):
         kind, text = ending.value
@@ -122,14 +139,16 @@ def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: in
 
 def _go_ways_of_ones_own(after_s: float) -> str:
     """What is printed at the end: rank 1's own call waits for ranks that wait for rank 1, and that
-    began to do so ``after_s`` later."""
+    began to do so ``after_s`` later, or earlier if negative."""
     model = ReducerDDP(nn.Linear(32, 32))
     try:
-        for step in range(2):
-            model(torch.ones(2, 32)).sum().backward()
-            if step == 0 and dist.get_rank() == 1:
-                dist.all_reduce(torch.zeros(3))
-            time.sleep(after_s)
+        model(torch.ones(2, 32)).sum().backward()
+        _limit_the_group(model)
+        if dist.get_rank() == 1:
+            time.sleep(max(-after_s, 0.0))
+            dist.all_reduce(torch.zeros(3))
+        time.sleep(max(after_s, 0.0))
+        model(torch.ones(2, 32)).sum().backward()
     except RuntimeError as error:
         with redirect_stderr(StringIO()) as printed:
             sys.excepthook(type(error), error, error.__traceback__)
@@ -137,15 +156,15 @@ def _go_ways_of_ones_own(after_s: float) -> str:
     return ""
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.6])
+@pytest.mark.parametrize("after_s", [-0.5, 1.5])
 def test_calls_that_wait_for_each_other_until_the_groups_timeout(after_s: float) -> None:
-    endings = _run(3, _go_ways_of_ones_own, after_s, timeout_s=GROUP_TIMEOUT_S)
+    endings = _run(3, _go_ways_of_ones_own, after_s)
     for rank, ending in enumerate(endings):
-        if after_s == 0.0:
+        if after_s < 0:
             assert f"RankStalled: [ddpx rank {rank}, " in ending.value, ending
         elif rank != 1:  # whose call ends first, and tells why its script ends
             assert f"RankFailure: [ddpx rank {rank}, " in ending.value, ending
-        if after_s == 0.0 or rank != 1:
+        if after_s < 0 or rank != 1:
             assert "] rank 1 (host " in ending.value, ending
 
 
@@ -167,13 +186,14 @@ def test_patience_may_be_set_before_a_model_is_wrapped() -> None:
 def _load_data_first() -> list[str]:
     log = _Log()
     model = ReducerDDP(nn.Linear(4, 4), init_sync=False)
-    time.sleep(1.5)
+    time.sleep(2.5)
+    dist.barrier()
     model(torch.ones(2, 4)).sum().backward()
     return log.texts
 
 
 def test_who_has_not_begun_waits_for_nobody() -> None:
-    endings = _run(2, _load_data_first, environment={WARN: "0.4", RAISE: "0.8"})
+    endings = _run(2, _load_data_first, environment={WARN: "1", RAISE: "2"})
     assert [ending.value for ending in endings] == [[], []]
 
 
@@ -181,16 +201,18 @@ def _sleep_while_another_is_late() -> list[str]:
     log = _Log()
     model = ReducerDDP(nn.Linear(4, 4))
     for step in range(3):
-        if step == 2 and dist.get_rank() == 0:
-            time.sleep(STALL_S)
-        if step == 2 and dist.get_rank() == 1:
-            threading.Timer(0.1, stop_for, (2.0,)).start()
+        if step == 2:
+            _begin_trial(model, warn_s=1.0)
+            if dist.get_rank() == 0:
+                time.sleep(STALL_S)
+            else:
+                threading.Timer(0.1, stop_for, (2.0,)).start()
         model(torch.ones(2, 4)).sum().backward()
     return log.texts
 
 
 def test_who_was_stopped_has_waited_for_nobody() -> None:
-    first, second = _run(2, _sleep_while_another_is_late, environment={WARN: "1.0"})
+    first, second = _run(2, _sleep_while_another_is_late)
     assert first.value == second.value == []
 
 
@@ -207,14 +229,15 @@ def _one_is_late_for_a_hook() -> list[str]:
     model = ReducerDDP(nn.Linear(4, 4))
     model.register_comm_hook(None, _wait_in_a_hook)
     for step in range(3):
-        if step == 2 and dist.get_rank() == 1:
-            time.sleep(1.5)
+        if step == 2:
+            _begin_trial(model, warn_s=1.0)
+            time.sleep(STALL_S * (dist.get_rank() == 1))
         model(torch.ones(2, 4)).sum().backward()
     return log.texts
 
 
 def test_a_hook_that_waits_is_a_wait() -> None:
-    endings = _run(3, _one_is_late_for_a_hook, environment={WARN: "0.5"})
+    endings = _run(3, _one_is_late_for_a_hook)
     for rank in (0, 2):
         texts = endings[rank].value
         assert texts and all("missing: rank 1, " in text for text in texts), texts
@@ -251,7 +274,8 @@ def _raise(error: str) -> tuple[str, str, str, int]:
     try:
         model(torch.ones(2, 4)).sum().backward()
     except RuntimeError as failure:
-        time.sleep(0.3)  # for the thread that logs
+        await_that(lambda: bool(log.texts), "nothing is logged")  # by a thread of its own
+        time.sleep(0.3)  # nothing else follows
         cause = getattr(failure, "cause", "")
         return type(failure).__name__, text_of(failure), cause, len(log.texts)
     return "", "", "", 0

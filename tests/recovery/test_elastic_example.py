@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # of which each launch may take 100
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "elastic" / "train.py"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=3")

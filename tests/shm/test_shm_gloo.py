@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from cmake_build import build_torch_free, run
+from free_port import free_port
 
 # As in csrc/shm/types.h.
 DTYPES = {
@@ -116,12 +116,6 @@ def same(ours: bytes, gloo: bytes, dtype: torch.dtype) -> bool:
 
 def raw(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.timeout(900)

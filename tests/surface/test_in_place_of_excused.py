@@ -147,9 +147,7 @@ def _events(options: dict[str, Any], num_steps: int) -> tuple[dict[str, int], in
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(num_steps):
             mlp_step(model)
-        time.sleep(
-            0.2
-        )  # gloo's thread notes the end of a call after it has let go who waits for it
+        time.sleep(1.0)  # gloo's thread notes the end of a call when it has let go who waits for it
     counts = {event.key: event.count for event in profile.key_averages()}
     return counts, len(model.reducer.plan.buckets)
 

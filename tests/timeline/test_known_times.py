@@ -90,14 +90,15 @@ Recorded = tuple[Timeline, list[Truth]]
 
 @pytest.fixture(scope="module")
 def recorded() -> Recorded:
-    """Of three that went as they were to, the one that other processes have disturbed least."""
+    """Of three that went as they were to, the one that other processes have disturbed least; of
+    more if these were all disturbed."""
     found: list[Recorded] = []
     with RankPool(1) as pool:
         for _ in range(NUM_TRIES):
             timeline, known = pool.run(_record_known_times)[0]
             with suppress(Disturbed):
                 found.append((timeline, [Truth(at) for at in known]))
-            if len(found) == 3:
+            if len(found) >= 3 and min(map(_disturbance, found)) < TOLERANCE_MS:
                 break
     assert found, f"disturbed {NUM_TRIES} times"
     return min(found, key=_disturbance)
@@ -221,11 +222,23 @@ def _record_a_slow_rank() -> Timeline:
     return timeline
 
 
+def _disturbance_of_holdups(timelines: list[Timeline]) -> float:
+    """By how many ms, in the step that is most off, it was not the slower rank that was awaited."""
+    found = [holdup(step, index) for step in timelines[0].steps for index in (1, 2)]
+    waited_ms = [h.waited_ns / MS if h is not None and h.rank == 1 else 0.0 for h in found]
+    return max(abs(ms - 1e3 * SLOWER_S) for ms in waited_ms)
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_who_is_waited_for(backend):
     """Rank 0 waits for the second gradient, and for all that follows it."""
+    found: list[list[Timeline]] = []
     with RankPool(2, backend) as pool:
-        timelines = pool.run(_record_a_slow_rank)
+        for _ in range(NUM_TRIES):
+            found.append(pool.run(_record_a_slow_rank))
+            if _disturbance_of_holdups(found[-1]) < 0.1 * 1e3 * SLOWER_S:
+                break
+    timelines = min(found, key=_disturbance_of_holdups)
     slower_ms = pytest.approx(1e3 * SLOWER_S, rel=0.2)
     for timeline in timelines:  # every rank has everything
         assert [set(step.ranks) for step in timeline.steps] == [{0, 1}] * 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 import pytest
@@ -261,13 +262,17 @@ def _record_local_backwards() -> Timeline:
 def test_backwards_in_no_sync_are_computation(ranks):
     timeline = ranks(2).run(_record_local_backwards)[0]
     assert [step.number for step in timeline.steps] == [0, 1, 2]
+    seconds = []  # of the backwards of each rank's step
     for step in timeline.steps:
         check_order(step)
         for rank_step in step.ranks.values():
             assert len(rank_step.local_backwards) == 2
-            for backward in (*rank_step.local_backwards, rank_step.backward):
-                assert 1e9 * LOCAL_BACKWARD_S <= backward.ns < 10e9 * LOCAL_BACKWARD_S
+            backwards = (*rank_step.local_backwards, rank_step.backward)
+            seconds.append([backward.ns / 1e9 for backward in backwards])
+            assert min(seconds[-1]) >= LOCAL_BACKWARD_S
             assert rank_step.local_backwards[0].end <= rank_step.local_backwards[1].begin
             assert rank_step.local_backwards[1].end <= rank_step.forwards[-1].begin
             figures = step_figures(rank_step)
             assert 3e9 * LOCAL_BACKWARD_S <= figures.compute <= figures.whole
+    # The machine may make some of them late.
+    assert all(median(kind) < 10 * LOCAL_BACKWARD_S for kind in zip(*seconds, strict=True)), seconds

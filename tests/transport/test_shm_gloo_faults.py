@@ -169,4 +169,4 @@ def _call_wrongly() -> Any:
 def test_calls_that_make_no_sense_are_told_at_once():
     text, seconds = run_mortal(2, _call_wrongly)[0].value
     assert text and "ddpx" not in text, text
-    assert seconds < 1.0
+    assert seconds < 5.0

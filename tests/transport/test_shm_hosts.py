@@ -147,17 +147,17 @@ def test_every_host_hears_of_an_abort(layout, victim):
 def _stall_on_a_host() -> Any:
     dist.all_reduce(torch.ones(10))
     if dist.get_rank() == 3:
-        time.sleep(9.0)
+        time.sleep(11.0)
         return "stalled"
     return error_of(lambda: dist.all_reduce(torch.ones(1000)))
 
 
 def test_every_host_hears_who_stalls():
-    outcomes = run_mortal(4, _stall_on_a_host, identities="aabb", timeout_s=2.0)
+    outcomes = run_mortal(4, _stall_on_a_host, identities="aabb", timeout_s=4.0)
     for rank in range(3):
         text, seconds = outcomes[rank].value
         assert "rank 3 did not arrive" in text, (rank, text)
-        assert seconds < 8.0
+        assert seconds < 10.0
 
 
 def _destroy_with_work_in_flight() -> tuple[str, float]:
