@@ -52,9 +52,9 @@ struct ReducerOptions {
 
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
 // from engine threads. docs/architecture.md draws the step and its phases.
-// reducer.cpp has the step, reducer_guesses.cpp the guesses that it makes with
-// find_unused_parameters, reducer_control.cpp what happens between steps, reducer_settings.cpp what
-// others may set and see, reducer_reports.cpp what a step reports at its end.
+// reducer.cpp has the step, reducer_guesses.cpp what it guesses with find_unused_parameters,
+// reducer_reports.cpp what it reports at its end, reducer_failure.cpp what becomes of one that broke
+// off; reducer_control.cpp what is between steps, reducer_settings.cpp what others set and see.
 class Reducer final : public GradListener,
                       public GraphTaskObserver,
                       public health::Subject,
@@ -150,7 +150,7 @@ class Reducer final : public GradListener,
   std::vector<std::size_t> arrival_order() const;  // of the step by which buckets were rebuilt
   std::vector<int32_t> used_by_ranks();  // per param, in the last step that ranks agreed about
   StepReport report() const;
-  int64_t num_steps() const;       // synchronised steps that came to their end
+  int64_t num_steps() const;       // synchronised ones that ended, here or for peers
   bool recorded() const;           // by any recording
   std::string last_error() const;  // empty if no step or setting was at fault so far
   void set_sample_rate(int64_t sample_rate);
@@ -256,6 +256,7 @@ class Reducer final : public GradListener,
   void check_params();
   bool all_frozen() const;
   std::optional<Indices> match_peers() noexcept;
+  void count_broken_step();
   void fail() noexcept;
   void recover();
 

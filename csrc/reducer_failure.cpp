@@ -1,5 +1,7 @@
 // What becomes of a step that broke off on this rank: what peers still need of it, and how the next
 // one begins afresh.
+#include <utility>
+
 #include "reducer.h"
 
 namespace ddpx {
@@ -20,18 +22,18 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
     return;
   }
   // Where the group has failed, peers finish no step either.
-  const auto predicted = notes_.group_failed() ? std::nullopt : match_peers();
+  auto predicted = notes_.group_failed() ? std::nullopt : match_peers();
   fail();
-  predicted_unused_ = predicted.value_or(Indices());
+  predicted_unused_ = std::move(predicted).value_or(Indices());
 }
 
-// After an abort that came when every gradient was there: peers get them, and cannot know of it.
-// Does what they do at the end of the step, so that the next collectives pair up. Returns the
-// params that peers now take to be unused; none if they could not be matched.
+// After an abort that came when every gradient was there (while learning: a part of each): peers
+// get them, and cannot know of it. Does what they do at the end of the step, so that the next
+// collectives pair up. Returns the params that peers now take to be unused; none if they could not
+// be matched.
 std::optional<Reducer::Indices> Reducer::match_peers() noexcept {
   try {
-    const bool learning = arrivals_.learning();
-    if (learning && arrivals_.missing().empty()) {
+    if (arrivals_.learning() && arrivals_.missing().empty()) {
       for (const auto param_index : arrivals_.unfinished()) {
         accept(param_index);
       }
@@ -41,9 +43,7 @@ std::optional<Reducer::Indices> Reducer::match_peers() noexcept {
         return std::nullopt;  // peers wait for this one, and would take another call for it
       }
     }
-    if (learning && options_.mode == GraphMode::kStatic) {
-      arrivals_.end();  // ranks learn in the same step: the next one is whose order counts
-    } else {
+    if (!arrivals_.learning() || options_.mode != GraphMode::kStatic) {
       order_.complete();
     }
     agree_on_use();
@@ -52,12 +52,20 @@ std::optional<Reducer::Indices> Reducer::match_peers() noexcept {
       notes_.note(Doing::kAgreeing);
       finite_check_->agree(*collective_, params_.front().device());
     }
-    static_use_agreed_ = true;
-    clock_.skip_step();  // peers count it
-    return predicted_unused_;
+    count_broken_step();
+    return std::move(predicted_unused_);
   } catch (...) {
     return std::nullopt;  // the error that aborted this backward is the one to report
   }
+}
+
+// As peers do, for which it did not break off.
+void Reducer::count_broken_step() {
+  if (options_.mode == GraphMode::kStatic && arrivals_.learning()) {
+    arrivals_.end();  // ranks learn in the same step: the next one is whose order counts
+  }
+  static_use_agreed_ = true;
+  clock_.skip_step();
 }
 
 void Reducer::fail() noexcept {
@@ -102,9 +110,9 @@ void Reducer::drain_all() {
       drain(b);
     }
   } catch (...) {
-    const bool guesses = options_.mode == GraphMode::kFindUnused && !comm_hook_;
-    if (!notes_.group_failed() && !finite_check_ && !guesses) {
-      clock_.skip_step();  // peers, who may have no error, count it, and wait for nothing more
+    // A hook's result can be wrong on one rank alone; peers wait for nothing more of it.
+    if (comm_hook_ && !finite_check_ && !notes_.group_failed()) {
+      count_broken_step();
     }
     throw;
   }

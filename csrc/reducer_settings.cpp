@@ -131,6 +131,10 @@ void Reducer::set_static_graph() {
   plan_ = initial_plan();
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
   order_ = ArrivalOrder(params_.size(), /*wanted=*/true);
+  // Of steps that broke off:
+  used_ = UsedMap(params_.size(), params_.front().device());
+  static_use_agreed_ = false;
+  predicted_unused_.clear();
   make_buckets();
 }
 

@@ -60,14 +60,34 @@ Turn turn_of(const Activity& own, int64_t waited_ns, const std::string& said) {
 struct TimeToLook {
   milliseconds until_silence_counts;
   milliseconds until_error_stands;
-  milliseconds without_store;  // then it stands, too: ranks of this machine have told by then
 };
 
 TimeToLook time_to_look(Turn turn, bool any_far) {
   const int place = static_cast<int>(turn);
   const auto near = kTimeToSee + place * kTurn;
-  return {std::min(near, kTimeToSee), any_far ? kTimeToSeeFar + place * kTurnFar : near, near};
+  return {std::min(near, kTimeToSee), any_far ? kTimeToSeeFar + place * kTurnFar : near};
 }
+
+// When the store's process has ended, ranks of other machines can tell nothing any more; those of
+// this one have soon told what they heard before. A connection that broke is no such end.
+class StoreEnd {
+ public:
+  bool is_past(Courier& courier, int64_t now) {
+    constexpr auto kTimeToTell = std::chrono::nanoseconds(kTimeToSee).count();
+    if (courier.broken() && now >= next_look_ns_) {
+      courier.look_for_server();
+      next_look_ns_ = now + kTimeToTell;
+    }
+    if (courier.server_ended() && seen_ns_ == 0) {
+      seen_ns_ = now;
+    }
+    return seen_ns_ != 0 && now - seen_ns_ > kTimeToTell;
+  }
+
+ private:
+  int64_t next_look_ns_ = 0;
+  int64_t seen_ns_ = 0;
+};
 
 }  // namespace
 
@@ -163,6 +183,7 @@ void Monitor::explain_error(const std::string& said) {
   const auto time = time_to_look(turn, any_far);
   curious_ = true;
   courier_->hurry();
+  StoreEnd store_end;
   auto start = now_ns();
   auto last = start;
   while (true) {
@@ -180,8 +201,10 @@ void Monitor::explain_error(const std::string& said) {
       declare(std::move(*failure));
       continue;
     }
-    const auto enough = courier_->broken() ? time.without_store : time.until_error_stands;
-    if (looked > enough && !(awaits_store && any_unknown())) {
+    if (looked > time.until_error_stands && !(awaits_store && any_unknown())) {
+      break;
+    }
+    if (any_far && store_end.is_past(*courier_, now)) {
       break;
     }
     std::unique_lock<std::mutex> lock(mutex_);

@@ -84,8 +84,8 @@ std::string describe(const End& end) {
   return {};
 }
 
-// Of the step that `ours` is about; none if it cannot be seen, or is not there any more.
-// Of the same step.
+// Of the step that `ours` is about; none if it cannot be seen, or is not there any more. Models
+// go around, wrappers do not.
 std::optional<Trail> trail_of(const std::shared_ptr<Peer>& peer, const Trail& ours) {
   const auto* page = peer ? peer->page() : nullptr;
   const auto trail = page ? page->trail(ours.model, ours.step) : std::nullopt;

@@ -225,6 +225,26 @@ def test_late_exception_on_one_rank(ranks, mode, when):
     ranks(2).run(_late_exception_on_one_rank, mode, when)
 
 
+def _static_graph_after_a_late_exception(mode: str) -> None:
+    """What ranks agreed on in a step that broke off is nothing to a graph that is static now."""
+    ours, plain = _wrapped_and_plain(MODES[mode])
+    x = (torch.ones(3, 8) * (dist.get_rank() + 1)).requires_grad_() * 1.0
+    x.register_hook(_raise)
+    loss = ours(x).square().mean()
+    assert "user code failed" in _error_of(loss.backward)
+    ours._set_static_graph()
+    _assert_works(ours, plain)
+
+
+def _raise(grad: torch.Tensor) -> None:
+    raise RuntimeError("user code failed")
+
+
+@pytest.mark.parametrize("mode", ["default", "find unused"])
+def test_static_graph_after_a_late_exception(ranks, mode):
+    ranks(2).run(_static_graph_after_a_late_exception, mode)
+
+
 def _late_exception_beside_a_guess(guess_is_wrong_then: bool) -> None:
     """Who raised knows what its peer takes to be unused, and mends a wrong guess with it."""
     ours, plain = _wrapped_and_plain(MODES["find unused"])

@@ -23,13 +23,15 @@ struct FakeStore {
   std::mutex mutex;
   std::map<std::string, std::string> texts;
   std::condition_variable changed;
-  bool lost = false;
+  bool lost = false;  // connections are broken
+  bool server_ended = false;
   bool hung = false;
   std::atomic<int> delay_ms{0};  // of each answer
 
-  void lose() {
+  void lose(bool with_server = true) {
     const std::lock_guard<std::mutex> lock(mutex);
     lost = true;
+    server_ended = with_server;
     changed.notify_all();
   }
   // Until it is lost, or answers again.
@@ -72,7 +74,7 @@ class FakeBoard final : public Board {
   std::function<bool()> server_ended() const override {
     return [store = store_] {
       const std::lock_guard<std::mutex> lock(store->mutex);
-      return store->lost;
+      return store->server_ended;
     };
   }
 

@@ -51,9 +51,21 @@ TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
 TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
   Ranks ranks("AB");
   ranks.store->lose();
+  const auto start = std::chrono::steady_clock::now();
   const auto text = error_of([&] { ranks[1].explain_error("broken"); });
+  // Nobody else can tell anything now.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(2500));
   EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
   EXPECT_TRUE(contains(text, "the store is gone")) << text;
+}
+
+TEST(MonitorTest, ABrokenConnectionIsNoEndOfTheStore) {
+  Ranks ranks("AB");
+  ranks.store->lose(/*with_server=*/false);
+  const auto start = std::chrono::steady_clock::now();
+  error_of([&] { ranks[1].explain_error("broken"); });
+  // Ranks of its machine whose connections hold may still hear who is to blame.
+  EXPECT_GT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(2500));
 }
 
 TEST(MonitorTest, AStoreThatHangsIsTheEndOfRankZeroForThoseFarFromIt) {

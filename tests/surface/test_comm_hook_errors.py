@@ -131,16 +131,19 @@ def test_result_of_another_size(ranks, how, mode):
     ranks(2).run(_check_fault, how, "elements", mode, _BUCKET, 2)
 
 
-def _check_first_step(how: str) -> None:
+def _check_first_step(how: str, mode: str, on_ranks: int) -> None:
     """Also in the very first step, in which all is one bucket."""
-    model = ReducerDDP(Mlp())
+    model = ReducerDDP(Mlp(), **MODES[mode])
     fault = _Fault()
-    fault.how = how
     model.register_comm_hook(fault, _faulty_hook)
-    with pytest.raises((RuntimeError, MemoryError), match=r"bucket 0 \('first\.weight', "):
+    if dist.get_rank() < on_ranks:
+        fault.how = how
+        with pytest.raises((RuntimeError, MemoryError), match=r"bucket 0 \('first\.weight', "):
+            mlp_step(model)
+        fault.how = ""
+    else:
         mlp_step(model)
-    fault.how = ""
-    for number in range(3):
+    for number in range(4):
         model.zero_grad()
         torch.manual_seed(100 * number + dist.get_rank())
         mlp_step(model)
@@ -149,7 +152,12 @@ def _check_first_step(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["raises", "future has an error"])
 def test_failing_hook_in_the_first_step(ranks, how):
-    ranks(2).run(_check_first_step, how)
+    ranks(2).run(_check_first_step, how, "default", 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hook_that_fails_on_one_rank_in_the_first_step(ranks, mode):
+    ranks(2).run(_check_first_step, "future has an error", mode, 1)
 
 
 def _check_registration() -> None:
