@@ -53,8 +53,9 @@ struct ReducerOptions {
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
 // from engine threads. docs/architecture.md draws the step and its phases.
 // reducer.cpp has the step, reducer_guesses.cpp what it guesses with find_unused_parameters,
-// reducer_reports.cpp what it reports at its end, reducer_failure.cpp what becomes of one that broke
-// off; reducer_control.cpp what is between steps, reducer_settings.cpp what others set and see.
+// reducer_reports.cpp what it reports at its end, reducer_failure.cpp what becomes of one that
+// broke off; reducer_control.cpp what is between steps, reducer_settings.cpp what others set or
+// see.
 class Reducer final : public GradListener,
                       public GraphTaskObserver,
                       public health::Subject,
