@@ -155,7 +155,7 @@ def _cost(path: Path) -> str:
     return (
         f"A step's notes take {ns_of_notes(notes, 1):.0f} ns with one bucket, "
         f"{ns_of_notes(notes, 10):.0f} ns with ten ({notes['ranks']} ranks, "
-        "`benchmarks/health_bench.cpp`). In whole steps that is less than the noise: "
+        "`benchmarks/health_bench.cpp`). In whole steps, beside the noise between two without it: "
         f"`python benchmarks/run.py --only health`, {record['date']}, load {record['load']}, "
         f"{record['results']['num_params']} parameters:\n\n"
         + tabulate(rows, headers, tablefmt="github", disable_numparse=True)

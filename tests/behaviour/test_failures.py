@@ -195,17 +195,18 @@ def test_gradient_that_does_not_fit_is_named(ranks):
     ranks(2).run(_gradient_does_not_fit)
 
 
-def _raise_late_on_rank_1(model: nn.Module, use_spare: bool = True) -> None:
-    """Rank 1 raises when all its buckets have left: its peer has a whole step."""
+def _raise_late(model: nn.Module, raises: bool, use_spare: bool = True) -> None:
+    """Who ``raises`` does so when all its buckets have left: a peer that does not has a whole
+    step."""
     x = (torch.ones(3, 8) * (dist.get_rank() + 1)).requires_grad_() * 1.0
 
-    def raise_on_rank_1(grad: torch.Tensor) -> None:
-        if dist.get_rank() == 1:
+    def raise_in_backward(grad: torch.Tensor) -> None:
+        if raises:
             raise RuntimeError("user code failed")
 
-    x.register_hook(raise_on_rank_1)
+    x.register_hook(raise_in_backward)
     loss = model(x, use_spare=use_spare).square().mean()
-    if dist.get_rank() == 1:
+    if raises:
         assert "user code failed" in _error_of(loss.backward)
     else:
         loss.backward()
@@ -215,7 +216,7 @@ def _late_exception_on_one_rank(mode: str, when: int) -> None:
     ours, plain = _wrapped_and_plain(MODES[mode])
     for _ in range(when):
         _good_step(ours)
-    _raise_late_on_rank_1(ours)
+    _raise_late(ours, dist.get_rank() == 1)
     _assert_works(ours, plain)
 
 
@@ -228,16 +229,9 @@ def test_late_exception_on_one_rank(ranks, mode, when):
 def _static_graph_after_a_late_exception(mode: str) -> None:
     """What ranks agreed on in a step that broke off is nothing to a graph that is static now."""
     ours, plain = _wrapped_and_plain(MODES[mode])
-    x = (torch.ones(3, 8) * (dist.get_rank() + 1)).requires_grad_() * 1.0
-    x.register_hook(_raise)
-    loss = ours(x).square().mean()
-    assert "user code failed" in _error_of(loss.backward)
+    _raise_late(ours, True)
     ours._set_static_graph()
     _assert_works(ours, plain)
-
-
-def _raise(grad: torch.Tensor) -> None:
-    raise RuntimeError("user code failed")
 
 
 @pytest.mark.parametrize("mode", ["default", "find unused"])
@@ -255,7 +249,7 @@ def _late_exception_beside_a_guess(guess_is_wrong_then: bool) -> None:
 
     for _ in range(2):
         step(ours, False)
-    _raise_late_on_rank_1(ours, use_spare=guess_is_wrong_then and rank == 0)
+    _raise_late(ours, rank == 1, use_spare=guess_is_wrong_then and rank == 0)
     for use_spare in (rank == 0, False, rank == 1):
         ours.zero_grad()
         plain.zero_grad()
