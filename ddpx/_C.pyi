@@ -120,6 +120,7 @@ class Doing:
     FORWARD: ClassVar[Doing]
     BACKWARD: ClassVar[Doing]
     HOOK: ClassVar[Doing]
+    BROKEN_HOOK: ClassVar[Doing]
     SETTLING: ClassVar[Doing]
     WAITING: ClassVar[Doing]
     AGREEING: ClassVar[Doing]
@@ -247,8 +248,8 @@ def answer_stack_request(token: int, stack: str) -> None: ...
 def explain_error(said: str) -> None:
     """See :meth:`Monitor.explain_error`; of all groups."""
 
-def fail_rank(cause: str) -> None:
-    """This rank's script ends with an error: its peers are told."""
+def fail_rank(cause: str) -> bool:
+    """This rank's script ends with an error: its peers are told, if any group is watched."""
 
 def leave_groups() -> None:
     """This rank's script has come to its end."""

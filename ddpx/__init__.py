@@ -21,12 +21,14 @@ from ddpx.health import (
     set_patience,
     stack_of,
 )
+from ddpx.health.ending import tell_peers
 from ddpx.module import ReducerDDP
 from ddpx.recovery import Shrunk, shrink
 from ddpx.shm import ShmOptions
 from ddpx.timeline import Timeline, record
 
 shm.register()
+tell_peers()
 
 __all__ = [
     "RankFailure",

@@ -129,6 +129,7 @@ void bind_health(py::module_& module) {
       .value("FORWARD", health::Doing::kForward)
       .value("BACKWARD", health::Doing::kBackward)
       .value("HOOK", health::Doing::kHook)
+      .value("BROKEN_HOOK", health::Doing::kBrokenHook)
       .value("SETTLING", health::Doing::kSettling)
       .value("WAITING", health::Doing::kWaiting)
       .value("AGREEING", health::Doing::kAgreeing);
@@ -225,7 +226,7 @@ void bind_health(py::module_& module) {
       NoGil());
   module.def(
       "fail_rank",
-      [](const std::string& cause) { health::Sentry::instance().fail_all(cause); },
+      [](const std::string& cause) { return health::Sentry::instance().fail_all(cause); },
       py::arg("cause"),
       NoGil());
   module.def(

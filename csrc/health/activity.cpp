@@ -20,6 +20,7 @@ const char* to_string(Doing doing) {
     case Doing::kBackward:
       return "backward";
     case Doing::kHook:
+    case Doing::kBrokenHook:
       return "communication hook";
     case Doing::kSettling:
       return "backward (waiting for the last step's agreement on used parameters)";
@@ -45,6 +46,7 @@ bool waits_for_peers(Doing doing) {
     case Doing::kForward:
     case Doing::kBackward:
     case Doing::kHook:
+    case Doing::kBrokenHook:
       return false;
   }
   return false;
@@ -68,6 +70,7 @@ uint8_t stage_of(Doing doing) {
       return 3;
     case Doing::kBackward:
     case Doing::kHook:
+    case Doing::kBrokenHook:
     case Doing::kSettling:
     case Doing::kWaiting:
       return 4;

@@ -14,10 +14,11 @@ enum class Doing : uint8_t {
   kBuffers,       // at forward: rank 0's buffers are taken over
   kForward,
   kBackward,
-  kHook,      // in a user's communication hook
-  kSettling,  // backward is over: which params the step before used is not agreed on yet
-  kWaiting,   // backward is over: a bucket's all-reduce has not ended
-  kAgreeing,  // behind the buckets: which params were used, whether all gradients are finite
+  kHook,        // in a user's communication hook
+  kBrokenHook,  // as its exception has left it, until the next forward: nothing is waited for
+  kSettling,    // backward is over: which params the step before used is not agreed on yet
+  kWaiting,     // backward is over: a bucket's all-reduce has not ended
+  kAgreeing,    // behind the buckets: which params were used, whether all gradients are finite
 };
 
 const char* to_string(Doing doing);
@@ -51,7 +52,7 @@ constexpr uint8_t model_of(uint32_t wrapper) {
 struct Activity {
   Doing doing = Doing::kOutside;
   uint8_t model = 0;    // which wrapper: see kNumConstructed
-  uint16_t bucket = 0;  // of kHook and kWaiting
+  uint16_t bucket = 0;  // of hooks and kWaiting
   uint32_t step = 0;
   int64_t since_ns = 0;  // CLOCK_MONOTONIC
 

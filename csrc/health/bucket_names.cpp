@@ -46,7 +46,8 @@ std::string BucketNames::describe(const Activity& activity) const {
     return "construction of the wrapper";
   }
   if (activity.model == kNoModel) {
-    return "user code, after construction of the wrapper";
+    return activity.step == 0 ? "user code, before its first step"
+                              : "user code, after construction of the wrapper";
   }
   std::ostringstream out;
   out << "step " << activity.step << ", phase " << to_string(activity.doing);
@@ -57,7 +58,8 @@ std::string BucketNames::describe(const Activity& activity) const {
   } else if (activity.model > 0) {
     out << " of wrapper " << int{activity.model};
   }
-  if (activity.doing == Doing::kWaiting || activity.doing == Doing::kHook) {
+  if (activity.doing == Doing::kWaiting || activity.doing == Doing::kHook ||
+      activity.doing == Doing::kBrokenHook) {
     constexpr std::size_t kMost = 4;
     const auto names = params(activity.model, activity.bucket);
     out << ", bucket " << activity.bucket;

@@ -110,13 +110,16 @@ struct Courier::State {
 
   void exchange_beats() {
     const auto others = duties.far_ranks();
+    if (others.empty() && unknown_now().empty()) {
+      return;
+    }
+    if (const auto failure = get(kFailureKey)) {
+      duties.failed(*failure);
+    }
     if (others.empty()) {
       return;
     }
     set(beat_key(rank), duties.beat().to_text());
-    if (const auto failure = get(kFailureKey)) {
-      duties.failed(*failure);
-    }
     if (!duties.curious()) {
       return;  // all asking about all would be too much for the store of a large job
     }
@@ -145,11 +148,15 @@ struct Courier::State {
     }
   }
 
+  bool is_needed() {
+    return !duties.far_ranks().empty() || !unknown_now().empty() || !duties.met();
+  }
+
   // Whether there is more to do.
   bool rest(int round) {
-    const bool all_on_one_machine = duties.far_ranks().empty();
+    const bool needed = is_needed();
     std::unique_lock<std::mutex> lock(mutex);
-    if (unknown.empty() && all_on_one_machine && !to_post) {
+    if (!needed && !to_post) {
       return false;
     }
     const auto pause = round < kNumFirstRounds && !unknown.empty() ? kFirstRounds : kBetweenRounds;
@@ -172,6 +179,9 @@ Courier::Courier(
       state_->unknown.insert(other);
     }
   }
+}
+
+void Courier::start() {
   std::thread(work, state_).detach();
 }
 
@@ -202,10 +212,14 @@ void Courier::work(const std::shared_ptr<State>& state) {
   state->changed.notify_all();
 }
 
+bool Courier::is_needed() const {
+  return state_->is_needed();
+}
+
 void Courier::post_failure(const std::string& failure) {
-  const bool anybody_to_tell = !state_->duties.far_ranks().empty();
+  const bool needed = is_needed();
   const std::lock_guard<std::mutex> lock(state_->mutex);
-  if (state_->running && anybody_to_tell && !state_->to_post) {
+  if (state_->running && needed && !state_->to_post) {
     state_->to_post = failure;
     state_->changed.notify_all();
   }

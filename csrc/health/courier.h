@@ -23,7 +23,7 @@ enum class StoreState {
 };
 
 // The store may be slow, or gone: only this one's thread ever waits for it, and nobody for that
-// thread. On one machine it ends when all ranks have met. Thread-safe.
+// thread. On one machine it ends when this rank has met all, and all have met it. Thread-safe.
 class Courier {
  public:
   // What this rank's machine launched, for the rank that compares it with its own.
@@ -39,6 +39,7 @@ class Courier {
   struct Duties {
     std::function<bool(int rank, const Introduction&)> meet;
     std::function<Peer::Beat()> beat;
+    std::function<bool()> met;  // by all of this rank's machine that it has met itself
     std::function<std::vector<int>()> far_ranks;  // those of other machines
     std::function<bool()> curious;                // whether to ask what these have told
     std::function<void(int rank, const Peer::Beat&)> heard;
@@ -57,7 +58,13 @@ class Courier {
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;
 
-  // Tells ranks on other machines; the first failure stands.
+  // Begins with its duties.
+  void start();
+
+  // Whether there are ranks that cannot see this one's page, or may not have met it.
+  bool is_needed() const;
+
+  // For those; the first failure stands.
   void post_failure(const std::string& failure);
 
   // Until what was posted is out, or time is up.

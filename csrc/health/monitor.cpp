@@ -51,6 +51,10 @@ void Monitor::start(std::unique_ptr<Board> board) {
     const auto self = weak.lock();
     return !self || self->roster_.meet(rank, introduction, self->own_.process);
   };
+  duties.met = [weak] {
+    const auto self = weak.lock();
+    return !self || self->page_.view().layout().num_readers >= self->roster_.num_pages();
+  };
   duties.far_ranks = [weak] {
     const auto self = weak.lock();
     return self ? self->roster_.far_ranks() : std::vector<int>();
@@ -88,6 +92,7 @@ void Monitor::start(std::unique_ptr<Board> board) {
   };
   courier_ = std::make_unique<Courier>(
       std::move(board), group_.rank, group_.world_size, own_, std::move(duties));
+  courier_->start();  // not before: its duties use it
   Sentry::instance().add(shared_from_this());
 }
 
@@ -230,11 +235,11 @@ void Monitor::fail(const std::string& cause) {
         {}};
     courier_->post_failure(failure.to_text());
   }
-  const bool any_far = !roster_.far_ranks().empty();
-  if (!known || any_far) {
+  const bool by_store = courier_->is_needed();
+  if (!known || by_store) {
     courier_->flush(kTimeToTell);
   }
-  if (group_.rank == 0 && any_far) {
+  if (group_.rank == 0 && by_store) {
     std::this_thread::sleep_for(kTimeToHear);  // the store may end with this process
   }
 }

@@ -31,8 +31,6 @@ constexpr auto kLongWait = milliseconds(2000);
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
 constexpr auto kLeftMatters = milliseconds(300);
 
-constexpr auto kTimeToAgree = milliseconds(20);
-
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
 
 // As gloo, NCCL and shm say it: "Timed out waiting 1800000ms for recv operation to complete".
@@ -116,13 +114,13 @@ void Monitor::raise_mismatch(const std::string& how) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_) {
-      page_.declare(own.to_text());
+      page_.propose(own.to_text());
     }
   }
-  // Ranks may find it at the same moment, each in its own words: those of the first one count.
-  std::this_thread::sleep_for(kTimeToAgree);
-  auto known = roster_.find_declared(page_.view().layout().declared_ns);
-  declare(known ? std::move(*known) : std::move(own));
+  // Ranks may find it at the same moment, each in its own words: those of one of them count.
+  const int elected = roster_.elect(page_.view());
+  auto theirs = elected != group_.rank ? roster_.proposal_of(elected) : std::nullopt;
+  declare(theirs ? std::move(*theirs) : std::move(own));
   raise_if_failed();
   throw std::logic_error("a failure that was declared was not raised");
 }
@@ -272,9 +270,6 @@ std::optional<Failure> Monitor::find_store_ended_early() {
 }
 
 void Monitor::look_for_failures() {
-  if (page_.view().layout().declared_ns != 0) {
-    return;  // raise_mismatch() is about to agree on one
-  }
   auto failure = find_failure(/*also_left=*/false);
   const auto own = page_.view().activity();
   const auto waited =

@@ -100,11 +100,15 @@ void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {
   layout.presence.store(static_cast<uint32_t>(Presence::kFailing), std::memory_order_release);
 }
 
+void OwnPage::propose(const std::string& failure) {
+  view_.layout().failure.write(failure);
+}
+
 void OwnPage::declare(const std::string& failure) {
   auto& layout = view_.layout();
+  layout.failure.write(failure);  // first: who sees when sees what
   int64_t never = 0;
   layout.declared_ns.compare_exchange_strong(never, now_ns());
-  layout.failure.write(failure);
 }
 
 }  // namespace ddpx::health

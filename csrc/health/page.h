@@ -72,8 +72,10 @@ struct PageLayout {
   };
   static constexpr std::size_t kNumTrails = 16;
   std::array<TrailEntry, kNumTrails> trails;
-  std::atomic<int64_t> declared_ns;  // when the owner first declared a failure; 0: never
-  SharedText<8192> failure;          // that it has declared: Failure, as text
+  std::atomic<int64_t> declared_ns;     // when the owner first declared a failure; 0: never
+  SharedText<8192> failure;             // that it has declared, or would declare: Failure, as text
+  std::atomic<int32_t> elected_plus_1;  // of the lowest rank: see Roster::elect; 0: nobody
+  std::atomic<uint32_t> num_readers;    // peers that have opened it
 };
 
 // A page that some process wrote or writes. Thread-safe.
@@ -116,8 +118,9 @@ class OwnPage {
   void be_told();
   void fail(const std::string& cause, std::optional<int> culprit);
 
-  // That the group cannot go on, and why: a Failure, as text. It may be replaced by what another
-  // rank declared before. One thread at a time.
+  // That the group cannot go on, and why: a Failure, as text. What was proposed does not count
+  // before it is declared, maybe in another rank's words. One thread at a time.
+  void propose(const std::string& failure);
   void declare(const std::string& failure);
 
  private:

@@ -30,6 +30,7 @@ Found find_page(const Introduction& introduction, std::optional<PageView>& page)
     if (view.layout().token.load(std::memory_order_relaxed) != introduction.token) {
       return Found::kStale;
     }
+    view.layout().num_readers.fetch_add(1);
     page = std::move(view);
     return Found::kPage;
   } catch (const shm::Error&) {

@@ -71,8 +71,8 @@ shm::UniqueFd open_pidfd([[maybe_unused]] pid_t pid) {
 #endif
 }
 
-// As wait() gives it. Where the kernel is new enough (6.15) it keeps that for who holds a pidfd,
-// also once the parent has taken note: a launcher does so at once.
+// As wait() gives it, once the parent has taken note of the end, as a launcher does at once. Before
+// that, and where the kernel is too old to keep it for who holds a pidfd (6.15): none.
 std::optional<int> wait_status_of(int pidfd) {
   struct Info {                        // the kernel's struct pidfd_info, first version
     uint64_t mask = uint64_t{1} << 3;  // PIDFD_INFO_EXIT
@@ -137,7 +137,10 @@ std::optional<int> ProcessWatch::wait_status() const {
     return status;
   }
   const auto stat = read_stat(id_.pid);
-  return stat && stat->start_time == id_.start_time ? stat->wait_status : std::nullopt;
+  if (stat && stat->start_time == id_.start_time && stat->wait_status) {
+    return stat->wait_status;
+  }
+  return fd_ ? wait_status_of(fd_.get()) : std::nullopt;  // the parent may just have taken note
 }
 
 char ProcessWatch::state() const {

@@ -108,11 +108,13 @@ bool is_behind(const Progress& theirs, const Progress& needed) {
   return true;  // busy with another model, or making one
 }
 
-// A bucket counts as launched when its communication hook is called; while that runs, peers wait.
+// A bucket counts as launched when its communication hook is called; while that runs, or if it
+// raised, peers wait.
 std::optional<Progress> progress_of(const Peer& peer) {
   auto progress = peer.progress();
   const auto activity = peer.activity();
-  if (progress && activity && activity->doing == Doing::kHook) {
+  if (progress && activity &&
+      (activity->doing == Doing::kHook || activity->doing == Doing::kBrokenHook)) {
     progress->num_launched = std::min(progress->num_launched, activity->bucket);
   }
   return progress;
@@ -151,6 +153,12 @@ std::vector<int> Roster::far_ranks() const {
     }
   }
   return far;
+}
+
+std::size_t Roster::num_pages() const {
+  const auto all = peers();
+  return static_cast<std::size_t>(
+      std::count_if(all.begin(), all.end(), [](const auto& peer) { return peer && peer->page(); }));
 }
 
 std::optional<int> Roster::counterpart() const {
@@ -216,8 +224,9 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
   return std::nullopt;
 }
 
-std::optional<Failure> Roster::find_declared(int64_t before_ns) const {
+std::optional<Failure> Roster::find_declared() const {
   std::optional<Failure> first;
+  auto before_ns = std::numeric_limits<int64_t>::max();
   for (const auto& peer : peers()) {
     const auto* page = peer ? peer->page() : nullptr;
     const auto declared_ns = page ? page->layout().declared_ns.load() : 0;
@@ -230,6 +239,24 @@ std::optional<Failure> Roster::find_declared(int64_t before_ns) const {
     }
   }
   return first;
+}
+
+int Roster::elect(const PageView& own) const {
+  auto* ballot = &own.layout().elected_plus_1;
+  for (const auto& peer : peers()) {  // by rank
+    if (peer && peer->page()) {
+      ballot = peer->rank() < rank_ ? &peer->page()->layout().elected_plus_1 : ballot;
+      break;
+    }
+  }
+  int32_t nobody = 0;
+  return ballot->compare_exchange_strong(nobody, rank_ + 1) ? rank_ : nobody - 1;
+}
+
+std::optional<Failure> Roster::proposal_of(int rank) const {
+  const auto proposer = rank >= 0 && rank < static_cast<int>(peers().size()) ? peer(rank) : nullptr;
+  const auto* page = proposer ? proposer->page() : nullptr;
+  return page ? Failure::from_text(page->layout().failure.read()) : std::nullopt;
 }
 
 std::optional<Failure> Roster::find_silent(int64_t asked_ns) const {

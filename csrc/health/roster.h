@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,6 +30,7 @@ class Roster {
   std::vector<std::shared_ptr<Peer>> peers() const;
   std::shared_ptr<Peer> peer(int rank) const;
   std::vector<int> far_ranks() const;  // on other machines
+  std::size_t num_pages() const;       // that are open
 
   // Of the lowest rank of a machine: that of the next one, with whose calls it compares its own, so
   // that together they go around. None for other ranks, and before all have been met.
@@ -47,10 +47,14 @@ class Roster {
   // others nothing, unless nobody else is to blame. Those that have just left only if asked for.
   std::optional<Failure> find_dead(bool also_left) const;
 
-  // What another rank of this machine has declared, for all: the first one, if that was before
-  // `before_ns` (CLOCK_MONOTONIC).
-  std::optional<Failure> find_declared(
-      int64_t before_ns = std::numeric_limits<int64_t>::max()) const;
+  // What another rank of this machine has declared, for all: the first one.
+  std::optional<Failure> find_declared() const;
+
+  // Whose words count, of the ranks of this machine that have proposed to declare something: those
+  // of the first to come here, for all. `own`: this rank's page.
+  int elect(const PageView& own) const;
+  // What another rank has proposed.
+  std::optional<Failure> proposal_of(int rank) const;
 
   // Ranks of other machines that have told nothing for a while, although this one has asked since
   // `asked_ns`. Of use if the store answers.

@@ -210,10 +210,12 @@ void Sentry::answer_sigterm() {
   die_of_sigterm();
 }
 
-void Sentry::fail_all(const std::string& cause) {
-  for (const auto& monitor : monitors()) {
+bool Sentry::fail_all(const std::string& cause) {
+  const auto all = monitors();
+  for (const auto& monitor : all) {
     monitor->fail(cause);
   }
+  return !all.empty();
 }
 
 void Sentry::leave_all() {

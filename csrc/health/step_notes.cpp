@@ -14,6 +14,11 @@ namespace {
 // at again a step later.
 constexpr auto kTimeToComeThrough = std::chrono::milliseconds(1000);
 
+// Words of a bucket, in each step others. Zeros are passed over for a while: the gradient of an
+// embedding has little else.
+constexpr std::size_t kNumLooks = 4;
+constexpr std::size_t kMostZeros = 256;
+
 uint64_t mixed(uint64_t digest, uint64_t value) {
   digest ^= value + 0x9e3779b97f4a7c15 + (digest << 6) + (digest >> 2);
   return digest * 0xff51afd7ed558ccd;
@@ -68,12 +73,16 @@ void StepNotes::note_result(const void* data, std::size_t num_bytes) {
   if (!monitor_ || !sample_ || num_bytes < sizeof(uint64_t)) {
     return;
   }
-  const auto* bytes = static_cast<const std::byte*>(data);
-  constexpr std::size_t kNumLooks = 4;
+  const auto* words = static_cast<const std::byte*>(data);
+  const std::size_t num_words = num_bytes / sizeof(uint64_t);
+  const auto shift = mixed(0, trail_.step) % num_words;
   for (std::size_t look = 0; look < kNumLooks; ++look) {
+    auto place = (shift + num_words * look / kNumLooks) % num_words;
     uint64_t word = 0;
-    std::memcpy(
-        &word, bytes + (num_bytes - sizeof(word)) * (2 * look + 1) / (2 * kNumLooks), sizeof(word));
+    for (std::size_t passed = 0; word == 0 && passed < kMostZeros; ++passed) {
+      std::memcpy(&word, words + place * sizeof(word), sizeof(word));
+      place = place + 1 == num_words ? 0 : place + 1;
+    }
     sample_ = mixed(*sample_, word);
   }
 }
@@ -86,8 +95,11 @@ void StepNotes::break_off() {
     trail_.results = Trail::kSpoiled;
     monitor_->page().publish(trail_);
   }
-  if (waits_for_peers(monitor_->page().view().activity().doing)) {
+  const auto activity = monitor_->page().view().activity();
+  if (waits_for_peers(activity.doing)) {
     note(Doing::kOutside);
+  } else if (activity.doing == Doing::kHook) {
+    note(Doing::kBrokenHook, activity.bucket);
   }
 }
 

@@ -52,7 +52,7 @@ class StepNotes {
   void note_launch(int64_t num_bytes, int dtype);
 
   // A bucket is back on CPU, with the same bits on all ranks if all made the same calls. Looks at
-  // four of them, since a look at all would cost as much as another copy.
+  // a few of them, since a look at all would cost as much as another copy.
   void note_result(const void* data, std::size_t num_bytes);
 
   // This rank has found something wrong with its own gradients: its results say nothing.

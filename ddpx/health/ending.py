@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing.util
+import os
 import sys
-from types import TracebackType
+import threading
+from contextlib import suppress
+from types import FrameType, TracebackType
 
 import torch.distributed as dist
 
@@ -13,16 +16,24 @@ from ddpx import _C
 from ddpx.health import log
 from ddpx.health.failure import RankFailure
 
+_rank_pid: int | None = None
+
 
 def tell_peers() -> None:
-    """From here on, whatever ends the script."""
-    _take_excepthook()
+    """From here on, whatever ends the script; again in a forked child that has become a rank."""
+    global _rank_pid
+    if _rank_pid == os.getpid():
+        return
+    if _rank_pid is None:
+        _take_excepthook()
+        os.register_at_fork(after_in_child=_forget)
+    _rank_pid = os.getpid()
     atexit.register(_end)
     # A process that multiprocessing started ends without atexit, but for these.
     multiprocessing.util.Finalize(None, _end_of_child, exitpriority=1000)
 
 
-def forget() -> None:
+def _forget() -> None:
     """In a forked child, which is no rank."""
     atexit.unregister(_end)
 
@@ -35,7 +46,8 @@ def _take_excepthook() -> None:
     ) -> None:
         failure = None
         try:
-            failure = _end_with(error)
+            if _ends_the_script(sys._getframe()):
+                failure = end_with(error)
         finally:
             if failure is not None:
                 failure.__cause__ = error.with_traceback(trace)
@@ -46,10 +58,27 @@ def _take_excepthook() -> None:
     sys.excepthook = excepthook
 
 
-def _end_with(error: BaseException) -> RankFailure | None:
+def _ends_the_script(hook: FrameType) -> bool:
+    """Python calls its hook when all frames are gone; code that logs what it caught may, too."""
+    if _rank_pid != os.getpid() or threading.current_thread() is not threading.main_thread():
+        return False
+    if sys.flags.interactive or hasattr(sys, "ps1"):
+        return False
+    caller = hook.f_back
+    while caller is not None and caller.f_code.co_name != "<module>":
+        caller = caller.f_back  # other hooks, which call the one before them
+    return caller is None
+
+
+def end_with(error: BaseException) -> RankFailure | None:
     """Tells peers that this ends the script; returns what explains it, if ranks are lost."""
     failure = _explanation(error)
-    _C.fail_rank(_cause(failure or error))
+    cause = _cause(failure or error)
+    if not _C.fail_rank(cause) and not _of_communication(error):
+        # It has wrapped nothing yet, and others may wait for it in their constructions.
+        with suppress(RuntimeError):  # torch's, if there is no group
+            _C.monitor_of(dist.distributed_c10d._get_default_group())
+            _C.fail_rank(cause)
     return failure
 
 
@@ -94,7 +123,7 @@ def _end_of_child() -> None:
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
         error = error.__context__  # what torch.multiprocessing.spawn() makes of an exception
-    failure = None if error is None else _end_with(error)
+    failure = None if error is None else end_with(error)
     if failure is not None:
         print(f"ddpx.{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
     _end()

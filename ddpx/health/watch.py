@@ -113,4 +113,3 @@ def _forget() -> None:
     """In a forked child, which is no rank: a wrapper that it makes starts anew."""
     global _started
     _started = threading.Lock()
-    ending.forget()

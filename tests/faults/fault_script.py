@@ -27,6 +27,15 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group(transport, timeout=timedelta(seconds=60))
     rank = dist.get_rank()
+    if fault == "late peers" and rank != victim:
+        time.sleep(2)
+    if fault in ("early exception", "late peers") and rank == victim:
+        time.sleep(0.5)
+        _note("FAULT")
+        raise ValueError("no such sample")
+    if fault == "bad option" and rank == victim:
+        _note("FAULT")
+        ReducerDDP(nn.Linear(64, 64), bucket_cap_mb=float("nan"))
     model = ReducerDDP(nn.Linear(64, 64))
     for step in range(1_000_000 if fault == "none" else 4):
         if step == 2 and rank == victim:
@@ -40,6 +49,11 @@ def main() -> None:
             elif fault == "interrupt":
                 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
                 time.sleep(30)
+            elif fault == "logged":
+                try:
+                    raise ValueError("no such sample")
+                except ValueError as error:
+                    sys.excepthook(type(error), error, error.__traceback__)
             elif fault == "thread":
                 # An exception in a thread of the script's is printed, and ends nothing.
                 thread = threading.Thread(target=lambda: [][0])

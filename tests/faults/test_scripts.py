@@ -130,8 +130,43 @@ def _check_left(errors: list[str], victim: int) -> None:
             assert "model.join() for uneven inputs" in text, text
 
 
-def test_an_exception_in_a_thread_ends_nothing() -> None:
-    processes = _launch("thread", 1, "gloo")
+@pytest.mark.parametrize(
+    "fault, victim, transport, cause",
+    [
+        ("early exception", 2, "gloo", "(ValueError: no such sample)"),
+        ("early exception", 0, "shm", "(ValueError: no such sample)"),
+        ("bad option", 1, "gloo", "(ValueError: bucket_cap_mb=nan is no bucket size"),
+        ("bad option", 0, "shm", "(ValueError: bucket_cap_mb=nan is no bucket size"),
+    ],
+)
+def test_survivors_hear_why_a_rank_has_wrapped_no_model(
+    fault: str, victim: int, transport: str, cause: str
+) -> None:
+    processes = _launch(fault, victim, transport)
+    errors = _stderrs(processes)
+    since = _time_of("FAULT", errors[victim])
+    for rank, text in enumerate(errors):
+        assert processes[rank].returncode == 1 or _torch_aborted(processes[rank], text), text
+        if rank != victim:
+            assert (
+                f"ddpx.RankFailure: [ddpx rank {rank}, phase construction] rank {victim} (host "
+                in text
+            )
+            assert "host unknown" not in text and cause in text, text
+            assert _time_of(f"END {rank}", text) - since < DEADLINE_S
+
+
+def test_survivors_that_wrap_later_hear_it_too() -> None:
+    """From the store, which is rank 0's."""
+    errors = _stderrs(_launch("late peers", 2, "gloo"))
+    for rank in (0, 1):
+        assert f"ddpx.RankFailure: [ddpx rank {rank}, " in errors[rank], errors[rank]
+        assert "(ValueError: no such sample)" in errors[rank], errors[rank]
+
+
+@pytest.mark.parametrize("fault", ["thread", "logged"])
+def test_an_exception_that_is_only_printed_ends_nothing(fault: str) -> None:
+    processes = _launch(fault, 1, "gloo")
     errors = _stderrs(processes)
     assert [process.returncode for process in processes] == [0] * WORLD_SIZE, errors
     assert not any("RankFailure" in text for text in errors), errors

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr
 from datetime import timedelta
 from functools import partial
-from io import StringIO
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ from torch import nn
 
 import ddpx
 from ddpx import ReducerDDP
+from ddpx.health.ending import end_with
 
 pytestmark = pytest.mark.timeout(90)
 STALL_S = 2.5
@@ -150,9 +148,8 @@ def _go_ways_of_ones_own(after_s: float) -> str:
         time.sleep(max(after_s, 0.0))
         model(torch.ones(2, 32)).sum().backward()
     except RuntimeError as error:
-        with redirect_stderr(StringIO()) as printed:
-            sys.excepthook(type(error), error, error.__traceback__)
-        return printed.getvalue()
+        end = end_with(error) or error
+        return f"{type(end).__name__}: {end}"
     return ""
 
 
@@ -166,6 +163,28 @@ def test_calls_that_wait_for_each_other_until_the_groups_timeout(after_s: float)
             assert f"RankFailure: [ddpx rank {rank}, " in ending.value, ending
         if after_s < 0 or rank != 1:
             assert "] rank 1 (host " in ending.value, ending
+
+
+def _raise_in_a_hook() -> list[str]:
+    """The warnings of who has come out of it, and does something else for longer than allowed."""
+    log = _Log()
+    model = ReducerDDP(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    model.register_comm_hook(None, _hook_that_raises)
+    with pytest.raises(RuntimeError, match="no"):
+        model(torch.ones(2, 4)).sum().backward()
+    ddpx.set_patience(warn_s=0.5)
+    time.sleep(1.5)
+    return log.texts
+
+
+def _hook_that_raises(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    raise RuntimeError("no")
+
+
+def test_who_has_come_out_of_a_hook_is_not_late() -> None:
+    endings = _run(2, _raise_in_a_hook)
+    assert [ending.value for ending in endings] == [[], []]
 
 
 def _be_impatient_from_the_start() -> int:
@@ -305,7 +324,7 @@ def _wrap_twice() -> tuple[str, bool]:
     del os.environ[WARN]
     dist.barrier()
     ReducerDDP(nn.Linear(4, 4))
-    return text, sys.excepthook is not sys.__excepthook__
+    return text, any(thread.name == "ddpx-health-log" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("value", ["0", "soon", "-1", "nan"])

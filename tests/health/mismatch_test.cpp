@@ -76,6 +76,38 @@ TEST_F(StepsTest, WhoHasNoResultsIsNotWaitedFor) {
   EXPECT_TRUE(contains(text, "different collective calls in step 1")) << text;
 }
 
+// As of an embedding, of which a batch uses a few rows.
+TEST_F(StepsTest, AmongZerosWhatDiffersIsFoundInAWhile) {
+  std::vector<uint64_t> usual(4000);
+  auto other = usual;
+  usual[3] = kUsual;
+  other[7] = kOther;
+  std::string text = "no error";
+  for (uint32_t step = 0; step < 40 && text == "no error"; ++step) {
+    begin(step);
+    for (std::size_t rank = 0; rank < 3 && text == "no error"; ++rank) {
+      const auto& words = rank == 2 ? other : usual;
+      notes[rank].note_result(words.data(), words.size() * sizeof(words.front()));
+      text = error_of([this, rank] { notes[rank].check_calls(); });
+    }
+  }
+  EXPECT_TRUE(contains(text, "different collective calls in step ")) << text;
+}
+
+TEST_F(StepsTest, AHookThatRaisedWaitsForNobodyAndItsRankIsMissing) {
+  take_step(0);
+  begin(1);
+  notes[1].note(Doing::kHook, 0);
+  notes[1].break_off();
+  const auto raised = ranks[1].page().view().activity();
+  EXPECT_FALSE(may_wait(raised.doing));
+  EXPECT_TRUE(
+      contains(ranks[1].roster().names().describe(raised), "step 1, phase communication hook of "));
+  notes[0].note(Doing::kWaiting, 0);
+  const auto& page = ranks[0].page().view();
+  EXPECT_EQ(ranks[0].roster().missing(page.activity(), page.progress()), std::vector<int>{1});
+}
+
 // It may have written into a bucket that was on its way through it, and has an error of its own.
 TEST_F(StepsTest, WhereARankHasSpoiledItsResultsNobodysCount) {
   take_step(0);

@@ -20,6 +20,32 @@ TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
   }
 }
 
+// Which may come to read its page when its process is gone.
+TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
+  const auto store = std::make_shared<FakeStore>();
+  const auto waits = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+  const auto late = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+  late->fail("ValueError: no");
+  EXPECT_TRUE(store->has("ddpx/health/failure"));
+  ASSERT_TRUE(eventually([&] { return waits->failed(); }));
+  EXPECT_EQ(waits->report()->failure.casualties.front().cause, "ValueError: no");
+  waits->retire();
+  late->retire();
+}
+
+TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
+  const auto store = std::make_shared<FakeStore>();
+  {
+    const auto early = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+    early->fail("ValueError: no");
+    early->retire();
+  }
+  const auto late = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+  ASSERT_TRUE(eventually([&] { return late->failed(); }));
+  EXPECT_EQ(late->report()->failure.casualties.front().cause, "ValueError: no");
+  late->retire();
+}
+
 TEST(MonitorTest, AnExceptionReachesRanksOfOtherMachines) {
   Ranks ranks("AB");
   ranks[1].fail("ValueError: no");
