@@ -224,6 +224,8 @@ class Monitor:
     def note(self, doing: Doing) -> None: ...
     def ranks(self) -> list[dict[str, Any]]:
         """By rank, what is known of it; empty for this rank and those that were not met."""
+    def name_ranks(self, in_job: list[int]) -> None:
+        """By rank in the group: that in the job, for texts."""
     def write_note(self, text: str) -> None:
         """For the other ranks of this machine."""
     def retire(self) -> None:

@@ -178,7 +178,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             self.module, self.parameters_to_ignore, self._options.sync_buffers_at_init
         )
         description = self._describe()
-        with health.constructing(health.watch(self.process_group)):
+        with health.constructing(self.process_group):
             differences = agreement.differences(description, self.process_group, device)
             if not differences:
                 state_sync.broadcast(state, self.process_group)

@@ -27,7 +27,7 @@ class Reducer(_C.Reducer):
         options: Options,
         gate: int | None = None,
     ) -> None:
-        self.monitor = health.watch(process_group)
+        self.monitor = health.begin(process_group)
         super().__init__(
             [_C.ReducerParam(p.tensor, p.name, p.expect_sparse, p.delayed) for p in managed],
             process_group,
@@ -49,7 +49,7 @@ class Reducer(_C.Reducer):
         Args:
             num_steps: that those have made; as many as this one if None.
         """
-        self.monitor = health.watch(process_group)
+        self.monitor = health.begin(process_group)
         self.set_collective(process_group, num_steps)
         if self.monitor is not None:
             self.monitor.begin_construction()

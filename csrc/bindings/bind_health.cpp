@@ -187,6 +187,12 @@ void bind_health(py::module_& module) {
           [](Monitor& monitor, health::Doing doing) { monitor.note(doing); },
           py::arg("doing"))
       .def("ranks", &look_at_ranks)
+      .def(
+          "name_ranks",
+          [](Monitor& monitor, std::vector<int> in_job) {
+            monitor.roster().name_ranks(health::RankNames(std::move(in_job)));
+          },
+          py::arg("in_job"))
       .def("retire", &Monitor::retire)
       .def("write_note", &Monitor::write_note, py::arg("text"), NoGil())
       .def(

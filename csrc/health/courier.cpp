@@ -79,13 +79,28 @@ struct Courier::State {
   }
 
   void meet_unknown() {
-    for (const int other : unknown_now()) {
+    const auto others = unknown_now();
+    std::vector<std::pair<int, Introduction>> found;
+    for (const int other : others) {
       const auto text = get(introduction_key(other));
-      const auto introduction = text ? Introduction::from_text(*text) : std::nullopt;
-      if (introduction && duties.meet(other, *introduction)) {
+      if (auto introduction = text ? Introduction::from_text(*text) : std::nullopt) {
+        found.emplace_back(other, std::move(*introduction));
+      }
+    }
+    if (!others.empty()) {
+      hear_failure();  // before they are met: who is gone has said why before that
+    }
+    for (const auto& [other, introduction] : found) {
+      if (duties.meet(other, introduction)) {
         const std::lock_guard<std::mutex> lock(mutex);
         unknown.erase(other);
       }
+    }
+  }
+
+  void hear_failure() {
+    if (const auto failure = get(kFailureKey)) {
+      duties.failed(*failure);
     }
   }
 
@@ -110,16 +125,11 @@ struct Courier::State {
 
   void exchange_beats() {
     const auto others = duties.far_ranks();
-    if (others.empty() && unknown_now().empty()) {
-      return;
-    }
-    if (const auto failure = get(kFailureKey)) {
-      duties.failed(*failure);
-    }
     if (others.empty()) {
       return;
     }
     set(beat_key(rank), duties.beat().to_text());
+    hear_failure();
     if (!duties.curious()) {
       return;  // all asking about all would be too much for the store of a large job
     }

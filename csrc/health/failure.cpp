@@ -152,14 +152,15 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
   return nobody_lost || !failure.casualties.empty() ? std::make_optional(failure) : std::nullopt;
 }
 
-std::string Failure::describe() const {
+std::string Failure::describe(const RankNames& names) const {
   if (casualties.empty()) {
     return how;
   }
   std::ostringstream out;
   const char* separator = "";
   for (const auto& casualty : casualties) {
-    out << separator << "rank " << casualty.rank << " (host " << casualty.host;
+    out << separator << "rank " << casualty.rank << " (" << names.prefix(casualty.rank) << "host "
+        << casualty.host;
     if (casualty.pid != 0) {
       out << ", pid " << casualty.pid;
     }
@@ -176,12 +177,15 @@ std::string Failure::describe() const {
 }
 
 std::string RankReport::text() const {
-  auto described = failure.describe();
+  auto described = failure.describe(names);
   if (described.ends_with('.')) {
     described.pop_back();
   }
   std::ostringstream out;
   out << "[ddpx rank " << rank;
+  if (const auto other_name = names.other_name(rank)) {
+    out << " (" << *other_name << ")";
+  }
   if (step >= 0) {
     out << ", step " << step;
   }

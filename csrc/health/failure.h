@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "activity.h"
+#include "rank_names.h"
 
 namespace ddpx::health {
 
@@ -41,7 +42,7 @@ struct Failure {
   static std::optional<Failure> from_text(const std::string& text);
 
   // "rank 1 (host a, pid 12) was killed by SIGKILL; it was last seen in ..."
-  std::string describe() const;
+  std::string describe(const RankNames& names = {}) const;
 };
 
 // Of the error that says so: "ddpx.RankFailure".
@@ -56,6 +57,7 @@ struct RankReport {
   std::optional<int> bucket;        // that it waits for
   std::vector<std::string> params;  // of that bucket
   std::string said;                 // the error that the backend met, if it met one
+  RankNames names;                  // of the whole job
 
   std::string text() const;
 };

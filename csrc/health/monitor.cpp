@@ -86,7 +86,10 @@ void Monitor::start(std::unique_ptr<Board> board) {
   };
   duties.failed = [weak](const std::string& text) {
     const auto self = weak.lock();
-    if (auto failure = self ? Failure::from_text(text) : std::nullopt) {
+    if (!self || self->page_.view().presence() == Presence::kFailing) {
+      return;  // it may be what this rank has posted itself
+    }
+    if (auto failure = Failure::from_text(text)) {
       self->declare(std::move(*failure));
     }
   };
@@ -240,8 +243,12 @@ void Monitor::fail(const std::string& cause) {
     courier_->flush(kTimeToTell);
   }
   if (group_.rank == 0 && by_store) {
-    std::this_thread::sleep_for(kTimeToHear);  // the store may end with this process
+    heard_by_ = std::chrono::steady_clock::now() + kTimeToHear;
   }
+}
+
+void Monitor::linger() const {
+  std::this_thread::sleep_until(heard_by_.load());
 }
 
 void Monitor::leave() {

@@ -128,8 +128,11 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // ---- the end of this rank ------------------------------------------------------------------
 
-  // Its script ends with an error. Waits up to a second where other machines have to be told.
+  // Its script ends with an error. Waits up to a second where the store has to be told.
   void fail(const std::string& cause);
+
+  // Until others have heard of that: the store may end with this process.
+  void linger() const;
 
   // Its script, or its group, has come to its end.
   void leave();
@@ -198,6 +201,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::map<uint8_t, std::weak_ptr<Subject>> subjects_;  // by model; of each, the newest
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};
+  std::atomic<std::chrono::steady_clock::time_point> heard_by_{};
   std::atomic<uint32_t> num_constructions_{0};
   std::atomic<bool> curious_{false};  // about what ranks of other machines do, after an error
   std::atomic<bool> asks_{false};     // about the same, in a long wait

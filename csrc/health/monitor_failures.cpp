@@ -31,6 +31,8 @@ constexpr auto kLongWait = milliseconds(2000);
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
 constexpr auto kLeftMatters = milliseconds(300);
 
+constexpr auto kTimeToRead = milliseconds(100);  // what another one writes
+
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
 
 // As gloo, NCCL and shm say it: "Timed out waiting 1800000ms for recv operation to complete".
@@ -119,7 +121,12 @@ void Monitor::raise_mismatch(const std::string& how) {
   }
   // Ranks may find it at the same moment, each in its own words: those of one of them count.
   const int elected = roster_.elect(page_.view());
-  auto theirs = elected != group_.rank ? roster_.proposal_of(elected) : std::nullopt;
+  std::optional<Failure> theirs;
+  const auto deadline = std::chrono::steady_clock::now() + kTimeToRead;
+  while (elected != group_.rank && !theirs && std::chrono::steady_clock::now() < deadline) {
+    theirs = roster_.proposal_of(elected);
+    std::this_thread::sleep_for(milliseconds(theirs ? 0 : 1));
+  }
   declare(theirs ? std::move(*theirs) : std::move(own));
   raise_if_failed();
   throw std::logic_error("a failure that was declared was not raised");
@@ -146,7 +153,15 @@ std::optional<RankReport> Monitor::report() const {
     return std::nullopt;
   }
   const auto own = page_.view().activity();
-  RankReport found{*failure_, group_.rank, own.training_step(), own.doing, std::nullopt, {}, {}};
+  RankReport found{
+      *failure_,
+      group_.rank,
+      own.training_step(),
+      own.doing,
+      std::nullopt,
+      {},
+      {},
+      roster_.rank_names()};
   if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
     found.bucket = own.bucket;
     found.params = roster_.names().params(own.model, own.bucket);
@@ -165,7 +180,7 @@ void Monitor::declare(Failure failure) {
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
-  log(Level::kError, "rank_failed", failure.describe(), failure.first_rank());
+  log(Level::kError, "rank_failed", failure.describe(roster_.rank_names()), failure.first_rank());
   courier_->post_failure(failure.to_text());
   group_.abort();
 }

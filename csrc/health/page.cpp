@@ -106,7 +106,9 @@ void OwnPage::propose(const std::string& failure) {
 
 void OwnPage::declare(const std::string& failure) {
   auto& layout = view_.layout();
-  layout.failure.write(failure);  // first: who sees when sees what
+  if (layout.failure.read() != failure) {  // who reads a proposal is not to be disturbed
+    layout.failure.write(failure);         // first: who sees when sees what
+  }
   int64_t never = 0;
   layout.declared_ns.compare_exchange_strong(never, now_ns());
 }

@@ -135,6 +135,16 @@ bool Roster::meet(int rank, const Introduction& introduction, const ProcessId& s
   return false;
 }
 
+void Roster::name_ranks(RankNames names) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  rank_names_ = std::move(names);
+}
+
+RankNames Roster::rank_names() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return rank_names_;
+}
+
 std::vector<std::shared_ptr<Peer>> Roster::peers() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return peers_;
@@ -321,11 +331,12 @@ std::vector<int> Roster::missing(const Activity& activity, const Progress& progr
 
 std::string Roster::describe_missing(int rank) const {
   const auto late = peer(rank);
+  const auto prefix = rank_names().prefix(rank);
   if (!late) {
-    return "which has not wrapped its model yet";
+    return prefix + "which has not wrapped its model yet";
   }
   const auto& who = late->introduction();
-  return "host " + who.host + ", pid " + std::to_string(who.process.pid) + ", " +
+  return prefix + "host " + who.host + ", pid " + std::to_string(who.process.pid) + ", " +
          whereabouts(*late);
 }
 

@@ -12,6 +12,7 @@
 #include "bucket_names.h"
 #include "failure.h"
 #include "peer.h"
+#include "rank_names.h"
 
 namespace ddpx::health {
 
@@ -36,6 +37,9 @@ class Roster {
   // that together they go around. None for other ranks, and before all have been met.
   std::optional<int> counterpart() const;
 
+  void name_ranks(RankNames names);
+  RankNames rank_names() const;
+
   BucketNames& names() {
     return names_;
   }
@@ -53,7 +57,7 @@ class Roster {
   // Whose words count, of the ranks of this machine that have proposed to declare something: those
   // of the first to come here, for all. `own`: this rank's page.
   int elect(const PageView& own) const;
-  // What another rank has proposed.
+  // What another rank has proposed, or declared since; none while it is being written.
   std::optional<Failure> proposal_of(int rank) const;
 
   // Ranks of other machines that have told nothing for a while, although this one has asked since
@@ -90,6 +94,7 @@ class Roster {
   bool same_sequence_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Peer>> peers_;
+  RankNames rank_names_;
   BucketNames names_;
 };
 

@@ -220,6 +220,7 @@ bool Sentry::fail_all(const std::string& cause) {
 
 void Sentry::leave_all() {
   for (const auto& monitor : monitors()) {
+    monitor->linger();
     monitor->leave();
   }
 }

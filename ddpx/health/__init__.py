@@ -3,7 +3,7 @@
 from ddpx.health.failure import Casualty, RankFailure, RankMismatch, RankStalled
 from ddpx.health.look import RankStatus, ranks, stack_of
 from ddpx.health.patience import set_patience
-from ddpx.health.watch import collective_call, constructing, wait, waiting_for_buffers, watch
+from ddpx.health.watch import begin, collective_call, constructing, wait, waiting_for_buffers, watch
 
 __all__ = [
     "Casualty",
@@ -11,6 +11,7 @@ __all__ = [
     "RankMismatch",
     "RankStalled",
     "RankStatus",
+    "begin",
     "collective_call",
     "constructing",
     "ranks",

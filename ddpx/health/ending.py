@@ -7,7 +7,7 @@ import multiprocessing.util
 import os
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 import torch.distributed as dist
@@ -17,15 +17,22 @@ from ddpx.health import log
 from ddpx.health.failure import RankFailure
 
 _rank_pid: int | None = None
+_hook: Callable[..., None] | None = None  # the newest one of ours
+_has_ended = False
 
 
 def tell_peers() -> None:
-    """From here on, whatever ends the script; again in a forked child that has become a rank."""
+    """From here on, whatever ends the script.
+
+    Again where a model is wrapped: others may have taken the hook for uncaught exceptions since, or
+    this is a forked child that has become a rank.
+    """
     global _rank_pid
+    if sys.excepthook is not _hook:
+        _take_excepthook()
     if _rank_pid == os.getpid():
         return
     if _rank_pid is None:
-        _take_excepthook()
         os.register_at_fork(after_in_child=_forget)
     _rank_pid = os.getpid()
     atexit.register(_end)
@@ -39,6 +46,7 @@ def _forget() -> None:
 
 
 def _take_excepthook() -> None:
+    global _hook
     previous = sys.excepthook
 
     def excepthook(
@@ -46,7 +54,7 @@ def _take_excepthook() -> None:
     ) -> None:
         failure = None
         try:
-            if _ends_the_script(sys._getframe()):
+            if not _has_ended and _ends_the_script(sys._getframe()):
                 failure = end_with(error)
         finally:
             if failure is not None:
@@ -55,7 +63,7 @@ def _take_excepthook() -> None:
             else:
                 previous(kind, error, trace)
 
-    sys.excepthook = excepthook
+    sys.excepthook = _hook = excepthook
 
 
 def _ends_the_script(hook: FrameType) -> bool:
@@ -72,13 +80,16 @@ def _ends_the_script(hook: FrameType) -> bool:
 
 def end_with(error: BaseException) -> RankFailure | None:
     """Tells peers that this ends the script; returns what explains it, if ranks are lost."""
+    global _has_ended
+    _has_ended = True  # hooks before this one need not look for the cause again
     failure = _explanation(error)
     cause = _cause(failure or error)
-    if not _C.fail_rank(cause) and not _of_communication(error):
+    told = _C.fail_rank(cause)
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if not told and group is not None and not _of_communication(error):
         # It has wrapped nothing yet, and others may wait for it in their constructions.
-        with suppress(RuntimeError):  # torch's, if there is no group
-            _C.monitor_of(dist.distributed_c10d._get_default_group())
-            _C.fail_rank(cause)
+        _C.monitor_of(group)
+        _C.fail_rank(cause)
     return failure
 
 
@@ -123,7 +134,9 @@ def _end_of_child() -> None:
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
         error = error.__context__  # what torch.multiprocessing.spawn() makes of an exception
-    failure = None if error is None else end_with(error)
-    if failure is not None:
-        print(f"ddpx.{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
-    _end()
+    try:
+        failure = None if error is None else end_with(error)
+        if failure is not None:
+            print(f"ddpx.{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
+    finally:
+        _end()

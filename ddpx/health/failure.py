@@ -14,7 +14,7 @@ class Casualty:
     """A rank that a group cannot go on without.
 
     Attributes:
-        rank: in the process group of the wrapper.
+        rank: in the process group of the wrapper; the error's text says which of the job it is.
         host: where it ran; "unknown" if it had not wrapped its model.
         pid: its process; 0 if unknown.
         what: what became of it: "was killed by SIGKILL".

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -30,9 +30,19 @@ def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
     return monitor
 
 
+def begin(group: dist.ProcessGroup) -> _C.Monitor | None:
+    """As :func:`watch`, for a wrapper that is being made."""
+    monitor = watch(group)
+    if monitor is not None and group is not dist.group.WORLD:
+        with suppress(KeyError, ValueError):  # torch's, for a group that it did not make itself
+            monitor.name_ranks(dist.get_process_group_ranks(group))
+    return monitor
+
+
 @contextmanager
-def constructing(monitor: _C.Monitor | None) -> Iterator[None]:
+def constructing(group: dist.ProcessGroup) -> Iterator[None]:
     """Around the collective calls of a construction; see :func:`explained`."""
+    monitor = begin(group)
     if monitor is None:
         yield
         return

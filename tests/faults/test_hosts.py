@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from fault_cases import Case, Report
-from fault_ranks import Ending
+from fault_ranks import Ending, again_if_held_up
 from test_faults import check, run
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(120)
 
 
 def _reports(endings: list[Ending]) -> list[Report]:
@@ -16,6 +16,7 @@ def _reports(endings: list[Ending]) -> list[Report]:
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
+@again_if_held_up
 def test_a_dead_rank(world_size: int, transport: str) -> None:
     case = Case("kill", "bucket in flight", transport, world_size, hosts=2)
     endings = run(case)
@@ -26,6 +27,7 @@ def test_a_dead_rank(world_size: int, transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
+@again_if_held_up
 def test_rank_0_dies_with_the_store(world_size: int, transport: str) -> None:
     case = Case("kill", "gradient hook", transport, world_size, victim=0, hosts=2)
     check(case, run(case))
@@ -33,6 +35,7 @@ def test_rank_0_dies_with_the_store(world_size: int, transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("victim", [0, -1])
+@again_if_held_up
 def test_an_exception(victim: int, transport: str) -> None:
     case = Case("exception", "forward", transport, 3, victim=victim, hosts=2)
     check(case, run(case))
@@ -46,6 +49,7 @@ def test_a_stall_is_warned_of(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("phase", ["forward", "gradient hook", "between steps"])
+@again_if_held_up
 def test_a_stall_ends_patience(phase: str, transport: str) -> None:
     case = Case("stall, raise", phase, transport, 3, hosts=2)
     check(case, run(case))

@@ -68,6 +68,7 @@ TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   const auto start = std::chrono::steady_clock::now();
   ranks[0].fail("RankFailure");
+  ranks[0].linger();
   // Other machines look twice a second. The store, which was rank 0's, would now be lost.
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(700));
   ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }));

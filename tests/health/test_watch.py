@@ -5,9 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,8 +49,15 @@ def _events(records: list[logging.LogRecord]) -> list[str]:
     return [record.event for record in records]  # type: ignore[attr-defined]
 
 
-def _sleep_in_the_loader(seconds: float) -> None:
-    time.sleep(seconds)
+def _await(condition: Callable[[], bool]) -> None:
+    """Not for ever: what comes after it tells what is missing."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _sleep_in_the_loader(end: Path) -> None:
+    _await(end.exists)
 
 
 def _wait_in_the_loader() -> None:
@@ -71,29 +82,46 @@ def test_stack_of_a_rank(ranks):
     assert first_thread.startswith("thread MainThread:") and "_wait_in_the_loader" in first_thread
 
 
-def _stall() -> list[tuple[str, int, str]]:
+def _has_warned(records: list[logging.LogRecord]) -> bool:
+    """Three times, and has shown where the other one sleeps."""
+    texts = [record.getMessage() for record in records]
+    return _events(records).count("stalled") >= 3 and "_sleep_in_the_loader" in "".join(texts)
+
+
+def _end_when_warned(records: list[logging.LogRecord], end: Path) -> None:
+    _await(lambda: _has_warned(records))
+    end.touch()
+
+
+def _stall(end: Path) -> list[tuple[str, str]]:
     with _logged() as records:
         model = ReducerDDP(nn.Linear(2, 2))
-        ddpx.set_patience(warn_s=_WARN_S, stacks=True)
         loss = model(torch.ones(1, 2)).sum()
+        dist.barrier()
+        ddpx.set_patience(warn_s=_WARN_S, stacks=True)
         if dist.get_rank() == 1:
-            _sleep_in_the_loader(2.4)
+            _sleep_in_the_loader(end)
+        else:
+            threading.Thread(target=_end_when_warned, args=(records, end)).start()
         loss.backward()
-        deadline = time.monotonic() + 5 * (dist.get_rank() == 0)
-        while "stall_over" not in _events(records) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    return [(r.event, r.about_rank, r.getMessage()) for r in records]  # type: ignore[attr-defined]
+        if dist.get_rank() == 0:
+            _await(lambda: "stall_over" in _events(records))
+    return [(r.event, r.getMessage()) for r in records]  # type: ignore[attr-defined]
 
 
-def test_a_warning_brings_the_stack_if_asked_for(ranks):
-    records = ranks(2).run(_stall)[0]
-    warning = next(message for event, _, message in records if event == "stalled")
-    assert "missing: rank 1, host " in warning and "phase forward" in warning
-    stack = next(message for event, _, message in records if event == "stack")
-    assert stack.startswith("rank 1 is at: ") and "_sleep_in_the_loader" in stack
-    # Back-off: about 0.3 s, 0.9 s and 2.1 s after the wait began.
-    assert [event for event, _, _ in records].count("stalled") in (2, 3, 4)
-    assert "stall_over" in [event for event, _, _ in records]
+def test_a_warning_brings_the_stack_if_asked_for(ranks, tmp_path):
+    records = ranks(2).run(_stall, tmp_path / "end")[0]
+    warnings = [message for event, message in records if event == "stalled"]
+    for warning in warnings[:3]:
+        assert "missing: rank 1, host " in warning and "phase forward" in warning
+    stacks = [message for event, message in records if event == "stack"]
+    assert all(stack.startswith("rank 1 is at: ") for stack in stacks)
+    assert any("_sleep_in_the_loader" in stack for stack in stacks)
+    # Back-off: each comes when the wait is twice as long as at the last one, but for rounding.
+    waits = [float(re.search(r"has waited (\S+) s", warning)[1]) for warning in warnings]
+    assert len(waits) >= 3 and waits[0] >= _WARN_S
+    assert all(later > 2 * earlier - 0.16 for earlier, later in pairwise(waits)), waits
+    assert "stall_over" in [event for event, _ in records]
 
 
 def _copy_on_one_rank() -> list[str]:

@@ -65,7 +65,7 @@ TEST(TextsTest, RubbishIsNoFailure) {
 }
 
 TEST(TextsTest, AReportSaysWhoWhatWhere) {
-  RankReport report{two_lost(), 2, 7, Doing::kWaiting, 1, {"a", "b"}, {}};
+  RankReport report{two_lost(), 2, 7, Doing::kWaiting, 1, {"a", "b"}, {}, {}};
   const auto text = report.text();
   EXPECT_EQ(text.rfind("[ddpx rank 2, step 7, phase waiting for buckets] rank 3 (host ", 0), 0u);
   EXPECT_NE(
@@ -76,6 +76,10 @@ TEST(TextsTest, AReportSaysWhoWhatWhere) {
   EXPECT_EQ(text.find("given it up"), std::string::npos);
   report.rank = 3;
   EXPECT_NE(report.text().find("given it up"), std::string::npos);
+  report.names = RankNames({0, 1, 2, 9, 4});
+  EXPECT_EQ(report.text().rfind("[ddpx rank 3 (rank 9 of the job), step 7, ", 0), 0u);
+  EXPECT_NE(report.text().find("] rank 3 (rank 9 of the job, host "), std::string::npos);
+  EXPECT_NE(report.text().find(". And rank 4 (host d, pid 13) died."), std::string::npos);
 }
 
 TEST(TextsTest, AReportSaysNothingOfWhatIsUnknown) {
@@ -85,7 +89,7 @@ TEST(TextsTest, AReportSaysNothingOfWhatIsUnknown) {
 
 TEST(TextsTest, AReportsSentencesEndOnce) {
   const Failure failure{FailureKind::kMismatch, {}, "ranks must do the same."};
-  const RankReport report{failure, 0, 5, Doing::kForward, std::nullopt, {}, {}};
+  const RankReport report{failure, 0, 5, Doing::kForward, std::nullopt, {}, {}, {}};
   EXPECT_NE(report.text().find("the same. Tensors"), std::string::npos) << report.text();
 }
 

@@ -53,7 +53,8 @@ def test_from_its_checkpoint_after_a_restart(tmp_path):
     arguments = ("--checkpoint", tmp_path / "elastic.pt")
     killed = run(*TORCHRUN, "--max-restarts=2", EXAMPLE, *arguments, "--kill", "1:12", cwd=tmp_path)
     assert killed.count("goes on from step 10") == 3
-    assert "rank 1 (host" in killed and "was killed by SIGKILL" in killed
+    # torchrun may take note of it first; older kernels then tell nobody else how.
+    assert re.search(r"rank 1 \(host [^)]+\) (was killed by SIGKILL|died)", killed), killed
     assert losses(killed) == losses(run(*TORCHRUN, EXAMPLE, cwd=tmp_path))
 
 
