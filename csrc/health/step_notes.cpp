@@ -1,5 +1,6 @@
 #include "step_notes.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -73,14 +74,15 @@ void StepNotes::note_result(const void* data, std::size_t num_bytes) {
   if (!monitor_ || !sample_ || num_bytes < sizeof(uint64_t)) {
     return;
   }
-  const auto* words = static_cast<const std::byte*>(data);
-  const std::size_t num_words = num_bytes / sizeof(uint64_t);
+  const auto* bytes = static_cast<const std::byte*>(data);
+  const std::size_t num_words = (num_bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
   const auto shift = mixed(0, trail_.step) % num_words;
   for (std::size_t look = 0; look < kNumLooks; ++look) {
     auto place = (shift + num_words * look / kNumLooks) % num_words;
     uint64_t word = 0;
     for (std::size_t passed = 0; word == 0 && passed < kMostZeros; ++passed) {
-      std::memcpy(&word, words + place * sizeof(word), sizeof(word));
+      const auto offset = std::min(place * sizeof(word), num_bytes - sizeof(word));
+      std::memcpy(&word, bytes + offset, sizeof(word));
       place = place + 1 == num_words ? 0 : place + 1;
     }
     sample_ = mixed(*sample_, word);

@@ -94,6 +94,20 @@ TEST_F(StepsTest, AmongZerosWhatDiffersIsFoundInAWhile) {
   EXPECT_TRUE(contains(text, "different collective calls in step ")) << text;
 }
 
+TEST_F(StepsTest, WhatDiffersInTheLastBytesIsFound) {
+  float usual[3] = {1, 2, 3};
+  float other[3] = {1, 2, 4};
+  std::string text = "no error";
+  for (uint32_t step = 0; step < 4 && text == "no error"; ++step) {
+    begin(step);
+    for (std::size_t rank = 0; rank < 3 && text == "no error"; ++rank) {
+      notes[rank].note_result(rank == 2 ? other : usual, sizeof(usual));
+      text = error_of([this, rank] { notes[rank].check_calls(); });
+    }
+  }
+  EXPECT_TRUE(contains(text, "different collective calls in step ")) << text;
+}
+
 TEST_F(StepsTest, AHookThatRaisedWaitsForNobodyAndItsRankIsMissing) {
   take_step(0);
   begin(1);
