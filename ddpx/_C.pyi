@@ -250,8 +250,8 @@ def answer_stack_request(token: int, stack: str) -> None: ...
 def explain_error(said: str) -> None:
     """See :meth:`Monitor.explain_error`; of all groups."""
 
-def fail_rank(cause: str) -> bool:
-    """This rank's script ends with an error: its peers are told, if any group is watched."""
+def fail_rank(cause: str) -> None:
+    """This rank's script ends with an error: its peers are told, in all groups that are watched."""
 
 def leave_groups() -> None:
     """This rank's script has come to its end."""

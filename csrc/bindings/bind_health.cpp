@@ -232,7 +232,7 @@ void bind_health(py::module_& module) {
       NoGil());
   module.def(
       "fail_rank",
-      [](const std::string& cause) { return health::Sentry::instance().fail_all(cause); },
+      [](const std::string& cause) { health::Sentry::instance().fail_all(cause); },
       py::arg("cause"),
       NoGil());
   module.def(

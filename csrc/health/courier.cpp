@@ -82,6 +82,7 @@ struct Courier::State {
     const auto others = unknown_now();
     std::vector<std::pair<int, Introduction>> found;
     for (const int other : others) {
+      post();  // whose script ends has little time
       const auto text = get(introduction_key(other));
       if (auto introduction = text ? Introduction::from_text(*text) : std::nullopt) {
         found.emplace_back(other, std::move(*introduction));
@@ -205,8 +206,8 @@ void Courier::work(const std::shared_ptr<State>& state) {
   try {
     state->set(introduction_key(state->rank), state->own.to_text());
     for (int round = 0;; ++round) {
-      state->meet_unknown();
       state->post();
+      state->meet_unknown();
       state->exchange_beats();
       state->exchange_calls();
       if (!state->rest(round)) {
@@ -235,10 +236,10 @@ void Courier::post_failure(const std::string& failure) {
   }
 }
 
-bool Courier::flush(std::chrono::milliseconds timeout) {
+bool Courier::flush(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(state_->mutex);
-  return state_->changed.wait_for(
-      lock, timeout, [this] { return !state_->to_post || !state_->running; });
+  return state_->changed.wait_until(
+      lock, deadline, [this] { return !state_->to_post || !state_->running; });
 }
 
 void Courier::hurry() {

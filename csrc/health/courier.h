@@ -67,8 +67,8 @@ class Courier {
   // For those; the first failure stands.
   void post_failure(const std::string& failure);
 
-  // Until what was posted is out, or time is up.
-  bool flush(std::chrono::milliseconds timeout);
+  // Waits until what was posted is out, or for as long as that.
+  bool flush(std::chrono::steady_clock::time_point deadline);
 
   // Asks the store at once for what it asks for now and then.
   void hurry();

@@ -224,7 +224,11 @@ void Monitor::log(Level level, const char* event, std::string message, int about
 
 // ---- the end of this rank ----------------------------------------------------------------------
 
-void Monitor::fail(const std::string& cause) {
+std::chrono::steady_clock::time_point Monitor::time_to_tell() {
+  return std::chrono::steady_clock::now() + kTimeToTell;
+}
+
+void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_point deadline) {
   if (owner_ != getpid()) {
     return;  // forked off: the page is the parent's
   }
@@ -240,7 +244,7 @@ void Monitor::fail(const std::string& cause) {
   }
   const bool by_store = courier_->is_needed();
   if (!known || by_store) {
-    courier_->flush(kTimeToTell);
+    courier_->flush(deadline);
   }
   if (group_.rank == 0 && by_store) {
     heard_by_ = std::chrono::steady_clock::now() + kTimeToHear;

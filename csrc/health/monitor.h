@@ -128,8 +128,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // ---- the end of this rank ------------------------------------------------------------------
 
-  // Its script ends with an error. Waits up to a second where the store has to be told.
-  void fail(const std::string& cause);
+  // Its script ends with an error. Where the store has to be told it waits for that until then, at
+  // most; see time_to_tell().
+  void fail(const std::string& cause, std::chrono::steady_clock::time_point deadline);
+  static std::chrono::steady_clock::time_point time_to_tell();
 
   // Until others have heard of that: the store may end with this process.
   void linger() const;

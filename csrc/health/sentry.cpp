@@ -210,12 +210,11 @@ void Sentry::answer_sigterm() {
   die_of_sigterm();
 }
 
-bool Sentry::fail_all(const std::string& cause) {
-  const auto all = monitors();
-  for (const auto& monitor : all) {
-    monitor->fail(cause);
+void Sentry::fail_all(const std::string& cause) {
+  const auto deadline = Monitor::time_to_tell();
+  for (const auto& monitor : monitors()) {
+    monitor->fail(cause, deadline);
   }
-  return !all.empty();
 }
 
 void Sentry::leave_all() {

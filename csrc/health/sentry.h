@@ -24,8 +24,8 @@ class Sentry {
   void add(const std::shared_ptr<Monitor>& monitor);
   std::vector<std::shared_ptr<Monitor>> monitors() const;
 
-  // All groups of this process: see Monitor. False if there are none.
-  bool fail_all(const std::string& cause);
+  // All groups of this process: see Monitor.
+  void fail_all(const std::string& cause);
   void leave_all();
 
  private:

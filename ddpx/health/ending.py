@@ -30,19 +30,33 @@ def tell_peers() -> None:
     global _rank_pid
     if sys.excepthook is not _hook:
         _take_excepthook()
+    _end_first()
     if _rank_pid == os.getpid():
         return
     if _rank_pid is None:
         os.register_at_fork(after_in_child=_forget)
+        multiprocessing.util.register_after_fork(_end_of_child, _watch_end_of_child)
     _rank_pid = os.getpid()
+    _watch_end_of_child(_end_of_child)
+
+
+def _end_first() -> None:
+    """Before what was registered since, which may destroy the group."""
+    atexit.unregister(_end)
     atexit.register(_end)
-    # A process that multiprocessing started ends without atexit, but for these.
-    multiprocessing.util.Finalize(None, _end_of_child, exitpriority=1000)
+
+
+def _watch_end_of_child(function: Callable[[], None]) -> None:
+    """A process that multiprocessing started ends without atexit, but for these."""
+    if _rank_pid == os.getpid():
+        multiprocessing.util.Finalize(None, function, exitpriority=1000)
 
 
 def _forget() -> None:
-    """In a forked child, which is no rank."""
+    """In a forked child, which is no rank; it may become one if its parent was none."""
     atexit.unregister(_end)
+    if not dist.is_initialized():
+        tell_peers()
 
 
 def _take_excepthook() -> None:
@@ -82,14 +96,12 @@ def end_with(error: BaseException) -> RankFailure | None:
     """Tells peers that this ends the script; returns what explains it, if ranks are lost."""
     global _has_ended
     _has_ended = True  # hooks before this one need not look for the cause again
+    _end_first()
     failure = _explanation(error)
-    cause = _cause(failure or error)
-    told = _C.fail_rank(cause)
-    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    if not told and group is not None and not _of_communication(error):
-        # It has wrapped nothing yet, and others may wait for it in their constructions.
-        _C.monitor_of(group)
-        _C.fail_rank(cause)
+    if not _of_communication(error) and dist.is_initialized():
+        for group in list(dist.distributed_c10d._world.pg_map):
+            _C.monitor_of(group)  # others may wait there for a model that it has not wrapped yet
+    _C.fail_rank(_cause(failure or error))
     return failure
 
 
@@ -133,7 +145,8 @@ def _end_of_child() -> None:
         return  # atexit sees to it
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
-        error = error.__context__  # what torch.multiprocessing.spawn() makes of an exception
+        # What torch.multiprocessing.spawn() makes of an exception.
+        error = error.__context__ if error.code not in (None, 0) else None
     try:
         failure = None if error is None else end_with(error)
         if failure is not None:

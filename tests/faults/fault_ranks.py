@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -161,8 +162,8 @@ def again_if_held_up(test: Callable[..., None]) -> Callable[..., None]:
         except AssertionError:
             if hold_ups.longest_s < HELD_UP_S:
                 raise
-            print(f"again, since processes were held up for {hold_ups.longest_s:.2f} s:")
-            traceback.print_exc(file=sys.stdout)
+            how = f"again, since processes were held up for {hold_ups.longest_s:.2f} s"
+            warnings.warn(f"{how}: {traceback.format_exc()}", stacklevel=2)
         else:
             return
         test(*args, **kwargs)

@@ -94,7 +94,7 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
     else:
         assert report.ranks == (case.victim_rank,), where
     if report.host == "unknown":
-        assert case.at_construction, where
+        assert case.at_construction and case.fault != "exception", where
         return
     assert report.host, where
     if case.hosts == 1:
@@ -111,7 +111,7 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
 def _doing(case: Case) -> str:
     """What the victim was last seen doing."""
     return {
-        "before wrapping": "construction",
+        "before wrapping": "user code, before its first step",
         "construction": "construction of the wrapper",
         "forward": f"step {STEP}, phase forward",
         "gradient hook": f"step {STEP}, phase backward",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -362,6 +363,45 @@ def test_exceptions_of_any_text_are_told(error: str, transport: str) -> None:
         assert kind == "RankFailure", text
         assert cause.startswith(CAUSES[error]) and CAUSES[error] in text, text
         assert num_logged == 1
+
+
+def _raise_in_a_part() -> tuple[str, str]:
+    """The ranks of the job are two groups; the last one raises before it has wrapped a model."""
+    parts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    if dist.get_rank() == 3:
+        raise ValueError("no such sample")
+    try:
+        ReducerDDP(nn.Linear(4, 4), process_group=parts[dist.get_rank() // 2])
+    except ddpx.RankFailure as failure:
+        return text_of(failure), failure.cause
+    return "", ""
+
+
+def test_exceptions_are_told_in_groups_for_which_no_model_is_wrapped_yet() -> None:
+    endings = _run(4, _raise_in_a_part, exit_codes={3: 1})
+    assert endings[0].value == endings[1].value == ("", "")
+    text, cause = endings[2].value
+    assert "] rank 1 (rank 3 of the job, host " in text, text
+    assert cause == "ValueError: no such sample"
+
+
+def _end_well_behind_an_exception() -> bool:
+    """Whether those that train no more take it for a failure."""
+    model = ReducerDDP(nn.Linear(4, 4))
+    let_meet(model)
+    if dist.get_rank() == 1:
+        try:
+            raise StopIteration
+        except StopIteration:
+            sys.exit(0)
+    await_that(lambda: len([rank for rank in ddpx.ranks(model) if not rank.alive]) == 1, "it lives")
+    time.sleep(0.5)  # for five looks a second
+    return model.reducer.monitor.failed
+
+
+def test_who_exits_with_0_behind_an_exception_has_not_failed() -> None:
+    endings = _run(3, _end_well_behind_an_exception)
+    assert [endings[rank].value for rank in (0, 2)] == [False, False]
 
 
 # ---- bad patience --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ namespace {
 
 TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
   Ranks ranks("AAA");
-  ranks[1].fail("ValueError: no");
+  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
   for (const std::size_t rank : {0, 2}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }));
     EXPECT_TRUE(eventually([&] { return ranks.num_aborts(rank) == 1; }));
@@ -25,7 +25,7 @@ TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
   const auto store = std::make_shared<FakeStore>();
   const auto waits = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
   const auto late = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
-  late->fail("ValueError: no");
+  late->fail("ValueError: no", Monitor::time_to_tell());
   EXPECT_TRUE(store->has("ddpx/health/failure"));
   ASSERT_TRUE(eventually([&] { return waits->failed(); }));
   EXPECT_EQ(waits->report()->failure.casualties.front().cause, "ValueError: no");
@@ -37,7 +37,7 @@ TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
   const auto store = std::make_shared<FakeStore>();
   {
     const auto early = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
-    early->fail("ValueError: no");
+    early->fail("ValueError: no", Monitor::time_to_tell());
     early->retire();
   }
   const auto late = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
@@ -48,14 +48,14 @@ TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
 
 TEST(MonitorTest, AnExceptionReachesRanksOfOtherMachines) {
   Ranks ranks("AB");
-  ranks[1].fail("ValueError: no");
+  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   EXPECT_EQ(ranks[0].report()->failure.casualties.front().cause, "ValueError: no");
 }
 
 TEST(MonitorTest, WhatOneMachineFindsAllHear) {
   Ranks ranks("AABB");
-  ranks[1].fail("ValueError: no");
+  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
   for (const std::size_t rank : {0, 2, 3}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); })) << rank;
     EXPECT_EQ(ranks[rank].report()->failure.casualties.front().rank, 1);
@@ -64,10 +64,10 @@ TEST(MonitorTest, WhatOneMachineFindsAllHear) {
 
 TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
   Ranks ranks("AAB");
-  ranks[1].fail("ValueError: no");
+  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   const auto start = std::chrono::steady_clock::now();
-  ranks[0].fail("RankFailure");
+  ranks[0].fail("RankFailure", Monitor::time_to_tell());
   ranks[0].linger();
   // Other machines look twice a second. The store, which was rank 0's, would now be lost.
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(700));
@@ -220,7 +220,7 @@ TEST(MonitorTest, RubbishOnTheBoardIsNoFailure) {
 
 TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");
-  ranks[1].fail("ValueError: no");
+  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
   std::thread asked([&] {
     auto& journal = Journal::instance();
     while (const auto record = journal.next()) {
@@ -364,7 +364,7 @@ TEST(MonitorTest, ManyThreadsLookAtOnce) {
         ranks[rank].report();
       }
       if (rank == 1) {
-        ranks[rank].fail("ValueError: no");
+        ranks[rank].fail("ValueError: no", Monitor::time_to_tell());
       }
     });
   }
