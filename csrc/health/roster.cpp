@@ -1,12 +1,11 @@
 #include "roster.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <sstream>
 #include <tuple>
 #include <utility>
-
-#include "calls.h"
 
 namespace ddpx::health {
 namespace {
@@ -82,14 +81,6 @@ std::string describe(const End& end) {
       return describe_ending(end.wait_status);
   }
   return {};
-}
-
-// Of the step that `ours` is about; none if it cannot be seen, or is not there any more. Models
-// go around, wrappers do not.
-std::optional<Trail> trail_of(const std::shared_ptr<Peer>& peer, const Trail& ours) {
-  const auto* page = peer ? peer->page() : nullptr;
-  const auto trail = page ? page->trail(ours.model, ours.step) : std::nullopt;
-  return trail && trail->wrapper == ours.wrapper ? trail : std::nullopt;
 }
 
 // In the order in which all ranks make their collective calls.
@@ -360,67 +351,6 @@ std::string Roster::whereabouts(const Peer& peer) const {
     out << ", heard of " << in_seconds(now_ns() - since) << " s ago";
   }
   return out.str();
-}
-
-// ---- calls in another order --------------------------------------------------------------------
-
-bool Roster::agrees(const Trail& ours) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return std::all_of(peers_.begin(), peers_.end(), [this, &ours](const auto& peer) {
-    const auto theirs = trail_of(peer, ours);
-    return !theirs || same_calls(*theirs, ours, same_sequence_);
-  });
-}
-
-std::vector<std::pair<int, Trail>> Roster::trails(const Trail& ours) const {
-  const auto all = peers();
-  std::vector<std::pair<int, Trail>> known;
-  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-    const auto trail = rank == rank_ ? std::make_optional(ours)
-                                     : trail_of(all[static_cast<std::size_t>(rank)], ours);
-    if (trail) {
-      known.emplace_back(rank, *trail);
-    }
-  }
-  return known;
-}
-
-Comparison Roster::compare(const Trail& ours, bool is_over) const {
-  if (agrees(ours)) {
-    return Comparison::kSame;
-  }
-  const auto all = peers();
-  const auto num_far =
-      std::count_if(all.begin(), all.end(), [](const auto& peer) { return peer && !peer->page(); });
-  const auto known = trails(ours);
-  bool all_are_through = known.size() + static_cast<std::size_t>(num_far) == all.size();
-  bool spoiled = false;
-  for (auto [rank, trail] : known) {
-    all_are_through = all_are_through && (is_over || trail.results != 0);
-    spoiled = spoiled || trail.results == Trail::kSpoiled;
-    trail.results = Trail::kNone;
-    if (!same_calls(trail, ours, same_sequence_)) {
-      return Comparison::kDifferent;
-    }
-  }
-  if (spoiled) {
-    return Comparison::kSame;
-  }
-  return all_are_through ? Comparison::kDifferent : Comparison::kUndecided;
-}
-
-std::string Roster::describe_calls(const Trail& ours) const {
-  return describe_mismatch(trails(ours));
-}
-
-std::optional<std::string> Roster::uneven_sequences(const Trail& ours) const {
-  bool even = true;
-  std::ostringstream out;
-  for (const auto& [rank, trail] : trails(ours)) {
-    even = even && trail.sequence == ours.sequence;
-    out << (out.tellp() > 0 ? ", " : "") << "rank " << rank << ": " << trail.sequence;
-  }
-  return even ? std::nullopt : std::make_optional(out.str());
 }
 
 }  // namespace ddpx::health
