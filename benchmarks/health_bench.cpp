@@ -89,6 +89,7 @@ int main(int argc, char** argv) {
   }
   auto& own = notes.front();
   std::array<float, 1024> bucket{};
+  bucket.fill(1.0F);  // zeros would be passed over
 
   const auto begin = ns_per_call(seconds, [&] { own.check(); });
   const auto note = ns_per_call(seconds, [&] { own.note(Doing::kBackward); });

@@ -18,7 +18,7 @@ constexpr auto kTimeToComeThrough = std::chrono::milliseconds(1000);
 // Words of a bucket, in each step others. Zeros are passed over for a while: the gradient of an
 // embedding has little else.
 constexpr std::size_t kNumLooks = 4;
-constexpr std::size_t kMostZeros = 256;
+constexpr std::size_t kMostZeros = 64;
 
 uint64_t mixed(uint64_t digest, uint64_t value) {
   digest ^= value + 0x9e3779b97f4a7c15 + (digest << 6) + (digest >> 2);

@@ -83,7 +83,7 @@ TEST_F(StepsTest, AmongZerosWhatDiffersIsFoundInAWhile) {
   usual[3] = kUsual;
   other[7] = kOther;
   std::string text = "no error";
-  for (uint32_t step = 0; step < 40 && text == "no error"; ++step) {
+  for (uint32_t step = 0; step < 400 && text == "no error"; ++step) {
     begin(step);
     for (std::size_t rank = 0; rank < 3 && text == "no error"; ++rank) {
       const auto& words = rank == 2 ? other : usual;
