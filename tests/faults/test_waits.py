@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -40,7 +39,7 @@ WARN_S = 2.0  # the machine may make others late, but not as much
 WARN, RAISE = "DDPX_STALL_WARN_S", "DDPX_STALL_RAISE_S"
 
 
-class _Log(logging.Handler):
+class Log(logging.Handler):
     """The warnings of this rank, which others may await."""
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class _Log(logging.Handler):
         announce(f"rank {dist.get_rank()} has warned")
 
 
-def _run(
+def run(
     world_size: int,
     function: Callable[..., Any],
     *args: Any,
@@ -84,7 +83,7 @@ def _await_warnings() -> None:
 
 def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ...]]:
     """Warnings, and the ranks that an error names."""
-    log = _Log()
+    log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     for step in range(3):
         if step == 2:
@@ -103,7 +102,7 @@ def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ..
 
 @pytest.mark.parametrize("late", [1, 3])
 def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
-    endings = _run(4, partial(_one_is_late, late, warn_s=WARN_S), identities="AABB")
+    endings = run(4, partial(_one_is_late, late, warn_s=WARN_S), identities="AABB")
     for rank, ending in enumerate(endings):
         warnings, named = ending.value
         assert named == ()
@@ -114,7 +113,7 @@ def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
 
 
 def test_only_the_late_of_other_hosts_are_given_up() -> None:
-    endings = _run(3, partial(_one_is_late, 2, raise_s=WARN_S), identities="ABB")
+    endings = run(3, partial(_one_is_late, 2, raise_s=WARN_S), identities="ABB")
     assert [ending.value[1] for ending in endings] == [(2,)] * 3
 
 
@@ -143,7 +142,7 @@ def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
 @pytest.mark.parametrize(("transport", "hosts"), [("gloo", ""), ("gloo", "AAB"), ("shm", "")])
 @again_if_held_up  # who was stopped shortly before a timeout does not take that for its own
 def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: int) -> None:
-    endings = _run(
+    endings = run(
         3,
         _outlast_the_group,
         late,
@@ -180,7 +179,7 @@ def _go_ways_of_ones_own(after_s: float) -> str:
 @pytest.mark.parametrize("after_s", [-0.5, 1.5])
 @again_if_held_up  # the order of timeouts counts
 def test_calls_that_wait_for_each_other_until_the_groups_timeout(after_s: float) -> None:
-    endings = _run(3, _go_ways_of_ones_own, after_s)
+    endings = run(3, _go_ways_of_ones_own, after_s)
     for rank, ending in enumerate(endings):
         if after_s < 0:
             assert f"RankStalled: [ddpx rank {rank}, " in ending.value, ending
@@ -192,7 +191,7 @@ def test_calls_that_wait_for_each_other_until_the_groups_timeout(after_s: float)
 
 def _raise_in_a_hook() -> list[str]:
     """The warnings of who has come out of it, and does something else for longer than allowed."""
-    log = _Log()
+    log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
     model.register_comm_hook(None, _hook_that_raises)
@@ -208,7 +207,7 @@ def _hook_that_raises(state: object, bucket: dist.GradBucket) -> torch.futures.F
 
 
 def test_who_has_come_out_of_a_hook_is_not_late() -> None:
-    endings = _run(2, _raise_in_a_hook)
+    endings = run(2, _raise_in_a_hook)
     assert [ending.value for ending in endings] == [[], []]
 
 
@@ -227,7 +226,7 @@ def _lose_a_rank_of_a_part() -> str:
 
 
 def test_ranks_of_a_part_have_their_names_in_the_job_beside() -> None:
-    endings = _run(4, _lose_a_rank_of_a_part, exit_codes={3: 3})
+    endings = run(4, _lose_a_rank_of_a_part, exit_codes={3: 3})
     assert endings[0].value == endings[1].value == ""
     assert ": [ddpx rank 0 (rank 2 of the job), step " in endings[2].value, endings
     assert "] rank 1 (rank 3 of the job, host " in endings[2].value, endings
@@ -235,7 +234,7 @@ def test_ranks_of_a_part_have_their_names_in_the_job_beside() -> None:
 
 def _be_impatient_from_the_start() -> int:
     ddpx.set_patience(warn_s=0.4)
-    log = _Log()
+    log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     if dist.get_rank() == 1:
         time.sleep(STALL_S)
@@ -244,12 +243,12 @@ def _be_impatient_from_the_start() -> int:
 
 
 def test_patience_may_be_set_before_a_model_is_wrapped() -> None:
-    endings = _run(2, _be_impatient_from_the_start, environment={WARN: "20"})
+    endings = run(2, _be_impatient_from_the_start, environment={WARN: "20"})
     assert endings[0].value > 0
 
 
 def _load_data_first() -> list[str]:
-    log = _Log()
+    log = Log()
     model = ReducerDDP(nn.Linear(4, 4), init_sync=False)
     time.sleep(2.5)
     ddpx.set_patience(warn_s=20, raise_s=20)  # in the step one may well wait for the other
@@ -259,7 +258,7 @@ def _load_data_first() -> list[str]:
 
 
 def test_who_has_not_begun_waits_for_nobody() -> None:
-    endings = _run(2, _load_data_first, environment={WARN: "1", RAISE: "2"})
+    endings = run(2, _load_data_first, environment={WARN: "1", RAISE: "2"})
     assert [ending.value for ending in endings] == [[], []]
 
 
@@ -270,7 +269,7 @@ def _outlast_stop(pid: int) -> None:
 
 
 def _sleep_while_another_is_late() -> list[str]:
-    log = _Log()
+    log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     for step in range(3):
         if step == 2:
@@ -284,7 +283,7 @@ def _sleep_while_another_is_late() -> list[str]:
 
 
 def test_who_was_stopped_has_waited_for_nobody() -> None:
-    first, second = _run(2, _sleep_while_another_is_late)
+    first, second = run(2, _sleep_while_another_is_late)
     assert first.value == second.value == []
 
 
@@ -297,7 +296,7 @@ def _wait_in_a_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Fut
 
 
 def _one_is_late_for_a_hook() -> list[str]:
-    log = _Log()
+    log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     model.register_comm_hook(None, _wait_in_a_hook)
     for step in range(3):
@@ -310,98 +309,11 @@ def _one_is_late_for_a_hook() -> list[str]:
 
 
 def test_a_hook_that_waits_is_a_wait() -> None:
-    endings = _run(3, _one_is_late_for_a_hook)
+    endings = run(3, _one_is_late_for_a_hook)
     for rank in (0, 2):
         texts = endings[rank].value
         assert texts and all("missing: rank 1, " in text for text in texts), texts
         assert all("missing: rank " + str(2 - rank) not in text for text in texts), texts
-
-
-# ---- what exceptions say -------------------------------------------------------------------------
-
-
-class _Mute(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-ERRORS: dict[str, Callable[[], Exception]] = {
-    # Longer than its place, which is cut within a character.
-    "long": lambda: ValueError("€" * 3000),
-    "surrogate": lambda: ValueError("file \udc80"),
-    "mute": _Mute,
-}
-CAUSES = {
-    "long": "ValueError: €€€",
-    "surrogate": r"ValueError: file \udc80",
-    "mute": "_Mute: (its text could not be made)",
-}
-
-
-def _raise(error: str) -> tuple[str, str, str, int]:
-    log = _Log()
-    model = ReducerDDP(nn.Linear(4, 4))
-    model(torch.ones(2, 4)).sum().backward()
-    if dist.get_rank() == 1:
-        raise ERRORS[error]()
-    try:
-        model(torch.ones(2, 4)).sum().backward()
-    except RuntimeError as failure:
-        await_that(lambda: bool(log.texts), "nothing is logged")  # by a thread of its own
-        time.sleep(0.3)  # nothing else follows
-        cause = getattr(failure, "cause", "")
-        return type(failure).__name__, text_of(failure), cause, len(log.texts)
-    return "", "", "", 0
-
-
-@pytest.mark.parametrize("transport", ["gloo", "shm"])
-@pytest.mark.parametrize("error", ERRORS)
-def test_exceptions_of_any_text_are_told(error: str, transport: str) -> None:
-    endings = _run(3, _raise, error, backend=transport, exit_codes={1: 1})
-    for rank in (0, 2):
-        kind, text, cause, num_logged = endings[rank].value
-        assert kind == "RankFailure", text
-        assert cause.startswith(CAUSES[error]) and CAUSES[error] in text, text
-        assert num_logged == 1
-
-
-def _raise_in_a_part() -> tuple[str, str]:
-    """The ranks of the job are two groups; the last one raises before it has wrapped a model."""
-    parts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    if dist.get_rank() == 3:
-        raise ValueError("no such sample")
-    try:
-        ReducerDDP(nn.Linear(4, 4), process_group=parts[dist.get_rank() // 2])
-    except ddpx.RankFailure as failure:
-        return text_of(failure), failure.cause
-    return "", ""
-
-
-def test_exceptions_are_told_in_groups_for_which_no_model_is_wrapped_yet() -> None:
-    endings = _run(4, _raise_in_a_part, exit_codes={3: 1})
-    assert endings[0].value == endings[1].value == ("", "")
-    text, cause = endings[2].value
-    assert "] rank 1 (rank 3 of the job, host " in text, text
-    assert cause == "ValueError: no such sample"
-
-
-def _end_well_behind_an_exception() -> bool:
-    """Whether those that train no more take it for a failure."""
-    model = ReducerDDP(nn.Linear(4, 4))
-    let_meet(model)
-    if dist.get_rank() == 1:
-        try:
-            raise StopIteration
-        except StopIteration:
-            sys.exit(0)
-    await_that(lambda: len([rank for rank in ddpx.ranks(model) if not rank.alive]) == 1, "it lives")
-    time.sleep(0.5)  # for five looks a second
-    return model.reducer.monitor.failed
-
-
-def test_who_exits_with_0_behind_an_exception_has_not_failed() -> None:
-    endings = _run(3, _end_well_behind_an_exception)
-    assert [endings[rank].value for rank in (0, 2)] == [False, False]
 
 
 # ---- bad patience --------------------------------------------------------------------------------
@@ -422,7 +334,7 @@ def _wrap_twice() -> tuple[str, bool]:
 
 @pytest.mark.parametrize("value", ["0", "soon", "-1", "nan"])
 def test_a_bad_variable_is_named_and_nothing_is_lost(value: str) -> None:
-    for ending in _run(2, _wrap_twice, environment={WARN: value}):
+    for ending in run(2, _wrap_twice, environment={WARN: value}):
         text, watched = ending.value
         assert text.startswith(f"{WARN}=") and "is no time to wait" in text, text
         assert watched
