@@ -182,10 +182,7 @@ std::string RankReport::text() const {
     described.pop_back();
   }
   std::ostringstream out;
-  out << "[ddpx rank " << rank;
-  if (const auto other_name = names.other_name(rank)) {
-    out << " (" << *other_name << ")";
-  }
+  out << "[ddpx " << names.name(rank);
   if (step >= 0) {
     out << ", step " << step;
   }

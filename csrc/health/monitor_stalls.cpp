@@ -73,11 +73,8 @@ bool Monitor::has_heard(int64_t waited_ns) {
 void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
   const auto missing = roster_.missing(own, page_.view().progress());
   std::ostringstream out;
-  out << "rank " << group_.rank;
-  if (const auto other_name = roster_.rank_names().other_name(group_.rank)) {
-    out << " (" << *other_name << ")";
-  }
-  out << (own.doing == Doing::kHook ? " has been " : " has waited ") << in_seconds(waited_ns)
+  out << roster_.rank_names().name(group_.rank)
+      << (own.doing == Doing::kHook ? " has been " : " has waited ") << in_seconds(waited_ns)
       << " s in " << roster_.names().describe(own);
   if (missing.empty()) {
     out << "; all ranks have come so far";

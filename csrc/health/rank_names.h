@@ -16,7 +16,20 @@ class RankNames {
   // By rank in the group: that in the job.
   explicit RankNames(std::vector<int> in_job) : in_job_(std::move(in_job)) {}
 
-  // "rank 3 of the job", where that is another number.
+  // "rank 1", or "rank 1 (rank 3 of the job)".
+  std::string name(int rank) const {
+    const auto other = other_name(rank);
+    return "rank " + std::to_string(rank) + (other ? " (" + *other + ")" : "");
+  }
+
+  // To begin a list with: "rank 3 of the job, ".
+  std::string prefix(int rank) const {
+    const auto other = other_name(rank);
+    return other ? *other + ", " : std::string();
+  }
+
+ private:
+  // Where it is another number.
   std::optional<std::string> other_name(int rank) const {
     const auto at = static_cast<std::size_t>(rank);
     return rank >= 0 && at < in_job_.size() && in_job_[at] != rank
@@ -24,13 +37,6 @@ class RankNames {
                : std::nullopt;
   }
 
-  // To begin a list with.
-  std::string prefix(int rank) const {
-    const auto name = other_name(rank);
-    return name ? *name + ", " : std::string();
-  }
-
- private:
   std::vector<int> in_job_;
 };
 
