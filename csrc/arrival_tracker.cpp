@@ -6,18 +6,24 @@
 namespace ddpx {
 
 ArrivalTracker::ArrivalTracker(std::size_t num_params, GraphMode mode)
-    : mode_(mode), arrived_(num_params, 0), absent_(num_params, false) {}
+    : mode_(mode), arrived_(num_params, 0), expectations_(num_params, Expectation::kGradient) {}
 
-void ArrivalTracker::begin(const std::vector<std::size_t>& absent) {
+void ArrivalTracker::begin(
+    const std::vector<std::size_t>& frozen, const std::vector<std::size_t>& unused) {
   std::fill(arrived_.begin(), arrived_.end(), 0);
-  std::fill(absent_.begin(), absent_.end(), false);
-  for (const auto param_index : absent) {
-    absent_[param_index] = true;
+  std::fill(expectations_.begin(), expectations_.end(), Expectation::kGradient);
+  if (!learning()) {
+    for (const auto param_index : unused) {
+      expectations_[param_index] = Expectation::kUnused;
+    }
+  }
+  for (const auto param_index : frozen) {
+    expectations_[param_index] = Expectation::kFrozen;
   }
 }
 
 uint32_t ArrivalTracker::awaited(std::size_t param_index) const {
-  if (absent_[param_index]) {
+  if (expectations_[param_index] != Expectation::kGradient) {
     return 0;
   }
   return learning() ? std::numeric_limits<uint32_t>::max() : expected_[param_index];
@@ -25,8 +31,11 @@ uint32_t ArrivalTracker::awaited(std::size_t param_index) const {
 
 Arrival ArrivalTracker::arrive(std::size_t param_index) {
   const auto count = ++arrived_[param_index];
-  if (absent_[param_index]) {
-    return Arrival::kAbsent;
+  if (expectations_[param_index] == Expectation::kFrozen) {
+    return Arrival::kFrozen;
+  }
+  if (expectations_[param_index] == Expectation::kUnused) {
+    return Arrival::kUnforeseen;
   }
   const auto needed = awaited(param_index);
   if (count == needed) {
@@ -54,6 +63,16 @@ std::vector<std::size_t> ArrivalTracker::missing() const {
   return indices;
 }
 
+std::vector<std::size_t> ArrivalTracker::unused() const {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < expectations_.size(); ++i) {
+    if (expectations_[i] == Expectation::kUnused) {
+      indices.push_back(i);
+    }
+  }
+  return indices;
+}
+
 void ArrivalTracker::end() {
   const bool first = learning();
   always_the_same_ = always_the_same_ && (first || arrived_ == last_arrived_);
@@ -65,7 +84,7 @@ void ArrivalTracker::end() {
     if (first || mode_ != GraphMode::kStatic) {
       expected_[i] = std::max(expected_[i], arrived_[i]);
     }
-    if (first && absent_[i]) {
+    if (first && expectations_[i] == Expectation::kFrozen) {
       expected_[i] = std::max(expected_[i], 1U);  // frozen so far: nothing is known of it
     }
     if (first && expected_[i] == 0) {

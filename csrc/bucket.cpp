@@ -32,7 +32,7 @@ Bucket::Bucket(
     Collective& collective)
     : device_(params[spec.param_indices.front()].device()), sparse_(sparse) {
   if (sparse_) {
-    slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}});
+    slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}, {}});
     return;
   }
   int64_t numel = 0;
@@ -44,7 +44,7 @@ Bucket::Bucket(
   int64_t offset = 0;
   for (const auto param_index : spec.param_indices) {
     slots_.push_back(
-        Slot{param_index, offset, slot_view(buffer_, offset, params[param_index]), {}});
+        Slot{param_index, offset, slot_view(buffer_, offset, params[param_index]), {}, {}});
     offset += params[param_index].numel();
   }
 }
@@ -65,20 +65,23 @@ void Bucket::set_sparse(at::Tensor grad) {
   buffer_ = std::move(grad);
 }
 
-void Bucket::join_streams() {
-  streams_.join(device_);
+std::vector<at::Tensor> Bucket::take_held() {
+  std::vector<at::Tensor> held;
+  held.reserve(slots_.size());
+  for (auto& slot : slots_) {
+    held.push_back(std::exchange(slot.held, {}));
+  }
+  return held;
+}
+
+bool Bucket::join_streams() {
+  return streams_.join(device_);
 }
 
 void Bucket::divide(int divisor) {
   join_streams();
   const at::NoGradGuard no_grad;
   divide_in_place(buffer_, divisor);
-}
-
-void Bucket::multiply(double factor) {
-  join_streams();
-  const at::NoGradGuard no_grad;
-  buffer_.mul_(factor);
 }
 
 void Bucket::launch(Collective& collective) {
@@ -190,7 +193,7 @@ Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
   other.buffer_ = at::zeros_like(buffer_);
   for (const auto& slot : slots_) {
     auto view = slot_view(other.buffer_, slot.offset, slot.view);
-    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view), {}});
+    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view), {}, {}});
   }
   return other;
 }

@@ -20,6 +20,7 @@ struct Slot {
   int64_t offset;   // in the buffer, in elements
   at::Tensor view;  // of the bucket's buffer, with the sizes and, if dense, strides of the param
   mutable at::Tensor lent;  // the same memory, as param.grad; what becomes of it is the user's
+  at::Tensor held;          // the gradient that arrived, until the whole bucket is packed
 };
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding
@@ -60,9 +61,23 @@ class Bucket {
   // Starts a step: every gradient is outstanding, and perhaps a gate that is not one of them.
   void begin_step(bool gated);
 
-  // One gradient was just packed, on the current device stream, or the gate opened; true if nothing
-  // is outstanding any more. Throws InternalError if nothing was.
+  // One gradient was just packed or held, on the current device stream, or the gate opened; true if
+  // nothing is outstanding any more. Throws InternalError if nothing was.
   bool fill_one();
+
+  // Keeps the gradient that arrived for a slot until all are packed together, since a hook of
+  // another param may replace or clear `param.grad` before that.
+  void hold(std::size_t slot_index, at::Tensor grad) {
+    slots_[slot_index].held = std::move(grad);
+  }
+
+  // Moves the held gradients out, in slot order; undefined where a slot has none.
+  std::vector<at::Tensor> take_held();
+
+  // The bucket was packed on the current device stream.
+  void note_pack() {
+    streams_.note_pack(device_);
+  }
 
   // Takes this step's sparse gradient as the buffer.
   void set_sparse(at::Tensor grad);
@@ -76,12 +91,12 @@ class Bucket {
     return rows_;
   }
 
-  // The current stream of the device waits for everything that was packed on others.
-  void join_streams();
+  // The current stream of the device waits for everything that was packed or held on others; true
+  // if there was such a stream.
+  bool join_streams();
 
-  // Scales the packed buffer in place.
+  // Divides the packed buffer in place.
   void divide(int divisor);
-  void multiply(double factor);
 
   // Starts the all-reduce of the buffer.
   void launch(Collective& collective);

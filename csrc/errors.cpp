@@ -91,6 +91,15 @@ UserError param_arrived_again(
       consequence);
 }
 
+UserError param_unforeseen(const Where& where, const std::string& name) {
+  return UserError(
+      opening(where) + "parameter '" + name +
+      "' got a gradient, but the graph of this backward did not lead to it, so that its average "
+      "was taken without this rank. A backward within this backward brought the gradient. Use "
+      "checkpoint(..., use_reentrant=False), or let the first backward use this parameter, and go "
+      "on from a checkpoint.");
+}
+
 UserError gradients_not_finite(
     const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings) {
   std::ostringstream out;

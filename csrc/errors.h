@@ -48,6 +48,9 @@ UserError static_graph_changed(
 UserError param_arrived_again(
     const Where& where, const std::string& name, bool static_graph, bool as_view);
 
+// find_unused_parameters: a gradient arrived that the graph of the backward did not lead to.
+UserError param_unforeseen(const Where& where, const std::string& name);
+
 // Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
 UserError gradients_not_finite(
     const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings);

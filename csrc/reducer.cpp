@@ -38,6 +38,16 @@ void Reducer::on_output_grad() {
   }
   output_reached_ = true;
   scope_.join(weak_from_this());
+  if (phase_ == Phase::kIdle && reaches_nothing()) {
+    begin_step();  // peers launch their buckets in the middle of backward: so must this rank
+  }
+}
+
+// Whether the backward on this thread is known to bring no gradient at all.
+bool Reducer::reaches_nothing() {
+  return options_.mode == GraphMode::kFindUnused && !arrivals_.learning() &&
+         BackwardScope::runs_whole_graph() && !all_frozen() &&
+         unused_search_.reaches_nothing(hooks_);
 }
 
 void Reducer::on_grad(std::size_t param_index) {
@@ -55,6 +65,7 @@ void Reducer::on_grad(std::size_t param_index) {
   }
   note(EventKind::kGradArrived, param_index);
   mark_used(param_index);
+  unused_search_.note_arrival(param_index);
   switch (arrivals_.arrive(param_index)) {
     case Arrival::kFinal:
       order_.record(param_index);
@@ -76,8 +87,11 @@ void Reducer::on_grad(std::size_t param_index) {
               options_.mode == GraphMode::kStatic,
               options_.gradient_as_bucket_view));
       break;
-    case Arrival::kAbsent:
-      break;  // frozen meanwhile; or a wrong guess, which the used-map tells
+    case Arrival::kUnforeseen:
+      report_later(errors::param_unforeseen(where(), names_[param_index]));
+      break;
+    case Arrival::kFrozen:
+      break;
   }
 }
 
@@ -108,7 +122,6 @@ void Reducer::begin_step() {
     finite_check_->begin_step();
   }
   std::fill(left_alone_.begin(), left_alone_.end(), false);
-  std::fill(moved_out_.begin(), moved_out_.end(), false);
 
   // Nobody waits for frozen params; their gradients count as they are.
   Indices frozen;
@@ -121,18 +134,12 @@ void Reducer::begin_step() {
       }
     }
   }
-  auto absent = frozen;
-  std::copy_if(
-      predicted_unused_.begin(),
-      predicted_unused_.end(),
-      std::back_inserter(absent),
-      [this](std::size_t i) { return !left_alone_[i]; });
-  arrivals_.begin(absent);
-  std::for_each(
-      absent.begin() + static_cast<std::ptrdiff_t>(frozen.size()),
-      absent.end(),
-      [this](std::size_t i) { accept_nothing(i); });
+  const bool may_leave_out = options_.mode == GraphMode::kFindUnused;
+  arrivals_.begin(frozen, may_leave_out ? unused_search_.begin_step(hooks_) : Indices());
   for (const auto param_index : frozen) {
+    accept(param_index);
+  }
+  for (const auto param_index : arrivals_.unused()) {
     accept(param_index);
   }
   for (const auto param_index : arrivals_.known_unused()) {
@@ -159,6 +166,17 @@ void Reducer::accept(std::size_t param_index) {
   if (!communicates()) {
     return;
   }
+  const auto bucket_index = plan_.location(param_index).bucket_index;
+  if (!skipped(bucket_index)) {
+    pack_into_slot(param_index);
+  }
+  fill(bucket_index);
+  if (options_.gate == param_index) {
+    open_gate();
+  }
+}
+
+void Reducer::pack_into_slot(std::size_t param_index) {
   const auto location = plan_.location(param_index);
   auto& bucket = buckets_[location.bucket_index];
   const auto& slot = bucket.slots()[location.slot_index];
@@ -174,29 +192,11 @@ void Reducer::accept(std::size_t param_index) {
     pack_nothing(bucket, slot, param);
   } else if (left_alone_[param_index]) {
     // Frozen: it counts, and stays as it is. A batched bucket is divided as a whole.
-    const bool divided_later = options_.batched_copy && !bucket.sparse();
-    pack_apart(bucket, slot, param, divided_later ? 1 : divisor());
-  } else if (!packs_when_full(bucket)) {
+    pack_apart(bucket, slot, param, packs_when_full(bucket) ? 1 : divisor());
+  } else if (packs_when_full(bucket)) {
+    bucket.hold(location.slot_index, param.grad());
+  } else {
     pack(bucket, slot, param, divisor(), options_.gradient_as_bucket_view);
-  }
-  fill(location.bucket_index);
-  if (options_.gate == param_index) {
-    open_gate();
-  }
-}
-
-void Reducer::accept_nothing(std::size_t param_index) {
-  if (!communicates()) {
-    return;
-  }
-  const auto location = plan_.location(param_index);
-  auto& bucket = buckets_[location.bucket_index];
-  const auto& param = params_[param_index];
-  moved_out_[param_index] = pack_nothing(bucket, bucket.slots()[location.slot_index], param);
-  left_alone_[param_index] = true;
-  fill(location.bucket_index);
-  if (options_.gate == param_index) {
-    open_gate();
   }
 }
 
@@ -220,18 +220,17 @@ void Reducer::fill(std::size_t bucket_index) {
     return;
   }
   note(EventKind::kBucketReady, bucket_index);
-  if (packs_when_full(bucket)) {
-    const bool as_view = options_.gradient_as_bucket_view;
-    bucket.join_streams();
-    if (options_.batched_copy) {
-      pack_together(bucket, params_, left_alone_, as_view);
-      bucket.divide(divisor());
-    } else {
-      pack_scaled_together(bucket, params_, left_alone_, divisor(), as_view);
-    }
+  if (packs_when_full(bucket) && !skipped(bucket_index)) {
+    pack_held(bucket);
   }
   launches_.mark_ready(bucket_index);
   launch_ready();
+}
+
+void Reducer::pack_held(Bucket& bucket) {
+  pack_together(bucket, params_, left_alone_, options_.gradient_as_bucket_view);
+  bucket.divide(divisor());
+  bucket.note_pack();  // another stream may launch it
 }
 
 void Reducer::launch_ready() {
@@ -260,16 +259,6 @@ void Reducer::launch(Bucket& bucket, std::size_t bucket_index) {
         }
       },
       [&] { return describe_bucket(bucket_index); });
-}
-
-bool Reducer::skipped(std::size_t bucket_index) const {
-  if (!options_.skip_unused_buckets || predicted_unused_.empty()) {
-    return false;
-  }
-  const auto& members = plan_.buckets()[bucket_index].param_indices;
-  return std::all_of(members.begin(), members.end(), [this](std::size_t i) {
-    return std::binary_search(predicted_unused_.begin(), predicted_unused_.end(), i);
-  });
 }
 
 // ---- the end of backward -----------------------------------------------------------------------
@@ -339,7 +328,8 @@ void Reducer::finish_step(bool output_reached) {
       note(EventKind::kAgreeBegin);
       notes_.note(Doing::kAgreeing);
     }
-    settle_guesses();
+    reduce_skipped_by_mistake();
+    learn_use();
     report_not_finite();
     if (agrees) {
       note(EventKind::kAgreeEnd);
@@ -364,9 +354,6 @@ void Reducer::finish_step(bool output_reached) {
 }
 
 void Reducer::drain(std::size_t bucket_index) {
-  if (skipped(bucket_index)) {
-    return;
-  }
   auto& bucket = buckets_[bucket_index];
   note(EventKind::kWaitBegin, bucket_index);
   notes_.note(Doing::kWaiting, bucket_index);

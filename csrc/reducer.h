@@ -29,6 +29,7 @@
 #include "phase.h"
 #include "recording.h"
 #include "step_clock.h"
+#include "unused_search.h"
 #include "used_map.h"
 
 namespace ddpx {
@@ -46,13 +47,12 @@ struct ReducerOptions {
   bool gradient_as_bucket_view;      // param.grad lies in its bucket: nothing to write back
   bool batched_copy = false;         // a bucket's gradients are packed together, then divided
   bool skip_unused_buckets = false;  // no all-reduce of a bucket that no rank used a step before
-  bool pack_when_full = false;       // as on a device, where fewer and larger operations pay
   std::optional<std::size_t> gate = std::nullopt;  // buckets of delayed params wait for this param
 };
 
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
 // from engine threads. docs/architecture.md draws the step and its phases.
-// reducer.cpp has the step, reducer_guesses.cpp what it guesses with find_unused_parameters,
+// reducer.cpp has the step, reducer_use.cpp what ranks agree on about the use of params,
 // reducer_reports.cpp what it reports at its end, reducer_failure.cpp what becomes of one that
 // broke off; reducer_control.cpp what is between steps, reducer_settings.cpp what others set or
 // see.
@@ -202,9 +202,11 @@ class Reducer final : public GradListener,
 
   // A step.
   void begin_step();
+  bool reaches_nothing();
   void accept(std::size_t param_index);
-  void accept_nothing(std::size_t param_index);
+  void pack_into_slot(std::size_t param_index);
   void fill(std::size_t bucket_index);
+  void pack_held(Bucket& bucket);
   void open_gate();
   void launch_ready();
   void launch(Bucket& bucket, std::size_t bucket_index);
@@ -231,22 +233,23 @@ class Reducer final : public GradListener,
   bool keeps_unused_grads() const {
     return options_.mode != GraphMode::kDefault;
   }
-  bool skipped(std::size_t bucket_index) const;
   bool gated(std::size_t bucket_index) const;
   bool packs_when_full(const Bucket& bucket) const {
-    return !bucket.sparse() &&
-           (options_.batched_copy || options_.pack_when_full || !bucket.device().is_cpu());
+    return options_.batched_copy && !bucket.sparse();
   }
 
-  // Guesses about unused params, and their repair.
-  using SecondPasses = std::map<std::size_t, Bucket>;  // by bucket index
+  // The use of params.
   void agree_on_use();
-  void settle_guesses();
-  Indices wrong_guesses();
-  SecondPasses second_passes_for(const Indices& param_indices) const;
-  void run(SecondPasses& passes);
-  void repair(const Indices& param_indices);
-  void predict();
+  const std::vector<int32_t>& num_ranks_using();
+  bool skipped(std::size_t bucket_index) const;
+  Indices skipped_by_mistake();
+  void reduce_skipped_by_mistake();
+  void learn_use();
+
+  // Buckets of zeros, of a rank that has no gradients.
+  using Shadows = std::map<std::size_t, Bucket>;  // by bucket index
+  Shadows launch_zeros(const Indices& bucket_indices);
+  void wait_for(Shadows& shadows);
 
   // Between steps.
   void join_group();
@@ -256,7 +259,7 @@ class Reducer final : public GradListener,
   bool rebuild_if_due();
   void check_params();
   bool all_frozen() const;
-  std::optional<Indices> match_peers() noexcept;
+  bool match_peers() noexcept;
   void count_broken_step();
   void fail() noexcept;
   void recover();
@@ -290,8 +293,8 @@ class Reducer final : public GradListener,
   Indices agreed_order_;
   UsedMap used_;
   bool static_use_agreed_ = false;
-  Indices predicted_unused_;            // agreed by all ranks
-  std::vector<bool> moved_out_;         // per param: its gradient lay in the slot at begin_step()
+  UnusedSearch unused_search_;
+  Indices unused_by_all_;               // in the last step; only if buckets may be skipped
   std::vector<bool> left_alone_;        // per param: neither packed nor written back in this step
   std::optional<UserError> to_report_;  // found in this step, thrown at its end
   std::string last_error_;

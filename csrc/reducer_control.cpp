@@ -79,7 +79,7 @@ Reducer::Reducer(
       arrivals_(params.size(), options_.mode),
       order_(params.size(), options_.mode != GraphMode::kFindUnused),
       used_(params.size(), params.front().tensor.device()),
-      moved_out_(params.size(), false),
+      unused_search_(params.size()),
       left_alone_(params.size(), false),
       seen_(params.size(), false) {
   for (const auto& param : params) {

@@ -22,16 +22,15 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
     return;
   }
   // Where the group has failed, peers finish no step either.
-  auto predicted = notes_.group_failed() ? std::nullopt : match_peers();
+  auto unused_by_all = notes_.group_failed() || !match_peers() ? Indices() : unused_by_all_;
   fail();
-  predicted_unused_ = std::move(predicted).value_or(Indices());
+  unused_by_all_ = std::move(unused_by_all);
 }
 
 // After an abort that came when every gradient was there (while learning: a part of each): peers
 // get them, and cannot know of it. Does what they do at the end of the step, so that the next
-// collectives pair up. Returns the params that peers now take to be unused; none if they could not
-// be matched.
-std::optional<Reducer::Indices> Reducer::match_peers() noexcept {
+// collectives pair up; false if that is not possible.
+bool Reducer::match_peers() noexcept {
   try {
     if (arrivals_.learning() && arrivals_.missing().empty()) {
       for (const auto param_index : arrivals_.unfinished()) {
@@ -40,22 +39,23 @@ std::optional<Reducer::Indices> Reducer::match_peers() noexcept {
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       if (!skipped(b) && !buckets_[b].in_flight()) {
-        return std::nullopt;  // peers wait for this one, and would take another call for it
+        return false;  // peers wait for this one, and would take another call for it
       }
     }
     if (!arrivals_.learning() || options_.mode != GraphMode::kStatic) {
       order_.complete();
     }
     agree_on_use();
-    settle_guesses();
+    reduce_skipped_by_mistake();
+    learn_use();
     if (finite_check_) {
       notes_.note(Doing::kAgreeing);
       finite_check_->agree(*collective_, params_.front().device());
     }
     count_broken_step();
-    return std::move(predicted_unused_);
+    return true;
   } catch (...) {
-    return std::nullopt;  // the error that aborted this backward is the one to report
+    return false;  // the error that aborted this backward is the one to report
   }
 }
 
@@ -83,7 +83,7 @@ void Reducer::recover() {
   make_buckets();
   if (agrees_on_use()) {
     used_ = UsedMap(params_.size(), params_.front().device());
-    predicted_unused_.clear();
+    unused_by_all_.clear();
   }
   order_.restart();
   owed_.clear();
@@ -107,7 +107,9 @@ void Reducer::reset() {
 void Reducer::drain_all() {
   try {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      drain(b);
+      if (!skipped(b)) {
+        drain(b);
+      }
     }
   } catch (...) {
     // A hook's result can be wrong on one rank alone; peers wait for nothing more of it.

@@ -134,7 +134,7 @@ void Reducer::set_static_graph() {
   // Of steps that broke off:
   used_ = UsedMap(params_.size(), params_.front().device());
   static_use_agreed_ = false;
-  predicted_unused_.clear();
+  unused_by_all_.clear();
   make_buckets();
 }
 
@@ -154,7 +154,7 @@ void Reducer::set_collective(
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
   used_ = UsedMap(params_.size(), params_.front().device());
   static_use_agreed_ = false;
-  predicted_unused_.clear();
+  unused_by_all_.clear();
   make_buckets();
   join_group();
 }

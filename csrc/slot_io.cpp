@@ -1,10 +1,9 @@
 #include "slot_io.h"
 
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/_foreach_div.h>
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/alias.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sstream>
 #include <string>
@@ -36,52 +35,13 @@ void lay_in_slot(at::Tensor& grad, const Slot& slot) {
   grad = slot.lent;
 }
 
-struct Gathered {
-  std::vector<at::Tensor> copied;    // slots that were filled with a gradient from outside
-  std::vector<at::Tensor> in_place;  // slots whose gradient lay there
-};
-
-// Brings the gradients of all params but those `left_out` into their slots, unscaled.
-Gathered gather(
-    Bucket& bucket,
-    const std::vector<at::Tensor>& params,
-    const std::vector<bool>& left_out,
-    bool as_view) {
-  const at::NoGradGuard no_grad;
-  Gathered gathered;
-  std::vector<at::Tensor> grads;
-  for (const auto& slot : bucket.slots()) {
-    auto& grad = params[slot.param_index].mutable_grad();
-    if (left_out[slot.param_index]) {
-      continue;
-    }
-    if (!grad.defined()) {
-      slot.view.zero_();
-    } else if (grad.is_alias_of(slot.view)) {
-      gathered.in_place.push_back(slot.view);
-    } else {
-      gathered.copied.push_back(slot.view);
-      grads.push_back(grad);
-      if (as_view) {
-        lay_in_slot(grad, slot);
-      }
-    }
-  }
-  if (!grads.empty()) {
-    at::_foreach_copy_(gathered.copied, grads);
-  }
-  return gathered;
-}
-
-// Gives a gradient that lies in the slot memory of its own; true if it did.
-bool move_out(const Slot& slot, const at::Tensor& param) {
+// Gives a gradient that lies in the slot memory of its own.
+void move_out(const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   auto& grad = param.mutable_grad();
-  if (!grad.defined() || grad.is_sparse() || !grad.is_alias_of(slot.view)) {
-    return false;
+  if (grad.defined() && !grad.is_sparse() && grad.is_alias_of(slot.view)) {
+    grad = unpack_new(slot.view, param);
   }
-  grad = unpack_new(slot.view, param);
-  return true;
 }
 
 }  // namespace
@@ -125,43 +85,43 @@ void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor
   }
 }
 
-void pack_as_if_in_slot(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor) {
-  pack(bucket, slot, param, /*divisor=*/1, /*as_view=*/false);
-  if (!bucket.sparse()) {
-    const at::NoGradGuard no_grad;
-    divide_in_place(slot.view, divisor);
-  }
-}
-
 void pack_together(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
     const std::vector<bool>& left_out,
     bool as_view) {
-  gather(bucket, params, left_out, as_view);
-}
-
-void pack_scaled_together(
-    Bucket& bucket,
-    const std::vector<at::Tensor>& params,
-    const std::vector<bool>& left_out,
-    int divisor,
-    bool as_view) {
   const at::NoGradGuard no_grad;
-  const auto [copied, in_place] = gather(bucket, params, left_out, as_view);
-  if (divisor == 1) {
+  const bool crosses_streams = bucket.join_streams();
+  const auto held = bucket.take_held();
+  std::vector<at::Tensor> grads;
+  std::vector<at::Tensor> views;
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    const auto& slot = bucket.slots()[i];
+    if (left_out[slot.param_index]) {
+      continue;
+    }
+    if (!held[i].defined()) {
+      slot.view.zero_();
+    } else if (!held[i].is_alias_of(slot.view)) {
+      views.push_back(slot.view);
+      grads.push_back(held[i]);
+      auto& grad = params[slot.param_index].mutable_grad();
+      if (as_view && grad.is_same(held[i])) {
+        lay_in_slot(grad, slot);
+      }
+    }
+  }
+  if (grads.empty()) {
     return;
   }
-  // A product for what was copied and a quotient for what lay there, as pack() has it.
-  if (copied.size() == bucket.slots().size()) {
-    bucket.multiply(1.0 / divisor);
-  } else if (!copied.empty()) {
-    at::_foreach_mul_(copied, 1.0 / divisor);
-  }
-  if (in_place.size() == bucket.slots().size()) {
-    bucket.divide(divisor);
-  } else if (!in_place.empty()) {
-    at::_foreach_div_(in_place, divisor);
+  at::_foreach_copy_(views, grads);
+  if (crosses_streams) {
+    // The last references may end here, while this stream still reads gradients of other streams.
+    const auto stream =
+        c10::impl::VirtualGuardImpl(bucket.device().type()).getStream(bucket.device());
+    for (const auto& grad : grads) {
+      grad.record_stream(stream);
+    }
   }
 }
 
@@ -172,15 +132,14 @@ void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int d
   pack(bucket, slot, param, divisor, /*as_view=*/false);
 }
 
-bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
+void pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   if (bucket.sparse()) {
     bucket.set_sparse(empty_sparse_grad(param));
-    return false;
+    return;
   }
-  const bool lay_in_slot = move_out(slot, param);
+  move_out(slot, param);
   const at::NoGradGuard no_grad;
   slot.view.zero_();
-  return lay_in_slot;
 }
 
 void write_back(
@@ -220,13 +179,6 @@ void write_back(
   if (!grads.empty()) {
     at::_foreach_copy_(grads, sources);
   }
-}
-
-void write_back_to(
-    const Bucket& bucket, const Slot& slot, const Slot& home, const at::Tensor& param) {
-  const at::NoGradGuard no_grad;
-  home.view.copy_(bucket.reduced_slot(slot));
-  lay_in_slot(param.mutable_grad(), home);
 }
 
 void adopt(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {

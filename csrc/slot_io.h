@@ -24,23 +24,12 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
 // `as_view`: `param.grad` lies in the slot from then on.
 void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor, bool as_view);
 
-// As pack(), but rounded as for a gradient that lies in the slot.
-void pack_as_if_in_slot(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor);
-
-// Fills the slots of a dense bucket from the gradients of its params at once, undivided; with zeros
-// for a param without one. Slots of params that are `left_out` stay as they are.
+// Fills the slots of a dense bucket at once from the gradients that it holds, undivided; with zeros
+// where it holds none. Slots of params that are `left_out` stay as they are.
 void pack_together(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
     const std::vector<bool>& left_out,
-    bool as_view);
-
-// As pack() for every slot, with the same bits, in a few operations for all of them.
-void pack_scaled_together(
-    Bucket& bucket,
-    const std::vector<at::Tensor>& params,
-    const std::vector<bool>& left_out,
-    int divisor,
     bool as_view);
 
 // As pack(), for a gradient that stays out of the bucket: if it lies in the slot, it moves out
@@ -48,8 +37,8 @@ void pack_scaled_together(
 void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor);
 
 // Fills the slot with zeros, without a look at `param.grad`. A gradient that lies in the slot moves
-// out of it first; true if one did.
-bool pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param);
+// out of it first.
+void pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param);
 
 // Gives the gradients of `params` what the all-reduce left for these slots.
 void write_back(
@@ -57,11 +46,6 @@ void write_back(
     const std::vector<const Slot*>& slots,
     const std::vector<at::Tensor>& params,
     bool as_view);
-
-// Gives `param.grad` what the all-reduce left for `slot` of `bucket`, in `home`, a slot of another
-// bucket with the same layout.
-void write_back_to(
-    const Bucket& bucket, const Slot& slot, const Slot& home, const at::Tensor& param);
 
 // Moves a gradient that exists already into a slot of a new bucket, unscaled. One that does not fit
 // stays where it is.

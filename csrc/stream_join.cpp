@@ -17,19 +17,22 @@ void StreamJoin::note_pack(c10::Device device) {
   }
 }
 
-void StreamJoin::join(c10::Device device) {
+bool StreamJoin::join(c10::Device device) {
   if (device.is_cpu()) {
-    return;
+    return false;
   }
   const auto launching = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  bool joined_another = false;
   for (const auto& stream : streams_) {
     if (stream != launching) {
+      joined_another = true;
       c10::Event packed(device.type());
       packed.record(stream);
       packed.block(launching);
     }
   }
   streams_.clear();
+  return joined_another;
 }
 
 }  // namespace ddpx

@@ -8,16 +8,19 @@
 
 namespace ddpx {
 
-// A collective waits for the stream it is launched from. Gradients of one bucket can be packed on
-// several streams (autograd runs a node on the stream of its forward); this remembers them.
+// A collective waits for the stream that it is launched from. Autograd runs a gradient hook on the
+// stream that was current when the param's accumulator was made, which is when the module was
+// wrapped, unless a graph with this param was alive then. So the gradients of one bucket can be
+// packed on several streams; this object remembers them.
 // Device-generic, through c10's guards. On CPU every call does nothing. Not thread-safe.
 class StreamJoin {
  public:
   // A pack was just issued on the current stream of `device`.
   void note_pack(c10::Device device);
 
-  // Makes the current stream of `device` wait for all noted packs, and forgets them.
-  void join(c10::Device device);
+  // Makes the current stream of `device` wait for all noted packs, and forgets them; true if one of
+  // them was issued on another stream.
+  bool join(c10::Device device);
 
  private:
   std::vector<c10::Stream> streams_;

@@ -117,7 +117,6 @@ void bind_reducer(py::module_& module) {
                     gradient_as_bucket_view,
                     batched_copy,
                     skip_unused_buckets,
-                    /*pack_when_full=*/false,
                     gate},
                 make_collective(std::move(process_group)),
                 std::move(bystanders)));

@@ -75,17 +75,33 @@ TEST_P(ArrivalTrackerEveryBackward, AsManyPartsAsEverCameMakeAGradientFinal) {
   EXPECT_EQ(tracker.arrive(0), Arrival::kRepeated);
 }
 
-TEST_P(ArrivalTrackerEveryBackward, NobodyWaitsForAbsentParams) {
+TEST_P(ArrivalTrackerEveryBackward, FrozenParamsAreNotWaitedFor) {
   ArrivalTracker tracker(3, GetParam());
   tracker.begin({1});
   EXPECT_EQ(tracker.missing(), (Indices{0, 2}));
-  EXPECT_EQ(tracker.arrive(1), Arrival::kAbsent);
+  EXPECT_EQ(tracker.arrive(1), Arrival::kFrozen);
   EXPECT_TRUE(tracker.arrived(1));
   EXPECT_EQ(tracker.unfinished(), (Indices{0, 2}));
   tracker.end();
   tracker.begin();
   EXPECT_EQ(tracker.missing(), (Indices{0, 1, 2})) << "absent in one backward only";
   EXPECT_EQ(tracker.arrive(1), Arrival::kFinal);
+}
+
+TEST_P(ArrivalTrackerEveryBackward, UnusedParamsAreNotWaitedForOnceAllIsLearned) {
+  ArrivalTracker tracker(3, GetParam());
+  tracker.begin({}, {1});
+  EXPECT_EQ(tracker.unused(), Indices());
+  EXPECT_EQ(tracker.unfinished(), (Indices{0, 1, 2})) << "a later task may bring it";
+  for (std::size_t i = 0; i < 3; ++i) {
+    tracker.arrive(i);
+  }
+  tracker.end();
+  tracker.begin({0}, {0, 1});
+  EXPECT_EQ(tracker.unused(), Indices{1});
+  EXPECT_EQ(tracker.unfinished(), Indices{2});
+  EXPECT_EQ(tracker.arrive(1), Arrival::kUnforeseen);
+  EXPECT_EQ(tracker.arrive(0), Arrival::kFrozen);
 }
 
 TEST_P(ArrivalTrackerEveryBackward, TellsWhetherAllBackwardsWereTheSame) {

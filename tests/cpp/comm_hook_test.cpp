@@ -170,14 +170,14 @@ INSTANTIATE_TEST_SUITE_P(Views, ReducerCommHook, testing::Bool(), [](const auto&
   return info.param ? "View" : "Copy";
 });
 
-TEST(ReducerCommHookGuesses, WithAHookNothingIsGuessed) {
+TEST(ReducerCommHookUnused, AHookGetsEachBucketOnce) {
   Replica replica(GraphMode::kFindUnused);
   const auto hook = std::make_shared<FakeHook>();
   replica.reducer->set_comm_hook(hook);
   replica.learn({2, 0});
   hook->calls.clear();
   replica.step({2, 1, 0});
-  EXPECT_EQ(hook->calls.size(), 3u) << "no second pass";
+  EXPECT_EQ(hook->calls.size(), 3u);
   EXPECT_EQ(replica.grads(), kLocalGrads);
 }
 

@@ -32,8 +32,8 @@ TEST_P(ReducerNotes, EachWaitForPeersIsNotedAsOne) {
   replica.collective->on_broadcast = [&](const at::Tensor&) { check("broadcast"); };
   const bool may_leave_out = GetParam() == GraphMode::kFindUnused;
   for (int step = 0; step < 7; ++step) {
-    // In step 3 a param is used that was taken to be unused: there is a second pass. From step 4 on
-    // nobody asks which were used, and each step waits for what the one before it has sent.
+    // From step 3 on no rank reads which params were used, and each step waits for the all-reduce
+    // that the step before it has launched.
     replica.step(may_leave_out && step < 3 ? Indices{2, 0} : Indices{2, 1, 0});
     EXPECT_EQ(watch->page().view().activity().doing, Doing::kOutside);
   }

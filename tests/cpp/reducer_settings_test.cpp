@@ -1,4 +1,5 @@
 // What can be set on a reducer, and what it tells of itself.
+#include <ATen/ops/full_like.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,20 +14,20 @@
 namespace ddpx {
 namespace {
 
-// With views or without; batched as DDP does it, or packed when full as on a device.
-class ReducerPacksTogether : public testing::TestWithParam<std::tuple<bool, bool>> {
+// With views or without.
+class ReducerPacksTogether : public testing::TestWithParam<bool> {
  protected:
-  static void choose(ReducerOptions& options) {
-    (std::get<1>(GetParam()) ? options.batched_copy : options.pack_when_full) = true;
+  static Replica batched(GraphMode mode, const BucketCaps& caps) {
+    ReducerOptions options{caps, mode, /*gradient_as_bucket_view=*/GetParam()};
+    options.batched_copy = true;
+    return Replica(options);
   }
 };
 
 TEST_P(ReducerPacksTogether, GradientsAreMeansInEveryMode) {
   for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
     for (const auto& caps : {kOneBucket, kParamABucket}) {
-      ReducerOptions options{caps, mode, /*gradient_as_bucket_view=*/std::get<0>(GetParam())};
-      choose(options);
-      Replica replica(options);
+      auto replica = batched(mode, caps);
       for (int step = 0; step < 4; ++step) {
         replica.clear_grads();
         replica.step();
@@ -39,10 +40,7 @@ TEST_P(ReducerPacksTogether, GradientsAreMeansInEveryMode) {
 }
 
 TEST_P(ReducerPacksTogether, ParamsMayStayUnused) {
-  ReducerOptions options{
-      kOneBucket, GraphMode::kFindUnused, /*gradient_as_bucket_view=*/std::get<0>(GetParam())};
-  choose(options);
-  Replica replica(options);
+  auto replica = batched(GraphMode::kFindUnused, kOneBucket);
   for (const bool used : {false, false, true, false, true}) {
     replica.clear_grads();
     replica.step(used ? Indices{2, 1, 0} : Indices{2, 0});
@@ -50,14 +48,22 @@ TEST_P(ReducerPacksTogether, ParamsMayStayUnused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways,
-    ReducerPacksTogether,
-    testing::Combine(testing::Bool(), testing::Bool()),
-    [](const auto& info) {
-      return std::string(std::get<0>(info.param) ? "View" : "Copy") +
-             (std::get<1>(info.param) ? "Batched" : "WhenFull");
-    });
+TEST_P(ReducerPacksTogether, TheGradientThatArrivedCounts) {
+  auto replica = batched(GraphMode::kDefault, kOneBucket);
+  replica.learn();
+  // When the hook of a later param runs, the bucket of the earlier one is not packed yet.
+  const auto key = replica.params[0].register_hook([&](at::Tensor) {
+    replica.params[2].mutable_grad() = at::full_like(replica.params[2], 1000.);
+    replica.params[1].mutable_grad().reset();
+  });
+  replica.step();
+  replica.params[0].remove_hook(key);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+INSTANTIATE_TEST_SUITE_P(Views, ReducerPacksTogether, testing::Bool(), [](const auto& info) {
+  return info.param ? "View" : "Copy";
+});
 
 TEST(ReducerSettings, TheDivisorMayBeAnother) {
   Replica replica;

@@ -1,9 +1,10 @@
-// Packing a bucket at once has the bits of packing its gradients one by one.
+// Packing a bucket at once from the gradients that it holds.
 #include "slot_io.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <vector>
 
 #include "fake_collective.h"
@@ -11,86 +12,70 @@
 namespace ddpx {
 namespace {
 
-constexpr int kDivisor = 3;  // for which a product with 1/3 and a quotient by 3 differ
-
-enum class Kind { kOutside, kInSlot, kNone, kLeftOut };
-
-struct Case {
-  const char* name;
-  std::vector<Kind> kinds;  // per param
-};
-
-class PackTogether : public testing::TestWithParam<std::tuple<Case, bool>> {
+class PackTogether : public testing::TestWithParam<bool> {
  protected:
-  // The buckets of two models with the same gradients.
-  struct Side {
-    std::vector<at::Tensor> params;
-    std::vector<bool> left_out;
-    FakeCollective collective{0, kDivisor};
-    std::unique_ptr<Bucket> bucket;
-  };
+  static constexpr std::size_t kNumParams = 4;
 
-  static void fill(Side& side, const std::vector<Kind>& kinds) {
+  PackTogether() : collective(0, 3) {
     BucketSpec spec;
-    at::manual_seed(0);
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      const auto size = 3 + static_cast<int64_t>(i);
-      side.params.push_back(at::randn({size, 5}).set_requires_grad(true));
-      side.left_out.push_back(kinds[i] == Kind::kLeftOut);
+    for (std::size_t i = 0; i < kNumParams; ++i) {
+      params.push_back(at::randn({3 + static_cast<int64_t>(i), 5}).set_requires_grad(true));
       spec.param_indices.push_back(i);
     }
-    side.bucket = std::make_unique<Bucket>(spec, side.params, false, side.collective);
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      const auto& slot = side.bucket->slots()[i];
-      const auto grad = at::randn_like(side.params[i].detach());
-      slot.view.copy_(grad);
-      if (kinds[i] == Kind::kOutside) {
-        side.params[i].mutable_grad() = grad;
-      } else if (kinds[i] == Kind::kInSlot) {
-        side.params[i].mutable_grad() = slot.view;
-      }
-    }
+    bucket = std::make_unique<Bucket>(spec, params, /*sparse=*/false, collective);
   }
+
+  // The gradient of the param arrives.
+  at::Tensor arrive(std::size_t i) {
+    auto grad = at::randn_like(params[i].detach());
+    params[i].mutable_grad() = grad;
+    bucket->hold(i, grad);
+    return grad;
+  }
+
+  const at::Tensor& view(std::size_t i) const {
+    return bucket->slots()[i].view;
+  }
+
+  FakeCollective collective;
+  std::vector<at::Tensor> params;
+  std::unique_ptr<Bucket> bucket;
 };
 
-TEST_P(PackTogether, HasTheBitsOfPack) {
-  const auto& [test_case, as_view] = GetParam();
-  Side one_by_one;
-  Side together;
-  fill(one_by_one, test_case.kinds);
-  fill(together, test_case.kinds);
-  for (const auto& slot : one_by_one.bucket->slots()) {
-    if (!one_by_one.left_out[slot.param_index]) {
-      pack(*one_by_one.bucket, slot, one_by_one.params[slot.param_index], kDivisor, as_view);
-    }
-  }
-  pack_scaled_together(*together.bucket, together.params, together.left_out, kDivisor, as_view);
-  for (std::size_t i = 0; i < test_case.kinds.size(); ++i) {
-    const auto& expected = one_by_one.bucket->slots()[i].view;
-    const auto& actual = together.bucket->slots()[i].view;
-    EXPECT_TRUE(at::equal(actual, expected)) << "param " << i;
-    const auto& grad = together.params[i].grad();
-    EXPECT_EQ(grad.defined(), one_by_one.params[i].grad().defined());
-    EXPECT_EQ(
-        grad.defined() && grad.is_alias_of(actual),
-        one_by_one.params[i].grad().defined() && one_by_one.params[i].grad().is_alias_of(expected));
-  }
+TEST_P(PackTogether, CopiesWhatArrivedUndivided) {
+  const auto outside = arrive(0);
+  view(1).fill_(7);
+  params[1].mutable_grad() = view(1);
+  bucket->hold(1, view(1));
+  view(3).fill_(5);
+  pack_together(*bucket, params, {false, false, false, true}, GetParam());
+  EXPECT_TRUE(view(0).equal(outside));
+  EXPECT_TRUE(view(1).eq(7).all().item<bool>()) << "lay in its slot";
+  EXPECT_TRUE(view(2).eq(0).all().item<bool>()) << "has no gradient";
+  EXPECT_TRUE(view(3).eq(5).all().item<bool>()) << "is left out";
+  EXPECT_EQ(params[0].grad().is_alias_of(view(0)), GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Kinds,
-    PackTogether,
-    testing::Combine(
-        testing::Values(
-            Case{"AllOutside", {Kind::kOutside, Kind::kOutside, Kind::kOutside}},
-            Case{"AllInSlot", {Kind::kInSlot, Kind::kInSlot}},
-            Case{"SomeInSlot", {Kind::kOutside, Kind::kInSlot, Kind::kOutside}},
-            Case{"SomeWithout", {Kind::kNone, Kind::kOutside, Kind::kInSlot}},
-            Case{"SomeLeftOut", {Kind::kOutside, Kind::kLeftOut, Kind::kInSlot}}),
-        testing::Bool()),
-    [](const auto& info) {
-      return std::string(std::get<0>(info.param).name) + (std::get<1>(info.param) ? "AsView" : "");
-    });
+TEST_P(PackTogether, AReplacedGradientStaysWithTheParam) {
+  const auto arrived = arrive(0);
+  const auto replacement = at::zeros_like(arrived);
+  params[0].mutable_grad() = replacement;
+  pack_together(*bucket, params, std::vector<bool>(kNumParams, false), GetParam());
+  EXPECT_TRUE(view(0).equal(arrived));
+  EXPECT_TRUE(params[0].grad().is_same(replacement));
+}
+
+TEST_P(PackTogether, NothingIsHeldAfterwards) {
+  arrive(0);
+  const std::vector<bool> none_left_out(kNumParams, false);
+  pack_together(*bucket, params, none_left_out, GetParam());
+  pack_together(*bucket, params, none_left_out, GetParam());
+  EXPECT_TRUE(view(0).eq(0).all().item<bool>());
+}
+
+INSTANTIATE_TEST_SUITE_P(Views, PackTogether, testing::Bool(), [](const auto& info) {
+  return info.param ? "View" : "Copy";
+});
 
 }  // namespace
 }  // namespace ddpx

@@ -1,4 +1,4 @@
-// Params that no rank used a step ago are taken to be unused again; a second pass repairs that.
+// Params that a backward does not reach, buckets that are skipped, and ranks without gradients.
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
@@ -36,14 +36,14 @@ bool all_zero(const at::Tensor& tensor) {
   return tensor.equal(at::zeros_like(tensor));
 }
 
-class ReducerGuesses : public testing::TestWithParam<bool> {
+class ReducerUnused : public testing::TestWithParam<bool> {
  protected:
   static constexpr GraphMode kMode = GraphMode::kFindUnused;
   Replica replica{kMode, kParamABucket, /*gradient_as_bucket_view=*/GetParam()};
 };
 
-TEST_P(ReducerGuesses, ABucketDoesNotWaitForAParamThatWasUnused) {
-  replica.learn({2, 0});
+TEST_P(ReducerUnused, ABucketDoesNotWaitForAParamThatThisBackwardDoesNotReach) {
+  replica.learn({2, 1, 0});
   const Sent sent(replica);
   replica.step({2, 0});
   EXPECT_EQ(
@@ -63,88 +63,80 @@ TEST_P(ReducerGuesses, ABucketDoesNotWaitForAParamThatWasUnused) {
   EXPECT_EQ(replica.grads(), (Grads{10., std::nullopt, 5.}));
 }
 
-TEST_P(ReducerGuesses, AParamThatThisRankUsedAfterAllGetsItsMeanInASecondPass) {
+TEST_P(ReducerUnused, UseMayVaryFromStepToStep) {
   replica.learn({2, 0});
-  const Sent sent(replica);
-  replica.step({2, 1, 0});
-  EXPECT_EQ(
-      replica.collective->log,
-      (
-          Log{"grad 2",
-              "launch 0",
-              "launch 1",
-              "grad 1",
-              "grad 0",
-              "launch 2",
-              "launch 3",
-              "wait 0",
-              "wait 1",
-              "wait 2",
-              "wait 3",
-              "launch 4",
-              "wait 4"}));
-  EXPECT_TRUE(all_zero(sent.tensors[1]));
-  EXPECT_EQ(replica.grads(), kMeanGrads);
-}
-
-TEST_P(ReducerGuesses, AWrongGuessIsNotMadeAgain) {
-  replica.learn({2, 0});
-  for (int step = 0; step < 3; ++step) {
+  for (const bool used : {true, false, false, true}) {
     replica.clear_grads();
     const Sent sent(replica);
-    replica.step({2, 1, 0});
-    EXPECT_EQ(sent.tensors.size(), step == 0 ? 5u : 4u);
-    EXPECT_EQ(replica.grads(), kMeanGrads);
+    replica.step(used ? Indices{2, 1, 0} : Indices{2, 0});
+    EXPECT_EQ(sent.tensors.size(), 4u);
+    EXPECT_EQ(replica.grads(), used ? kMeanGrads : (Grads{10., std::nullopt, 5.}));
   }
 }
 
-TEST_P(ReducerGuesses, AParamThatOnlyPeersUsedGetsTheirMean) {
-  replica.learn({2, 0});
+TEST_P(ReducerUnused, AParamThatOnlyPeersUsedGetsTheirMean) {
+  replica.learn({2, 1, 0});
   replica.collective->peer_sends = [&](const at::Tensor& own, int) {
-    if (own.scalar_type() == at::kInt) {
-      return at::ones_like(own);
-    }
-    // Peers made the same guess, so their first pass has zeros for w1.
-    const bool first_pass = replica.collective->all_reduces().size() < 5;
-    return own.numel() == 2 && first_pass ? at::zeros_like(own) : own + 4;
+    return own.scalar_type() == at::kInt ? at::ones_like(own) : own + 4;
   };
   replica.step({2, 0});
   EXPECT_EQ(replica.grads(), (Grads{16., 12., 14.}));
   EXPECT_EQ(replica.reducer->used_by_ranks(), (std::vector<int32_t>{4, 3, 4}));
 }
 
-TEST_P(ReducerGuesses, AKeptGradientIsAveragedWithWhatCameToIt) {
+TEST_P(ReducerUnused, AKeptGradientIsAveragedWithWhatCameToIt) {
   const auto multiples = replica.collective->peer_sends;
   replica.step({2, 1, 0});
   // A view takes part in the all-reduce: it comes back as it was, because ranks kept the same mean.
-  replica.collective->peer_sends = [](const at::Tensor& own, int) { return own; };
-  replica.step({2, 0});
-  replica.collective->peer_sends = multiples;
-  replica.step({2, 1, 0});
-  EXPECT_EQ(replica.grads()[1], 70.) << "2.5 times the sum of 20 and 8";
-}
-
-TEST_P(ReducerGuesses, AKeptGradientOfARightGuessStaysAsItIs) {
-  replica.step({2, 1, 0});
   replica.collective->peer_sends = [](const at::Tensor& own, int) { return own; };
   for (int step = 0; step < 3; ++step) {
     replica.step({2, 0});
     EXPECT_EQ(replica.grads()[1], 20.);
   }
+  replica.collective->peer_sends = multiples;
+  replica.step({2, 1, 0});
+  EXPECT_EQ(replica.grads()[1], 70.) << "2.5 times the sum of 20 and 8";
 }
 
-TEST_P(ReducerGuesses, ASecondPassHasOnlyTheWrongGuessesInIt) {
-  Replica one_bucket(kMode, kOneBucket, /*gradient_as_bucket_view=*/GetParam());
-  one_bucket.learn({2, 0});
-  const Sent sent(one_bucket);
-  one_bucket.step({2, 1, 0});
-  ASSERT_EQ(sent.sizes(), (std::vector<int64_t>{6, 3, 6}));
-  EXPECT_EQ(sent.tensors[0].count_nonzero().item<int64_t>(), 4);
-  EXPECT_EQ(sent.tensors[2].count_nonzero().item<int64_t>(), 2);
-  EXPECT_EQ(one_bucket.grads(), kMeanGrads);
+TEST_P(ReducerUnused, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
+  replica.learn();
+  auto input = at::ones({}, at::TensorOptions(at::kDouble).requires_grad(true));
+  const auto key = input.register_hook(
+      [log = &replica.collective->log](at::Tensor) { log->push_back("input"); });
+  replica.reducer->prepare_forward();
+  const auto output = input * 2;
+  replica.reducer->watch_outputs({output});
+  output.backward();
+  input.remove_hook(key);
+  EXPECT_EQ(
+      replica.collective->log,
+      (
+          Log{"launch 0",
+              "launch 1",
+              "launch 2",
+              "input",
+              "launch 3",
+              "wait 0",
+              "wait 3",
+              "wait 1",
+              "wait 2"}));
+  EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, std::nullopt}));
 }
 
-TEST_P(ReducerGuesses, ABrokenStepTakesItsGuessesAlong) {
+TEST_P(ReducerUnused, AGradientFromANestedBackwardIsAnError) {
+  replica.learn({2, 0});
+  // Runs while the outer graph task does, which does not lead to param 1.
+  const auto key =
+      replica.params[0].register_hook([&](at::Tensor) { replica.params[1].sum().backward(); });
+  const auto text = replica.failing_step({2, 0});
+  expect_mentions(text, {"'w1'", "use_reentrant=False"});
+  replica.clear_grads();
+  replica.step({2, 0});
+  EXPECT_TRUE(replica.grads()[1].has_value()) << "such params are waited for from then on";
+  replica.params[0].remove_hook(key);
+}
+
+TEST_P(ReducerUnused, AStepThatBrokeOffLeavesNoTrace) {
   replica.learn({2, 0});
   const auto key = replica.params[0].register_hook(
       [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
@@ -157,7 +149,7 @@ TEST_P(ReducerGuesses, ABrokenStepTakesItsGuessesAlong) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
-TEST_P(ReducerGuesses, UnusedBucketsCanBeLeftOut) {
+TEST_P(ReducerUnused, UnusedBucketsCanBeLeftOut) {
   ReducerOptions options{kParamABucket, kMode, /*gradient_as_bucket_view=*/GetParam()};
   options.skip_unused_buckets = true;
   Replica skipping(options);
@@ -182,7 +174,7 @@ TEST_P(ReducerGuesses, UnusedBucketsCanBeLeftOut) {
   EXPECT_EQ(skipping.grads(), kMeanGrads);
 }
 
-INSTANTIATE_TEST_SUITE_P(Views, ReducerGuesses, testing::Bool(), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Views, ReducerUnused, testing::Bool(), [](const auto& info) {
   return info.param ? "View" : "Copy";
 });
 
@@ -242,15 +234,17 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic),
     [](const auto& info) { return mode_name(info.param); });
 
-TEST(ReducerShadowGuesses, TakesPartInTheSecondPassOfItsPeers) {
-  Replica replica(GraphMode::kFindUnused, kParamABucket);
+TEST(ReducerShadowSkips, TakesPartWherePeersUsedASkippedBucket) {
+  ReducerOptions options{kParamABucket, GraphMode::kFindUnused, /*gradient_as_bucket_view=*/false};
+  options.skip_unused_buckets = true;
+  Replica replica(options);
   replica.learn({2, 0});
   replica.collective->peer_sends = [](const at::Tensor& own, int) {
     return own.scalar_type() == at::kInt ? at::ones_like(own) : own;
   };
   const Sent sent(replica);
   replica.reducer->shadow_step();
-  EXPECT_EQ(sent.sizes(), (std::vector<int64_t>{3, 2, 1, 3, 2}));
+  EXPECT_EQ(sent.sizes(), (std::vector<int64_t>{3, 1, 3, 2}));
   EXPECT_TRUE(all_zero(sent.tensors.back()));
   EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, std::nullopt}));
 }
