@@ -57,7 +57,7 @@ bool Bucket::fill_one() {
   if (num_outstanding_ == 0) {
     throw InternalError("a full bucket got one more gradient");
   }
-  streams_.note_pack(device_);
+  note_stream();
   return --num_outstanding_ == 0;
 }
 

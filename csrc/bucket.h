@@ -74,9 +74,9 @@ class Bucket {
   // Moves the held gradients out, in slot order; undefined where a slot has none.
   std::vector<at::Tensor> take_held();
 
-  // The bucket was packed on the current device stream.
-  void note_pack() {
-    streams_.note_pack(device_);
+  // A gradient has arrived, or the bucket was used, on the current device stream.
+  void note_stream() {
+    streams_.note(device_);
   }
 
   // Takes this step's sparse gradient as the buffer.
@@ -122,7 +122,17 @@ class Bucket {
     return reduced_;
   }
 
-  // The part of it that belongs to `slot`, in the slot's layout.
+  // Drops it: a hook's result, or a sum in another dtype, is memory of its own.
+  void release_reduced() {
+    reduced_.reset();
+  }
+
+  // What was packed for `slot`.
+  const at::Tensor& packed_slot(const Slot& slot) const {
+    return sparse_ ? buffer_ : slot.view;
+  }
+
+  // The part of reduced() that belongs to `slot`, in the slot's layout.
   at::Tensor reduced_slot(const Slot& slot) const;
 
   // A bucket like this one with zeros in every slot; for a second pass, or on behalf of nobody.

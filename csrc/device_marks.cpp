@@ -1,11 +1,11 @@
 #include "device_marks.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
+
+#include "device_stream.h"
 
 namespace ddpx {
 namespace {
@@ -18,20 +18,6 @@ int64_t rounding_of(int64_t elapsed_ns) {
   return (std::abs(elapsed_ns) >> 23) + 1;
 }
 
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-// Older torches cannot tell.
-template <typename Stream>
-auto is_captured(const Stream& stream, int /*preferred*/) -> decltype(stream.is_capturing()) {
-  return stream.is_capturing();
-}
-template <typename Stream>
-bool is_captured(const Stream& /*stream*/, long /*otherwise*/) {
-  return false;
-}
-
 }  // namespace
 
 DeviceMarks::DeviceMarks(c10::Device device, std::size_t capacity, int64_t (*now)())
@@ -41,12 +27,12 @@ DeviceMarks::DeviceMarks(c10::Device device, std::size_t capacity, int64_t (*now
 }
 
 bool DeviceMarks::captured() const {
-  return is_captured(current_stream(device_), 0);
+  return is_capturing(device_);
 }
 
 c10::Event DeviceMarks::record() const {
   c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with timing
-  event.record(current_stream(device_));
+  event.record(*current_stream(device_));
   return event;
 }
 
@@ -107,7 +93,7 @@ void DeviceMarks::collect(EventLog& log) {
   // After a pause the next mark is far away, and would be rounded by much. The device is idle, so
   // that it costs no wait to look at both clocks again.
   const bool after_pause = marks_.empty() && now_() - anchor_ns_ > 2 * kFarthestNs;
-  if (after_pause && current_stream(device_).query()) {
+  if (after_pause && current_stream(device_)->query()) {
     relate();
   }
 }

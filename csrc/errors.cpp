@@ -100,6 +100,13 @@ UserError param_unforeseen(const Where& where, const std::string& name) {
       "on from a checkpoint.");
 }
 
+UserError under_capture(const Where& where, const std::string& option) {
+  return UserError(
+      opening(where) + "a backward is captured into a CUDA graph, but " + option +
+      " reads results on the host in every step, which a graph cannot repeat. Switch " + option +
+      " off for the captured steps.");
+}
+
 UserError gradients_not_finite(
     const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings) {
   std::ostringstream out;

@@ -51,6 +51,9 @@ UserError param_arrived_again(
 // find_unused_parameters: a gradient arrived that the graph of the backward did not lead to.
 UserError param_unforeseen(const Where& where, const std::string& name);
 
+// A step is captured into a graph of the device's, but `option` reads results on the host.
+UserError under_capture(const Where& where, const std::string& option);
+
 // Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
 UserError gradients_not_finite(
     const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings);

@@ -1,45 +1,80 @@
 #include "finite_check.h"
 
-#include <ATen/ops/all.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <limits>
+#include <unordered_set>
+#include <utility>
 
 namespace ddpx {
 
 void FiniteCheck::begin_step() {
+  order_.clear();
   looks_.clear();
 }
 
-void FiniteCheck::look(std::size_t param_index, const at::Tensor& grad) {
-  if (!grad.defined() || (!grad.is_floating_point() && !grad.is_complex())) {
-    return;
-  }
+void FiniteCheck::look(
+    const std::vector<std::size_t>& param_indices, const std::vector<at::Tensor>& grads) {
   const at::NoGradGuard no_grad;
-  const auto values = grad.is_sparse() ? grad._values() : grad;
-  looks_.push_back({param_index, at::isfinite(values).all()});
+  Look look;
+  std::vector<at::Tensor> all_values;
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const auto& grad = grads[i];
+    if (!grad.defined() || (!grad.is_floating_point() && !grad.is_complex())) {
+      continue;
+    }
+    auto values = grad.is_sparse() ? grad._values() : grad;
+    if (values.numel() > 0) {
+      look.param_indices.push_back(param_indices[i]);
+      all_values.push_back(std::move(values));
+    }
+  }
+  if (!all_values.empty()) {
+    const auto largest = at::_foreach_norm(all_values, std::numeric_limits<double>::infinity());
+    look.finite = at::isfinite(at::stack(largest));
+    looks_.push_back(std::move(look));
+  }
 }
 
 std::optional<std::size_t> FiniteCheck::first_not_finite() const {
+  std::unordered_set<std::size_t> not_finite;
   for (const auto& look : looks_) {
-    if (!look.finite.item<bool>()) {
-      return look.param_index;
+    const auto finite = look.finite.cpu();
+    const auto* flags = finite.const_data_ptr<bool>();
+    for (std::size_t i = 0; i < look.param_indices.size(); ++i) {
+      if (!flags[i]) {
+        not_finite.insert(look.param_indices[i]);
+      }
     }
   }
-  return std::nullopt;
+  if (not_finite.empty()) {
+    return std::nullopt;
+  }
+  const auto first = std::find_if(
+      order_.begin(), order_.end(), [&](auto index) { return not_finite.count(index) != 0; });
+  return first != order_.end() ? *first : *std::min_element(not_finite.begin(), not_finite.end());
 }
 
-std::vector<FiniteCheck::Finding> FiniteCheck::agree(Collective& collective, c10::Device device) {
-  const auto options = at::TensorOptions(at::kLong);
-  auto found = at::zeros({collective.world_size()}, options);
+void FiniteCheck::launch(Collective& collective, c10::Device device) {
+  auto found = at::zeros({collective.world_size()}, at::TensorOptions(at::kLong));
   if (const auto param_index = first_not_finite()) {
     found[collective.rank()] = static_cast<int64_t>(*param_index) + 1;
   }
-  if (!collective.alone()) {
-    found = found.to(device);
-    collective.wait(*collective.all_reduce_sum(found), device);
-    found = found.cpu();
+  found_ = found.to(device);
+  work_ = collective.alone() ? nullptr : collective.all_reduce_sum(found_);
+}
+
+std::vector<FiniteCheck::Finding> FiniteCheck::agree(Collective& collective, c10::Device device) {
+  launch(collective, device);
+  if (work_) {
+    collective.wait(*std::exchange(work_, nullptr), device);
   }
+  const auto found = found_.cpu();
   std::vector<Finding> findings;
   for (int rank = 0; rank < collective.world_size(); ++rank) {
     if (const auto place = found[rank].item<int64_t>(); place != 0) {

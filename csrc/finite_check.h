@@ -13,9 +13,10 @@
 
 namespace ddpx {
 
-// Each rank notes of every gradient whether it is finite, as it arrives; on a device without
-// waiting for it. At the end of backward ranks tell each other the first that was not, by summing
-// a vector with a place for each rank. Not thread-safe: the reducer's mutex guards it.
+// Each rank notes the largest magnitude of every gradient, which is not finite if the gradient is
+// not. A device is not waited for meanwhile. At the end of backward ranks tell each other the first
+// such param, by summing a vector with a place for each rank.
+// Owned by the reducer, guarded by its mutex; agree() may run without it.
 class FiniteCheck {
  public:
   struct Finding {
@@ -26,21 +27,33 @@ class FiniteCheck {
   // Forgets what was seen.
   void begin_step();
 
-  // The gradient of a param has arrived. Nothing to do for integers; sparse ones by their values.
-  void look(std::size_t param_index, const at::Tensor& grad);
+  // The gradient of a param has arrived: the first that is not finite is named in this order.
+  void note_arrival(std::size_t param_index) {
+    order_.push_back(param_index);
+  }
 
-  // Collective: what the ranks found, in order of rank, each its first. Waits for the device.
+  // Looks at gradients of these params, in a few operations for all of them. Passes over integers,
+  // and takes sparse gradients by their values.
+  void look(const std::vector<std::size_t>& param_indices, const std::vector<at::Tensor>& grads);
+
+  // Collective: starts to tell the other ranks what this rank found. Waits for the device.
+  void launch(Collective& collective, c10::Device device);
+
+  // Collective: what the ranks found, in order of rank, each its first.
   std::vector<Finding> agree(Collective& collective, c10::Device device);
 
  private:
   struct Look {
-    std::size_t param_index;
-    at::Tensor finite;  // a bool, where the gradient lies
+    std::vector<std::size_t> param_indices;
+    at::Tensor finite;  // a bool for each param, where its gradient lies
   };
 
   std::optional<std::size_t> first_not_finite() const;
 
-  std::vector<Look> looks_;  // in order of arrival
+  std::vector<std::size_t> order_;
+  std::vector<Look> looks_;
+  at::Tensor found_;  // a place for each rank; in the hands of the backend
+  Collective::Work work_;
 };
 
 }  // namespace ddpx

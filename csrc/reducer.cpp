@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <iterator>
@@ -10,16 +11,11 @@
 #include "slot_io.h"
 
 namespace ddpx {
-namespace {
-
-using Lock = std::lock_guard<std::recursive_mutex>;
-
-}  // namespace
 
 // ---- gradients arrive --------------------------------------------------------------------------
 
 void Reducer::on_output_grad() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   note(EventKind::kBackwardBegin);
   if (!sync_enabled_) {
     if (!recordings_.empty()) {
@@ -37,6 +33,7 @@ void Reducer::on_output_grad() {
     throw errors::autograd_grad_of_params(where(), names_of(asked_for));
   }
   output_reached_ = true;
+  output_stream_ = current_stream(params_.front().device());
   scope_.join(weak_from_this());
   if (phase_ == Phase::kIdle && reaches_nothing()) {
     begin_step();  // peers launch their buckets in the middle of backward: so must this rank
@@ -51,7 +48,7 @@ bool Reducer::reaches_nothing() {
 }
 
 void Reducer::on_grad(std::size_t param_index) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (phase_ == Phase::kFailed) {
     recover();
   }
@@ -66,14 +63,17 @@ void Reducer::on_grad(std::size_t param_index) {
   note(EventKind::kGradArrived, param_index);
   mark_used(param_index);
   unused_search_.note_arrival(param_index);
+  if (finite_check_) {
+    finite_check_->note_arrival(param_index);
+  }
   switch (arrivals_.arrive(param_index)) {
     case Arrival::kFinal:
       order_.record(param_index);
       accept(param_index);
       break;
     case Arrival::kPartial:
-      if (finite_check_) {
-        finite_check_->look(param_index, params_[param_index].grad());
+      if (communicates()) {
+        buckets_[plan_.location(param_index).bucket_index].note_stream();
       }
       if (arrivals_.learning() && options_.mode != GraphMode::kStatic) {
         order_.record(param_index);
@@ -97,6 +97,7 @@ void Reducer::on_grad(std::size_t param_index) {
 
 void Reducer::begin_step() {
   notes_.check();
+  check_capture();
   check_params();
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
@@ -160,10 +161,10 @@ int Reducer::divisor() const {
 }
 
 void Reducer::accept(std::size_t param_index) {
-  if (finite_check_ && !left_alone_[param_index]) {
-    finite_check_->look(param_index, params_[param_index].grad());
-  }
   if (!communicates()) {
+    if (finite_check_ && !left_alone_[param_index]) {
+      finite_check_->look({param_index}, {params_[param_index].grad()});
+    }
     return;
   }
   const auto bucket_index = plan_.location(param_index).bucket_index;
@@ -223,6 +224,9 @@ void Reducer::fill(std::size_t bucket_index) {
   if (packs_when_full(bucket) && !skipped(bucket_index)) {
     pack_held(bucket);
   }
+  if (finite_check_ && !skipped(bucket_index)) {
+    look_at(bucket);
+  }
   launches_.mark_ready(bucket_index);
   launch_ready();
 }
@@ -230,10 +234,34 @@ void Reducer::fill(std::size_t bucket_index) {
 void Reducer::pack_held(Bucket& bucket) {
   pack_together(bucket, params_, left_alone_, options_.gradient_as_bucket_view);
   bucket.divide(divisor());
-  bucket.note_pack();  // another stream may launch it
+  bucket.note_stream();  // another stream may launch it
 }
 
+// Looks for gradients that are not finite among those that were packed.
+void Reducer::look_at(Bucket& bucket) {
+  bucket.join_streams();
+  Indices param_indices;
+  std::vector<at::Tensor> grads;
+  for (const auto& slot : bucket.slots()) {
+    if (!left_alone_[slot.param_index]) {
+      param_indices.push_back(slot.param_index);
+      grads.push_back(bucket.packed_slot(slot));
+    }
+  }
+  finite_check_->look(param_indices, grads);
+  bucket.note_stream();
+}
+
+// One thread launches at a time, without the mutex; it launches what others make ready meanwhile.
 void Reducer::launch_ready() {
+  if (launching_) {
+    return;
+  }
+  launching_ = true;
+  const auto stop = c10::make_scope_exit([this] {
+    launching_ = false;
+    changed_.notify_all();
+  });
   while (const auto bucket_index = launches_.pop()) {
     if (!skipped(*bucket_index)) {
       launch(buckets_[*bucket_index], *bucket_index);
@@ -245,26 +273,30 @@ void Reducer::launch(Bucket& bucket, std::size_t bucket_index) {
   clock_.note_launch();
   note(EventKind::kLaunched, bucket_index);
   notes_.note_launch(bucket.num_bytes(), static_cast<int>(bucket.dtype()));
+  if (comm_hook_) {
+    notes_.note(Doing::kHook, bucket_index);
+  }
   communicate(
       [&] {
         if (comm_hook_) {
-          notes_.note(Doing::kHook, bucket_index);
           bucket.launch(*comm_hook_, bucket_index, buckets_.size(), params_);
-          notes_.note(Doing::kBackward);
         } else {
           bucket.launch(*collective_);
         }
-        for (const auto& recording : recordings_) {
-          recording->follow(bucket.flight(), step_number(), bucket_index);
-        }
       },
       [&] { return describe_bucket(bucket_index); });
+  if (comm_hook_) {
+    notes_.note(Doing::kBackward);
+  }
+  for (const auto& recording : recordings_) {
+    recording->follow(bucket.flight(), step_number(), bucket_index);
+  }
 }
 
 // ---- the end of backward -----------------------------------------------------------------------
 
 void Reducer::on_outer_task() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (phase_ == Phase::kCollecting) {
     scope_.join(weak_from_this());
   }
@@ -273,15 +305,17 @@ void Reducer::on_outer_task() {
 void Reducer::on_graph_task_end(int task_id) {
   std::function<void()> after_sync;
   {
-    const Lock lock(mutex_);
+    const auto lock = enter();
     scope_.leave(task_id);
     if (!scope_.empty()) {
       return;
     }
     const bool output_reached = std::exchange(output_reached_, false);
+    // If the backward reached no leaf, autograd has left this thread on an arbitrary stream.
+    const StreamChange to_output(std::exchange(output_stream_, std::nullopt));
     if (phase_ == Phase::kIdle && output_reached && sync_enabled_ &&
         BackwardScope::runs_whole_graph() && !all_frozen()) {
-      begin_step();  // this rank's loss reaches no param, but peers may wait
+      begin_empty_step();
     }
     if (phase_ != Phase::kCollecting) {
       if (!output_reached) {
@@ -295,11 +329,24 @@ void Reducer::on_graph_task_end(int task_id) {
         return;
       }
     }
+    const Occupation occupation(*this);
     finish_step(output_reached);
     after_sync = after_sync_;
   }
   if (after_sync) {
     after_sync();
+  }
+}
+
+// This rank's loss reaches no param, but peers may wait for this rank.
+void Reducer::begin_empty_step() {
+  try {
+    begin_step();
+  } catch (...) {
+    if (phase_ == Phase::kCollecting) {
+      fail();
+    }
+    throw;
   }
 }
 
@@ -334,7 +381,10 @@ void Reducer::finish_step(bool output_reached) {
     if (agrees) {
       note(EventKind::kAgreeEnd);
     }
-    notes_.check_calls();
+    {
+      const Unlocked unlocked(mutex_);
+      notes_.check_calls();
+    }
     clock_.note(Moment::kCommEnd);
   } catch (...) {
     fail();
@@ -364,10 +414,8 @@ void Reducer::drain(std::size_t bucket_index) {
     if (left_alone_[slot.param_index]) {
       continue;
     }
-    const bool untouched =
-        keeps_unused_grads() &&
-        communicate(
-            [&] { return used_.globally_unused(slot.param_index); }, errors::used_map_agreement);
+    const bool untouched = keeps_unused_grads() && !used_.marked(slot.param_index) &&
+                           num_ranks_using()[slot.param_index] == 0;
     if (!untouched) {
       wanted.push_back(&slot);
     }
@@ -378,6 +426,7 @@ void Reducer::drain(std::size_t bucket_index) {
   }
   note(EventKind::kWaitEnd, bucket_index);  // behind the first look at what ranks agreed on
   write_back(bucket, wanted, params_, options_.gradient_as_bucket_view);
+  bucket.release_reduced();
   note(EventKind::kWrittenBack, bucket_index);
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "arrival_order.h"
@@ -20,6 +22,7 @@
 #include "bucket_plan.h"
 #include "collective.h"
 #include "comm_hook.h"
+#include "device_stream.h"
 #include "errors.h"
 #include "finite_check.h"
 #include "grad_hook.h"
@@ -51,7 +54,8 @@ struct ReducerOptions {
 };
 
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
-// from engine threads. docs/architecture.md draws the step and its phases.
+// from engine threads. No thread waits for communication, or runs a communication hook, while it
+// holds the mutex. docs/architecture.md draws the step and its phases.
 // reducer.cpp has the step, reducer_use.cpp what ranks agree on about the use of params,
 // reducer_reports.cpp what it reports at its end, reducer_failure.cpp what becomes of one that
 // broke off; reducer_control.cpp what is between steps, reducer_settings.cpp what others set or
@@ -168,12 +172,46 @@ class Reducer final : public GradListener,
  private:
   using Doing = health::Doing;
   using Indices = std::vector<std::size_t>;
+  using Lock = std::unique_lock<std::recursive_mutex>;
 
   Reducer(
       const std::vector<ReducerParam>& params,
       ReducerOptions options,
       std::shared_ptr<Collective> collective,
       std::vector<ReducerParam> bystanders);
+
+  // Locks the reducer for a call that may change it: waits while another thread has it to itself.
+  Lock enter() const;
+
+  // While it lives, its thread has the reducer to itself, also where it lets go of the mutex to
+  // wait. Others may look meanwhile. To be made and destroyed with the mutex held.
+  class Occupation {
+   public:
+    explicit Occupation(const Reducer& reducer);
+    ~Occupation();
+    Occupation(const Occupation&) = delete;
+    Occupation& operator=(const Occupation&) = delete;
+
+   private:
+    const Reducer& reducer_;
+    bool outermost_;
+  };
+
+  // While it lives, its thread does without the mutex that it holds.
+  class Unlocked {
+   public:
+    explicit Unlocked(std::recursive_mutex& mutex) : mutex_(mutex) {
+      mutex_.unlock();
+    }
+    ~Unlocked() {
+      mutex_.lock();
+    }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+
+   private:
+    std::recursive_mutex& mutex_;
+  };
 
   // All of these need mutex_ held.
   void go_to(Phase phase) {
@@ -202,11 +240,13 @@ class Reducer final : public GradListener,
 
   // A step.
   void begin_step();
+  void begin_empty_step();
   bool reaches_nothing();
   void accept(std::size_t param_index);
   void pack_into_slot(std::size_t param_index);
   void fill(std::size_t bucket_index);
   void pack_held(Bucket& bucket);
+  void look_at(Bucket& bucket);
   void open_gate();
   void launch_ready();
   void launch(Bucket& bucket, std::size_t bucket_index);
@@ -258,16 +298,19 @@ class Reducer final : public GradListener,
   void name_buckets();
   bool rebuild_if_due();
   void check_params();
+  void check_capture() const;
   bool all_frozen() const;
   bool match_peers() noexcept;
+  void join_arrivals();
   void count_broken_step();
   void fail() noexcept;
   void recover();
 
-  // Runs `call`; what a backend throws becomes an error that says what failed where.
+  // Runs `call` without the mutex; what a backend throws becomes an error that says what failed
+  // where.
   template <typename Call, typename Describe>
   auto communicate(const Call& call, const Describe& describe) const -> decltype(call());
-  [[noreturn]] void explain(const std::string& what) const;
+  [[noreturn]] void explain(const errors::Where& where, const std::string& what) const;
   std::string describe_bucket(std::size_t bucket_index) const;
   std::vector<std::string> names_of(const Indices& param_indices) const;
   errors::Where where() const {
@@ -281,8 +324,12 @@ class Reducer final : public GradListener,
   std::vector<ParamMeta> metas_;
   std::vector<ReducerParam> bystanders_;
 
-  // Recursive: a user's communication hook may look at the reducer that runs it.
+  // Recursive: a warning, or a tensor that is dropped, may run Python code that looks at the
+  // reducer.
   mutable std::recursive_mutex mutex_;
+  mutable std::condition_variable_any changed_;  // of the two that follow
+  mutable std::optional<std::thread::id> occupant_;
+  bool launching_ = false;  // a thread launches buckets, perhaps without the mutex
   std::atomic<bool> sync_enabled_{true};
   Phase phase_ = Phase::kIdle;
   BucketPlan plan_;
@@ -310,16 +357,19 @@ class Reducer final : public GradListener,
   std::vector<std::shared_ptr<Recording>> recordings_;  // none unless someone looks
   OutputWatch outputs_;
   BackwardScope scope_;
-  bool output_reached_ = false;  // by the backward that runs
-  std::vector<GradHook> hooks_;  // last: gone before anything that they could reach
+  bool output_reached_ = false;               // by the backward that runs
+  std::optional<c10::Stream> output_stream_;  // on which it reached an output
+  std::vector<GradHook> hooks_;               // last: gone before anything that they could reach
 };
 
 template <typename Call, typename Describe>
 auto Reducer::communicate(const Call& call, const Describe& describe) const -> decltype(call()) {
+  const auto where = this->where();
+  const Unlocked unlocked(mutex_);
   try {
     return call();
   } catch (...) {
-    explain(describe());
+    explain(where, describe());
   }
 }
 

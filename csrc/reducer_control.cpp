@@ -12,8 +12,6 @@
 namespace ddpx {
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
-
 ParamMeta meta_of(const ReducerParam& param) {
   const auto& tensor = param.tensor;
   return ParamMeta{
@@ -105,10 +103,30 @@ Reducer::~Reducer() {
   }
 }
 
+// ---- threads ------------------------------------------------------------------------------------
+
+Reducer::Lock Reducer::enter() const {
+  Lock lock(mutex_);
+  changed_.wait(lock, [this] { return !occupant_ || *occupant_ == std::this_thread::get_id(); });
+  return lock;
+}
+
+Reducer::Occupation::Occupation(const Reducer& reducer)
+    : reducer_(reducer), outermost_(!reducer.occupant_) {
+  reducer_.occupant_ = std::this_thread::get_id();
+}
+
+Reducer::Occupation::~Occupation() {
+  if (outermost_) {
+    reducer_.occupant_.reset();
+    reducer_.changed_.notify_all();
+  }
+}
+
 // ---- forward -----------------------------------------------------------------------------------
 
 bool Reducer::prepare_forward() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (phase_ == Phase::kFailed) {
     recover();
   }
@@ -139,7 +157,7 @@ bool Reducer::prepare_forward() {
 }
 
 bool Reducer::rebuild_buckets() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   return phase_ == Phase::kIdle && rebuild_if_due();
 }
 
@@ -147,6 +165,7 @@ bool Reducer::rebuild_if_due() {
   if (!order_.due()) {
     return false;
   }
+  const Occupation occupation(*this);
   go_to(Phase::kRebuilding);
   notes_.note(Doing::kRebuilding);
   try {
@@ -243,19 +262,27 @@ void Reducer::check_params() {
   }
 }
 
+void Reducer::check_capture() const {
+  const bool reads_on_host = options_.mode == GraphMode::kFindUnused || finite_check_;
+  if (reads_on_host && is_capturing(params_.front().device())) {
+    throw errors::under_capture(
+        where(), finite_check_ ? "check_finite()" : "find_unused_parameters");
+  }
+}
+
 bool Reducer::all_frozen() const {
   return std::none_of(
       params_.begin(), params_.end(), [](const auto& param) { return param.requires_grad(); });
 }
 
 void Reducer::begin_forward() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   note(EventKind::kForwardBegin);
   notes_.note(Doing::kForward);
 }
 
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   note(EventKind::kForwardEnd);
   outputs_.watch(outputs, weak_from_this());
 }
@@ -263,7 +290,7 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
 // ---- names for errors ---------------------------------------------------------------------------
 
 std::vector<std::string> Reducer::missing_params() {
-  const std::unique_lock<std::recursive_mutex> lock(mutex_, std::try_to_lock);
+  const Lock lock(mutex_, std::try_to_lock);
   return lock && phase_ == Phase::kCollecting ? names_of(arrivals_.missing())
                                               : std::vector<std::string>();
 }
@@ -284,8 +311,7 @@ std::vector<std::string> Reducer::names_of(const Indices& param_indices) const {
 
 // What a backend or a user's hook threw, as an error that says `what` failed where; an
 // InternalError as it is. If ranks are gone, that is said instead. To be called in a catch block.
-void Reducer::explain(const std::string& what) const {
-  const auto where = this->where();
+void Reducer::explain(const errors::Where& where, const std::string& what) const {
   try {
     throw;
   } catch (const InternalError&) {

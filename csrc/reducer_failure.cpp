@@ -5,22 +5,20 @@
 #include "reducer.h"
 
 namespace ddpx {
-namespace {
-
-using Lock = std::lock_guard<std::recursive_mutex>;
-
-}  // namespace
 
 void Reducer::on_graph_task_abort(int task_id) noexcept {
-  const Lock lock(mutex_);
+  const auto lock = enter();
+  const Occupation occupation(*this);
   scope_.leave(task_id);
   if (!scope_.empty()) {
     return;
   }
   output_reached_ = false;
+  output_stream_.reset();
   if (phase_ != Phase::kCollecting) {
     return;
   }
+  go_to(Phase::kDraining);
   // Where the group has failed, peers finish no step either.
   auto unused_by_all = notes_.group_failed() || !match_peers() ? Indices() : unused_by_all_;
   fail();
@@ -33,6 +31,7 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
 bool Reducer::match_peers() noexcept {
   try {
     if (arrivals_.learning() && arrivals_.missing().empty()) {
+      join_arrivals();
       for (const auto param_index : arrivals_.unfinished()) {
         accept(param_index);
       }
@@ -45,17 +44,29 @@ bool Reducer::match_peers() noexcept {
     if (!arrivals_.learning() || options_.mode != GraphMode::kStatic) {
       order_.complete();
     }
+    // Nothing that peers only read is waited for: this may run where the graph task is destroyed.
+    used_.abandon();
     agree_on_use();
-    reduce_skipped_by_mistake();
-    learn_use();
+    if (options_.skip_unused_buckets) {
+      reduce_skipped_by_mistake();
+      learn_use();
+    }
     if (finite_check_) {
-      notes_.note(Doing::kAgreeing);
-      finite_check_->agree(*collective_, params_.front().device());
+      finite_check_->launch(*collective_, params_.front().device());
     }
     count_broken_step();
     return true;
   } catch (...) {
     return false;  // the error that aborted this backward is the one to report
+  }
+}
+
+// Autograd makes the current stream wait for gradients at the end of a backward, but not of one
+// that raised.
+void Reducer::join_arrivals() {
+  for (auto& bucket : buckets_) {
+    bucket.join_streams();
+    bucket.note_stream();
   }
 }
 
@@ -92,10 +103,11 @@ void Reducer::recover() {
 }
 
 void Reducer::reset() {
-  const Lock lock(mutex_);
+  auto lock = enter();
   if (BackwardScope::inside_any_task()) {
     throw errors::inside_backward(where(), "reset()");
   }
+  changed_.wait(lock, [this] { return !launching_; });
   if (phase_ == Phase::kCollecting) {
     go_to(Phase::kFailed);
   }

@@ -9,8 +9,6 @@
 namespace ddpx {
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
-
 std::string describe(const at::Tensor& tensor) {
   std::ostringstream out;
   out << tensor.scalar_type() << " of " << tensor.dim() << " dimensions on " << tensor.device();
@@ -22,7 +20,7 @@ std::string describe(const at::Tensor& tensor) {
 // ---- settings ----------------------------------------------------------------------------------
 
 void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (comm_hook_) {
     raise(errors::second_comm_hook(where()));
   }
@@ -40,12 +38,12 @@ void Reducer::set_divisor(std::optional<int> divisor) {
   if (divisor && *divisor < 1) {
     throw errors::not_positive("the divisor of gradients", *divisor);
   }
-  const Lock lock(mutex_);
+  const auto lock = enter();
   divisor_ = divisor;
 }
 
 void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (param_index >= params_.size()) {
     throw errors::no_such_param(param_index, params_.size());
   }
@@ -68,7 +66,7 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
 }
 
 void Reducer::set_check_finite(bool enabled) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (phase_ != Phase::kIdle) {
     throw errors::inside_backward(where(), "check_finite()");
   }
@@ -76,7 +74,7 @@ void Reducer::set_check_finite(bool enabled) {
 }
 
 void Reducer::add_recording(std::shared_ptr<Recording> recording) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (phase_ != Phase::kIdle) {
     throw errors::inside_backward(where(), "ddpx.record()");
   }
@@ -85,13 +83,13 @@ void Reducer::add_recording(std::shared_ptr<Recording> recording) {
 }
 
 void Reducer::remove_recording(const std::shared_ptr<Recording>& recording) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   recordings_.erase(
       std::remove(recordings_.begin(), recordings_.end(), recording), recordings_.end());
 }
 
 void Reducer::number_as_constructed() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   notes_.number_as_constructed();
   note_outside();
 }
@@ -101,12 +99,12 @@ void Reducer::continue_from(Reducer& older) {
   std::vector<std::shared_ptr<Recording>> recordings;
   health::StepNotes notes;
   {
-    const Lock lock(older.mutex_);
+    const auto lock = older.enter();
     notes = older.notes_;
     num_steps = older.clock_.num_steps();
     recordings.swap(older.recordings_);
   }
-  const Lock lock(mutex_);
+  const auto lock = enter();
   clock_.count_from(num_steps);
   notes_.continue_from(notes);
   for (auto& recording : recordings) {
@@ -115,12 +113,12 @@ void Reducer::continue_from(Reducer& older) {
 }
 
 void Reducer::set_after_sync(std::function<void()> after_sync) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   after_sync_ = std::move(after_sync);
 }
 
 void Reducer::set_static_graph() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (options_.mode == GraphMode::kStatic) {
     return;
   }
@@ -140,7 +138,7 @@ void Reducer::set_static_graph() {
 
 void Reducer::set_collective(
     std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (phase_ == Phase::kCollecting || phase_ == Phase::kDraining) {
     throw errors::inside_backward(where(), "_update_process_group()");
   }
@@ -160,7 +158,7 @@ void Reducer::set_collective(
 }
 
 void Reducer::remove_hooks() {
-  const Lock lock(mutex_);
+  const auto lock = enter();
   if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {
     throw errors::hooks_in_use(where());
   }
@@ -190,8 +188,9 @@ std::vector<std::size_t> Reducer::arrival_order() const {
 }
 
 std::vector<int32_t> Reducer::used_by_ranks() {
-  const Lock lock(mutex_);
-  return used_.last_sums();
+  const auto lock = enter();
+  const Occupation occupation(*this);
+  return communicate([&] { return used_.last_sums(); }, errors::used_map_agreement);
 }
 
 std::string Reducer::last_error() const {

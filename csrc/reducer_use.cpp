@@ -55,6 +55,9 @@ void Reducer::reduce_skipped_by_mistake() {
     if (packs_when_full(bucket)) {
       pack_held(bucket);
     }
+    if (finite_check_) {
+      look_at(bucket);
+    }
     launch(bucket, bucket_index);
   }
   for (const auto bucket_index : mistaken) {
@@ -81,7 +84,8 @@ void Reducer::learn_use() {
 }
 
 void Reducer::shadow_step() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const auto lock = enter();
+  const Occupation occupation(*this);
   if (phase_ == Phase::kFailed) {
     recover();
   }

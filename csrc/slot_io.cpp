@@ -3,12 +3,12 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/alias.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sstream>
 #include <string>
 
 #include "dense_copy.h"
+#include "device_stream.h"
 #include "grad_copy.h"
 #include "sparse_rows.h"
 
@@ -117,10 +117,9 @@ void pack_together(
   at::_foreach_copy_(views, grads);
   if (crosses_streams) {
     // The last references may end here, while this stream still reads gradients of other streams.
-    const auto stream =
-        c10::impl::VirtualGuardImpl(bucket.device().type()).getStream(bucket.device());
+    const auto stream = current_stream(bucket.device());
     for (const auto& grad : grads) {
-      grad.record_stream(stream);
+      grad.record_stream(*stream);
     }
   }
 }

@@ -15,11 +15,11 @@ namespace ddpx {
 // Device-generic, through c10's guards. On CPU every call does nothing. Not thread-safe.
 class StreamJoin {
  public:
-  // A pack was just issued on the current stream of `device`.
-  void note_pack(c10::Device device);
+  // A gradient has arrived, or was packed, on the current stream of `device`.
+  void note(c10::Device device);
 
-  // Makes the current stream of `device` wait for all noted packs, and forgets them; true if one of
-  // them was issued on another stream.
+  // Makes the current stream of `device` wait for all noted streams, and forgets them; true if
+  // one of them is another stream.
   bool join(c10::Device device);
 
  private:

@@ -41,10 +41,6 @@ void UsedMap::launch(Collective& collective) {
   launched_in_ = &collective;
 }
 
-bool UsedMap::globally_unused(std::size_t param_index) {
-  return local_[param_index] == 0 && num_ranks_using()[param_index] == 0;
-}
-
 const std::vector<int32_t>& UsedMap::num_ranks_using() {
   if (global_.empty()) {
     if (!work_) {

@@ -27,8 +27,10 @@ class UsedMap {
   // the next one, or as long as this.
   void launch(Collective& collective);
 
-  // True if no rank marked the param. Waits for the agreement if it must.
-  bool globally_unused(std::size_t param_index);
+  // Whether this rank marked the param.
+  bool marked(std::size_t param_index) const {
+    return local_[param_index] != 0;
+  }
 
   // What each rank said of each param, summed: how many ranks used it. Waits for the agreement.
   const std::vector<int32_t>& num_ranks_using();
@@ -38,6 +40,11 @@ class UsedMap {
 
   // The sums of the last agreement, also after clear(); empty if there was none.
   std::vector<int32_t> last_sums();
+
+  // Leaves an agreement whose answer nobody needed to the backend.
+  void abandon() {
+    work_ = nullptr;
+  }
 
   // Forgets all marks. An agreement whose answer nobody needed is waited for at the next launch.
   void clear();

@@ -123,7 +123,6 @@ def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
         elif event.kind == "GRAD_ARRIVED":
             attempt.arrivals[event.index] = event.at
         elif event.kind != "PHASE":
-            # The first time counts: a second pass of a bucket is part of the agreement.
             attempt.buckets[event.index].setdefault(event.kind, event.at)
     if attempt is None or attempt.end < 0:
         return None

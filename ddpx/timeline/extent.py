@@ -39,7 +39,7 @@ def find_step(recording: Recording, number: int | None) -> Step:
 def filling(step: Step, rank: int, bucket_index: int) -> Interval | None:
     """From the first gradient of a bucket to when it was ready. None if it was not communicated.
 
-    Without a gradient (a prediction let it go) it is empty.
+    Empty if no gradient of the bucket arrived, since its params were unused.
     """
     rank_step = step.ranks[rank]
     bucket = rank_step.buckets[bucket_index]

@@ -105,8 +105,8 @@ class Holdup:
     Attributes:
         rank: the last to launch it.
         param: whose gradient it launched on: the last to arrive of the bucket, or of an earlier
-            one, since buckets leave in order. None if it did not arrive: a prediction, or the end
-            of backward, let the bucket go.
+            one, since buckets leave in order. None if no gradient arrived: the bucket's params
+            were unused, or backward ended.
         waited_ns: from the first rank's launch to the last's.
     """
 

@@ -94,8 +94,8 @@ class RankStep:
         arrivals: in order of time.
         buckets: by bucket index; None for one that was not communicated.
         phases: the reducer's, in order, without "idle".
-    agreement: after the last bucket, the time for what ranks have to agree on: second passes over
-        buckets whose unused params were guessed wrong, whether gradients are finite.
+    agreement: after the last bucket, the time for what ranks have to agree on: skipped buckets
+        that a rank used after all, whether gradients are finite.
     """
 
     forwards: tuple[Interval, ...]

@@ -1,4 +1,4 @@
-"""Params without a gradient: an error that names them, or find_unused_parameters and its guesses.
+"""Params without a gradient: an error that names them, or find_unused_parameters.
 
 The branch `a` is used in every step; who uses `b` differs from step to step.
 """

@@ -239,8 +239,8 @@ def test_static_graph_after_a_late_exception(ranks, mode):
     ranks(2).run(_static_graph_after_a_late_exception, mode)
 
 
-def _late_exception_beside_a_guess(guess_is_wrong_then: bool) -> None:
-    """Who raised knows what its peer takes to be unused, and mends a wrong guess with it."""
+def _late_exception_beside_unused_params(peer_uses_spare: bool) -> None:
+    """The rank that raised agrees with its peer on used parameters all the same."""
     ours, plain = _wrapped_and_plain(MODES["find unused"])
     rank = dist.get_rank()
 
@@ -249,7 +249,7 @@ def _late_exception_beside_a_guess(guess_is_wrong_then: bool) -> None:
 
     for _ in range(2):
         step(ours, False)
-    _raise_late(ours, rank == 1, use_spare=guess_is_wrong_then and rank == 0)
+    _raise_late(ours, rank == 1, use_spare=peer_uses_spare and rank == 0)
     for use_spare in (rank == 0, False, rank == 1):
         ours.zero_grad()
         plain.zero_grad()
@@ -262,9 +262,9 @@ def _late_exception_beside_a_guess(guess_is_wrong_then: bool) -> None:
     _assert_works(ours, plain)
 
 
-@pytest.mark.parametrize("guess_is_wrong_then", [True, False])
-def test_late_exception_beside_a_guess(ranks, guess_is_wrong_then):
-    ranks(2).run(_late_exception_beside_a_guess, guess_is_wrong_then)
+@pytest.mark.parametrize("peer_uses_spare", [True, False])
+def test_late_exception_beside_unused_params(ranks, peer_uses_spare):
+    ranks(2).run(_late_exception_beside_unused_params, peer_uses_spare)
 
 
 def _one_of_two_wrappers_fails() -> None:

@@ -270,7 +270,7 @@ def _check_against_ddp(pattern: str, mode: str, accumulate: bool) -> None:
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 @patterns
 def test_same_bits_as_ddp(ranks, pattern, mode, accumulate, world):
-    """Wrong guesses of what will be unused leave no trace in the numbers."""
+    """Whatever is unused on this rank leaves no trace in the numbers."""
     on_ranks(ranks, world, _check_against_ddp, pattern, mode, accumulate)
 
 

@@ -46,8 +46,8 @@ class FakeWork final : public c10d::Work {
   std::function<void()> on_wait_;
 };
 
-// One rank of `world_size`; the others exist only as what they send. The handlers run inside the
-// reducer, with its mutex held: they may use the fake, but not the reducer.
+// One rank of `world_size`; the others exist only as what they send. The handlers run inside a call
+// of the reducer, without its mutex: they may look at the reducer, but not change it.
 class FakeCollective final : public Collective {
  public:
   struct AllReduce {

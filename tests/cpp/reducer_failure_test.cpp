@@ -6,6 +6,9 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstddef>
+#include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -57,6 +60,41 @@ TEST_P(ReducerFailure, AFailingCollectiveIsReportedWithRankBucketAndParams) {
   replica.collective->on_wait = succeed;
   replica.collective->clear();
   expect_reusable(replica);
+}
+
+TEST_P(ReducerFailure, AStepThatCannotBeginWhereBackwardEnds) {
+  // The loss reaches no param, so that the step begins when backward ends. The frozen param's
+  // bucket leaves first.
+  const std::size_t first = replica.reducer->plan().buckets().front().param_indices.front();
+  replica.params[first].set_requires_grad(false);
+  const auto input = at::ones({}, at::TensorOptions(at::kDouble).requires_grad(true));
+  replica.reducer->prepare_forward();
+  const auto output = input * 2;
+  replica.reducer->watch_outputs({output});
+  replica.collective->on_launch = [](std::size_t) {
+    throw std::runtime_error("communicator was aborted");
+  };
+  EXPECT_THROW(output.backward(), UserError);
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  replica.collective->on_launch = [](std::size_t) {};
+  replica.params[first].set_requires_grad(true);
+  replica.collective->clear();
+  expect_reusable(replica);
+}
+
+TEST_P(ReducerFailure, OtherThreadsMayLookWhileItWaits) {
+  const auto succeed = replica.collective->on_wait;
+  int num_looks = 0;
+  replica.collective->on_wait = [&](std::size_t index) {
+    auto look = std::async(std::launch::async, [&] { return replica.reducer->phase(); });
+    ASSERT_EQ(look.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+    EXPECT_EQ(look.get(), Phase::kDraining);
+    ++num_looks;
+    succeed(index);
+  };
+  replica.step();
+  EXPECT_GE(num_looks, 3);
+  replica.collective->on_wait = succeed;
 }
 
 TEST_P(ReducerFailure, ACollectiveThatIsNeverDoneFailsInsteadOfHanging) {

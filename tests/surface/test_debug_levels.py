@@ -134,8 +134,8 @@ def test_uneven_inputs(level_and_pool):
     level_and_pool[1].run(_check_join_and_hook)
 
 
-def _check_repairs() -> None:
-    """So must the second passes after wrong guesses."""
+def _check_varying_use() -> None:
+    """So must steps in which the use of parameters varies."""
     torch.manual_seed(dist.get_rank())
     model = ReducerDDP(_TwoHeads(), find_unused_parameters=True, **SMALL_CAP)
     for number in range(6):
@@ -146,5 +146,5 @@ def _check_repairs() -> None:
         assert_same_on_all_ranks(model.module.body.weight.grad, model.module.head.weight.grad)
 
 
-def test_repairs_of_wrong_guesses(level_and_pool):
-    level_and_pool[1].run(_check_repairs)
+def test_varying_use(level_and_pool):
+    level_and_pool[1].run(_check_varying_use)

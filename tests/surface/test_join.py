@@ -156,7 +156,7 @@ def test_uneven_inputs(ranks, world_size, case, mode, caps, by_initial):
 
 
 def _check_find_unused(caps: dict[str, float]) -> None:
-    """A shadow takes part in repairs of wrong guesses, too; at the end all have the same model."""
+    """A shadow agrees on used parameters, too; at the end all have the same model."""
     logs = []
     for cls in WRAPPERS:
         torch.manual_seed(0)

@@ -140,7 +140,7 @@ def test_one_rank_alone_has_arrivals_and_no_buckets():
 
 
 class _Alternating(nn.Module):
-    """Uses one of two layers on each rank, in turn, so that guesses about unused ones are wrong."""
+    """Uses one of two layers on each rank, in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Alternating(nn.Module):
         return self.branches[2](self.branches[self.calls % 2](x))
 
 
-def _record_wrong_guesses() -> Timeline:
+def _record_alternating_use() -> Timeline:
     model = ReducerDDP(_Alternating(), find_unused_parameters=True, bucket_cap_mb=0.0001)
     model.check_finite()
     with ddpx.record(model) as timeline:
@@ -161,8 +161,8 @@ def _record_wrong_guesses() -> Timeline:
     return timeline
 
 
-def test_second_passes_are_part_of_the_agreement(ranks):
-    timeline = ranks(2).run(_record_wrong_guesses)[0]
+def test_the_agreement_comes_after_the_buckets(ranks):
+    timeline = ranks(2).run(_record_alternating_use)[0]
     assert len(timeline.steps) == 6
     for step in timeline.steps:
         for rank_step in step.ranks.values():

@@ -1,0 +1,54 @@
+#include "device_stream.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace ddpx {
+namespace {
+
+// torch 2.11 cannot tell.
+template <typename Stream>
+auto is_captured(const Stream& stream, int /*preferred*/) -> decltype(stream.is_capturing()) {
+  return stream.is_capturing();
+}
+template <typename Stream>
+bool is_captured(const Stream& /*stream*/, long /*otherwise*/) {
+  return false;
+}
+
+}  // namespace
+
+std::optional<c10::Stream> current_stream(c10::Device device) {
+  if (device.is_cpu()) {
+    return std::nullopt;
+  }
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+bool is_capturing(c10::Device device) {
+  const auto stream = current_stream(device);
+  return stream && is_captured(*stream, 0);
+}
+
+void wait_for_stream(c10::Stream waiting, c10::Stream awaited) {
+  if (waiting != awaited) {
+    c10::Event event(awaited.device_type());
+    event.record(awaited);
+    event.block(waiting);
+  }
+}
+
+StreamChange::StreamChange(std::optional<c10::Stream> stream) : stream_(stream) {
+  if (stream_) {
+    former_ = c10::impl::VirtualGuardImpl(stream_->device_type()).exchangeStream(*stream_);
+  }
+}
+
+StreamChange::~StreamChange() {
+  if (former_) {
+    c10::impl::VirtualGuardImpl(former_->device_type()).exchangeStream(*former_);
+    wait_for_stream(*former_, *stream_);
+  }
+}
+
+}  // namespace ddpx

@@ -1,0 +1,95 @@
+"""Other threads look at a wrapper while it waits for communication: nobody waits forever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from slow_ddp import MODES, SMALL_CAP, Net, check_steps, make_pair, on_ranks, plain_step
+from torch import nn
+
+from ddpx import ReducerDDP
+
+
+def _look(model: ReducerDDP) -> Any:
+    return model.reducer.phase, model._get_ddp_logging_data(), model.reducer.plan.buckets
+
+
+def _in_a_continuation(
+    model: ReducerDDP, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """The continuation runs on a thread of the backend while backward waits for its result."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+
+    def average(done: Any) -> torch.Tensor:
+        _look(model)
+        return done.value()[0].div_(dist.get_world_size())
+
+    return work.get_future().then(average)
+
+
+def _in_a_thread(model: ReducerDDP, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook itself waits for a thread."""
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(_look(model)), daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert seen, "the thread that looks at the wrapper is stuck"
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0].div_(dist.get_world_size()))
+
+
+HOOKS: dict[str, Callable[..., torch.futures.Future[torch.Tensor]]] = {
+    "continuation": _in_a_continuation,
+    "thread": _in_a_thread,
+}
+
+
+def _check(hook: str, mode: str) -> None:
+    ours, slow = make_pair(Net, mode, SMALL_CAP)
+    ours.register_comm_hook(ours, HOOKS[hook])
+    check_steps(ours, slow, plain_step)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_hook_may_look_at_the_wrapper_from_another_thread(ranks, mode, hook):
+    on_ranks(ranks, 2, _check, hook, mode)
+
+
+def _check_while_waiting() -> None:
+    """Rank 1 is late on purpose; meanwhile a thread of rank 0 looks at the wrapper."""
+    ours, slow = make_pair(Net, "default")
+    check_steps(ours, slow, plain_step, 2)
+    looks: list[float] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.01):
+            _look(ours)
+            looks.append(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    if dist.get_rank() == 1:
+        # Holds this rank's gradients back, within backward.
+        ours.register_forward_hook(_held_back)
+    loss = ours(x).square().mean()
+    thread.start()
+    loss.backward()
+    stop.set()
+    thread.join(10.0)
+    assert dist.get_rank() == 1 or len(looks) > 20, f"{len(looks)} looks in half a second"
+
+
+def _held_back(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    output.register_hook(lambda grad: time.sleep(0.5))
+
+
+def test_a_thread_may_look_while_backward_waits(ranks):
+    on_ranks(ranks, 2, _check_while_waiting)
