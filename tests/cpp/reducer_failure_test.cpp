@@ -67,7 +67,7 @@ TEST_P(ReducerFailure, AStepThatCannotBeginWhereBackwardEnds) {
   // bucket leaves first.
   const std::size_t first = replica.reducer->plan().buckets().front().param_indices.front();
   replica.params[first].set_requires_grad(false);
-  const auto input = at::ones({}, at::TensorOptions(at::kDouble).requires_grad(true));
+  const auto input = at::ones({}, at::kDouble).set_requires_grad(true);
   replica.reducer->prepare_forward();
   const auto output = input * 2;
   replica.reducer->watch_outputs({output});

@@ -1,6 +1,7 @@
 // Params that a backward does not reach, buckets that are skipped, and ranks without gradients.
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -36,13 +37,13 @@ bool all_zero(const at::Tensor& tensor) {
   return tensor.equal(at::zeros_like(tensor));
 }
 
-class ReducerUnused : public testing::TestWithParam<bool> {
+class UnreachedParams : public testing::TestWithParam<bool> {
  protected:
   static constexpr GraphMode kMode = GraphMode::kFindUnused;
   Replica replica{kMode, kParamABucket, /*gradient_as_bucket_view=*/GetParam()};
 };
 
-TEST_P(ReducerUnused, ABucketDoesNotWaitForAParamThatThisBackwardDoesNotReach) {
+TEST_P(UnreachedParams, ABucketDoesNotWaitForAParamThatThisBackwardDoesNotReach) {
   replica.learn({2, 1, 0});
   const Sent sent(replica);
   replica.step({2, 0});
@@ -57,13 +58,13 @@ TEST_P(ReducerUnused, ABucketDoesNotWaitForAParamThatThisBackwardDoesNotReach) {
               "launch 3",
               "wait 0",
               "wait 1",
-              "wait 2",
-              "wait 3"}));
+              "wait 3",
+              "wait 2"}));
   EXPECT_TRUE(all_zero(sent.tensors[1]));
   EXPECT_EQ(replica.grads(), (Grads{10., std::nullopt, 5.}));
 }
 
-TEST_P(ReducerUnused, UseMayVaryFromStepToStep) {
+TEST_P(UnreachedParams, UseMayVaryFromStepToStep) {
   replica.learn({2, 0});
   for (const bool used : {true, false, false, true}) {
     replica.clear_grads();
@@ -74,7 +75,7 @@ TEST_P(ReducerUnused, UseMayVaryFromStepToStep) {
   }
 }
 
-TEST_P(ReducerUnused, AParamThatOnlyPeersUsedGetsTheirMean) {
+TEST_P(UnreachedParams, AParamThatOnlyPeersUsedGetsTheirMean) {
   replica.learn({2, 1, 0});
   replica.collective->peer_sends = [&](const at::Tensor& own, int) {
     return own.scalar_type() == at::kInt ? at::ones_like(own) : own + 4;
@@ -84,7 +85,7 @@ TEST_P(ReducerUnused, AParamThatOnlyPeersUsedGetsTheirMean) {
   EXPECT_EQ(replica.reducer->used_by_ranks(), (std::vector<int32_t>{4, 3, 4}));
 }
 
-TEST_P(ReducerUnused, AKeptGradientIsAveragedWithWhatCameToIt) {
+TEST_P(UnreachedParams, AKeptGradientIsAveragedWithWhatCameToIt) {
   const auto multiples = replica.collective->peer_sends;
   replica.step({2, 1, 0});
   // A view takes part in the all-reduce: it comes back as it was, because ranks kept the same mean.
@@ -98,9 +99,9 @@ TEST_P(ReducerUnused, AKeptGradientIsAveragedWithWhatCameToIt) {
   EXPECT_EQ(replica.grads()[1], 70.) << "2.5 times the sum of 20 and 8";
 }
 
-TEST_P(ReducerUnused, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
+TEST_P(UnreachedParams, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
   replica.learn();
-  auto input = at::ones({}, at::TensorOptions(at::kDouble).requires_grad(true));
+  auto input = at::ones({}, at::kDouble).set_requires_grad(true);
   const auto key = input.register_hook(
       [log = &replica.collective->log](at::Tensor) { log->push_back("input"); });
   replica.reducer->prepare_forward();
@@ -123,11 +124,13 @@ TEST_P(ReducerUnused, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
   EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, std::nullopt}));
 }
 
-TEST_P(ReducerUnused, AGradientFromANestedBackwardIsAnError) {
+TEST_P(UnreachedParams, AGradientFromANestedBackwardIsAnError) {
   replica.learn({2, 0});
   // Runs while the outer graph task does, which does not lead to param 1.
-  const auto key =
-      replica.params[0].register_hook([&](at::Tensor) { replica.params[1].sum().backward(); });
+  const auto key = replica.params[0].register_hook([&](at::Tensor) {
+    const c10::AutoGradMode record_graph(true);
+    replica.params[1].sum().backward();
+  });
   const auto text = replica.failing_step({2, 0});
   expect_mentions(text, {"'w1'", "use_reentrant=False"});
   replica.clear_grads();
@@ -136,7 +139,7 @@ TEST_P(ReducerUnused, AGradientFromANestedBackwardIsAnError) {
   replica.params[0].remove_hook(key);
 }
 
-TEST_P(ReducerUnused, AStepThatBrokeOffLeavesNoTrace) {
+TEST_P(UnreachedParams, AStepThatBrokeOffLeavesNoTrace) {
   replica.learn({2, 0});
   const auto key = replica.params[0].register_hook(
       [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
@@ -149,7 +152,7 @@ TEST_P(ReducerUnused, AStepThatBrokeOffLeavesNoTrace) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
-TEST_P(ReducerUnused, UnusedBucketsCanBeLeftOut) {
+TEST_P(UnreachedParams, UnusedBucketsCanBeLeftOut) {
   ReducerOptions options{kParamABucket, kMode, /*gradient_as_bucket_view=*/GetParam()};
   options.skip_unused_buckets = true;
   Replica skipping(options);
@@ -174,7 +177,7 @@ TEST_P(ReducerUnused, UnusedBucketsCanBeLeftOut) {
   EXPECT_EQ(skipping.grads(), kMeanGrads);
 }
 
-INSTANTIATE_TEST_SUITE_P(Views, ReducerUnused, testing::Bool(), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Views, UnreachedParams, testing::Bool(), [](const auto& info) {
   return info.param ? "View" : "Copy";
 });
 
