@@ -1,0 +1,165 @@
+"""Random wrappers, groups and collective calls in one backward, beside DDP.
+
+A model is a chain of wrapped modules; a module is a chain of layers, of which a rank may leave out
+the optional ones. Collective calls in backward stand behind layers that every rank uses, or between
+modules, and every rank uses the last layer of a module. There DDP, too, has launched the same
+buckets on every rank; elsewhere DDP is wrong, or hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+
+WIDTH = 4
+KINDS = ("all_reduce", "all_gather", "broadcast", "barrier")
+NUM_STEPS = 4
+NUM_GROUPS = 2  # the default group, and another one of all ranks
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective call in backward."""
+
+    kind: str
+    group: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer, and a call in backward before its own gradient: not of optional layers."""
+
+    optional: bool
+    call: Call | None
+
+
+@dataclass(frozen=True)
+class Module:
+    layers: tuple[Layer, ...]
+    group: int
+    options: tuple[tuple[str, Any], ...]
+    call: Call | None  # behind the module
+
+
+@dataclass(frozen=True)
+class Plan:
+    modules: tuple[Module, ...]
+    # Per step, rank, module and layer: whether the rank leaves an optional layer out.
+    left_out: tuple[tuple[tuple[tuple[bool, ...], ...], ...], ...]
+
+
+@st.composite
+def plans(draw: Callable[..., Any], world_size: int) -> Plan:
+    groups = st.integers(0, NUM_GROUPS - 1)
+    calls = st.none() | st.builds(Call, st.sampled_from(KINDS), groups)
+    layers = st.builds(Layer, st.just(True), st.none()) | st.builds(Layer, st.just(False), calls)
+    options = st.fixed_dictionaries(
+        {
+            "gradient_as_bucket_view": st.booleans(),
+            "bucket_cap_mb": st.sampled_from([0.00005, 0.0002, 25]),
+            "find_unused_parameters": st.just(True),
+        }
+    )
+    modules = []
+    for _ in range(draw(st.integers(1, 3))):
+        chosen = [*draw(st.lists(layers, min_size=1, max_size=4)), Layer(False, draw(calls))]
+        kept = tuple(draw(options).items())
+        modules.append(Module(tuple(chosen), draw(groups), kept, draw(calls)))
+    left_out = [
+        [[[draw(st.booleans()) for _ in m.layers] for m in modules] for _ in range(world_size)]
+        for _ in range(NUM_STEPS)
+    ]
+    return Plan(tuple(modules), _frozen(left_out))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+class _CallInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kind: str, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.kind, ctx.group = kind, group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _communicate(grads[0].clone(), ctx.kind, ctx.group), None, None
+
+
+def _communicate(grad: torch.Tensor, kind: str, group: dist.ProcessGroup) -> torch.Tensor:
+    if kind == "all_reduce":
+        dist.all_reduce(grad, group=group)
+    elif kind == "broadcast":
+        dist.broadcast(grad, 0, group=group)
+    elif kind == "all_gather":
+        parts = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, grad, group=group)
+        grad = torch.stack(parts).sum(0)
+    else:
+        dist.barrier(group=group)
+    return grad
+
+
+class Chain(nn.Module):
+    def __init__(self, module: Module, groups: list[dist.ProcessGroup]) -> None:
+        super().__init__()
+        self.plan = module
+        self.groups = groups
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in module.layers)
+
+    def forward(self, x: torch.Tensor, left_out: tuple[bool, ...]) -> torch.Tensor:
+        for layer, plan, left in zip(self.layers, self.plan.layers, left_out, strict=True):
+            if plan.optional and left:
+                continue
+            x = torch.tanh(layer(x))
+            x = self._with_call(x, plan.call)
+        return x
+
+    def _with_call(self, x: torch.Tensor, call: Call | None) -> torch.Tensor:
+        return x if call is None else _CallInBackward.apply(x, call.kind, self.groups[call.group])
+
+
+def _train(plan: Plan, wrapper: Callable[..., nn.Module], groups: list[Any]) -> list[Any]:
+    torch.manual_seed(0)
+    wrapped = [
+        wrapper(Chain(m, groups), process_group=groups[m.group], **dict(m.options))
+        for m in plan.modules
+    ]
+    grads = []
+    for number in range(NUM_STEPS):
+        torch.manual_seed(97 * number + dist.get_rank())
+        x = torch.randn(3, WIDTH, requires_grad=True)
+        for index, model in enumerate(wrapped):
+            model.zero_grad()
+            x = model(x, plan.left_out[number][dist.get_rank()][index])
+            x = model.module._with_call(x, plan.modules[index].call)
+        x.square().sum().backward()
+        params = [p for model in wrapped for p in model.parameters()]
+        grads.append([None if p.grad is None else p.grad.clone() for p in params])
+    return grads
+
+
+def run_plan(plan: Plan) -> None:
+    """Trains with either wrapper and compares every bit; the body of a rank."""
+    groups = [dist.group.WORLD, dist.new_group()]
+    try:
+        expected = _train(plan, DistributedDataParallel, groups)
+        found = _train(plan, ReducerDDP, groups)
+        dist.barrier(groups[1])  # a rank need not read what ranks agree on last; its peers may
+    finally:
+        dist.destroy_process_group(groups[1])
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        for index, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+            where = f"rank {dist.get_rank()}, step {number}, parameter {index}"
+            assert (left is None) == (right is None), where
+            assert left is None or torch.equal(left, right), where
