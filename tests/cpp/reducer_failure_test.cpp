@@ -82,6 +82,25 @@ TEST_P(ReducerFailure, AStepThatCannotBeginWhereBackwardEnds) {
   expect_reusable(replica);
 }
 
+TEST_P(ReducerFailure, NothingIsWaitedForWhereAGraphTaskIsDestroyed) {
+  replica.reducer->set_check_finite(true);
+  auto input = at::ones({}, at::kDouble).set_requires_grad(true);
+  // Raises when every gradient has arrived: peers finish the step.
+  const auto key = input.register_hook(
+      [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
+  const auto run = [&] { (replica.forward({2, 1, 0}) * input).backward(); };
+  for (int step = 0; step < 2; ++step) {
+    replica.collective->clear();
+    EXPECT_THROW(run(), std::domain_error);
+    for (const auto& event : replica.collective->log) {
+      EXPECT_EQ(event.rfind("wait", 0), std::string::npos) << event;
+    }
+  }
+  input.remove_hook(key);
+  replica.reducer->set_check_finite(false);
+  expect_reusable(replica);
+}
+
 TEST_P(ReducerFailure, OtherThreadsMayLookWhileItWaits) {
   const auto succeed = replica.collective->on_wait;
   int num_looks = 0;
