@@ -39,31 +39,48 @@ void ShmWork::copy_results() const {
   }
 }
 
-void ShmWork::end(std::exception_ptr error) {
-  if (!error) {
-    try {
+void ShmWork::end(std::exception_ptr error) noexcept {
+  try {
+    if (!error) {
       copy_results();
-    } catch (...) {
-      error = std::current_exception();
     }
+    if (recordFunctionEndCallback_) {
+      std::exchange(recordFunctionEndCallback_, {})();
+    }
+  } catch (...) {
+    error = error ? error : std::current_exception();
   }
-  finish(as_torch_error(std::move(error)));
+  error = as_torch_error(std::move(error));
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::function<void()> at_end;
   {
+    // One critical section decides who completes the future: this thread, if the future exists by
+    // now; otherwise getFuture(), which makes the future later. Hence not Work::finish(), which
+    // releases the lock before the future can be looked at.
     const std::lock_guard<std::mutex> lock(mutex_);
+    completed_ = true;
+    exception_ = std::move(error);
     future = future_;
     at_end = std::exchange(at_end_, {});
   }
+  cv_.notify_all();
   if (at_end) {
     at_end();
   }
   if (future) {
-    // On a thread of torch's: a callback may wait for another operation, which must not stop the
-    // thread that carries operations out.
+    complete_elsewhere(std::move(future));
+  }
+}
+
+// On a thread of torch's: a callback may wait for another operation, which must not stop the
+// thread that carries operations out.
+void ShmWork::complete_elsewhere(c10::intrusive_ptr<c10::ivalue::Future> future) {
+  try {
     at::launch([self = c10::intrusive_ptr<ShmWork>::reclaim_copy(this), future] {
       self->complete(*future);
     });
+  } catch (...) {
+    complete(*future);  // no memory for the launch; a future that is never completed is worse
   }
 }
 
@@ -131,27 +148,38 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   return future;
 }
 
-void ShmWork::complete(c10::ivalue::Future& future) const {
-  if (const auto error = exception()) {
-    future.setErrorIfNeeded(error);
-  } else {
-    future.markCompleted(c10::IValue(outputs_));
+void ShmWork::complete(c10::ivalue::Future& future) const noexcept {
+  try {
+    if (const auto error = exception()) {
+      future.setErrorIfNeeded(error);
+    } else {
+      future.markCompleted(c10::IValue(outputs_));
+    }
+  } catch (...) {
+    // No memory for the value, or a callback threw after the future was completed.
+    if (!future.completed()) {
+      future.setErrorIfNeeded(std::current_exception());
+    }
   }
 }
 
-std::exception_ptr as_torch_error(std::exception_ptr error) {
+std::exception_ptr as_torch_error(std::exception_ptr error) noexcept {
   if (!error) {
     return error;
   }
   try {
     std::rethrow_exception(error);
   } catch (const shm::Error& cause) {
-    const c10::SourceLocation here{__func__, __FILE__, __LINE__};
-    if (cause.kind() == shm::ErrorKind::kMismatch) {
-      return std::make_exception_ptr(
-          DifferentCalls(here, cause.what(), shm::without_opening(cause.what())));
+    try {
+      const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+      if (cause.kind() == shm::ErrorKind::kMismatch) {
+        return std::make_exception_ptr(
+            DifferentCalls(here, cause.what(), shm::without_opening(cause.what())));
+      }
+      return std::make_exception_ptr(c10::DistBackendError(here, cause.what()));
+    } catch (...) {
+      return error;  // no memory for another one
     }
-    return std::make_exception_ptr(c10::DistBackendError(here, cause.what()));
   } catch (...) {
     return error;
   }

@@ -18,7 +18,8 @@ namespace ddpx {
 
 // Its tensors live until it has ended. `results` are what the operation writes: the outputs, or
 // memory in their stead from which end() copies. Whoever runs the operation calls end(), once,
-// before the operation counts as done anywhere else. Thread-safe.
+// before the operation counts as done anywhere else. Thread-safe. The members of c10d::Work that
+// say whether it has ended are set in one critical section with `future_` and `at_end_`.
 class ShmWork final : public c10d::Work, public GivesEndNotice {
  public:
   // How a thread waits for the end; it may carry the operation out. Throws nothing of its errors.
@@ -37,7 +38,8 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   // From when the operation has been submitted; not called if it has ended by then.
   void submitted(Wait wait, WaitFor wait_for);
 
-  void end(std::exception_ptr error);
+  // An exception that comes up meanwhile, as in copying results, is the work's error.
+  void end(std::exception_ptr error) noexcept;
 
   void notify_at_end(std::function<void()> callback) override;
 
@@ -59,7 +61,8 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
 
  private:
   void copy_results() const;
-  void complete(c10::ivalue::Future& future) const;
+  void complete_elsewhere(c10::intrusive_ptr<c10::ivalue::Future> future);
+  void complete(c10::ivalue::Future& future) const noexcept;
 
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> outputs_;
@@ -71,7 +74,8 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when it is asked for
 };
 
-// Errors of the transport as torch's DistBackendError, which scripts catch.
-std::exception_ptr as_torch_error(std::exception_ptr error);
+// Errors of the transport as torch's DistBackendError, which scripts catch. The error itself if
+// there is no memory for another one.
+std::exception_ptr as_torch_error(std::exception_ptr error) noexcept;
 
 }  // namespace ddpx
