@@ -23,24 +23,30 @@ bool Arena::Segment::contains(const void* data, std::size_t num_bytes) const {
 }
 
 // First fit.
-std::optional<std::size_t> Arena::Segment::take(std::size_t num_bytes) {
+void* Arena::Segment::take(std::size_t num_bytes) {
   const auto fits = [&](const auto& gap) { return gap.second >= num_bytes; };
   const auto gap = std::find_if(gaps.begin(), gaps.end(), fits);
   if (gap == gaps.end()) {
-    return std::nullopt;
+    return nullptr;
   }
-  const auto [offset, gap_bytes] = *gap;
-  gaps.erase(gap);
-  if (gap_bytes > num_bytes) {
-    gaps.emplace(offset + num_bytes, gap_bytes - num_bytes);
+  const auto offset = gap->first;
+  blocks.emplace(offset, num_bytes);
+  auto rest = gaps.extract(gap);
+  rest.key() += num_bytes;
+  rest.mapped() -= num_bytes;
+  if (rest.mapped() > 0) {
+    gaps.insert(std::move(rest));
   }
-  used_bytes += num_bytes;
-  return offset;
+  return begin() + offset;
 }
 
-void Arena::Segment::give_back(std::size_t offset, std::size_t num_bytes) {
-  used_bytes -= num_bytes;
-  auto gap = gaps.emplace(offset, num_bytes).first;
+bool Arena::Segment::give_back(void* block) {
+  const auto known =
+      blocks.find(static_cast<std::size_t>(static_cast<std::byte*>(block) - begin()));
+  if (known == blocks.end()) {
+    return false;
+  }
+  auto gap = gaps.insert(blocks.extract(known)).position;
   const auto next = std::next(gap);
   if (next != gaps.end() && gap->first + gap->second == next->first) {
     gap->second += next->second;
@@ -53,28 +59,20 @@ void Arena::Segment::give_back(std::size_t offset, std::size_t num_bytes) {
       gaps.erase(gap);
     }
   }
+  return true;
 }
 
-Arena::Segment& Arena::add_segment(std::size_t num_bytes) {
+void* Arena::take_from_new_segment(std::size_t num_bytes) {
   const auto segment_bytes =
       num_bytes >= kOwnSegmentBytes ? round_up(num_bytes, page_bytes()) : kSharedSegmentBytes;
-  auto fd = create_memory(segment_bytes, kPurpose);
-  auto mapping = map_shared(fd.get());
-  auto& segment = segments_.emplace_back();
+  std::list<Segment> segments(1);
+  auto& segment = segments.front();
   segment.id = next_id_++;
-  segment.fd = std::move(fd);
-  segment.mapping = std::move(mapping);
+  segment.fd = create_memory(segment_bytes, kPurpose);
+  segment.mapping = map_shared(segment.fd.get());
   segment.gaps.emplace(0, segment_bytes);
-  return segment;
-}
-
-void* Arena::take_from(Segment& segment, std::size_t num_bytes) {
-  const auto offset = segment.take(num_bytes);
-  if (!offset) {
-    return nullptr;
-  }
-  auto* block = segment.begin() + *offset;
-  block_bytes_[block] = num_bytes;
+  auto* block = segment.take(num_bytes);
+  segments_.splice(segments_.end(), segments);
   return block;
 }
 
@@ -82,26 +80,21 @@ void* Arena::allocate(std::size_t num_bytes) {
   const auto block_bytes = round_up(std::max(num_bytes, std::size_t{1}), kAlignment);
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& segment : segments_) {
-    if (auto* block = take_from(segment, block_bytes)) {
+    if (auto* block = segment.take(block_bytes)) {
       return block;
     }
   }
-  return take_from(add_segment(block_bytes), block_bytes);
+  return take_from_new_segment(block_bytes);
 }
 
 void Arena::free(void* block) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto known = block_bytes_.find(block);
-  if (known == block_bytes_.end()) {
+  const auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const auto& candidate) {
+    return candidate.contains(block, 1);
+  });
+  if (segment == segments_.end() || !segment->give_back(block)) {
     throw Error(ErrorKind::kMisuse, "[ddpx shm] freed a block that the arena does not know");
   }
-  const auto num_bytes = known->second;
-  block_bytes_.erase(known);
-  const auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const auto& candidate) {
-    return candidate.contains(block, num_bytes);
-  });
-  segment->give_back(
-      static_cast<std::size_t>(static_cast<std::byte*>(block) - segment->begin()), num_bytes);
   drop_if_empty(segment);
 }
 
@@ -109,9 +102,9 @@ void Arena::free(void* block) {
 // creates memory each time.
 void Arena::drop_if_empty(std::list<Segment>::iterator segment) {
   const auto is_spare = [](const Segment& candidate) {
-    return candidate.used_bytes == 0 && candidate.mapping->num_bytes() == kSharedSegmentBytes;
+    return candidate.blocks.empty() && candidate.mapping->num_bytes() == kSharedSegmentBytes;
   };
-  if (segment->used_bytes > 0 ||
+  if (!segment->blocks.empty() ||
       (is_spare(*segment) && std::count_if(segments_.begin(), segments_.end(), is_spare) == 1)) {
     return;
   }

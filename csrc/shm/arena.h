@@ -46,25 +46,25 @@ class Arena {
     uint32_t id;
     UniqueFd fd;
     std::shared_ptr<Mapping> mapping;
-    std::map<std::size_t, std::size_t> gaps;  // offset -> bytes, never adjacent
-    std::size_t used_bytes = 0;
+    // Offset -> bytes. A block that is freed becomes a gap by moving its node, which cannot fail:
+    // tensors free their memory in destructors.
+    std::map<std::size_t, std::size_t> gaps;  // never adjacent
+    std::map<std::size_t, std::size_t> blocks;
 
     std::byte* begin() const {
       return mapping->data();
     }
 
     bool contains(const void* data, std::size_t num_bytes) const;
-    std::optional<std::size_t> take(std::size_t num_bytes);
-    void give_back(std::size_t offset, std::size_t num_bytes);
+    void* take(std::size_t num_bytes);  // null if there is no room
+    bool give_back(void* block);        // false if it does not know the block
   };
 
-  Segment& add_segment(std::size_t num_bytes);
-  void* take_from(Segment& segment, std::size_t num_bytes);
+  void* take_from_new_segment(std::size_t num_bytes);
   void drop_if_empty(std::list<Segment>::iterator segment);
 
   mutable std::mutex mutex_;
   std::list<Segment> segments_;
-  std::map<const void*, std::size_t> block_bytes_;
   uint32_t next_id_ = 1;
 };
 

@@ -14,8 +14,12 @@ constexpr auto kMaxWriting = std::chrono::milliseconds(100);
 
 }  // namespace
 
+bool has_failed(const FailureRecord& record) noexcept {
+  return record.state.load(std::memory_order_acquire) != kNone;
+}
+
 std::optional<Failure> read_failure(const FailureRecord& record) {
-  if (record.state.load(std::memory_order_acquire) == kNone) {
+  if (!has_failed(record)) {
     return std::nullopt;
   }
   const auto deadline = std::chrono::steady_clock::now() + kMaxWriting;
@@ -30,17 +34,24 @@ std::optional<Failure> read_failure(const FailureRecord& record) {
       static_cast<ErrorKind>(record.kind), std::string(record.text, length), record.culprit};
 }
 
-Failure record_failure(FailureRecord& record, const Failure& failure) {
+bool record_failure(
+    FailureRecord& record, ErrorKind kind, std::string_view text, int culprit) noexcept {
   uint32_t expected = kNone;
-  if (record.state.compare_exchange_strong(expected, kWriting)) {
-    record.kind = static_cast<int32_t>(failure.kind);
-    record.culprit = failure.culprit;
-    const auto length = std::min(failure.text.size(), sizeof(record.text) - 1);
-    std::memcpy(record.text, failure.text.data(), length);
-    record.state.store(kWritten, std::memory_order_release);
-    return failure;
+  if (!record.state.compare_exchange_strong(expected, kWriting)) {
+    return false;
   }
-  return *read_failure(record);
+  record.kind = static_cast<int32_t>(kind);
+  record.culprit = culprit;
+  const auto length = std::min(text.size(), sizeof(record.text) - 1);
+  std::memcpy(record.text, text.data(), length);
+  record.state.store(kWritten, std::memory_order_release);
+  return true;
+}
+
+Failure record_failure(FailureRecord& record, const Failure& failure) {
+  return record_failure(record, failure.kind, failure.text, failure.culprit)
+             ? failure
+             : *read_failure(record);
 }
 
 }  // namespace ddpx::shm

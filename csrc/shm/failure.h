@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "error.h"
 #include "layout.h"
@@ -15,8 +16,15 @@ struct Failure {
   int culprit = -1;  // a rank, or -1
 };
 
-// Writes `failure` into the record unless there is one. Returns what stands there afterwards.
+// Writes a failure into the record unless there is one: then returns false. Allocates nothing.
+bool record_failure(
+    FailureRecord& record, ErrorKind kind, std::string_view text, int culprit) noexcept;
+
+// The same; returns what stands there afterwards.
 Failure record_failure(FailureRecord& record, const Failure& failure);
+
+// Whether there is one, or one is being written.
+bool has_failed(const FailureRecord& record) noexcept;
 
 std::optional<Failure> read_failure(const FailureRecord& record);
 

@@ -49,7 +49,8 @@ class Group {
     return static_cast<int>(topology_.neighbours(rank_).size());
   }
 
-  // Throws at once if the call makes no sense (kMisuse); all else comes with the ticket.
+  // Throws at once if the call makes no sense (kMisuse) or could not be queued, for want of memory
+  // or of a thread; then the group has failed. All else comes with the ticket.
   Ticket submit(Call call, Completion completion = {}) {
     return queue_->submit(std::move(call), std::move(completion));
   }
@@ -71,6 +72,13 @@ class Group {
   // returned as the error of this rank at `phase`.
   Error fail(const Failure& failure, const std::string& phase) {
     return queue_->fail(failure, phase);
+  }
+
+  // The same for the exception that is being handled: a rank that could not make a call must not
+  // make the ones after it. Needs no memory. Returns the error of this rank at `phase`, or the
+  // exception itself if there is no memory for an error.
+  std::exception_ptr fail_with_current_exception(const char* phase) noexcept {
+    return queue_->fail_with_current_exception(phase);
   }
 
   // Nothing as long as the group has not failed.

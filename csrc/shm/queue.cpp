@@ -6,6 +6,19 @@
 
 namespace ddpx::shm {
 
+namespace {
+
+std::exception_ptr destroyed() noexcept {
+  try {
+    return std::make_exception_ptr(Error(
+        ErrorKind::kAborted, "[ddpx shm] the process group was destroyed before this operation"));
+  } catch (...) {
+    return std::current_exception();  // no memory for the text; any error will do
+  }
+}
+
+}  // namespace
+
 // Guarded by the queue's mutex, but for `call` and `sequence`, which do not change.
 struct Ticket::State {
   Call call;
@@ -38,17 +51,27 @@ bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
   return queue_->ended_.wait_for(lock, timeout, [this] { return state_->done; });
 }
 
-OperationQueue::StatePtr OperationQueue::enqueue(Call call, Completion completion, const Lock&) {
+OperationQueue::StatePtr OperationQueue::enqueue(
+    Call call, Completion completion, bool needs_thread, const Lock&) {
   if (closed_) {
     throw Error(
         ErrorKind::kAborted, "[ddpx shm] an operation was called on a group that is destroyed");
   }
   check_call(call, team_->size());
-  auto state = std::make_shared<Ticket::State>();
+  StatePtr state;
+  try {
+    if (needs_thread && !thread_.joinable()) {
+      thread_ = std::thread([this] { work(); });
+    }
+    state = std::make_shared<Ticket::State>();
+    pending_.push_back(state);
+  } catch (...) {
+    // Peers would wait for this call, or take this rank's next one for it.
+    std::rethrow_exception(team_->steps().fail_with_current_exception(name_of(call.kind)));
+  }
   state->call = std::move(call);
   state->completion = std::move(completion);
   state->sequence = next_sequence_++;
-  pending_.push_back(state);
   // Peers need not wait for this rank's thread to wake up. Only the first in the queue: the others
   // may use buffers that the ones before them still work on.
   if (pending_.size() == 1) {
@@ -62,10 +85,7 @@ Ticket OperationQueue::submit(Call call, Completion completion) {
   StatePtr state;
   {
     const Lock lock(mutex_);
-    state = enqueue(std::move(call), std::move(completion), lock);
-    if (!thread_.joinable()) {
-      thread_ = std::thread([this] { work(); });
-    }
+    state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/true, lock);
   }
   work_.notify_one();
   return Ticket(shared_from_this(), std::move(state));
@@ -75,7 +95,7 @@ void OperationQueue::run(Call call, Completion completion) {
   StatePtr state;
   {
     const Lock lock(mutex_);
-    state = enqueue(std::move(call), std::move(completion), lock);
+    state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/false, lock);
   }
   drive_until_done(state);
   if (state->error) {
@@ -153,6 +173,11 @@ Error OperationQueue::fail(const Failure& failure, const std::string& phase) {
   return team_->steps().fail(failure, phase);
 }
 
+std::exception_ptr OperationQueue::fail_with_current_exception(const char* phase) noexcept {
+  const Lock lock(mutex_);
+  return closed_ ? std::current_exception() : team_->steps().fail_with_current_exception(phase);
+}
+
 std::optional<Error> OperationQueue::failure(const std::string& phase) {
   const Lock lock(mutex_);
   return closed_ ? std::nullopt : team_->steps().failure(phase);
@@ -172,8 +197,7 @@ void OperationQueue::close() {
   team_->steps().give_up();
   ended_.wait(lock, [this] { return !busy_; });
   busy_ = true;  // lest a thread that waits begins one of them while its completion runs
-  const auto cause = std::make_exception_ptr(Error(
-      ErrorKind::kAborted, "[ddpx shm] the process group was destroyed before this operation"));
+  const auto cause = destroyed();
   while (!pending_.empty()) {
     end(pending_.front(), cause, lock);
     pending_.pop_front();

@@ -65,6 +65,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // For all local ranks; the first failure stands. Returns the error of this rank.
   Error fail(const Failure& failure, const std::string& phase);
 
+  // See Steps. The exception itself once the queue is closed.
+  std::exception_ptr fail_with_current_exception(const char* phase) noexcept;
+
   // Nothing once it is closed. These do not wait for an operation that is under way.
   std::optional<Error> failure(const std::string& phase);
   std::vector<Loss> losses();
@@ -81,7 +84,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   using StatePtr = std::shared_ptr<Ticket::State>;
   using Lock = std::unique_lock<std::mutex>;
 
-  StatePtr enqueue(Call call, Completion completion, const Lock& lock);
+  StatePtr enqueue(Call call, Completion completion, bool needs_thread, const Lock& lock);
   void drive_until_done(const StatePtr& state);
   void carry_out_first(Lock& lock);
   void end(const StatePtr& state, std::exception_ptr error, Lock& lock);

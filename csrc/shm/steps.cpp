@@ -2,6 +2,9 @@
 
 #include <sched.h>
 
+#include <cstdio>
+#include <new>
+
 #include "call.h"
 #include "error.h"
 
@@ -83,14 +86,15 @@ void Steps::await(const Waiting& waiting) {
     counter_.sleepers.fetch_add(1);
     const auto seen = counter_.count.load();
     const bool done = static_cast<int32_t>(seen - awaited_) >= 0;
-    if (!done && !given_up_.load()) {
+    // A failure that came before does not wake anyone any more.
+    if (!done && !given_up_.load() && !has_failed(peers_.board().failure)) {
       futex_wait(counter_.count, seen, kSlice);
     }
     counter_.sleepers.fetch_sub(1);
     if (complete()) {
       return;
     }
-    if (given_up_.load() || read_failure(peers_.board().failure) || Clock::now() >= next_check) {
+    if (given_up_.load() || has_failed(peers_.board().failure) || Clock::now() >= next_check) {
       check_on_peers(waiting);
       next_check = Clock::now() + kSlice;
     }
@@ -147,6 +151,37 @@ Error Steps::fail(const Failure& failure, const std::string& phase) {
   const auto standing = record_failure(peers_.board().failure, failure);
   futex_wake_all(counter_.count);
   return error_of(standing, phase);
+}
+
+std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcept {
+  const int rank = peers_.rank_of(peers_.own_index());
+  char text[sizeof(FailureRecord::text)];
+  auto kind = ErrorKind::kSystem;
+  try {
+    throw;
+  } catch (const std::bad_alloc& error) {
+    kind = ErrorKind::kOutOfMemory;
+    std::snprintf(
+        text,
+        sizeof(text),
+        "rank %d: no memory was left in %s (%s). See the memory limits of its process and host; "
+        "the "
+        "group cannot go on, start the job again.",
+        rank,
+        phase,
+        error.what());
+  } catch (const std::exception& error) {
+    std::snprintf(text, sizeof(text), "rank %d: %s failed: %s", rank, phase, error.what());
+  } catch (...) {
+    std::snprintf(text, sizeof(text), "rank %d: %s failed with an unknown exception", rank, phase);
+  }
+  record_failure(peers_.board().failure, kind, text, rank);
+  futex_wake_all(counter_.count);
+  try {
+    return std::make_exception_ptr(*failure(phase));
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 std::optional<Error> Steps::failure(const std::string& phase) const {

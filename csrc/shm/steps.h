@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -27,7 +28,8 @@ struct Waiting {
   std::chrono::milliseconds timeout;  // that the deadline was made from
 };
 
-// One thread at a time arrives and awaits; `fail`, `failure` and `give_up` may be called by any.
+// One thread at a time arrives and awaits; the functions about failures, and `give_up`, may be
+// called by any.
 class Steps {
  public:
   Steps(Peers& peers, Patience patience);
@@ -41,6 +43,11 @@ class Steps {
 
   // Fails the group for all ranks; the first failure stands. Returns the error of this rank.
   Error fail(const Failure& failure, const std::string& phase);
+
+  // The same with the exception that is being handled, whatever it is. Records it without
+  // allocating memory, which is what may be missing. Returns the error of this rank, or the
+  // exception itself if there is no memory for an error. `phase` is what this rank is at.
+  std::exception_ptr fail_with_current_exception(const char* phase) noexcept;
 
   // The group's failure, if there is one, as the error of this rank.
   std::optional<Error> failure(const std::string& phase) const;

@@ -39,17 +39,30 @@ Team::Team(Meeting meeting, int rank, const TeamOptions& options, std::shared_pt
       arena_(std::move(arena)),
       steps_(peers_, options.patience) {}
 
-void Team::post(const Call& call, uint64_t sequence) {
+void Team::post(const Call& call, uint64_t sequence) noexcept {
+  try {
+    take_first_step(call, sequence);
+  } catch (...) {
+    steps_.fail_with_current_exception(name_of(call.kind));
+  }
+}
+
+void Team::take_first_step(const Call& call, uint64_t sequence) {
   sequence_ = sequence;
   auto& descriptor = peers_.own_home().ring[sequence % kRing];
   descriptor = {
       sequence, call.kind, call.dtype, call.op, options_.order, call.root, call.count, {}};
-  if (read_failure(peers_.board().failure)) {
+  if (has_failed(peers_.board().failure)) {
     return;  // `execute` reports it
   }
-  if (fits_one_shot(*this, call)) {
-    hand_over_input(*this, call, peers_.segment(own_index()).one_shot(sequence));
-  } else if (!share_buffer(call, descriptor)) {
+  try {
+    if (fits_one_shot(*this, call)) {
+      hand_over_input(*this, call, peers_.segment(own_index()).one_shot(sequence));
+    } else {
+      share_buffer(call, descriptor);
+    }
+  } catch (const Error& error) {
+    steps_.fail(failure_of(error), describe(descriptor));
     return;
   }
   steps_.arrive();
@@ -65,27 +78,30 @@ Failure Team::failure_of(const Error& error) const {
   return {error.kind(), list_ranks({rank}) + ": " + text, rank};
 }
 
-// False if a peer could not be told where it is: then the group has failed.
-bool Team::share_buffer(const Call& call, Descriptor& descriptor) {
+// Tells peers where the buffer lies, if they can work on it in place.
+void Team::share_buffer(const Call& call, Descriptor& descriptor) {
   const auto buffer = shareable(call, size(), own_index());
   if (!arena_ || size() == 1 || buffer.data == nullptr) {
-    return true;
+    return;
   }
   const auto location = arena_->locate(buffer.data, buffer.num_bytes);
-  if (!location) {
-    return true;
-  }
-  try {
+  if (location) {
     peers_.announce(*arena_, location->segment);
-  } catch (const Error& error) {
-    steps_.fail(failure_of(error), describe(descriptor));
-    return false;
+    descriptor.buffer = {location->segment, location->offset};
   }
-  descriptor.buffer = {location->segment, location->offset};
-  return true;
 }
 
 void Team::execute(const Call& call) {
+  try {
+    carry_out(call);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    std::rethrow_exception(steps_.fail_with_current_exception(name_of(call.kind)));
+  }
+}
+
+void Team::carry_out(const Call& call) {
   timeout_ = call.timeout.count() > 0 ? call.timeout : options_.timeout;
   deadline_ = Clock::now() + timeout_;
   const auto& own = descriptor(own_index());
@@ -96,7 +112,7 @@ void Team::execute(const Call& call) {
     dispatch(call);
   } catch (const Error& error) {
     // Whatever it was, the ranks are no longer at the same step: the group cannot go on.
-    if (!read_failure(peers_.board().failure) && error.kind() != ErrorKind::kAborted) {
+    if (!has_failed(peers_.board().failure) && error.kind() != ErrorKind::kAborted) {
       throw steps_.fail(failure_of(error), describe(own));
     }
     throw;

@@ -22,10 +22,12 @@ class Team {
   Team(Meeting meeting, int rank, const TeamOptions& options, std::shared_ptr<Arena> arena);
 
   // The first step of an operation: says what this rank calls, and for a small one hands over its
-  // input. Does not wait. Only once the operation before is over on this rank.
-  void post(const Call& call, uint64_t sequence);
+  // input. Does not wait. Only once the operation before is over on this rank. If it fails, the
+  // group has failed, and `execute` throws.
+  void post(const Call& call, uint64_t sequence) noexcept;
 
-  // Waits for the others and does the work. Throws if that fails; then the group has failed.
+  // Waits for the others and does the work. Throws if that fails; then the group has failed,
+  // whatever the exception is: a rank that leaves out a step must not make the ones after it.
   void execute(const Call& call);
 
   // Tells the others that this rank will not take part any more.
@@ -99,7 +101,9 @@ class Team {
   }
 
   Failure failure_of(const Error& error) const;
-  bool share_buffer(const Call& call, Descriptor& descriptor);
+  void take_first_step(const Call& call, uint64_t sequence);
+  void share_buffer(const Call& call, Descriptor& descriptor);
+  void carry_out(const Call& call);
   void check_match();
   void dispatch(const Call& call);
 

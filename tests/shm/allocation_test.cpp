@@ -1,0 +1,416 @@
+// Allocations that fail inside operations: whichever it is, no rank takes a wrong result for a
+// right one, no rank waits for long, and nothing terminates the process.
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <ostream>
+
+#include "failing_new.h"
+#include "ranks.h"
+
+namespace ddpx::shm {
+namespace {
+
+using Which = FailingNew::Which;
+
+constexpr int kNumRanks = 3;
+constexpr auto kTimeout = std::chrono::seconds(20);
+
+enum class Way { kOneShot, kResident, kStaged };
+
+// Where the allocations fail: in `run`, in the first `submit`, or on the group's own thread.
+enum class Place { kRun, kSubmit, kOwnThread };
+
+struct Setting {
+  Kind kind;
+  Way way;
+  Place place;
+  int victim;
+};
+
+// What became of one operation on one rank.
+struct Outcome {
+  bool error = false;
+  bool right = false;
+  std::optional<ErrorKind> kind;  // of the transport's own errors
+  std::string text;
+};
+
+// One rank's buffers, for an operation that is called several times.
+class Operation {
+ public:
+  Operation(const Rank& rank, const Setting& setting)
+      : rank_(rank), kind_(setting.kind), arena_(rank.arena) {
+    count_ = setting.way == Way::kOneShot ? 20 : 1500;
+    const auto length = count_ * kNumRanks;
+    if (setting.way == Way::kResident) {
+      input_ = static_cast<float*>(arena_->allocate(length * sizeof(float)));
+    } else {
+      private_.resize(length);
+      input_ = private_.data();
+      arena_.reset();
+    }
+    output_.resize(length);
+  }
+  ~Operation() {
+    if (arena_) {
+      arena_->free(input_);
+    }
+  }
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // The same elements everywhere; they differ from rank to rank and from call to call.
+  Call call(int round) {
+    round_ = round;
+    std::fill(input_, input_ + count_ * kNumRanks, value_of(rank_.rank));
+    std::fill(output_.begin(), output_.end(), -1.0f);
+    switch (kind_) {
+      case Kind::kAllReduce:
+        return all_reduce_call(input_, input_, count_, DType::kFloat32, ReduceOp::kSum);
+      case Kind::kBroadcast:
+        return broadcast_call(input_, count_, DType::kFloat32, /*root=*/1);
+      case Kind::kAllGather:
+        return all_gather_call(input_, output_.data(), count_, DType::kFloat32);
+      case Kind::kReduceScatter:
+        return reduce_scatter_call(input_, output_.data(), count_, DType::kFloat32, ReduceOp::kSum);
+      case Kind::kBarrier:
+        return barrier_call();
+    }
+    return barrier_call();
+  }
+
+  bool right() const {
+    const float sum = value_of(0) + value_of(1) + value_of(2);
+    const auto all = [this](const float* data, float value) {
+      return std::all_of(data, data + count_, [&](float element) { return element == value; });
+    };
+    switch (kind_) {
+      case Kind::kAllReduce:
+        return all(input_, sum);
+      case Kind::kBroadcast:
+        return all(input_, value_of(1));
+      case Kind::kAllGather:
+        return all(output_.data(), value_of(0)) && all(output_.data() + count_, value_of(1)) &&
+               all(output_.data() + 2 * count_, value_of(2));
+      case Kind::kReduceScatter:
+        return all(output_.data(), sum);
+      case Kind::kBarrier:
+        return true;
+    }
+    return false;
+  }
+
+ private:
+  float value_of(int rank) const {
+    return static_cast<float>((rank + 1) * (round_ + 1));
+  }
+
+  const Rank& rank_;
+  Kind kind_;
+  std::shared_ptr<Arena> arena_;
+  std::size_t count_ = 0;
+  int round_ = 0;
+  float* input_ = nullptr;
+  std::vector<float> private_;
+  std::vector<float> output_;
+};
+
+Outcome outcome_of(const std::function<void()>& body, const Operation& operation) {
+  Outcome outcome;
+  try {
+    body();
+    outcome.right = operation.right();
+  } catch (const Error& error) {
+    outcome = {true, false, error.kind(), error.what()};
+  } catch (const std::exception& error) {
+    outcome = {true, false, std::nullopt, error.what()};
+  }
+  return outcome;
+}
+
+void await(Ticket ticket) {
+  if (!ticket.wait_for(2 * kTimeout)) {
+    throw std::runtime_error("an operation did not end");
+  }
+  if (const auto error = ticket.error()) {
+    std::rethrow_exception(error);
+  }
+}
+
+// One operation in which the victim's allocations fail, and one after it.
+struct Round {
+  bool happened = false;
+  std::vector<Outcome> first = std::vector<Outcome>(kNumRanks);
+  std::vector<Outcome> second = std::vector<Outcome>(kNumRanks);
+};
+
+// Both on the group's own thread, which alone can let its allocations fail. Peers wait until both
+// are queued, so that this thread makes the first step of the second one.
+void run_on_own_thread(
+    const Rank& rank,
+    const Call& call,
+    long nth,
+    Which which,
+    std::atomic<bool>& queued,
+    bool& happened) {
+  std::optional<FailingNew> failing;
+  const auto first =
+      rank.group.submit(barrier_call(), [&](std::exception_ptr) { failing.emplace(nth, which); });
+  const auto second = rank.group.submit(call, [&](std::exception_ptr) {
+    happened = failing->happened();
+    failing.reset();
+  });
+  queued = true;
+  await(first);
+  await(second);
+}
+
+void run_on_this_thread(
+    const Rank& rank, Place place, const Call& call, long nth, Which which, bool& happened) {
+  rank.group.run(barrier_call());
+  auto copy = call;
+  std::optional<Ticket> ticket;
+  std::exception_ptr error;
+  {
+    const FailingNew failing(nth, which);
+    try {
+      if (place == Place::kRun) {
+        rank.group.run(std::move(copy));
+      } else {
+        ticket = rank.group.submit(std::move(copy));
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    happened = failing.happened();
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  if (ticket) {
+    await(*ticket);
+  }
+}
+
+Round run_round(const Setting& setting, long nth, Which which) {
+  Round round;
+  auto options = test_options();
+  options.timeout = kTimeout;
+  std::atomic<int> num_through{0};
+  std::atomic<bool> queued{setting.place != Place::kOwnThread};
+  run_threads(
+      kNumRanks,
+      [&](const Rank& rank) {
+        Operation operation(rank, setting);
+        const auto index = static_cast<std::size_t>(rank.rank);
+        const auto call = operation.call(0);
+        round.first[index] = outcome_of(
+            [&] {
+              if (rank.rank != setting.victim) {
+                while (!queued.load()) {
+                  std::this_thread::sleep_for(std::chrono::microseconds(100));
+                }
+                rank.group.run(barrier_call());
+                rank.group.run(call);
+              } else if (setting.place == Place::kOwnThread) {
+                run_on_own_thread(rank, call, nth, which, queued, round.happened);
+              } else {
+                run_on_this_thread(rank, setting.place, call, nth, which, round.happened);
+              }
+            },
+            operation);
+        // What a script does that catches the error and goes on.
+        const auto next = operation.call(1);
+        round.second[index] = outcome_of([&] { rank.group.run(next); }, operation);
+        for (++num_through; num_through.load() < kNumRanks;) {  // lest someone is lost to another
+          std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+      },
+      options);
+  return round;
+}
+
+void check(const Round& round, int victim) {
+  const auto v = static_cast<std::size_t>(victim);
+  bool any_error = false;
+  for (std::size_t rank = 0; rank < kNumRanks; ++rank) {
+    for (const auto* outcome : {&round.first[rank], &round.second[rank]}) {
+      EXPECT_TRUE(outcome->error || outcome->right) << "rank " << rank << ": a wrong result";
+      if (outcome->error && rank != v) {
+        EXPECT_EQ(outcome->kind, ErrorKind::kOutOfMemory) << outcome->text;
+        const auto culprit = "rank " + std::to_string(victim) + ": no memory was left";
+        EXPECT_NE(outcome->text.find(culprit), std::string::npos) << outcome->text;
+      }
+      any_error = any_error || outcome->error;
+    }
+  }
+  EXPECT_EQ(any_error, round.first[v].error);
+  if (any_error) {
+    EXPECT_TRUE(round.happened);
+    for (const auto& outcome : round.second) {
+      EXPECT_TRUE(outcome.error) << "the group went on";
+    }
+  }
+}
+
+class AllocationTest : public testing::TestWithParam<Setting> {};
+
+TEST_P(AllocationTest, WhicheverFailsNoResultIsWrong) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto which : {Which::kOne, Which::kAllFrom}) {
+    bool happened = true;
+    for (long nth = 1; happened; ++nth) {
+      SCOPED_TRACE("allocation " + std::to_string(nth));
+      const auto round = run_round(GetParam(), nth, which);
+      check(round, GetParam().victim);
+      happened = round.happened;
+      if (HasFailure()) {
+        return;
+      }
+    }
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kTimeout);
+}
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (const auto place : {Place::kRun, Place::kSubmit, Place::kOwnThread}) {
+    for (const auto way : {Way::kOneShot, Way::kResident, Way::kStaged}) {
+      for (const auto kind :
+           {Kind::kAllReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter}) {
+        all.push_back({kind, way, place, /*victim=*/1});
+      }
+    }
+    all.push_back({Kind::kBarrier, Way::kOneShot, place, /*victim=*/0});
+    all.push_back({Kind::kAllReduce, Way::kResident, place, /*victim=*/0});
+  }
+  return all;
+}
+
+std::string name_of_setting(const testing::TestParamInfo<Setting>& info) {
+  constexpr const char* kWays[] = {"one_shot", "resident", "staged"};
+  constexpr const char* kPlaces[] = {"run", "submit", "own_thread"};
+  const auto& setting = info.param;
+  return std::string(name_of(setting.kind)) + "_" + kWays[static_cast<int>(setting.way)] + "_" +
+         kPlaces[static_cast<int>(setting.place)] + "_victim_" + std::to_string(setting.victim);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, AllocationTest, testing::ValuesIn(settings()), name_of_setting);
+
+// ---- the group's own thread ------------------------------------------------------------------
+
+// Threads with stacks larger than the address space: none can be started.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t attributes = before_;
+    pthread_attr_setstacksize(&attributes, std::size_t{1} << 50);
+    pthread_setattr_default_np(&attributes);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+  }
+  NoThreads(const NoThreads&) = delete;
+  NoThreads& operator=(const NoThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(ThreadTest, OneThatCannotBeStartedFailsTheGroup) {
+  std::atomic<bool> ended{false};
+  run_threads(2, [&](const Rank& rank) {
+    std::vector<float> data(10, 1.0f);
+    const auto call =
+        all_reduce_call(data.data(), data.data(), 10, DType::kFloat32, ReduceOp::kSum);
+    rank.group.run(barrier_call());
+    std::string text;
+    ErrorKind kind{};
+    try {
+      if (rank.rank == 1) {
+        const NoThreads none;
+        rank.group.submit(call);
+      } else {
+        rank.group.run(call);
+      }
+    } catch (const Error& error) {
+      text = error.what();
+      kind = error.kind();
+    }
+    EXPECT_EQ(kind, ErrorKind::kSystem);
+    EXPECT_NE(text.find("rank 1: "), std::string::npos) << text;
+    EXPECT_THROW(rank.group.run(call), Error);
+  });
+}
+
+TEST(LeavingWithoutMemoryTest, EndsWhatIsPending) {
+  run_threads(2, [](const Rank& rank) {
+    rank.group.run(barrier_call());
+    if (rank.rank == 1) {
+      return;
+    }
+    std::atomic<int> num_errors{0};
+    const auto count = [&](std::exception_ptr error) { num_errors += error ? 1 : 0; };
+    auto never = barrier_call();
+    rank.group.submit(never, count);
+    rank.group.submit(never, count);
+    {
+      const FailingNew failing(1, Which::kAllFrom);
+      rank.group.leave();
+    }
+    EXPECT_EQ(num_errors.load(), 2);
+  });
+}
+
+// ---- the arena --------------------------------------------------------------------------------
+
+TEST(ArenaWithoutMemoryTest, FreesBlocks) {
+  Arena arena;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 6; ++i) {
+    blocks.push_back(arena.allocate(1000));
+  }
+  const auto before = arena.resident_bytes();
+  {
+    const FailingNew failing(1, Which::kAllFrom);
+    for (const std::size_t i : {1u, 3u, 5u, 2u, 0u, 4u}) {  // gaps that grow, and some that do not
+      arena.free(blocks[i]);
+    }
+  }
+  void* whole = arena.allocate(6 * 1024);
+  EXPECT_EQ(whole, blocks[0]);  // the gaps have become one
+  EXPECT_EQ(arena.resident_bytes(), before);
+  arena.free(whole);
+}
+
+TEST(ArenaWithoutMemoryTest, ABlockThatCannotBeHadCostsNothing) {
+  for (const std::size_t num_bytes : {std::size_t{100}, std::size_t{8} << 20}) {
+    bool happened = true;
+    for (long nth = 1; happened; ++nth) {
+      Arena arena;
+      void* block = nullptr;
+      {
+        const FailingNew failing(nth);
+        try {
+          block = arena.allocate(num_bytes);
+        } catch (const std::bad_alloc&) {
+        }
+        happened = failing.happened();
+      }
+      if (block == nullptr) {
+        EXPECT_EQ(arena.resident_bytes(), 0u);
+      } else {
+        arena.free(block);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ddpx::shm
