@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "../shm/error.h"
@@ -71,16 +72,29 @@ void BetweenHosts::submit(AllReduce operation) {
       [raw](std::chrono::milliseconds timeout) { return raw->wait_until_ended(timeout); });
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    pending_.push_back(std::move(operation));
     if (!thread_.joinable()) {
       thread_ = std::thread([this] { work(); });
     }
+    pending_.push_back(std::move(operation));
   }
   changed_.notify_all();
 }
 
 void BetweenHosts::fail(const std::string& reason) {
   tell(reason);
+}
+
+void BetweenHosts::fail_with(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    try {
+      tell(shm::without_opening(cause.what()));
+    } catch (...) {
+      // No memory to tell other hosts: they learn of it by their timeouts.
+    }
+  } catch (...) {
+  }
 }
 
 void BetweenHosts::work() {
@@ -93,15 +107,25 @@ void BetweenHosts::work() {
     const auto operation = std::move(pending_.front());
     pending_.pop_front();
     lock.unlock();
-    std::exception_ptr error;
-    try {
-      throw_failure();
-      carry_out(operation);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    operation.work->end(error);
+    operation.work->end(error_of(operation));
     lock.lock();
+  }
+}
+
+// Carries it out. Null if that went well.
+std::exception_ptr BetweenHosts::error_of(const AllReduce& operation) noexcept {
+  try {
+    throw_failure();
+    carry_out(operation);
+    return nullptr;
+  } catch (const shm::Error&) {
+    return std::current_exception();
+  } catch (...) {
+    // Not told to anyone, it may be: the three operations of the next all-reduce must not be taken
+    // for the rest of this one's.
+    const auto error = local_->fail_with_current_exception("all_reduce between hosts");
+    fail_with(error);
+    return error;
   }
 }
 
@@ -178,6 +202,14 @@ void BetweenHosts::await(c10d::Work& work) {
 
 // Body of a leader's second thread.
 void BetweenHosts::watch() {
+  try {
+    watch_until_failure();
+  } catch (...) {
+    fail_with(local_->fail_with_current_exception("looking for failures of other hosts"));
+  }
+}
+
+void BetweenHosts::watch_until_failure() {
   const auto ended = [this] { return closed_ || failure_; };
   std::unique_lock<std::mutex> lock(mutex_);
   while (!changed_.wait_for(lock, kPeriod, ended)) {
@@ -188,6 +220,8 @@ void BetweenHosts::watch() {
       if (!failure && bulletin_.roll_is_called()) {
         bulletin_.answer(rank_, num_begun_);
       }
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception&) {
       // The store is gone. If its rank is, too, gloo's connection to it tells.
       return;

@@ -48,16 +48,21 @@ class BetweenHosts {
   // Fails all operations from now on, on all hosts.
   void fail(const std::string& reason);
 
-  // The same, without waiting for the store: other hosts hear of it a little later, if this rank
-  // leads its host.
+  // The same with an error that this host has been told already. Does as much as memory allows.
+  void fail_with(const std::exception_ptr& error) noexcept;
+
+  // The same as `fail`, without waiting for the store: other hosts hear of it a little later, if
+  // this rank leads its host.
   void abort(const std::string& reason);
 
  private:
   void work();
+  std::exception_ptr error_of(const AllReduce& operation) noexcept;
   void carry_out(const AllReduce& operation);
   void reduce_among_leaders(const AllReduce& operation);
   void await(c10d::Work& work);
   void watch();
+  void watch_until_failure();
   std::string find_out(const std::string& cause);
   std::optional<std::string> look_for_culprit(const std::string& cause, bool last);
   void throw_failure() const;

@@ -82,17 +82,26 @@ bool ShmBackend::supportsTensorAlloc(c10::DeviceIndex device_index) {
 
 at::Tensor ShmBackend::allocateTensor(long numel, at::TensorOptions options) {
   TORCH_CHECK(options.device().is_cpu(), "shm allocates on CPU, not on ", options.device());
-  const auto num_bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
-  void* block = allocate(std::max<std::size_t>(num_bytes, 1));
-  return at::from_blob(
-      block, {numel}, [arena = arena_, block](void*) { arena->free(block); }, options);
+  // Peers that have enough memory would wait for this rank in their next operation.
+  try {
+    return allocate(numel, options);
+  } catch (const shm::Error&) {
+    throw;  // they have been told
+  } catch (...) {
+    std::rethrow_exception(fail_with_current_exception("allocation"));
+  }
 }
 
-void* ShmBackend::allocate(std::size_t num_bytes) {
+at::Tensor ShmBackend::allocate(long numel, const at::TensorOptions& options) {
+  const auto num_bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
   try {
-    return arena_->allocate(num_bytes);
+    std::shared_ptr<void> block(
+        arena_->allocate(std::max<std::size_t>(num_bytes, 1)),
+        [arena = arena_](void* memory) { arena->free(memory); });
+    auto* data = block.get();
+    return at::from_blob(
+        data, {numel}, [block = std::move(block)](void*) mutable { block.reset(); }, options);
   } catch (const shm::Error& error) {
-    // Peers that have enough would wait for this rank in their next operation.
     const auto text = shm::list_ranks({rank_}) + ": " + shm::without_opening(error.what());
     if (!single_host()) {
       between_hosts()->fail(text);
@@ -111,6 +120,14 @@ std::shared_ptr<shm::Group> ShmBackend::group() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(group_, kDestroyed);
   return group_;
+}
+
+std::exception_ptr ShmBackend::fail_with_current_exception(const char* phase) {
+  const auto error = as_torch_error(group()->fail_with_current_exception(phase));
+  if (!single_host()) {
+    between_hosts()->fail_with(error);
+  }
+  return error;
 }
 
 std::shared_ptr<BetweenHosts> ShmBackend::between_hosts() const {
@@ -172,6 +189,17 @@ std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::millisecon
   return timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_) : timeout;
 }
 
+ShmBackend::Work ShmBackend::natively(const char* phase, c10::function_ref<Work()> start) {
+  try {
+    return start();
+  } catch (const shm::Error&) {
+    // The group has failed, or the call makes no sense.
+    std::rethrow_exception(as_torch_error(std::current_exception()));
+  } catch (...) {
+    std::rethrow_exception(fail_with_current_exception(phase));
+  }
+}
+
 ShmBackend::Work ShmBackend::submit(
     shm::Call call,
     const Terms& terms,
@@ -229,15 +257,17 @@ ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
     return through_gloo(
         {"all_reduce"}, [&](c10d::Backend& gloo) { return gloo.allreduce(tensors, options); });
   }
-  const auto results = each(dense, tensors);
-  auto* data = results[0].mutable_data_ptr();
-  return submit(
-      shm::all_reduce_call(data, data, elements->count, elements->dtype, *op),
-      Terms(options),
-      {c10d::OpType::ALLREDUCE, "shm:all_reduce", options.reduceOp},
-      tensors,
-      tensors,
-      results);
+  return natively("all_reduce", [&] {
+    const auto results = each(dense, tensors);
+    auto* data = results[0].mutable_data_ptr();
+    return submit(
+        shm::all_reduce_call(data, data, elements->count, elements->dtype, *op),
+        Terms(options),
+        {c10d::OpType::ALLREDUCE, "shm:all_reduce", options.reduceOp},
+        tensors,
+        tensors,
+        results);
+  });
 }
 
 ShmBackend::Work ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -251,14 +281,16 @@ ShmBackend::Work ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
       "broadcast: invalid root rank ",
       options.rootRank);
   const int root = topology_.local_rank_of[static_cast<std::size_t>(options.rootRank)];
-  const auto results = each(dense, tensors);
-  return submit(
-      shm::broadcast_call(results[0].mutable_data_ptr(), bytes->count, bytes->dtype, root),
-      Terms(options),
-      {c10d::OpType::BROADCAST, "shm:broadcast"},
-      tensors,
-      tensors,
-      results);
+  return natively("broadcast", [&] {
+    const auto results = each(dense, tensors);
+    return submit(
+        shm::broadcast_call(results[0].mutable_data_ptr(), bytes->count, bytes->dtype, root),
+        Terms(options),
+        {c10d::OpType::BROADCAST, "shm:broadcast"},
+        tensors,
+        tensors,
+        results);
+  });
 }
 
 ShmBackend::Work ShmBackend::allgather(
@@ -271,20 +303,23 @@ ShmBackend::Work ShmBackend::allgather(
       return gloo.allgather(outputs, inputs, options);
     });
   }
-  const auto bytes = *bytes_of(inputs[0]);
-  const auto sources = each(row_major, inputs);
-  const auto results = each(row_major, outputs[0]);
-  auto call = shm::all_gather_call(sources[0].const_data_ptr(), nullptr, bytes.count, bytes.dtype);
-  for (const auto& result : results) {
-    call.outputs.push_back(result.mutable_data_ptr());
-  }
-  return submit(
-      std::move(call),
-      Terms(options),
-      {c10d::OpType::ALLGATHER, "shm:all_gather"},
-      sources,
-      outputs[0],
-      results);
+  return natively("all_gather", [&] {
+    const auto bytes = *bytes_of(inputs[0]);
+    const auto sources = each(row_major, inputs);
+    const auto results = each(row_major, outputs[0]);
+    auto call =
+        shm::all_gather_call(sources[0].const_data_ptr(), nullptr, bytes.count, bytes.dtype);
+    for (const auto& result : results) {
+      call.outputs.push_back(result.mutable_data_ptr());
+    }
+    return submit(
+        std::move(call),
+        Terms(options),
+        {c10d::OpType::ALLGATHER, "shm:all_gather"},
+        sources,
+        outputs[0],
+        results);
+  });
 }
 
 ShmBackend::Work ShmBackend::_allgather_base(
@@ -297,17 +332,19 @@ ShmBackend::Work ShmBackend::_allgather_base(
       return gloo._allgather_base(output, input, options);
     });
   }
-  const auto bytes = *bytes_of(input);
-  const auto source = row_major(input);
-  const auto result = row_major(output);
-  return submit(
-      shm::all_gather_call(
-          source.const_data_ptr(), result.mutable_data_ptr(), bytes.count, bytes.dtype),
-      Terms(options),
-      {c10d::OpType::_ALLGATHER_BASE, "shm:all_gather_into_tensor"},
-      {source},
-      {output},
-      {result});
+  return natively("all_gather_into_tensor", [&] {
+    const auto bytes = *bytes_of(input);
+    const auto source = row_major(input);
+    const auto result = row_major(output);
+    return submit(
+        shm::all_gather_call(
+            source.const_data_ptr(), result.mutable_data_ptr(), bytes.count, bytes.dtype),
+        Terms(options),
+        {c10d::OpType::_ALLGATHER_BASE, "shm:all_gather_into_tensor"},
+        {source},
+        {output},
+        {result});
+  });
 }
 
 ShmBackend::Work ShmBackend::reduce_scatter(
@@ -321,25 +358,27 @@ ShmBackend::Work ShmBackend::reduce_scatter(
       return gloo.reduce_scatter(outputs, inputs, options);
     });
   }
-  const auto elements = *elements_of(outputs[0]);
-  const auto sources = each(row_major, inputs[0]);
-  const auto results = each(row_major, outputs);
-  auto call = shm::reduce_scatter_call(
-      nullptr,
-      results[0].mutable_data_ptr(),
-      elements.count,
-      elements.dtype,
-      *reduction(options.reduceOp, outputs[0]));
-  for (const auto& source : sources) {
-    call.inputs.push_back(source.const_data_ptr());
-  }
-  return submit(
-      std::move(call),
-      Terms(options),
-      {c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter"},
-      sources,
-      outputs,
-      results);
+  return natively("reduce_scatter", [&] {
+    const auto elements = *elements_of(outputs[0]);
+    const auto sources = each(row_major, inputs[0]);
+    const auto results = each(row_major, outputs);
+    auto call = shm::reduce_scatter_call(
+        nullptr,
+        results[0].mutable_data_ptr(),
+        elements.count,
+        elements.dtype,
+        *reduction(options.reduceOp, outputs[0]));
+    for (const auto& source : sources) {
+      call.inputs.push_back(source.const_data_ptr());
+    }
+    return submit(
+        std::move(call),
+        Terms(options),
+        {c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter"},
+        sources,
+        outputs,
+        results);
+  });
 }
 
 ShmBackend::Work ShmBackend::_reduce_scatter_base(
@@ -353,29 +392,33 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
       return gloo._reduce_scatter_base(output, input, options);
     });
   }
-  const auto elements = *elements_of(output);
-  const auto source = row_major(input);
-  const auto result = row_major(output);
-  return submit(
-      shm::reduce_scatter_call(
-          source.const_data_ptr(),
-          result.mutable_data_ptr(),
-          elements.count,
-          elements.dtype,
-          *reduction(options.reduceOp, output)),
-      Terms(options),
-      {c10d::OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter_tensor"},
-      {source},
-      {output},
-      {result});
+  return natively("reduce_scatter_tensor", [&] {
+    const auto elements = *elements_of(output);
+    const auto source = row_major(input);
+    const auto result = row_major(output);
+    return submit(
+        shm::reduce_scatter_call(
+            source.const_data_ptr(),
+            result.mutable_data_ptr(),
+            elements.count,
+            elements.dtype,
+            *reduction(options.reduceOp, output)),
+        Terms(options),
+        {c10d::OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter_tensor"},
+        {source},
+        {output},
+        {result});
+  });
 }
 
 ShmBackend::Work ShmBackend::barrier(const c10d::BarrierOptions& options) {
   if (!single_host()) {
     return through_gloo({"barrier"}, [&](c10d::Backend& gloo) { return gloo.barrier(options); });
   }
-  return submit(
-      shm::barrier_call(), Terms(options), {c10d::OpType::BARRIER, "shm:barrier"}, {}, {}, {});
+  return natively("barrier", [&] {
+    return submit(
+        shm::barrier_call(), Terms(options), {c10d::OpType::BARRIER, "shm:barrier"}, {}, {}, {});
+  });
 }
 
 }  // namespace ddpx

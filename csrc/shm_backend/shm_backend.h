@@ -131,10 +131,15 @@ class ShmBackend final : public c10d::Backend {
   bool single_host() const {
     return topology_.hosts.size() == 1;
   }
+  // In the arena. If there is too little memory there, the group has failed.
+  at::Tensor allocate(long numel, const at::TensorOptions& options);
+  // Lets `start` make copies and submit the operation. If it cannot, the group has failed: peers
+  // would wait for this call, or take this rank's next one for it.
+  Work natively(const char* phase, c10::function_ref<Work()> start);
+  // Fails the group, on all hosts, with the exception that is being handled. Returns this rank's.
+  std::exception_ptr fail_with_current_exception(const char* phase);
   // Carries it out on this thread: waking the group's own would only take a core from a peer.
   static void run(shm::Group& group, shm::Call call, ShmWork& work);
-  // A block of the arena. If there is too little memory, the group has failed.
-  void* allocate(std::size_t num_bytes);
   // These throw after shutdown().
   std::shared_ptr<shm::Group> group() const;
   std::shared_ptr<BetweenHosts> between_hosts() const;

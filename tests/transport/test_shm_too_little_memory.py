@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from mortal_ranks import error_of, run_mortal
@@ -103,3 +104,26 @@ def test_buckets_of_others():
         assert f"] rank 1: could not get {64 * MIB} bytes of shared memory" in text, (rank, text)
         assert ADVICE in text, (rank, text)
         assert seconds < DEADLINE_S, (rank, seconds)
+
+
+def _reduce_what_cannot_be_copied() -> Any:
+    """Rank 1 gives a tensor whose elements lie in one place: it is worked on in a copy."""
+    tensor = torch.ones(8)
+    if dist.get_rank() == 1:
+        tensor = torch.ones(1).expand(1 << 46)
+    dist.barrier()
+    first = error_of(lambda: dist.all_reduce(tensor))
+    # What a script does that catches the error: peers must not take this for the call before.
+    second = error_of(lambda: dist.all_reduce(torch.ones(8)))
+    time.sleep(DEADLINE_S)
+    return first, second
+
+
+@pytest.mark.parametrize("identities", ["", "aab"])
+def test_copies(identities: str) -> None:
+    """A copy that cannot be made fails the group: peers do not wait for the call."""
+    outcomes = run_mortal(3, _reduce_what_cannot_be_copied, identities=identities)
+    for rank, outcome in enumerate(outcomes):
+        for text, seconds in outcome.value:
+            assert "rank 1: all_reduce failed" in text or "rank 1: no memory" in text, (rank, text)
+            assert seconds < DEADLINE_S, (rank, seconds)
