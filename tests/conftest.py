@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import plain_timeout
 import pytest
 from pairwise import cover_pairs
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from ddpx.testing import RankPool
 
@@ -19,34 +18,26 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # Cases of a test function; from here on only enough of them for every two values to meet.
 SMALL_MATRIX = 12
 
-# Files of many cases that share little, with which one worker would still be busy when the others
-# are done.
-SPREAD = (
-    "tests/faults/test_faults.py",
-    "tests/parity/test_parity.py",
-    "tests/robustness/test_bindings_fuzz.py",
-)
-
-
-class ByFile(LoadFileScheduling):
-    """A file is one worker's, so that its ranks live on from test to test. Of those in ``SPREAD``
-    a worker's share is what has the first two params in common: a fault in one phase, as many ranks
-    over one transport, one seed."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "-".join(nodeid.split("-")[:2]) if file in SPREAD else file
-
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """Called by pytest-xdist, where it is installed."""
+    from by_file import ByFile
+
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption(
         "--full", action="store_true", help="whole matrices, of which otherwise a part is run"
     )
+    if not pluginmanager.hasplugin("timeout"):
+        plain_timeout.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.pluginmanager.register(plain_timeout)
 
 
 def _is_whole(config: pytest.Config) -> bool:

@@ -40,7 +40,7 @@ struct Outcome {
   std::string text;
 };
 
-// One rank's buffers, for an operation that is called several times.
+// One rank's buffers for an operation.
 class Operation {
  public:
   Operation(const Rank& rank, const Setting& setting)
@@ -206,9 +206,11 @@ Round run_round(const Setting& setting, long nth, Which which) {
   run_threads(
       kNumRanks,
       [&](const Rank& rank) {
-        Operation operation(rank, setting);
+        // Buffers of their own: those of an operation that failed may still be in use by a peer.
+        Operation first(rank, setting);
+        Operation second(rank, setting);
         const auto index = static_cast<std::size_t>(rank.rank);
-        const auto call = operation.call(0);
+        const auto call = first.call(0);
         round.first[index] = outcome_of(
             [&] {
               if (rank.rank != setting.victim) {
@@ -223,10 +225,10 @@ Round run_round(const Setting& setting, long nth, Which which) {
                 run_on_this_thread(rank, setting.place, call, nth, which, round.happened);
               }
             },
-            operation);
+            first);
         // What a script does that catches the error and goes on.
-        const auto next = operation.call(1);
-        round.second[index] = outcome_of([&] { rank.group.run(next); }, operation);
+        const auto next = second.call(1);
+        round.second[index] = outcome_of([&] { rank.group.run(next); }, second);
         for (++num_through; num_through.load() < kNumRanks;) {  // lest someone is lost to another
           std::this_thread::sleep_for(std::chrono::microseconds(100));
         }
