@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 #include <utility>
 
 namespace ddpx {
@@ -11,10 +12,29 @@ namespace ddpx {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+namespace {
+
+// The type of the pointer that owns a node changed between torch releases.
+using NodePtr = std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())>;
+
+template <typename T>
+std::weak_ptr<T> weak_from(const std::shared_ptr<T>& owner) {
+  return owner;
+}
+
+template <typename T>
+c10::weak_intrusive_ptr<T> weak_from(const c10::intrusive_ptr<T>& owner) {
+  return c10::weak_intrusive_ptr<T>(owner);
+}
+
+using WeakNodePtr = decltype(weak_from(std::declval<NodePtr>()));
+
+}  // namespace
+
 // Owned by the hook on the output's node, so that it dies with the node.
 class WatchedOutput {
  public:
-  explicit WatchedOutput(Node* node) : node_(node) {}
+  explicit WatchedOutput(const NodePtr& node) : node_(weak_from(node)) {}
 
   void reach() {
     reached_ = true;
@@ -22,12 +42,13 @@ class WatchedOutput {
   bool reached() const {
     return reached_;
   }
-  Node* node() const {
-    return node_;
+  // Null if the node is being destroyed.
+  NodePtr node() const {
+    return node_.lock();
   }
 
  private:
-  Node* node_;
+  WeakNodePtr node_;
   std::atomic<bool> reached_{false};
 };
 
@@ -65,7 +86,7 @@ void OutputWatch::watch(
   }
   for (const auto& output : outputs) {
     if (const auto& grad_fn = output.grad_fn()) {
-      auto watched = std::make_shared<WatchedOutput>(grad_fn.get());
+      auto watched = std::make_shared<WatchedOutput>(grad_fn);
       outputs_.push_back(watched);
       grad_fn->add_pre_hook(std::make_unique<OutputHook>(std::move(watched), observer));
     }
@@ -74,11 +95,15 @@ void OutputWatch::watch(
 
 std::unordered_set<const Node*> OutputWatch::nodes_to_come() const {
   std::unordered_set<const Node*> seen;
+  std::vector<NodePtr> roots;  // other threads may release the graphs during the walk
   std::vector<const Node*> stack;
   for (const auto& weak : outputs_) {
     const auto output = weak.lock();
     if (output && !output->reached()) {
-      stack.push_back(output->node());
+      if (auto node = output->node()) {
+        stack.push_back(node.get());
+        roots.push_back(std::move(node));
+      }
     }
   }
   while (!stack.empty()) {
