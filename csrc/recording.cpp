@@ -31,6 +31,7 @@ Recording::Recording(std::size_t capacity, c10::Device device, uint32_t max_step
 }
 
 void Recording::note_plan(uint32_t step, const BucketPlan& plan) {
+  const std::lock_guard<std::mutex> lock(plans_mutex_);
   if (plans_.empty()) {
     first_step_ = step;
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -53,7 +54,9 @@ class Recording : public std::enable_shared_from_this<Recording> {
   const EventLog& log() const {
     return log_;
   }
-  const std::vector<PlanInForce>& plans() const {
+  // A copy: any thread may call this, with the reducer's mutex or without.
+  std::vector<PlanInForce> plans() const {
+    const std::lock_guard<std::mutex> lock(plans_mutex_);
     return plans_;
   }
   // Of the device's clock against the host's; 0 on CPU.
@@ -73,7 +76,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   uint32_t first_step_ = 0;            // set before anybody else knows of this recording
   std::atomic<int64_t> given_up_{-1};  // the last step of which a mark could not be made
   std::optional<DeviceMarks> marks_;
-  std::vector<PlanInForce> plans_;
+  mutable std::mutex plans_mutex_;
+  std::vector<PlanInForce> plans_;  // guarded by plans_mutex_
 };
 
 }  // namespace ddpx

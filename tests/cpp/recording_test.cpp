@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "replica.h"
@@ -144,6 +145,28 @@ TEST(Recording, KnowsThePlanOfEachStep) {
   EXPECT_EQ(recorded->plans()[0].first_step, 0u);
   EXPECT_EQ(recorded->plans()[1].first_step, 1u);
   EXPECT_EQ(recorded->plans()[1].plan.buckets().front().param_indices, (Indices{0}));
+}
+
+TEST(Recording, PlansMayBeReadWhileTheReducerAddsOne) {
+  const Replica replica;
+  const auto recorded = recording();
+  const auto plan = replica.reducer->plan();
+  constexpr uint32_t kNumPlans = 2000;
+  std::thread adder([&] {
+    for (uint32_t step = 0; step < kNumPlans; ++step) {
+      recorded->note_plan(step, plan);
+    }
+  });
+  std::size_t num_read = 0;
+  while (num_read < kNumPlans) {
+    const auto plans = recorded->plans();
+    EXPECT_GE(plans.size(), num_read);
+    num_read = plans.size();
+    if (!plans.empty()) {
+      EXPECT_EQ(plans.back().first_step, num_read - 1);
+    }
+  }
+  adder.join();
 }
 
 TEST(Recording, SeveralAtATime) {
