@@ -81,8 +81,8 @@ void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
   }
   // std::function must be copyable, hence the shared pointer.
   auto ticket = std::make_shared<Ticket>(task_id);
+  queue_at_end_of_task([ticket] { ticket->redeem(); });  // throws outside a graph task
   task_ids_.push_back(task_id);
-  queue_at_end_of_task([ticket] { ticket->redeem(); });
   ticket->arm(observer);  // last: an error above must not report an abort under the caller's lock
 }
 

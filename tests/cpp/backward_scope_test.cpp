@@ -1,0 +1,18 @@
+// Graph tasks that cannot be joined.
+#include "backward_scope.h"
+
+#include <gtest/gtest.h>
+
+namespace ddpx {
+namespace {
+
+TEST(BackwardScope, ATaskWhoseEndCannotBeReportedIsNotJoined) {
+  BackwardScope scope;
+  // Outside a backward the engine accepts no callback.
+  EXPECT_ANY_THROW(scope.join({}));
+  EXPECT_TRUE(scope.empty());
+  EXPECT_ANY_THROW(scope.join({})) << "a second attempt must not count as joined";
+}
+
+}  // namespace
+}  // namespace ddpx
