@@ -38,6 +38,7 @@ def build() -> Path:
         sources = [*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]
         if library.exists() and all(s.stat().st_mtime < library.stat().st_mtime for s in sources):
             return library
+        (BUILD / "lock").unlink(missing_ok=True)  # torch's own, of a build that was killed
         cpp_extension.load(
             _NAME,
             [str(path) for path in sorted(SOURCES.glob("*.cpp"))],

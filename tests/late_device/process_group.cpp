@@ -82,11 +82,12 @@ c10::intrusive_ptr<c10d::Work> LateBackend::start(
   for (const auto& tensor : tensors) {
     record_use(tensor.const_data_ptr(), stream);
   }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  make_wait(stream, last_);  // of another device: gloo pairs calls by their order
   auto& queue = queue_of(stream);
-  const auto number = queue.submit(TaskQueue::Kind::kKernel, std::move(call));
-  queue.demand(number);  // peers wait for it
-  return c10::make_intrusive<LateWork>(
-      getRank(), type, Point{&queue, number}, stream, tensors);
+  last_ = {&queue, queue.submit(TaskQueue::Kind::kKernel, std::move(call))};
+  queue.demand(last_.number);  // peers wait for it
+  return c10::make_intrusive<LateWork>(getRank(), type, last_, stream, tensors);
 }
 
 c10::intrusive_ptr<c10d::Work> LateBackend::allreduce(

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "streams.h"
+
 namespace late {
 
 // As NCCL's: a collective runs on a stream of its own, behind what is in the current stream; wait()
@@ -44,6 +46,7 @@ class LateBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::mutex mutex_;
   std::map<c10::DeviceIndex, c10::Stream> streams_;
+  Point last_;  // of the collectives
   uint64_t num_calls_ = 0;
 };
 

@@ -146,7 +146,7 @@ Point end_of(const c10::Stream& stream) {
 
 void make_wait(const c10::Stream& stream, const Point& point) {
   auto& queue = queue_of(stream);
-  if (&queue != point.queue) {
+  if (point.queue != nullptr && point.queue != &queue) {
     queue.submit(TaskQueue::Kind::kWait, [point] { point.wait(); });
   }
 }
