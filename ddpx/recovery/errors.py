@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 _FROM_CHECKPOINT = "Start again from a checkpoint (torchrun --max-restarts)."
 _WHY_NOT_SHRINK = {
+    "device": "not all of its parameters are on the CPU; a device may still be at work on a step "
+    "that the host has counted, so that nobody knows which rank has the last complete step",
     "hook": "its communication hook or mixed_precision holds the process group that it was made "
     "with",
     "optimizer in backward": "its optimizer runs within backward, so that some parameters have "

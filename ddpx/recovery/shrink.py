@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
@@ -66,6 +66,9 @@ def shrink(
     parameters, buffers and the states of ``stateful`` from one that had; if none had, it has to be
     made again. Gradients are set to None.
 
+    All parameters have to be on the CPU: on a device, the host counts a step before its all-reduces
+    have ended, and a rank with an aborted one could become the source of state.
+
     A rank that is lost meanwhile is left out, too. Survivors have to be on one machine, and to live
     through the failure: a launcher has to spare them, as ``ddpx run --keep-survivors`` does.
 
@@ -80,7 +83,8 @@ def shrink(
 
     Raises:
         RuntimeError: nobody was lost, as after RankMismatch; survivors did not come in time, and
-            which; this wrapper cannot go over to another group (the text says why).
+            which; this wrapper cannot go over to another group (the text says why), as one with
+            parameters on a device.
         NotImplementedError: ranks of several machines; a process group of some ranks only.
     """
     step = None if step is None else index(step)
@@ -222,12 +226,19 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     raise errors.shrink_without_loss()
 
 
+def _all_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether the host knows that a step has ended once it has made it."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
 def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
     """Why this wrapper cannot go over to another group; the same on every rank."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     from ddpx import wrapped_params
 
+    if not _all_on_cpu(model.module.parameters()):
+        return "device"
     if model._hook_holds_group or model._hook_state_holds_group():
         return "hook"
     if model._steps_in_backward:

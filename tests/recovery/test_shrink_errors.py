@@ -59,6 +59,18 @@ def _sharded_optimizer(job: Job, rank: int) -> str:
     )
 
 
+def _params_on_a_device(job: Job, rank: int) -> str:
+    net = Net()
+    # In the place of a real device; nothing computes with it.
+    net.register_parameter("elsewhere", nn.Parameter(torch.empty(1, device="meta")))
+    ddpx.ReducerDDP._set_params_and_buffers_to_ignore_for_model(net, ["elsewhere"])
+    model = ddpx.ReducerDDP(net)
+    error = _error_of_shrink(model)
+    assert model.process_group is dist.group.WORLD
+    assert model.module.elsewhere.is_meta
+    return error
+
+
 def _several_wrappers(job: Job, rank: int) -> str:
     other = ddpx.ReducerDDP(Net())
     error = _error_of_shrink(ddpx.ReducerDDP(Net()))
@@ -103,6 +115,7 @@ CASES = [
     (_builtin_hook, "RuntimeError: .*communication hook"),
     (_optimizer_in_backward, "RuntimeError: .*within backward"),
     (_sharded_optimizer, "RuntimeError: .*ZeroRedundancyOptimizer"),
+    (_params_on_a_device, "RuntimeError: .*not all of its parameters are on the CPU.*checkpoint"),
     (_several_wrappers, "RuntimeError: .*another ReducerDDP"),
     (_recording, "RuntimeError: .*recorded"),
     (_part_of_the_ranks, "NotImplementedError: .*process group has 2 of 3"),
