@@ -9,6 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "node_hook.h"
+
 namespace ddpx {
 namespace {
 
@@ -56,7 +58,7 @@ class Ticket {
 };
 
 // On a node of the outer task; once, since the graph may be gone through again.
-class OuterTaskHook final : public torch::autograd::FunctionPreHook {
+class OuterTaskHook final : public NodeHook<torch::autograd::FunctionPreHook> {
  public:
   explicit OuterTaskHook(std::weak_ptr<GraphTaskObserver> observer)
       : observer_(std::move(observer)) {}

@@ -42,6 +42,8 @@ class BackwardScope {
   }
 
   // On a thread that ends a graph task: whether a node of an outer one is still being evaluated.
+  // False too where the engine ran the inner task on a thread of its own, as it does for tasks that
+  // are nested more than 60 deep: it exports neither the depth of a task nor the outer task.
   static bool inside_outer_task();
 
   // There: sees to it that the observer hears of the outer task as soon as that goes on. False if

@@ -107,6 +107,15 @@ UserError under_capture(const Where& where, const std::string& option) {
       " off for the captured steps.");
 }
 
+UserError under_compiled_autograd() {
+  return UserError(
+      "[ddpx] compiled autograd cannot trace a backward through ReducerDDP: the reducer's hooks "
+      "run "
+      "in C++, while gradients arrive. Run this backward without compiled autograd: set "
+      "torch._dynamo.config.compiled_autograd = False. torch.compile() of the model works without "
+      "it.");
+}
+
 UserError gradients_not_finite(
     const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings) {
   std::ostringstream out;

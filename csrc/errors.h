@@ -54,6 +54,9 @@ UserError param_unforeseen(const Where& where, const std::string& name);
 // A step is captured into a graph of the device's, but `option` reads results on the host.
 UserError under_capture(const Where& where, const std::string& option);
 
+// Compiled autograd was about to trace a backward through a wrapper.
+UserError under_compiled_autograd();
+
 // Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
 UserError gradients_not_finite(
     const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings);

@@ -1,16 +1,17 @@
 #include "grad_hook.h"
 
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 
 #include <utility>
+
+#include "node_hook.h"
 
 namespace ddpx {
 namespace {
 
 using torch::autograd::variable_list;
 
-class ArrivalHook final : public torch::autograd::FunctionPostHook {
+class ArrivalHook final : public NodeHook<torch::autograd::FunctionPostHook> {
  public:
   ArrivalHook(std::size_t param_index, std::weak_ptr<GradListener> listener)
       : param_index_(param_index), listener_(std::move(listener)) {}

@@ -1,11 +1,11 @@
 #include "output_watch.h"
 
-#include <torch/csrc/autograd/function_hook.h>
-
 #include <algorithm>
 #include <atomic>
 #include <type_traits>
 #include <utility>
+
+#include "node_hook.h"
 
 namespace ddpx {
 
@@ -54,7 +54,7 @@ class WatchedOutput {
 
 namespace {
 
-class OutputHook final : public torch::autograd::FunctionPreHook {
+class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
  public:
   OutputHook(std::shared_ptr<WatchedOutput> output, std::weak_ptr<GraphTaskObserver> observer)
       : output_(std::move(output)), observer_(std::move(observer)) {}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._dynamo.compiled_autograd
 import torch.distributed as dist
 from both_wrappers import WRAPPERS, Wrapper, assert_same_on_all_ranks
 from torch import nn
@@ -123,6 +124,47 @@ def _check_ignored_params() -> None:
 
 def test_ignored_params_split_alike(ranks):
     ranks(2).run(_check_ignored_params)
+
+
+def _check_compiled_autograd() -> None:
+    torch.manual_seed(0)
+    model = ReducerDDP(nn.Linear(4, 4))
+    inputs = torch.randn(2, 4)
+    for _ in range(2):
+        loss = model(inputs).sum()
+        with (
+            pytest.raises(RuntimeError, match=r"config\.compiled_autograd = False"),
+            torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
+        ):
+            loss.backward()
+        loss.backward()  # of the same graph: the error came before anything ran
+        model.zero_grad()
+
+
+@pytest.mark.timeout(120)
+def test_compiled_autograd_is_refused(ranks):
+    ranks(2).run(_check_compiled_autograd)
+
+
+def _check_hooks_under_compiled_autograd(bypass: bool) -> None:
+    """Each kind of hook says it, also where no other is in the graph."""
+    model = ReducerDDP(nn.Linear(4, 4))
+    module = model.module
+    with pytest.raises(RuntimeError, match="compiled autograd cannot trace"):
+        if bypass:
+            loss = module(torch.ones(1, 4)).sum()  # accumulators only
+        else:
+            for param in model.parameters():
+                param.requires_grad_(False)
+            loss = model(torch.ones(1, 4, requires_grad=True)).sum()  # the output only
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("bypass", [False, True])
+def test_each_hook_refuses_compiled_autograd(ranks, bypass):
+    ranks(2).run(_check_hooks_under_compiled_autograd, bypass)
 
 
 def _check_aot(make: Any) -> None:
