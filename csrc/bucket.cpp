@@ -168,9 +168,9 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
   }
   if (buffer_.is_complex() && !result.is_complex()) {
     const auto real = result.to(c10::toRealValueType(buffer_.scalar_type()));
-    return at::view_as_complex(real.reshape({-1, 2}));
+    return at::view_as_complex(real.reshape({-1, 2}).contiguous());
   }
-  return result;
+  return result.contiguous();
 }
 
 at::Tensor Bucket::reduced_slot(const Slot& slot) const {

@@ -267,6 +267,51 @@ def test_noop_hook_leaves_gradients_local(ranks):
     ranks(2).run(_check_noop_stays_local)
 
 
+_NOT_CONTIGUOUS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "every second element": lambda values: torch.stack([values, -values], 1)[:, 0],
+    "columns first": lambda values: values.view(2, -1).t().contiguous().t(),
+    "one element for all": lambda values: torch.ones(1).expand(len(values)),
+}
+
+
+class _Weights(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(2, 3, dtype=dtype))
+        self.vector = nn.Parameter(torch.ones(4, dtype=dtype))
+
+    def forward(self) -> torch.Tensor:
+        return self.matrix.abs().sum() + self.vector.abs().sum()
+
+
+def _check_not_contiguous(name: str, as_view: bool, dtype: torch.dtype) -> None:
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(_NOT_CONTIGUOUS[name](torch.arange(float(bucket.buffer().numel()))))
+        return future
+
+    model = ReducerDDP(_Weights(dtype), gradient_as_bucket_view=as_view)
+    model.register_comm_hook(None, hook)
+    for _ in range(2):
+        model.zero_grad()
+        model().backward()
+        grads = [param.grad.flatten() for param in model.parameters()]
+        numel = sum(torch.view_as_real(g).numel() if g.is_complex() else len(g) for g in grads)
+        expected = _NOT_CONTIGUOUS[name](torch.arange(float(numel))).reshape(-1)
+        if dtype.is_complex:
+            expected = torch.view_as_complex(expected.contiguous().view(-1, 2))
+        # In the order of params in the first step, in that of their gradients from then on.
+        orders = (torch.cat(grads), torch.cat(grads[::-1]))
+        assert any(torch.equal(order, expected) for order in orders)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("name", _NOT_CONTIGUOUS)
+def test_result_that_is_not_contiguous(ranks, name, as_view, dtype):
+    ranks(2).run(_check_not_contiguous, name, as_view, dtype)
+
+
 def _check_accumulation(name: str, mode: str) -> None:
     """The hook gets what has been accumulated under no_sync."""
 
