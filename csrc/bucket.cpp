@@ -3,6 +3,7 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <string>
@@ -85,6 +86,7 @@ void Bucket::divide(int divisor) {
 }
 
 void Bucket::launch(Collective& collective) {
+  RECORD_FUNCTION("ddpx::launch", {});
   join_streams();
   if (rows_.defined()) {
     row_values_ = values_at_rows(buffer_, rows_);
@@ -97,6 +99,7 @@ void Bucket::launch(Collective& collective) {
 
 void Bucket::launch(
     CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params) {
+  RECORD_FUNCTION("ddpx::launch", {});
   join_streams();
   // Hooks get real numbers, as in DDP: two for a complex one.
   const bool complex = !sparse_ && buffer_.is_complex();
@@ -132,6 +135,7 @@ void Bucket::launch(
 }
 
 void Bucket::wait(Collective& collective) {
+  RECORD_FUNCTION("ddpx::wait", {});
   // Dropped even if it throws: a work is waited for once.
   const auto flight = std::exchange(flight_, std::nullopt);
   if (!flight) {

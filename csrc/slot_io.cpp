@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/alias.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <sstream>
@@ -90,6 +91,7 @@ void pack_together(
     const std::vector<at::Tensor>& params,
     const std::vector<bool>& left_out,
     bool as_view) {
+  RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
   const bool crosses_streams = bucket.join_streams();
   const auto held = bucket.take_held();
@@ -146,6 +148,7 @@ void write_back(
     const std::vector<const Slot*>& slots,
     const std::vector<at::Tensor>& params,
     bool as_view) {
+  RECORD_FUNCTION("ddpx::write_back", {});
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> grads;  // copied together at the end, which on a device is one operation
   std::vector<at::Tensor> sources;

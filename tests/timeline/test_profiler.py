@@ -1,0 +1,40 @@
+"""torch's profiler shows what the reducer does with each bucket."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from ddpx import ReducerDDP
+
+_NUM_LAYERS = 3
+
+
+def _names(model: ReducerDDP) -> Counter[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        model(torch.ones(2, 8)).sum().backward()
+    return Counter(event.name for event in profiler.events() if event.name.startswith("ddpx::"))
+
+
+def _check_names(batched: bool) -> None:
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(_NUM_LAYERS)]
+    options = {"batched_grad_copy": True} if batched else {}
+    model = ReducerDDP(nn.Sequential(*layers), bucket_cap_mb=1e-4, **options)
+    for _ in range(2):  # buckets are made again after the first
+        model(torch.ones(2, 8)).sum().backward()
+    num_buckets = len(model.reducer.plan.buckets)
+    assert num_buckets == _NUM_LAYERS
+    names = ["launch", "wait", "write_back"] + [
+        "pack"
+    ] * batched  # else each gradient is packed alone
+    assert _names(model) == {f"ddpx::{name}": num_buckets for name in names}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("batched", [False, True])
+def test_bucket_is_packed_launched_waited_for_and_written_back(ranks, batched):
+    ranks(2).run(_check_names, batched)
