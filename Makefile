@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo timeline test test-all sanitize peer-test lint format parity-table reliability bench clean
+.PHONY: help setup build demo timeline test test-all sanitize peer-test lint format parity-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ reliability: build  ## let ranks fail under ddpx and DDP, and write docs/reliabi
 
 bench: build $(VENV)/.bench-deps  ## measure all against DDP, gloo and MPICH; write docs/benchmarks.md (20 min)
 	$(BIN)/python benchmarks/run.py
+
+gpu:  ## on a machine with a CUDA GPU: build, test, measure into runs/gpu.json (10 min; no .venv)
+	$(PYTHON) scripts/gpu.py $(GPU_ARGS)
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build build-* ddpx/_C*.so compile_commands.json runs $(VENV)/.built

@@ -88,14 +88,3 @@ def test_one_part_can_be_measured_anew(output: Path) -> None:
     _run("benchmarks/run.py", "--quick", "--only", "all_reduce", "--output", str(output))
     after = {name: (results / f"{name}.json").stat().st_mtime_ns for name in PARTS}
     assert [name for name in PARTS if before[name] != after[name]] == ["all_reduce"]
-
-
-def test_the_benchmark_for_gpus_runs_on_cpu(tmp_path: Path) -> None:
-    figures = tmp_path / "gpu.json"
-    text = _run(
-        *("benchmarks/gpu.py", "--device", "cpu", "--tiny", "--ranks", "1"),
-        *("--launches", "1", "--seconds", "0.1", "--json", str(figures)),
-    )
-    assert "ddpx, views: 0 launches beyond bare, goal <= 0: met" in text
-    results = json.loads(figures.read_text())["results"]
-    assert set(results) == {"ResNet-like, 1 ranks", "GPT-like, 1 ranks"}

@@ -1,0 +1,106 @@
+"""What a step launches on a device, and how much communication runs beside computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+Span = tuple[int, int]  # begin and end, in ns
+
+
+@dataclass(frozen=True)
+class Event:
+    """One kernel, copy or fill on a device; without a device, one operator."""
+
+    name: str
+    span: Span
+    num_bytes: int
+
+    @property
+    def is_copy(self) -> bool:
+        return self.name.startswith("Memcpy")
+
+    @property
+    def is_fill(self) -> bool:
+        return self.name.startswith("Memset")
+
+    @property
+    def is_communication(self) -> bool:
+        """Kernels of NCCL's. gloo has none: it copies to the host and back. Operators of gloo's."""
+        to_or_from_host = self.is_copy and ("HtoD" in self.name or "DtoH" in self.name)
+        return to_or_from_host or "nccl" in self.name.lower() or self.name.startswith("gloo:")
+
+
+def profile_steps(step: Callable[[], object], num_steps: int, device: str) -> list[Event]:
+    """Runs ``step`` so often under torch's profiler, which reads a GPU's own records (CUPTI)."""
+    on_device = device != "cpu"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
+    with profile(activities=activities) as profiler:
+        for _ in range(num_steps):
+            step()
+    wanted = DeviceType.CUDA if on_device else DeviceType.CPU
+    found: Any = profiler.profiler.kineto_results.events()
+    return [
+        Event(
+            event.name(), (event.start_ns(), event.start_ns() + event.duration_ns()), event.nbytes()
+        )
+        for event in found
+        if event.device_type() == wanted and not event.is_user_annotation()
+    ]
+
+
+def count(events: Sequence[Event], num_steps: int) -> dict[str, float]:
+    """Kernels, copies and bytes copied, a step. What kernels move is not in these records."""
+    copies = [event for event in events if event.is_copy]
+    fills = [event for event in events if event.is_fill]
+    return {
+        "kernels": (len(events) - len(copies) - len(fills)) / num_steps,
+        "copies": len(copies) / num_steps,
+        "fills": len(fills) / num_steps,
+        "copied_bytes": sum(max(event.num_bytes, 0) for event in copies) / num_steps,
+        "communication": sum(event.is_communication for event in events) / num_steps,
+    }
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """The same instants as spans that neither touch nor overlap, in order."""
+    merged: list[Span] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(spans: Iterable[Span]) -> int:
+    return sum(end - begin for begin, end in merge(spans))
+
+
+def common_length(some: Iterable[Span], others: Iterable[Span]) -> int:
+    """ns that lie in both."""
+    some, others = merge(some), merge(others)
+    return length(some) + length(others) - length([*some, *others])
+
+
+def overlap(events: Sequence[Event]) -> dict[str, float | None]:
+    """How long communication ran, and what share of that beside kernels that compute.
+
+    ``share`` is None where nothing was sent: NCCL launches no kernel for a group of one rank.
+    """
+    sent = [event.span for event in events if event.is_communication]
+    computed = [
+        event.span
+        for event in events
+        if not (event.is_communication or event.is_copy or event.is_fill)
+    ]
+    total = length(sent)
+    return {
+        "communication_ms": total / 1e6,
+        "computation_ms": length(computed) / 1e6,
+        "share": common_length(sent, computed) / total if total else None,
+    }

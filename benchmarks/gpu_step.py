@@ -1,0 +1,212 @@
+"""A step on a GPU: tax over the bare module and DDP, kernels and bytes, overlap, CUDA graphs.
+
+    python benchmarks/gpu_step.py --ranks 1 --json figures.json      # one GPU, NCCL
+    python benchmarks/gpu_step.py --ranks 2 --json figures.json      # two ranks share it, gloo
+    python benchmarks/gpu_step.py --device cpu --tiny --json f.json  # only to see that it runs
+
+It needs nothing but torch and ddpx; scripts/gpu.py runs it. With one rank NCCL communicates (gloo
+on CPU), and ReducerDDP is measured as it is, and with DDPX_FORCE_COMM=1, under which it does all
+that several ranks do. NCCL refuses several ranks on one GPU, hence gloo there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import inspect
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_graph import capture
+from gpu_models import models
+from gpu_profile import count, overlap, profile_steps
+from interleave import Effort, Seconds, slowest_rank, time_rounds
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+from ddpx.testing import RankPool
+
+VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}
+STATIC: dict[str, Any] = {**VIEWS, "static_graph": True}
+BATCHED: dict[str, Any] = {"batched_grad_copy": True}
+WHAT = ("time", "counts", "overlap", "graph")
+_START_S = 25.0  # until ranks have imported torch and can send
+_PROFILED_STEPS = 3
+Wrap = Callable[[nn.Module], nn.Module]
+Figures = dict[str, Any]
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    return module
+
+
+def ddp_settings() -> dict[str, dict[str, Any]]:
+    """As far as this torch has them."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    settings = {
+        "default": {},
+        "views": VIEWS,
+        "views, batched copy": {**VIEWS, **BATCHED},
+        "static, views": STATIC,
+        "static, views, batched copy": {**STATIC, **BATCHED},
+    }
+    return {
+        name: options
+        for name, options in settings.items()
+        if all(option in known for option in options)
+    }
+
+
+def _forced(module: nn.Module, **options: Any) -> nn.Module:
+    """Communicates even with itself."""
+    os.environ["DDPX_FORCE_COMM"] = "1"
+    try:
+        return ReducerDDP(module, **options)
+    finally:
+        del os.environ["DDPX_FORCE_COMM"]
+
+
+def wraps(ranks: int) -> dict[str, Wrap]:
+    """The contenders. Those whose name ends with "again" show the noise."""
+    made: dict[str, Wrap] = {"bare": _bare, "bare again": _bare}
+    for name, options in ddp_settings().items():
+        made[f"DDP, {name}"] = functools.partial(DistributedDataParallel, **options)
+    made["DDP, views again"] = functools.partial(DistributedDataParallel, **VIEWS)
+    for name, options in {"default": {}, "views": VIEWS, "static, views": STATIC}.items():
+        made[f"ddpx, {name}"] = functools.partial(ReducerDDP, **options)
+        if ranks == 1:
+            made[f"ddpx, {name}, forced"] = functools.partial(_forced, **options)
+    return made
+
+
+def _step(model: nn.Module, x: torch.Tensor, device: str) -> None:
+    model.zero_grad()
+    model(x).float().square().mean().backward()
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _build(model_name: str, device: str, tiny: bool) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    module, x = models(tiny)[model_name]()
+    return module.to(device), x.to(device)
+
+
+def measure(
+    model_name: str, device: str, tiny: bool, ranks: int, effort: Effort, what: list[str]
+) -> tuple[Seconds, Figures]:
+    """Runs on every rank. Times by contender and round; the rest is of this rank alone."""
+    module, x = _build(model_name, device, tiny)
+    made = {name: wrap(copy.deepcopy(module)) for name, wrap in wraps(ranks).items()}
+    steps = {name: functools.partial(_step, model, x, device) for name, model in made.items()}
+    times = time_rounds(steps, effort)
+    figures: Figures = {name: {} for name in made}
+    if "counts" in what or "overlap" in what:
+        for name, step in steps.items():
+            events = profile_steps(step, _PROFILED_STEPS, device)
+            if "counts" in what:
+                figures[name] |= count(events, _PROFILED_STEPS)
+            if "overlap" in what:
+                figures[name]["overlap"] = overlap(events)
+    return times, figures
+
+
+def add_times(figures: Figures, times: Seconds) -> str:
+    """Medians, and medians of each round's ratio to the bare module and to the best of DDP's.
+
+    Returns:
+        The name of the best of DDP's.
+    """
+    best = min(
+        (name for name in times if name.startswith("DDP") and not name.endswith("again")),
+        key=lambda name: statistics.median(times[name]),
+    )
+    for name, seconds in times.items():
+        figures[name]["ms"] = round(1e3 * statistics.median(seconds), 4)
+        for key, base in (("to_bare", times["bare"]), ("to_best_ddp", times[best])):
+            ratio = statistics.median(a / b for a, b in zip(seconds, base, strict=True))
+            figures[name][key] = round(ratio, 4)
+    return best
+
+
+def run_model(
+    arguments: argparse.Namespace, pool: RankPool, model_name: str, seconds: float
+) -> Figures:
+    effort = Effort(seconds, min_rounds=3)
+    per_rank = pool.run(
+        measure,
+        *(model_name, arguments.device, arguments.tiny, arguments.ranks, effort, arguments.what),
+        timeout=arguments.limit_s,
+    )
+    times = slowest_rank([times for times, _ in per_rank])
+    contenders = per_rank[0][1]
+    best = add_times(contenders, times)
+    return {"rounds": len(times["bare"]), "best_ddp": best, "contenders": contenders}
+
+
+def capture_one(model_name: str, name: str, device: str, tiny: bool) -> Figures:
+    """Runs on one rank."""
+    module, x = _build(model_name, device, tiny)
+    return capture(module, x, wraps(ranks=1)[name], device)
+
+
+def run_graphs(arguments: argparse.Namespace, backend: str, deadline: float) -> Figures:
+    """Each in a process of its own: a capture that fails can leave CUDA unusable."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # DDP's documentation asks for it
+    model_name = next(iter(models(arguments.tiny)))
+    figures: Figures = {}
+    for name in ("bare", "DDP, views", "ddpx, views, forced", "ddpx, static, views, forced"):
+        left_s = deadline - time.monotonic()
+        if left_s < 10:
+            figures[name] = {"captured": None, "error": "no time was left"}
+            continue
+        try:
+            with RankPool(1, backend) as pool:
+                figures[name] = pool.run(
+                    capture_one, model_name, name, arguments.device, arguments.tiny, timeout=left_s
+                )[0]
+        except Exception as error:
+            figures[name] = {"captured": False, "error": str(error)[-1500:]}
+    return {"model": model_name, "contenders": figures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="small models, for a smoke run")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
+    parser.add_argument("--limit-s", type=float, default=300.0, help="for all of it, about")
+    parser.add_argument("--json", type=Path, required=True, help="written anew after each model")
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + arguments.limit_s
+    backend = "nccl" if arguments.ranks == 1 and arguments.device == "cuda" else "gloo"
+    figures: Figures = {"ranks": arguments.ranks, "backend": backend, "models": {}}
+
+    def save() -> None:
+        arguments.json.write_text(json.dumps(figures, indent=1))
+
+    # Over gloo a step of the second one would take seconds.
+    names = list(models(arguments.tiny))[: 2 if arguments.ranks == 1 else 1]
+    if set(arguments.what) - {"graph"}:
+        left_s = max(arguments.limit_s - _START_S, 1.0)
+        seconds = 0.1 if arguments.tiny else 0.3 * left_s / len(names)
+        with RankPool(arguments.ranks, backend) as pool:
+            for name in names:
+                figures["models"][name] = run_model(arguments, pool, name, seconds)
+                save()
+    if "graph" in arguments.what and arguments.ranks == 1:
+        figures["graph"] = run_graphs(arguments, backend, deadline)
+    save()
+
+
+if __name__ == "__main__":
+    main()

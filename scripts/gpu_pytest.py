@@ -1,0 +1,40 @@
+"""A plugin for pytest (``-p gpu_pytest``): one line of JSON for each test when it has ended.
+
+So a run that is cut short still tells what came before. The file is named by GPU_PYTEST_LOG.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+_TEXT_BYTES = 1500  # of an error: its end, where pytest has what was raised
+
+
+def _write(**line: Any) -> None:
+    with open(os.environ["GPU_PYTEST_LOG"], "a") as log:
+        log.write(json.dumps(line) + "\n")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _write(id=nodeid, outcome="started")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.failed or report.skipped:
+        outcome = report.outcome if report.when == "call" or report.skipped else "error"
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        _write(id=report.nodeid, outcome=outcome, seconds=report.duration, text=text[-_TEXT_BYTES:])
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        text = report.longreprtext[-_TEXT_BYTES:]
+        _write(id=report.nodeid, outcome="error", seconds=0, text=text)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _write(outcome="collected", number=len(session.items))
