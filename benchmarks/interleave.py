@@ -25,7 +25,9 @@ class Effort:
 
     def rounds(self, seconds_per_round: float) -> int:
         """The same on all ranks, which may pass different arguments."""
-        slowest = torch.tensor([seconds_per_round])
+        # NCCL sends nothing that lies on the host.
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        slowest = torch.tensor([seconds_per_round], device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         fitting = int(self.seconds / max(slowest.item(), 1e-6))
         return min(max(fitting, self.min_rounds), self.max_rounds)
