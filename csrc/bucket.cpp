@@ -75,6 +75,12 @@ std::vector<at::Tensor> Bucket::take_held() {
   return held;
 }
 
+void Bucket::keep_for_streams() const {
+  if (buffer_.defined() && !sparse_) {
+    streams_.keep(buffer_);
+  }
+}
+
 bool Bucket::join_streams() {
   return streams_.join(device_);
 }
@@ -138,6 +144,7 @@ void Bucket::wait(Collective& collective) {
   RECORD_FUNCTION("ddpx::wait", {});
   // Dropped even if it throws: a work is waited for once.
   const auto flight = std::exchange(flight_, std::nullopt);
+  note_stream();
   if (!flight) {
     throw InternalError("waiting for a bucket that was not launched");
   }

@@ -127,6 +127,10 @@ class Bucket {
     reduced_.reset();
   }
 
+  // To be called before the bucket is dropped: its memory may be reused once the streams that have
+  // used the bucket have come by.
+  void keep_for_streams() const;
+
   // What was packed for `slot`.
   const at::Tensor& packed_slot(const Slot& slot) const {
     return sparse_ ? buffer_ : slot.view;

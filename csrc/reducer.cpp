@@ -113,6 +113,7 @@ void Reducer::begin_step() {
   clock_.note(Moment::kBackwardStart);
   notes_.begin_step(step_number());
   notes_.note(Doing::kBackward);
+  apply_settings();
   launches_.reset(buckets_.size());
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].begin_step(gated(b));
@@ -157,7 +158,7 @@ void Reducer::mark_used(std::size_t param_index) {
 }
 
 int Reducer::divisor() const {
-  return comm_hook_ ? 1 : divisor_.value_or(collective_->world_size());
+  return comm_hook_ ? 1 : step_divisor_.value_or(collective_->world_size());
 }
 
 void Reducer::accept(std::size_t param_index) {

@@ -105,7 +105,7 @@ class Reducer final : public GradListener,
   // Hands every bucket to `hook` instead of the all-reduce; once. UserError if there is one.
   void set_comm_hook(std::shared_ptr<CommHook> hook);
 
-  // What gradients are divided by; the world size if nothing.
+  // From the next step on, what gradients are divided by; the world size if nothing.
   void set_divisor(std::optional<int> divisor);
 
   // From the next step on the sparse gradient of a param has entries in these rows only, on every
@@ -293,8 +293,11 @@ class Reducer final : public GradListener,
 
   // Between steps.
   void join_group();
-  BucketPlan initial_plan() const;
-  void make_buckets();
+  BucketPlan initial_plan(GraphMode mode) const;
+  std::vector<Bucket> build_buckets(const BucketPlan& plan) const;  // none if nobody is there
+  std::vector<Bucket> build_buckets(const BucketPlan& plan, Collective& collective) const;
+  void install(BucketPlan plan, std::vector<Bucket> buckets);
+  void apply_settings();
   void name_buckets();
   bool rebuild_if_due();
   void check_params();
@@ -350,6 +353,7 @@ class Reducer final : public GradListener,
   std::map<std::size_t, at::Tensor> sparse_rows_;  // by param index
   std::shared_ptr<CommHook> comm_hook_;
   std::optional<int> divisor_;
+  std::optional<int> step_divisor_;          // of the step that runs
   std::optional<FiniteCheck> finite_check_;  // if gradients are to be checked
   std::function<void()> after_sync_;
   StepClock clock_;

@@ -73,7 +73,7 @@ Reducer::Reducer(
       collective_(std::move(collective)),
       metas_(metas_of(params)),
       bystanders_(std::move(bystanders)),
-      plan_(initial_plan()),
+      plan_(initial_plan(options_.mode)),
       arrivals_(params.size(), options_.mode),
       order_(params.size(), options_.mode != GraphMode::kFindUnused),
       used_(params.size(), params.front().tensor.device()),
@@ -85,7 +85,7 @@ Reducer::Reducer(
     names_.push_back(param.name);
   }
   hooks_.reserve(params.size());
-  make_buckets();
+  install(plan_, build_buckets(plan_));
 }
 
 // Lets the ranks of the group know of this wrapper.
@@ -169,14 +169,17 @@ bool Reducer::rebuild_if_due() {
   go_to(Phase::kRebuilding);
   notes_.note(Doing::kRebuilding);
   try {
+    Indices agreed_order;
     communicate(
-        [&] { agreed_order_ = order_.agree(*collective_, params_.front().device()); },
+        [&] { agreed_order = order_.agree(*collective_, params_.front().device()); },
         errors::order_broadcast);
-    plan_ = BucketPlan::by_arrival(metas_, options_.caps, agreed_order_);
+    auto plan = BucketPlan::by_arrival(metas_, options_.caps, agreed_order);
     if (options_.gate) {
-      plan_ = plan_.delayed_behind(metas_, *options_.gate);
+      plan = plan.delayed_behind(metas_, *options_.gate);
     }
-    make_buckets();
+    auto buckets = build_buckets(plan);
+    install(std::move(plan), std::move(buckets));
+    agreed_order_ = std::move(agreed_order);
   } catch (...) {
     fail();
     throw;
@@ -187,28 +190,33 @@ bool Reducer::rebuild_if_due() {
   return true;
 }
 
-BucketPlan Reducer::initial_plan() const {
-  auto plan = BucketPlan::initial(metas_, options_.caps, options_.mode);
+BucketPlan Reducer::initial_plan(GraphMode mode) const {
+  auto plan = BucketPlan::initial(metas_, options_.caps, mode);
   return options_.gate ? plan.delayed_behind(metas_, *options_.gate) : plan;
 }
 
-void Reducer::make_buckets() {
+// Changes nothing.
+std::vector<Bucket> Reducer::build_buckets(const BucketPlan& plan, Collective& collective) const {
+  const at::NoGradGuard no_grad;
+  std::vector<Bucket> buckets;
+  for (const auto& spec : plan.buckets()) {
+    const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
+    buckets.emplace_back(spec, params_, sparse, collective);
+  }
+  return buckets;
+}
+
+void Reducer::install(BucketPlan plan, std::vector<Bucket> buckets) {
   const at::NoGradGuard no_grad;
   for (const auto& recording : recordings_) {
-    recording->note_plan(step_number(), plan_);
+    recording->note_plan(step_number(), plan);
   }
+  for (auto& bucket : buckets_) {
+    bucket.keep_for_streams();
+  }
+  plan_ = std::move(plan);
+  buckets_ = std::move(buckets);
   name_buckets();
-  buckets_.clear();
-  if (!communicates()) {
-    return;
-  }
-  for (const auto& spec : plan_.buckets()) {
-    const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
-    buckets_.emplace_back(spec, params_, sparse, *collective_);
-  }
-  for (const auto& [param_index, rows] : sparse_rows_) {
-    buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
-  }
   if (!options_.gradient_as_bucket_view) {
     return;
   }
@@ -217,6 +225,10 @@ void Reducer::make_buckets() {
       adopt(bucket, slot, params_[slot.param_index]);
     }
   }
+}
+
+std::vector<Bucket> Reducer::build_buckets(const BucketPlan& plan) const {
+  return communicates() ? build_buckets(plan, *collective_) : std::vector<Bucket>();
 }
 
 void Reducer::name_buckets() {

@@ -91,7 +91,7 @@ void Reducer::fail() noexcept {
 void Reducer::recover() {
   // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
   // the backend, whose work objects keep them alive.
-  make_buckets();
+  install(plan_, build_buckets(plan_));
   if (agrees_on_use()) {
     used_ = UsedMap(params_.size(), params_.front().device());
     unused_by_all_.clear();

@@ -27,11 +27,10 @@ void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
   if (phase_ != Phase::kIdle) {
     throw errors::inside_backward(where(), "register_comm_hook()");
   }
-  const bool communicated = communicates();
-  comm_hook_ = std::move(hook);
-  if (!communicated) {
-    make_buckets();
+  if (!communicates()) {
+    install(plan_, build_buckets(plan_, *collective_));
   }
+  comm_hook_ = std::move(hook);
 }
 
 void Reducer::set_divisor(std::optional<int> divisor) {
@@ -60,8 +59,14 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
     throw errors::no_such_row(names_[param_index], *row);
   }
   sparse_rows_[param_index] = rows;
-  if (communicates()) {
-    buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
+}
+
+void Reducer::apply_settings() {
+  step_divisor_ = divisor_;
+  for (const auto& [param_index, rows] : sparse_rows_) {
+    if (!buckets_.empty()) {
+      buckets_[plan_.location(param_index).bucket_index].set_rows(rows);
+    }
   }
 }
 
@@ -125,15 +130,16 @@ void Reducer::set_static_graph() {
   if (phase_ != Phase::kIdle || !arrivals_.learning()) {
     raise(errors::static_graph_too_late(where()));
   }
+  auto plan = initial_plan(GraphMode::kStatic);
+  auto buckets = build_buckets(plan);
   options_.mode = GraphMode::kStatic;
-  plan_ = initial_plan();
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
   order_ = ArrivalOrder(params_.size(), /*wanted=*/true);
   // Of steps that broke off:
   used_ = UsedMap(params_.size(), params_.front().device());
   static_use_agreed_ = false;
   unused_by_all_.clear();
-  make_buckets();
+  install(std::move(plan), std::move(buckets));
 }
 
 void Reducer::set_collective(
@@ -142,18 +148,20 @@ void Reducer::set_collective(
   if (phase_ == Phase::kCollecting || phase_ == Phase::kDraining) {
     throw errors::inside_backward(where(), "_update_process_group()");
   }
+  auto plan = initial_plan(options_.mode);
+  auto buckets =
+      comm_hook_ || !collective->alone() ? build_buckets(plan, *collective) : std::vector<Bucket>();
   collective_ = std::move(collective);
   if (num_steps) {
     clock_.catch_up(*num_steps);
   }
   agreed_order_.clear();
-  plan_ = initial_plan();
   order_ = ArrivalOrder(params_.size(), options_.mode != GraphMode::kFindUnused);
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
   used_ = UsedMap(params_.size(), params_.front().device());
   static_use_agreed_ = false;
   unused_by_all_.clear();
-  make_buckets();
+  install(std::move(plan), std::move(buckets));
   join_group();
 }
 

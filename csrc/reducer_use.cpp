@@ -94,6 +94,7 @@ void Reducer::shadow_step() {
     throw errors::inside_backward(where(), "shadow_step()");
   }
   go_to(Phase::kCollecting);
+  apply_settings();
   clock_.begin_step();
   notes_.begin_step(step_number());
   go_to(Phase::kDraining);

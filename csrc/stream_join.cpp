@@ -5,11 +5,26 @@
 #include "device_stream.h"
 
 namespace ddpx {
+namespace {
+
+void add(std::vector<c10::Stream>& streams, c10::Stream stream) {
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+    streams.push_back(stream);
+  }
+}
+
+}  // namespace
 
 void StreamJoin::note(c10::Device device) {
-  const auto stream = current_stream(device);
-  if (stream && std::find(streams_.begin(), streams_.end(), *stream) == streams_.end()) {
-    streams_.push_back(*stream);
+  if (const auto stream = current_stream(device)) {
+    add(streams_, *stream);
+    add(all_, *stream);
+  }
+}
+
+void StreamJoin::keep(const at::Tensor& tensor) const {
+  for (const auto& stream : all_) {
+    tensor.record_stream(stream);
   }
 }
 

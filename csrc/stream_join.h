@@ -1,6 +1,7 @@
 // Makes a launch wait for packs that were issued on other device streams.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
@@ -22,8 +23,13 @@ class StreamJoin {
   // one of them is another stream.
   bool join(c10::Device device);
 
+  // The memory of `tensor` stays as it is until all streams that were ever noted have come by, also
+  // if the tensor is dropped.
+  void keep(const at::Tensor& tensor) const;
+
  private:
   std::vector<c10::Stream> streams_;
+  std::vector<c10::Stream> all_;
 };
 
 }  // namespace ddpx

@@ -78,18 +78,15 @@ class LateGuard final : public c10::impl::DeviceGuardImplInterface {
     delete static_cast<Event*>(event);
   }
   void record(
-      void** event,
-      const c10::Stream& stream,
-      c10::DeviceIndex,
-      c10::EventFlag) const override {
+      void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) {
       *event = new Event();
     }
     auto& recorded = *static_cast<Event*>(*event);
     recorded.time = std::make_shared<Clock::time_point>();
     auto& queue = queue_of(stream);
-    const auto number = queue.submit(
-        TaskQueue::Kind::kSignal, [time = recorded.time] { *time = Clock::now(); });
+    const auto number =
+        queue.submit(TaskQueue::Kind::kSignal, [time = recorded.time] { *time = Clock::now(); });
     recorded.point = {&queue, number};
   }
   void block(void* event, const c10::Stream& stream) const override {

@@ -95,7 +95,8 @@ void run_late(const c10::OperatorHandle& op, Stack* stack) {
     auto meta = map_stack(arguments, as_meta);
     op.callBoxed(&meta);
     const auto like = meta.at(0).toTensor();
-    result = at::empty_strided(like.sizes(), like.strides(), like.options().device(used.at(0).device()));
+    result =
+        at::empty_strided(like.sizes(), like.strides(), like.options().device(used.at(0).device()));
     used.push_back(result);
   }
   auto host = std::make_shared<Stack>(map_stack(arguments, as_host));
@@ -150,8 +151,8 @@ at::Tensor empty(
     std::optional<at::Device> device,
     std::optional<bool> pin,
     std::optional<at::MemoryFormat> format) {
-  const auto like = at::empty(
-      sizes, at::TensorOptions(at::dtype_or_default(dtype)).device(at::kMeta), format);
+  const auto like =
+      at::empty(sizes, at::TensorOptions(at::dtype_or_default(dtype)).device(at::kMeta), format);
   return empty_strided(sizes, like.strides(), dtype, layout, device, pin);
 }
 
@@ -249,12 +250,47 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 
 // Operators with one result, or one that they write, whose kernels for CPU need nothing but memory.
 constexpr const char* kLateOperators[] = {
-    "abs", "add.Tensor", "add_.Tensor", "add.out", "addmm", "addmm.out", "all", "bitwise_and.Tensor",
-    "cat", "cos", "div.Tensor", "div_.Tensor", "div.out", "eq.Tensor", "eq.Scalar", "exp",
-    "fill_.Scalar", "isfinite", "mean", "mean.dim", "mm", "mm.out", "mul.Tensor", "mul_.Tensor",
-    "mul.out", "ne.Scalar", "ne.Tensor", "neg", "pow.Tensor_Scalar", "relu", "rsub.Scalar", "sin",
-    "stack", "sub.Tensor", "sub_.Tensor", "sum", "sum.dim_IntList", "tanh", "tanh_backward",
-    "threshold_backward", "zero_"};
+    "abs",
+    "add.Tensor",
+    "add_.Tensor",
+    "add.out",
+    "addmm",
+    "addmm.out",
+    "all",
+    "bitwise_and.Tensor",
+    "cat",
+    "cos",
+    "div.Tensor",
+    "div_.Tensor",
+    "div.out",
+    "eq.Tensor",
+    "eq.Scalar",
+    "exp",
+    "fill_.Scalar",
+    "isfinite",
+    "mean",
+    "mean.dim",
+    "mm",
+    "mm.out",
+    "mul.Tensor",
+    "mul_.Tensor",
+    "mul.out",
+    "ne.Scalar",
+    "ne.Tensor",
+    "neg",
+    "pow.Tensor_Scalar",
+    "relu",
+    "rsub.Scalar",
+    "sin",
+    "stack",
+    "sub.Tensor",
+    "sub_.Tensor",
+    "sum",
+    "sum.dim_IntList",
+    "tanh",
+    "tanh_backward",
+    "threshold_backward",
+    "zero_"};
 
 }  // namespace
 

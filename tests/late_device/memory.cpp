@@ -120,8 +120,8 @@ class LateAllocator final : public c10::Allocator {
   explicit LateAllocator(bool pinned) : pinned_(pinned) {}
 
   c10::DataPtr allocate(std::size_t num_bytes) override {
-    const auto device = pinned_ ? c10::Device(c10::kCPU)
-                                : c10::Device(c10::kPrivateUse1, device_index);
+    const auto device =
+        pinned_ ? c10::Device(c10::kCPU) : c10::Device(c10::kPrivateUse1, device_index);
     if (num_bytes == 0) {
       return {nullptr, device};
     }

@@ -16,7 +16,8 @@ namespace {
 
 class LateWork final : public c10d::Work {
  public:
-  LateWork(int rank, c10d::OpType type, Point end, c10::Stream stream, std::vector<at::Tensor> results)
+  LateWork(
+      int rank, c10d::OpType type, Point end, c10::Stream stream, std::vector<at::Tensor> results)
       : Work(rank, type), end_(end), device_(stream.device()), results_(std::move(results)) {
     future_ = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device_});
@@ -115,9 +116,7 @@ c10::intrusive_ptr<c10d::Work> LateBackend::allgather(
   std::vector<std::vector<at::Tensor>> results = {host_aliases(outputs.at(0))};
   auto sources = host_aliases(inputs);
   return start(
-      c10d::OpType::ALLGATHER,
-      tensors,
-      [inner = inner_, results, sources, options]() mutable {
+      c10d::OpType::ALLGATHER, tensors, [inner = inner_, results, sources, options]() mutable {
         inner->allgather(results, sources, options)->wait();
       });
 }

@@ -105,8 +105,7 @@ void TaskQueue::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return !entries_.empty(); });
-    changed_.wait_until(
-        lock, entries_.front().deadline, [this] { return demanded_ > num_run_; });
+    changed_.wait_until(lock, entries_.front().deadline, [this] { return demanded_ > num_run_; });
     auto entry = std::move(entries_.front());
     entries_.pop_front();
     lock.unlock();
