@@ -81,8 +81,8 @@ void Bucket::keep_for_streams() const {
   }
 }
 
-bool Bucket::join_streams() {
-  return streams_.join(device_);
+void Bucket::join_streams() {
+  streams_.join(device_);
 }
 
 void Bucket::divide(int divisor) {

@@ -91,9 +91,8 @@ class Bucket {
     return rows_;
   }
 
-  // The current stream of the device waits for everything that was packed or held on others; true
-  // if there was such a stream.
-  bool join_streams();
+  // The current stream of the device waits for everything that was packed or held on others.
+  void join_streams();
 
   // Divides the packed buffer in place.
   void divide(int divisor);

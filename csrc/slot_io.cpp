@@ -36,6 +36,13 @@ void lay_in_slot(at::Tensor& grad, const Slot& slot) {
   grad = slot.lent;
 }
 
+// The current stream reads the gradient, and the last reference may end here.
+void keep_for_current_stream(const at::Tensor& grad) {
+  if (const auto stream = current_stream(grad.device())) {
+    grad.record_stream(*stream);
+  }
+}
+
 // Gives a gradient that lies in the slot memory of its own.
 void move_out(const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
@@ -81,6 +88,7 @@ void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor
   } else {
     pack_scaled(grad, slot.view, divisor);
     if (as_view) {
+      keep_for_current_stream(grad);
       lay_in_slot(grad, slot);
     }
   }
@@ -93,7 +101,7 @@ void pack_together(
     bool as_view) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
-  const bool crosses_streams = bucket.join_streams();
+  bucket.join_streams();
   const auto held = bucket.take_held();
   std::vector<at::Tensor> grads;
   std::vector<at::Tensor> views;
@@ -117,12 +125,8 @@ void pack_together(
     return;
   }
   at::_foreach_copy_(views, grads);
-  if (crosses_streams) {
-    // The last references may end here, while this stream still reads gradients of other streams.
-    const auto stream = current_stream(bucket.device());
-    for (const auto& grad : grads) {
-      grad.record_stream(*stream);
-    }
+  for (const auto& grad : grads) {
+    keep_for_current_stream(grad);
   }
 }
 

@@ -28,18 +28,15 @@ void StreamJoin::keep(const at::Tensor& tensor) const {
   }
 }
 
-bool StreamJoin::join(c10::Device device) {
+void StreamJoin::join(c10::Device device) {
   if (streams_.empty()) {
-    return false;
+    return;
   }
   const auto joining = *current_stream(device);
-  bool joined_another = false;
   for (const auto& stream : streams_) {
-    joined_another = joined_another || stream != joining;
     wait_for_stream(joining, stream);
   }
   streams_.clear();
-  return joined_another;
 }
 
 }  // namespace ddpx

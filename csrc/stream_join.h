@@ -19,9 +19,8 @@ class StreamJoin {
   // A gradient has arrived, or was packed, on the current stream of `device`.
   void note(c10::Device device);
 
-  // Makes the current stream of `device` wait for all noted streams, and forgets them; true if
-  // one of them is another stream.
-  bool join(c10::Device device);
+  // Makes the current stream of `device` wait for all noted streams, and forgets them.
+  void join(c10::Device device);
 
   // The memory of `tensor` stays as it is until all streams that were ever noted have come by, also
   // if the tensor is dropped.
