@@ -38,17 +38,4 @@ void wait_for_stream(c10::Stream waiting, c10::Stream awaited) {
   }
 }
 
-StreamChange::StreamChange(std::optional<c10::Stream> stream) : stream_(stream) {
-  if (stream_) {
-    former_ = c10::impl::VirtualGuardImpl(stream_->device_type()).exchangeStream(*stream_);
-  }
-}
-
-StreamChange::~StreamChange() {
-  if (former_) {
-    c10::impl::VirtualGuardImpl(former_->device_type()).exchangeStream(*former_);
-    wait_for_stream(*former_, *stream_);
-  }
-}
-
 }  // namespace ddpx

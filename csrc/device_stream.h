@@ -18,18 +18,4 @@ bool is_capturing(c10::Device device);
 // `waiting` waits for all work that is in `awaited` now. The host goes on.
 void wait_for_stream(c10::Stream waiting, c10::Stream awaited);
 
-// While it lives, `stream` is the current stream of its device on this thread. At its end the
-// former stream waits for `stream`. Nothing happens without a stream.
-class StreamChange {
- public:
-  explicit StreamChange(std::optional<c10::Stream> stream);
-  ~StreamChange();
-  StreamChange(const StreamChange&) = delete;
-  StreamChange& operator=(const StreamChange&) = delete;
-
- private:
-  std::optional<c10::Stream> stream_;
-  std::optional<c10::Stream> former_;
-};
-
 }  // namespace ddpx

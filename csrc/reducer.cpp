@@ -33,7 +33,6 @@ void Reducer::on_output_grad() {
     throw errors::autograd_grad_of_params(where(), names_of(asked_for));
   }
   output_reached_ = true;
-  output_stream_ = current_stream(params_.front().device());
   scope_.join(weak_from_this());
   if (phase_ == Phase::kIdle && reaches_nothing()) {
     begin_step();  // peers launch their buckets in the middle of backward: so must this rank
@@ -312,8 +311,6 @@ void Reducer::on_graph_task_end(int task_id) {
       return;
     }
     const bool output_reached = std::exchange(output_reached_, false);
-    // If the backward reached no leaf, autograd has left this thread on an arbitrary stream.
-    const StreamChange to_output(std::exchange(output_stream_, std::nullopt));
     if (phase_ == Phase::kIdle && output_reached && sync_enabled_ &&
         BackwardScope::runs_whole_graph() && !all_frozen()) {
       begin_empty_step();

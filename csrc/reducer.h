@@ -361,9 +361,8 @@ class Reducer final : public GradListener,
   std::vector<std::shared_ptr<Recording>> recordings_;  // none unless someone looks
   OutputWatch outputs_;
   BackwardScope scope_;
-  bool output_reached_ = false;               // by the backward that runs
-  std::optional<c10::Stream> output_stream_;  // on which it reached an output
-  std::vector<GradHook> hooks_;               // last: gone before anything that they could reach
+  bool output_reached_ = false;  // by the backward that runs
+  std::vector<GradHook> hooks_;  // last: gone before anything that they could reach
 };
 
 template <typename Call, typename Describe>

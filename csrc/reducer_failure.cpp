@@ -14,7 +14,6 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
     return;
   }
   output_reached_ = false;
-  output_stream_.reset();
   if (phase_ != Phase::kCollecting) {
     return;
   }

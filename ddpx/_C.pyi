@@ -385,7 +385,7 @@ class Reducer:
     def set_static_graph(self) -> None:
         """From here on the graph is the same in every step."""
     def set_divisor(self, divisor: int | None) -> None:
-        """What gradients are divided by; the world size if None."""
+        """From the next step on, what gradients are divided by; the world size if None."""
     def set_sample_rate(self, sample_rate: int) -> None:
         """Every how many steps ``report`` is renewed, after the first ten."""
     def set_collective(

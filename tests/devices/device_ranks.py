@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Device:
     def __init__(self, kind: str, hold_ms: float = 20.0, delay_us: float = 50.0) -> None:
         self.kind = kind
         self.late: Any = None
+        self.wrong: list[str] = []  # gradients that are not what they should be
         self.group: dist.ProcessGroup | None = None
         if kind == LATE:
             sys.path.insert(0, _LATE_DEVICE)
@@ -58,6 +59,18 @@ class Device:
     def synchronize(self) -> None:
         torch.accelerator.synchronize()
 
+    def check(self, params: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:
+        """Compares gradients. Ranks go on together; what is wrong is raised when all are through.
+
+        On the late device to the bit; another device multiplies in other orders.
+        """
+        for number, (param, right) in enumerate(zip(params, expected, strict=True)):
+            assert param.grad is not None
+            left = param.grad.cpu()
+            same = torch.equal if self.kind == LATE else torch.allclose
+            if not same(left, right):
+                self.wrong.append(f"parameter {number}: off by {(left - right).abs().max():g}")
+
     def wrapped(self, cls: Callable[..., Any], module: torch.nn.Module, **options: Any) -> Any:
         """The module in a wrapper of this class, over the device's process group."""
         return cls(module, process_group=self.group, **options)
@@ -71,7 +84,9 @@ def run_on(pool: RankPool, function: Callable[..., Any], device: str, *args: Any
 def _with_device(function: Callable[..., Any], kind: str, args: tuple[Any, ...]) -> Any:
     device = Device(kind)
     try:
-        return function(device, *args)
+        result = function(device, *args)
+        assert not device.wrong, "; ".join(device.wrong)
+        return result
     finally:
         device.synchronize()
         if device.group is not None:

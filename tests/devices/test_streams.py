@@ -33,17 +33,20 @@ def _model() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
 
 
-def _expected(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """The mean over ranks, by torch's DDP on CPU."""
+def _expected(
+    model: nn.Module, x: torch.Tensor, before: torch.Tensor | None = None
+) -> list[torch.Tensor]:
+    """The mean over ranks, by torch's DDP on CPU; with a micro-batch before it, if there is one."""
     wrapped = DistributedDataParallel(copy.deepcopy(model).cpu())
+    if before is not None:
+        with wrapped.no_sync():
+            wrapped(before.cpu()).square().sum().backward()
     wrapped(x.cpu()).square().sum().backward()
     return [param.grad.clone() for param in wrapped.parameters()]  # type: ignore[union-attr]
 
 
 def _check(device: Device, model: nn.Module, x: torch.Tensor) -> None:
-    for param, expected in zip(model.parameters(), _expected(model, x), strict=True):
-        assert param.grad is not None
-        torch.testing.assert_close(param.grad.cpu(), expected)
+    device.check(model.parameters(), _expected(model, x))
 
 
 def _on_streams(device: Device, model: nn.Sequential, streams: list[Any], x: torch.Tensor) -> Any:
@@ -77,7 +80,7 @@ def _make_accumulators(device: Device, model: nn.Sequential, num_streams: int) -
     return [streams, kept]
 
 
-def _gradients_on_several_streams(device: Device, mode: str, cap: str) -> None:
+def gradients_on_several_streams(device: Device, mode: str, cap: str) -> None:
     model = _model().to(device.kind)
     device.synchronize()
     streams, kept = _make_accumulators(device, model, 2)
@@ -97,10 +100,34 @@ def _gradients_on_several_streams(device: Device, mode: str, cap: str) -> None:
 @options_of
 def test_gradients_on_several_streams(on_device, device, mode, cap):
     """The wrapper is bypassed, so that each layer runs on a stream of its own."""
-    run_on(on_device(device, 2), _gradients_on_several_streams, device, mode, cap)
+    run_on(on_device(device, 2), gradients_on_several_streams, device, mode, cap)
 
 
-def _wrapped_under_another_stream(device: Device, mode: str, cap: str) -> None:
+def accumulated_on_several_streams(device: Device, mode: str, cap: str) -> None:
+    """Autograd adds to gradients on the streams of the layers."""
+    model = _model().to(device.kind)
+    device.synchronize()
+    streams, kept = _make_accumulators(device, model, 2)
+    ours = device.wrapped(ReducerDDP, model, bucket_cap_mb=CAPS[cap], **OPTIONS[mode])
+    for number in range(4):
+        torch.manual_seed(10 * number + dist.get_rank())
+        before, x = torch.randn(2, 3, 8, device=device.kind)
+        ours.zero_grad()
+        with ours.no_sync():
+            _on_streams(device, model, streams, before).square().sum().backward()
+        _on_streams(device, model, streams, x).square().sum().backward()
+        device.check(model.parameters(), _expected(model, x, before))
+    del kept
+
+
+@devices
+@caps
+@options_of
+def test_accumulated_on_several_streams(on_device, device, mode, cap):
+    run_on(on_device(device, 2), accumulated_on_several_streams, device, mode, cap)
+
+
+def wrapped_under_another_stream(device: Device, mode: str, cap: str) -> None:
     model = _model().to(device.kind)
     device.synchronize()
     side = device.stream()
@@ -120,10 +147,10 @@ def _wrapped_under_another_stream(device: Device, mode: str, cap: str) -> None:
 @options_of
 def test_wrapped_under_another_stream(on_device, device, mode, cap):
     """Gradient hooks then run on that stream, and the step's end on the caller's."""
-    run_on(on_device(device, 2), _wrapped_under_another_stream, device, mode, cap)
+    run_on(on_device(device, 2), wrapped_under_another_stream, device, mode, cap)
 
 
-def _backward_on_a_side_stream(device: Device, mode: str, cap: str) -> None:
+def backward_on_a_side_stream(device: Device, mode: str, cap: str) -> None:
     model = _model().to(device.kind)
     ours = device.wrapped(ReducerDDP, model, bucket_cap_mb=CAPS[cap], **OPTIONS[mode])
     side = device.stream()
@@ -142,10 +169,10 @@ def _backward_on_a_side_stream(device: Device, mode: str, cap: str) -> None:
 @caps
 @options_of
 def test_backward_on_a_side_stream(on_device, device, mode, cap):
-    run_on(on_device(device, 2), _backward_on_a_side_stream, device, mode, cap)
+    run_on(on_device(device, 2), backward_on_a_side_stream, device, mode, cap)
 
 
-def _loss_that_reaches_no_parameter(device: Device, mode: str, cap: str) -> None:
+def loss_that_reaches_no_parameter(device: Device, mode: str, cap: str) -> None:
     """Rank 1 takes part with zeros, on the stream on which its output lies."""
 
     class Beside(nn.Module):
@@ -173,17 +200,14 @@ def _loss_that_reaches_no_parameter(device: Device, mode: str, cap: str) -> None
         expected.zero_grad()
         expected(x.detach().cpu()).square().sum().backward()
         users = dist.get_world_size() - (number > 1)
-        for param, full in zip(model.inner.parameters(), expected.parameters(), strict=True):
-            assert param.grad is not None
-            assert full.grad is not None
-            mean = full.grad * (users / dist.get_world_size())
-            torch.testing.assert_close(param.grad.cpu(), mean)
+        share = users / dist.get_world_size()  # 1 or a half: exact
+        device.check(model.inner.parameters(), [p.grad * share for p in expected.parameters()])
 
 
 @devices
 @caps
 def test_loss_that_reaches_no_parameter(on_device, device, cap):
-    run_on(on_device(device, 2), _loss_that_reaches_no_parameter, device, "unused", cap)
+    run_on(on_device(device, 2), loss_that_reaches_no_parameter, device, "unused", cap)
 
 
 def _two_devices(device: Device, mode: str, cap: str) -> None:
@@ -212,9 +236,7 @@ def _two_devices(device: Device, mode: str, cap: str) -> None:
         x = torch.randn(3, 8)
         ours.zero_grad()
         ours(x.to(places[0])).square().sum().backward()
-        for param, expected in zip(model.parameters(), _expected(plain, x), strict=True):
-            assert param.grad is not None
-            torch.testing.assert_close(param.grad.cpu(), expected)
+        device.check(model.parameters(), _expected(plain, x))
 
 
 @devices

@@ -1,6 +1,6 @@
 """On an accelerator: parity with DDP, and no device synchronisation in a step.
 
-Skipped with the reason where there is none. scripts/gpu_check.sh builds and runs these.
+Skipped with the reason where there is none. `make gpu` builds and runs these.
 """
 
 from __future__ import annotations
