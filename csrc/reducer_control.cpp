@@ -158,6 +158,9 @@ bool Reducer::prepare_forward() {
 
 bool Reducer::rebuild_buckets() {
   const auto lock = enter();
+  if (phase_ == Phase::kFailed) {
+    recover();
+  }
   return phase_ == Phase::kIdle && rebuild_if_due();
 }
 
@@ -169,22 +172,20 @@ bool Reducer::rebuild_if_due() {
   go_to(Phase::kRebuilding);
   notes_.note(Doing::kRebuilding);
   try {
-    Indices agreed_order;
     communicate(
-        [&] { agreed_order = order_.agree(*collective_, params_.front().device()); },
+        [&] { agreed_order_ = order_.agree(*collective_, params_.front().device()); },
         errors::order_broadcast);
-    auto plan = BucketPlan::by_arrival(metas_, options_.caps, agreed_order);
+    // From here on peers have the new plan, also if this rank has no memory for its buckets yet.
+    plan_ = BucketPlan::by_arrival(metas_, options_.caps, agreed_order_);
     if (options_.gate) {
-      plan = plan.delayed_behind(metas_, *options_.gate);
+      plan_ = plan_.delayed_behind(metas_, *options_.gate);
     }
-    auto buckets = build_buckets(plan);
-    install(std::move(plan), std::move(buckets));
-    agreed_order_ = std::move(agreed_order);
+    order_.retire();
+    install(plan_, build_buckets(plan_));
   } catch (...) {
     fail();
     throw;
   }
-  order_.retire();
   go_to(Phase::kIdle);
   notes_.note(Doing::kForward);
   return true;

@@ -1,62 +1,91 @@
-"""Measures on the late device and writes the tables of docs/devices.md."""
+"""Measures the tables of docs/devices.md on the late device, and writes them there."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "devices.md"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "devices"), str(ROOT / "tests" / "late_device")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "devices")]
 
 
-def _costs() -> str:
-    from costs import CHECKED, NUM_PARAMS, SETTINGS, measure
+def main() -> int:
+    from device_ranks import DeviceRanks
 
-    costs = measure()
-    lines = [
-        f"{NUM_PARAMS} parameters of 64 float32 elements in 5 buckets, beyond the bare module:",
-        "",
-        "| setting | DDP: operations | KiB | ReducerDDP: operations | KiB |",
-        "| --- | ---: | ---: | ---: | ---: |",
+    os.environ["DDPX_FORCE_COMM"] = "1"
+    ranks = DeviceRanks("late", 2)
+    try:
+        write("removed waits", removed_waits(ranks))
+        write("step costs", step_costs(ranks))
+    finally:
+        ranks.close()
+    print(f"written to {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def removed_waits(ranks: Any) -> list[str]:
+    from removed_waits import PROOFS
+
+    rows = ["| wait | left out in | without it |", "| --- | --- | --- |"]
+    for number, proof in enumerate(PROOFS):
+        callers = " in ".join(
+            f"`{name.removeprefix('ddpx::').partition('(')[0]}`"
+            for name in proof.callers
+            if not name.startswith("!")
+        )
+        rows.append(f"| {proof.name} | {callers} | {outcome(ranks, number)} |")
+    return rows
+
+
+def outcome(ranks: Any, number: int) -> str:
+    import removed_waits
+
+    from ddpx.testing import RankFailed
+
+    proof = removed_waits.PROOFS[number]
+    try:
+        answers = ranks.run(removed_waits.run, number, remove=True, timeout=8)
+    except RankFailed:
+        return "ranks make different collective calls, and a rank waits forever"
+    if not any(num_applied for num_applied, _ in answers):
+        return "**the wait was never made**"
+    noticed = next((text for _, text in answers if text), "")
+    if not noticed:
+        return "**nothing**"
+    if "not close" in noticed:
+        return "wrong values"
+    return noticed.partition(": ")[2].partition("\n")[0].replace("|", "\\|")
+
+
+def step_costs(ranks: Any) -> list[str]:
+    import step_costs as costs
+
+    rows = [
+        "| mode | wrapper | operations | bytes | collectives | their bytes | host waits | memory |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: |",
     ]
-    for setting in (*SETTINGS, CHECKED):
-        theirs, ours = costs.get((setting, "DDP")), costs[setting, "ReducerDDP"]
-        left = f"{theirs.operations} | {theirs.kilobytes:.1f}" if theirs else "- | -"
-        lines.append(f"| {setting} | {left} | {ours.operations} | {ours.kilobytes:.1f} |")
-    return "\n".join(lines)
+    for name in costs.SETTINGS:
+        for wrapper in ("ddpx", "DDP"):
+            cost = ranks.run(costs.cost_of, name, wrapper)[0]
+            if isinstance(cost, str):
+                rows.append(f"| {name} | {wrapper} | {cost} | | | | | |")
+                continue
+            rows.append(
+                f"| {name} | {wrapper} | {cost.operations} | {cost.bytes:,} | {cost.collectives} | "
+                f"{cost.collective_bytes:,} | {cost.synchronisations} | {cost.memory_bytes:,} |"
+            )
+    return rows
 
 
-def _removed() -> str:
-    from device_ranks import run_on
-    from removed_waits import REMOVED, count_wrong
-
-    from ddpx.testing import RankPool
-
-    lines = [
-        "| what waits, or is kept | C++ function | without it: wrong gradients on two ranks |",
-        "| --- | --- | ---: |",
-    ]
-    with RankPool(2) as pool:
-        for index, removed in enumerate(REMOVED):
-            num_wrong = sum(run_on(pool, count_wrong, "late", index))
-            name = removed.function.rstrip("(")
-            lines.append(f"| {removed.what} | `{name}` | {num_wrong} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Rewrites what stands between the page's markers."""
-    import late_device
-
-    late_device.build()
-    page = PAGE.read_text()
-    for name, table in (("costs", _costs()), ("removed waits", _removed())):
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-        before, rest = page.split(begin)
-        page = f"{before}{begin}{table}\n{end}{rest.split(end)[1]}"
-    PAGE.write_text(page)
+def write(name: str, rows: list[str]) -> None:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = PAGE.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(before + "\n".join([begin, *rows, end]) + after)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

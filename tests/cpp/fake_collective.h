@@ -69,6 +69,9 @@ class FakeCollective final : public Collective {
   // Rank 0's tensor for a broadcast; by default what this rank has.
   std::function<void(const at::Tensor&)> on_broadcast = [](const at::Tensor&) {};
 
+  // Called before memory for a bucket is allocated; may throw.
+  std::function<void()> on_allocate = [] {};
+
   // Who watches over the ranks, if anybody.
   std::shared_ptr<health::Monitor> watch;
 
@@ -134,6 +137,7 @@ class FakeCollective final : public Collective {
   }
 
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
+    on_allocate();
     // Not numbers, so that what is sent without having been packed shows.
     return at::full({numel}, std::numeric_limits<double>::quiet_NaN(), options);
   }

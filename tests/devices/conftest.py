@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
-from device_ranks import pools
+from device_ranks import DeviceRanks
 
 
-@pytest.fixture(scope="module")
-def on_device():
+@pytest.fixture(scope="session")
+def device_ranks() -> Iterator[Callable[[str, int], DeviceRanks]]:
+    """``device_ranks(device, world_size)``; ranks live for the session."""
+    made: dict[tuple[str, int], DeviceRanks] = {}
+
+    def get(device: str, world_size: int) -> DeviceRanks:
+        return made.setdefault((device, world_size), DeviceRanks(device, world_size))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DDPX_FORCE_COMM", "1")  # one rank is to walk the whole path
-        yield from pools()
+        patch.setenv("DDPX_FORCE_COMM", "1")  # a single rank walks the whole path, too
+        yield get
+    for ranks in made.values():
+        ranks.close()

@@ -1,116 +1,106 @@
-"""Ranks on a device: the late one, or CUDA where there is one."""
+"""Ranks whose tensors lie on a device: the late one, or CUDA."""
 
 from __future__ import annotations
 
+import datetime
+import functools
+import itertools
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import late_device
 import pytest
 import torch
 import torch.distributed as dist
 
 from ddpx.testing import RankPool
 
-LATE = "late"
-CUDA = "cuda"
-
-_LATE_DEVICE = str(Path(__file__).parents[1] / "late_device")
-
-# A CUDA case skips where there is no device; the marker selects it where there is one.
-DEVICES = [
-    pytest.param(LATE, id="late"),
+# CUDA cases bear the marker that `pytest -m gpu` asks for.
+DEVICES = (
+    "late",
     pytest.param(
-        CUDA,
-        id="cuda",
+        "cuda",
         marks=[
             pytest.mark.gpu,
             pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
         ],
     ),
-]
-devices = pytest.mark.parametrize("device", DEVICES)
+)
 
 
-class Device:
-    """What a test needs of a device, on a rank."""
+class DeviceRanks:
+    """A :class:`RankPool` whose default group communicates on ``device``.
 
-    def __init__(self, kind: str, hold_ms: float = 20.0, delay_us: float = 50.0) -> None:
-        self.kind = kind
-        self.late: Any = None
-        self.wrong: list[str] = []  # gradients that are not what they should be
-        self.group: dist.ProcessGroup | None = None
-        if kind == LATE:
-            sys.path.insert(0, _LATE_DEVICE)
-            import late_device
+    NCCL refuses two ranks on one GPU; gloo takes CUDA tensors, so several ranks can share one.
+    """
 
-            self.late = late_device
-            self.extension = late_device.load(hold_ms, delay_us)
-            self.group = late_device.new_group()
+    def __init__(self, device: str, world_size: int) -> None:
+        if device == "late":
+            late_device.build()  # not within a rank's time limit
+        nccl = device == "cuda" and world_size == 1
+        # Forks are made of a process without the device, which has threads of its own.
+        self._pool = RankPool(world_size, "nccl" if nccl else "gloo")
+        self._device = device
+        self._directory = tempfile.TemporaryDirectory(prefix="ddpx-late-")
+        self._numbers = itertools.count()
 
-    def stream(self) -> torch.Stream:
-        return torch.Stream(device=self.kind)
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any
+    ) -> list[Any]:
+        """As :meth:`RankPool.run`."""
+        rendezvous = str(Path(self._directory.name, str(next(self._numbers))))
+        call = functools.partial(function, *args, **kwargs)
+        run = functools.partial(_run_on_device, self._device, rendezvous, call)
+        run.__name__ = function.__name__  # type: ignore[attr-defined]
+        return self._pool.run(run, timeout=timeout)
 
-    def current_stream(self) -> torch.Stream:
-        return torch.accelerator.current_stream()
-
-    def synchronize(self) -> None:
-        torch.accelerator.synchronize()
-
-    def check(self, params: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:
-        """Compares gradients. Ranks go on together; what is wrong is raised when all are through.
-
-        On the late device to the bit; another device multiplies in other orders.
-        """
-        for number, (param, right) in enumerate(zip(params, expected, strict=True)):
-            assert param.grad is not None
-            left = param.grad.cpu()
-            same = torch.equal if self.kind == LATE else torch.allclose
-            if not same(left, right):
-                self.wrong.append(f"parameter {number}: off by {(left - right).abs().max():g}")
-
-    def wrapped(self, cls: Callable[..., Any], module: torch.nn.Module, **options: Any) -> Any:
-        """The module in a wrapper of this class, over the device's process group."""
-        return cls(module, process_group=self.group, **options)
+    def close(self) -> None:
+        self._pool.close()
+        self._directory.cleanup()
 
 
-def run_on(pool: RankPool, function: Callable[..., Any], device: str, *args: Any) -> list[Any]:
-    """Runs ``function(Device, *args)`` on every rank, under a time limit."""
-    return pool.run(_with_device, function, device, args, timeout=60.0)
+def _run_on_device(device: str, rendezvous: str, call: Callable[[], Any]) -> Any:
+    if device == "late":
+        _enter_late_group(rendezvous)
+        controls().set_hold(late_device.milliseconds(HOLD_MS))
+        for index in range(controls().NUM_DEVICES):  # what the last function left
+            controls().synchronize(index)
+    torch.accelerator.set_device_index(0)
+    return call()
 
 
-def _with_device(function: Callable[..., Any], kind: str, args: tuple[Any, ...]) -> Any:
-    device = Device(kind)
-    try:
-        result = function(device, *args)
-        assert not device.wrong, "; ".join(device.wrong)
-        return result
-    finally:
-        device.synchronize()
-        if device.group is not None:
-            dist.barrier()
-            dist.destroy_process_group(device.group)
+def _enter_late_group(rendezvous: str) -> None:
+    """Once in the life of a rank: the default group gets the late device's backend."""
+    if dist.is_initialized() and "late" in str(dist.get_backend_config()):
+        return
+    late_device.load()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "cpu:gloo,late:late",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=60),
+    )
 
 
-def pools() -> Iterator[Callable[[str, int], RankPool]]:
-    """Body of a fixture: pools by device and world size. Ranks are forks without the device."""
-    made: dict[tuple[str, int], RankPool] = {}
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# While nothing demands it, work is held for this long.
+HOLD_MS = float(os.environ.get("LATE_HOLD_MS", "20"))
 
-    sys.path.insert(0, _LATE_DEVICE)
-    import late_device
 
-    late_device.build()  # here, since ranks work under a time limit
+def controls() -> types.ModuleType:
+    """Of the late device, in a rank."""
+    return late_device.load()
 
-    def get(device: str, world_size: int) -> RankPool:
-        if (device, world_size) not in made:
-            # NCCL refuses two ranks on one GPU; gloo takes CUDA tensors.
-            backend = "nccl" if device == CUDA and world_size == 1 else "gloo"
-            made[device, world_size] = RankPool(world_size, backend)
-        return made[device, world_size]
 
-    yield get
-    for pool in made.values():
-        pool.close()
+def keep_busy(device: str, time_ms: int) -> None:
+    """Queues something on the current stream that takes about so long."""
+    if device == "late":
+        controls().sleep(late_device.milliseconds(time_ms))
+    else:
+        torch.cuda._sleep(time_ms * 1_500_000)  # in cycles

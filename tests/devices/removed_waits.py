@@ -1,69 +1,215 @@
-"""Each stream wait and record of the reducer, and a test that notices when it is left out.
+"""Every wait of the reducer's device path: where it is, and what notices that it is gone.
 
-The late device leaves out those that are made within a C++ function; the reducer is the one that
-users run. ``scripts/device_tables.py`` writes the table of docs/devices.md from this list.
+The late device leaves a wait out if the functions that make it are on the call stack; nothing in
+the product knows of that. scripts/device_tables.py writes the table of docs/devices.md from this.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from device_ranks import Device
-from test_streams import (
-    accumulated_on_several_streams,
-    backward_on_a_side_stream,
-    gradients_on_several_streams,
-)
+import late_device
+import stream_cases
+import torch
+import usage_cases
+from device_ranks import controls
 
 
 @dataclass(frozen=True)
-class Removed:
-    function: str  # a part of its C++ name
-    what: str  # that it makes wait, or keeps
-    scenario: Callable[..., None]
-    arguments: tuple[str, ...]
+class Proof:
+    """One wait.
+
+    Attributes:
+        name: what waits for what, for the table.
+        kind, callers: as for ``late_device.without``.
+        check: runs on every rank and raises if anything is wrong.
+        slow: work with this in its name takes 60 ms longer, removed wait or not.
+    """
+
+    name: str
+    kind: str
+    callers: tuple[str, ...]
+    check: Callable[[], None]
+    slow: str = ""
 
 
-REMOVED = (
-    Removed(
-        "ddpx::StreamJoin::join",
-        "a launch, for gradients that were packed on other streams",
-        gradients_on_several_streams,
-        ("default", "one bucket"),
+def _pairs(case: Callable[..., stream_cases.Pairs], **options: Any) -> Callable[[], None]:
+    return functools.partial(_check_pairs, case, options)
+
+
+def _check_pairs(case: Callable[..., stream_cases.Pairs], options: dict[str, Any]) -> None:
+    stream_cases.check([case("late", **options)])
+
+
+def _as_on_cpu(case: Callable[..., usage_cases.State], *args: Any) -> Callable[[], None]:
+    return functools.partial(_check_as_on_cpu, case, args)
+
+
+def _check_as_on_cpu(case: Callable[..., usage_cases.State], args: tuple[Any, ...]) -> None:
+    torch.testing.assert_close(case("late", *args), case("cpu", *args))
+
+
+def _finds_what_is_not_finite() -> None:
+    texts = stream_cases.checked_for_finite("late")
+    assert texts[0] == texts[2] == "" and "finite" in texts[1], texts
+
+
+def _records_all_steps() -> None:
+    timeline, _ = usage_cases.recorded_busy_layers("late", 30)
+    assert [sorted(step.ranks) for step in timeline.steps] == [
+        list(range(timeline.recording.world_size))
+    ] * 4
+
+
+def _records_when_collectives_end() -> None:
+    timeline, _ = usage_cases.recorded_busy_layers("late", 5)
+    for step in timeline.steps:
+        for rank_step in step.ranks.values():
+            for bucket in rank_step.buckets:
+                assert bucket is not None
+                assert bucket.completed - bucket.launched > 55e6, "before the collective ended"
+
+
+def _records_one_end_of_a_collective() -> None:
+    """Ranks leave an all-reduce at the same time, by whichever rank's clock."""
+    timeline = usage_cases.recorded_with_one_late_rank("late")
+    for step in timeline.steps:
+        ends = [
+            bucket.completed for rank in step.ranks.values() for bucket in rank.buckets if bucket
+        ]
+        assert max(ends) - min(ends) < 50e6, f"{(max(ends) - min(ends)) / 1e6:.0f} ms apart"
+
+
+def _records_times_of_the_host() -> None:
+    error_ns = usage_cases.error_of_recording_while_busy("late")
+    assert error_ns < 20e6, f"times may be off by {error_ns / 1e6:.0f} ms"
+
+
+PROOFS = (
+    Proof(
+        "the packing of a full bucket waits for the streams that its gradients came from",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::Reducer::fill", "!ddpx::Bucket::launch"),
+        _pairs(stream_cases.hooks_on_several_streams, keep=True, batched_grad_copy=True),
     ),
-    Removed(
-        "ddpx::StreamJoin::join",
-        "packing a whole bucket, for gradients that arrived on other streams",
-        accumulated_on_several_streams,
-        ("batched", "one bucket"),
+    Proof(
+        "the launch of a bucket waits for the stream on which it was packed",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::Bucket::launch"),
+        _pairs(stream_cases.launched_from_another_stream),
     ),
-    Removed(
-        "ddpx::Bucket::wait",
-        "the step's end, for the all-reduce of a bucket",
-        backward_on_a_side_stream,
-        ("default", "several buckets"),
+    Proof(
+        "with views, the memory of gradients outlives the packing of a full bucket",
+        "RECORD",
+        ("ddpx::pack_together(",),
+        _pairs(
+            stream_cases.gradients_dropped_while_read,
+            gradient_as_bucket_view=True,
+            batched_grad_copy=True,
+        ),
     ),
-    Removed(
-        "ddpx::pack(",
-        "the memory of a gradient that gives way to a view of its bucket",
-        gradients_on_several_streams,
-        ("view", "one bucket"),
+    Proof(
+        "write-back waits for the all-reduce",
+        "STREAM",
+        ("ddpx::Bucket::wait", "ddpx::Reducer::drain", "!c10::ivalue::Future"),
+        _pairs(stream_cases.gradients_made_on_a_side_stream),
+        slow="allreduce",
     ),
-    Removed(
-        "ddpx::pack_together",
-        "the same, where whole buckets are packed",
-        gradients_on_several_streams,
-        ("batched view", "one bucket"),
+    Proof(
+        "with views, the end of backward waits for the all-reduce",
+        "STREAM",
+        ("ddpx::Bucket::wait", "ddpx::Reducer::drain", "!c10::ivalue::Future"),
+        _pairs(stream_cases.gradients_made_on_a_side_stream, gradient_as_bucket_view=True),
+        slow="allreduce",
+    ),
+    Proof(
+        "write-back waits for the future of a communication hook",
+        "STREAM",
+        ("ddpx::Collective::wait(c10::ivalue::Future",),
+        _as_on_cpu(usage_cases.with_a_hook, "a continuation"),
+        slow="allreduce",
+    ),
+    Proof(
+        "the continuation of a built-in hook waits for the all-reduce",
+        "STREAM",
+        ("ddpx::Bucket::launch", "!ddpx::StreamJoin::join"),
+        _as_on_cpu(usage_cases.in_mixed_precision),
+        slow="allreduce",
+    ),
+    Proof(
+        "reading the used-map waits for the ranks' agreement on it",
+        "STREAM",
+        ("ddpx::UsedMap::settle",),
+        _pairs(stream_cases.used_differently_by_rank),
+        slow="allreduce",
+    ),
+    Proof(
+        "check_finite waits for what the other ranks found",
+        "STREAM",
+        ("ddpx::FiniteCheck::agree",),
+        _finds_what_is_not_finite,
+        slow="allreduce",
+    ),
+    Proof(
+        "the rebuild of buckets waits for rank 0's order of arrival",
+        "STREAM",
+        ("ddpx::ArrivalOrder::agree",),
+        _pairs(stream_cases.arrived_in_another_order),
+        slow="broadcast",
+    ),
+    Proof(
+        "wrapping waits for the broadcast of parameters",
+        "STREAM",
+        ("broadcast_coalesced",),
+        _as_on_cpu(usage_cases.unequal_at_first),
+        slow="broadcast",
+    ),
+    Proof(
+        "the end of a recording waits for the device",
+        "HOST",
+        ("ddpx::DeviceMarks::collect_all", "!ddpx::DeviceMarks::relate"),
+        _records_all_steps,
+    ),
+    Proof(
+        "relating the device's clock to the host's waits for the device",
+        "HOST",
+        ("ddpx::DeviceMarks::relate",),
+        _records_one_end_of_a_collective,
+    ),
+    Proof(
+        "a recording begins with an idle device",
+        "HOST",
+        ("ddpx::DeviceMarks::DeviceMarks", "!ddpx::DeviceMarks::relate"),
+        _records_times_of_the_host,
+    ),
+    Proof(
+        "the recorded end of an all-reduce waits for the all-reduce",
+        "STREAM",
+        ("ddpx::Recording::follow",),
+        _records_when_collectives_end,
+        slow="allreduce",
     ),
 )
 
 
-def count_wrong(device: Device, index: int) -> int:
-    """Runs the scenario without the wait; how many gradients were wrong on this rank."""
-    removed = REMOVED[index]
-    with device.late.waits_ignored(removed.function):
-        removed.scenario(device, *removed.arguments)
-    num_wrong = len(device.wrong)
-    device.wrong.clear()
-    return num_wrong
+def run(number: int, remove: bool) -> tuple[int, str]:
+    """How often the wait of a proof was left out, and what was noticed; on every rank."""
+    proof = PROOFS[number]
+    slow = late_device.slow(proof.slow or "nothing", 60)
+    noticed = ""
+    with (
+        slow,
+        late_device.without(
+            proof.kind, *(proof.callers if remove else ("no such function",))
+        ) as removed,
+    ):
+        try:
+            proof.check()
+        except Exception as error:
+            noticed = f"{type(error).__name__}: {error}"
+        for index in range(controls().NUM_DEVICES):
+            controls().synchronize(index)
+    return removed.num_applied, noticed

@@ -1,127 +1,152 @@
-// What torch asks of a device: guards, streams and events, and hooks of an accelerator.
+// What c10 and the accelerator API ask a device for: guards, streams, events, hooks.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
 
 #include <atomic>
-#include <chrono>
 #include <memory>
 
-#include "guard.h"
-#include "ignored_waits.h"
-#include "memory.h"
+#include "allocator.h"
+#include "counters.h"
+#include "ignored.h"
+#include "launch.h"
 #include "streams.h"
 
 namespace late {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-std::atomic<bool> capturing{false};
-
-struct Event {
-  Point point;
-  std::shared_ptr<Clock::time_point> time = std::make_shared<Clock::time_point>();
+// One recording of an event. Shared, because streams may wait for a recording that was replaced.
+struct Recording {
+  Queue* queue;
+  Ticket ticket = 0;
+  std::atomic<int64_t> time_ns{0};
 };
 
-class LateGuard final : public c10::impl::DeviceGuardImplInterface {
+struct Event {
+  std::shared_ptr<Recording> recording;
+  bool timed;
+};
+
+Event* as_event(void* event) {
+  return static_cast<Event*>(event);
+}
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override {
-    return c10::kPrivateUse1;
-  }
-  c10::Device exchangeDevice(c10::Device device) const override {
-    const auto before = getDevice();
-    set_current_device(device.index());
-    return before;
-  }
-  c10::Device getDevice() const override {
-    return c10::Device(c10::kPrivateUse1, current_device());
-  }
-  void setDevice(c10::Device device) const override {
-    set_current_device(device.index());
-  }
-  void uncheckedSetDevice(c10::Device device) const noexcept override {
-    set_current_device(device.index());
+    return kType;
   }
   c10::DeviceIndex deviceCount() const noexcept override {
     return kNumDevices;
   }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return set_current_device(device);
+  }
+  c10::Device getDevice() const override {
+    return current_device();
+  }
+  void setDevice(c10::Device device) const override {
+    set_current_device(device);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    set_current_device(device);
+  }
 
   c10::Stream getStream(c10::Device device) const override {
-    return current_stream(index_of(device));
+    return current_stream(device);
   }
   c10::Stream getDefaultStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kPrivateUse1, index_of(device)));
+    return default_stream(device);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return stream_from_pool(index_of(device));
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool /*high_priority*/) const override {
+    return stream_from_pool(device);
   }
-  c10::Stream getNewStream(c10::Device device, int) const override {
-    return new_stream(index_of(device));
+  c10::Stream getNewStream(c10::Device device, int /*priority*/) const override {
+    return new_stream(device);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
-    return exchange_stream(stream);
+    return set_current_stream(stream);
   }
   bool queryStream(const c10::Stream& stream) const override {
-    return end_of(stream).passed();
+    const auto& queue = queue_of(stream);
+    return queue.passed(queue.last());
   }
   void synchronizeStream(const c10::Stream& stream) const override {
-    end_of(stream).wait();
+    if (!ignored(Wait::kHost)) {
+      synchronize_stream(stream);
+    }
   }
-  void synchronizeDevice(c10::DeviceIndex device) const override {
-    synchronize(device);
-  }
-  bool isStreamCapturing(const c10::Stream&) const {  // virtual since torch 2.12
-    return capturing;
+  void synchronizeDevice(const c10::DeviceIndex index) const override {
+    if (!ignored(Wait::kHost)) {
+      synchronize_device({kType, index});
+    }
   }
 
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<Event*>(event);
-  }
   void record(
-      void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+      void** event,
+      const c10::Stream& stream,
+      const c10::DeviceIndex /*index*/,
+      const c10::EventFlag flag) const override {
     if (*event == nullptr) {
-      *event = new Event();
+      *event = new Event{nullptr, flag == c10::EventFlag::BACKEND_DEFAULT};
     }
-    auto& recorded = *static_cast<Event*>(*event);
-    recorded.time = std::make_shared<Clock::time_point>();
     auto& queue = queue_of(stream);
-    const auto number =
-        queue.submit(TaskQueue::Kind::kSignal, [time = recorded.time] { *time = Clock::now(); });
-    recorded.point = {&queue, number};
+    const auto recording = std::make_shared<Recording>();
+    recording->queue = &queue;
+    recording->ticket = queue.push("event", [recording] {
+      recording->time_ns =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
+              .count();
+    });
+    as_event(*event)->recording = recording;
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr && !is_ignored()) {
-      make_wait(stream, static_cast<Event*>(event)->point);
+    if (event == nullptr || !as_event(event)->recording || ignored(Wait::kStream)) {
+      return;
+    }
+    const auto recording = as_event(event)->recording;
+    auto& queue = queue_of(stream);
+    if (recording->queue != &queue) {
+      queue.push("wait", [recording] { recording->queue->wait(recording->ticket); });
     }
   }
   bool queryEvent(void* event) const override {
-    return event == nullptr || static_cast<Event*>(event)->point.passed();
+    if (event == nullptr || !as_event(event)->recording) {
+      return true;
+    }
+    const auto& recording = *as_event(event)->recording;
+    return recording.queue->passed(recording.ticket);
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) {
-      static_cast<Event*>(event)->point.wait();
+    if (event == nullptr || !as_event(event)->recording || ignored(Wait::kHost)) {
+      return;
     }
+    const auto recording = as_event(event)->recording;
+    count_synchronisation();
+    recording->queue->wait(recording->ticket);
+    throw_failure();
   }
-  double elapsedTime(void* begin, void* end, c10::DeviceIndex) const override {
-    synchronizeEvent(begin);
-    synchronizeEvent(end);
-    const std::chrono::duration<double, std::milli> elapsed =
-        *static_cast<Event*>(end)->time - *static_cast<Event*>(begin)->time;
-    return elapsed.count();
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex /*index*/) const override {
+    TORCH_CHECK(as_event(from)->timed && as_event(to)->timed, "an event was made without timing");
+    TORCH_CHECK(queryEvent(from) && queryEvent(to), "the device has not come to both events");
+    return 1e-6 * static_cast<double>(
+                      as_event(to)->recording->time_ns - as_event(from)->recording->time_ns);
   }
-  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    if (!is_ignored()) {
-      record_use(data.get(), stream);
-    }
+  void destroyEvent(void* event, const c10::DeviceIndex /*index*/) const noexcept override {
+    delete as_event(event);
   }
 
- private:
-  static c10::DeviceIndex index_of(c10::Device device) {
-    return device.has_index() ? device.index() : current_device();
+  void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {
+    if (!ignored(Wait::kRecord)) {
+      record_on(memory, queue_of(stream));
+    }
   }
 };
 
-class LateHooks final : public at::PrivateUse1HooksInterface {
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override {
     return true;
@@ -129,45 +154,42 @@ class LateHooks final : public at::PrivateUse1HooksInterface {
   bool isAvailable() const override {
     return true;
   }
-  bool hasPrimaryContext(c10::DeviceIndex) const override {
+  bool hasPrimaryContext(c10::DeviceIndex /*index*/) const override {
     return true;
   }
   c10::DeviceIndex deviceCount() const override {
     return kNumDevices;
   }
-  void setCurrentDevice(c10::DeviceIndex device) const override {
-    set_current_device(device);
+  void setCurrentDevice(c10::DeviceIndex index) const override {
+    set_current_device({kType, index});
   }
   c10::DeviceIndex getCurrentDevice() const override {
-    return current_device();
+    return current_device().index();
   }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    const auto before = current_device();
-    set_current_device(device);
-    return before;
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    return set_current_device({kType, index}).index();
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return exchangeDevice(device);
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return index < 0 || index >= kNumDevices ? getCurrentDevice() : exchangeDevice(index);
   }
-  bool isPinnedPtr(const void* data) const override {
-    return is_pinned(data);
+  bool isPinnedPtr(const void* pointer) const override {
+    return is_pinned(pointer);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override {
-    return &pinned_memory();
+    return pinned_allocator();
+  }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t num_bytes) const override {
+    resize_storage(storage, num_bytes);
   }
 };
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, LateGuard);
+struct Registration {
+  Registration() {
+    c10::SetAllocator(kType, device_allocator());
+    at::RegisterPrivateUse1HooksInterface(new Hooks);
+  }
+};
+const Registration registration;
 
 }  // namespace
-
-void register_device() {
-  c10::SetAllocator(c10::kPrivateUse1, &device_memory());
-  at::RegisterPrivateUse1HooksInterface(new LateHooks());
-}
-
-void set_capturing(bool value) {
-  capturing = value;
-}
-
 }  // namespace late

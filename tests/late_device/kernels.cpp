@@ -1,21 +1,17 @@
-#include "kernels.h"
-
-#include <ATen/EmptyTensor.h>
-#include <ATen/Functions.h>
+// Operators that the device has: CPU's kernels, carried out later. All others run on the host.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
-#include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/view_native.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include <atomic>
-#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "memory.h"
+#include "launch.h"
 #include "streams.h"
 
 namespace late {
@@ -23,333 +19,287 @@ namespace {
 
 using torch::jit::Stack;
 
-std::atomic<int64_t> num_operations{0};
-std::atomic<int64_t> num_bytes{0};
+// The arguments of one call, and what a kernel for CPU gets instead.
+struct Call {
+  bool overwrites = false;  // what it writes to is not read
+  std::vector<at::Tensor> read;
+  std::vector<at::Tensor> written;
+  Stack on_cpu;
+  Stack on_meta;
+  std::optional<c10::Device> device;
+  bool possible = true;  // every tensor lies on that device, or is a number
+};
 
-bool on_device(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_privateuseone();
-}
-
-c10::IValue map_tensors(
-    const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& map) {
-  if (value.isTensor()) {
-    return map(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(map(tensor));
-    }
-    return list;
-  }
-  return value;
-}
-
-Stack map_stack(const Stack& stack, const std::function<at::Tensor(const at::Tensor&)>& map) {
-  Stack mapped;
-  for (const auto& value : stack) {
-    mapped.push_back(map_tensors(value, map));
-  }
-  return mapped;
-}
-
-at::Tensor as_meta(const at::Tensor& tensor) {
-  if (!on_device(tensor)) {
-    return tensor;
-  }
+at::Tensor meta_of(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
-at::Tensor as_host(const at::Tensor& tensor) {
-  return on_device(tensor) ? host_alias(tensor) : tensor;
+// A number on the host may change before the kernel runs.
+at::Tensor value_of(const at::Tensor& number) {
+  auto value = number.clone();
+  value.unsafeGetTensorImpl()->set_wrapped_number(
+      number.unsafeGetTensorImpl()->is_wrapped_number());
+  return value;
 }
 
-// Any operator, started in the current stream. What it returns is found out on the meta device;
-// what it computes, by the CPU's kernel over the same memory, when the stream comes to it.
-void run_late(const c10::OperatorHandle& op, Stack* stack) {
-  const auto& schema = op.schema();
-  const auto num_arguments = schema.arguments().size();
-  Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(num_arguments), stack->end());
-  torch::jit::drop(*stack, num_arguments);
-
-  std::vector<at::Tensor> used;
-  map_stack(arguments, [&](const at::Tensor& tensor) {
-    if (on_device(tensor)) {
-      used.push_back(tensor);
+std::pair<at::Tensor, at::Tensor> take(Call& call, const c10::Argument& arg, const at::Tensor& t) {
+  if (!t.defined()) {
+    return {t, t};
+  }
+  if (!is_late(t)) {
+    call.possible = call.possible && t.device().is_cpu() && t.dim() == 0;
+    if (!call.possible) {
+      return {};
     }
-    return tensor;
-  });
-  const bool writes = !schema.returns().empty() && schema.returns()[0].alias_info() != nullptr;
-  at::Tensor result;
-  if (writes) {
-    for (std::size_t i = 0; i < num_arguments; ++i) {
-      const auto* alias = schema.arguments()[i].alias_info();
-      if (alias != nullptr && alias->isWrite() && arguments[i].isTensor()) {
-        result = arguments[i].toTensor();
-        if (schema.arguments()[i].name() == "self") {
-          used.push_back(result);  // read and written
-        }
+    auto value = value_of(t);
+    return {value, value};
+  }
+  call.possible =
+      call.possible && t.layout() == at::kStrided && call.device.value_or(t.device()) == t.device();
+  if (!call.possible) {
+    return {};
+  }
+  call.device = t.device();
+  const bool is_written = arg.alias_info() != nullptr && arg.alias_info()->isWrite();
+  if (is_written) {
+    call.written.push_back(t);
+  }
+  if (!is_written || !(call.overwrites || arg.is_out())) {
+    call.read.push_back(t);
+  }
+  return {cpu_view(t), meta_of(t)};
+}
+
+bool overwrites(const std::string& name) {
+  return name == "aten::zero_" || name == "aten::fill_" || name == "aten::_foreach_copy_" ||
+         name == "aten::_foreach_zero_";
+}
+
+Call read_call(const c10::OperatorHandle& op, const Stack& stack) {
+  Call call;
+  call.overwrites = overwrites(op.operator_name().name);
+  const auto& args = op.schema().arguments();
+  const auto values = torch::jit::last(stack, args.size());
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const auto& value = values[i];
+    if (value.isTensor()) {
+      auto [cpu, meta] = take(call, args[i], value.toTensor());
+      call.on_cpu.emplace_back(std::move(cpu));
+      call.on_meta.emplace_back(std::move(meta));
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> on_cpu;
+      std::vector<at::Tensor> on_meta;
+      for (const auto& tensor : value.toTensorVector()) {
+        auto [cpu, meta] = take(call, args[i], tensor);
+        on_cpu.push_back(std::move(cpu));
+        on_meta.push_back(std::move(meta));
       }
+      call.on_cpu.emplace_back(std::move(on_cpu));
+      call.on_meta.emplace_back(std::move(on_meta));
+    } else {
+      call.on_cpu.push_back(value);
+      call.on_meta.push_back(value);
     }
-  } else if (!schema.returns().empty()) {
-    auto meta = map_stack(arguments, as_meta);
-    op.callBoxed(&meta);
-    const auto like = meta.at(0).toTensor();
-    result =
-        at::empty_strided(like.sizes(), like.strides(), like.options().device(used.at(0).device()));
-    used.push_back(result);
   }
-  auto host = std::make_shared<Stack>(map_stack(arguments, as_host));
-  const auto target = result.defined() && !writes ? host_alias(result) : at::Tensor();
-  start(used, [op, host, target] {
-    auto values = *host;
-    op.callBoxed(&values);
-    if (target.defined()) {
-      target.copy_(values.at(0).toTensor());
-    }
-  });
-  if (result.defined()) {
-    stack->push_back(result);
-  }
+  call.possible = call.possible && call.device.has_value();
+  return call;
 }
 
-void wait_for_everything() {
-  for (c10::DeviceIndex device = 0; device < kNumDevices; ++device) {
-    synchronize(device);
+void on_host(const c10::OperatorHandle& op, Stack* stack) {
+  for (int index = 0; index < kNumDevices; ++index) {
+    synchronize_device({kType, static_cast<c10::DeviceIndex>(index)});
   }
-}
-
-void fall_back(const c10::OperatorHandle& op, Stack* stack) {
-  wait_for_everything();
+  count(Kind::kFallback, current_device().index(), toString(op.operator_name()), 0);
   at::native::cpu_fallback(op, stack);
 }
 
-// ---- operators with code of their own ----------------------------------------------------------
-
-at::Tensor empty_strided(
-    c10::IntArrayRef sizes,
-    c10::IntArrayRef strides,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout>,
-    std::optional<at::Device> device,
-    std::optional<bool>) {
-  const auto before = current_device();
-  if (device && device->has_index()) {
-    set_current_device(device->index());
-  }
-  constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
-  auto tensor = at::detail::empty_strided_generic(
-      sizes, strides, &device_memory(), keys, at::dtype_or_default(dtype));
-  set_current_device(before);
-  return tensor;
-}
-
-at::Tensor empty(
-    c10::IntArrayRef sizes,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout> layout,
-    std::optional<at::Device> device,
-    std::optional<bool> pin,
-    std::optional<at::MemoryFormat> format) {
-  const auto like =
-      at::empty(sizes, at::TensorOptions(at::dtype_or_default(dtype)).device(at::kMeta), format);
-  return empty_strided(sizes, like.strides(), dtype, layout, device, pin);
-}
-
-// As a copy between host and device: memory that is not pinned is read, or written, at once.
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
-  if (on_device(from) && on_device(to)) {
-    if (from.device() != to.device()) {  // the stream of the source waits for the target's
-      const auto source = current_stream(from.device().index());
-      const auto target = current_stream(to.device().index());
-      make_wait(source, end_of(target));
-      start({from, to}, [source = host_alias(from), into = host_alias(to)] { into.copy_(source); });
-      make_wait(target, end_of(source));
-      return to;
+// The results are the tensors that the operator writes to.
+void queue_in_place(const c10::OperatorHandle& op, Stack* stack, Call call) {
+  Stack results;
+  const auto& args = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, args.size());
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const auto* alias = args[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && results.size() < op.schema().returns().size()) {
+      results.push_back(values[i]);
     }
-    start({to, from}, [source = host_alias(from), into = host_alias(to)] { into.copy_(source); });
-    return to;
   }
-  const auto& on_host = on_device(from) ? to : from;
-  const bool late = non_blocking && is_pinned(on_host.const_data_ptr());
-  if (on_device(to)) {
-    const auto source = late ? host_alias(from) : from.clone();
-    start({to}, [source, into = host_alias(to)] { into.copy_(source); });
+  launch(
+      op.operator_name().name.substr(6),  // without "aten::"
+      current_queue(*call.device),
+      call.read,
+      call.written,
+      [op, on_cpu = std::move(call.on_cpu)]() mutable { op.callBoxed(on_cpu); });
+  torch::jit::drop(*stack, args.size());
+  stack->insert(stack->end(), results.begin(), results.end());
+}
+
+at::Tensor new_like(const at::Tensor& meta, c10::Device device) {
+  return meta.defined()
+             ? at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(device))
+             : meta;
+}
+
+// Sizes come from the meta device; the results are new.
+void queue_functional(const c10::OperatorHandle& op, Stack* stack, Call call) {
+  op.callBoxed(call.on_meta);
+  Stack results;
+  std::vector<at::Tensor> made;
+  for (const auto& value : call.on_meta) {
+    if (value.isTensorList()) {
+      std::vector<at::Tensor> list;
+      for (const auto& meta : value.toTensorVector()) {
+        list.push_back(new_like(meta, *call.device));
+      }
+      made.insert(made.end(), list.begin(), list.end());
+      results.emplace_back(std::move(list));
+    } else {
+      made.push_back(new_like(value.toTensor(), *call.device));
+      results.emplace_back(made.back());
+    }
+  }
+  std::vector<at::Tensor> targets;
+  std::vector<at::Tensor> written;
+  for (const auto& tensor : made) {
+    targets.push_back(tensor.defined() ? cpu_view(tensor) : tensor);
+    if (tensor.defined()) {
+      written.push_back(tensor);
+    }
+  }
+  launch(
+      op.operator_name().name.substr(6),
+      current_queue(*call.device),
+      call.read,
+      written,
+      [op, on_cpu = std::move(call.on_cpu), targets]() mutable {
+        op.callBoxed(on_cpu);
+        std::size_t next = 0;
+        const auto put = [&](const at::Tensor& result) {
+          const auto& target = targets[next++];
+          if (target.defined()) {
+            target.copy_(result);
+          }
+        };
+        for (const auto& value : on_cpu) {
+          if (value.isTensorList()) {
+            for (const auto& tensor : value.toTensorVector()) {
+              put(tensor);
+            }
+          } else {
+            put(value.toTensor());
+          }
+        }
+      });
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->insert(stack->end(), results.begin(), results.end());
+}
+
+void on_device(const c10::OperatorHandle& op, Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  auto call = read_call(op, *stack);
+  if (!call.possible) {
+    on_host(op, stack);
+    return;
+  }
+  const c10::DeviceGuard guard(*call.device);
+  if (call.written.empty()) {
+    queue_functional(op, stack, std::move(call));
   } else {
-    start({from}, [source = host_alias(from), into = host_alias(to)] { into.copy_(source); });
+    queue_in_place(op, stack, std::move(call));
   }
-  const auto stream = current_stream((on_device(from) ? from : to).device().index());
-  if (late) {
-    record_use(on_host.const_data_ptr(), stream);
-  } else if (on_device(from)) {
-    end_of(stream).wait();
-  }
-  return to;
 }
 
-at::Scalar local_scalar(const at::Tensor& tensor) {
-  return tensor.cpu().item();
-}
-
-void foreach_copy(at::TensorList into, at::TensorList from, bool) {
-  std::vector<at::Tensor> used;
-  std::vector<at::Tensor> targets;
-  std::vector<at::Tensor> sources;
-  for (std::size_t i = 0; i < into.size(); ++i) {
-    used.insert(used.end(), {into[i], from[i]});
-    targets.push_back(host_alias(into[i]));
-    sources.push_back(as_host(from[i]));
-  }
-  start(used, [targets, sources] {
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-      targets[i].copy_(sources[i]);
-    }
-  });
-}
-
-std::vector<at::Tensor> foreach_norm(
-    at::TensorList tensors, const at::Scalar& order, std::optional<at::ScalarType>) {
-  std::vector<at::Tensor> used(tensors.begin(), tensors.end());
-  std::vector<at::Tensor> sources;
-  std::vector<at::Tensor> targets;
-  std::vector<at::Tensor> results;
-  for (const auto& tensor : tensors) {
-    results.push_back(at::empty({}, tensor.options()));
-    sources.push_back(host_alias(tensor));
-    targets.push_back(host_alias(results.back()));
-  }
-  start(used, [sources, targets, order] {
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      targets[i].copy_(at::_foreach_norm({sources[i]}, order).front());
-    }
-  });
-  return results;
-}
-
-void record_stream(at::Tensor& tensor, c10::Stream stream) {
-  c10::impl::VirtualGuardImpl(c10::kPrivateUse1)
-      .recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
-}
-
-const at::Tensor& resize_late(
-    const at::Tensor& tensor, c10::IntArrayRef sizes, std::optional<at::MemoryFormat>) {
-  const auto needed = static_cast<std::size_t>(c10::multiply_integers(sizes)) * tensor.itemsize();
-  const auto& storage = tensor.storage();
-  if (storage.nbytes() < needed) {
-    storage.set_data_ptr_noswap(device_memory().allocate(needed));  // without what was there
-    storage.set_nbytes(needed);
-  }
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return tensor;
-}
-
-at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
-  resize_late(to, from.sizes(), std::nullopt);
-  return copy_from(from, to, /*non_blocking=*/false);
-}
-
-// Operators with one result, or one that they write, whose kernels for CPU need nothing but memory.
-constexpr const char* kLateOperators[] = {
-    "abs",
-    "add.Tensor",
+// What the reducer calls, and optimizers and small models.
+constexpr const char* kOperators[] = {
+    // in place
     "add_.Tensor",
-    "add.out",
-    "addmm",
-    "addmm.out",
-    "all",
-    "bitwise_and.Tensor",
-    "cat",
-    "cos",
-    "div.Tensor",
+    "sub_.Tensor",
+    "mul_.Tensor",
     "div_.Tensor",
-    "div.out",
-    "eq.Tensor",
-    "eq.Scalar",
-    "exp",
+    "neg_",
+    "sqrt_",
+    "zero_",
     "fill_.Scalar",
-    "isfinite",
+    "fill_.Tensor",
+    "addcmul_",
+    "addcdiv_",
+    "lerp_.Scalar",
+    "relu_",
+    // into a given tensor
+    "mul.out",
+    "div.out",
+    "add.out",
+    // of many tensors at once
+    "_foreach_copy_",
+    "_foreach_zero_",
+    "_foreach_mul_.Scalar",
+    "_foreach_mul_.List",
+    "_foreach_mul_.Tensor",
+    "_foreach_div_.Scalar",
+    "_foreach_div_.List",
+    "_foreach_div_.Tensor",
+    "_foreach_add_.Scalar",
+    "_foreach_add_.List",
+    "_foreach_norm.Scalar",
+    // element by element
+    "add.Tensor",
+    "sub.Tensor",
+    "mul.Tensor",
+    "div.Tensor",
+    "neg",
+    "abs",
+    "sqrt",
+    "eq.Scalar",
+    "eq.Tensor",
+    "ne.Scalar",
+    "ne.Tensor",
+    "ge.Scalar",
+    "lt.Scalar",
+    "gt.Tensor",
+    "logical_and",
+    "logical_not",
+    "pow.Tensor_Scalar",
+    "relu",
+    "threshold_backward",
+    "tanh",
+    "tanh_backward",
+    "gelu",
+    "gelu_backward",
+    "where.self",
+    "cat",
+    "isin.Tensor_Tensor",
+    // reductions and products
+    "all",
+    "any",
+    "sum",
+    "sum.dim_IntList",
     "mean",
     "mean.dim",
     "mm",
-    "mm.out",
-    "mul.Tensor",
-    "mul_.Tensor",
-    "mul.out",
-    "ne.Scalar",
-    "ne.Tensor",
-    "neg",
-    "pow.Tensor_Scalar",
-    "relu",
-    "rsub.Scalar",
-    "sin",
-    "stack",
-    "sub.Tensor",
-    "sub_.Tensor",
-    "sum",
-    "sum.dim_IntList",
-    "tanh",
-    "tanh_backward",
-    "threshold_backward",
-    "zero_"};
+    "bmm",
+    "addmm",
+    "dot",
+    "mse_loss",
+    "mse_loss_backward",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "nll_loss_forward",
+    "nll_loss_backward",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "index_select",
+    "embedding_dense_backward",
+};
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (const auto* name : kOperators) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_device>());
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_host>());
+}
 
 }  // namespace
-
-Costs costs() {
-  return {num_operations, num_bytes};
-}
-
-void reset_costs() {
-  num_operations = 0;
-  num_bytes = 0;
-}
-
-at::Tensor host_alias(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) {
-    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
-  }
-  return at::from_blob(
-      const_cast<void*>(tensor.const_data_ptr()),
-      tensor.sizes(),
-      tensor.strides(),
-      tensor.options().device(at::kCPU).pinned_memory(false).requires_grad(false));
-}
-
-void start(const std::vector<at::Tensor>& tensors, std::function<void()> task) {
-  ++num_operations;
-  for (const auto& tensor : tensors) {
-    num_bytes += static_cast<int64_t>(tensor.numel() * tensor.itemsize());
-  }
-  const auto stream = current_stream(tensors.at(0).device().index());
-  queue_of(stream).submit(TaskQueue::Kind::kKernel, std::move(task));
-}
-
-TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
-}
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("empty.memory_format", &empty);
-  library.impl("empty_strided", &empty_strided);
-  library.impl("_copy_from", &copy_from);
-  library.impl("_copy_from_and_resize", &copy_from_and_resize);
-  library.impl("_local_scalar_dense", &local_scalar);
-  library.impl("_foreach_copy_", &foreach_copy);
-  library.impl("_foreach_norm.Scalar", &foreach_norm);
-  library.impl("record_stream", &record_stream);
-  library.impl("resize_", &resize_late);
-  library.impl("as_strided", &at::native::as_strided_tensorimpl);
-  library.impl("view", &at::native::view);
-  library.impl("_reshape_alias", &at::native::_reshape_alias);
-  for (const auto* name : kLateOperators) {
-    const auto schema = c10::Dispatcher::singleton().findSchema(
-        {std::string("aten::") + std::string(name).substr(0, std::string(name).find('.')),
-         std::string(name).find('.') == std::string::npos
-             ? ""
-             : std::string(name).substr(std::string(name).find('.') + 1)});
-    if (schema) {
-      library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_late>());
-    }
-  }
-}
-
 }  // namespace late

@@ -1,0 +1,117 @@
+"""What a wrapper adds to a step of 200 parameters: operations of the device, and bytes moved."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from device_ranks import controls
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from ddpx import ReducerDDP
+
+NUM_PARAMS = 200
+WIDTH = 32
+_BF16 = _MixedPrecision(
+    param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of both wrappers; DDP has no ``check_finite``, and is measured without."""
+
+    options: dict[str, Any]
+    check_finite: bool = False
+
+
+SETTINGS = {
+    "default": Setting({}),
+    "view": Setting({"gradient_as_bucket_view": True}),
+    "default, find unused": Setting({"find_unused_parameters": True}),
+    "view, find unused": Setting({"gradient_as_bucket_view": True, "find_unused_parameters": True}),
+    "default, check_finite": Setting({}, check_finite=True),
+    "view, check_finite": Setting({"gradient_as_bucket_view": True}, check_finite=True),
+    "default, mixed precision": Setting({"mixed_precision": _BF16}),
+    "view, mixed precision": Setting({"gradient_as_bucket_view": True, "mixed_precision": _BF16}),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one step, more than that of the bare module.
+
+    Attributes:
+        operations: kernels and copies.
+        bytes: that those read and write.
+        collectives: how many.
+        collective_bytes: of the tensors that they are about.
+        synchronisations: how often the host waited for the device.
+        memory_bytes: of the device, in use after the step.
+    """
+
+    operations: int
+    bytes: int
+    collectives: int
+    collective_bytes: int
+    synchronisations: int
+    memory_bytes: int
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, name) - getattr(other, name) for name in vars(self)))
+
+
+def cost_of(name: str, wrapper: str) -> Cost | str:
+    """On every rank. Of ``wrapper`` "ddpx" or "DDP"; a text if it does not run on the device."""
+    setting = SETTINGS[name]
+    dtype = torch.bfloat16 if "mixed_precision" in setting.options else torch.float32
+    bare = _measure(lambda module: module.to(dtype), dtype)
+    if wrapper == "ddpx":
+        return _measure(functools.partial(_ours, setting), torch.float32) - bare
+    try:
+        wrap = functools.partial(DistributedDataParallel, **setting.options)
+        return _measure(wrap, torch.float32) - bare
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _ours(setting: Setting, module: nn.Module) -> nn.Module:
+    ours = ReducerDDP(module, **setting.options)
+    ours.check_finite(setting.check_finite)
+    return ours
+
+
+def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype) -> Cost:
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_PARAMS // 2))).to("late")
+    model = wrap(module)
+    x = torch.randn(4, WIDTH, device="late", dtype=dtype)
+    for _ in range(4):
+        cost = _measure_step(model, x)
+    return cost
+
+
+def _measure_step(model: nn.Module, x: torch.Tensor) -> Cost:
+    for param in model.parameters():
+        param.grad = None
+    torch.accelerator.synchronize()
+    controls().reset_counts()
+    model(x).sum().backward()
+    counts = controls().counts(0)
+    synchronisations = controls().num_synchronisations()
+    assert counts["fallback"] == {}, counts["fallback"]
+    native, collective = counts["native"].values(), counts["collective"].values()
+    torch.accelerator.synchronize()
+    return Cost(
+        sum(operations for operations, _ in native),
+        sum(num_bytes for _, num_bytes in native),
+        sum(operations for operations, _ in collective),
+        sum(num_bytes for _, num_bytes in collective),
+        synchronisations,
+        controls().memory_in_use(0),
+    )

@@ -1,0 +1,396 @@
+"""Trainings whose gradients come from several streams; each returns what it is compared with, too.
+
+They run on every rank, on "late" or "cuda".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import late_device
+import torch
+import torch.distributed as dist
+from device_ranks import HOLD_MS, controls
+from torch import nn
+
+from ddpx import ReducerDDP
+
+# What a case returns: gradients, and what they should be.
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def layers(device: str, number: int = 4, width: int = 16) -> nn.Sequential:
+    """The same on every rank."""
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(number))).to(device)
+
+
+def batch(device: str, step: int, rank: int | None = None, width: int = 16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(
+        100 * step + (dist.get_rank() if rank is None else rank)
+    )
+    return torch.randn(4, width, generator=generator).to(device)
+
+
+def expected_grads(
+    module: nn.Module, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor], step: int
+) -> list[torch.Tensor]:
+    """The mean over ranks of the gradients of ``module``, computed on CPU by this rank alone."""
+    copies = [param.detach().cpu() for param in module.parameters()]
+    size = dist.get_world_size()
+    total = [torch.zeros_like(copy) for copy in copies]
+    for rank in range(size):
+        alone = layers("cpu", len(copies), copies[0].shape[0])
+        for param, copy in zip(alone.parameters(), copies, strict=True):
+            param.data.copy_(copy)
+        forward(alone, batch("cpu", step, rank, copies[0].shape[0])).backward()
+        for sum_, param in zip(total, alone.parameters(), strict=True):
+            assert param.grad is not None
+            sum_ += param.grad / size
+    return total
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def backward(loss: torch.Tensor) -> None:
+    """On the late device collectives then get the time to run before other work does."""
+    if loss.device.type != "late":
+        loss.backward()
+        return
+    controls().set_hold(late_device.milliseconds(5_000))
+    try:
+        loss.backward()
+    finally:
+        time.sleep(0.03)
+
+
+def pair_up(module: nn.Module, expected: Sequence[torch.Tensor]) -> Pairs:
+    """To be called on the stream that the user reads gradients on."""
+    pairs = []
+    for param, value in zip(module.parameters(), expected, strict=True):
+        assert param.grad is not None
+        pairs.append((param.grad.cpu(), value))
+    return pairs
+
+
+def check(per_rank: Sequence[Pairs]) -> None:
+    for rank, pairs in enumerate(per_rank):
+        for number, (actual, expected) in enumerate(pairs):
+            torch.testing.assert_close(
+                actual, expected, msg=lambda text, r=rank, n=number: f"rank {r}, grad {n}: {text}"
+            )
+
+
+def accumulate_on(param: torch.Tensor, stream: torch.Stream) -> Any:
+    """Lets the param's gradients be accumulated, and its hooks run, on ``stream``.
+
+    The node keeps the stream that is current when it is made; it lives as long as what is returned.
+    """
+    with stream:
+        return param.expand_as(param).grad_fn.next_functions[0][0]
+
+
+def make_grads(module: nn.Module) -> None:
+    for param in module.parameters():
+        param.grad = torch.zeros_like(param)
+
+
+def gradients_made_on_a_side_stream(device: str, **options: Any) -> Pairs:
+    """Half of forward, and so half of backward, runs on a stream of its own."""
+    module = layers(device)
+    ours = ReducerDDP(module, **options)
+    side, main = torch.Stream(device=device), torch.accelerator.current_stream()
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        x = batch(device, step)
+        ours.zero_grad()
+        side.wait_stream(main)
+        hidden = module[:2](x)
+        with side:
+            side.wait_stream(main)
+            loss = module[2:](hidden).square().mean()
+        main.wait_stream(side)
+        backward(loss)
+        pairs += pair_up(module, expected)
+    return pairs
+
+
+def wrapped_on_a_side_stream(device: str, **options: Any) -> Pairs:
+    """Hooks then run on that stream, while gradients come from the main one."""
+    module = layers(device)
+    side = torch.Stream(device=device)
+    with side:
+        side.wait_stream(torch.accelerator.current_stream())
+        ours = ReducerDDP(module, **options)
+    torch.accelerator.current_stream().wait_stream(side)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad()
+        backward(loss_of(ours, batch(device, step)))
+        pairs += pair_up(module, expected)
+    return pairs
+
+
+def hooks_on_several_streams(
+    device: str, wrapper: Any = ReducerDDP, keep: bool = False, **options: Any
+) -> Pairs:
+    """Each param's hook runs on a stream of its own; all gradients lie in one bucket.
+
+    ``keep``: gradients are added to zeros, which is work on that stream.
+    """
+    module = layers(device)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = wrapper(module, **options)
+    if keep:
+        make_grads(module)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad(set_to_none=not keep)
+        backward(loss_of(ours, batch(device, step)))
+        pairs += pair_up(module, expected)
+        for stream in streams:
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return pairs
+
+
+def gradients_dropped_while_read(device: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
+    """Packing a bucket, which drops the gradients in it, takes long; backward goes on meanwhile.
+
+    The gradients were accumulated on other streams than the one that packs.
+    """
+    module = layers(device, 8)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = wrapper(module, bucket_cap_mb=2 * 16 * 16 * 4 / 2**20, **options)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad()
+        with slow_copies(device):
+            loss_of(ours, batch(device, step)).backward()
+        pairs += pair_up(module, expected)
+        for stream in streams:
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return pairs
+
+
+@contextlib.contextmanager
+def slow_copies(device: str) -> Iterator[None]:
+    """On the late device: nothing is held, but copies of many tensors at once take 60 ms."""
+    if device != "late":
+        yield
+        return
+    controls().set_hold(late_device.milliseconds(0))
+    controls().set_delay("_foreach_copy_", late_device.milliseconds(60))
+    try:
+        yield
+        torch.accelerator.synchronize()
+    finally:
+        controls().set_delay("_foreach_copy_", late_device.milliseconds(0))
+        controls().set_hold(late_device.milliseconds(HOLD_MS))
+
+
+def launched_from_another_stream(device: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
+    """A full bucket waits for its turn; the hook that launches it runs on another stream."""
+    module = layers(device, 2)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in range(2)]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = wrapper(module, bucket_cap_mb=0.0001, **options)
+    pairs: Pairs = []
+
+    def forwards(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    def backwards(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first, second = model
+        return first(second(x)).square().mean()
+
+    for step in range(7):
+        reverse = step > 3  # buckets have been made by the other order of arrival
+        expected = expected_grads(module, backwards if reverse else forwards, step)
+        ours.zero_grad()
+        x = batch(device, step)
+        backward(backwards(module, x) if reverse else forwards(ours, x))
+        pairs += pair_up(module, expected)
+        for stream in streams:
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return pairs
+
+
+def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
+    """A hook of a later param replaces, or clears, a gradient that has arrived: that one counts."""
+    module = layers(device, 2)
+    ours = wrapper(module, **options)
+    early, late = module[1].weight, module[0].weight
+    replaced = []
+
+    def replace(_: torch.Tensor) -> None:
+        assert early.grad is not None
+        replaced.append(early.grad)
+        early.grad = None if what == "cleared" else torch.full_like(early.grad, 7.0)
+
+    pairs: Pairs = []
+    for step in range(4):
+        ours.zero_grad()
+        expected = expected_grads(module, loss_of, step)
+        # In the first step nothing is final before the end in some modes.
+        hook = late.register_post_accumulate_grad_hook(replace) if step > 1 else None
+        backward(loss_of(ours, batch(device, step)))
+        if hook is not None:
+            hook.remove()
+        pairs += pair_up(module, expected)
+    assert len(replaced) == 2
+    return pairs
+
+
+def aborted_after_the_last_gradient(device: str, keep: bool = False, **options: Any) -> Pairs:
+    """The first backward raises on rank 0 when every gradient is there; its peers finish the step.
+
+    Returns the gradients of the peers in that step, and those of all ranks in the next ones.
+    """
+    module = layers(device)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = ReducerDDP(module, **options)
+    if keep:
+        make_grads(module)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad(set_to_none=not keep)
+        x = batch(device, step).requires_grad_()
+        raises = step == 0 and dist.get_rank() == 0
+
+        def fail(grad: torch.Tensor) -> None:
+            raise ValueError("on purpose")
+
+        x = x * 1  # whose node runs behind the accumulation of every gradient
+        if raises:
+            x.register_hook(fail)
+        try:
+            backward(loss_of(ours, x))
+        except ValueError:
+            assert raises
+            for stream in streams:  # torch does that after a backward that ends well only
+                main.wait_stream(stream)
+        else:
+            assert not raises
+            pairs += pair_up(module, expected)
+        for stream in streams:
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return pairs
+
+
+def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
+    """On every rank; the step after it, and those that follow, are right."""
+    module = layers(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    pairs: Pairs = []
+    for step in range(5):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad()
+        raises = step in (0, 3)
+
+        def fail(grad: torch.Tensor) -> None:
+            raise ValueError("on purpose")
+
+        hook = module[1].weight.register_hook(fail) if raises else None
+        try:
+            backward(loss_of(ours, batch(device, step)))
+        except ValueError:
+            assert raises
+        else:
+            assert not raises
+            pairs += pair_up(module, expected)
+        if hook is not None:
+            hook.remove()
+    return pairs
+
+
+def arrived_in_another_order(device: str, **options: Any) -> Pairs:
+    """Ranks agree on rank 0's order of arrival."""
+    module = layers(device, 3)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        parts = list(model)
+        order = parts if dist.get_rank() == 0 else [parts[1], parts[2], parts[0]]
+        return torch.stack([layer(x).square().mean() for layer in order]).sum()
+
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, forward, step)
+        ours.zero_grad()
+        ours(batch(device, step))  # rebuilds buckets
+        backward(forward(module, batch(device, step)))
+        pairs += pair_up(module, expected)
+    return pairs
+
+
+def used_differently_by_rank(device: str, **options: Any) -> Pairs:
+    """With find_unused_parameters; guesses are wrong in some steps, and repaired."""
+    module = layers(device)
+    ours = ReducerDDP(module, find_unused_parameters=True, bucket_cap_mb=0.0001, **options)
+    size = dist.get_world_size()
+    pairs: Pairs = []
+
+    def number_used(step: int, rank: int) -> int:
+        return 4 if step in (0, 4) else (2 if step < 3 else (2 + rank % 2 * 2))
+
+    for step in range(7):
+        ours.zero_grad()
+        before = [param.detach().cpu() for param in module.parameters()]
+        total: list[torch.Tensor | None] = [None] * len(before)
+        for rank in range(size):
+            alone = layers("cpu")
+            for param, value in zip(alone.parameters(), before, strict=True):
+                param.data.copy_(value)
+            backward(loss_of(alone[: number_used(step, rank)], batch("cpu", step, rank)))
+            for number, param in enumerate(alone.parameters()):
+                if param.grad is not None:
+                    part = param.grad / size
+                    known = total[number]
+                    total[number] = part if known is None else known + part
+        used = module[: number_used(step, dist.get_rank())]
+        backward(loss_of(used, batch(device, step)))
+        for param, expected in zip(module.parameters(), total, strict=True):
+            assert (param.grad is None) == (expected is None), f"step {step}"
+            if param.grad is not None and expected is not None:
+                pairs.append((param.grad.cpu(), expected))
+    return pairs
+
+
+def checked_for_finite(device: str, **options: Any) -> list[str]:
+    """Texts of errors, step by step: a gradient of rank 0 is infinite in the second of them."""
+    module = layers(device)
+    ours = ReducerDDP(module, **options)
+    ours.check_finite()
+    texts = []
+    for step in range(3):
+        ours.zero_grad()
+        x = batch(device, step)
+        if step == 1 and dist.get_rank() == 0:
+            x[0, 0] = float("inf")
+        try:
+            backward(loss_of(ours, x))
+            texts.append("")
+        except RuntimeError as error:
+            texts.append(str(error))
+    return texts

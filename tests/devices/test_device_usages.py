@@ -1,0 +1,104 @@
+"""What else a wrapper is used for, on a device: with the results that it has on CPU."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import usage_cases as cases
+from device_ranks import DEVICES
+from test_device_streams import MODES
+
+from ddpx.timeline import Timeline
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+def _compare(ranks, case, device, *args, same_buckets=True, **options):
+    """Late kernels are CPU's, so that bits are the same; CUDA's are not.
+
+    The place of a gradient in its bucket decides in which order three ranks are summed.
+    """
+    expected = ranks.run(case, "cpu", *args, **options)
+    actual = ranks.run(case, device, *args, **options)
+    tolerance = {"rtol": 0, "atol": 0} if device == "late" and same_buckets else {}
+    torch.testing.assert_close(actual, expected, **tolerance)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_two_devices_in_one_module(device_ranks, device, world_size, mode):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+    ranks = device_ranks(device, world_size)
+    same_buckets = world_size == 2  # each device has some of its own
+    _compare(ranks, cases.on_two_devices, device, same_buckets=same_buckets, **MODES[mode])
+
+
+@pytest.mark.parametrize("hook", [*cases.HOOKS, *cases.BUILTIN_HOOKS])
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_communication_hooks(device_ranks, device, mode, hook):
+    _compare(device_ranks(device, 2), cases.with_a_hook, device, hook, **MODES[mode])
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "find unused"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_uneven_inputs(device_ranks, device, world_size, mode):
+    _compare(device_ranks(device, world_size), cases.uneven_inputs, device, **MODES[mode])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mixed_precision(device_ranks, device, mode):
+    _compare(device_ranks(device, 2), cases.in_mixed_precision, device, **MODES[mode])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):
+    if device == "cuda" and world_size > 1:
+        pytest.skip("gloo synchronises")
+    device_ranks(device, world_size).run(cases.steps_without_synchronisation, device, **MODES[mode])
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_times_are_the_devices(device_ranks, device, world_size):
+    """The host is done long before the device has come to the last layer."""
+    ranks = device_ranks(device, world_size)
+    timeline, busy_ns = ranks.run(cases.recorded_busy_layers, device, 20)[0]
+    assert len(timeline.steps) == 4
+    for step in timeline.steps:
+        for rank_step in step.ranks.values():
+            # Of the weights: each one's comes before its layer's sleep, after those behind it.
+            weights = [a for a in rank_step.arrivals if "weight" in _name(timeline, a.param)]
+            between = [b.at - a.at for a, b in pairwise(weights)]
+            assert all(0.7 * busy_ns < time_ns < 5 * busy_ns for time_ns in between), between
+            for bucket in rank_step.buckets:
+                assert bucket is not None
+                assert bucket.ready <= bucket.launched <= bucket.completed <= bucket.written_back
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_communication_overlaps_backward(device_ranks, device, world_size):
+    """A bucket is reduced while the device computes the gradients of the next ones."""
+    if device == "cuda" and world_size > 1:
+        pytest.skip("gloo copies to the host on the same stream")
+    ranks = device_ranks(device, world_size)
+    timeline, _ = ranks.run(cases.recorded_busy_layers, device, 20)[0]
+    for step in timeline.steps:
+        for rank_step in step.ranks.values():
+            last = max(arrival.at for arrival in rank_step.arrivals)
+            buckets = [bucket for bucket in rank_step.buckets if bucket is not None]
+            assert len(buckets) == 8
+            assert buckets[0].completed < last
+            for earlier, later in pairwise(buckets):
+                assert earlier.launched <= later.launched
+
+
+def _name(timeline: Timeline, param: int) -> str:
+    return timeline.recording.param_names[param]

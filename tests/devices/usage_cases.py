@@ -1,0 +1,231 @@
+"""Trainings on a device, to be compared with the same ones on CPU; they run on every rank."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import late_device
+import torch
+import torch.distributed as dist
+from device_ranks import controls, keep_busy
+from stream_cases import backward, batch, layers, loss_of
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel.distributed import _MixedPrecision
+
+import ddpx
+from ddpx import _C, ReducerDDP
+from ddpx.timeline import Timeline
+
+State = list[torch.Tensor]
+
+
+def _trained(module: nn.Module) -> State:
+    return [tensor.detach().cpu() for tensor in module.state_dict().values()]
+
+
+class _OnTwoDevices(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        stem = layers(device)
+        self.devices = ["cpu", "cpu"] if device == "cpu" else [f"{device}:0", f"{device}:1"]
+        self.first = stem[:2].to(self.devices[0])
+        self.second = stem[2:].to(self.devices[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x.to(self.devices[0])).to(self.devices[1]))
+
+
+def on_two_devices(device: str, **options: Any) -> State:
+    module = _OnTwoDevices(device)
+    ours = ReducerDDP(module, **options)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(loss_of(ours, batch(device, step)))
+        optimizer.step()
+    return _trained(module)
+
+
+def _plus_one(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+    """Its continuation is work of its own, on the stream that the future names."""
+    summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+    return summed.then(lambda done: done.value()[0].div(dist.get_world_size()) + 1)
+
+
+HOOKS = {
+    "all-reduce": default_hooks.allreduce_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+    "a continuation": _plus_one,
+}
+BUILTIN_HOOKS = {
+    "built-in all-reduce": dist.BuiltinCommHookType.ALLREDUCE,
+    "built-in fp16": dist.BuiltinCommHookType.FP16_COMPRESS,
+}
+
+
+def with_a_hook(device: str, name: str, **options: Any) -> State:
+    module = layers(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0015, **options)
+    if name in HOOKS:
+        ours.register_comm_hook(dist.group.WORLD, HOOKS[name])
+    else:
+        ours._register_builtin_comm_hook(BUILTIN_HOOKS[name])
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(loss_of(ours, batch(device, step)))
+        optimizer.step()
+    return _trained(module)
+
+
+def uneven_inputs(device: str, **options: Any) -> State:
+    module = layers(device)
+    ours = ReducerDDP(module, **options)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    with ours.join():
+        for step in range(3 + dist.get_rank()):
+            optimizer.zero_grad()
+            backward(loss_of(ours, batch(device, step)))
+            optimizer.step()
+    return _trained(module)
+
+
+def in_mixed_precision(device: str, **options: Any) -> State:
+    module = layers(device)
+    precision = _MixedPrecision(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
+    )
+    ours = ReducerDDP(module, mixed_precision=precision, **options)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(loss_of(ours, batch(device, step)))
+        optimizer.step()
+    return _trained(module)
+
+
+def steps_without_synchronisation(device: str, **options: Any) -> None:
+    module = layers(device, 8)
+    ours = ReducerDDP(module, **options)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, foreach=True)
+    x = batch(device, 0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(ours, x).backward()
+        optimizer.step()
+
+    for _ in range(3):  # agreeing on buckets may synchronise
+        step()
+    torch.accelerator.synchronize()
+    if device == "late":
+        controls().reset_counts()
+        for _ in range(5):
+            step()
+        assert controls().num_synchronisations() == 0
+        assert controls().counts(0)["fallback"] == {}
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class _Busy(torch.autograd.Function):
+    """Keeps the device busy in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, time_ms: int) -> torch.Tensor:
+        ctx.time_ms = time_ms
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        keep_busy(grads[0].device.type, ctx.time_ms)
+        return grads[0], None
+
+
+class _BusyLayer(nn.Module):
+    def __init__(self, time_ms: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.time_ms = time_ms
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(_Busy.apply(x, self.time_ms))
+
+
+def recorded_busy_layers(device: str, time_ms: int) -> tuple[Timeline, float]:
+    """And how many ns the device is busy for so long."""
+    if device == "late":
+        controls().set_hold(late_device.milliseconds(0))
+    begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+    keep_busy(device, time_ms)
+    begin.record()
+    keep_busy(device, time_ms)
+    end.record()
+    torch.accelerator.synchronize()
+    torch.manual_seed(0)
+    module = nn.Sequential(*(_BusyLayer(time_ms) for _ in range(4))).to(device)
+    model = ReducerDDP(module, bucket_cap_mb=0.0001)
+    x = torch.randn(16, 64, device=device, requires_grad=True)
+    for _ in range(3):
+        model(x).sum().backward()
+    with ddpx.record(model) as timeline:
+        for _ in range(4):
+            model(x).sum().backward()
+    return timeline, 1e6 * begin.elapsed_time(end)
+
+
+def unequal_at_first(device: str) -> State:
+    """Ranks make different modules; rank 0's counts, and so do its buffers at each forward."""
+    torch.manual_seed(dist.get_rank())
+    module = _WithBuffer().to(device)
+    ours = ReducerDDP(module)
+    states = _trained(module)
+    for step in range(3):
+        if dist.get_rank() > 0:
+            module.shift.fill_(step)
+        backward(loss_of(ours, batch(device, step)))
+        states += _trained(module)
+        ours.zero_grad()
+    return states
+
+
+class _WithBuffer(nn.Module):
+    shift: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("shift", torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.shift
+
+
+def error_of_recording_while_busy(device: str) -> float:
+    """By how many ns the times of a recording may be off that begins while the device is busy.
+
+    As one that the environment asks for; ``ddpx.record`` communicates first, which waits anyway.
+    """
+    keep_busy(device, 100)
+    return _C.Recording(64, torch.device(device, 0), 0).device_error_ns
+
+
+def recorded_with_one_late_rank(device: str) -> Timeline:
+    """Rank 0's device is held until something waits for it; the other ranks' devices are not."""
+    model = ReducerDDP(layers(device))
+    for step in range(3):
+        loss_of(model, batch(device, step)).backward()
+    torch.accelerator.synchronize()
+    controls().set_hold(late_device.milliseconds(0 if dist.get_rank() else 5_000))
+    with ddpx.record(model) as timeline:
+        time.sleep(0.1)
+        for step in range(3):
+            loss_of(model, batch(device, step)).backward()
+    return timeline

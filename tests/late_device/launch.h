@@ -1,0 +1,36 @@
+// Puts work on tensors into the queue of a stream.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "counters.h"
+#include "queue.h"
+
+namespace late {
+
+// The memory of a tensor of the device, as a tensor on CPU that does not keep the memory alive.
+at::Tensor cpu_view(const at::Tensor& tensor);
+
+inline bool is_late(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
+
+// Queues `run`, which uses the memory of these tensors, and counts the operation and the bytes that
+// it reads and writes; a tensor that is read and written stands in both.
+Ticket launch(
+    const std::string& name,
+    Queue& queue,
+    const std::vector<at::Tensor>& read,
+    const std::vector<at::Tensor>& written,
+    std::function<void()> run,
+    Kind kind = Kind::kNative);
+
+// Gives the storage this size, and copies what fits, on the current stream.
+void resize_storage(const c10::Storage& storage, std::size_t num_bytes);
+
+}  // namespace late
