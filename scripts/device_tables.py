@@ -45,7 +45,6 @@ def outcome(ranks: Any, number: int) -> str:
 
     from ddpx.testing import RankFailed
 
-    proof = removed_waits.PROOFS[number]
     try:
         answers = ranks.run(removed_waits.run, number, remove=True, timeout=8)
     except RankFailed:

@@ -181,8 +181,10 @@ def _collectives_do_not_block_the_host() -> list[float]:
 def _a_future_orders_its_callbacks_streams() -> list[float]:
     controls().set_hold(late_device.milliseconds(10_000))
     x = torch.full((4,), 1.0 + dist.get_rank(), device="late")
+    controls().reset_counts()
     future = dist.all_reduce(x, async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2)
+    assert controls().num_synchronisations() == 0
     return doubled.wait().tolist()
 
 
