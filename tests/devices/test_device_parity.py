@@ -10,14 +10,17 @@ from ddpx.testing.compare import summarize
 
 pytestmark = pytest.mark.timeout(300)
 
-# The late device has no sparse tensors.
 PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
+# The late device has neither sparse tensors nor convolutions.
+NOT_LATE = ("sparse embedding", "conv + BatchNorm", "channels last")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
 @pytest.mark.parametrize("device", DEVICES)
 def test_bits_match(device_ranks, device, case_name, mode, world_size):
+    if device == "late" and case_name in NOT_LATE:
+        pytest.skip(f"the late device has no operators for {case_name}")
     per_rank = device_ranks(device, world_size).run(compare_case, case_name, mode, device=device)
     for caps in per_rank[0]:
         total = summarize([comparisons[caps] for comparisons in per_rank])

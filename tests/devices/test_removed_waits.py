@@ -7,7 +7,7 @@ import removed_waits
 
 from ddpx.testing import RankFailed
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize(

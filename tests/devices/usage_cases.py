@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import late_device
@@ -217,15 +218,16 @@ def error_of_recording_while_busy(device: str) -> float:
     return _C.Recording(64, torch.device(device, 0), 0).device_error_ns
 
 
-def recorded_with_one_late_rank(device: str) -> Timeline:
-    """Rank 0's device is held until something waits for it; the other ranks' devices are not."""
+def recorded_late(device: str, late_ranks: Collection[int]) -> Timeline:
+    """The devices of these ranks do nothing until something waits for them; those of others do."""
     model = ReducerDDP(layers(device))
     for step in range(3):
         loss_of(model, batch(device, step)).backward()
     torch.accelerator.synchronize()
-    controls().set_hold(late_device.milliseconds(0 if dist.get_rank() else 5_000))
+    hold_ms = 5_000 if dist.get_rank() in late_ranks else 0
+    controls().set_hold(late_device.milliseconds(hold_ms))
     with ddpx.record(model) as timeline:
-        time.sleep(0.1)
+        time.sleep(0.3)
         for step in range(3):
             loss_of(model, batch(device, step)).backward()
     return timeline
