@@ -14,10 +14,12 @@ def device_ranks() -> Iterator[Callable[[str, int], DeviceRanks]]:
     made: dict[tuple[str, int], DeviceRanks] = {}
 
     def get(device: str, world_size: int) -> DeviceRanks:
-        return made.setdefault((device, world_size), DeviceRanks(device, world_size))
+        if (device, world_size) not in made:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("DDPX_FORCE_COMM", "1")  # a single rank walks the whole path, too
+                made[device, world_size] = DeviceRanks(device, world_size)
+        return made[device, world_size]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DDPX_FORCE_COMM", "1")  # a single rank walks the whole path, too
-        yield get
+    yield get
     for ranks in made.values():
         ranks.close()
