@@ -30,8 +30,12 @@ Bucket::Bucket(
     const BucketSpec& spec,
     const std::vector<at::Tensor>& params,
     bool sparse,
-    Collective& collective)
-    : device_(params[spec.param_indices.front()].device()), sparse_(sparse) {
+    Collective& collective,
+    const Precision& precision)
+    : device_(params[spec.param_indices.front()].device()),
+      sparse_(sparse),
+      param_dtype_(params[spec.param_indices.front()].scalar_type()),
+      precision_(precision) {
   if (sparse_) {
     slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}, {}});
     return;
@@ -40,8 +44,9 @@ Bucket::Bucket(
   for (const auto param_index : spec.param_indices) {
     numel += params[param_index].numel();
   }
-  const auto& first = params[spec.param_indices.front()];
-  buffer_ = collective.allocate(numel, at::TensorOptions(first.scalar_type()).device(device_));
+  const auto dtype =
+      at::isFloatingType(param_dtype_) ? precision.reduce.value_or(param_dtype_) : param_dtype_;
+  buffer_ = collective.allocate(numel, at::TensorOptions(dtype).device(device_));
   int64_t offset = 0;
   for (const auto param_index : spec.param_indices) {
     slots_.push_back(
@@ -195,6 +200,8 @@ Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
   Bucket other;
   other.device_ = device_;
   other.sparse_ = sparse_;
+  other.param_dtype_ = param_dtype_;
+  other.precision_ = precision_;
   if (sparse_) {
     other.slots_ = slots_;
     other.buffer_ = empty_sparse_grad(params[slots_.front().param_index]);

@@ -11,6 +11,7 @@
 #include "bucket_plan.h"
 #include "collective.h"
 #include "comm_hook.h"
+#include "low_precision.h"
 #include "stream_join.h"
 
 namespace ddpx {
@@ -25,6 +26,7 @@ struct Slot {
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding
 //
+// The buffer has the params' dtype, or with mixed precision the one in which it is summed.
 // A sparse bucket has one slot without a view; its buffer is the step's sparse gradient itself.
 // Owned by the reducer, guarded by its mutex; slot views may outlive it as gradients.
 class Bucket {
@@ -40,7 +42,8 @@ class Bucket {
       const BucketSpec& spec,
       const std::vector<at::Tensor>& params,
       bool sparse,
-      Collective& collective);
+      Collective& collective,
+      const Precision& precision = {});
 
   const std::vector<Slot>& slots() const {
     return slots_;
@@ -56,6 +59,20 @@ class Bucket {
   }
   at::ScalarType dtype() const {
     return buffer_.scalar_type();
+  }
+
+  at::ScalarType param_dtype() const {
+    return param_dtype_;
+  }
+
+  // Whether gradients may arrive in this dtype.
+  bool takes(at::ScalarType dtype) const {
+    return dtype == param_dtype_ || dtype == precision_.compute;
+  }
+
+  // Whether gradients may lie in the buffer: it has the params' dtype.
+  bool can_lend() const {
+    return !sparse_ && dtype() == param_dtype_;
   }
 
   // Starts a step: every gradient is outstanding, and perhaps a gate that is not one of them.
@@ -149,6 +166,8 @@ class Bucket {
 
   c10::Device device_{c10::kCPU};
   bool sparse_ = false;
+  at::ScalarType param_dtype_ = at::kFloat;
+  Precision precision_;
   at::Tensor buffer_;
   at::Tensor rows_;
   at::Tensor row_values_;  // what is in flight if there are rows

@@ -74,13 +74,10 @@ class ReducedPrecisionHook final : public BuiltinHook {
       : BuiltinHook(std::move(group)), dtype_(dtype) {}
 
   Future runHook(c10d::GradBucket& bucket) override {
-    const auto own_dtype = bucket.getBuffer().scalar_type();
     return sum(bucket.getBuffer().to(dtype_))
         ->then(
-            [own_dtype, world_size = world_size()](c10::ivalue::Future& done) -> c10::IValue {
-              const auto summed = tensor_of(done.value()).div_(world_size);
-              // A dense one is cast while it is written back.
-              return summed.is_sparse() ? summed.to(own_dtype) : summed;
+            [world_size = world_size()](c10::ivalue::Future& done) -> c10::IValue {
+              return tensor_of(done.value()).div_(world_size);  // cast while it is written back
             },
             c10::TensorType::get());
   }

@@ -26,7 +26,8 @@ class HookError : public std::runtime_error {
 std::shared_ptr<CommHook> make_builtin_hook(
     c10d::BuiltinCommHookType type, c10::intrusive_ptr<c10d::ProcessGroup> group);
 
-// Sums buckets in `dtype`, then divides: what mixed_precision does.
+// Sums buckets in `dtype`, then divides: what mixed_precision does. Sparse and complex gradients,
+// whose buckets are not in `dtype`, are cast first.
 std::shared_ptr<CommHook> make_reduced_precision_hook(
     at::ScalarType dtype, c10::intrusive_ptr<c10d::ProcessGroup> group);
 

@@ -30,6 +30,19 @@ bool is_capturing(c10::Device device) {
   return stream && is_captured(*stream, 0);
 }
 
+void keep_for_current_stream(const at::Tensor& tensor) {
+  const auto stream = current_stream(tensor.device());
+  if (!stream) {
+    return;
+  }
+  if (tensor.is_sparse()) {
+    tensor._indices().record_stream(*stream);
+    tensor._values().record_stream(*stream);
+  } else {
+    tensor.record_stream(*stream);
+  }
+}
+
 void wait_for_stream(c10::Stream waiting, c10::Stream awaited) {
   if (waiting != awaited) {
     c10::Event event(awaited.device_type());

@@ -50,6 +50,9 @@ at::Tensor empty_sparse_grad(const at::Tensor& param) {
 }
 
 at::Tensor unpack_new(const at::Tensor& slot, const at::Tensor& param) {
+  if (slot.scalar_type() != param.scalar_type()) {
+    return slot.to(param.scalar_type());  // keeps the strides, which are the param's if it is dense
+  }
   return torch::autograd::utils::clone_obey_contract(slot, param);
 }
 

@@ -21,8 +21,9 @@ at::Tensor divide_sparse(const at::Tensor& grad, int divisor);
 // A sparse gradient without entries, of the kind that an embedding's backward makes.
 at::Tensor empty_sparse_grad(const at::Tensor& param);
 
-// The reduced gradient as a tensor of its own, laid out as autograd lays out a gradient of `param`
-// (the "gradient layout contract" of torch/csrc/autograd/functions/accumulate_grad.h).
+// The reduced gradient as a tensor of its own, in the dtype of `param`, laid out as autograd lays
+// out a gradient of `param` (the "gradient layout contract" of
+// torch/csrc/autograd/functions/accumulate_grad.h).
 at::Tensor unpack_new(const at::Tensor& slot, const at::Tensor& param);
 
 }  // namespace ddpx

@@ -17,7 +17,7 @@ namespace ddpx {
 void Reducer::on_output_grad() {
   const auto lock = enter();
   note(EventKind::kBackwardBegin);
-  if (!sync_enabled_) {
+  if (!sync_enabled_ || hooks_.empty()) {
     if (!recordings_.empty()) {
       scope_.join(weak_from_this());  // to note when it ends
     }
@@ -53,6 +53,7 @@ void Reducer::on_grad(std::size_t param_index) {
   }
   if (phase_ == Phase::kIdle && !sync_enabled_) {
     mark_used(param_index);
+    cast_grad_to_own_dtype(params_[param_index]);
     return;
   }
   scope_.join(weak_from_this());  // first, so that an error in what follows is reported as abort
@@ -77,6 +78,7 @@ void Reducer::on_grad(std::size_t param_index) {
       if (arrivals_.learning() && options_.mode != GraphMode::kStatic) {
         order_.record(param_index);
       }
+      cast_grad_to_own_dtype(params_[param_index]);  // more is added to it
       break;
     case Arrival::kRepeated:
       report_later(
@@ -197,7 +199,7 @@ void Reducer::pack_into_slot(std::size_t param_index) {
   } else if (packs_when_full(bucket)) {
     bucket.hold(location.slot_index, param.grad());
   } else {
-    pack(bucket, slot, param, divisor(), options_.gradient_as_bucket_view);
+    pack(bucket, slot, param, divisor(), as_views(bucket));
   }
 }
 
@@ -232,7 +234,7 @@ void Reducer::fill(std::size_t bucket_index) {
 }
 
 void Reducer::pack_held(Bucket& bucket) {
-  pack_together(bucket, params_, left_alone_, options_.gradient_as_bucket_view);
+  pack_together(bucket, params_, left_alone_, as_views(bucket));
   bucket.divide(divisor());
   bucket.note_stream();  // another stream may launch it
 }
@@ -423,7 +425,7 @@ void Reducer::drain(std::size_t bucket_index) {
         bucket.reduced().const_data_ptr(), static_cast<std::size_t>(bucket.num_bytes()));
   }
   note(EventKind::kWaitEnd, bucket_index);  // behind the first look at what ranks agreed on
-  write_back(bucket, wanted, params_, options_.gradient_as_bucket_view);
+  write_back(bucket, wanted, params_, as_views(bucket));
   bucket.release_reduced();
   note(EventKind::kWrittenBack, bucket_index);
 }

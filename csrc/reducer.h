@@ -28,6 +28,7 @@
 #include "grad_hook.h"
 #include "health/step_notes.h"
 #include "launch_queue.h"
+#include "low_precision.h"
 #include "output_watch.h"
 #include "phase.h"
 #include "recording.h"
@@ -51,6 +52,7 @@ struct ReducerOptions {
   bool batched_copy = false;         // a bucket's gradients are packed together, then divided
   bool skip_unused_buckets = false;  // no all-reduce of a bucket that no rank used a step before
   std::optional<std::size_t> gate = std::nullopt;  // buckets of delayed params wait for this param
+  Precision precision = {};
 };
 
 // Owned by Python. Public methods may be called from any thread, without the GIL; hooks call in
@@ -104,6 +106,10 @@ class Reducer final : public GradListener,
 
   // Hands every bucket to `hook` instead of the all-reduce; once. UserError if there is one.
   void set_comm_hook(std::shared_ptr<CommHook> hook);
+
+  // Gradients arrive in one dtype and are summed in another by `hook`, which takes the place of a
+  // communication hook; param.grad is in the param's own between backwards.
+  void set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook);
 
   // From the next step on, what gradients are divided by; the world size if nothing.
   void set_divisor(std::optional<int> divisor);
@@ -272,6 +278,9 @@ class Reducer final : public GradListener,
   }
   bool keeps_unused_grads() const {
     return options_.mode != GraphMode::kDefault;
+  }
+  bool as_views(const Bucket& bucket) const {
+    return options_.gradient_as_bucket_view && bucket.can_lend();
   }
   bool gated(std::size_t bucket_index) const;
   bool packs_when_full(const Bucket& bucket) const {

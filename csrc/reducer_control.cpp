@@ -202,7 +202,7 @@ std::vector<Bucket> Reducer::build_buckets(const BucketPlan& plan, Collective& c
   std::vector<Bucket> buckets;
   for (const auto& spec : plan.buckets()) {
     const bool sparse = metas_[spec.param_indices.front()].expect_sparse;
-    buckets.emplace_back(spec, params_, sparse, collective);
+    buckets.emplace_back(spec, params_, sparse, collective, options_.precision);
   }
   return buckets;
 }
@@ -222,6 +222,9 @@ void Reducer::install(BucketPlan plan, std::vector<Bucket> buckets) {
     return;
   }
   for (const auto& bucket : buckets_) {
+    if (!bucket.can_lend()) {
+      continue;
+    }
     for (const auto& slot : bucket.slots()) {
       adopt(bucket, slot, params_[slot.param_index]);
     }

@@ -1,5 +1,6 @@
 // What becomes of a step that broke off on this rank: what peers still need of it, and how the next
 // one begins afresh.
+#include <algorithm>
 #include <utility>
 
 #include "reducer.h"
@@ -88,6 +89,10 @@ void Reducer::fail() noexcept {
 }
 
 void Reducer::recover() {
+  if (options_.precision.compute) {
+    join_arrivals();
+    std::for_each(params_.begin(), params_.end(), cast_grad_to_own_dtype);
+  }
   // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
   // the backend, whose work objects keep them alive.
   install(plan_, build_buckets(plan_));

@@ -33,6 +33,13 @@ void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
   comm_hook_ = std::move(hook);
 }
 
+void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
+  const auto lock = enter();
+  set_comm_hook(std::move(hook));
+  options_.precision = precision;
+  install(plan_, build_buckets(plan_));
+}
+
 void Reducer::set_divisor(std::optional<int> divisor) {
   if (divisor && *divisor < 1) {
     throw errors::not_positive("the divisor of gradients", *divisor);

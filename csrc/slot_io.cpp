@@ -16,10 +16,10 @@
 namespace ddpx {
 namespace {
 
-std::string describe(const at::Tensor& tensor) {
+std::string describe(const at::Tensor& tensor, at::ScalarType dtype) {
   std::ostringstream out;
-  out << (tensor.is_sparse() ? "a sparse " : "a dense ") << tensor.scalar_type()
-      << " tensor of shape " << tensor.sizes() << " on " << tensor.device();
+  out << (tensor.is_sparse() ? "a sparse " : "a dense ") << dtype << " tensor of shape "
+      << tensor.sizes() << " on " << tensor.device();
   return out.str();
 }
 
@@ -34,13 +34,6 @@ void lay_in_slot(at::Tensor& grad, const Slot& slot) {
     slot.lent = at::alias(slot.view);
   }
   grad = slot.lent;
-}
-
-// The current stream reads the gradient, and the last reference may end here.
-void keep_for_current_stream(const at::Tensor& grad) {
-  if (const auto stream = current_stream(grad.device())) {
-    grad.record_stream(*stream);
-  }
 }
 
 // Gives a gradient that lies in the slot memory of its own.
@@ -61,7 +54,7 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
   }
   if (bucket.sparse()) {
     if (!grad.is_sparse()) {
-      return Misfit{describe(grad), "a sparse gradient"};
+      return Misfit{describe(grad, grad.scalar_type()), "a sparse gradient"};
     }
     const auto row = bucket.rows().defined() ? row_outside(grad, bucket.rows()) : std::nullopt;
     if (row) {
@@ -71,9 +64,12 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
     }
     return std::nullopt;
   }
-  const bool fits = !grad.is_sparse() && grad.scalar_type() == slot.view.scalar_type() &&
+  const bool fits = !grad.is_sparse() && bucket.takes(grad.scalar_type()) &&
                     grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();
-  return fits ? std::nullopt : std::optional(Misfit{describe(grad), describe(slot.view)});
+  if (fits) {
+    return std::nullopt;
+  }
+  return Misfit{describe(grad, grad.scalar_type()), describe(slot.view, bucket.param_dtype())};
 }
 
 void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor, bool as_view) {
@@ -87,8 +83,10 @@ void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor
     divide_in_place(slot.view, divisor);
   } else {
     pack_scaled(grad, slot.view, divisor);
+    if (as_view || grad.scalar_type() != param.scalar_type()) {
+      keep_for_current_stream(grad);  // write_back() drops one in another dtype
+    }
     if (as_view) {
-      keep_for_current_stream(grad);
       lay_in_slot(grad, slot);
     }
   }
@@ -163,9 +161,10 @@ void write_back(
     }
   };
   for (const auto* slot : slots) {
-    auto& grad = params[slot->param_index].mutable_grad();
+    const auto& param = params[slot->param_index];
+    auto& grad = param.mutable_grad();
     if (bucket.sparse()) {
-      grad = bucket.reduced();
+      grad = bucket.reduced().to(param.scalar_type());
       continue;
     }
     const auto reduced = bucket.reduced_slot(*slot);
@@ -176,10 +175,10 @@ void write_back(
       if (!grad.defined() || !grad.is_alias_of(slot->view)) {
         lay_in_slot(grad, *slot);
       }
-    } else if (grad.defined()) {
+    } else if (grad.defined() && grad.scalar_type() == param.scalar_type()) {
       copy(reduced, grad);
     } else {
-      grad = unpack_new(reduced, params[slot->param_index]);
+      grad = unpack_new(reduced, param);
     }
   }
   if (!grads.empty()) {

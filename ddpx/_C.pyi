@@ -232,6 +232,9 @@ class Monitor:
         """Another group has taken this one's place."""
     def stack_of(self, rank: int, timeout: timedelta) -> str | None: ...
 
+def lowered(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``param`` in ``dtype``; its gradient stays in it where the param's ``grad_dtype`` is None."""
+
 def is_deaf(process_group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether its calls go on waiting when the group is aborted, as gloo's on CPU do."""
 
@@ -398,10 +401,17 @@ class Reducer:
         self, type: dist.BuiltinCommHookType, process_group: dist.ProcessGroup
     ) -> None:
         """Hands every bucket to a hook in C++ instead of the all-reduce; once."""
-    def set_reduced_precision(self, dtype: torch.dtype, process_group: dist.ProcessGroup) -> None:
-        """Sums buckets in ``dtype``; takes the place of a communication hook."""
+    def set_mixed_precision(
+        self,
+        compute_dtype: torch.dtype | None,
+        reduce_dtype: torch.dtype,
+        process_group: dist.ProcessGroup,
+    ) -> None:
+        """Gradients arrive in ``compute_dtype`` (None: their parameter's), and are summed in
+        ``reduce_dtype``; takes the place of a communication hook."""
     def set_sparse_rows(self, param_index: int, rows: torch.Tensor) -> None:
-        """In which rows (int64, ascending, unique) the sparse gradient of a param has entries."""
+        """From the next step on, in which rows (int64, ascending, unique) the sparse gradient of a
+        param has entries."""
     def set_check_finite(self, enabled: bool) -> None:
         """Whether backward raises if a gradient of any rank is not finite."""
     def add_recording(self, recording: Recording) -> None:

@@ -54,9 +54,9 @@ class CommHooks(nn.Module):
         self._comm_hook_name = str(comm_hook_type)
         self._hook_holds_group = True
 
-    def _reduce_in(self, dtype: torch.dtype) -> None:
-        """Buckets are summed in ``dtype``."""
-        self.reducer.set_reduced_precision(dtype, self.process_group)
+    def _reduce_in(self, dtype: torch.dtype, compute_dtype: torch.dtype | None) -> None:
+        """Gradients arrive in ``compute_dtype``; buckets are summed in ``dtype``."""
+        self.reducer.set_mixed_precision(compute_dtype, dtype, self.process_group)
         self._comm_hook_name = f"mixed_precision({dtype})"
         self._hook_holds_group = True
 

@@ -13,6 +13,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx import errors, nested, params
 from ddpx.comm_hooks import CommHooks
+from ddpx.mixed_precision import MixedPrecision
 
 
 class DDPNames(CommHooks):
@@ -23,6 +24,7 @@ class DDPNames(CommHooks):
     dim: int
     static_graph: bool
     require_forward_param_sync: bool
+    _precision: MixedPrecision | None
     _post_backward_futures: list[torch.futures.Future[Any]]
 
     @staticmethod
@@ -99,6 +101,8 @@ class DDPNames(CommHooks):
     def _remove_autograd_hooks(self) -> None:
         """Takes ddpx's hooks off the parameters; no later backward is synchronised."""
         self.reducer.remove_hooks()
+        if self._precision is not None:
+            self._precision.leave_grads_alone()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the first ten steps, then every ``sample_rate``-th."""

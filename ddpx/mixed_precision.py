@@ -1,8 +1,10 @@
 """``mixed_precision``: the module computes in lower precision, parameters and gradients stay as is.
 
 DDP points ``param.data`` at a low-precision copy until the gradient has come. Here the copy is a
-tensor of autograd's, made by ``param.to(param_dtype)``, which stands in the parameter's place while
-forward and backward run: the gradient comes back through the cast, in the parameter's own dtype.
+tensor of autograd's, made by :func:`ddpx._C.lowered`, which stands in the parameter's place while
+forward and backward run. The gradient arrives in ``param_dtype``, as the parameter's ``grad_dtype``
+of None allows. The reducer packs it in ``reduce_dtype``, and writes the mean back in the
+parameter's own dtype. A gradient that is accumulated without a sum is cast to that dtype at once.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
-from ddpx import errors, nested
+from ddpx import _C, errors, nested
 
 _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 # A place where a parameter stands: the dict of a submodule, and the name there.
@@ -48,16 +50,18 @@ class MixedPrecision:
 
     def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
         self._module = module
-        self._param_dtype: torch.dtype | None = config.param_dtype
+        self.param_dtype: torch.dtype | None = config.param_dtype
         self.reduce_dtype: torch.dtype | None = config.reduce_dtype or config.param_dtype
         self._ignored = {id(p) for name, p in module.named_parameters() if name in ignored}
         self._in_place_of: list[tuple[_Place, torch.Tensor, nn.Parameter]] = []  # empty: full
         for _, param in self._lowerable():
             # Scripts written for DDP look at these; its low-precision one has no storage either.
             param._mp_param = torch.empty_like(  # type: ignore[attr-defined]
-                param, dtype=self._param_dtype, device="meta"
+                param, dtype=self.param_dtype, device="meta"
             )
             param._fp_param = param.data  # type: ignore[attr-defined]
+            if param.requires_grad and self.param_dtype not in (None, param.dtype):
+                param.grad_dtype = None
         if config.buffer_dtype is not None:
             for name, buffer in module.named_buffers():
                 if name not in ignored and buffer.is_floating_point():
@@ -65,13 +69,13 @@ class MixedPrecision:
 
     def cast_inputs(self, inputs: Any) -> Any:
         """``inputs`` with its floating-point tensors in ``param_dtype``."""
-        return inputs if self._param_dtype is None else nested.to_dtype(inputs, self._param_dtype)
+        return inputs if self.param_dtype is None else nested.to_dtype(inputs, self.param_dtype)
 
     @contextmanager
     def forward(self) -> Iterator[list[torch.Tensor]]:
         """Lowered within; takes the list of output tensors, to be lowered in their backwards."""
         outputs: list[torch.Tensor] = []
-        if self._param_dtype is None or self._in_place_of:  # a forward within a backward
+        if self.param_dtype is None or self._in_place_of:  # a forward within a backward
             yield outputs
             return
         self._lower(self._casts())
@@ -80,6 +84,12 @@ class MixedPrecision:
             self._lower_in_backward(outputs)
         finally:
             self.restore()
+
+    def leave_grads_alone(self) -> None:
+        """Gradients arrive in their parameters' own dtype again, since nobody casts them back."""
+        for _, param in self._lowerable():
+            if param.grad_dtype is None:
+                param.grad_dtype = param.dtype
 
     def restore(self) -> None:
         """Back to *full*; harmless if it is that."""
@@ -103,9 +113,15 @@ class MixedPrecision:
         lowered = []
         for place, param in self._lowerable():
             if param not in casts:
-                casts[param] = param.to(self._param_dtype)
+                casts[param] = self._cast(param)
             lowered.append((place, casts[param], param))
         return lowered
+
+    def _cast(self, param: nn.Parameter) -> torch.Tensor:
+        assert self.param_dtype is not None
+        if param.requires_grad and param.grad_dtype is None:
+            return _C.lowered(param, self.param_dtype)
+        return param.to(self.param_dtype)
 
     def _lower(self, lowered: Sequence[tuple[_Place, torch.Tensor, nn.Parameter]]) -> None:
         self._in_place_of = [item for item in lowered if item[0][0].get(item[0][1]) is item[2]]

@@ -213,13 +213,13 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             self.reducer.continue_from(older)
         if settings.switch_of("DDPX_CHECK_FINITE"):
             self.check_finite()
-        self._precision: MixedPrecision | None = None
+        self._precision = None
         if self.mixed_precision is not None:
             self._precision = MixedPrecision(
                 self.module, self.mixed_precision, self.parameters_to_ignore
             )
             if self._precision.reduce_dtype is not None:
-                self._reduce_in(self._precision.reduce_dtype)
+                self._reduce_in(self._precision.reduce_dtype, self._precision.param_dtype)
         self._first_buckets = self.reducer.plan.buckets
 
     def _managed(self) -> Sequence[params.ManagedParam]:

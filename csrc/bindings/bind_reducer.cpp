@@ -94,6 +94,8 @@ void bind_reducer(py::module_& module) {
           py::arg("expect_sparse") = false,
           py::arg("delayed") = false);
 
+  module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
+
   // The lock of the reducer is never waited for with the GIL held: its holder may need the GIL to
   // call a backend that is written in Python.
   using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -171,13 +173,17 @@ void bind_reducer(py::module_& module) {
           py::arg("process_group").none(false),
           NoGil())
       .def(
-          "set_reduced_precision",
+          "set_mixed_precision",
           [](Reducer& reducer,
-             at::ScalarType dtype,
+             std::optional<at::ScalarType> compute_dtype,
+             at::ScalarType reduce_dtype,
              c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
-            reducer.set_comm_hook(make_reduced_precision_hook(dtype, std::move(process_group)));
+            reducer.set_mixed_precision(
+                Precision{compute_dtype, reduce_dtype},
+                make_reduced_precision_hook(reduce_dtype, std::move(process_group)));
           },
-          py::arg("dtype"),
+          py::arg("compute_dtype").none(true),
+          py::arg("reduce_dtype"),
           py::arg("process_group").none(false),
           NoGil())
       .def(

@@ -80,6 +80,18 @@ TEST(ReducerSettings, TheDivisorMayBeAnother) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
+TEST(ReducerSettings, ADivisorThatIsSetWithinAStepIsForTheNext) {
+  Replica replica;
+  const auto key =
+      replica.params[1].register_hook([&](at::Tensor) { replica.reducer->set_divisor(1); });
+  replica.step();  // param 2 was packed before, the others are packed after
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+  replica.params[1].remove_hook(key);
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{120., 80., 60.}));
+}
+
 TEST(ReducerSettings, AfterSyncIsCalledWhenGradientsAreThere) {
   Replica replica;
   int num_calls = 0;

@@ -9,16 +9,12 @@ from device_ranks import DeviceRanks
 
 
 @pytest.fixture(scope="session")
-def device_ranks() -> Iterator[Callable[[str, int], DeviceRanks]]:
+def device_ranks(late_library: None) -> Iterator[Callable[[str, int], DeviceRanks]]:
     """``device_ranks(device, world_size)``; ranks live for the session."""
     made: dict[tuple[str, int], DeviceRanks] = {}
 
     def get(device: str, world_size: int) -> DeviceRanks:
-        if (device, world_size) not in made:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("DDPX_FORCE_COMM", "1")  # a single rank walks the whole path, too
-                made[device, world_size] = DeviceRanks(device, world_size)
-        return made[device, world_size]
+        return made.setdefault((device, world_size), DeviceRanks(device, world_size))
 
     yield get
     for ranks in made.values():

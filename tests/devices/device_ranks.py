@@ -40,7 +40,7 @@ class DeviceRanks:
 
     def __init__(self, device: str, world_size: int) -> None:
         if device == "late":
-            late_device.build()  # not within a rank's time limit
+            late_device.build()  # unless a test run has done so; not within a rank's time limit
         nccl = device == "cuda" and world_size == 1
         # Forks are made of a process without the device, which has threads of its own.
         self._pool = RankPool(world_size, "nccl" if nccl else "gloo")
@@ -64,6 +64,7 @@ class DeviceRanks:
 
 
 def _run_on_device(device: str, rendezvous: str, call: Callable[[], Any]) -> Any:
+    os.environ["DDPX_FORCE_COMM"] = "1"  # a single rank walks the whole path, too
     if device == "late":
         _enter_late_group(rendezvous)
         controls().set_hold(late_device.milliseconds(HOLD_MS))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import late_device
 import torch
 from device_ranks import controls
 from torch import nn
@@ -68,6 +69,7 @@ class Cost:
 
 def cost_of(name: str, wrapper: str) -> Cost | str:
     """On every rank. Of ``wrapper`` "ddpx" or "DDP"; a text if it does not run on the device."""
+    controls().set_hold(late_device.milliseconds(0))  # what is counted does not depend on it
     setting = SETTINGS[name]
     dtype = torch.bfloat16 if "mixed_precision" in setting.options else torch.float32
     bare = _measure(lambda module: module.to(dtype), dtype)

@@ -66,6 +66,26 @@ def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):
     device_ranks(device, world_size).run(cases.steps_without_synchronisation, device, **MODES[mode])
 
 
+@pytest.mark.parametrize(
+    "options, check_finite, refused",
+    [
+        ({"find_unused_parameters": True}, False, "find_unused_parameters"),
+        ({}, True, "check_finite()"),
+        ({}, False, None),
+        ({"gradient_as_bucket_view": True}, False, None),
+        ({"static_graph": True}, False, None),
+    ],
+    ids=["find unused", "check_finite", "default", "view", "static"],
+)
+def test_reads_on_the_host_are_refused_under_capture(device_ranks, options, check_finite, refused):
+    for texts in device_ranks("late", 2).run(cases.errors_under_capture, options, check_finite):
+        assert texts[0] == texts[2] == ""
+        if refused is None:
+            assert texts[1] == ""
+        else:
+            assert "CUDA graph" in texts[1] and refused in texts[1]
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_times_are_the_devices(device_ranks, device, world_size):
     """The host is done long before the device has come to the last layer."""

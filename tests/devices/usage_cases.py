@@ -197,6 +197,25 @@ def unequal_at_first(device: str) -> State:
     return states
 
 
+def errors_under_capture(options: dict[str, Any], check_finite: bool) -> list[str]:
+    """Of three backwards, the middle one while the device says that it is capturing a graph."""
+    ours = ReducerDDP(layers("late"), **options)
+    ours.check_finite(check_finite)
+    texts = []
+    for step in range(3):
+        ours.zero_grad()
+        loss = loss_of(ours, batch("late", step))
+        controls().pretend_to_capture(step == 1)
+        try:
+            loss.backward()
+            texts.append("")
+        except RuntimeError as error:
+            texts.append(str(error))
+        finally:
+            controls().pretend_to_capture(False)
+    return texts
+
+
 class _WithBuffer(nn.Module):
     shift: torch.Tensor
 

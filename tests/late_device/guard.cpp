@@ -11,6 +11,7 @@
 #include "counters.h"
 #include "ignored.h"
 #include "launch.h"
+#include "settings.h"
 #include "streams.h"
 
 namespace late {
@@ -71,6 +72,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryStream(const c10::Stream& stream) const override {
     const auto& queue = queue_of(stream);
     return queue.passed(queue.last());
+  }
+  // Without "override", since torch 2.11 does not ask.
+  bool isStreamCapturing(const c10::Stream& /*stream*/) const {
+    return pretends_to_capture();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     if (!ignored(Wait::kHost)) {

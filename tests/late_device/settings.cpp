@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <random>
@@ -59,6 +60,18 @@ std::chrono::milliseconds delay_of(const std::string& task_name) {
     }
   }
   return delay;
+}
+
+namespace {
+std::atomic<bool> capturing{false};
+}
+
+void pretend_to_capture(bool is_capturing) {
+  capturing = is_capturing;
+}
+
+bool pretends_to_capture() {
+  return capturing;
 }
 
 }  // namespace late

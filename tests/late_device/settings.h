@@ -18,4 +18,9 @@ std::chrono::microseconds next_hold();
 void set_delay(const std::string& part, std::chrono::milliseconds delay);
 std::chrono::milliseconds delay_of(const std::string& task_name);
 
+// What the device says when it is asked whether its streams are being captured into a graph. It
+// captures nothing.
+void pretend_to_capture(bool capturing);
+bool pretends_to_capture();
+
 }  // namespace late

@@ -129,32 +129,34 @@ class Chain(nn.Module):
         return x if call is None else _CallInBackward.apply(x, call.kind, self.groups[call.group])
 
 
-def _train(plan: Plan, wrapper: Callable[..., nn.Module], groups: list[Any]) -> list[Any]:
+def _train(
+    plan: Plan, wrapper: Callable[..., nn.Module], groups: list[Any], device: str
+) -> list[Any]:
     torch.manual_seed(0)
     wrapped = [
-        wrapper(Chain(m, groups), process_group=groups[m.group], **dict(m.options))
+        wrapper(Chain(m, groups).to(device), process_group=groups[m.group], **dict(m.options))
         for m in plan.modules
     ]
     grads = []
     for number in range(NUM_STEPS):
         torch.manual_seed(97 * number + dist.get_rank())
-        x = torch.randn(3, WIDTH, requires_grad=True)
+        x = torch.randn(3, WIDTH).to(device).requires_grad_()
         for index, model in enumerate(wrapped):
             model.zero_grad()
             x = model(x, plan.left_out[number][dist.get_rank()][index])
             x = model.module._with_call(x, plan.modules[index].call)
         x.square().sum().backward()
         params = [p for model in wrapped for p in model.parameters()]
-        grads.append([None if p.grad is None else p.grad.clone() for p in params])
+        grads.append([None if p.grad is None else p.grad.to("cpu", copy=True) for p in params])
     return grads
 
 
-def run_plan(plan: Plan) -> None:
-    """Trains with either wrapper and compares every bit; the body of a rank."""
+def run_plan(plan: Plan, device: str) -> None:
+    """Trains on ``device`` with either wrapper and compares every bit; the body of a rank."""
     groups = [dist.group.WORLD, dist.new_group()]
     try:
-        expected = _train(plan, DistributedDataParallel, groups)
-        found = _train(plan, ReducerDDP, groups)
+        expected = _train(plan, DistributedDataParallel, groups, device)
+        found = _train(plan, ReducerDDP, groups, device)
         dist.barrier(groups[1])  # a rank need not read what ranks agree on last; its peers may
     finally:
         dist.destroy_process_group(groups[1])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
+from device_ranks import DeviceRanks
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_collectives import plans, run_plan
@@ -17,11 +19,29 @@ ASKED = os.environ.get("DDPX_PROPERTY_EXAMPLES")
 EXAMPLES = int(ASKED or 25)
 
 
-@pytest.fixture(scope="module", params=[("gloo", 2), ("gloo", 3), ("shm", 2), ("shm", 3)])
-def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    backend, world_size = request.param
-    with RankPool(world_size, backend) as made:
-        yield made
+@dataclass(frozen=True)
+class Place:
+    """Ranks, and the device of their tensors."""
+
+    ranks: RankPool | DeviceRanks
+    device: str
+    world_size: int
+
+
+@pytest.fixture(scope="module", params=["gloo", "shm", "late"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def place(request: pytest.FixtureRequest, backend: str, late_library: None) -> Iterator[Place]:
+    world_size = request.param
+    if backend == "late":
+        ranks: RankPool | DeviceRanks = DeviceRanks("late", world_size)
+    else:
+        ranks = RankPool(world_size, backend)
+    yield Place(ranks, "late" if backend == "late" else "cpu", world_size)
+    ranks.close()
 
 
 @pytest.mark.timeout(120 + 3 * EXAMPLES)
@@ -35,5 +55,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     print_blob=False,
 )
 @given(draws=st.data())
-def test_collectives_pair_up(pool, draws):
-    pool.run(run_plan, draws.draw(plans(pool.world_size)), timeout=20.0)
+def test_collectives_pair_up(place, draws):
+    plan = draws.draw(plans(place.world_size))
+    place.ranks.run(run_plan, plan, place.device, timeout=20.0)

@@ -102,7 +102,7 @@ def _expected_grads(
     expected = {}
     for name, param in low.named_parameters():
         if param.grad is not None:
-            summed = param.grad.to(config.reduce_dtype or config.param_dtype)
+            summed = param.grad.to(config.reduce_dtype or config.param_dtype).to_dense()
             dist.all_reduce(summed)
             expected[name] = (summed / dist.get_world_size()).float()
     return expected
@@ -122,7 +122,7 @@ def _check_steps(build: Callable[[], nn.Module], config: Any, options: dict[str,
             assert isinstance(param, nn.Parameter) and param.dtype == torch.float32, name
             if param.requires_grad:
                 assert param.grad is not None and param.grad.dtype == torch.float32
-                assert torch.equal(param.grad, expected[name]), (step, name)
+                assert torch.equal(param.grad.to_dense(), expected[name]), (step, name)
         optimizer.step()
         optimizer.zero_grad(set_to_none=step % 2 == 0)
     for dtype in getattr(module, "seen", []):
@@ -180,6 +180,9 @@ def _check_failed_backward() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         model(Explode.apply(inputs)).sum().backward()
     assert all(isinstance(p, nn.Parameter) for p in module.parameters())
+    # The last layer's gradients had come; in the dtype that the optimizer expects.
+    assert module.last.weight.grad is not None
+    assert {p.grad.dtype for p in module.parameters() if p.grad is not None} == {torch.float32}
     assert set(module.state_dict()) == {"scale", "shift", "count"} | {
         f"{layer}.{name}" for layer in ("first", "last") for name in ("weight", "bias")
     }
@@ -211,6 +214,7 @@ def _check_accumulation() -> None:
                 total[name] = total.get(name, torch.zeros(())) + param.grad.float()
         model.set_requires_gradient_sync(step == 2)
         model(inputs).float().square().mean().backward()
+        assert all(p.grad.dtype == p.dtype for p in module.parameters() if p.requires_grad)
     for name, grad in total.items():
         dist.all_reduce(grad)
         assert torch.equal(module.get_parameter(name).grad, grad / 2), name
@@ -218,6 +222,49 @@ def _check_accumulation() -> None:
 
 def test_accumulated_gradients_keep_their_precision(ranks):
     ranks(2).run(_check_accumulation)
+
+
+def _check_arrival(view: bool) -> list[torch.dtype]:
+    model = ReducerDDP(Plain(), mixed_precision=CONFIGS["bf16"], gradient_as_bucket_view=view)
+    dtypes: list[torch.dtype] = []
+    for param in model.parameters():
+        if param.requires_grad:
+            param.register_hook(lambda grad: dtypes.append(grad.dtype))
+    model(torch.randn(2, 8)).float().sum().backward()
+    return dtypes
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_gradients_arrive_in_low_precision(ranks, view):
+    """They are packed as they come: a cast to full precision and back would cost memory."""
+    for dtypes in ranks(2).run(_check_arrival, view):
+        assert dtypes == [torch.bfloat16] * 4
+
+
+def _check_without_hooks() -> None:
+    module = Plain()
+    model = ReducerDDP(module, mixed_precision=CONFIGS["bf16"])
+    model._remove_autograd_hooks()
+    model(torch.randn(2, 8)).float().sum().backward()
+    assert module.first.weight.grad.dtype == torch.float32
+
+
+def test_gradients_that_nobody_sums_keep_their_dtype(ranks):
+    ranks(2).run(_check_without_hooks)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding(x.abs().long() % 8)
+
+
+@pytest.mark.parametrize("config", ["bf16", "fp16 summed in fp32"])
+def test_sparse_gradients(ranks, config):
+    ranks(2).run(_check_steps, Sparse, CONFIGS[config], {})
 
 
 def _check_second_hook() -> None:

@@ -50,6 +50,28 @@ def test_sums_are_those_without_rows(ranks, world_size):
     ranks(world_size).run(_check_sums)
 
 
+def _check_rows_set_within_a_step() -> None:
+    rank = dist.get_rank()
+    model = ReducerDDP(Net())
+    first, second = torch.tensor([1, 3, 7, 2, 0]), torch.tensor([4, 5])
+    model._set_sparse_metadata({"embedding.weight": first})
+    handle = model.module.head.weight.register_hook(  # its gradient comes first
+        lambda _: model._set_sparse_metadata({"embedding.weight": second})
+    )
+    model(torch.tensor(IDS[rank])).sum().backward()
+    rows = model.module.embedding.weight.grad
+    assert rows.indices()[0].tolist() == sorted(first.tolist())
+    assert rows.to_dense()[7].count_nonzero() == 3  # of both ranks
+    handle.remove()
+    model.zero_grad()
+    model(second).sum().backward()
+    assert model.module.embedding.weight.grad.indices()[0].tolist() == [4, 5]
+
+
+def test_rows_that_are_set_within_a_step_are_for_the_next(ranks):
+    ranks(2).run(_check_rows_set_within_a_step)
+
+
 def _check_impossible_rows() -> None:
     model = ReducerDDP(Net())
     for rows in ([-7, 1, 2], [1, 2, 10], [1, 2**40]):

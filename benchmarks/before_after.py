@@ -1,0 +1,213 @@
+"""Step time of this checkout beside that of another one, taking turns on one machine.
+
+    python benchmarks/before_after.py ../other --rounds 40
+    python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" --cpu-time
+
+The second command has no waits in it: the CPU time of the thread that trains, for forward and
+backward of a model with next to no arithmetic, with all of a reducer's work (DDPX_FORCE_COMM=1).
+
+Each checkout has ranks of its own, with its own build of the extension. In each round every setting
+runs in both checkouts, one directly after the other, in an order that changes. DDP, whose code is
+the same on both sides, shows how far a ratio is off by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parents[1]
+SIDES = ("before", "after")
+# By name: the wrapper's options, and whether a rank leaves a layer out in some steps.
+SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
+    "default": ({}, False),
+    "views": ({"gradient_as_bucket_view": True}, False),
+    "views, batched copy": ({"gradient_as_bucket_view": True, "batched_grad_copy": True}, False),
+    "static, views": ({"static_graph": True, "gradient_as_bucket_view": True}, False),
+    "find unused": ({"find_unused_parameters": True}, False),
+    "find unused, use varies": ({"find_unused_parameters": True}, True),
+    "mixed precision": ({"mixed_precision": "bfloat16"}, False),
+}
+TINY = "4,000 tiny tensors"
+CONTENDERS = ("DDP, default", "DDP, find unused, use varies", *(f"ddpx, {s}" for s in SETTINGS))
+
+
+class Side:
+    """The ranks of one checkout."""
+
+    def __init__(self, root: Path, world_size: int, arguments: list[str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = {**os.environ, "PYTHONPATH": str(root), "MASTER_PORT": str(port)}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment |= {"DDPX_FORCE_COMM": "1"}
+        command = [sys.executable, __file__, "--worker", str(root), *arguments]
+        self._ranks = [
+            subprocess.Popen(
+                command,
+                env={**environment, "RANK": str(rank), "WORLD_SIZE": str(world_size)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        self._answers()
+
+    def seconds_a_step(self, contender: str) -> float:
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            print(contender, file=rank.stdin, flush=True)
+        return max(map(float, self._answers()))
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.close()
+        for rank in self._ranks:
+            rank.wait(timeout=60)
+
+    def _answers(self) -> list[str]:
+        return [line for rank in self._ranks if rank.stdout and (line := rank.stdout.readline())]
+
+
+@contextmanager
+def sides(other: Path, world_size: int, arguments: list[str]) -> Iterator[dict[str, Side]]:
+    made: dict[str, Side] = {}
+    try:
+        for name, root in zip(SIDES, (other, ROOT), strict=True):
+            made[name] = Side(root, world_size, arguments)
+        yield made
+    finally:
+        for side in made.values():
+            side.close()
+
+
+def measure(pair: dict[str, Side], rounds: int, seed: int = 0) -> dict[str, list[list[float]]]:
+    """Seconds a step, by contender; of each round before and after."""
+    order = random.Random(seed)
+    times: dict[str, list[list[float]]] = {contender: [] for contender in CONTENDERS}
+    for number in range(rounds + 1):  # the first one warms up
+        for contender in order.sample(CONTENDERS, len(CONTENDERS)):
+            found = {s: pair[s].seconds_a_step(contender) for s in order.sample(SIDES, len(SIDES))}
+            if number > 0:
+                times[contender].append([found[name] for name in SIDES])
+    return times
+
+
+def rows_of(times: dict[str, list[list[float]]]) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for contender, rounds in times.items():
+        before, after = (statistics.median(side) for side in zip(*rounds, strict=True))
+        ratios = statistics.quantiles((a / b for b, a in rounds), n=4)
+        more_us = 1e6 * statistics.median(a - b for b, a in rounds)
+        rows.append([contender, 1e3 * before, 1e3 * after, *ratios, more_us])
+    return rows
+
+
+# ---- a rank --------------------------------------------------------------------------------------
+
+
+def _work(root: Path, model: str, num_steps: int, clock: Callable[[], float]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import ddpx
+
+    assert Path(str(ddpx.__file__)).is_relative_to(root), ddpx.__file__
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    steps = {contender: _step(contender, model) for contender in CONTENDERS}
+    for step in steps.values():
+        for number in range(3):  # buckets are made again after the first
+            step(number)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        step = steps[line.strip()]
+        dist.barrier()
+        start = clock()
+        for number in range(num_steps):
+            step(number)
+        print((clock() - start) / num_steps, flush=True)
+    dist.destroy_process_group()
+
+
+def _step(contender: str, model: str) -> Callable[[int], None]:
+    import torch
+    import torch.distributed as dist
+    from models import MODELS, joined
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    from ddpx import ReducerDDP
+
+    name, _, setting = contender.partition(", ")
+    options, varies = SETTINGS[setting]
+    if "mixed_precision" in options:
+        options = {**options, "mixed_precision": _MixedPrecision(torch.bfloat16)}
+
+    class WithOption(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.x = joined(4000) if model == TINY else MODELS[model]()
+            self.optional = nn.Linear(self.x.shape[-1], self.x.shape[-1])
+
+        def forward(self, x: torch.Tensor, use: bool) -> torch.Tensor:
+            return self.body(x + self.optional(x) if use else x)
+
+    torch.manual_seed(0)
+    module = WithOption()
+    wrapped = (DistributedDataParallel if name == "DDP" else ReducerDDP)(module, **options)
+
+    def step(number: int) -> None:
+        wrapped.zero_grad()
+        use = not varies or (number + dist.get_rank()) % 2 == 0
+        wrapped(module.x, use).float().sum().backward()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("other", nargs="?", type=Path, help="a built checkout, from before")
+    parser.add_argument(
+        "--model", default="1,000 small tensors", help=f"{TINY}, or one of benchmarks/models.py"
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=3, help="of a round")
+    parser.add_argument("--cpu-time", action="store_true", help="of the thread that trains")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        clock = time.thread_time if arguments.cpu_time else time.perf_counter
+        _work(arguments.worker, arguments.model, arguments.steps, clock)
+        return
+    if arguments.other is None:
+        parser.error("which checkout is the one from before?")
+    for_ranks = ["--model", arguments.model, "--steps", str(arguments.steps)]
+    for_ranks += ["--cpu-time"] if arguments.cpu_time else []
+    with sides(arguments.other.resolve(), arguments.ranks, for_ranks) as pair:
+        times = measure(pair, arguments.rounds)
+    print(f"{arguments.model}, {arguments.ranks} ranks, {arguments.rounds} rounds")
+    headers = ["contender", "before, ms", "after, ms", "ratio: 25 %", "50 %", "75 %", "more, us"]
+    formats = ("", ".2f", ".2f", ".3f", ".3f", ".3f", ".0f")
+    print(tabulate(rows_of(times), headers, tablefmt="github", floatfmt=formats))
+
+
+if __name__ == "__main__":
+    main()
