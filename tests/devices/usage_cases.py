@@ -22,8 +22,17 @@ from ddpx.timeline import Timeline
 State = list[torch.Tensor]
 
 
-def _trained(module: nn.Module) -> State:
-    return [tensor.detach().cpu() for tensor in module.state_dict().values()]
+def _train(model: nn.Module, device: str, num_steps: int = 4) -> State:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        backward(loss_of(model, batch(device, step)))
+        optimizer.step()
+    return _state_of(model)
+
+
+def _state_of(model: nn.Module) -> State:
+    return [tensor.detach().cpu() for tensor in model.state_dict().values()]
 
 
 class _OnTwoDevices(nn.Module):
@@ -39,14 +48,8 @@ class _OnTwoDevices(nn.Module):
 
 
 def on_two_devices(device: str, **options: Any) -> State:
-    module = _OnTwoDevices(device)
-    ours = ReducerDDP(module, **options)
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        backward(loss_of(ours, batch(device, step)))
-        optimizer.step()
-    return _trained(module)
+    ours = ReducerDDP(_OnTwoDevices(device), **options)
+    return _train(ours, device)
 
 
 def _plus_one(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
@@ -67,44 +70,27 @@ BUILTIN_HOOKS = {
 
 
 def with_a_hook(device: str, name: str, **options: Any) -> State:
-    module = layers(device)
-    ours = ReducerDDP(module, bucket_cap_mb=0.0015, **options)
+    ours = ReducerDDP(layers(device), bucket_cap_mb=0.0015, **options)
     if name in HOOKS:
         ours.register_comm_hook(dist.group.WORLD, HOOKS[name])
     else:
         ours._register_builtin_comm_hook(BUILTIN_HOOKS[name])
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        backward(loss_of(ours, batch(device, step)))
-        optimizer.step()
-    return _trained(module)
+    return _train(ours, device)
 
 
 def uneven_inputs(device: str, **options: Any) -> State:
-    module = layers(device)
-    ours = ReducerDDP(module, **options)
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    ours = ReducerDDP(layers(device), **options)
     with ours.join():
-        for step in range(3 + dist.get_rank()):
-            optimizer.zero_grad()
-            backward(loss_of(ours, batch(device, step)))
-            optimizer.step()
-    return _trained(module)
+        _train(ours, device, 3 + dist.get_rank())
+    return _state_of(ours)
 
 
 def in_mixed_precision(device: str, **options: Any) -> State:
-    module = layers(device)
     precision = _MixedPrecision(
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
     )
-    ours = ReducerDDP(module, mixed_precision=precision, **options)
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        backward(loss_of(ours, batch(device, step)))
-        optimizer.step()
-    return _trained(module)
+    ours = ReducerDDP(layers(device), mixed_precision=precision, **options)
+    return _train(ours, device)
 
 
 def steps_without_synchronisation(device: str, **options: Any) -> None:
@@ -187,12 +173,12 @@ def unequal_at_first(device: str) -> State:
     torch.manual_seed(dist.get_rank())
     module = _WithBuffer().to(device)
     ours = ReducerDDP(module)
-    states = _trained(module)
+    states = _state_of(module)
     for step in range(3):
         if dist.get_rank() > 0:
             module.shift.fill_(step)
         backward(loss_of(ours, batch(device, step)))
-        states += _trained(module)
+        states += _state_of(module)
         ours.zero_grad()
     return states
 

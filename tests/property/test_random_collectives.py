@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 from device_ranks import DeviceRanks
-from hypothesis import HealthCheck, Phase, given, settings
+from drawing import draws, num_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from random_collectives import plans, run_plan
 
 from ddpx.testing import RankPool
 
-# A number that is asked for is a search: other plans each time, and shrinking.
-ASKED = os.environ.get("DDPX_PROPERTY_EXAMPLES")
-EXAMPLES = int(ASKED or 25)
+EXAMPLES = num_examples(25)
 
 
 @dataclass(frozen=True)
@@ -45,16 +43,8 @@ def place(request: pytest.FixtureRequest, backend: str, late_library: None) -> I
 
 
 @pytest.mark.timeout(120 + 3 * EXAMPLES)
-@settings(
-    max_examples=EXAMPLES,
-    derandomize=not ASKED,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate, *([Phase.shrink] if ASKED else [])],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    print_blob=False,
-)
-@given(draws=st.data())
-def test_collectives_pair_up(place, draws):
-    plan = draws.draw(plans(place.world_size))
+@draws(EXAMPLES)
+@given(data=st.data())
+def test_collectives_pair_up(place, data):
+    plan = data.draw(plans(place.world_size))
     place.ranks.run(run_plan, plan, place.device, timeout=20.0)

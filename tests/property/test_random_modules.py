@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from drawing import ASKED, draws, num_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import plans
 from random_steps import run_plan
 
-# Per world size. A number that is asked for is a search: other plans each time, and shrinking.
-ASKED = os.environ.get("DDPX_PROPERTY_EXAMPLES")
-EXAMPLES = int(ASKED or 20)
+# Per world size.
+EXAMPLES = num_examples(20)
 SECONDS = 60 + 2 * EXAMPLES
 
 
 @pytest.mark.timeout(SECONDS + 400 if ASKED else SECONDS)
-@settings(
-    max_examples=EXAMPLES,
-    derandomize=not ASKED,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate, *([Phase.shrink] if ASKED else [])],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    print_blob=False,
-)
-@given(draws=st.data())
-def test_gradients_are_averaged(ranks, world, draws):
-    plan = draws.draw(plans(world))
+@draws(EXAMPLES)
+@given(data=st.data())
+def test_gradients_are_averaged(ranks, world, data):
+    plan = data.draw(plans(world))
     ranks(world).run(run_plan, plan, timeout=20.0)

@@ -267,6 +267,27 @@ def test_sparse_gradients(ranks, config):
     ranks(2).run(_check_steps, Sparse, CONFIGS[config], {})
 
 
+def _check_uneven_inputs() -> None:
+    """A rank that has run out sends zeros in the dtype in which its peers send."""
+    module = Plain()
+    model = ReducerDDP(module, mixed_precision=CONFIGS["bf16"])
+    inputs = [torch.randn(6, 8) for _ in range(2 - dist.get_rank())]
+    low = copy.deepcopy(module).bfloat16()
+    low(inputs[-1].bfloat16()).float().square().mean().backward()
+    with model.join():
+        for x in inputs:
+            model.zero_grad()
+            model(x).float().square().mean().backward()
+    if dist.get_rank() == 0:
+        for name, param in low.named_parameters():
+            if param.grad is not None:
+                assert torch.equal(module.get_parameter(name).grad, (param.grad / 2).float()), name
+
+
+def test_uneven_inputs(ranks):
+    ranks(2).run(_check_uneven_inputs)
+
+
 def _check_second_hook() -> None:
     model = ReducerDDP(Plain(), mixed_precision=CONFIGS["bf16"])
     with pytest.raises(RuntimeError, match="hook"):
