@@ -25,14 +25,9 @@ struct Call {
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
   Stack on_cpu;
-  Stack on_meta;
   std::optional<c10::Device> device;
   bool possible = true;  // every tensor lies on that device, or is a number
 };
-
-at::Tensor meta_of(const at::Tensor& tensor) {
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-}
 
 // A number on the host may change before the kernel runs.
 at::Tensor value_of(const at::Tensor& number) {
@@ -42,17 +37,16 @@ at::Tensor value_of(const at::Tensor& number) {
   return value;
 }
 
-std::pair<at::Tensor, at::Tensor> take(Call& call, const c10::Argument& arg, const at::Tensor& t) {
+at::Tensor take(Call& call, const c10::Argument& arg, const at::Tensor& t) {
   if (!t.defined()) {
-    return {t, t};
+    return t;
   }
   if (!is_late(t)) {
     call.possible = call.possible && t.device().is_cpu() && t.dim() == 0;
     if (!call.possible) {
       return {};
     }
-    auto value = value_of(t);
-    return {value, value};
+    return value_of(t);
   }
   call.possible =
       call.possible && t.layout() == at::kStrided && call.device.value_or(t.device()) == t.device();
@@ -67,7 +61,7 @@ std::pair<at::Tensor, at::Tensor> take(Call& call, const c10::Argument& arg, con
   if (!is_written || !(call.overwrites || arg.is_out())) {
     call.read.push_back(t);
   }
-  return {cpu_view(t), meta_of(t)};
+  return cpu_view(t);
 }
 
 bool overwrites(const std::string& name) {
@@ -83,22 +77,15 @@ Call read_call(const c10::OperatorHandle& op, const Stack& stack) {
   for (std::size_t i = 0; i < args.size(); ++i) {
     const auto& value = values[i];
     if (value.isTensor()) {
-      auto [cpu, meta] = take(call, args[i], value.toTensor());
-      call.on_cpu.emplace_back(std::move(cpu));
-      call.on_meta.emplace_back(std::move(meta));
+      call.on_cpu.emplace_back(take(call, args[i], value.toTensor()));
     } else if (value.isTensorList()) {
       std::vector<at::Tensor> on_cpu;
-      std::vector<at::Tensor> on_meta;
       for (const auto& tensor : value.toTensorVector()) {
-        auto [cpu, meta] = take(call, args[i], tensor);
-        on_cpu.push_back(std::move(cpu));
-        on_meta.push_back(std::move(meta));
+        on_cpu.push_back(take(call, args[i], tensor));
       }
       call.on_cpu.emplace_back(std::move(on_cpu));
-      call.on_meta.emplace_back(std::move(on_meta));
     } else {
       call.on_cpu.push_back(value);
-      call.on_meta.push_back(value);
     }
   }
   call.possible = call.possible && call.device.has_value();
@@ -134,22 +121,46 @@ void queue_in_place(const c10::OperatorHandle& op, Stack* stack, Call call) {
   stack->insert(stack->end(), results.begin(), results.end());
 }
 
-at::Tensor new_like(const at::Tensor& meta, c10::Device device) {
-  return meta.defined()
-             ? at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(device))
-             : meta;
+at::Tensor new_like(const at::Tensor& tensor, c10::Device device) {
+  return tensor.defined()
+             ? at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device))
+             : tensor;
 }
 
-// Sizes come from the meta device; the results are new.
+at::Tensor zeros_of(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()
+             ? new_like(tensor, at::kCPU).zero_()
+             : tensor;
+}
+
+// What the operator makes of zeros of the same sizes. The meta device would do, too, but many of
+// its kernels are written in Python and take a millisecond.
+Stack sample_results(const c10::OperatorHandle& op, const Stack& on_cpu) {
+  Stack values;
+  for (const auto& value : on_cpu) {
+    if (value.isTensorList()) {
+      std::vector<at::Tensor> zeros;
+      for (const auto& tensor : value.toTensorVector()) {
+        zeros.push_back(zeros_of(tensor));
+      }
+      values.emplace_back(std::move(zeros));
+    } else {
+      values.push_back(value.isTensor() ? c10::IValue(zeros_of(value.toTensor())) : value);
+    }
+  }
+  op.callBoxed(values);
+  return values;
+}
+
+// Sizes come from a sample; the results are new.
 void queue_functional(const c10::OperatorHandle& op, Stack* stack, Call call) {
-  op.callBoxed(call.on_meta);
   Stack results;
   std::vector<at::Tensor> made;
-  for (const auto& value : call.on_meta) {
+  for (const auto& value : sample_results(op, call.on_cpu)) {
     if (value.isTensorList()) {
       std::vector<at::Tensor> list;
-      for (const auto& meta : value.toTensorVector()) {
-        list.push_back(new_like(meta, *call.device));
+      for (const auto& sample : value.toTensorVector()) {
+        list.push_back(new_like(sample, *call.device));
       }
       made.insert(made.end(), list.begin(), list.end());
       results.emplace_back(std::move(list));
