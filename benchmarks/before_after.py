@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,12 +96,14 @@ def sides(other: Path, world_size: int, arguments: list[str]) -> Iterator[dict[s
             side.close()
 
 
-def measure(pair: dict[str, Side], rounds: int, seed: int = 0) -> dict[str, list[list[float]]]:
+def measure(
+    pair: dict[str, Side], contenders: Sequence[str], rounds: int
+) -> dict[str, list[list[float]]]:
     """Seconds a step, by contender; of each round before and after."""
-    order = random.Random(seed)
-    times: dict[str, list[list[float]]] = {contender: [] for contender in CONTENDERS}
+    order = random.Random(0)
+    times: dict[str, list[list[float]]] = {contender: [] for contender in contenders}
     for number in range(rounds + 1):  # the first one warms up
-        for contender in order.sample(CONTENDERS, len(CONTENDERS)):
+        for contender in order.sample(contenders, len(contenders)):
             found = {s: pair[s].seconds_a_step(contender) for s in order.sample(SIDES, len(SIDES))}
             if number > 0:
                 times[contender].append([found[name] for name in SIDES])
@@ -190,6 +192,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=3, help="of a round")
+    parser.add_argument(
+        "--contender", dest="contenders", action="append", choices=CONTENDERS, help="all by default"
+    )
     parser.add_argument("--cpu-time", action="store_true", help="of the thread that trains")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -202,7 +207,7 @@ def main() -> None:
     for_ranks = ["--model", arguments.model, "--steps", str(arguments.steps)]
     for_ranks += ["--cpu-time"] if arguments.cpu_time else []
     with sides(arguments.other.resolve(), arguments.ranks, for_ranks) as pair:
-        times = measure(pair, arguments.rounds)
+        times = measure(pair, arguments.contenders or CONTENDERS, arguments.rounds)
     print(f"{arguments.model}, {arguments.ranks} ranks, {arguments.rounds} rounds")
     headers = ["contender", "before, ms", "after, ms", "ratio: 25 %", "50 %", "75 %", "more, us"]
     formats = ("", ".2f", ".2f", ".3f", ".3f", ".3f", ".0f")

@@ -4,6 +4,7 @@
     python scripts/sanitize.py core fuzz    some parts
 
 core    the C++ tests, under AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer
+threads the same tests under ThreadSanitizer, of which torch itself knows nothing
 suites  tests/torch_free: what knows nothing of torch, under both and under ThreadSanitizer
 fuzz    the bindings called at random, with an extension built under AddressSanitizer
 leaks   tests/robustness: leaks of memory, fds, threads and processes, fuzz, bad input
@@ -25,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-asan"
+BUILD_OF_THREADS = ROOT / "build-tsan"
 FUZZ_SEEDS = (1, 2, 3)
 FUZZ_EXAMPLES = 300
 
@@ -66,20 +68,25 @@ def tool(name: str) -> str:
     return found
 
 
-def build(target: str) -> None:
+def build(target: str, folder: Path = BUILD, sanitizers: str = "address,undefined") -> None:
     run(
         tool("cmake"),
-        *("-S", ROOT, "-B", BUILD, "-G", "Ninja"),
+        *("-S", ROOT, "-B", folder, "-G", "Ninja"),
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DPython_EXECUTABLE={sys.executable}",
-        "-DDDPX_SANITIZE=address,undefined",
+        f"-DDDPX_SANITIZE={sanitizers}",
     )
-    run(tool("cmake"), "--build", BUILD, "--target", target)
+    run(tool("cmake"), "--build", folder, "--target", target)
 
 
 def core() -> None:
     build("ddpx_tests")
     run(BUILD / "ddpx_tests", "--gtest_brief=1", env=OPTIONS)
+
+
+def threads() -> None:
+    build("ddpx_tests", BUILD_OF_THREADS, "thread")
+    run(BUILD_OF_THREADS / "ddpx_tests", "--gtest_brief=1")
 
 
 def suites() -> None:
@@ -137,6 +144,7 @@ def _library(name: str) -> str:
 
 PARTS: dict[str, Callable[[], None]] = {
     "core": core,
+    "threads": threads,
     "suites": suites,
     "fuzz": fuzz,
     "leaks": leaks,
