@@ -119,17 +119,6 @@ bool BackwardScope::runs_whole_graph() {
   return asked_for == nullptr || asked_for->empty();
 }
 
-bool BackwardScope::will_run(const torch::autograd::Node* node) {
-  auto* const key = const_cast<torch::autograd::Node*>(node);
-  if (!runs_whole_graph()) {
-    const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-    const auto entry = asked_for->find(key);
-    return entry != asked_for->end() && entry->second.needed_;
-  }
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  return nodes == nullptr || nodes->count(key) != 0;
-}
-
 bool BackwardScope::returns_grad_of(const torch::autograd::Node* node) {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
   if (asked_for == nullptr) {

@@ -57,9 +57,6 @@ class BackwardScope {
   // for autograd.grad() and backward(inputs=...).
   static bool runs_whole_graph();
 
-  // Whether the graph task on this thread runs `node`, or has run it.
-  static bool will_run(const torch::autograd::Node* node);
-
   // Whether the graph task on this thread returns the gradient that arrives at `node` to its
   // caller, as autograd.grad() does for the tensors it is asked for.
   static bool returns_grad_of(const torch::autograd::Node* node);

@@ -8,8 +8,6 @@
 #include <typeinfo>
 #include <unordered_set>
 
-#include "backward_scope.h"
-
 namespace ddpx {
 namespace {
 
@@ -26,6 +24,28 @@ bool starts_a_task(const Node& node) {
   return is_python_function(node) && node.name().find("Checkpoint") != std::string::npos;
 }
 
+// The graph task on this thread, asked once for what is looked up for each param.
+class RunningTask {
+ public:
+  RunningTask()
+      : asked_for_(torch::autograd::get_current_graph_task_exec_info()),
+        nodes_(torch::autograd::get_current_graph_task_nodes_in_graph()) {}
+
+  // Whether the task runs the accumulator of this hook, or has run it.
+  bool reaches(const GradHook& hook) const {
+    auto* const node = const_cast<Node*>(hook.accumulator());
+    if (asked_for_ != nullptr && !asked_for_->empty()) {  // not the whole graph
+      const auto entry = asked_for_->find(node);
+      return entry != asked_for_->end() && entry->second.needed_;
+    }
+    return nodes_ == nullptr || nodes_->count(node) != 0;
+  }
+
+ private:
+  decltype(torch::autograd::get_current_graph_task_exec_info()) asked_for_;
+  const std::unordered_set<Node*>* nodes_;
+};
+
 }  // namespace
 
 std::vector<std::size_t> UnusedSearch::begin_step(const std::vector<GradHook>& hooks) {
@@ -33,9 +53,10 @@ std::vector<std::size_t> UnusedSearch::begin_step(const std::vector<GradHook>& h
   if (nests_tasks_) {
     return indices;
   }
+  const RunningTask task;
   bool same_params = true;
   for (std::size_t i = 0; i < hooks.size(); ++i) {
-    const bool unreached = !BackwardScope::will_run(hooks[i].accumulator());
+    const bool unreached = !task.reaches(hooks[i]);
     same_params = same_params && unreached == unreached_[i];
     unreached_[i] = unreached;
     if (unreached) {
@@ -50,9 +71,8 @@ std::vector<std::size_t> UnusedSearch::begin_step(const std::vector<GradHook>& h
 }
 
 bool UnusedSearch::reaches_nothing(const std::vector<GradHook>& hooks) {
-  const auto reached = [](const GradHook& hook) {
-    return BackwardScope::will_run(hook.accumulator());
-  };
+  const RunningTask task;
+  const auto reached = [&](const GradHook& hook) { return task.reaches(hook); };
   return !nests_tasks_ && std::none_of(hooks.begin(), hooks.end(), reached) &&
          !may_nest_tasks(/*same_params=*/false);
 }
