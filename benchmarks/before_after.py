@@ -14,6 +14,7 @@ the same on both sides, shows how far a ratio is off by chance.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import random
 import socket
@@ -132,13 +133,10 @@ def _work(root: Path, model: str, num_steps: int, clock: Callable[[], float]) ->
     assert Path(str(ddpx.__file__)).is_relative_to(root), ddpx.__file__
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    steps = {contender: _step(contender, model) for contender in CONTENDERS}
-    for step in steps.values():
-        for number in range(3):  # buckets are made again after the first
-            step(number)
+    make_step = functools.cache(functools.partial(_step, model=model))
     print("ready", flush=True)
     for line in sys.stdin:
-        step = steps[line.strip()]
+        step = make_step(line.strip())
         dist.barrier()
         start = clock()
         for number in range(num_steps):
@@ -180,6 +178,8 @@ def _step(contender: str, model: str) -> Callable[[int], None]:
         use = not varies or (number + dist.get_rank()) % 2 == 0
         wrapped(module.x, use).float().sum().backward()
 
+    for number in range(3):  # buckets are made again after the first
+        step(number)
     return step
 
 
