@@ -71,7 +71,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.deps: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet $(TORCH) setuptools wheel
-	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[demo,dev,peer,tools]'
+	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[demo,dev,peer,tools,trainers]'
 	@touch $@
 
 # For `bench` alone: without MPICH the rest is measured all the same.

@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "backward_sync.h"
+
 namespace ddpx {
 
 // Told what becomes of a graph task (one run of the autograd engine) that was joined. Exactly one
@@ -20,8 +22,9 @@ class GraphTaskObserver {
   // The outer task of one that has ended goes on.
   virtual void on_outer_task() = 0;
 
-  // A watched output is about to pass its gradient on: a backward starts.
-  virtual void on_output_grad() = 0;
+  // A watched output, of a forward inside or outside no_sync(), is about to pass its gradient on: a
+  // backward starts.
+  virtual void on_output_grad(ForwardSync forward) = 0;
 };
 
 // The graph tasks that run now and have been joined. A reentrant checkpoint runs one task within

@@ -34,8 +34,7 @@ Bucket::Bucket(
     const Precision& precision)
     : device_(params[spec.param_indices.front()].device()),
       sparse_(sparse),
-      param_dtype_(params[spec.param_indices.front()].scalar_type()),
-      precision_(precision) {
+      dtypes_(precision.of(params[spec.param_indices.front()].scalar_type())) {
   if (sparse_) {
     slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}, {}});
     return;
@@ -44,9 +43,7 @@ Bucket::Bucket(
   for (const auto param_index : spec.param_indices) {
     numel += params[param_index].numel();
   }
-  const auto dtype =
-      at::isFloatingType(param_dtype_) ? precision.reduce.value_or(param_dtype_) : param_dtype_;
-  buffer_ = collective.allocate(numel, at::TensorOptions(dtype).device(device_));
+  buffer_ = collective.allocate(numel, at::TensorOptions(dtypes_.summed).device(device_));
   int64_t offset = 0;
   for (const auto param_index : spec.param_indices) {
     slots_.push_back(
@@ -200,11 +197,10 @@ Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
   Bucket other;
   other.device_ = device_;
   other.sparse_ = sparse_;
-  other.param_dtype_ = param_dtype_;
-  other.precision_ = precision_;
+  other.dtypes_ = dtypes_;
   if (sparse_) {
     other.slots_ = slots_;
-    other.buffer_ = empty_sparse_grad(params[slots_.front().param_index]);
+    other.buffer_ = empty_sparse_grad(params[slots_.front().param_index], dtypes_.summed);
     other.rows_ = rows_;
     return other;
   }

@@ -26,7 +26,7 @@ struct Slot {
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding
 //
-// The buffer has the params' dtype, or with mixed precision the one in which it is summed.
+// The buffer has the dtype in which gradients are summed, which is the params' own unless asked.
 // A sparse bucket has one slot without a view; its buffer is the step's sparse gradient itself.
 // Owned by the reducer, guarded by its mutex; slot views may outlive it as gradients.
 class Bucket {
@@ -57,22 +57,18 @@ class Bucket {
   int64_t num_bytes() const {  // of a sparse bucket's, those that all ranks agree on: none
     return sparse_ ? 0 : static_cast<int64_t>(buffer_.nbytes());
   }
-  at::ScalarType dtype() const {
-    return buffer_.scalar_type();
+  const GradDtypes& dtypes() const {
+    return dtypes_;
   }
 
-  at::ScalarType param_dtype() const {
-    return param_dtype_;
-  }
-
-  // Whether gradients may arrive in this dtype.
+  // Whether gradients may be in this dtype when they are packed.
   bool takes(at::ScalarType dtype) const {
-    return dtype == param_dtype_ || dtype == precision_.compute;
+    return dtype == dtypes_.param || dtype == dtypes_.arriving || dtype == dtypes_.local;
   }
 
-  // Whether gradients may lie in the buffer: it has the params' dtype.
+  // Whether gradients may lie in the buffer: it has the dtype that the user gets.
   bool can_lend() const {
-    return !sparse_ && dtype() == param_dtype_;
+    return !sparse_ && dtypes_.summed == dtypes_.averaged;
   }
 
   // Starts a step: every gradient is outstanding, and perhaps a gate that is not one of them.
@@ -166,8 +162,7 @@ class Bucket {
 
   c10::Device device_{c10::kCPU};
   bool sparse_ = false;
-  at::ScalarType param_dtype_ = at::kFloat;
-  Precision precision_;
+  GradDtypes dtypes_{at::kFloat, at::kFloat, at::kFloat, at::kFloat, at::kFloat};
   at::Tensor buffer_;
   at::Tensor rows_;
   at::Tensor row_values_;  // what is in flight if there are rows

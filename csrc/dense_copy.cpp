@@ -29,54 +29,57 @@ bool plain(const at::Tensor& tensor) {
          !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
-bool alike(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && plain(a) && plain(b) && a.sizes() == b.sizes() &&
-         a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
+  return plain(a) && plain(b) && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.is_non_overlapping_and_dense();
 }
 
 // As at::mul does: one product in the type of arithmetic, float for half precision, then rounded.
-template <typename Scalar>
-void scale(const Scalar* grad, Scalar* slot, int64_t numel, double factor) {
-  using Math = at::opmath_type<Scalar>;
+template <typename From, typename To>
+void scale(const From* grad, To* slot, int64_t numel, double factor) {
+  using Math = at::opmath_type<To>;
   const auto math_factor = static_cast<Math>(factor);
   in_ranges(numel, kGrain, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      slot[i] = static_cast<Scalar>(static_cast<Math>(grad[i]) * math_factor);
+      slot[i] = static_cast<To>(static_cast<Math>(grad[i]) * math_factor);
     }
   });
 }
 
-template <typename Scalar>
-void scale(const at::Tensor& grad, const at::Tensor& slot, double factor) {
-  scale(grad.const_data_ptr<Scalar>(), slot.mutable_data_ptr<Scalar>(), slot.numel(), factor);
+template <typename From, typename To = From>
+bool scale(const at::Tensor& grad, const at::Tensor& slot, double factor) {
+  scale(grad.const_data_ptr<From>(), slot.mutable_data_ptr<To>(), slot.numel(), factor);
+  return true;
 }
 
 }  // namespace
 
 bool pack_scaled_dense(const at::Tensor& grad, const at::Tensor& slot, double factor) {
-  if (!alike(grad, slot)) {
+  if (!laid_out_alike(grad, slot)) {
     return false;
   }
-  switch (slot.scalar_type()) {
+  const bool to_float = slot.scalar_type() == at::kFloat;
+  if (grad.scalar_type() != slot.scalar_type() && !to_float) {
+    return false;
+  }
+  switch (grad.scalar_type()) {
     case at::kFloat:
-      scale<float>(grad, slot, factor);
-      return true;
+      return scale<float>(grad, slot, factor);
     case at::kDouble:
-      scale<double>(grad, slot, factor);
-      return true;
+      return !to_float && scale<double>(grad, slot, factor);
     case at::kHalf:
-      scale<at::Half>(grad, slot, factor);
-      return true;
+      return to_float ? scale<at::Half, float>(grad, slot, factor)
+                      : scale<at::Half>(grad, slot, factor);
     case at::kBFloat16:
-      scale<at::BFloat16>(grad, slot, factor);
-      return true;
+      return to_float ? scale<at::BFloat16, float>(grad, slot, factor)
+                      : scale<at::BFloat16>(grad, slot, factor);
     default:
       return false;
   }
 }
 
 bool copy_dense(const at::Tensor& from, const at::Tensor& to) {
-  if (!alike(from, to)) {
+  if (from.scalar_type() != to.scalar_type() || !laid_out_alike(from, to)) {
     return false;
   }
   const auto* source = static_cast<const std::byte*>(from.const_data_ptr());

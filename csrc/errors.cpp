@@ -175,6 +175,17 @@ UserError autograd_grad_of_params(const Where& where, const std::vector<std::str
       "model.no_sync() if local ones are what you want.");
 }
 
+UserError grads_taken_away(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) +
+      "prepare_for_backward() has announced a backward whose gradients are averaged, but "
+      "torch.autograd.grad() computes gradients of " +
+      count_params(names.size()) + " (" + join_names(names) +
+      "), so that they would stay local. Zero-bubble pipeline schedules do so "
+      "(ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV). Use "
+      "ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B, whose backward is a plain one.");
+}
+
 UserError params_changed(const Where& where, const std::vector<std::string>& names) {
   return UserError(
       opening(where) + count_params(names.size()) +

@@ -79,6 +79,9 @@ std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::s
 // autograd.grad() was asked for gradients of wrapped params.
 UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names);
 
+// autograd.grad() takes gradients away that prepare_for_backward() has promised to average.
+UserError grads_taken_away(const Where& where, const std::vector<std::string>& names);
+
 // Params that are not what was wrapped any more: of another dtype, device or number of elements...
 UserError params_changed(const Where& where, const std::vector<std::string>& names);
 // ...or without a gradient then, and with one now.

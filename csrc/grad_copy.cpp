@@ -17,8 +17,11 @@ void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int divisor) {
   if (pack_scaled_dense(grad, slot, 1.0 / divisor)) {
     return;
   }
-  if (divisor == 1) {
-    slot.copy_(grad);
+  if (divisor == 1 || grad.scalar_type() != slot.scalar_type()) {
+    slot.copy_(grad);  // first, so that the product is rounded in the slot's dtype
+    if (divisor != 1) {
+      slot.mul_(1.0 / divisor);
+    }
     return;
   }
   // A wrapped scalar does not take part in type promotion: a bf16 gradient stays bf16.
@@ -37,7 +40,7 @@ at::Tensor divide_sparse(const at::Tensor& grad, int divisor) {
   return at::div(grad, divisor);
 }
 
-at::Tensor empty_sparse_grad(const at::Tensor& param) {
+at::Tensor empty_sparse_grad(const at::Tensor& param, at::ScalarType dtype) {
   const int64_t sparse_dims = param.dim() == 0 ? 0 : 1;  // a scalar has no rows
   std::vector<int64_t> value_sizes = {0};
   for (int64_t dim = 1; dim < param.dim(); ++dim) {
@@ -45,13 +48,13 @@ at::Tensor empty_sparse_grad(const at::Tensor& param) {
   }
   const auto indices =
       at::empty({sparse_dims, 0}, param.options().dtype(at::kLong).requires_grad(false));
-  const auto values = at::empty(value_sizes, param.options().requires_grad(false));
+  const auto values = at::empty(value_sizes, param.options().dtype(dtype).requires_grad(false));
   return at::sparse_coo_tensor(indices, values, param.sizes());
 }
 
-at::Tensor unpack_new(const at::Tensor& slot, const at::Tensor& param) {
-  if (slot.scalar_type() != param.scalar_type()) {
-    return slot.to(param.scalar_type());  // keeps the strides, which are the param's if it is dense
+at::Tensor unpack_new(const at::Tensor& slot, const at::Tensor& param, at::ScalarType dtype) {
+  if (slot.scalar_type() != dtype) {
+    return slot.to(dtype);  // keeps the strides, which are the param's if it is dense
   }
   return torch::autograd::utils::clone_obey_contract(slot, param);
 }

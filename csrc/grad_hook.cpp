@@ -28,6 +28,23 @@ class ArrivalHook final : public NodeHook<torch::autograd::FunctionPostHook> {
   std::weak_ptr<GradListener> listener_;
 };
 
+class AnnouncingHook final : public NodeHook<torch::autograd::FunctionPreHook> {
+ public:
+  AnnouncingHook(std::size_t param_index, std::weak_ptr<GradListener> listener)
+      : param_index_(param_index), listener_(std::move(listener)) {}
+
+  variable_list operator()(const variable_list& grads) override {
+    if (const auto listener = listener_.lock()) {
+      listener->on_grad_to_come(param_index_);
+    }
+    return grads;
+  }
+
+ private:
+  std::size_t param_index_;
+  std::weak_ptr<GradListener> listener_;
+};
+
 }  // namespace
 
 GradHook::GradHook(
@@ -37,12 +54,22 @@ GradHook::GradHook(
           std::make_unique<ArrivalHook>(param_index, std::move(listener)))) {}
 
 GradHook::GradHook(GradHook&& other) noexcept
-    : accumulator_(std::exchange(other.accumulator_, nullptr)), key_(other.key_) {}
+    : accumulator_(std::exchange(other.accumulator_, nullptr)),
+      key_(other.key_),
+      announces_(other.announces_) {}
 
 GradHook& GradHook::operator=(GradHook&& other) noexcept {
   std::swap(accumulator_, other.accumulator_);
   std::swap(key_, other.key_);
+  std::swap(announces_, other.announces_);
   return *this;
+}
+
+void GradHook::announce(std::size_t param_index, std::weak_ptr<GradListener> listener) {
+  if (!std::exchange(announces_, true)) {
+    accumulator_->add_tensor_pre_hook(
+        std::make_unique<AnnouncingHook>(param_index, std::move(listener)));
+  }
 }
 
 bool GradHook::attached_to(const at::Tensor& param) const {

@@ -16,6 +16,10 @@ class GradListener {
  public:
   virtual ~GradListener() = default;
   virtual void on_grad(std::size_t param_index) = 0;
+
+  // The gradient is about to be accumulated, or returned by autograd.grad(). Only for params of
+  // which GradHook::announce() was called.
+  virtual void on_grad_to_come(std::size_t param_index) = 0;
 };
 
 // While it lives, each accumulation into `param.grad` calls the listener, unless that is gone.
@@ -35,6 +39,9 @@ class GradHook {
   // changed: torch then drops its accumulator.
   bool attached_to(const at::Tensor& param) const;
 
+  // From here on the listener is told before each gradient, too; once.
+  void announce(std::size_t param_index, std::weak_ptr<GradListener> listener);
+
   // The node that a graph ends in where it reaches the param.
   const torch::autograd::Node* accumulator() const {
     return accumulator_.get();
@@ -50,6 +57,7 @@ class GradHook {
   // The pointer's type changed between torch releases, so it is not spelled.
   decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator_;
   std::uintptr_t key_;
+  bool announces_ = false;
 };
 
 }  // namespace ddpx

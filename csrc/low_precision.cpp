@@ -1,5 +1,6 @@
 #include "low_precision.h"
 
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "device_stream.h"
@@ -24,17 +25,29 @@ class Lower : public torch::autograd::Function<Lower> {
 
 }  // namespace
 
+GradDtypes Precision::of(at::ScalarType param) const {
+  if (!at::isFloatingType(param)) {
+    return {param, param, param, param, param};
+  }
+  return {
+      param,
+      compute.value_or(param),
+      reduce.value_or(param),
+      at::promote_types(param, local.value_or(param)),
+      averaged.value_or(param)};
+}
+
 at::Tensor lowered(const at::Tensor& param, at::ScalarType dtype) {
   return Lower::apply(param, dtype);
 }
 
-void cast_grad_to_own_dtype(const at::Tensor& param) {
+void cast_grad(const at::Tensor& param, at::ScalarType dtype) {
   auto& grad = param.mutable_grad();
-  if (!grad.defined() || grad.scalar_type() == param.scalar_type()) {
+  if (!grad.defined() || grad.scalar_type() == dtype) {
     return;
   }
   keep_for_current_stream(grad);
-  grad = grad.to(param.scalar_type());
+  grad = grad.to(dtype);
 }
 
 }  // namespace ddpx

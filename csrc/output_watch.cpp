@@ -56,26 +56,32 @@ namespace {
 
 class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
  public:
-  OutputHook(std::shared_ptr<WatchedOutput> output, std::weak_ptr<GraphTaskObserver> observer)
-      : output_(std::move(output)), observer_(std::move(observer)) {}
+  OutputHook(
+      std::shared_ptr<WatchedOutput> output,
+      ForwardSync forward,
+      std::weak_ptr<GraphTaskObserver> observer)
+      : output_(std::move(output)), forward_(forward), observer_(std::move(observer)) {}
 
   variable_list operator()(const variable_list& grads) override {
     if (const auto observer = observer_.lock()) {
       output_->reach();
-      observer->on_output_grad();
+      observer->on_output_grad(forward_);
     }
     return grads;
   }
 
  private:
   std::shared_ptr<WatchedOutput> output_;
+  ForwardSync forward_;
   std::weak_ptr<GraphTaskObserver> observer_;
 };
 
 }  // namespace
 
 void OutputWatch::watch(
-    const std::vector<at::Tensor>& outputs, const std::weak_ptr<GraphTaskObserver>& observer) {
+    const std::vector<at::Tensor>& outputs,
+    ForwardSync forward,
+    const std::weak_ptr<GraphTaskObserver>& observer) {
   if (outputs_.size() >= prune_at_) {
     const auto done = [](const auto& weak) {
       const auto output = weak.lock();
@@ -88,7 +94,7 @@ void OutputWatch::watch(
     if (const auto& grad_fn = output.grad_fn()) {
       auto watched = std::make_shared<WatchedOutput>(grad_fn);
       outputs_.push_back(watched);
-      grad_fn->add_pre_hook(std::make_unique<OutputHook>(std::move(watched), observer));
+      grad_fn->add_pre_hook(std::make_unique<OutputHook>(std::move(watched), forward, observer));
     }
   }
 }

@@ -18,10 +18,12 @@ class WatchedOutput;
 // Not thread-safe: the reducer's mutex guards it.
 class OutputWatch {
  public:
-  // From here on observer->on_output_grad() is called when a backward reaches one of `outputs`,
-  // before anything upstream of it runs. Nothing for a tensor without history.
+  // From here on observer->on_output_grad(forward) is called when a backward reaches one of
+  // `outputs`, before anything upstream of it runs. Nothing for a tensor without history.
   void watch(
-      const std::vector<at::Tensor>& outputs, const std::weak_ptr<GraphTaskObserver>& observer);
+      const std::vector<at::Tensor>& outputs,
+      ForwardSync forward,
+      const std::weak_ptr<GraphTaskObserver>& observer);
 
   // Every node of the graph behind outputs that are still alive and have not been through a
   // backward. Walks that graph.

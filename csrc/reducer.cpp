@@ -14,13 +14,18 @@ namespace ddpx {
 
 // ---- gradients arrive --------------------------------------------------------------------------
 
-void Reducer::on_output_grad() {
+void Reducer::on_output_grad(ForwardSync forward) {
   const auto lock = enter();
   note(EventKind::kBackwardBegin);
   if (!sync_enabled_ || hooks_.empty()) {
     if (!recordings_.empty()) {
       scope_.join(weak_from_this());  // to note when it ends
     }
+    return;
+  }
+  backward_sync_.reach_output(forward);
+  if (backward_sync_.local()) {
+    scope_.join(weak_from_this());  // to forget it when it ends
     return;
   }
   Indices asked_for;
@@ -30,12 +35,17 @@ void Reducer::on_output_grad() {
     }
   }
   if (!asked_for.empty()) {
-    throw errors::autograd_grad_of_params(where(), names_of(asked_for));
+    throw backward_sync_.prepared() ? errors::grads_taken_away(where(), names_of(asked_for))
+                                    : errors::autograd_grad_of_params(where(), names_of(asked_for));
   }
-  output_reached_ = true;
   scope_.join(weak_from_this());
-  if (phase_ == Phase::kIdle && reaches_nothing()) {
+  const auto local_arrivals = backward_sync_.take_local_arrivals();
+  if (phase_ == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
     begin_step();  // peers launch their buckets in the middle of backward: so must this rank
+    join_arrivals();
+  }
+  for (const auto param_index : local_arrivals) {
+    arrive(param_index);
   }
 }
 
@@ -51,15 +61,38 @@ void Reducer::on_grad(std::size_t param_index) {
   if (phase_ == Phase::kFailed) {
     recover();
   }
-  if (phase_ == Phase::kIdle && !sync_enabled_) {
+  links_.pull(param_index);
+  if (phase_ == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
     mark_used(param_index);
-    cast_grad_to_own_dtype(params_[param_index]);
+    cast_to_local_dtype(param_index);
+    links_.push(param_index);
+    if (sync_enabled_) {
+      backward_sync_.keep_local(param_index);
+      note_stream_of(param_index);
+    }
     return;
   }
   scope_.join(weak_from_this());  // first, so that an error in what follows is reported as abort
   if (phase_ == Phase::kIdle) {
     begin_step();
   }
+  arrive(param_index);
+}
+
+// autograd.grad() takes the gradient of a param away, in the backward that prepare_for_backward()
+// was called for.
+void Reducer::on_grad_to_come(std::size_t param_index) {
+  if (BackwardScope::runs_whole_graph()) {
+    return;
+  }
+  const auto lock = enter();
+  if (sync_enabled_ && backward_sync_.prepared() && param_index < hooks_.size() &&
+      BackwardScope::returns_grad_of(hooks_[param_index].accumulator())) {
+    throw errors::grads_taken_away(where(), names_of({param_index}));
+  }
+}
+
+void Reducer::arrive(std::size_t param_index) {
   note(EventKind::kGradArrived, param_index);
   mark_used(param_index);
   unused_search_.note_arrival(param_index);
@@ -72,13 +105,11 @@ void Reducer::on_grad(std::size_t param_index) {
       accept(param_index);
       break;
     case Arrival::kPartial:
-      if (communicates()) {
-        buckets_[plan_.location(param_index).bucket_index].note_stream();
-      }
+      note_stream_of(param_index);
       if (arrivals_.learning() && options_.mode != GraphMode::kStatic) {
         order_.record(param_index);
       }
-      cast_grad_to_own_dtype(params_[param_index]);  // more is added to it
+      cast_to_local_dtype(param_index);
       break;
     case Arrival::kRepeated:
       report_later(
@@ -96,6 +127,18 @@ void Reducer::on_grad(std::size_t param_index) {
   }
 }
 
+// More is to be added to this gradient before it is averaged.
+void Reducer::cast_to_local_dtype(std::size_t param_index) {
+  const auto& param = params_[param_index];
+  cast_grad(param, options_.precision.of(param.scalar_type()).local);
+}
+
+void Reducer::note_stream_of(std::size_t param_index) {
+  if (communicates()) {
+    buckets_[plan_.location(param_index).bucket_index].note_stream();
+  }
+}
+
 void Reducer::begin_step() {
   notes_.check();
   check_capture();
@@ -108,6 +151,7 @@ void Reducer::begin_step() {
         "Average those with ReducerDDP.synchronized_grads().");
   }
   collect_recordings();
+  links_.pull_all();
   go_to(Phase::kCollecting);
   note(EventKind::kStepBegin);
   clock_.begin_step();
@@ -129,7 +173,7 @@ void Reducer::begin_step() {
   // Nobody waits for frozen params; their gradients count as they are.
   Indices frozen;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    if (!params_[i].requires_grad()) {
+    if (!leaves_[i].requires_grad()) {
       frozen.push_back(i);
       left_alone_[i] = true;
       if (options_.mode == GraphMode::kStatic && agrees_on_use()) {
@@ -187,7 +231,7 @@ void Reducer::pack_into_slot(std::size_t param_index) {
   if (const auto misfit = find_misfit(bucket, slot, param)) {
     // Zeros from this rank, so that peers do not wait; this rank hears of it at the end.
     left_alone_[param_index] = true;
-    if (param.requires_grad()) {
+    if (leaves_[param_index].requires_grad()) {
       report_later(
           errors::gradient_mismatch(
               where(), names_[param_index], misfit->gradient, misfit->expected));
@@ -274,7 +318,7 @@ void Reducer::launch_ready() {
 void Reducer::launch(Bucket& bucket, std::size_t bucket_index) {
   clock_.note_launch();
   note(EventKind::kLaunched, bucket_index);
-  notes_.note_launch(bucket.num_bytes(), static_cast<int>(bucket.dtype()));
+  notes_.note_launch(bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));
   if (comm_hook_) {
     notes_.note(Doing::kHook, bucket_index);
   }
@@ -312,7 +356,9 @@ void Reducer::on_graph_task_end(int task_id) {
     if (!scope_.empty()) {
       return;
     }
-    const bool output_reached = std::exchange(output_reached_, false);
+    const bool output_reached = backward_sync_.output_reached();
+    backward_sync_.end(
+        sync_enabled_ && (phase_ == Phase::kCollecting || BackwardScope::runs_whole_graph()));
     if (phase_ == Phase::kIdle && output_reached && sync_enabled_ &&
         BackwardScope::runs_whole_graph() && !all_frozen()) {
       begin_empty_step();
@@ -363,6 +409,7 @@ void Reducer::finish_step(bool output_reached) {
   try {
     // What is not final yet counts as it is, so that peers get their means and nobody waits.
     for (const auto param_index : arrivals_.unfinished()) {
+      links_.pull(param_index);
       accept(param_index);
     }
     if (!learning || options_.mode != GraphMode::kStatic) {
@@ -386,6 +433,7 @@ void Reducer::finish_step(bool output_reached) {
       notes_.check_calls();
     }
     clock_.note(Moment::kCommEnd);
+    links_.push_all();
   } catch (...) {
     fail();
     throw;

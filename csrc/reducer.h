@@ -18,6 +18,7 @@
 #include "arrival_order.h"
 #include "arrival_tracker.h"
 #include "backward_scope.h"
+#include "backward_sync.h"
 #include "bucket.h"
 #include "bucket_plan.h"
 #include "collective.h"
@@ -26,6 +27,7 @@
 #include "errors.h"
 #include "finite_check.h"
 #include "grad_hook.h"
+#include "grad_link.h"
 #include "health/step_notes.h"
 #include "launch_queue.h"
 #include "low_precision.h"
@@ -43,6 +45,10 @@ struct ReducerParam {
   std::string name;
   bool expect_sparse;
   bool delayed = false;  // its bucket leaves when the gate's gradient is there, too
+
+  // If `tensor` is the local shard of a DTensor: that one, and the link between their gradients.
+  at::Tensor leaf = {};
+  std::shared_ptr<GradLink> link = nullptr;
 };
 
 struct ReducerOptions {
@@ -96,13 +102,17 @@ class Reducer final : public GradListener,
   // that the other ranks can make theirs.
   void shadow_step();
 
-  // Whether the next backward is synchronised; read when its first gradient arrives.
+  // Whether backwards are synchronised; a backward reads it when its first gradient arrives, and a
+  // forward when its outputs are watched. See BackwardSync.
   void set_sync_enabled(bool enabled) {
     sync_enabled_ = enabled;
   }
   bool sync_enabled() const {
     return sync_enabled_;
   }
+
+  // The next backward averages, also if its forward ran while synchronisation was off.
+  void prepare_for_backward();
 
   // Hands every bucket to `hook` instead of the all-reduce; once. UserError if there is one.
   void set_comm_hook(std::shared_ptr<CommHook> hook);
@@ -170,7 +180,8 @@ class Reducer final : public GradListener,
   std::vector<std::string> missing_params() override;
 
   void on_grad(std::size_t param_index) override;
-  void on_output_grad() override;
+  void on_grad_to_come(std::size_t param_index) override;
+  void on_output_grad(ForwardSync forward) override;
   void on_outer_task() override;
   void on_graph_task_end(int task_id) override;
   void on_graph_task_abort(int task_id) noexcept override;
@@ -248,7 +259,10 @@ class Reducer final : public GradListener,
   void begin_step();
   void begin_empty_step();
   bool reaches_nothing();
+  void arrive(std::size_t param_index);
   void accept(std::size_t param_index);
+  void cast_to_local_dtype(std::size_t param_index);
+  void note_stream_of(std::size_t param_index);
   void pack_into_slot(std::size_t param_index);
   void fill(std::size_t bucket_index);
   void pack_held(Bucket& bucket);
@@ -332,6 +346,8 @@ class Reducer final : public GradListener,
   ReducerOptions options_;
   std::shared_ptr<Collective> collective_;
   std::vector<at::Tensor> params_;
+  std::vector<at::Tensor> leaves_;  // as autograd knows the params
+  GradLinks links_;
   std::vector<std::string> names_;
   std::vector<ParamMeta> metas_;
   std::vector<ReducerParam> bystanders_;
@@ -370,7 +386,7 @@ class Reducer final : public GradListener,
   std::vector<std::shared_ptr<Recording>> recordings_;  // none unless someone looks
   OutputWatch outputs_;
   BackwardScope scope_;
-  bool output_reached_ = false;  // by the backward that runs
+  BackwardSync backward_sync_;
   std::vector<GradHook> hooks_;  // last: gone before anything that they could reach
 };
 

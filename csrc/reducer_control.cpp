@@ -32,9 +32,14 @@ std::vector<ParamMeta> metas_of(const std::vector<ReducerParam>& params) {
   return metas;
 }
 
-bool fits(const at::Tensor& param, const ParamMeta& meta) {
-  return param.numel() == meta.numel && param.scalar_type() == meta.dtype &&
-         param.device() == meta.device;
+const at::Tensor& leaf_of(const ReducerParam& param) {
+  return param.leaf.defined() ? param.leaf : param.tensor;
+}
+
+// The number of elements of a DTensor is not that of its shard.
+bool fits(const at::Tensor& leaf, const at::Tensor& param, const ParamMeta& meta) {
+  return (!leaf.is_same(param) || leaf.numel() == meta.numel) && leaf.scalar_type() == meta.dtype &&
+         leaf.device() == meta.device;
 }
 
 }  // namespace
@@ -48,7 +53,8 @@ std::shared_ptr<Reducer> Reducer::create(
     throw UserError("a reducer needs at least one parameter that requires a gradient");
   }
   for (const auto& param : params) {
-    if (!param.tensor.requires_grad() || !param.tensor.is_leaf()) {
+    const auto& leaf = leaf_of(param);
+    if (!leaf.requires_grad() || !leaf.is_leaf()) {
       throw errors::not_a_trainable_leaf(param.name);
     }
   }
@@ -58,7 +64,7 @@ std::shared_ptr<Reducer> Reducer::create(
   std::shared_ptr<Reducer> reducer(
       new Reducer(params, std::move(options), std::move(collective), std::move(bystanders)));
   for (std::size_t i = 0; i < params.size(); ++i) {
-    reducer->hooks_.emplace_back(params[i].tensor, i, reducer);
+    reducer->hooks_.emplace_back(leaf_of(params[i]), i, reducer);
   }
   reducer->join_group();
   return reducer;
@@ -82,7 +88,11 @@ Reducer::Reducer(
       seen_(params.size(), false) {
   for (const auto& param : params) {
     params_.push_back(param.tensor);
+    leaves_.push_back(leaf_of(param));
     names_.push_back(param.name);
+    if (param.link) {
+      links_.add(params_.size() - 1, param.link);
+    }
   }
   hooks_.reserve(params.size());
   install(plan_, build_buckets(plan_));
@@ -221,6 +231,7 @@ void Reducer::install(BucketPlan plan, std::vector<Bucket> buckets) {
   if (!options_.gradient_as_bucket_view) {
     return;
   }
+  links_.pull_all();
   for (const auto& bucket : buckets_) {
     if (!bucket.can_lend()) {
       continue;
@@ -229,6 +240,7 @@ void Reducer::install(BucketPlan plan, std::vector<Bucket> buckets) {
       adopt(bucket, slot, params_[slot.param_index]);
     }
   }
+  links_.push_all();
 }
 
 std::vector<Bucket> Reducer::build_buckets(const BucketPlan& plan) const {
@@ -251,13 +263,13 @@ void Reducer::name_buckets() {
 void Reducer::check_params() {
   Indices changed;
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
-    if (hooks_[i].attached_to(params_[i])) {
+    if (hooks_[i].attached_to(leaves_[i])) {
       continue;
     }
-    if (!fits(params_[i], metas_[i])) {
+    if (!fits(leaves_[i], params_[i], metas_[i])) {
       changed.push_back(i);
-    } else if (params_[i].requires_grad()) {
-      GradHook hook(params_[i], i, weak_from_this());  // cast to and fro
+    } else if (leaves_[i].requires_grad()) {
+      GradHook hook(leaves_[i], i, weak_from_this());  // cast to and fro
       if (BackwardScope::inside_any_task()) {
         hooks_[i].abandon();
       }
@@ -288,7 +300,7 @@ void Reducer::check_capture() const {
 
 bool Reducer::all_frozen() const {
   return std::none_of(
-      params_.begin(), params_.end(), [](const auto& param) { return param.requires_grad(); });
+      leaves_.begin(), leaves_.end(), [](const auto& leaf) { return leaf.requires_grad(); });
 }
 
 void Reducer::begin_forward() {
@@ -300,7 +312,8 @@ void Reducer::begin_forward() {
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
   const auto lock = enter();
   note(EventKind::kForwardEnd);
-  outputs_.watch(outputs, weak_from_this());
+  const auto forward = sync_enabled_ ? ForwardSync::kOn : ForwardSync::kOff;
+  outputs_.watch(outputs, forward, weak_from_this());
 }
 
 // ---- names for errors ---------------------------------------------------------------------------

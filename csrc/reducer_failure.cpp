@@ -14,7 +14,7 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
   if (!scope_.empty()) {
     return;
   }
-  output_reached_ = false;
+  backward_sync_.end(sync_enabled_);
   if (phase_ != Phase::kCollecting) {
     return;
   }
@@ -33,6 +33,7 @@ bool Reducer::match_peers() noexcept {
     if (arrivals_.learning() && arrivals_.missing().empty()) {
       join_arrivals();
       for (const auto param_index : arrivals_.unfinished()) {
+        links_.pull(param_index);
         accept(param_index);
       }
     }
@@ -61,8 +62,8 @@ bool Reducer::match_peers() noexcept {
   }
 }
 
-// Autograd makes the current stream wait for gradients at the end of a backward, but not of one
-// that raised.
+// The current stream waits for all gradients that have arrived. Autograd sees to that at the end of
+// a backward, but not within it, nor after one that raised.
 void Reducer::join_arrivals() {
   for (auto& bucket : buckets_) {
     bucket.join_streams();
@@ -91,10 +92,13 @@ void Reducer::fail() noexcept {
 void Reducer::recover() {
   if (options_.precision.compute) {
     join_arrivals();
-    std::for_each(params_.begin(), params_.end(), cast_grad_to_own_dtype);
+    for (std::size_t i = 0; i < params_.size(); ++i) {
+      cast_to_local_dtype(i);
+    }
   }
   // Peers may never join what is in flight, so nothing is waited for: the old buffers are left to
   // the backend, whose work objects keep them alive.
+  links_.push_all();
   install(plan_, build_buckets(plan_));
   if (agrees_on_use()) {
     used_ = UsedMap(params_.size(), params_.front().device());

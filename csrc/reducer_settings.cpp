@@ -172,6 +172,17 @@ void Reducer::set_collective(
   join_group();
 }
 
+void Reducer::prepare_for_backward() {
+  const auto lock = enter();
+  if (BackwardScope::inside_any_task()) {
+    throw errors::inside_backward(where(), "prepare_for_backward()");
+  }
+  backward_sync_.prepare();
+  for (std::size_t i = 0; i < hooks_.size(); ++i) {
+    hooks_[i].announce(i, weak_from_this());
+  }
+}
+
 void Reducer::remove_hooks() {
   const auto lock = enter();
   if (phase_ != Phase::kIdle || BackwardScope::inside_any_task()) {

@@ -37,11 +37,11 @@ void lay_in_slot(at::Tensor& grad, const Slot& slot) {
 }
 
 // Gives a gradient that lies in the slot memory of its own.
-void move_out(const Slot& slot, const at::Tensor& param) {
+void move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   auto& grad = param.mutable_grad();
   if (grad.defined() && !grad.is_sparse() && grad.is_alias_of(slot.view)) {
-    grad = unpack_new(slot.view, param);
+    grad = unpack_new(slot.view, param, bucket.dtypes().averaged);
   }
 }
 
@@ -69,21 +69,23 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
   if (fits) {
     return std::nullopt;
   }
-  return Misfit{describe(grad, grad.scalar_type()), describe(slot.view, bucket.param_dtype())};
+  return Misfit{describe(grad, grad.scalar_type()), describe(slot.view, bucket.dtypes().arriving)};
 }
 
 void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor, bool as_view) {
   const at::NoGradGuard no_grad;
   auto& grad = param.mutable_grad();
   if (bucket.sparse()) {
-    bucket.set_sparse(grad.defined() ? divide_sparse(grad, divisor) : empty_sparse_grad(param));
+    const auto dtype = bucket.dtypes().summed;
+    bucket.set_sparse(
+        grad.defined() ? divide_sparse(grad.to(dtype), divisor) : empty_sparse_grad(param, dtype));
   } else if (!grad.defined()) {
     slot.view.zero_();
   } else if (grad.is_alias_of(slot.view)) {
     divide_in_place(slot.view, divisor);
   } else {
     pack_scaled(grad, slot.view, divisor);
-    if (as_view || grad.scalar_type() != param.scalar_type()) {
+    if (as_view || grad.scalar_type() != bucket.dtypes().averaged) {
       keep_for_current_stream(grad);  // write_back() drops one in another dtype
     }
     if (as_view) {
@@ -130,17 +132,17 @@ void pack_together(
 
 void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor) {
   if (!bucket.sparse()) {
-    move_out(slot, param);
+    move_out(bucket, slot, param);
   }
   pack(bucket, slot, param, divisor, /*as_view=*/false);
 }
 
 void pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   if (bucket.sparse()) {
-    bucket.set_sparse(empty_sparse_grad(param));
+    bucket.set_sparse(empty_sparse_grad(param, bucket.dtypes().summed));
     return;
   }
-  move_out(slot, param);
+  move_out(bucket, slot, param);
   const at::NoGradGuard no_grad;
   slot.view.zero_();
 }
@@ -164,7 +166,7 @@ void write_back(
     const auto& param = params[slot->param_index];
     auto& grad = param.mutable_grad();
     if (bucket.sparse()) {
-      grad = bucket.reduced().to(param.scalar_type());
+      grad = bucket.reduced().to(bucket.dtypes().averaged);
       continue;
     }
     const auto reduced = bucket.reduced_slot(*slot);
@@ -175,10 +177,10 @@ void write_back(
       if (!grad.defined() || !grad.is_alias_of(slot->view)) {
         lay_in_slot(grad, *slot);
       }
-    } else if (grad.defined() && grad.scalar_type() == param.scalar_type()) {
+    } else if (grad.defined() && grad.scalar_type() == bucket.dtypes().averaged) {
       copy(reduced, grad);
     } else {
-      grad = unpack_new(reduced, param);
+      grad = unpack_new(reduced, param, bucket.dtypes().averaged);
     }
   }
   if (!grads.empty()) {

@@ -80,6 +80,34 @@ class ReducerParam:
         expect_sparse: bool = False,
         delayed: bool = False,
     ) -> None: ...
+    @staticmethod
+    def of_dtensor(
+        leaf: torch.Tensor,
+        shard: torch.Tensor,
+        name: str,
+        delayed: bool,
+        pull: Callable[[], None],
+        push: Callable[[], None],
+    ) -> ReducerParam:
+        """A param that autograd knows as ``leaf``, and whose part ``shard`` lies in buckets.
+
+        Args:
+            pull: makes ``shard.grad`` the local part of ``leaf.grad``.
+            push: makes ``leaf.grad`` one whose local part is ``shard.grad``.
+        """
+
+class Precision:
+    """Dtypes of gradients, where they are not the params' own."""
+
+    def __init__(
+        self,
+        *,
+        compute: torch.dtype | None = None,
+        reduce: torch.dtype | None = None,
+        local: torch.dtype | None = None,
+        averaged: torch.dtype | None = None,
+    ) -> None:
+        """As they arrive, are summed, wait for more (if that is wider), and reach the user."""
 
 class StepTimes:
     """Nanoseconds; 0 where nothing was measured."""
@@ -370,6 +398,7 @@ class Reducer:
         skip_unused_buckets: bool = False,
         bystanders: Sequence[ReducerParam] = ...,
         gate: int | None = None,
+        precision: Precision = ...,
     ) -> None: ...
     def prepare_forward(self) -> bool:
         """At the start of a forward that records a graph; True if the buckets were rebuilt."""
@@ -381,6 +410,8 @@ class Reducer:
         """The module's forward begins only now, after a wait."""
     def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """With the outputs of forward: lets the reducer notice where a backward starts."""
+    def prepare_for_backward(self) -> None:
+        """The next backward averages, also if its forward ran while synchronisation was off."""
     def remove_hooks(self) -> None:
         """Takes all hooks off the params."""
     def reset(self) -> None:

@@ -13,6 +13,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx import errors, nested, params
 from ddpx.comm_hooks import CommHooks
+from ddpx.grad_dtypes import reset_grad_dtypes
 from ddpx.mixed_precision import MixedPrecision
 
 
@@ -101,14 +102,16 @@ class DDPNames(CommHooks):
     def _remove_autograd_hooks(self) -> None:
         """Takes ddpx's hooks off the parameters; no later backward is synchronised."""
         self.reducer.remove_hooks()
-        if self._precision is not None:
-            self._precision.leave_grads_alone()
+        reset_grad_dtypes(self._managed())
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the first ten steps, then every ``sample_rate``-th."""
         if sample_rate < 1:
             raise errors.bad_sample_rate(sample_rate)
         self.reducer.set_sample_rate(sample_rate)
+
+    def _managed(self) -> Sequence[params.ManagedParam]:
+        raise NotImplementedError
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         """The averaged parameters, and which of them get sparse gradients."""

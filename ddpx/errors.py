@@ -54,6 +54,37 @@ def uninitialized_params(names: Iterable[str]) -> RuntimeError:
     )
 
 
+def bad_dtype(name: str, value: object) -> TypeError:
+    return TypeError(
+        f"{name} must be a floating-point torch.dtype or None, but got {value!r}. "
+        f"Pass e.g. {name}=torch.float32."
+    )
+
+
+def dtypes_and_mixed_precision() -> ValueError:
+    return ValueError(
+        "mixed_precision has a reduce_dtype of its own, so that reduce_dtype= and grad_dtype= "
+        "cannot be given beside it. Set mixed_precision.reduce_dtype, or leave mixed_precision out."
+    )
+
+
+def params_under_fsdp(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"fully_shard() already shards and reduces parameters of this module: "
+        f"{', '.join(names)}. ReducerDDP does not wrap such a module. To replicate over one mesh "
+        "dimension and shard over another, pass a mesh of both to fully_shard(module, mesh=...) "
+        "and wrap nothing; or apply ReducerDDP to the other parts of the model alone."
+    )
+
+
+def params_split_over_group(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        "ranks of the process group hold different shards of the same DTensor, which must not be "
+        f"averaged: {', '.join(names)}. Pass the data-parallel dimension of the mesh: "
+        "ReducerDDP(model, device_mesh=mesh['dp'])."
+    )
+
+
 def mixed_device_types(device_types: Iterable[str]) -> ValueError:
     return ValueError(
         f"the module's parameters lie on devices of different types: "

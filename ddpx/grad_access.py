@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ddpx import errors
+from ddpx.dtensors import local_part
 from ddpx.params import ManagedParam
 from ddpx.reducer import Reducer
 
@@ -126,7 +127,7 @@ class GradAccess(nn.Module):
             mean = torch.zeros_like(tensor) if grad is None else grad * (1 / world_size)
             mean = mean.detach().contiguous()
             real = torch.view_as_real(mean) if mean.is_complex() else mean
-            dist.all_reduce(real, group=self.process_group)
+            dist.all_reduce(local_part(real), group=self.process_group)
             averaged.append(mean)
         return tuple(averaged)
 

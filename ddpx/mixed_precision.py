@@ -85,12 +85,6 @@ class MixedPrecision:
         finally:
             self.restore()
 
-    def leave_grads_alone(self) -> None:
-        """Gradients arrive in their parameters' own dtype again, since nobody casts them back."""
-        for _, param in self._lowerable():
-            if param.grad_dtype is None:
-                param.grad_dtype = param.dtype
-
     def restore(self) -> None:
         """Back to *full*; harmless if it is that."""
         lowered, self._in_place_of = self._in_place_of, []

@@ -31,7 +31,9 @@ from ddpx import (
 )
 from ddpx.ddp_names import DDPNames
 from ddpx.delayed_params import check_delayed, with_delayed
+from ddpx.dtensors import check_dtensors
 from ddpx.grad_access import GradAccess
+from ddpx.grad_dtypes import set_grad_dtypes
 from ddpx.logging_data import logging_data
 from ddpx.mixed_precision import MixedPrecision, check_config
 from ddpx.options import make_options
@@ -78,6 +80,13 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             module then computes in ``param_dtype`` and gradients are summed in ``reduce_dtype``,
             while parameters and gradients keep their dtypes. Takes the place of a communication
             hook.
+        reduce_dtype: dtype in which gradients of floating-point parameters are summed over ranks,
+            and over micro-steps in ``no_sync`` if it is the wider one: ``torch.float32`` for a
+            16-bit model. ``grad`` is rounded to the parameter's dtype once, after the sum. DDP has
+            no such argument.
+        grad_dtype: dtype of ``grad`` itself, as torch's ``Tensor.grad_dtype``: ``torch.float32``
+            spares the last rounding, too. Also that of sums, unless ``reduce_dtype`` is given. The
+            optimizer has to accept it.
 
     Raises:
         TypeError, ValueError: an argument that makes no sense; the text says what to pass.
@@ -112,6 +121,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         bucket_cap_mb_list: list[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -122,6 +133,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
         if mixed_precision is not None:
             check_config(mixed_precision)
+            if reduce_dtype is not None or grad_dtype is not None:
+                raise errors.dtypes_and_mixed_precision()
         self._options = make_options(
             broadcast_buffers=broadcast_buffers,
             init_sync=init_sync,
@@ -134,12 +147,15 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             forward_sync_buffers=forward_sync_buffers,
             batched_grad_copy=batched_grad_copy,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            reduce_dtype=reduce_dtype,
+            grad_dtype=grad_dtype,
         )
         self.process_group = _resolve_group(process_group, device_mesh)
         self.device_mesh = device_mesh
         self.parameters_to_ignore = params.ignored_names(module)
         managed = params.managed_params(module, self.parameters_to_ignore)
         _check_trainable(module, managed)
+        check_dtensors(module, managed, self.process_group)
         self._delayed = (delay_all_reduce_named_params, param_to_hook_all_reduce)
         place = placement.place(module, self.parameters_to_ignore, device_ids, output_device)
         self.device = place.device
@@ -206,6 +222,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._structure = Structure(self.module, self.parameters_to_ignore)
         self._successor: weakref.ref[wrapped_params.Wrapper] | None = None
         self._first_forward = True
+        set_grad_dtypes(managed, self._options.reduce_dtype, self._options.grad_dtype)
         marked, gate = with_delayed(managed, *self._delayed)
         older: Reducer | None = self.__dict__.get("reducer")
         self.reducer = Reducer(marked, bystanders, self.process_group, self._options, gate)
@@ -227,7 +244,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
     def _yield_to(self, successor: wrapped_params.Wrapper) -> None:
         """A newer wrapper averages the parameters: this one only runs the module meanwhile."""
-        self.reducer.remove_hooks()
+        self._remove_autograd_hooks()
         self._successor = weakref.ref(successor)
 
     def _has_yielded(self) -> bool:

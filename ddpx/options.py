@@ -6,6 +6,8 @@ import math
 import warnings
 from dataclasses import dataclass
 
+import torch
+
 from ddpx import _C, errors
 
 _MIB = 1024 * 1024
@@ -29,6 +31,15 @@ class Options:
     static_graph: bool
     batched_grad_copy: bool
     skip_all_reduce_unused_params: bool
+    reduce_dtype: torch.dtype | None
+    grad_dtype: torch.dtype | None
+
+    @property
+    def precision(self) -> _C.Precision:
+        """Local sums are at least as precise as what they are part of."""
+        reduce = self.reduce_dtype or self.grad_dtype
+        local = self.grad_dtype or self.reduce_dtype
+        return _C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype)
 
     @property
     def mode(self) -> _C.GraphMode:
@@ -57,11 +68,14 @@ def make_options(
     forward_sync_buffers: bool | None,
     batched_grad_copy: bool,
     skip_all_reduce_unused_params: bool,
+    reduce_dtype: torch.dtype | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> Options:
-    """Checks arguments that mean the same as DDP's.
+    """Checks arguments.
 
     Raises:
-        TypeError: a flag that is no bool, a cap list that is no list.
+        TypeError: a flag that is no bool, a cap list that is no list, a dtype that is none of
+            floating point.
         ValueError: a cap that is not a finite number of MiB, 0 or more.
     """
     flags = {
@@ -79,6 +93,9 @@ def make_options(
         optional = name in ("broadcast_buffers", "forward_sync_buffers")
         if not isinstance(value, (bool, int)) and not (optional and value is None):
             raise errors.not_a_flag(name, value)
+    for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise errors.bad_dtype(name, dtype)
     if check_reduction:
         warnings.warn("check_reduction has no effect; leave it out.", FutureWarning, stacklevel=3)
 
@@ -96,6 +113,8 @@ def make_options(
         static_graph=bool(static_graph),
         batched_grad_copy=bool(batched_grad_copy),
         skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
+        reduce_dtype=reduce_dtype,
+        grad_dtype=grad_dtype,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, errors, health
+from ddpx.dtensors import Shard, is_dtensor
 from ddpx.options import Options
 from ddpx.params import ManagedParam
 
@@ -29,7 +30,7 @@ class Reducer(_C.Reducer):
     ) -> None:
         self.monitor = health.begin(process_group)
         super().__init__(
-            [_C.ReducerParam(p.tensor, p.name, p.expect_sparse, p.delayed) for p in managed],
+            [_as_reducer_param(p) for p in managed],
             process_group,
             options.caps,
             options.mode,
@@ -38,6 +39,7 @@ class Reducer(_C.Reducer):
             options.skip_all_reduce_unused_params,
             [_C.ReducerParam(p.tensor, p.name) for p in bystanders],
             gate,
+            options.precision,
         )
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
@@ -74,6 +76,20 @@ class Reducer(_C.Reducer):
         """Per param, how many ranks used it in the last step that they agreed about."""
         return torch.tensor(self.used_by_ranks, dtype=torch.int32, device=self._device)
 
+    def prepare_for_backward(self, outputs: object = ()) -> None:
+        """The next backward averages, although its forward may have run in ``no_sync``.
+
+        Pipelines and trainers call it before the last backward of several micro-batches.
+
+        Args:
+            outputs: what DDP starts its search for unused parameters from; not needed here.
+
+        Raises:
+            RuntimeError: in that backward, if ``torch.autograd.grad`` computes the gradients of
+                parameters, as zero-bubble pipeline schedules do: they would stay local.
+        """
+        super().prepare_for_backward()
+
     def _rebuild_buckets(self) -> bool:
         return self.rebuild_buckets()
 
@@ -85,3 +101,12 @@ class Reducer(_C.Reducer):
 
     def _set_static_graph(self) -> None:
         self.set_static_graph()
+
+
+def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:
+    if not is_dtensor(param.tensor):
+        return _C.ReducerParam(param.tensor, param.name, param.expect_sparse, param.delayed)
+    shard = Shard(param.tensor)  # type: ignore[arg-type]
+    return _C.ReducerParam.of_dtensor(
+        param.tensor, shard.tensor, param.name, param.delayed, shard.pull, shard.push
+    )

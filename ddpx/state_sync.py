@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.dtensors import local_part
 
 # Tensors are flattened together up to this size for a broadcast.
 BROADCAST_BYTES = 250 * 1024 * 1024
@@ -17,6 +18,7 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
     """Overwrites ``tensors`` with those of the group's rank ``source``, in few broadcasts."""
     if not tensors or group.size() == 1:
         return
+    tensors = [local_part(tensor) for tensor in tensors]
     with torch.no_grad():
         if not all(_C.is_deaf(group, tensor.device) for tensor in tensors):
             with health.collective_call(group):

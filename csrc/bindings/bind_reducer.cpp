@@ -35,6 +35,23 @@ std::function<void()> with_gil(py::function callback) {
   };
 }
 
+class PythonLink final : public GradLink {
+ public:
+  PythonLink(py::function pull, py::function push)
+      : pull_(with_gil(std::move(pull))), push_(with_gil(std::move(push))) {}
+
+  void pull() override {
+    pull_();
+  }
+  void push() override {
+    push_();
+  }
+
+ private:
+  std::function<void()> pull_;
+  std::function<void()> push_;
+};
+
 // torch's own class would follow the null pointer that it makes of None.
 py::cpp_function returning_a_future(py::object hook) {
   return [hook = std::move(hook)](const py::object& state, const py::object& bucket) {
@@ -92,7 +109,44 @@ void bind_reducer(py::module_& module) {
           py::arg("tensor"),
           py::arg("name"),
           py::arg("expect_sparse") = false,
-          py::arg("delayed") = false);
+          py::arg("delayed") = false)
+      .def_static(
+          "of_dtensor",
+          [](at::Tensor leaf,
+             at::Tensor shard,
+             std::string name,
+             bool delayed,
+             py::function pull,
+             py::function push) {
+            auto link = std::make_shared<PythonLink>(std::move(pull), std::move(push));
+            return ReducerParam{
+                std::move(shard),
+                std::move(name),
+                false,
+                delayed,
+                std::move(leaf),
+                std::move(link)};
+          },
+          py::arg("leaf"),
+          py::arg("shard"),
+          py::arg("name"),
+          py::arg("delayed"),
+          py::arg("pull"),
+          py::arg("push"));
+
+  py::class_<Precision>(module, "Precision")
+      .def(
+          py::init([](std::optional<at::ScalarType> compute,
+                      std::optional<at::ScalarType> reduce,
+                      std::optional<at::ScalarType> local,
+                      std::optional<at::ScalarType> averaged) {
+            return Precision{compute, reduce, local, averaged};
+          }),
+          py::kw_only(),
+          py::arg("compute") = py::none(),
+          py::arg("reduce") = py::none(),
+          py::arg("local") = py::none(),
+          py::arg("averaged") = py::none());
 
   module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
 
@@ -109,7 +163,8 @@ void bind_reducer(py::module_& module) {
                       bool batched_copy,
                       bool skip_unused_buckets,
                       std::vector<ReducerParam> bystanders,
-                      std::optional<std::size_t> gate) {
+                      std::optional<std::size_t> gate,
+                      const Precision& precision) {
             const py::gil_scoped_release no_gil;
             return NoGilShared<Reducer>(Reducer::create(
                 params,
@@ -119,7 +174,8 @@ void bind_reducer(py::module_& module) {
                     gradient_as_bucket_view,
                     batched_copy,
                     skip_unused_buckets,
-                    gate},
+                    gate,
+                    precision},
                 make_collective(std::move(process_group)),
                 std::move(bystanders)));
           }),
@@ -131,10 +187,12 @@ void bind_reducer(py::module_& module) {
           py::arg("batched_copy") = false,
           py::arg("skip_unused_buckets") = false,
           py::arg("bystanders") = std::vector<ReducerParam>(),
-          py::arg("gate") = py::none())
+          py::arg("gate") = py::none(),
+          py::arg("precision") = Precision())
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("watch_outputs", &Reducer::watch_outputs, py::arg("outputs"), NoGil())
+      .def("prepare_for_backward", &Reducer::prepare_for_backward, NoGil())
       .def("rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
       .def("shadow_step", &Reducer::shadow_step, NoGil())
       .def("remove_hooks", &Reducer::remove_hooks, NoGil())

@@ -88,18 +88,6 @@ def _evaluation_between(model: nn.Module, number: int) -> None:
     backward(model, loss)
 
 
-def _no_sync_around_forward(model: SlowDDP | ReducerDDP, number: int) -> None:
-    with model.no_sync():
-        loss = loss_of(model(data()))
-    backward(model, loss)
-
-
-def _no_sync_around_backward(model: SlowDDP | ReducerDDP, number: int) -> None:
-    loss = loss_of(model(data()))
-    with model.no_sync():
-        backward(model, loss)
-
-
 def _first_of_two_backwards_in_no_sync(model: SlowDDP | ReducerDDP, number: int) -> None:
     first, second = loss_of(model(data())), loss_of(model(data()))
     with model.no_sync():
@@ -120,8 +108,6 @@ USAGES = {
         _one_forward_two_backwards,
         _two_losses_over_one_output,
         _evaluation_between,
-        _no_sync_around_forward,
-        _no_sync_around_backward,
         _first_of_two_backwards_in_no_sync,
     )
 }

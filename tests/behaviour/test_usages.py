@@ -79,15 +79,6 @@ def _no_grad_module_call(model: nn.Module) -> None:
     inner(_input()).square().mean().backward()
 
 
-def _no_sync_around_forward_alone(model: nn.Module) -> None:
-    if isinstance(model, ReducerDDP):
-        with model.no_sync():
-            loss = model(_input()).square().mean()
-    else:
-        loss = model(_input()).square().mean()
-    loss.backward()
-
-
 def _gradient_penalty(model: nn.Module) -> None:
     """autograd.grad with respect to inputs must not count as a backward."""
     x = _input().requires_grad_()
@@ -107,7 +98,6 @@ USAGES: dict[str, Run] = {
         _one_forward_two_backwards,
         _forward_in_eval_between,
         _no_grad_module_call,
-        _no_sync_around_forward_alone,
         _gradient_penalty,
         _two_losses_over_two_outputs,
     )

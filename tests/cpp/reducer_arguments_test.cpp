@@ -84,7 +84,7 @@ TEST(EventLogArguments, ItsSizeIsBounded) {
 }
 
 TEST(GradCopyArguments, AScalarHasAnEmptySparseGradient) {
-  const auto grad = empty_sparse_grad(at::full({}, 1.0));
+  const auto grad = empty_sparse_grad(at::full({}, 1.0), at::kFloat);
   EXPECT_EQ(grad.dim(), 0);
   EXPECT_EQ(grad._nnz(), 0);
   EXPECT_EQ(grad.to_dense().item<double>(), 0.0);

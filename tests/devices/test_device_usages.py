@@ -59,6 +59,14 @@ def test_mixed_precision(device_ranks, device, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["reduce_dtype", "grad_dtype"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sixteen_bits(device_ranks, device, world_size, dtype, mode):
+    ranks, dtypes = device_ranks(device, world_size), {dtype: torch.float32}
+    _compare(ranks, cases.in_sixteen_bits, device, dtypes, **MODES[mode])
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):
     if device == "cuda" and world_size > 1:

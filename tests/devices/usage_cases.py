@@ -93,6 +93,20 @@ def in_mixed_precision(device: str, **options: Any) -> State:
     return _train(ours, device)
 
 
+def in_sixteen_bits(device: str, dtypes: dict[str, torch.dtype], **options: Any) -> State:
+    """Gradients of two steps of three micro-steps each, summed in float32."""
+    ours = ReducerDDP(layers(device).to(torch.bfloat16), bucket_cap_mb=0.0015, **options, **dtypes)
+    grads = []
+    for step in range(2):
+        ours.zero_grad()
+        for micro_step in range(3):
+            ours.require_backward_grad_sync = micro_step == 2
+            x = batch(device, 3 * step + micro_step).to(torch.bfloat16)
+            backward(loss_of(ours, x))
+        grads += [param.grad.cpu() for param in ours.parameters()]
+    return grads
+
+
 def steps_without_synchronisation(device: str, **options: Any) -> None:
     module = layers(device, 8)
     ours = ReducerDDP(module, **options)

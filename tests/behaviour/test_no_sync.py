@@ -1,0 +1,273 @@
+"""Which backwards average, by where forward and backward ran; docs/gradient_accumulation.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from slow_ddp import (
+    Net,
+    SlowDDP,
+    assert_same,
+    backward,
+    bare,
+    check_steps,
+    data,
+    error_of,
+    loss_of,
+    make_pair,
+    modes,
+    on_ranks,
+    plain_step,
+    seed,
+)
+from torch import nn
+
+from ddpx import ReducerDDP
+
+Model = SlowDDP | ReducerDDP
+
+
+def _local(model: Model, loss: torch.Tensor) -> None:
+    """What the rule says of ReducerDDP, spelled out for the reference."""
+    if isinstance(model, SlowDDP):
+        with model.no_sync():
+            backward(model, loss)
+    else:
+        backward(model, loss)
+
+
+def _prepare(model: Model) -> None:
+    if isinstance(model, ReducerDDP):
+        model.reducer.prepare_for_backward([])
+
+
+def _forward_inside(model: Model, forward: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    with model.no_sync():
+        return loss_of(forward(data()))
+
+
+def _both_inside(model: Model) -> None:
+    with model.no_sync():
+        backward(model, loss_of(model(data())))
+
+
+def _backward_inside(model: Model) -> None:
+    loss = loss_of(model(data()))
+    with model.no_sync():
+        backward(model, loss)
+
+
+def _forward_inside_alone(model: Model) -> None:
+    _local(model, _forward_inside(model, model))
+
+
+def _two_forwards_inside(model: Model) -> None:
+    _local(model, _forward_inside(model, model) + _forward_inside(model, model).square())
+
+
+def _prepared_backward_inside(model: Model) -> None:
+    """The one that is announced comes later."""
+    _prepare(model)
+    _both_inside(model)
+    backward(model, _forward_inside(model, model))
+
+
+def _prepared_before_a_penalty(model: Model) -> None:
+    """autograd.grad() for inputs is not the backward that was announced."""
+    loss = _forward_inside(model, model)
+    _prepare(model)
+    x = data().requires_grad_()
+    with model.no_sync():
+        output = model(x).sum()
+    (grad,) = torch.autograd.grad(output, x, create_graph=True)
+    backward(model, loss + grad.square().mean())
+
+
+def _both_outside(model: Model) -> None:
+    backward(model, loss_of(model(data())))
+
+
+def _prepared(model: Model) -> None:
+    loss = _forward_inside(model, model)
+    _prepare(model)
+    backward(model, loss)
+
+
+def _prepared_once(model: Model) -> None:
+    _prepared(model)
+    _forward_inside_alone(model)
+
+
+def _bypass_inside(model: Model) -> None:
+    backward(model, _forward_inside(model, bare(model)))
+
+
+def _inside_then_outside(model: Model) -> None:
+    """Backward goes through the later forward first: its gradients come late."""
+    backward(model, _forward_inside(model, model) + loss_of(model(data())))
+
+
+def _outside_then_inside(model: Model) -> None:
+    loss = loss_of(model(data()))
+    backward(model, loss + _forward_inside(model, model))
+
+
+LOCAL = (_both_inside, _backward_inside, _forward_inside_alone, _two_forwards_inside)
+AVERAGED = (
+    _both_outside,
+    _prepared,
+    _prepared_before_a_penalty,
+    _bypass_inside,
+    _inside_then_outside,
+    _outside_then_inside,
+)
+MIXED = (_prepared_once, _prepared_backward_inside)
+
+
+def _check(usage: Callable[[Model], None], mode: str) -> None:
+    ours, slow = make_pair(Net, mode)
+
+    def step(model: Model, number: int) -> None:
+        usage(model)
+
+    def accumulated(model: Model, number: int) -> None:
+        usage(model)
+        plain_step(model, number)
+
+    check_steps(ours, slow, step, num_steps=4)
+    check_steps(ours, slow, accumulated, num_steps=2)
+
+
+@modes
+@pytest.mark.parametrize("usage", LOCAL + AVERAGED + MIXED, ids=lambda usage: usage.__name__)
+def test_gradients(ranks, usage, mode, world):
+    on_ranks(ranks, world, _check, usage, mode)
+
+
+def _check_communication(usage: Callable[[Model], None], mode: str, num_steps: int) -> None:
+    ours, _ = make_pair(Net, mode)
+    for number in range(3):  # buckets are made again after the first, or second
+        plain_step(ours, number)
+    before = ours.reducer.num_steps
+    with torch.profiler.profile() as profile:
+        usage(ours)
+    assert ours.reducer.num_steps - before == num_steps
+    sends = any("gloo:" in event.name or "c10d" in event.name for event in profile.events())
+    assert sends == (num_steps > 0)
+
+
+@modes
+@pytest.mark.parametrize("usage", LOCAL, ids=lambda usage: usage.__name__)
+def test_a_local_micro_step_communicates_nothing(ranks, usage, mode):
+    on_ranks(ranks, 2, _check_communication, usage, mode, 0)
+
+
+@modes
+@pytest.mark.parametrize("usage", AVERAGED, ids=lambda usage: usage.__name__)
+def test_an_averaged_one_is_one_step(ranks, usage, mode):
+    on_ranks(ranks, 2, _check_communication, usage, mode, 1)
+
+
+class TwoParts(nn.Module):
+    """Runs one of its layers a call; the other's gradient stays away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 3)
+        self.second = nn.Linear(6, 3)
+
+    def forward(self, part: str, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule(part)(x)
+
+
+def _check_parts(mode: str, first_inside: bool) -> None:
+    """Params of the part inside no_sync alone are counted when the other part is reached."""
+    ours, slow = make_pair(TwoParts, mode)
+
+    def step(model: Model, number: int) -> None:
+        if first_inside:
+            with model.no_sync():
+                loss = loss_of(model("first", data()))
+            loss = loss + loss_of(model("second", data()))
+        else:
+            loss = loss_of(model("second", data()))
+            with model.no_sync():
+                loss = loss + loss_of(model("first", data()))
+        backward(model, loss)
+
+    check_steps(ours, slow, step, num_steps=4)
+
+
+@modes
+@pytest.mark.parametrize("first_inside", [True, False])
+def test_parts_of_a_module(ranks, mode, first_inside):
+    on_ranks(ranks, 2, _check_parts, mode, first_inside)
+
+
+class Hidden:
+    """An output in which no tensor is found."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Hides(Net):
+    def forward(self, x: torch.Tensor) -> Hidden:
+        return Hidden(super().forward(x))
+
+
+def _check_hidden(mode: str) -> None:
+    ours, slow = make_pair(Hides, mode)
+
+    def step(model: Model, number: int) -> None:
+        with model.no_sync():
+            output = model(data())
+        backward(model, loss_of(output.tensor))
+
+    check_steps(ours, slow, step)
+
+
+@modes
+def test_an_output_that_cannot_be_watched_counts_as_outside(ranks, mode):
+    on_ranks(ranks, 2, _check_hidden, mode)
+
+
+def _check_failed_backward(mode: str) -> None:
+    """One that raised is forgotten: the next backward is judged by itself."""
+    ours, slow = make_pair(Net, mode)
+
+    def fail(grad: torch.Tensor) -> None:
+        raise RuntimeError("on purpose")
+
+    for prepared in (False, True):
+        loss = _forward_inside(ours, ours)
+        handle = ours.module.first.weight.register_hook(fail)
+        if prepared:
+            _prepare(ours)
+        assert "on purpose" in error_of(loss.backward)
+        handle.remove()
+        ours.zero_grad()
+        slow.zero_grad()
+        for model in (slow, ours):
+            seed(3)
+            _forward_inside_alone(model)
+        assert_same(ours, slow)
+    check_steps(ours, slow, plain_step)
+
+
+@modes
+def test_after_a_backward_that_raised(ranks, mode):
+    on_ranks(ranks, 2, _check_failed_backward, mode)
+
+
+def _check_inside_backward() -> None:
+    ours, _ = make_pair(Net, "default")
+    output = ours(data())
+    output.register_hook(lambda grad: _prepare(ours))
+    assert "prepare_for_backward()" in error_of(loss_of(output).backward)
+
+
+def test_prepare_within_a_backward_is_an_error(ranks):
+    on_ranks(ranks, 2, _check_inside_backward)

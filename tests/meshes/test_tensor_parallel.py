@@ -1,0 +1,322 @@
+"""Tensor parallel x data parallel on 2 x 2 ranks: against DDP to the bit, and against one rank."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+from ddpx.dtensors import local_part
+
+WIDTH = 8
+MODES: dict[str, dict[str, bool]] = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "find unused": {"find_unused_parameters": True},
+    "batched": {"batched_grad_copy": True},
+    "batched view": {"batched_grad_copy": True, "gradient_as_bucket_view": True},
+}
+SMALL_CAP = 0.0005
+modes = pytest.mark.parametrize("mode", MODES)
+sequence = pytest.mark.parametrize("sequence", [False, True], ids=["plain norm", "sequence"])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def _mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def _sharded(mesh: DeviceMesh, sequence: bool) -> nn.Module:
+    torch.manual_seed(0)
+    net = Net()
+    for block in net.blocks:
+        if sequence:
+            split = PrepareModuleInput(
+                input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=False
+            )
+            parallelize_module(block, mesh["tp"], {"norm": split})
+        plan: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        if sequence:
+            plan = {
+                "norm": SequenceParallel(),
+                "up": ColwiseParallel(input_layouts=Shard(1)),
+                "down": RowwiseParallel(),
+            }
+        parallelize_module(block, mesh["tp"], plan)
+    return net
+
+
+def _wholly_sharded(mesh: DeviceMesh) -> nn.Module:
+    """Every parameter is a DTensor, as torch's clip_grad_norm_ needs it."""
+    net = _sharded(mesh, sequence=True)
+    plan = {"head": ColwiseParallel(output_layouts=Replicate())}
+    parallelize_module(net, mesh["tp"], plan)
+    return net
+
+
+def _data(step: int, mesh: DeviceMesh) -> torch.Tensor:
+    """The same on ranks that share a batch."""
+    torch.manual_seed(100 * step + mesh["dp"].get_local_rank())
+    return torch.randn(4, 6, WIDTH)
+
+
+def _local_grads(params: list[nn.Parameter]) -> Iterator[torch.Tensor | None]:
+    for param in params:
+        yield None if param.grad is None else local_part(param.grad)
+
+
+def _check_parity(mode: str, sequence: bool) -> None:
+    mesh = _mesh()
+    options = {**MODES[mode], "device_mesh": mesh["dp"], "bucket_cap_mb": SMALL_CAP}
+    theirs = DistributedDataParallel(_sharded(mesh, sequence), **options)
+    ours = ReducerDDP(_sharded(mesh, sequence), **options)
+    their_params = list(theirs.parameters())  # DDP forgets those that were DTensors at forward
+    our_params = list(ours.parameters())
+    names = [name for name, _ in ours.named_parameters()]
+    for step in range(4):
+        for model, params in ((theirs, their_params), (ours, our_params)):
+            for param in params:
+                param.grad = None
+            model(_data(step, mesh)).square().mean().backward()
+        grads = zip(names, _local_grads(our_params), _local_grads(their_params), strict=True)
+        for name, our_grad, their_grad in grads:
+            assert our_grad is not None and torch.equal(our_grad, their_grad), (step, name)
+        with torch.no_grad():
+            for our_param, their_param in zip(our_params, their_params, strict=True):
+                local_part(our_param).sub_(0.1 * local_part(our_param.grad))
+                their_param.sub_(0.1 * their_param.grad)
+
+
+@modes
+@sequence
+def test_parity(ranks, mode, sequence):
+    ranks(4).run(_check_parity, mode, sequence)
+
+
+def _check_training(mode: str) -> None:
+    """Optimizer, clipping and accumulation, against the whole model on each rank."""
+    mesh = _mesh()
+    model = ReducerDDP(
+        _wholly_sharded(mesh), device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP, **MODES[mode]
+    )
+    torch.manual_seed(0)
+    plain = Net()
+    ours = torch.optim.AdamW(model.parameters(), lr=0.1)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    for step in range(3):
+        ours.zero_grad()
+        theirs.zero_grad()
+        for micro in range(3):
+            x = _data(10 * step + micro, mesh)
+            plain(x).square().mean().backward()
+            if micro < 2:
+                with model.no_sync():
+                    model(x).square().mean().backward()
+            else:
+                model(x).square().mean().backward()
+        for param in plain.parameters():
+            dist.all_reduce(param.grad, group=mesh["dp"].get_group())
+            param.grad /= 2
+        for (name, param), expected in zip(
+            model.named_parameters(), plain.parameters(), strict=True
+        ):
+            assert isinstance(param, DTensor) and isinstance(param.grad, DTensor), name
+            assert param.grad.placements == param.placements
+            torch.testing.assert_close(param.grad.full_tensor(), expected.grad, msg=name)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        expected_norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        torch.testing.assert_close(norm.full_tensor(), expected_norm)
+        ours.step()
+        theirs.step()
+    for param, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(param.full_tensor(), expected, rtol=1e-4, atol=1e-5)
+
+
+@modes
+def test_training(ranks, mode):
+    ranks(4).run(_check_training, mode)
+
+
+def _check_checkpoint(folder: str) -> None:
+    """Saved from 2 x 2 ranks, loaded there, and where tensors are not parallel."""
+    mesh = _mesh()
+    model = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"])
+    for step in range(2):
+        model(_data(step, mesh)).square().mean().backward()
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= 0.1 * param.grad
+    whole = {n: p.full_tensor() for n, p in model.module.named_parameters()}
+    assert all(isinstance(value, DTensor) for value in model.state_dict().values())
+    dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+
+    again = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"])
+    state = {"model": get_model_state_dict(again)}
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(again, state["model"])
+    plain = ReducerDDP(Net())
+    state = {"model": get_model_state_dict(plain)}
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(plain, state["model"])
+    for name, expected in whole.items():
+        assert torch.equal(again.module.get_parameter(name).full_tensor(), expected), name
+        assert torch.equal(plain.module.get_parameter(name), expected), name
+
+    again.load_state_dict(model.state_dict())
+    again(_data(2, mesh)).square().mean().backward()
+
+
+def test_checkpoint(ranks):
+    with tempfile.TemporaryDirectory(prefix="ddpx-checkpoint-") as folder:
+        ranks(4).run(_check_checkpoint, folder)
+
+
+class WithBuffer(nn.Module):
+    def __init__(self, mesh: DeviceMesh, value: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        whole = torch.full((4, WIDTH), value)
+        self.register_buffer("table", distribute_tensor(whole, mesh["tp"], [Shard(0)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def _check_buffers() -> None:
+    """Local shards are broadcast from the first of the data-parallel ranks."""
+    mesh = _mesh()
+    data_parallel_rank = mesh["dp"].get_local_rank()
+    model = ReducerDDP(WithBuffer(mesh, float(data_parallel_rank)), device_mesh=mesh["dp"])
+    assert model.module.table.full_tensor().eq(0).all()
+    model.module.table.add_(data_parallel_rank + 1)
+    model(torch.ones(2, WIDTH)).sum().backward()
+    assert model.module.table.full_tensor().eq(1).all()
+
+
+def test_buffers(ranks):
+    ranks(4).run(_check_buffers)
+
+
+def _check_frozen() -> None:
+    """A gradient of an earlier step is not counted, also where it was a view."""
+    mesh = _mesh()
+    model = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"], gradient_as_bucket_view=True)
+    plain = copy.deepcopy(_wholly_sharded(mesh))
+    x = _data(0, mesh)
+    model(x).square().mean().backward()
+    model.zero_grad()
+    model.module.head.weight.requires_grad_(False)
+    for _ in range(2):  # the second adds to views of buckets
+        model(x).square().mean().backward()
+        plain(x).square().mean().backward()
+    for (name, param), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+        if name.endswith("head.weight"):
+            assert param.grad is None
+            continue
+        total = expected.grad.full_tensor()
+        dist.all_reduce(total, group=mesh["dp"].get_group())
+        torch.testing.assert_close(param.grad.full_tensor(), total / 2, msg=name)
+
+
+def test_a_frozen_parameter(ranks):
+    ranks(4).run(_check_frozen)
+
+
+def _check_other_calls() -> None:
+    mesh = _mesh()
+    model = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"])
+    plain = _wholly_sharded(mesh)
+    x = _data(0, mesh)
+    params = list(model.parameters())
+    grads = model.synchronized_grads(model(x).square().mean(), params)
+    seen: list[torch.Tensor] = []
+    model.register_post_sync_hook(model, lambda param: seen.append(param.grad.full_tensor()))
+    model.check_finite()
+    model(x).square().mean().backward()
+    plain(x).square().mean().backward()
+    for param, grad, after, expected in zip(params, grads, seen, plain.parameters(), strict=True):
+        total = expected.grad.full_tensor()
+        dist.all_reduce(total, group=mesh["dp"].get_group())
+        torch.testing.assert_close(param.grad.full_tensor(), total / 2)
+        torch.testing.assert_close(after, total / 2)
+        torch.testing.assert_close(grad.full_tensor(), total / 2)
+
+
+def test_other_calls(ranks):
+    ranks(4).run(_check_other_calls)
+
+
+def _refusal(wrap: Any) -> str:
+    try:
+        wrap()
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def _check_refusals() -> None:
+    mesh = _mesh()
+    text = _refusal(lambda: ReducerDDP(_sharded(mesh, sequence=False)))
+    assert "blocks.0.up.weight" in text and "device_mesh=mesh['dp']" in text
+    assert "head.weight" not in text
+
+
+def test_a_group_with_several_shards_is_refused(ranks):
+    ranks(4).run(_check_refusals)
+
+
+def _check_fully_shard() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = _mesh()
+    net = Net()
+    fully_shard(net.blocks[1], mesh=mesh["tp"])
+    text = _refusal(lambda: ReducerDDP(net, device_mesh=mesh["dp"]))
+    assert "blocks.1.up.weight" in text and "fully_shard(module, mesh=...)" in text
+    assert "blocks.0" not in text and "head" not in text
+
+
+def test_parts_under_fully_shard_are_refused(ranks):
+    ranks(4).run(_check_fully_shard)

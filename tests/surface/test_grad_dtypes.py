@@ -1,0 +1,287 @@
+"""``reduce_dtype`` and ``grad_dtype``: 16-bit models whose gradients are summed in float32."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from ddpx import ReducerDDP
+
+MODES: dict[str, dict[str, bool]] = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "find unused": {"find_unused_parameters": True},
+    "batched": {"batched_grad_copy": True},
+}
+DTYPES: dict[str, dict[str, torch.dtype]] = {
+    "reduce": {"reduce_dtype": torch.float32},
+    "grad": {"grad_dtype": torch.float32},
+    "both": {"reduce_dtype": torch.float32, "grad_dtype": torch.float32},
+}
+modes = pytest.mark.parametrize("mode", MODES)
+dtypes = pytest.mark.parametrize("dtypes", DTYPES)
+# Half a unit in the last place of bfloat16, and a little for float32 on the way there.
+ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
+FLOAT32 = 2.0**-21
+
+
+class Net(nn.Module):
+    """Gradients of the first layer come in two parts with a reentrant checkpoint."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 7, dtype=dtype)
+        self.second = nn.Linear(7, 3, dtype=dtype)
+        self.wide = nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x))) * self.wide
+
+
+def _build() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+
+
+def _micro_grads(plain: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Of one micro-step of this rank, as autograd makes them."""
+    return list(torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters())))
+
+
+def _reference(plain: nn.Module, xs: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """The mean over ranks of the sum over micro-steps, in float64."""
+    totals = [torch.zeros_like(param, dtype=torch.float64) for param in plain.parameters()]
+    for x in xs:
+        for total, grad in zip(totals, _micro_grads(plain, x), strict=True):
+            total += grad
+    for total in totals:
+        dist.all_reduce(total, group=group)
+        total /= dist.get_world_size(group)
+    return totals
+
+
+def _accumulate(model: ReducerDDP, xs: torch.Tensor) -> None:
+    for number, x in enumerate(xs):
+        model.require_backward_grad_sync = number == len(xs) - 1
+        model(x).float().square().sum().backward()
+
+
+def _check_error(
+    mode: str, dtypes: str, num_micro_steps: int, to_none: bool = True, backend: str | None = None
+) -> None:
+    group = None if backend is None else dist.new_group(backend=backend)
+    module = _build()
+    plain = copy.deepcopy(module)
+    model = ReducerDDP(
+        module, bucket_cap_mb=0.0001, process_group=group, **MODES[mode], **DTYPES[dtypes]
+    )
+    for step in range(3):
+        torch.manual_seed(100 * step + dist.get_rank())
+        xs = torch.randn(num_micro_steps, 5, 6, dtype=torch.bfloat16)
+        model.zero_grad(set_to_none=to_none)
+        _accumulate(model, xs)
+        params = zip(model.module.named_parameters(), _reference(plain, xs), strict=True)
+        for (name, param), expected in params:
+            assert param.grad is not None
+            exact = dtypes != "reduce" or param.dtype is torch.float32
+            assert param.grad.dtype is (torch.float32 if exact else torch.bfloat16), name
+            # Sums cancel: float32's error is relative to what is added up.
+            allowed = (0 if exact else ONE_ROUNDING) * expected.abs() + FLOAT32 * len(xs) * 8
+            error = (param.grad.double() - expected).abs()
+            assert (error <= allowed).all(), (step, name, (error - allowed).max())
+
+
+@modes
+@dtypes
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize("num_micro_steps", [1, 5, 64])
+def test_error_is_that_of_one_rounding(ranks, mode, dtypes, world_size, num_micro_steps):
+    ranks(world_size).run(_check_error, mode, dtypes, num_micro_steps, timeout=90.0)
+
+
+@modes
+@dtypes
+def test_gradients_of_zeros(ranks, mode, dtypes):
+    ranks(2).run(_check_error, mode, dtypes, 5, to_none=False)
+
+
+@modes
+@dtypes
+def test_over_shm(ranks, mode, dtypes):
+    ranks(3).run(_check_error, mode, dtypes, 5, backend="shm")
+
+
+def _check_bits(mode: str) -> None:
+    """A float32 model is trained with the bits that it has without the arguments."""
+    torch.manual_seed(0)
+    module = Net(torch.float32)
+    models = [
+        ReducerDDP(copy.deepcopy(module), **MODES[mode], **options)
+        for options in ({}, DTYPES["reduce"], DTYPES["grad"])
+    ]
+    for step in range(3):
+        torch.manual_seed(step + 10 * dist.get_rank())
+        xs = torch.randn(2, 5, 6)
+        for model in models:
+            model.zero_grad()
+            _accumulate(model, xs)
+        first, *others = ([p.grad for p in model.parameters()] for model in models)
+        for other in others:
+            assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@modes
+def test_nothing_changes_in_float32(ranks, mode):
+    ranks(3).run(_check_bits, mode)
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4, sparse=True, dtype=torch.bfloat16)
+        self.last = nn.Linear(4, 2, dtype=torch.bfloat16)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return self.last(self.table(index))
+
+
+def _check_sparse(dtypes: str) -> None:
+    torch.manual_seed(0)
+    module = Lookup()
+    plain = copy.deepcopy(module)
+    model = ReducerDDP(module, **DTYPES[dtypes])
+    index = torch.randint(0, 10, (6,))
+    for _ in range(2):
+        model.zero_grad()
+        with model.no_sync():
+            model(index).float().square().sum().backward()
+        model(index).float().square().sum().backward()
+    plain(index).float().square().sum().backward()
+    total = 2 * plain.table.weight.grad.to_dense().double()
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
+    grad = model.module.table.weight.grad
+    assert grad.is_sparse
+    assert grad.dtype is (torch.bfloat16 if dtypes == "reduce" else torch.float32)
+    error = (grad.to_dense().double() - total).abs()
+    # torch has summed the entries of one row in bfloat16 on each rank.
+    assert (error <= 4 * ONE_ROUNDING * total.abs() + FLOAT32).all()
+
+
+@dtypes
+def test_sparse_gradients(ranks, dtypes):
+    ranks(3).run(_check_sparse, dtypes)
+
+
+def _check_hook(mode: str) -> None:
+    """Communication hooks get buckets in the dtype of sums."""
+    model = ReducerDDP(_build(), **MODES[mode], **DTYPES["reduce"])
+    seen = set()
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen.add(bucket.buffer().dtype)
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    model.register_comm_hook(None, hook)
+    plain = _build()
+    xs = torch.randn(2, 5, 6, dtype=torch.bfloat16)
+    _accumulate(model, xs)
+    assert seen == {torch.float32}
+    for param, expected in zip(model.parameters(), _reference(plain, xs), strict=True):
+        error = (param.grad.double() - expected).abs()
+        assert (error <= ONE_ROUNDING * expected.abs() + 16 * FLOAT32).all()
+
+
+@modes
+def test_communication_hook(ranks, mode):
+    ranks(2).run(_check_hook, mode)
+
+
+def _check_failed_step() -> None:
+    """Nothing is lost, and the next step is right."""
+    model = ReducerDDP(_build(), **DTYPES["reduce"])
+    plain = _build()
+    xs = torch.randn(2, 5, 6, dtype=torch.bfloat16)
+
+    def fail(grad: torch.Tensor) -> None:
+        raise RuntimeError("on purpose")
+
+    handle = model.module.first.weight.register_hook(fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        model(xs[0]).float().sum().backward()
+    handle.remove()
+    model.zero_grad()
+    _accumulate(model, xs)
+    for param, expected in zip(model.parameters(), _reference(plain, xs), strict=True):
+        error = (param.grad.double() - expected).abs()
+        assert (error <= ONE_ROUNDING * expected.abs() + 16 * FLOAT32).all()
+
+
+def test_after_a_step_that_failed(ranks):
+    ranks(2).run(_check_failed_step)
+
+
+def _check_other_wrapper() -> None:
+    """A later wrapper of the same module rules; one whose hooks are gone leaves plain gradients."""
+    module = _build()
+    ReducerDDP(module, **DTYPES["grad"])
+    model = ReducerDDP(module)
+    x = torch.randn(5, 6, dtype=torch.bfloat16)
+    model(x).float().sum().backward()
+    assert module.first.weight.grad.dtype is torch.bfloat16
+    model = ReducerDDP(module, **DTYPES["grad"])
+    model._remove_autograd_hooks()
+    assert module.first.weight.grad.dtype is torch.bfloat16
+    model(x).float().sum().backward()
+    assert module.first.weight.grad.dtype is torch.bfloat16
+
+
+def test_other_wrappers(ranks):
+    ranks(2).run(_check_other_wrapper)
+
+
+def _check_arguments() -> None:
+    for name in ("reduce_dtype", "grad_dtype"):
+        for value in ("float32", torch.int32, 32):
+            with pytest.raises(TypeError, match=f"{name} must be a floating-point torch.dtype"):
+                ReducerDDP(_build(), **{name: value})
+    with pytest.raises(ValueError, match="mixed_precision has a reduce_dtype of its own"):
+        ReducerDDP(
+            _build(),
+            mixed_precision=_MixedPrecision(torch.float16),
+            reduce_dtype=torch.float32,
+        )
+
+
+def test_arguments(ranks):
+    ranks(2).run(_check_arguments)
+
+
+def _check_optimizer() -> None:
+    """Master weights in float32, as 16-bit trainings keep them."""
+    model = ReducerDDP(_build(), **DTYPES["grad"])
+    masters = [param.detach().float() for param in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=0.01)
+    for step in range(3):
+        torch.manual_seed(step)
+        model.zero_grad()
+        _accumulate(model, torch.randn(4, 5, 6, dtype=torch.bfloat16))
+        for master, param in zip(masters, model.parameters(), strict=True):
+            master.grad = param.grad
+        optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(masters, model.parameters(), strict=True):
+                param.copy_(master)
+
+
+def test_master_weights(ranks):
+    ranks(2).run(_check_optimizer)

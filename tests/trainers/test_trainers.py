@@ -1,0 +1,45 @@
+"""Trainers whose calls reach the reducer, under ``ddpx``: the same bits as with torch's DDP.
+
+The versions stand in the extra ``trainers`` of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from cli_process import assert_code, run
+
+SCRIPTS = Path(__file__).parent / "scripts"
+# A rank takes seconds to import a trainer, and a command launches up to four times.
+pytestmark = pytest.mark.timeout(300)
+
+
+def _needs(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install -e '.[trainers]'")
+
+
+@pytest.mark.parametrize(
+    ("library", "script", "compared"),
+    [
+        ("lightning", "lightning_gan.py", "128 gradients, 16 losses"),
+        ("accelerate", "accelerate_trigger.py", "64 gradients, 16 losses"),
+        ("mmengine", "mmengine_accumulate.py", "96 gradients, 24 losses"),
+    ],
+)
+def test_same_bits_as_ddp(library, script, compared):
+    """Of each backward, also those that are to stay local."""
+    _needs(library)
+    done = run("parity", script, cwd=SCRIPTS)
+    assert_code(done, 0)
+    assert compared in done.stdout and done.stdout.endswith("Identical.\n")
+
+
+def test_mmengine_averages_once_for_several_micro_steps():
+    """Its forward runs in no_sync, and its backward outside."""
+    _needs("mmengine")
+    done = run("run", "mmengine_accumulate.py", cwd=SCRIPTS)
+    assert_code(done, 0)
+    assert done.stdout.count("averaged 4 times") == 2, done.stdout
