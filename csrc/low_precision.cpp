@@ -33,7 +33,7 @@ GradDtypes Precision::of(at::ScalarType param) const {
       param,
       compute.value_or(param),
       reduce.value_or(param),
-      at::promote_types(param, local.value_or(param)),
+      c10::promoteTypes(param, local.value_or(param)),
       averaged.value_or(param)};
 }
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Joinable
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.nn.parameter import UninitializedParameter
@@ -37,6 +36,7 @@ from ddpx.grad_dtypes import set_grad_dtypes
 from ddpx.logging_data import logging_data
 from ddpx.mixed_precision import MixedPrecision, check_config
 from ddpx.options import make_options
+from ddpx.process_group import resolve_group
 from ddpx.reducer import Reducer
 from ddpx.structure import Structure, inside_functional_call
 from ddpx.timeline.environment import record_if_asked
@@ -69,7 +69,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         static_graph: the set of used parameters, and how often each is used, never changes.
         bucket_cap_mb_list: a size in MiB for each bucket in turn; the last one repeats.
         forward_sync_buffers: broadcast rank 0's buffers at forward; True if None.
-        device_mesh: a mesh of one dimension, in place of ``process_group``.
+        device_mesh: a mesh of one dimension, which may be part of a larger one, in place of
+            ``process_group``.
         skip_all_reduce_unused_params: with ``find_unused_parameters``, buckets of which no rank
             used a parameter in the last step are not communicated.
         batched_grad_copy: copy and divide the gradients of a bucket together when it is full.
@@ -95,8 +96,11 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
     In ``backward()``, RuntimeError if a parameter got no gradient (unless
     ``find_unused_parameters`` or ``static_graph`` is set), or if communication failed.
 
-    Whether a backward is synchronised is decided when its first gradient arrives, by
-    ``require_backward_grad_sync`` at that moment; DDP decides at forward.
+    A backward averages unless it, or the forward of each output that it reaches, ran in
+    :meth:`no_sync`.
+
+    Parameters and buffers may be DTensors over another dimension of the mesh. ``param.grad`` is
+    then a DTensor in the parameter's placements.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
         )
-        self.process_group = _resolve_group(process_group, device_mesh)
+        self.process_group = resolve_group(process_group, device_mesh)
         self.device_mesh = device_mesh
         self.parameters_to_ignore = params.ignored_names(module)
         managed = params.managed_params(module, self.parameters_to_ignore)
@@ -317,9 +321,17 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward adds to local gradients; the next backward outside averages the sum.
+        """Gradients stay local if forward, backward or both run in this context.
 
-        It is the backward that has to run inside; where the forward ran makes no difference.
+        Local gradients add up in ``param.grad``. The next backward that averages averages the sum.
+        A local micro-step communicates no gradients. docs/gradient_accumulation.md has the rule,
+        and a table beside DDP's.
+
+        Example::
+
+            with model.no_sync():
+                model(first).sum().backward()
+            model(second).sum().backward()  # averages the sum of both
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
@@ -349,7 +361,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
     def __setstate__(self, state: dict[str, Any]) -> None:
         sync = state.pop("require_backward_grad_sync")
         super().__setstate__(state)
-        self.process_group = _resolve_group(None)
+        self.process_group = resolve_group(None)
         self._attach(params.managed_params(self.module, self.parameters_to_ignore))
         record_if_asked(self, agreed=False)  # a copy may be made on some ranks only
         self.require_backward_grad_sync = sync
@@ -370,38 +382,6 @@ def _active_for_dynamo(wrapper: ReducerDDP) -> Iterator[None]:
         yield
     finally:
         DistributedDataParallel._active_ddp_module = before
-
-
-def _resolve_group(
-    process_group: dist.ProcessGroup | None, device_mesh: Any = None
-) -> dist.ProcessGroup:
-    if device_mesh is not None:
-        if process_group is not None:
-            raise errors.group_and_mesh()
-        if not isinstance(device_mesh, DeviceMesh):
-            raise errors.not_a_mesh(device_mesh)
-        if device_mesh.ndim != 1:
-            raise errors.not_a_1d_mesh(device_mesh)
-        return device_mesh.get_group(mesh_dim=0)
-    if process_group is None:
-        if not dist.is_initialized() or dist.group.WORLD is None:
-            raise errors.no_process_group()
-        return dist.group.WORLD
-    if process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
-        raise errors.rank_not_in_group()
-    if not isinstance(process_group, dist.ProcessGroup):
-        raise errors.not_a_process_group(process_group)
-    if _was_destroyed(process_group):
-        raise errors.group_destroyed()
-    return process_group
-
-
-def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
-    try:
-        process_group.group_name  # noqa: B018
-    except RuntimeError:
-        return False  # written in Python, past torch's own books
-    return process_group not in dist.distributed_c10d._world.pg_map
 
 
 def _check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -> None:

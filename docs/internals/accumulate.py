@@ -1,4 +1,4 @@
-"""Which backward communicates: it is decided at its first gradient, wherever forward ran."""
+"""Which backward averages: outputs that it reaches decide, or its first gradient."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TEST(OutputWatch, WalksTheGraphsOfOutputsThatAreAlive) {
   OutputWatch watch;
   const auto kept = chain(5);
   auto dropped = chain(50);
-  watch.watch({kept, dropped}, {});
+  watch.watch({kept, dropped}, ForwardSync::kOn, {});
   EXPECT_EQ(watch.nodes_to_come().size(), 57u);  // with an accumulator each
   dropped.reset();
   EXPECT_EQ(watch.nodes_to_come().size(), 6u);
@@ -36,7 +36,7 @@ TEST(OutputWatch, AnotherThreadMayReleaseTheGraphsDuringAWalk) {
     for (int i = 0; i < 100; ++i) {
       outputs.push_back(chain(100));
     }
-    watch.watch(outputs, {});
+    watch.watch(outputs, ForwardSync::kOn, {});
     std::atomic<bool> walking{false};
     std::thread releaser([&] {
       while (!walking) {

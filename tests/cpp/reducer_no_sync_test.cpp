@@ -1,0 +1,88 @@
+// Backwards whose forwards ran while synchronisation was off.
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <string>
+
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+class ReducerNoSync : public testing::Test {
+ protected:
+  ReducerNoSync() {
+    replica.learn();
+  }
+
+  at::Tensor local_forward() {
+    replica.reducer->set_sync_enabled(false);
+    auto loss = replica.forward({2, 1, 0});
+    replica.reducer->set_sync_enabled(true);
+    return loss;
+  }
+
+  std::size_t num_all_reduces() const {
+    return replica.collective->all_reduces().size();
+  }
+
+  const Grads kLocalGrads = {12., 8., 6.};
+  Replica replica;
+};
+
+TEST_F(ReducerNoSync, ABackwardOfALocalForwardIsLocal) {
+  local_forward().backward();
+  EXPECT_EQ(replica.grads(), kLocalGrads);
+  EXPECT_EQ(num_all_reduces(), 0u);
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
+TEST_F(ReducerNoSync, TheNextSynchronisedBackwardAveragesTheSum) {
+  local_forward().backward();
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{60., 40., 30.}));
+}
+
+TEST_F(ReducerNoSync, APreparedBackwardAverages) {
+  const auto loss = local_forward();
+  replica.reducer->prepare_for_backward();
+  loss.backward();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+  replica.clear_grads();
+  local_forward().backward();
+  EXPECT_EQ(replica.grads(), kLocalGrads) << "only one was prepared";
+}
+
+TEST_F(ReducerNoSync, GradientsThatCameBeforeASynchronisingOutputAreCounted) {
+  replica.reducer->prepare_forward();
+  const auto synchronising = replica.params[1].sum() * 8 + replica.params[0].sum() * 12;
+  replica.reducer->watch_outputs({synchronising});
+  replica.reducer->set_sync_enabled(false);
+  const auto local = replica.params[2].sum() * 6;  // later, so that backward runs it first
+  replica.reducer->watch_outputs({local});
+  replica.reducer->set_sync_enabled(true);
+  (synchronising + local).backward();
+  EXPECT_EQ(replica.grads(), (Grads{30., 20., 15.}));
+  EXPECT_EQ(num_all_reduces(), 3u);
+}
+
+TEST_F(ReducerNoSync, AGradientThatAutogradGradTakesIsAnErrorWhereOneWasPrepared) {
+  const auto loss = local_forward() * 2;
+  replica.reducer->prepare_for_backward();
+  try {
+    torch::autograd::grad({loss}, {replica.params[1]});
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& error) {
+    expect_mentions(error.what(), {"'w1'", "ScheduleInterleavedZeroBubble"});
+  }
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
+TEST_F(ReducerNoSync, AutogradGradOfALocalForwardIsLocal) {
+  const auto grads = torch::autograd::grad({local_forward()}, {replica.params[1]});
+  EXPECT_EQ(grads.front()[0].item<double>(), 8.);
+  EXPECT_EQ(num_all_reduces(), 0u);
+}
+
+}  // namespace
+}  // namespace ddpx
