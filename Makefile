@@ -12,12 +12,15 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo timeline test test-all sanitize peer-test lint format parity-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize peer-test lint format parity-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.deps  ## make .venv with pinned dependencies
+
+packages:  ## install packages of the system that tests need, or say what will be skipped
+	@bash scripts/system_packages.sh
 
 build: $(VENV)/.built  ## build the C++ extension in place
 
@@ -27,10 +30,10 @@ demo: build  ## train a small character GPT on 2 ranks (all GPUs, if there are a
 timeline: build  ## record 20 steps of the demo: summary, trace, picture and page in runs/timeline
 	@$(BIN)/python -m ddpx timeline --steps 20 --out runs/timeline examples/char_gpt/train.py -- --steps 60 --out runs/timeline/demo
 
-test: build  ## run every test; of large matrices a part
+test: packages build  ## run every test; of large matrices a part
 	$(PYTEST)
 
-test-all: build  ## run every test, and large matrices in full
+test-all: packages build  ## run every test, and large matrices in full
 	$(PYTEST) --full
 
 sanitize: build  ## AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer; leaks; fuzz

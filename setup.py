@@ -20,7 +20,7 @@ except ImportError:
 if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 13):
     print(f"warning: ddpx is made for torch 2.11 to 2.13, this is {torch.__version__}")
 
-DEBUG = os.environ.get("DDPX_DEBUG", "0") == "1"
+DEBUG = os.environ.get("DDPX_BUILD_DEBUG", "0") == "1"
 # For an editable install whose extension is built apart, in place, so that ninja can reuse objects.
 METADATA_ONLY = os.environ.get("DDPX_METADATA_ONLY", "0") == "1"
 

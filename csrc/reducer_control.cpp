@@ -294,7 +294,7 @@ void Reducer::check_capture() const {
   const bool reads_on_host = options_.mode == GraphMode::kFindUnused || finite_check_;
   if (reads_on_host && is_capturing(params_.front().device())) {
     throw errors::under_capture(
-        where(), finite_check_ ? "check_finite()" : "find_unused_parameters");
+        where(), finite_check_ ? "set_check_finite()" : "find_unused_parameters");
   }
 }
 

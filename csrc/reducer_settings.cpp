@@ -80,7 +80,7 @@ void Reducer::apply_settings() {
 void Reducer::set_check_finite(bool enabled) {
   const auto lock = enter();
   if (phase_ != Phase::kIdle) {
-    throw errors::inside_backward(where(), "check_finite()");
+    throw errors::inside_backward(where(), "set_check_finite()");
   }
   finite_check_ = enabled ? std::make_optional<FiniteCheck>() : std::nullopt;
 }

@@ -23,6 +23,7 @@ from ddpx.health import (
 )
 from ddpx.health.ending import tell_peers
 from ddpx.module import ReducerDDP
+from ddpx.patch import Patch, patch_ddp
 from ddpx.recovery import Shrunk, shrink
 from ddpx.shm import ShmOptions
 from ddpx.timeline import Timeline, record
@@ -31,6 +32,7 @@ shm.register()
 tell_peers()
 
 __all__ = [
+    "Patch",
     "RankFailure",
     "RankMismatch",
     "RankStalled",
@@ -40,6 +42,7 @@ __all__ = [
     "Timeline",
     "__version__",
     "health",
+    "patch_ddp",
     "ranks",
     "record",
     "set_patience",

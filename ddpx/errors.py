@@ -362,3 +362,18 @@ def bad_shm_options(options: object) -> TypeError:
     return TypeError(
         f"the shm backend takes a ddpx.ShmOptions as pg_options, but got {type(options).__name__}."
     )
+
+
+def derived_too_early(cls: type) -> RuntimeError:
+    return RuntimeError(
+        f"{cls.__module__}.{cls.__qualname__} was derived from torch's DistributedDataParallel "
+        "before ddpx.patch_ddp() was called, so it would train with DDP. Call ddpx.patch_ddp() "
+        f"before {cls.__module__} is imported."
+    )
+
+
+def patched_with_another(present: type, wrapper: type) -> RuntimeError:
+    return RuntimeError(
+        f"patch_ddp({wrapper.__name__}): {present.__name__} is in the place of "
+        "DistributedDataParallel. Undo that replacement first."
+    )

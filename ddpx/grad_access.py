@@ -49,7 +49,7 @@ class GradAccess(nn.Module):
         """
         self.reducer.reset()
 
-    def check_finite(self, enabled: bool = True) -> None:
+    def set_check_finite(self, enabled: bool = True) -> None:
         """Whether ``backward()`` raises, on every rank, if a gradient of any rank has NaN or
         infinity; the error names step, rank and parameter. Off by default.
 

@@ -233,7 +233,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         if older is not None:
             self.reducer.continue_from(older)
         if settings.switch_of("DDPX_CHECK_FINITE"):
-            self.check_finite()
+            self.set_check_finite()
         self._precision = None
         if self.mixed_precision is not None:
             self._precision = MixedPrecision(

@@ -1,4 +1,4 @@
-"""Models by name: ``module:function``."""
+"""Models and wrappers by name: ``module:function``, ``module:Class``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,22 @@ def build(target: str) -> tuple[nn.Module, Any]:
     return model, getattr(model, "example_input", None) if example is None else example
 
 
-def _find(module_name: str, function_name: str) -> Any:
+def find_wrapper(target: str) -> type[nn.Module]:
+    """The class that ``target`` names, ``module:Class``, found as :func:`build` finds functions.
+
+    Raises:
+        UserMistake: there is no such class, or it is no torch.nn.Module.
+    """
+    module_name, _, class_name = target.partition(":")
+    if not module_name or not class_name:
+        raise errors.not_a_wrapper_class(target)
+    found = _find(module_name, class_name)
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        raise errors.not_a_wrapper_class(target)
+    return found
+
+
+def _find(module_name: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -48,7 +63,7 @@ def _find(module_name: str, function_name: str) -> Any:
         raise errors.build_failed(module_name, cause) from cause
     except Exception as cause:
         raise errors.build_failed(module_name, cause) from cause
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise errors.no_such_function(module_name, function_name)
-    return function
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise errors.no_such_name(module_name, name)
+    return found

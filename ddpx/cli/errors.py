@@ -41,21 +41,21 @@ def cannot_launch(cause: Exception) -> UserMistake:
     return UserMistake(f"torchrun cannot start: {' '.join(str(cause).split())}")
 
 
-def derived_too_early(cls: type) -> RuntimeError:
-    return RuntimeError(
-        f"{cls.__module__}.{cls.__qualname__} was derived from torch's DistributedDataParallel "
-        "before ReducerDDP could take its place. Import it in the script, not before."
-    )
-
-
 def not_a_build_function(target: str) -> UserMistake:
     return UserMistake(
         f"{target!r} is not of the form module:function, with a function that returns a model."
     )
 
 
-def no_such_function(module: str, function: str) -> UserMistake:
-    return UserMistake(f"module {module!r} has no function {function!r}.")
+def no_such_name(module: str, name: str) -> UserMistake:
+    return UserMistake(f"module {module!r} has no function or class {name!r}.")
+
+
+def not_a_wrapper_class(target: str) -> UserMistake:
+    return UserMistake(
+        f"--class {target}: it has to name a class, as module:Class, that derives from "
+        "torch.nn.Module and takes the arguments of DistributedDataParallel."
+    )
 
 
 def build_failed(target: str, cause: BaseException) -> UserMistake:
@@ -83,9 +83,9 @@ def nothing_wrapped(script: str) -> UserMistake:
     )
 
 
-def wrapped_by_itself(script: str) -> UserMistake:
+def wrapped_by_itself(script: str, wrapper: str) -> UserMistake:
     return UserMistake(
-        f"{script} uses ReducerDDP by itself, so that DDP cannot be run for comparison. Import "
-        "DistributedDataParallel from torch.nn.parallel there: ddpx parity puts ReducerDDP in its "
+        f"{script} uses {wrapper} by itself, so that DDP cannot be run for comparison. Import "
+        f"DistributedDataParallel from torch.nn.parallel there: ddpx parity puts {wrapper} in its "
         "place."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch.distributed as dist
@@ -16,19 +16,30 @@ from ddpx.module import ReducerDDP
 _GRACE_S = 0.1
 
 
-def on_wrap(callback: Callable[[nn.Module], None]) -> None:
+WRAPPERS: tuple[type[nn.Module], ...] = (DistributedDataParallel, ReducerDDP)
+
+
+def on_wrap(
+    callback: Callable[[nn.Module], None], wrappers: Collection[type[nn.Module]] = WRAPPERS
+) -> None:
     """From here on ``callback`` is called with each new wrapper of this process."""
-    for cls in (DistributedDataParallel, ReducerDDP):
-        cls.__init__ = _observed(cls.__init__, callback)  # type: ignore[method-assign]
+    for cls in wrappers:
+        cls.__init__ = _observed(cls, callback, wrappers)  # type: ignore[method-assign]
 
 
 def _observed(
-    init: Callable[..., None], callback: Callable[[nn.Module], None]
+    cls: type[nn.Module],
+    callback: Callable[[nn.Module], None],
+    wrappers: Collection[type[nn.Module]],
 ) -> Callable[..., None]:
+    init = cls.__init__
+
     @functools.wraps(init)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        callback(self)
+        # A wrapper that derives from DDP calls DDP's __init__ within its own.
+        if next(base for base in type(self).__mro__ if base in wrappers) is cls:
+            callback(self)
 
     return wrapped
 
@@ -45,9 +56,9 @@ class HeldGroups:
         self._groups: list[dist.ProcessGroup] = []
 
     def add(self, wrapper: nn.Module) -> None:
-        group = wrapper.process_group
-        assert isinstance(group, dist.ProcessGroup)
-        self._groups.append(group)
+        group = getattr(wrapper, "process_group", None)
+        if isinstance(group, dist.ProcessGroup):
+            self._groups.append(group)
 
     def let_go(self) -> None:
         """To be called at the end of the script. Waits a moment, so that threads get done."""

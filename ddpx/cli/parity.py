@@ -1,4 +1,4 @@
-"""``ddpx parity``: a training under DDP and under ReducerDDP, compared to the bit."""
+"""``ddpx parity``: a training under DDP and under another wrapper, compared to the bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 import torch
 
 from ddpx.cli import errors, parity_text
-from ddpx.cli.build import build
+from ddpx.cli.build import build, find_wrapper
 from ddpx.cli.build_training import Training
 from ddpx.cli.launch import DEFAULT_NUM_RANKS, launch, local_options
 from ddpx.cli.parity_compare import Difference, Verdict, compare
@@ -28,7 +28,11 @@ _DEFAULT_NUM_STEPS = 10  # of module:function
 
 
 class RunFailed(click.ClickException):
-    """The script itself failed; the exit code is 1."""
+    """The script itself failed; ``exit_code`` is the launcher's."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,26 @@ class Subject:
         script: that trains it.
         num_ranks: on this machine.
         max_steps: that are compared. None: all.
+        wrapper: ``module:Class`` of what is compared with DDP.
     """
 
     name: str
     script: Script
     num_ranks: int
     max_steps: int | None
+    wrapper: str
+
+    @property
+    def title(self) -> str:
+        """Of the wrapper."""
+        return self.wrapper.partition(":")[2]
 
     def run(self, replaces: bool, difference: Difference | None = None) -> Outcome:
         """Raises RunFailed if the script fails; UserMistake if it wraps nothing in DDP."""
-        title = "ReducerDDP" if replaces else "DDP"
+        title = self.title if replaces else "DDP"
         click.echo(f"ddpx: {self.name} with {title}, {self.num_ranks} ranks", err=True)
         with tempfile.TemporaryDirectory(prefix="ddpx-parity-") as folder:
-            settings = Settings(folder, replaces, self.max_steps)
+            settings = Settings(folder, self.wrapper if replaces else None, self.max_steps)
             if difference is not None:
                 settings = replace(
                     settings,
@@ -67,17 +78,17 @@ class Subject:
                 {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )
             if code != 0:
-                failed = RunFailed(f"{self.name} failed with {title}; nothing was compared.")
-                failed.exit_code = code
-                raise failed
+                text = f"{self.name} failed with {title}; nothing was compared."
+                raise RunFailed(text, code)
             records = RankRecord.read_all(Path(folder))
             captured = Path(folder) / CAPTURED
             tensors = torch.load(captured) if captured.exists() else {}
         wrappers = {name for record in records for name in record.wrappers}
         if not wrappers or len(records) < self.num_ranks:
             raise errors.nothing_wrapped(self.name)
-        if not replaces and "ReducerDDP" in wrappers:
-            raise errors.wrapped_by_itself(self.name)
+        itself = wrappers & {self.title, "ReducerDDP"}
+        if not replaces and itself:
+            raise errors.wrapped_by_itself(self.name, itself.pop())
         return Outcome(records, tensors)
 
 
@@ -108,6 +119,14 @@ class Outcome:
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="For MODULE:FUNCTION: to DDP."
 )
+@click.option(
+    "--class",
+    "wrapper",
+    metavar="MODULE:CLASS",
+    default="ddpx:ReducerDDP",
+    show_default=True,
+    help="What is compared with DDP; takes DDP's arguments.",
+)
 def command(
     target: str,
     arguments: tuple[str, ...],
@@ -116,6 +135,7 @@ def command(
     is_module: bool,
     backend: str | None,
     settings: tuple[str, ...],
+    wrapper: str,
 ) -> int:
     """Runs a training under DDP and then under ReducerDDP, and compares every bit.
 
@@ -133,9 +153,11 @@ def command(
       ddpx parity train.py --epochs 1
       ddpx parity --steps 20 --nproc-per-node 3 train.py -- --steps 1000
       ddpx parity mymodels:build --backend shm --set find_unused_parameters=true
+      ddpx parity --class mywrappers:MyDDP train.py
     """
     if target.startswith("-"):
         raise click.NoSuchOption(target)
+    find_wrapper(wrapper)
     is_function = ":" in target and not is_module and not Path(target).exists()
     if is_function:
         if arguments:
@@ -149,7 +171,7 @@ def command(
             raise click.UsageError("--backend and --set are for MODULE:FUNCTION.")
         script = Script(target, is_module, arguments)
         script.check()
-    return _compare(Subject(target, script, nproc_per_node, steps))
+    return _compare(Subject(target, script, nproc_per_node, steps, wrapper))
 
 
 def _compare(subject: Subject) -> int:
@@ -158,8 +180,8 @@ def _compare(subject: Subject) -> int:
     actual = subject.run(replaces=True).records
     verdict = compare(expected, actual)
     sentence = _sentence(subject, expected, verdict)
-    click.echo(parity_text.steps_table(expected, verdict, actual[0]))
-    click.echo(f"\n{parity_text.costs_table(expected, actual)}")
+    click.echo(parity_text.steps_table(expected, verdict, actual[0], subject.title))
+    click.echo(f"\n{parity_text.costs_table(expected, actual, subject.title)}")
     click.echo(f"\n{parity_text.compared(verdict, subject.num_ranks)}.\n{sentence}")
     return 0 if verdict.identical else 1
 
@@ -168,7 +190,7 @@ def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict
     if verdict.identical:
         return "Identical."
     first = verdict.differences[0]
-    place = parity_text.where(first)
+    place = parity_text.where(first, subject.title)
     if not first.same_course:
         return f"Different: {place}."
     # Once more, now that it is known which tensors to keep; and whether DDP does the same again.
@@ -177,7 +199,8 @@ def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict
     if unstable and unstable[0].step <= first.step:
         return (
             f"Different: {place}. But with DDP alone the script differs from run to run, too: "
-            f"{parity_text.where(unstable[0])}. Seed whatever it draws, and compare again."
+            f"{parity_text.where(unstable[0], subject.title)}. Seed whatever it draws, and compare "
+            "again."
         )
     if first.event.kind == "loss":
         return f"Different: {place}."

@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.cli.observe import HeldGroups, on_wrap
+from ddpx.cli.observe import WRAPPERS, HeldGroups, on_wrap
 from ddpx.cli.parity_record import Event, RankRecord, digest
-from ddpx.module import ReducerDDP
 
 
 @dataclass
@@ -49,6 +47,7 @@ class Recorder:
 
     Args:
         max_steps: how many synchronised steps. None: all.
+        wrapper: the class in DDP's place. None: DDP itself.
         capture: None: no tensors.
         on_step: called after each step, in time that is not the script's.
     """
@@ -56,11 +55,13 @@ class Recorder:
     def __init__(
         self,
         max_steps: int | None,
+        wrapper: type[nn.Module] | None,
         capture: Capture | None,
         on_step: Callable[[], None] | None = None,
     ) -> None:
         self.record = RankRecord()
         self._max_steps = max_steps
+        self._wrappers = dict.fromkeys(WRAPPERS if wrapper is None else (wrapper, *WRAPPERS))
         self._capture = capture
         self._on_step = on_step
         self._models: list[_Model] = []
@@ -70,10 +71,10 @@ class Recorder:
         self._own_ns = 0  # spent here since then
 
     def install(self) -> None:
-        on_wrap(self._add)
-        on_wrap(self._groups.add)
-        for cls in (DistributedDataParallel, ReducerDDP):
-            cls.forward = self._before_forward(cls.forward)  # type: ignore[method-assign]
+        on_wrap(self._add, self._wrappers)
+        on_wrap(self._groups.add, self._wrappers)
+        for cls in self._wrappers:
+            cls.forward = self._before_forward(cls.forward)
         torch.autograd.backward = self._around_backward(torch.autograd.backward)
 
     def finish(self) -> RankRecord:
@@ -90,8 +91,8 @@ class Recorder:
     # ---- where it looks ------------------------------------------------------------------------
 
     def _add(self, wrapper: nn.Module) -> None:
-        ours = isinstance(wrapper, ReducerDDP)
-        self.record.wrappers.append("ReducerDDP" if ours else "DistributedDataParallel")
+        cls = next(base for base in type(wrapper).__mro__ if base in self._wrappers)
+        self.record.wrappers.append(cls.__name__)
         module = wrapper.module
         assert isinstance(module, nn.Module)
         self._models.append(_Model(weakref.ref(wrapper), module))
@@ -202,4 +203,4 @@ def _await_device() -> None:
 
 def _syncs(model: _Model) -> bool:
     wrapper = model.wrapper()
-    return wrapper is not None and bool(wrapper.require_backward_grad_sync)
+    return wrapper is not None and bool(getattr(wrapper, "require_backward_grad_sync", True))

@@ -9,23 +9,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ddpx.cli.build import find_wrapper
 from ddpx.cli.parity_recorder import Capture, Recorder
 from ddpx.cli.progress import step_bar
 from ddpx.cli.script import Script
-from ddpx.cli.swap import replace_ddp
+from ddpx.patch import patch_ddp
 
 
 @dataclass(frozen=True)
 class Settings:
     """Attributes:
     folder: for the ranks' records, and for ``captured.pt``.
-    replace: ReducerDDP takes the place of DDP.
+    wrapper: ``module:Class`` of the class in DDP's place. None: DDP itself.
     max_steps: None: all.
     capture_rank, capture_event, capture_names: which tensors to keep; rank -1 for none.
     """
 
     folder: str
-    replace: bool
+    wrapper: str | None
     max_steps: int | None
     capture_rank: int = -1
     capture_event: int = 0
@@ -46,10 +47,11 @@ CAPTURED = "captured.pt"
 def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     rank = int(os.environ["RANK"])
-    if settings.replace:
-        replace_ddp()
-    bar = step_bar("ReducerDDP" if settings.replace else "DDP", settings.max_steps)
-    recorder = Recorder(settings.max_steps, settings.capture(rank), bar)
+    wrapper = None if settings.wrapper is None else find_wrapper(settings.wrapper)
+    if wrapper is not None:
+        patch_ddp(wrapper)
+    bar = step_bar("DDP" if wrapper is None else wrapper.__name__, settings.max_steps)
+    recorder = Recorder(settings.max_steps, wrapper, settings.capture(rank), bar)
     recorder.install()
     try:
         Script.from_command(sys.argv[2:]).run()

@@ -16,12 +16,15 @@ _MIB = 1 << 20
 _MOST_STEPS = 20
 
 
-def steps_table(expected: Sequence[RankRecord], verdict: Verdict, actual: RankRecord) -> str:
+def steps_table(
+    expected: Sequence[RankRecord], verdict: Verdict, actual: RankRecord, wrapper: str
+) -> str:
     """Losses of rank 0, and whether losses, gradients and weights of all ranks agree.
 
     Args:
         expected: of all ranks, with DDP.
-        actual: of rank 0, with ReducerDDP.
+        actual: of rank 0, with ``wrapper``.
+        wrapper: the name of the class in DDP's place.
     """
     losses, ours = _losses(expected[0]), _losses(actual)
     steps = sorted(losses | ours)
@@ -38,11 +41,11 @@ def steps_table(expected: Sequence[RankRecord], verdict: Verdict, actual: RankRe
         ]
         for step in steps
     ]
-    headers = ("step", "loss, DDP", "loss, ReducerDDP", "losses", "gradients", "weights")
+    headers = ("step", "loss, DDP", f"loss, {wrapper}", "losses", "gradients", "weights")
     return table(headers, rows)
 
 
-def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord]) -> str:
+def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord], wrapper: str) -> str:
     """Step time and memory of both."""
     rows = []
     for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
@@ -53,7 +56,7 @@ def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord]) ->
         if left.device_peak_bytes or right.device_peak_bytes:
             pair = _pair(left.device_peak_bytes / _MIB, right.device_peak_bytes / _MIB)
             rows.append([f"rank {rank}: peak on the device, MiB", *pair])
-    return table(("", "DDP", "ReducerDDP", "ratio"), rows)
+    return table(("", "DDP", wrapper, "ratio"), rows)
 
 
 def compared(verdict: Verdict, num_ranks: int) -> str:
@@ -61,7 +64,7 @@ def compared(verdict: Verdict, num_ranks: int) -> str:
     return f"{', '.join(kinds)} compared, bit for bit, on {num_ranks} ranks"
 
 
-def where(difference: Difference) -> str:
+def where(difference: Difference, wrapper: str) -> str:
     """Step, rank and what it is that differs first."""
     event = difference.event
     place = f"step {event.step}, rank {difference.rank}"
@@ -69,13 +72,13 @@ def where(difference: Difference) -> str:
         place = f"after {place}" if event.step else f"before step 1, rank {difference.rank}"
     model = f" (model {event.model})" if event.model > 0 else ""
     if not difference.same_course:
-        return f"{place}{model}: {_course(difference)}"
+        return f"{place}{model}: {_course(difference, wrapper)}"
     if event.kind == "loss":
         assert difference.expected is not None and difference.actual is not None
         name = difference.names[0]
         one, other = difference.expected.values[name], difference.actual.values[name]
         off = abs(float(one or "nan") - float(other or "nan"))
-        return f"{place}: the loss is {one} with DDP and {other} with ReducerDDP, {off:.3g} apart"
+        return f"{place}: the loss is {one} with DDP and {other} with {wrapper}, {off:.3g} apart"
     what = "gradient of" if event.kind == "gradient" else "weight"
     return f"{place}{model}: the {what} {difference.names[0]}"
 
@@ -94,17 +97,17 @@ def how_far(
     return text
 
 
-def _course(difference: Difference) -> str:
+def _course(difference: Difference, wrapper: str) -> str:
     one, other = difference.expected, difference.actual
     if one is None or other is None:
-        which = "with ReducerDDP" if one is None else "with DDP"
+        which = f"with {wrapper}" if one is None else "with DDP"
         return f"only {which} the script goes on, with a {difference.event.kind}"
     if (one.kind, one.step, one.model) == (other.kind, other.step, other.model):
         unlike = sorted(set(one.values) ^ set(other.values))
         return f"the {_plural(one.kind)} have other names: {', '.join(unlike[:5]) or 'or order'}"
     return (
         f"the script takes another course: a {one.kind} of step {one.step} with DDP, "
-        f"a {other.kind} of step {other.step} with ReducerDDP"
+        f"a {other.kind} of step {other.step} with {wrapper}"
     )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ddpx.cli.observe import HeldGroups, on_wrap
 from ddpx.cli.script import Script
-from ddpx.cli.swap import replace_ddp
+from ddpx.patch import patch_ddp
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     def note(wrapper: nn.Module) -> None:
         classes.append(type(wrapper).__name__)
 
-    replace_ddp()
+    patch_ddp()
     on_wrap(note)
     groups = HeldGroups()
     on_wrap(groups.add)

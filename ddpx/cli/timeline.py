@@ -175,9 +175,9 @@ def _report(timeline: Timeline) -> str:
 
 
 _WRITERS: dict[str, Callable[[Timeline, Path], None]] = {
-    "trace.json": Timeline.save,
-    "timeline.png": Timeline.plot,
-    "timeline.html": Timeline.html,
+    "trace.json": Timeline.export_chrome_trace,
+    "timeline.png": Timeline.save_plot,
+    "timeline.html": Timeline.save_html,
 }
 
 

@@ -1,4 +1,4 @@
-"""``DDPX_TIMELINE=dir``: records every ReducerDDP of a script that cannot be edited."""
+"""Timelines into a folder, of wrappers that somebody else makes; ``DDPX_TIMELINE=folder``."""
 
 from __future__ import annotations
 
@@ -23,21 +23,32 @@ _num_models: Counter[str] = Counter()  # of this process, by folder
 
 
 def record_if_asked(model: ReducerDDP, *, agreed: bool) -> None:
-    """To be called with a new wrapper. The file is written when the wrapper goes, at the latest
-    when Python ends, by each rank for itself.
+    """To be called with a new wrapper: ``record_into()`` if ``DDPX_TIMELINE`` names a folder.
 
     Args:
         agreed: all ranks make this call, and it is known that the variables are the same on all.
-            Otherwise (``init_sync=False``, copies) no rank waits for another one, so that a rank
-            without the variables holds up nobody; clocks of several machines are then not compared.
 
     Raises:
         ValueError: ``DDPX_TIMELINE_STEPS`` is not a positive number.
     """
     folder = os.environ.get(FOLDER)
-    if not folder:
-        return
-    recorder = Recorder(model, _max_steps())
+    if folder:
+        record_into(folder, model, _max_steps(), agreed=agreed)
+
+
+def record_into(
+    folder: str | Path, model: ReducerDDP, max_steps: int | None, *, agreed: bool
+) -> None:
+    """Records a wrapper. Each rank writes its own file when the wrapper is destroyed, at the latest
+    when Python ends.
+
+    Args:
+        max_steps: None: all.
+        agreed: all ranks make this call. Otherwise (``init_sync=False``, copies) no rank waits for
+            another one; clocks of several machines are then not compared.
+    """
+    folder = str(folder)
+    recorder = Recorder(model, max_steps)
     number = _num_models[folder]
     if agreed:
         recorder.start()

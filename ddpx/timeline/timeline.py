@@ -30,6 +30,9 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
                 ...
         print(timeline.summary())
 
+    ``torch.distributed.elastic.multiprocessing.errors.record`` is another thing: a decorator of
+    ``main()`` that writes the exception of a failed rank into torchrun's error file.
+
     Every rank of the model's process group has to record, at the same place in the script: the
     start and the end are collective calls. After an exception in the ``with`` a timeline has what
     its own rank saw, and no rank is waited for.
@@ -141,13 +144,15 @@ class Timeline:
 
     # ---- files ---------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
+    def export_chrome_trace(self, path: str | Path) -> None:
         """Writes Chrome trace events, which https://ui.perfetto.dev opens, and :meth:`load`."""
         trace.write(path, self.recording, self._ranks)
 
     @classmethod
     def load(cls, path: str | Path, model: int = 0) -> Timeline:
-        """From a file of :meth:`save`, or a folder of files of single ranks (``DDPX_TIMELINE``).
+        """From a file of :meth:`export_chrome_trace`, or a folder of files of single ranks.
+
+        ``DDPX_TIMELINE`` and the adapters in ``ddpx.integrations`` write such folders.
 
         Args:
             model: of a folder, which of the script's models: its number in the order in which they
@@ -158,7 +163,7 @@ class Timeline:
         """
         return cls(None, trace.read(path, model))
 
-    def plot(self, path: str | Path, step: int | None = None) -> None:
+    def save_plot(self, path: str | Path, step: int | None = None) -> None:
         """Draws one step of all ranks; needs matplotlib (``pip install ddpx[tools]``).
 
         Args:
@@ -168,7 +173,7 @@ class Timeline:
 
         draw(self.recording, path, step)
 
-    def html(self, path: str | Path) -> None:
+    def save_html(self, path: str | Path) -> None:
         """Writes one page, without references to others, to step through every iteration."""
         from ddpx.timeline.page import write
 

@@ -47,7 +47,7 @@ def _error_of_step(model: nn.Module) -> str:
 def _spoiled_steps(options: dict[str, Any]) -> list[str]:
     module = _Spoiled()
     model = ReducerDDP(module, **options)
-    model.check_finite()
+    model.set_check_finite()
     texts = [_error_of_step(model)]
     if dist.get_rank() == 1:
         module.spoil = {1: float("inf")}
@@ -58,7 +58,7 @@ def _spoiled_steps(options: dict[str, Any]) -> list[str]:
     model.zero_grad()
     module.spoil = {}
     texts.append(_error_of_step(model))
-    model.check_finite(False)
+    model.set_check_finite(False)
     module.spoil = {1: float("inf")}
     texts.append(_error_of_step(model))
     return texts
@@ -80,7 +80,7 @@ def test_first_of_each_rank_is_named(ranks, world, options):
 def _first_step(options: dict[str, Any]) -> str:
     module = _Spoiled()
     model = ReducerDDP(module, **options)
-    model.check_finite()
+    model.set_check_finite()
     module.spoil = {1: float("nan"), 2: float("nan")}
     return _error_of_step(model)
 
@@ -95,7 +95,7 @@ def test_in_the_first_step_too(ranks, options):
 def _accumulated() -> tuple[str, str]:
     module = _Spoiled()
     model = ReducerDDP(module)
-    model.check_finite()
+    model.set_check_finite()
     module.spoil = {2: float("inf")} if dist.get_rank() == 1 else {}
     with model.no_sync():
         local = _error_of_step(model)
@@ -112,7 +112,7 @@ def test_accumulated_gradients(ranks):
 def _uneven() -> str:
     module = _Spoiled()
     model = ReducerDDP(module)
-    model.check_finite()
+    model.set_check_finite()
     try:
         with model.join():
             for step in range(1 + 2 * dist.get_rank()):
@@ -148,14 +148,14 @@ def test_by_environment(ranks, world_size):
 def _sparse_and_complex() -> list[str]:
     texts = []
     embedding = ReducerDDP(nn.Embedding(5, 3, sparse=True))
-    embedding.check_finite()
+    embedding.set_check_finite()
     scale = float("nan") if dist.get_rank() == 1 else 1.0
     try:
         (embedding(torch.tensor([1, 2])) * scale).sum().backward()
     except RuntimeError as error:
         texts.append(str(error))
     linear = ReducerDDP(nn.Linear(2, 2, dtype=torch.complex64))
-    linear.check_finite()
+    linear.set_check_finite()
     try:
         (linear(torch.ones(1, 2, dtype=torch.complex64)) * scale).abs().sum().backward()
     except RuntimeError as error:

@@ -24,7 +24,10 @@ def environment(*first_on_path: Path) -> dict[str, str]:
 
 
 def run(
-    *words: object, cwd: Path | None = None, start: tuple[str, ...] = ("-m", "ddpx")
+    *words: object,
+    cwd: Path | None = None,
+    start: tuple[str, ...] = ("-m", "ddpx"),
+    limit_s: float = _TIME_LIMIT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end, in the folder of the scripts if no other is given."""
     return subprocess.run(
@@ -33,7 +36,7 @@ def run(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=_TIME_LIMIT_S,
+        timeout=limit_s,
         check=False,
     )
 

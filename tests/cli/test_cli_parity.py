@@ -72,3 +72,24 @@ def test_failed_script_is_no_verdict():
     done = run("parity", "fails.py")
     assert_code(done, 1)
     assert "fails.py failed with DDP; nothing was compared." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "code", "last"),
+    [
+        ("Derived", 0, "Identical."),
+        ("Sums", 1, "Different: step 1, rank 0: the gradient of 0.weight differs in 48 of 48"),
+    ],
+)
+def test_another_class_is_compared_with_ddp(wrapper, code, last):
+    """One that derives from DDP, and one that has nothing of it."""
+    done = run("parity", "--class", f"wrappers:{wrapper}", "train.py", "--num-steps", 2)
+    assert_code(done, code)
+    assert f"loss, {wrapper}" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(last)
+
+
+def test_what_is_no_wrapper_is_not_compared():
+    done = run("parity", "--class", "wrappers:_sum", "train.py")
+    assert_code(done, 2)
+    assert "--class wrappers:_sum: it has to name a class" in done.stderr

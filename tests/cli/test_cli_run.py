@@ -22,7 +22,7 @@ def test_ddp_is_replaced_wherever_it_is_imported_from():
 
 def test_ddp_is_replaced_where_it_was_imported_before(tmp_path):
     """In libraries, in torch's own modules, and nowhere else."""
-    done = run(tmp_path / "store", start=("swap_late.py",))
+    done = run(tmp_path / "store", start=("patch_late.py",))
     assert_code(done, 0)
     assert "TooEarly was derived from torch's DistributedDataParallel before" in done.stdout
 

@@ -84,7 +84,7 @@ def cost_of(name: str, wrapper: str) -> Cost | str:
 
 def _ours(setting: Setting, module: nn.Module) -> nn.Module:
     ours = ReducerDDP(module, **setting.options)
-    ours.check_finite(setting.check_finite)
+    ours.set_check_finite(setting.check_finite)
     return ours
 
 

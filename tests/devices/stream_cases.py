@@ -381,7 +381,7 @@ def checked_for_finite(device: str, **options: Any) -> list[str]:
     """Texts of errors, step by step: a gradient of rank 0 is infinite in the second of them."""
     module = layers(device)
     ours = ReducerDDP(module, **options)
-    ours.check_finite()
+    ours.set_check_finite()
     texts = []
     for step in range(3):
         ours.zero_grad()

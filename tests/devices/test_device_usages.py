@@ -78,7 +78,7 @@ def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):
     "options, check_finite, refused",
     [
         ({"find_unused_parameters": True}, False, "find_unused_parameters"),
-        ({}, True, "check_finite()"),
+        ({}, True, "set_check_finite()"),
         ({}, False, None),
         ({"gradient_as_bucket_view": True}, False, None),
         ({"static_graph": True}, False, None),

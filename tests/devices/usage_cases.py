@@ -200,7 +200,7 @@ def unequal_at_first(device: str) -> State:
 def errors_under_capture(options: dict[str, Any], check_finite: bool) -> list[str]:
     """Of three backwards, the middle one while the device says that it is capturing a graph."""
     ours = ReducerDDP(layers("late"), **options)
-    ours.check_finite(check_finite)
+    ours.set_check_finite(check_finite)
     texts = []
     for step in range(3):
         ours.zero_grad()

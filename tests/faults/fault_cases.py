@@ -198,7 +198,7 @@ class _Training:
         state_sync.broadcast = broadcast_late
         model = self.wrap(module, bucket_cap_mb=0.02, **MODES[self.case.mode])
         if self.case.mode == "check finite":
-            model.check_finite()
+            model.set_check_finite()
         return model
 
     def _place_trouble(self, module: _Layers, model: nn.Module) -> None:

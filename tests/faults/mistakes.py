@@ -114,7 +114,7 @@ def call_once_more(
 def _not_finite(wrap: Wrap) -> None:
     model = wrap(nn.Linear(4, 4))
     if isinstance(model, ReducerDDP):
-        model.check_finite()
+        model.set_check_finite()
     mark("fault")
     model(torch.full((2, 4), float("inf") if _odd() else 1.0)).sum().backward()
 
@@ -132,7 +132,7 @@ TRAINING: dict[str, Callable[[Wrap], Any]] = {
     "calls an all-reduce of its own behind the first step": lambda wrap: call_once_more(
         wrap, "between steps", 3, in_step=0
     ),
-    "has a gradient that is not finite (`check_finite()`)": _not_finite,
+    "has a gradient that is not finite (`set_check_finite()`)": _not_finite,
 }
 
 

@@ -113,7 +113,7 @@ def _train_until_struck(round_: Round) -> None:
     expected = grad * (dist.get_world_size() + 1) / 2
     model = ReducerDDP(layers, bucket_cap_mb=0.02, **MODES[round_.mode])
     if round_.mode == "check finite":
-        model.check_finite()
+        model.set_check_finite()
     deadline = time.monotonic() + _MOST_S
     while time.monotonic() < deadline:
         model.zero_grad()

@@ -273,7 +273,7 @@ def _check_other_calls() -> None:
     grads = model.synchronized_grads(model(x).square().mean(), params)
     seen: list[torch.Tensor] = []
     model.register_post_sync_hook(model, lambda param: seen.append(param.grad.full_tensor()))
-    model.check_finite()
+    model.set_check_finite()
     model(x).square().mean().backward()
     plain(x).square().mean().backward()
     for param, grad, after, expected in zip(params, grads, seen, plain.parameters(), strict=True):

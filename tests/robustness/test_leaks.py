@@ -232,7 +232,7 @@ def _failures(times: int) -> Usage:
     """On all ranks alike, so that they go on together; each is followed by a step that is good."""
     models = [_wrap(mode) for mode in ("default", "view")]
     for model in models:
-        model.check_finite()
+        model.set_check_finite()
 
     def act(number: int) -> None:
         fail = FAILURES[number % len(FAILURES)]

@@ -385,8 +385,8 @@ def _record(folder: str) -> None:
         for _ in range(4):
             model(torch.ones(2, 8)).sum().backward()
     if torch.distributed.get_rank() == 0:
-        timeline.save(f"{folder}/trace.json")
-        timeline.html(f"{folder}/page.html")
+        timeline.export_chrome_trace(f"{folder}/trace.json")
+        timeline.save_html(f"{folder}/page.html")
 
 
 def test_of_a_real_recording(browser, tmp_path):

@@ -154,7 +154,7 @@ class _Alternating(nn.Module):
 
 def _record_alternating_use() -> Timeline:
     model = ReducerDDP(_Alternating(), find_unused_parameters=True, bucket_cap_mb=0.0001)
-    model.check_finite()
+    model.set_check_finite()
     with ddpx.record(model) as timeline:
         for _ in range(6):
             train_step(model)

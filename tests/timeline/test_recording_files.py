@@ -15,7 +15,7 @@ from ddpx.timeline import Timeline
 
 def _save(paths: list[str]) -> Any:
     timeline = record_mode({})
-    timeline.save(paths[dist.get_rank()])
+    timeline.export_chrome_trace(paths[dist.get_rank()])
     return timeline.recording
 
 

@@ -13,7 +13,7 @@ from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddpx import ReducerDDP
-from ddpx.cli.swap import replace_ddp
+from ddpx.patch import patch_ddp
 
 
 class TooEarly(TorchDDP):
@@ -25,7 +25,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     assert type(wrap(nn.Linear(6, 3))) is TorchDDP
     original = TorchDDP  # names of modules are replaced, this one is not
-    replace_ddp()
+    patch_ddp()
     assert TorchDDP is ReducerDDP
     model = wrap(nn.Linear(6, 3))
     assert type(model) is ReducerDDP

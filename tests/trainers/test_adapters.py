@@ -1,0 +1,43 @@
+"""ddpx.integrations, with the real libraries: each trains as it does with DDP, to the bit.
+
+The versions stand in the extra ``trainers`` of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from cli_process import assert_code, run
+
+from ddpx.timeline import trace
+
+SCRIPTS = Path(__file__).parent / "adapters"
+_UNDER_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+pytestmark = pytest.mark.timeout(300)  # a rank takes seconds to import a trainer
+
+
+@pytest.mark.parametrize(
+    ("library", "script", "start", "compared"),
+    [
+        ("lightning", "with_lightning.py", _UNDER_TORCHRUN, 2),
+        ("lightning", "with_fabric.py", _UNDER_TORCHRUN, 2),
+        ("accelerate", "with_accelerate.py", _UNDER_TORCHRUN, 1),
+        ("transformers", "with_transformers.py", _UNDER_TORCHRUN, 1),
+        ("ray", "with_ray.py", (), 1),
+    ],
+)
+def test_adapter_trains_as_with_ddp_over_shm_and_writes_a_timeline(
+    library, script, start, compared, tmp_path
+):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install -e '.[trainers]'")
+    done = run(script, tmp_path, cwd=SCRIPTS, start=start, limit_s=280)
+    assert_code(done, 0)
+    assert done.stdout.count("identical over shm") >= 2 * compared, done.stdout
+    ranks = trace.read(tmp_path)
+    assert len(ranks) == 2
+    for rank in ranks:
+        steps = {int(step) for _, step, *_ in rank.events}
+        assert {0, 1} <= steps <= {0, 1, 2}, steps
