@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 from setuptools import setup
+
+if not sys.platform.startswith("linux"):
+    sys.exit(f"ddpx runs on Linux, and this is {sys.platform}.")
 
 try:
     import torch
@@ -24,6 +31,22 @@ DEBUG = os.environ.get("DDPX_BUILD_DEBUG", "0") == "1"
 # For an editable install whose extension is built apart, in place, so that ninja can reuse objects.
 METADATA_ONLY = os.environ.get("DDPX_METADATA_ONLY", "0") == "1"
 
+
+class Build(cpp_extension.BuildExtension):
+    """Writes ``build.json`` beside the extension, for ``ddpx.built``."""
+
+    def build_extensions(self) -> None:
+        super().build_extensions()
+        command = [cpp_extension.get_cxx_compiler(), "--version"]
+        facts = {
+            "torch": torch.__version__,
+            "compiler": subprocess.check_output(command, text=True).splitlines()[0],
+            "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        }
+        path = Path(self.get_ext_fullpath("ddpx._C")).with_name("build.json")
+        path.write_text(json.dumps(facts, indent=2) + "\n")
+
+
 extension = cpp_extension.CppExtension(
     name="ddpx._C",
     sources=sorted(glob.glob("csrc/**/*.cpp", recursive=True)),
@@ -35,5 +58,5 @@ extension = cpp_extension.CppExtension(
 
 setup(
     ext_modules=[] if METADATA_ONLY else [extension],
-    cmdclass={"build_ext": cpp_extension.BuildExtension.with_options(use_ninja=True)},
+    cmdclass={"build_ext": Build},
 )

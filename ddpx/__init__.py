@@ -12,6 +12,10 @@ if not torch.distributed.is_initialized():
     # beyond destroy_process_group(), and a rank could abort while Python shuts down.
     import torch.distributed.nn.functional
 
+from ddpx.built import check_build
+
+check_build()
+
 from ddpx import health, shm
 from ddpx.health import (
     RankFailure,

@@ -377,3 +377,22 @@ def patched_with_another(present: type, wrapper: type) -> RuntimeError:
         f"patch_ddp({wrapper.__name__}): {present.__name__} is in the place of "
         "DistributedDataParallel. Undo that replacement first."
     )
+
+
+def not_linux(platform: str) -> ImportError:
+    return ImportError(f"ddpx runs on Linux, and this is {platform}.")
+
+
+def not_built() -> ImportError:
+    return ImportError(
+        "the C++ extension of ddpx has not been built for this Python. In a checkout run "
+        "make build; elsewhere install ddpx again: pip install --no-build-isolation PATH"
+    )
+
+
+def built_for_another_torch(built_for: str, installed: str) -> ImportError:
+    return ImportError(
+        f"ddpx was built for torch {built_for}, and torch {installed} is installed. Install torch "
+        f"{built_for.split('+')[0]}, or build ddpx again: make clean build in a checkout, "
+        "pip install --no-build-isolation --force-reinstall --no-deps PATH elsewhere."
+    )

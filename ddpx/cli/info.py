@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import click
@@ -15,14 +14,13 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, __version__
+from ddpx.built import BuildFacts, build_facts
 from ddpx.testing import RankFailed, RankPool
 
 _ENVIRONMENT = re.compile(
     r"(DDPX|TORCH|PYTORCH|NCCL|GLOO|OMP|MKL|KMP|CUDA|HIP|MASTER|PET)_.*"
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|LD_PRELOAD"
 )
-# GCC and clang leave their names in what they compile.
-_COMPILER = re.compile(rb"GCC: \([^)\0]*\) [\d.]+|clang version [\d.]+")
 _PROBE_TIMEOUT_S = 60.0
 _DRIVER_TIMEOUT_S = 20.0
 
@@ -87,13 +85,12 @@ def _system() -> str:
 
 
 def _build() -> dict[str, str]:
-    extension = Path(_C.__file__)
-    found = _COMPILER.search(extension.read_bytes())
-    built = time.gmtime(extension.stat().st_mtime)
+    facts = build_facts() or BuildFacts("not known", "not known", "not known")
     return {
-        "extension": extension.name,
-        "built": time.strftime("%Y-%m-%d %H:%M UTC", built),
-        "compiler": found.group().decode() if found else "not known",
+        "extension": Path(_C.__file__).name,
+        "built": facts.date,
+        "compiler": facts.compiler,
+        "for torch": facts.torch,
         "new C++ ABI": "yes" if torch.compiled_with_cxx11_abi() else "no",
         "torch's compiler": torch.__config__.show().splitlines()[1].strip(" -"),
         "CUDA of torch": torch.version.cuda or "none",

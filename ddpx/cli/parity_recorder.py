@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import resource
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -82,8 +81,7 @@ class Recorder:
         for number in range(len(self._models)):
             self._note_weights(number)
         self._groups.let_go()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self.record.peak_bytes = peak if sys.platform == "darwin" else peak * 1024
+        self.record.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if torch.cuda.is_available():
             self.record.device_peak_bytes = torch.cuda.max_memory_allocated()
         return self.record

@@ -1,0 +1,55 @@
+"""What the build of the extension wrote about itself, and whether it fits what is installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+
+from ddpx import errors
+
+_FILE = Path(__file__).with_name("build.json")  # written by setup.py
+
+
+@dataclass(frozen=True)
+class BuildFacts:
+    """Attributes:
+    torch: version that the extension was compiled for.
+    compiler: name and version.
+    date: of the build, in UTC.
+    """
+
+    torch: str
+    compiler: str
+    date: str
+
+
+def build_facts() -> BuildFacts | None:
+    """None if the extension was built by other means than setup.py."""
+    if not _FILE.exists():
+        return None
+    return BuildFacts(**json.loads(_FILE.read_text()))
+
+
+def check_build() -> None:
+    """To be called before the extension is loaded.
+
+    Raises:
+        ImportError: this is not Linux; the extension was not built, or for another torch.
+    """
+    if not sys.platform.startswith("linux"):
+        raise errors.not_linux(sys.platform)
+    if not _FILE.with_name(f"_C{EXTENSION_SUFFIXES[0]}").exists():
+        raise errors.not_built()
+    facts = build_facts()
+    if facts is not None and _release(facts.torch) != _release(torch.__version__):
+        raise errors.built_for_another_torch(facts.torch, torch.__version__)
+
+
+def _release(version: str) -> list[str]:
+    """Without the patch level and what was compiled in: libraries of one release are compatible."""
+    return version.split("+")[0].split(".")[:2]
