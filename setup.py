@@ -35,8 +35,8 @@ METADATA_ONLY = os.environ.get("DDPX_METADATA_ONLY", "0") == "1"
 class Build(cpp_extension.BuildExtension):
     """Writes ``build.json`` beside the extension, for ``ddpx.built``."""
 
-    def build_extensions(self) -> None:
-        super().build_extensions()
+    def run(self) -> None:
+        super().run()
         command = [cpp_extension.get_cxx_compiler(), "--version"]
         facts = {
             "torch": torch.__version__,

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "node_hook.h"
@@ -40,6 +41,10 @@ class AnnouncingHook final : public NodeHook<torch::autograd::FunctionPreHook> {
     return grads;
   }
 
+  bool tells(const std::weak_ptr<GradListener>& listener) const {
+    return !listener_.owner_before(listener) && !listener.owner_before(listener_);
+  }
+
  private:
   std::size_t param_index_;
   std::weak_ptr<GradListener> listener_;
@@ -54,21 +59,24 @@ GradHook::GradHook(
           std::make_unique<ArrivalHook>(param_index, std::move(listener)))) {}
 
 GradHook::GradHook(GradHook&& other) noexcept
-    : accumulator_(std::exchange(other.accumulator_, nullptr)),
-      key_(other.key_),
-      announces_(other.announces_) {}
+    : accumulator_(std::exchange(other.accumulator_, nullptr)), key_(other.key_) {}
 
 GradHook& GradHook::operator=(GradHook&& other) noexcept {
   std::swap(accumulator_, other.accumulator_);
   std::swap(key_, other.key_);
-  std::swap(announces_, other.announces_);
   return *this;
 }
 
-void GradHook::announce(std::size_t param_index, std::weak_ptr<GradListener> listener) {
-  if (!std::exchange(announces_, true)) {
-    accumulator_->add_tensor_pre_hook(
-        std::make_unique<AnnouncingHook>(param_index, std::move(listener)));
+// The accumulator calls the hooks of its param, not those of its own list.
+void GradHook::announce(
+    const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener) {
+  auto& present = torch::autograd::impl::hooks(param);
+  const bool announces = std::any_of(present.begin(), present.end(), [&](const auto& hook) {
+    const auto* announcing = dynamic_cast<const AnnouncingHook*>(hook.get());
+    return announcing != nullptr && announcing->tells(listener);
+  });
+  if (!announces) {
+    present.push_back(std::make_unique<AnnouncingHook>(param_index, std::move(listener)));
   }
 }
 

@@ -39,8 +39,10 @@ class GradHook {
   // changed: torch then drops its accumulator.
   bool attached_to(const at::Tensor& param) const;
 
-  // From here on the listener is told before each gradient, too; once.
-  void announce(std::size_t param_index, std::weak_ptr<GradListener> listener);
+  // The listener is told before each gradient of `param`, too. To be called before each backward
+  // for which that matters: torch drops such hooks when the user registers the first one.
+  static void announce(
+      const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener);
 
   // The node that a graph ends in where it reaches the param.
   const torch::autograd::Node* accumulator() const {
@@ -57,7 +59,6 @@ class GradHook {
   // The pointer's type changed between torch releases, so it is not spelled.
   decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator_;
   std::uintptr_t key_;
-  bool announces_ = false;
 };
 
 }  // namespace ddpx

@@ -18,7 +18,7 @@ class GradLink {
   // Makes the shard's gradient the local part of the DTensor's.
   virtual void pull() = 0;
 
-  // Makes the DTensor's gradient one whose local part is the shard's.
+  // Makes the DTensor's gradient one whose local part is the shard's, which the shard lets go.
   virtual void push() = 0;
 };
 

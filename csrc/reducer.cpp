@@ -23,9 +23,9 @@ void Reducer::on_output_grad(ForwardSync forward) {
     }
     return;
   }
+  scope_.join(weak_from_this());  // to forget what is noted here when it ends or dies
   backward_sync_.reach_output(forward);
   if (backward_sync_.local()) {
-    scope_.join(weak_from_this());  // to forget it when it ends
     return;
   }
   Indices asked_for;
@@ -38,7 +38,6 @@ void Reducer::on_output_grad(ForwardSync forward) {
     throw backward_sync_.prepared() ? errors::grads_taken_away(where(), names_of(asked_for))
                                     : errors::autograd_grad_of_params(where(), names_of(asked_for));
   }
-  scope_.join(weak_from_this());
   const auto local_arrivals = backward_sync_.take_local_arrivals();
   if (phase_ == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
     begin_step();  // peers launch their buckets in the middle of backward: so must this rank
@@ -88,6 +87,7 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
   const auto lock = enter();
   if (sync_enabled_ && backward_sync_.prepared() && param_index < hooks_.size() &&
       BackwardScope::returns_grad_of(hooks_[param_index].accumulator())) {
+    scope_.join(weak_from_this());
     throw errors::grads_taken_away(where(), names_of({param_index}));
   }
 }
@@ -133,6 +133,12 @@ void Reducer::cast_to_local_dtype(std::size_t param_index) {
   cast_grad(param, options_.precision.of(param.scalar_type()).local);
 }
 
+// Nothing is written back, or not to this gradient.
+void Reducer::cast_to_averaged_dtype(std::size_t param_index) {
+  const auto& param = params_[param_index];
+  cast_grad(param, options_.precision.of(param.scalar_type()).averaged);
+}
+
 void Reducer::note_stream_of(std::size_t param_index) {
   if (communicates()) {
     buckets_[plan_.location(param_index).bucket_index].note_stream();
@@ -176,6 +182,7 @@ void Reducer::begin_step() {
     if (!leaves_[i].requires_grad()) {
       frozen.push_back(i);
       left_alone_[i] = true;
+      cast_to_averaged_dtype(i);
       if (options_.mode == GraphMode::kStatic && agrees_on_use()) {
         used_.mark(i);  // ranks agree once, for good: it may be thawed
       }
@@ -208,6 +215,7 @@ int Reducer::divisor() const {
 
 void Reducer::accept(std::size_t param_index) {
   if (!communicates()) {
+    cast_to_averaged_dtype(param_index);
     if (finite_check_ && !left_alone_[param_index]) {
       finite_check_->look({param_index}, {params_[param_index].grad()});
     }

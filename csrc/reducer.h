@@ -262,6 +262,7 @@ class Reducer final : public GradListener,
   void arrive(std::size_t param_index);
   void accept(std::size_t param_index);
   void cast_to_local_dtype(std::size_t param_index);
+  void cast_to_averaged_dtype(std::size_t param_index);
   void note_stream_of(std::size_t param_index);
   void pack_into_slot(std::size_t param_index);
   void fill(std::size_t bucket_index);

@@ -90,6 +90,7 @@ void Reducer::fail() noexcept {
 }
 
 void Reducer::recover() {
+  links_.pull_all();
   if (options_.precision.compute) {
     join_arrivals();
     for (std::size_t i = 0; i < params_.size(); ++i) {

@@ -179,7 +179,7 @@ void Reducer::prepare_for_backward() {
   }
   backward_sync_.prepare();
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
-    hooks_[i].announce(i, weak_from_this());
+    GradHook::announce(leaves_[i], i, weak_from_this());
   }
 }
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ddpx import errors, health
+from ddpx.dtensors import is_dtensor, local_part
 from ddpx.options import Options
 from ddpx.params import named_managed_buffers
 
@@ -56,6 +57,10 @@ def _layout(tensor: torch.Tensor) -> str:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "uninitialized"
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if is_dtensor(tensor):
+        local = local_part(tensor)
+        placements = tuple(tensor.placements)  # type: ignore[attr-defined]
+        return f"DTensor of shape {tuple(tensor.shape)}, {placements}, locally {_layout(local)}"
     return f"shape {tuple(tensor.shape)}, {dtype}, strides {tensor.stride()}"
 
 

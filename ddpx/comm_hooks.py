@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpx import errors
+from ddpx.dtensors import is_dtensor
+from ddpx.options import Options
 from ddpx.reducer import Reducer
 
 
@@ -22,6 +24,7 @@ class CommHooks(nn.Module):
     process_group: dist.ProcessGroup
     reducer: Reducer
     gradient_as_bucket_view: bool
+    _options: Options
     _comm_hook_name: str | None = None
     _hook_holds_group = False
     _hook_state: object = None
@@ -80,9 +83,11 @@ class CommHooks(nn.Module):
 
         Raises:
             RuntimeError: torch has no functional form of ``optim``.
+            ValueError: parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set.
         """
         from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
 
+        self._check_optimizers_can_run_in_backward("_register_fused_optim()")
         overlapped = _as_overlapped_optim(optim, optim_params, *args, **kwargs)
         try:
             overlapped.register_ddp(self)
@@ -95,6 +100,7 @@ class CommHooks(nn.Module):
         params = [p for p in self.module.parameters() if hasattr(p, "_in_backward_optimizers")]
         if not params:
             return
+        self._check_optimizers_can_run_in_backward("_apply_optimizer_in_backward()")
         from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
             _apply_optim_in_backward_hook,
         )
@@ -109,6 +115,14 @@ class CommHooks(nn.Module):
             weakref.ref(self), _apply_optim_in_backward_hook(self.gradient_as_bucket_view)
         )
         self._steps_in_backward = True
+
+    def _check_optimizers_can_run_in_backward(self, name: str) -> None:
+        """Torch's hooks step on what lies in buckets: local shards, sums in ``reduce_dtype``."""
+        dtensors = [name for name, p in self.module.named_parameters() if is_dtensor(p)]
+        if dtensors:
+            raise errors.optimizer_in_backward_of_dtensors(name, dtensors)
+        if self._options.reduce_dtype is not None or self._options.grad_dtype is not None:
+            raise errors.optimizer_in_backward_with_dtypes(name)
 
 
 def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,8 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx import errors, nested, params
 from ddpx.comm_hooks import CommHooks
-from ddpx.grad_dtypes import reset_grad_dtypes
+from ddpx.dtensors import check_dtensors
+from ddpx.grad_dtypes import GradDtypes
 from ddpx.mixed_precision import MixedPrecision
 
 
@@ -26,6 +27,7 @@ class DDPNames(CommHooks):
     static_graph: bool
     require_forward_param_sync: bool
     _precision: MixedPrecision | None
+    _grad_dtypes: GradDtypes
     _post_backward_futures: list[torch.futures.Future[Any]]
 
     @staticmethod
@@ -78,6 +80,7 @@ class DDPNames(CommHooks):
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
             return
         self._check_group_can_change()
+        check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
         self.reducer.join(new_process_group)
         self.process_group = new_process_group
 
@@ -102,7 +105,7 @@ class DDPNames(CommHooks):
     def _remove_autograd_hooks(self) -> None:
         """Takes ddpx's hooks off the parameters; no later backward is synchronised."""
         self.reducer.remove_hooks()
-        reset_grad_dtypes(self._managed())
+        self._grad_dtypes.reset()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the first ten steps, then every ``sample_rate``-th."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpx import errors
-from ddpx.params import ManagedParam
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -62,10 +61,14 @@ class Shard:
             )
 
     def push(self) -> None:
-        """Makes the parameter's gradient one whose local part is ``tensor.grad``."""
+        """Makes the parameter's gradient one whose local part is ``tensor.grad``.
+
+        The shard lets the gradient go, so that it is freed when the user sets ``param.grad`` None.
+        """
         from torch.distributed.tensor import DTensor
 
         param, local, grad = self._param, self.tensor.grad, self._param.grad
+        self.tensor.grad = None
         if local is None:
             param.grad = None
         elif grad is None or local_part(grad) is not local:
@@ -87,22 +90,29 @@ def _placed(grad: Any, placements: Sequence[Any]) -> Any:
     return grad.redistribute(placements=placements)
 
 
-def check_dtensors(
-    module: nn.Module, managed: Sequence[ManagedParam], group: dist.ProcessGroup
-) -> None:
-    """Raises ValueError if averaging over ``group`` would mix different shards of a parameter."""
-    sharded = [p for p in managed if is_dtensor(p.tensor)]
+def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.ProcessGroup) -> None:
+    """Frozen parameters and buffers count, too: they are broadcast.
+
+    Args:
+        ignored: names of parameters and buffers that the wrapper leaves alone.
+
+    Raises:
+        ValueError: parts of the module are under ``fully_shard``, or ranks of ``group`` hold
+            different shards of a parameter or buffer.
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    sharded = {n: t for n, t in tensors.items() if is_dtensor(t) and n not in ignored}
     if not sharded:
         return
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         modules = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
         under_fsdp = {id(p) for m in modules for p in m.parameters()}
-        names = [p.name for p in sharded if id(p.tensor) in under_fsdp]
+        names = [name for name, tensor in sharded.items() if id(tensor) in under_fsdp]
         if names:
             raise errors.params_under_fsdp(names)
     ranks = set(dist.get_process_group_ranks(group))
-    names = [p.name for p in sharded if _is_split_over(p.tensor, ranks)]
+    names = [name for name, tensor in sharded.items() if _is_split_over(tensor, ranks)]
     if names:
         raise errors.params_split_over_group(names)
 

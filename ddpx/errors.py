@@ -68,6 +68,27 @@ def dtypes_and_mixed_precision() -> ValueError:
     )
 
 
+def grad_dtype_too_narrow(dtype: object, names: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"grad_dtype={dtype} cannot hold gradients in the dtype of these parameters: "
+        f"{', '.join(names)}. Pass a wider dtype, such as torch.float32 for a 16-bit model."
+    )
+
+
+def optimizer_in_backward_of_dtensors(name: str, dtensors: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"{name} would not step DTensor parameters: {', '.join(dtensors)}. Run the optimizer "
+        "after backward."
+    )
+
+
+def optimizer_in_backward_with_dtypes(name: str) -> ValueError:
+    return ValueError(
+        f"{name} does not work with reduce_dtype= or grad_dtype=: it would step on gradients in "
+        "another dtype than the optimizer expects. Run the optimizer after backward."
+    )
+
+
 def params_under_fsdp(names: Sequence[str]) -> ValueError:
     return ValueError(
         f"fully_shard() already shards and reduces parameters of this module: "

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ddpx import errors
 from ddpx.dtensors import local_part
+from ddpx.options import Options
 from ddpx.params import ManagedParam
 from ddpx.reducer import Reducer
 
@@ -25,6 +26,7 @@ class GradAccess(nn.Module):
     process_group: dist.ProcessGroup
     reducer: Reducer
     require_backward_grad_sync: bool
+    _options: Options
     _post_sync_hooks: dict[int, tuple[list[torch.Tensor], PostSyncHook]]
     _post_backward_futures: list[torch.futures.Future[Any]]
 
@@ -50,8 +52,10 @@ class GradAccess(nn.Module):
         self.reducer.reset()
 
     def set_check_finite(self, enabled: bool = True) -> None:
-        """Whether ``backward()`` raises, on every rank, if a gradient of any rank has NaN or
-        infinity; the error names step, rank and parameter. Off by default.
+        """Whether ``backward()`` raises if a gradient has NaN or infinity. Off by default.
+
+        If one rank has such a gradient, all ranks of the wrapper's process group raise, and the
+        error names step, rank and parameter.
 
         It costs a look at every gradient and an all-reduce of a few bytes a step, and must be the
         same on all ranks. ``DDPX_CHECK_FINITE=1`` turns it on for scripts that cannot be edited.
@@ -116,7 +120,7 @@ class GradAccess(nn.Module):
             )
         finally:
             self.require_backward_grad_sync = syncs
-        world_size = self.process_group.size()
+        world_size, reduce_dtype = self.process_group.size(), self._options.reduce_dtype
         used = torch.tensor([float(grad is not None) for grad in grads], device=loss.device)
         dist.all_reduce(used, group=self.process_group)
         averaged: list[torch.Tensor | None] = []
@@ -124,11 +128,12 @@ class GradAccess(nn.Module):
             if num_users == 0:
                 averaged.append(None)
                 continue
-            mean = torch.zeros_like(tensor) if grad is None else grad * (1 / world_size)
-            mean = mean.detach().contiguous()
+            local = torch.zeros_like(tensor) if grad is None else grad
+            dtype = reduce_dtype if reduce_dtype and local.is_floating_point() else local.dtype
+            mean = (local.to(dtype) * (1 / world_size)).detach().contiguous()
             real = torch.view_as_real(mean) if mean.is_complex() else mean
             dist.all_reduce(local_part(real), group=self.process_group)
-            averaged.append(mean)
+            averaged.append(mean.to(local.dtype))
         return tuple(averaged)
 
     def _wait_after_backward(self, futures: Sequence[torch.futures.Future[Any]]) -> None:

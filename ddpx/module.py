@@ -32,7 +32,7 @@ from ddpx.ddp_names import DDPNames
 from ddpx.delayed_params import check_delayed, with_delayed
 from ddpx.dtensors import check_dtensors
 from ddpx.grad_access import GradAccess
-from ddpx.grad_dtypes import set_grad_dtypes
+from ddpx.grad_dtypes import GradDtypes
 from ddpx.logging_data import logging_data
 from ddpx.mixed_precision import MixedPrecision, check_config
 from ddpx.options import make_options
@@ -43,7 +43,9 @@ from ddpx.timeline.environment import record_if_asked
 from ddpx.uneven_inputs import UnevenInputs
 
 # What _attach() makes anew in a copy.
-_MADE_BY_ATTACH = ("reducer", "_successor", "_structure", "_managed_params", "_precision")
+_MADE_BY_ATTACH = (
+    *("reducer", "_successor", "_structure", "_managed_params", "_precision", "_grad_dtypes"),
+)
 
 
 class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
@@ -159,7 +161,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self.parameters_to_ignore = params.ignored_names(module)
         managed = params.managed_params(module, self.parameters_to_ignore)
         _check_trainable(module, managed)
-        check_dtensors(module, managed, self.process_group)
+        check_dtensors(module, self.parameters_to_ignore, self.process_group)
         self._delayed = (delay_all_reduce_named_params, param_to_hook_all_reduce)
         place = placement.place(module, self.parameters_to_ignore, device_ids, output_device)
         self.device = place.device
@@ -226,7 +228,9 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._structure = Structure(self.module, self.parameters_to_ignore)
         self._successor: weakref.ref[wrapped_params.Wrapper] | None = None
         self._first_forward = True
-        set_grad_dtypes(managed, self._options.reduce_dtype, self._options.grad_dtype)
+        self._grad_dtypes = GradDtypes(
+            managed, self._options.reduce_dtype, self._options.grad_dtype
+        )
         marked, gate = with_delayed(managed, *self._delayed)
         older: Reducer | None = self.__dict__.get("reducer")
         self.reducer = Reducer(marked, bystanders, self.process_group, self._options, gate)

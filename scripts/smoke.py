@@ -44,8 +44,8 @@ def main() -> int:
     for backend in ("gloo", "shm"):
         with RankPool(2, backend) as ranks:
             ranks.run(check)
-    package = Path(ddpx.__file__).parent
-    print(f"ddpx {ddpx.__version__} in {package} with torch {torch.__version__}: as DDP, to the bit")
+    where = Path(ddpx.__file__).parent
+    print(f"ddpx {ddpx.__version__} in {where}, torch {torch.__version__}: as DDP, to the bit")
     return 0
 
 

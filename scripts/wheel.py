@@ -56,8 +56,12 @@ def try_out(package: Path) -> None:
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         run(*pip, f"torch=={version('torch').split('+')[0]}", "setuptools", "wheel", "ninja")
         run(*pip, "--no-build-isolation", package, cwd=elsewhere)
-        run(python, "-P" if sys.version_info >= (3, 11) else "-s", ROOT / "scripts" / "smoke.py",
-            cwd=elsewhere)
+        run(
+            python,
+            "-P" if sys.version_info >= (3, 11) else "-s",
+            ROOT / "scripts" / "smoke.py",
+            cwd=elsewhere,
+        )
 
 
 def main() -> int:

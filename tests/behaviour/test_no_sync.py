@@ -262,6 +262,29 @@ def test_after_a_backward_that_raised(ranks, mode):
     on_ranks(ranks, 2, _check_failed_backward, mode)
 
 
+def _check_refused_gradients() -> None:
+    """A refused autograd.grad() is forgotten, too; one that passes the wrapper by is refused."""
+    ours, slow = make_pair(Net, "default")
+    params = list(ours.parameters())
+    for bypass, prepared in ((False, False), (False, True), (True, True)):
+        loss = loss_of((ours.module if bypass else ours)(data()))
+        if prepared:
+            params[0].register_hook(lambda grad: None)  # the first one drops hooks of others
+            _prepare(ours)
+        text = error_of(lambda loss=loss: torch.autograd.grad(loss, params))
+        assert ("prepare_for_backward()" in text) is prepared, text
+        for model in (slow, ours):
+            seed(3)
+            model.zero_grad()
+            _forward_inside_alone(model)
+        assert_same(ours, slow)
+    check_steps(ours, slow, plain_step)
+
+
+def test_after_gradients_that_were_refused(ranks):
+    on_ranks(ranks, 2, _check_refused_gradients)
+
+
 def _check_inside_backward() -> None:
     ours, _ = make_pair(Net, "default")
     output = ours(data())

@@ -36,11 +36,11 @@ SCHEDULES = {
 modes = pytest.mark.parametrize("mode", MODES)
 
 
-def _parts(count: int) -> list[nn.Module]:
+def _parts(count: int, last: type[nn.Module] = nn.Identity) -> list[nn.Module]:
     """One for each stage, the same on every rank."""
     torch.manual_seed(0)
     return [
-        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).double()
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), last()).double()
         for _ in range(count)
     ]
 
@@ -56,13 +56,16 @@ def _batch(step: int, mesh: DeviceMesh) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pipeline(
-    schedule: type[Any], mesh: DeviceMesh, options: dict[str, bool]
+    schedule: type[Any],
+    mesh: DeviceMesh,
+    options: dict[str, bool],
+    last: type[nn.Module] = nn.Identity,
 ) -> tuple[Any, dict[int, ReducerDDP]]:
     """The schedule, and this rank's stages by their index."""
     rank = mesh["pp"].get_local_rank()
     several = schedule not in (ScheduleGPipe, Schedule1F1B)
     indices = (rank, rank + 2) if several else (rank,)
-    parts = _parts(4 if several else 2)
+    parts = _parts(4 if several else 2, last)
     wrapped = {
         index: ReducerDDP(parts[index], device_mesh=mesh["dp"], bucket_cap_mb=0.0001, **options)
         for index in indices
@@ -111,9 +114,10 @@ def test_schedule(ranks, schedule, mode):
     ranks(4).run(_check_schedule, schedule, mode, timeout=90.0)
 
 
-def _check_zero_bubble(mode: str) -> str:
+def _check_zero_bubble(mode: str, last: type[nn.Module]) -> str:
+    """The schedule takes gradients of what is in front of ``last``, not of the stage's output."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
-    schedule, wrapped = _pipeline(ScheduleInterleavedZeroBubble, mesh, MODES[mode])
+    schedule, wrapped = _pipeline(ScheduleInterleavedZeroBubble, mesh, MODES[mode], last)
     text = ""
     try:
         _run(schedule, mesh, *_batch(0, mesh))
@@ -127,7 +131,8 @@ def _check_zero_bubble(mode: str) -> str:
 
 
 @modes
-def test_zero_bubble_ends_with_an_error(ranks, mode):
-    texts = ranks(4).run(_check_zero_bubble, mode, timeout=90.0)
+@pytest.mark.parametrize("last", [nn.Identity, nn.Tanh])
+def test_zero_bubble_ends_with_an_error(ranks, mode, last):
+    texts = ranks(4).run(_check_zero_bubble, mode, last, timeout=90.0)
     for text in texts:
         assert "ScheduleInterleavedZeroBubble" in text and "parameter" in text, texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -288,10 +290,25 @@ def test_other_calls(ranks):
     ranks(4).run(_check_other_calls)
 
 
+def _check_memory() -> None:
+    """zero_grad() frees gradients."""
+    mesh = _mesh()
+    model = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"])
+    for _ in range(2):
+        model(_data(0, mesh)).square().mean().backward()
+        grads = [weakref.ref(local_part(param.grad)) for param in model.parameters()]
+        model.zero_grad()
+        assert not any(grad() is not None for grad in grads)
+
+
+def test_gradients_are_freed(ranks):
+    ranks(4).run(_check_memory)
+
+
 def _refusal(wrap: Any) -> str:
     try:
         wrap()
-    except ValueError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error)
     raise AssertionError("nothing was refused")
 
@@ -301,6 +318,45 @@ def _check_refusals() -> None:
     text = _refusal(lambda: ReducerDDP(_sharded(mesh, sequence=False)))
     assert "blocks.0.up.weight" in text and "device_mesh=mesh['dp']" in text
     assert "head.weight" not in text
+    frozen = _sharded(mesh, sequence=False)
+    for name, param in frozen.named_parameters():
+        param.requires_grad_("head" in name)
+    before = local_part(frozen.blocks[0].up.weight).clone()
+    assert "blocks.0.up.weight" in _refusal(lambda: ReducerDDP(frozen))
+    assert torch.equal(local_part(frozen.blocks[0].up.weight), before), "nothing was broadcast"
+    assert "table" in _refusal(lambda: ReducerDDP(WithBuffer(mesh, 1.0)))
+    model = ReducerDDP(_sharded(mesh, sequence=False), device_mesh=mesh["dp"])
+    text = _refusal(lambda: model._update_process_group(dist.group.WORLD))
+    assert "blocks.0.up.weight" in text and model.process_group is mesh["dp"].get_group()
+
+
+def _check_placements() -> None:
+    mesh = _mesh()
+    split = Shard(mesh["dp"].get_local_rank())
+    layer = nn.Linear(WIDTH, WIDTH)
+    layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh["tp"], [split]))
+    text = _refusal(lambda: ReducerDDP(layer, device_mesh=mesh["dp"]))
+    assert "parameter 'weight'" in text and "Shard(dim=1)" in text, text
+
+
+def test_other_placements_on_another_rank_are_refused(ranks):
+    ranks(4).run(_check_placements)
+
+
+def _check_optimizers_in_backward() -> None:
+    mesh = _mesh()
+    model = ReducerDDP(_sharded(mesh, sequence=False), device_mesh=mesh["dp"])
+    text = _refusal(lambda: model._register_fused_optim(torch.optim.SGD, lr=0.1))
+    assert "_register_fused_optim()" in text and "blocks.0.up.weight" in text
+    net = _sharded(mesh, sequence=False)
+    _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
+    model = ReducerDDP(net, device_mesh=mesh["dp"])
+    text = _refusal(lambda: model(_data(0, mesh)))
+    assert "_apply_optimizer_in_backward()" in text and "blocks.0.up.weight" in text
+
+
+def test_optimizers_in_backward_are_refused(ranks):
+    ranks(4).run(_check_optimizers_in_backward)
 
 
 def test_a_group_with_several_shards_is_refused(ranks):
@@ -316,6 +372,8 @@ def _check_fully_shard() -> None:
     text = _refusal(lambda: ReducerDDP(net, device_mesh=mesh["dp"]))
     assert "blocks.1.up.weight" in text and "fully_shard(module, mesh=...)" in text
     assert "blocks.0" not in text and "head" not in text
+    net.blocks[1].requires_grad_(False)
+    assert "blocks.1.up.weight" in _refusal(lambda: ReducerDDP(net, device_mesh=mesh["dp"]))
 
 
 def test_parts_under_fully_shard_are_refused(ranks):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP
@@ -238,6 +239,15 @@ def _check_other_wrapper() -> None:
     x = torch.randn(5, 6, dtype=torch.bfloat16)
     model(x).float().sum().backward()
     assert module.first.weight.grad.dtype is torch.bfloat16
+    for _ in range(2):
+        model.zero_grad()
+        model(x).float().sum().backward()
+    model = ReducerDDP(module, **DTYPES["grad"])
+    model(x).float().sum().backward()
+    del model
+    assert module.first.weight.grad.dtype is torch.bfloat16, "the wrapper is gone"
+    module(x).float().sum().backward()
+    assert module.first.weight.grad.dtype is torch.bfloat16
     model = ReducerDDP(module, **DTYPES["grad"])
     model._remove_autograd_hooks()
     assert module.first.weight.grad.dtype is torch.bfloat16
@@ -249,7 +259,76 @@ def test_other_wrappers(ranks):
     ranks(2).run(_check_other_wrapper)
 
 
+def _check_alone(dtypes: str) -> None:
+    """One rank communicates nothing; gradients have the same dtypes."""
+    model = ReducerDDP(_build(), **DTYPES[dtypes])
+    plain = _build()
+    for step in range(3):
+        torch.manual_seed(step)
+        xs = torch.randn(1 + step, 5, 6, dtype=torch.bfloat16)
+        model.zero_grad()
+        _accumulate(model, xs)
+        for param, expected in zip(model.parameters(), _reference(plain, xs), strict=True):
+            wanted = DTYPES[dtypes].get("grad_dtype", param.dtype)
+            assert param.grad.dtype is wanted
+            error = (param.grad.double() - expected).abs()
+            assert (error <= ONE_ROUNDING * expected.abs() + 16 * FLOAT32).all()
+
+
+@dtypes
+def test_one_rank(ranks, dtypes):
+    ranks(1).run(_check_alone, dtypes)
+
+
+def _check_synchronised_dtype() -> None:
+    """Sums of synchronized_grads() have the dtype of the reducer's."""
+    module = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    model = ReducerDDP(module, reduce_dtype=torch.float32)
+    x = torch.tensor([[256.0 if dist.get_rank() == 0 else 1.0]], dtype=torch.bfloat16)
+    (grad,) = model.synchronized_grads(model(x).sum(), [module.weight])
+    assert grad.dtype is torch.bfloat16 and grad.item() == torch.tensor(64.75).bfloat16().item()
+
+
+def test_synchronized_grads_are_summed_in_the_reducers_dtype(ranks):
+    ranks(4).run(_check_synchronised_dtype)
+
+
+def _check_frozen() -> None:
+    """A gradient that is not averaged any more has the dtype that its user expects."""
+    model = ReducerDDP(_build(), **DTYPES["reduce"])
+    x = torch.randn(5, 6, dtype=torch.bfloat16)
+    with model.no_sync():
+        model(x).float().sum().backward()
+    assert model.module.first.weight.grad.dtype is torch.float32
+    model.module.first.weight.requires_grad_(False)
+    model(x).float().sum().backward()
+    assert model.module.first.weight.grad.dtype is torch.bfloat16
+
+
+def test_a_frozen_parameter(ranks):
+    ranks(2).run(_check_frozen)
+
+
+def _check_optimizers_in_backward() -> None:
+    for dtypes in DTYPES.values():
+        model = ReducerDDP(_build(), **dtypes)
+        with pytest.raises(ValueError, match=r"_register_fused_optim.* does not work with reduce"):
+            model._register_fused_optim(torch.optim.Adam)
+        net = _build()
+        _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
+        model = ReducerDDP(net, **dtypes)
+        with pytest.raises(ValueError, match=r"_apply_optimizer_in_backward.* does not work with"):
+            model(torch.randn(5, 6, dtype=torch.bfloat16))
+
+
+def test_optimizers_in_backward_are_refused(ranks):
+    ranks(2).run(_check_optimizers_in_backward)
+
+
 def _check_arguments() -> None:
+    for narrow in (torch.bfloat16, torch.float16):
+        with pytest.raises(ValueError, match=r"grad_dtype=torch\.\w+ cannot hold .*: wide\."):
+            ReducerDDP(nn.ParameterDict({"wide": torch.ones(3)}), grad_dtype=narrow)
     for name in ("reduce_dtype", "grad_dtype"):
         for value in ("float32", torch.int32, 32):
             with pytest.raises(TypeError, match=f"{name} must be a floating-point torch.dtype"):
