@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize peer-test lint format parity-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize peer-test wheel lint format parity-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ sanitize: build  ## AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitize
 
 peer-test: build  ## torch's own tests of DDP, with ReducerDDP in DDP's place
 	$(BIN)/python scripts/peer_test.py
+
+wheel: build  ## build sdist and wheel into dist, and try each in an empty environment (15 min)
+	$(BIN)/python scripts/wheel.py
 
 lint: $(VENV)/.deps  ## ruff, mypy, clang-format: look only
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""``reduce_dtype`` and ``grad_dtype``: gradients in another dtype than their parameters."""
+"""Gradients in another dtype than their parameters."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class GradDtypes:
         managed: the parameters that a wrapper averages.
         reduce_dtype: of sums; local gradients that wait for more have it, too, if it is wider.
         grad_dtype: of ``grad`` always; None for the parameter's own behind a sum.
+        param_dtype: in which forward and backward run, so that gradients arrive in it; None for the
+            parameter's own.
 
     Raises:
         ValueError: ``grad_dtype`` cannot hold what a parameter's own dtype holds.
@@ -30,10 +32,11 @@ class GradDtypes:
         managed: Sequence[ManagedParam],
         reduce_dtype: torch.dtype | None,
         grad_dtype: torch.dtype | None,
+        param_dtype: torch.dtype | None,
     ) -> None:
         changed = [p.tensor for p in managed if p.tensor.is_floating_point()]
         if reduce_dtype is None and grad_dtype is None:
-            changed = []
+            changed = [p for p in changed if param_dtype not in (None, p.dtype)]
         if grad_dtype is not None:
             names = [
                 p.name

@@ -60,8 +60,6 @@ class MixedPrecision:
                 param, dtype=self.param_dtype, device="meta"
             )
             param._fp_param = param.data  # type: ignore[attr-defined]
-            if param.requires_grad and self.param_dtype not in (None, param.dtype):
-                param.grad_dtype = None
         if config.buffer_dtype is not None:
             for name, buffer in module.named_buffers():
                 if name not in ignored and buffer.is_floating_point():

@@ -229,7 +229,10 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._successor: weakref.ref[wrapped_params.Wrapper] | None = None
         self._first_forward = True
         self._grad_dtypes = GradDtypes(
-            managed, self._options.reduce_dtype, self._options.grad_dtype
+            managed,
+            self._options.reduce_dtype,
+            self._options.grad_dtype,
+            getattr(self.mixed_precision, "param_dtype", None),
         )
         marked, gate = with_delayed(managed, *self._delayed)
         older: Reducer | None = self.__dict__.get("reducer")

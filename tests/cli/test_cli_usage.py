@@ -24,7 +24,7 @@ _MISTAKES = {
     f"parity --steps=0 {_TRAIN}": "--steps",
     f"parity --backend=shm {_TRAIN}": "--backend and --set are for MODULE:FUNCTION",
     "parity not_there:build": "there is no module 'not_there'",
-    "parity models_to_build:nothing": "has no function 'nothing'",
+    "parity models_to_build:nothing": "has no function or class 'nothing'",
     "parity models_to_build:": "not of the form module:function",
     "parity models_to_build:raises": "raised RuntimeError: no weights to be found",
     "parity models_to_build:without_input": "gave no example input",

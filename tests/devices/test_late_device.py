@@ -169,8 +169,13 @@ def _collectives_do_not_block_the_host() -> list[float]:
     x = torch.full((4,), 1.0 + dist.get_rank(), device="late")
     controls().reset_counts()
     x.mul_(3)
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["rank 0 has looked"])
     work = dist.all_reduce(x, async_op=True)
-    assert not work.is_completed()
+    if dist.get_rank() == 0:
+        assert not work.is_completed()
+        store.set("rank 0 has looked", "")
     work.wait()
     y = x * 1
     assert not torch.accelerator.current_stream().query()
