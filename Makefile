@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Pinned by hand, and installed first: a looser requirement could pull another build of torch.
-TORCH := torch==2.13.0
+# torch is installed first, so that no requirement can bring another build of it.
+LOCK := requirements.lock
+TORCH := $(shell grep '^torch==' $(LOCK))
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
+EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One more than cores, since ranks wait a lot. By file: ranks live on from test to test.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4)))
@@ -12,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize peer-test wheel lint format parity-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize peer-test wheel test-torch lock lint format parity-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +48,12 @@ peer-test: build  ## torch's own tests of DDP, with ReducerDDP in DDP's place
 wheel: build  ## build sdist and wheel into dist, and try each in an empty environment (15 min)
 	$(BIN)/python scripts/wheel.py
 
+test-torch: build  ## test with another torch, as VERSION=2.12.0, and write the result into README.md (25 min)
+	$(BIN)/python scripts/test_torch.py $(VERSION)
+
+lock: $(VENV)/.deps  ## write the versions of the packages in .venv into requirements.lock
+	$(BIN)/python scripts/lock.py
+
 lint: $(VENV)/.deps  ## ruff, mypy, clang-format: look only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,14 +84,14 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ddpx needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.deps: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet $(TORCH) setuptools wheel
-	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[demo,dev,peer,tools,trainers]'
+$(VENV)/.deps: pyproject.toml $(LOCK) | $(VENV)/bin/python
+	$(PIP_INSTALL) $(TORCH) setuptools wheel
+	$(EDITABLE) '.[demo,dev,peer,tools,trainers]'
 	@touch $@
 
 # For `bench` alone: without MPICH the rest is measured all the same.
 $(VENV)/.bench-deps: $(VENV)/.deps
-	DDPX_METADATA_ONLY=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]' \
+	$(EDITABLE) '.[bench]' \
 	  || echo "the packages of MPICH could not be installed; measuring without it"
 	@touch $@
 

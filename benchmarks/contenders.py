@@ -30,6 +30,12 @@ DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "static, views, batched copy": {**STATIC, **BATCHED},
 }
 
+# Of DDP over shm.
+DDP_OVER_SHM_SETTINGS: dict[str, dict[str, Any]] = {
+    "views": VIEWS,
+    "views, batched copy": {**VIEWS, **BATCHED},
+}
+
 # Theirs compete with each of DDP's. The first is what verdicts are about.
 OUR_SETTINGS: dict[str, dict[str, Any]] = {"views": VIEWS, "static, views": STATIC}
 
@@ -48,6 +54,11 @@ def bare() -> Wrap:
 
 def ddp(**options: Any) -> Wrap:
     return functools.partial(DistributedDataParallel, **options)
+
+
+def ddp_over_shm(**options: Any) -> Wrap:
+    """Tells what the transport gains from what the reducer gains."""
+    return lambda module: DistributedDataParallel(module, process_group=shm_group(), **options)
 
 
 def ours_over_gloo(**options: Any) -> Wrap:

@@ -152,6 +152,20 @@ def goals(results: Results) -> list[Goal]:
     ]
 
 
+def summary(results: Results) -> str:
+    """For README.md."""
+    names = ("DDP, views", "ddpx over gloo", "ddpx over shm")
+    peaks = []
+    for name in names:
+        first, later = (results["rows"][name][when]["peak"]["median"] for when in (FIRST, LATER))
+        peaks.append(f"{name} {later:.2f} ({first:.2f} in the first step)")
+    return (
+        "Peak resident memory within a step, beyond the bare module, as a multiple of the "
+        f"gradients' bytes ({results['model']}, {results['ranks']} ranks; memory that ranks share "
+        f"counts for each of them): {'; '.join(peaks)}."
+    )
+
+
 def section(results: Results) -> str:
     text = [
         f"{results['model']}, {results['ranks']} ranks, each contender in processes of its own; "

@@ -28,11 +28,12 @@ def _step_time(results: Results, path: Path) -> None:
     models = list(dict.fromkeys(cell["model"] for cell in cells))
     figure, panels = plt.subplots(1, len(models), figsize=(10, 3.4), squeeze=False)
     ours = [f"ddpx over {name}, {step_time.VERDICT_SETTING}" for name in ("gloo", "shm")]
-    labels = ["bare again", "DDP, default", "best DDP", *ours]
+    labels = ["DDP, default", "best DDP", "best DDP over shm", *ours]
+    chosen = {"best DDP": "best_ddp", "best DDP over shm": "best_ddp_over_shm"}
     for panel, model in zip(panels[0], models, strict=True):
         groups = [cell for cell in cells if cell["model"] == model]
         for place, label in enumerate(labels):
-            names = [c["best_ddp"] if label == "best DDP" else label for c in groups]
+            names = [c[chosen[label]] if label in chosen else label for c in groups]
             ratios = [c["rows"][n]["to_bare"] for c, n in zip(groups, names, strict=True)]
             heights = [r["median"] for r in ratios]
             spread = [

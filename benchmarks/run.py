@@ -109,13 +109,13 @@ def _goals(records: dict[str, Results]) -> list[Goal]:
 def _summary(records: dict[str, Results]) -> str:
     """For README.md."""
     record = records[step_time.NAME]
-    goals = _goals(records)
-    return (
+    text = (
         f"On {record['cores']} cores ({record['processor']}), {record['versions']}, medians over "
-        f"{record['launches']} launches:\n\n{step_time.summary(record['results'])}\n\n"
-        f"{sum(goal.met for goal in goals)} of {len(goals)} goals are met. "
-        "[docs/benchmarks.md](docs/benchmarks.md) has each with its figure, all tables and plots."
+        f"{record['launches']} launches:\n\n{step_time.summary(record['results'])}\n"
     )
+    if memory.NAME in records:
+        text += f"\n{memory.summary(records[memory.NAME]['results'])}\n"
+    return text.rstrip()
 
 
 def _origin(records: dict[str, Results]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import contenders
-from contenders import DDP_SETTINGS, OUR_SETTINGS, Wrap
+from contenders import DDP_OVER_SHM_SETTINGS, DDP_SETTINGS, OUR_SETTINGS, Wrap
 from goals import Goal
 from interleave import Effort, Seconds, slowest_rank, time_rounds
 from models import MODELS, SMALL, TRANSFORMER, WIDE, build
@@ -36,6 +36,8 @@ def _wraps() -> dict[str, Wrap]:
     for name, options in DDP_SETTINGS.items():
         wraps[f"DDP, {name}"] = contenders.ddp(**options)
     wraps["DDP, default again"] = contenders.ddp()
+    for name, options in DDP_OVER_SHM_SETTINGS.items():
+        wraps[f"DDP over shm, {name}"] = contenders.ddp_over_shm(**options)
     for name, options in OUR_SETTINGS.items():
         wraps[f"ddpx over gloo, {name}"] = contenders.ours_over_gloo(**options)
         wraps[f"ddpx over shm, {name}"] = contenders.ours_over_shm(**options)
@@ -63,12 +65,13 @@ def measure(plan: Plan) -> Results:
 def _summary(times: list[Seconds]) -> Results:
     return {
         "rounds": num_rounds(times),
-        "best_ddp": lowest(times, "DDP"),
+        "best_ddp": lowest(times, "DDP, "),
+        "best_ddp_over_shm": lowest(times, "DDP over shm, "),
         "rows": {
             name: {
                 "ms": level(times, name, 1e3),
                 "to_bare": ratio(times, name, "bare"),
-                "to_best_ddp": ratio_to_lowest(times, name, "DDP"),
+                "to_best_ddp": ratio_to_lowest(times, name, "DDP, "),
             }
             for name in times[0]
         },
@@ -100,17 +103,20 @@ def _noise(rows: Results) -> float:
 
 
 def summary(results: Results) -> str:
-    """Ratios to the bare module: one line a cell, for README.md."""
-    ours = [f"ddpx over {transport}, {VERDICT_SETTING}" for transport in GOALS]
-    names = ["bare again", "DDP, default", "DDP, default again"]
+    """For README.md: in a sentence for each number of ranks what the plot shows."""
+    ours = {
+        "over gloo": lambda _: f"ddpx over gloo, {VERDICT_SETTING}",
+        "over shm": lambda _: f"ddpx over shm, {VERDICT_SETTING}",
+        "DDP itself over shm": lambda cell: cell["best_ddp_over_shm"],
+    }
     rows = []
     for cell in results["cells"]:
-        found = [cell["rows"][name] for name in (*names, cell["best_ddp"], *ours)]
-        ratios = [f"{row['to_bare']['median']:.2f}" for row in found]
-        against_best = [f"{row['to_best_ddp']['median']:.2f}" for row in found[-len(ours) :]]
-        rows.append([f"{cell['model']}, {num_ranks(cell['ranks'])}", *ratios, *against_best])
-    headers = ["step / bare step", *names, "best DDP", *(f"ddpx over {t}" for t in GOALS)]
-    return table([*headers, *(f"{t} / best DDP" for t in GOALS)], rows)
+        ratios = [
+            f"{cell['rows'][name(cell)]['to_best_ddp']['median']:.2f}" for name in ours.values()
+        ]
+        rows.append([f"{cell['model']}, {num_ranks(cell['ranks'])}", *ratios])
+    shown = [row for row in rows if row[0].endswith(", 2 ranks")] or rows
+    return table(["step / step of the best DDP over gloo", *ours], shown)
 
 
 def section(results: Results) -> str:

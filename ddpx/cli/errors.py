@@ -8,7 +8,7 @@ class UserMistake(Exception):
 
 
 def needs_tools(package: str) -> str:
-    return f"this needs {package}, which is not installed: pip install 'ddpx[tools]'"
+    return f"this needs {package}, which is not installed: pip install {package}"
 
 
 def tool_missing(package: str) -> UserMistake:

@@ -62,4 +62,4 @@ def no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
 
 
 def tool_missing(what: str, package: str) -> ImportError:
-    return ImportError(f"{what} needs {package}: pip install 'ddpx[tools]'")
+    return ImportError(f"{what} needs {package}: pip install {package}")

@@ -20,7 +20,7 @@ _RANK_HEADERS = (
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Aligned, if tabulate is installed (``pip install ddpx[tools]``)."""
+    """Aligned, if tabulate is installed."""
     try:
         from tabulate import tabulate
     except ImportError:

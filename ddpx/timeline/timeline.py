@@ -164,7 +164,7 @@ class Timeline:
         return cls(None, trace.read(path, model))
 
     def save_plot(self, path: str | Path, step: int | None = None) -> None:
-        """Draws one step of all ranks; needs matplotlib (``pip install ddpx[tools]``).
+        """Draws one step of all ranks; needs matplotlib.
 
         Args:
             step: its number. None: the one of median length.

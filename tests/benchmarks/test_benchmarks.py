@@ -73,7 +73,7 @@ def test_the_page_has_all_parts_and_verdicts(output: Path) -> None:
 def test_the_readme_gets_a_table_between_its_marks(output: Path) -> None:
     readme = (output / "README.md").read_text()
     assert readme.startswith(f"before\n{MARKS[0]}\n") and readme.endswith(f"{MARKS[1]}\nafter\n")
-    assert "old" not in readme and "| step / bare step" in readme
+    assert "old" not in readme and "| step / step of the best DDP over gloo" in readme
 
 
 @pytest.mark.parametrize("name", PLOTS)

@@ -13,16 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
+# The folder of a script or of -m does not become importable, so that ddpx is the installed one.
+INSTALLED_ONLY = "-P" if sys.version_info >= (3, 11) else "-s"
 
 
-def run(*command: object, cwd: Path = ROOT) -> None:
-    """RuntimeError with what the command printed, if it fails."""
+def run(*command: object, cwd: Path = ROOT) -> str:
+    """What the command printed; RuntimeError with it if the command fails."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -34,34 +37,37 @@ def run(*command: object, cwd: Path = ROOT) -> None:
     if done.returncode != 0:
         text = " ".join(str(word) for word in command)
         raise RuntimeError(f"{text}\nexited with {done.returncode}:\n{done.stdout}")
+    return done.stdout
 
 
-def build() -> Sequence[Path]:
-    """The sdist, and the wheel that is built from it."""
+def build(*kinds: str) -> Sequence[Path]:
+    """Packages in dist/: ``sdist`` or ``wheel``; by default both, the wheel made from the sdist."""
     shutil.rmtree(DIST, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST)
+    flags = [f"--{kind}" for kind in kinds]
+    run(sys.executable, "-m", "build", "--no-isolation", *flags, "--outdir", DIST)
     packages = [*DIST.glob("*.tar.gz"), *DIST.glob("*.whl")]
-    if len(packages) != 2:
-        raise RuntimeError(f"expected an sdist and a wheel in {DIST}, found {packages}")
+    if len(packages) != (len(kinds) or 2):
+        raise RuntimeError(f"unexpected packages in {DIST}: {packages}")
     return packages
 
 
-def try_out(package: Path) -> None:
-    """Installs the package into an empty environment, and runs the smoke tests there."""
-    with tempfile.TemporaryDirectory(prefix="ddpx-wheel-") as folder:
+@contextmanager
+def installed(package: Path, torch: str, *others: str) -> Iterator[tuple[Path, Path]]:
+    """A fresh environment with torch, the package and others; its Python and an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="ddpx-packages-") as folder:
         environment, elsewhere = Path(folder) / "env", Path(folder) / "elsewhere"
         elsewhere.mkdir()
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run(*pip, f"torch=={version('torch').split('+')[0]}", "setuptools", "wheel", "ninja")
+        run(*pip, f"torch=={torch}", "setuptools", "wheel", "ninja", *others)
         run(*pip, "--no-build-isolation", package, cwd=elsewhere)
-        run(
-            python,
-            "-P" if sys.version_info >= (3, 11) else "-s",
-            ROOT / "scripts" / "smoke.py",
-            cwd=elsewhere,
-        )
+        yield python, elsewhere
+
+
+def try_out(package: Path) -> None:
+    with installed(package, version("torch").split("+")[0]) as (python, elsewhere):
+        run(python, INSTALLED_ONLY, ROOT / "scripts" / "smoke.py", cwd=elsewhere)
 
 
 def main() -> int:
