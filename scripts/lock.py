@@ -20,9 +20,9 @@ NOT_LOCKED = {"ddpx", "pip"}
 OLDEST_PYTHON = (3, 10)
 
 
-def line(name: str, version: str, requires_python: str | None) -> str:
+def line(name: str, version: str, requires_python: str) -> str:
     """A constraint; on Pythons that the version does not support pip chooses another one."""
-    supported = SpecifierSet(requires_python or "")
+    supported = SpecifierSet(requires_python)
     constraint = f"{name}=={Version(version).public}"
     for minor in range(OLDEST_PYTHON[1], sys.version_info.minor + 1):
         if f"3.{minor}.99" in supported:
@@ -34,7 +34,9 @@ def line(name: str, version: str, requires_python: str | None) -> str:
 def main() -> int:
     found = {
         dist.metadata["Name"].lower().replace("_", "-"): line(
-            dist.metadata["Name"], dist.version, dist.metadata.get("Requires-Python")
+            dist.metadata["Name"],
+            dist.version,
+            dist.metadata["Requires-Python"] if "Requires-Python" in dist.metadata else "",
         )
         for dist in distributions()
         if dist.metadata["Name"] not in NOT_LOCKED

@@ -46,7 +46,7 @@ def write(readme: Path, row: Sequence[str]) -> None:
     table, after = rest.split(END)
     lines = table.strip().splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
-    rows = sorted([row, *(other for other in rows if other[0] != row[0])], reverse=True)
+    rows = sorted([list(row), *(other for other in rows if other[0] != row[0])], reverse=True)
     new = tabulate(rows, headers=HEADERS, tablefmt="github", disable_numparse=True)
     readme.write_text(f"{before}{BEGIN}\n{new}\n{END}{after}")
 
