@@ -36,7 +36,7 @@ def main() -> int:
         dist.metadata["Name"].lower().replace("_", "-"): line(
             dist.metadata["Name"],
             dist.version,
-            dist.metadata["Requires-Python"] if "Requires-Python" in dist.metadata else "",
+            dist.metadata.get("Requires-Python", ""),  # type: ignore[attr-defined]
         )
         for dist in distributions()
         if dist.metadata["Name"] not in NOT_LOCKED
