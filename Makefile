@@ -46,7 +46,7 @@ peer-test: build  ## torch's own tests of DDP, with ReducerDDP in DDP's place
 	$(BIN)/python scripts/peer_test.py
 
 wheel: build  ## build sdist and wheel into dist, and try each in an empty environment (15 min)
-	$(BIN)/python scripts/wheel.py
+	$(BIN)/python scripts/packages.py
 
 test-torch: build  ## test with another torch, as VERSION=2.12.0, and write the result into README.md (25 min)
 	$(BIN)/python scripts/test_torch.py $(VERSION)

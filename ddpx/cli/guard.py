@@ -76,7 +76,7 @@ class Guard:
         codes = self._codes()
         if own != 0:
             others = "; the others go on" if len(codes) < self._num_local else ""
-            print(f"ddpx: rank {self._rank} {_ending(code)}{others}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"ddpx: rank {self._rank} {_ending(code)}{others}\n")  # in one piece
         while len(codes) < self._num_local and self._signal is None:
             time.sleep(_BETWEEN_LOOKS_S)
             codes = self._codes()
