@@ -38,7 +38,7 @@ from ddpx.mixed_precision import MixedPrecision, check_config
 from ddpx.options import make_options
 from ddpx.process_group import resolve_group
 from ddpx.reducer import Reducer
-from ddpx.structure import Structure, inside_functional_call
+from ddpx.structure import Structure
 from ddpx.timeline.environment import record_if_asked
 from ddpx.uneven_inputs import UnevenInputs
 
@@ -272,8 +272,10 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         if self._has_yielded():
             return self.module(*inputs, **kwargs)
         records_graph = torch.is_grad_enabled()
+        replaced: list[str] = []
         if records_graph and not self._structure.unchanged():
-            records_graph = self._check_structure()
+            replaced = self._structure.replaced()
+            records_graph = not (replaced or self._structure.has_plain_tensors())
         self._before_forward(records_graph)
         if self.device_ids:
             inputs = nested.to_device(inputs, self.device)
@@ -282,6 +284,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._sync_buffers_at(_BufferCommHookLocation.POST_FORWARD)
         if records_graph:
             self.reducer.watch_outputs(list(nested.tensors_in(output)))
+        elif replaced:
+            self._refuse_at_backward(replaced, output)
         self.require_forward_param_sync = records_graph and self.require_backward_grad_sync
         return output
 
@@ -296,14 +300,21 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             outputs += nested.tensors_in(output)
         return output
 
-    def _check_structure(self) -> bool:
-        """Whether a backward through the changed module will reach wrapped parameters."""
-        if inside_functional_call():
-            return False
-        replaced = self._structure.replaced()
-        if replaced:
+    def _refuse_at_backward(self, replaced: list[str], output: Any) -> None:
+        """Raises when a backward through ``output`` begins, if ``replaced`` still holds then.
+
+        ``torch.func.functional_call`` puts parameters of the caller in place during a forward only.
+        """
+
+        def check(_: torch.Tensor) -> None:
+            if self._structure.replaced():
+                raise errors.params_replaced(replaced)
+
+        outputs = [tensor for tensor in nested.tensors_in(output) if tensor.requires_grad]
+        if not outputs:  # hidden in an object of another type: the last chance to tell
             raise errors.params_replaced(replaced)
-        return True
+        for tensor in outputs:
+            tensor.register_hook(check)
 
     def _before_forward(self, records_graph: bool) -> None:
         if self._first_forward:

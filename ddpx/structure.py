@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from itertools import chain
 from operator import is_
@@ -33,6 +32,14 @@ class Structure:
             return False
         return all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected))
 
+    def has_plain_tensors(self) -> bool:
+        """Whether plain tensors stand in the place of parameters: functional_call put them there.
+
+        ``nn.Module`` itself accepts nothing but an ``nn.Parameter`` in such a place.
+        """
+        tensors = chain.from_iterable(d.values() for d in self._dicts[::2])
+        return any(t is not None and not isinstance(t, nn.Parameter) for t in tensors)
+
     def replaced(self) -> list[str]:
         """Names of parameters that are new since construction and would train unsynchronised."""
         return [
@@ -43,13 +50,3 @@ class Structure:
             and id(param) not in self._known
             and name not in self._ignored
         ]
-
-
-def inside_functional_call() -> bool:
-    """Whether torch.func.functional_call has put other tensors in place while forward runs."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in ("functional_call", "_functional_call"):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

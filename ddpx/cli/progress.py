@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
-
-import torch
 
 
 def step_bar(what: str, total: int | None) -> Callable[[], None] | None:
@@ -34,16 +30,3 @@ def step_bar(what: str, total: int | None) -> Callable[[], None] | None:
                 bar.close()
 
     return advance
-
-
-def after_each_step(synced: Callable[[], bool], call: Callable[[], None]) -> None:
-    """From here on ``call`` is called after every outermost backward for which ``synced`` holds."""
-    backward = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        backward(*args, **kwargs)
-        if torch._C._current_graph_task_id() == -1 and synced():
-            call()
-
-    torch.autograd.backward = wrapped

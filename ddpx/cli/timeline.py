@@ -182,11 +182,7 @@ _WRITERS: dict[str, Callable[[Timeline, Path], None]] = {
 
 
 def _write(timeline: Timeline, text: str, out: Path) -> None:
-    try:
-        from tqdm import tqdm
-    except ImportError as cause:
-        raise errors.tool_missing("tqdm") from cause
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.txt").write_text(text + "\n")
-    for name, write in tqdm(_WRITERS.items(), desc="writing", unit="file", leave=False):
+    for name, write in _WRITERS.items():
         write(timeline, out / name)

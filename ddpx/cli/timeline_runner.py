@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable
 
 from torch import nn
 
+from ddpx import ReducerDDP
 from ddpx.cli import runner
 from ddpx.cli.observe import on_wrap
-from ddpx.cli.progress import after_each_step, step_bar
+from ddpx.cli.progress import step_bar
 from ddpx.timeline.environment import STEPS
 
 
@@ -21,17 +21,23 @@ def main() -> None:
 
 
 def _call_after_steps(advance: Callable[[], None]) -> None:
-    models: list[weakref.ref[nn.Module]] = []
+    """Calls ``advance`` after each averaged step of the first model, which is the one shown."""
+    wrappers: list[int] = []
 
-    def note(wrapper: nn.Module) -> None:
-        models.append(weakref.ref(wrapper))
+    def watch(wrapper: nn.Module) -> None:
+        wrappers.append(id(wrapper))
+        if len(wrappers) == 1 and isinstance(wrapper, ReducerDDP):
+            wrapper.register_post_sync_hook(_any_param(wrapper), lambda _: advance())
 
-    def syncs() -> bool:  # the model that is shown in the end
-        first = models[0]() if models else None
-        return first is not None and bool(first.require_backward_grad_sync)
+    on_wrap(watch)
 
-    on_wrap(note)
-    after_each_step(syncs, advance)
+
+def _any_param(wrapper: ReducerDDP) -> nn.Parameter:
+    return next(
+        param
+        for name, param in wrapper.module.named_parameters()
+        if param.requires_grad and name not in wrapper.parameters_to_ignore
+    )
 
 
 if __name__ == "__main__":

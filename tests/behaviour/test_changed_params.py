@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -212,7 +212,8 @@ def _check_replaced(change: str, mode: str) -> None:
     zero_grads("none", ours, slow)
     make_change = CHANGES_BY_NAME[change]
     make_change(ours.module)
-    assert_names(error_of(ours, data()), CHANGES[make_change], "wrap")
+    loss = loss_of(ours(data()))  # accepted: functional_call does the same, for a forward
+    assert_names(error_of(loss.backward), CHANGES[make_change], "wrap")
     module = ours.module
     module.zero_grad()
     again = ReducerDDP(module, bucket_cap_mb=SMALL_CAP, **MODES[mode])
@@ -226,7 +227,7 @@ def _check_replaced(change: str, mode: str) -> None:
 @modes
 @pytest.mark.parametrize("change", CHANGES_BY_NAME)
 def test_replaced_or_added(ranks, change, mode, world):
-    """Named at the next forward; wrapping again works."""
+    """Named when the next backward begins; wrapping again works."""
     on_ranks(ranks, world, _check_replaced, change, mode)
 
 
@@ -301,9 +302,9 @@ def _check_functional_call(mode: str) -> None:
         doubled = {name: 2 * param for name, param in model.named_parameters()}
         backward(model, loss_of(functional_call(model, doubled, (data(),))))
 
-    def with_others(requires_grad: bool) -> None:
+    def with_others(requires_grad: bool, cls: type = torch.Tensor) -> None:
         others = {
-            name: param.detach().clone().requires_grad_(requires_grad)
+            name: param.detach().clone().as_subclass(cls).requires_grad_(requires_grad)
             for name, param in ours.named_parameters()
         }
         loss = loss_of(functional_call(ours, others, (data(),)))
@@ -322,9 +323,32 @@ def _check_functional_call(mode: str) -> None:
         loss_of(local(data())).backward()
         seed(5)
         with_others(True)
+        seed(5)
+        with_others(True, nn.Parameter)
         with_others(False)
         assert all(param.grad is None for param in ours.parameters())
     check_steps(ours, slow, plain_step)
+
+
+def _check_hidden_outputs() -> None:
+    """A replaced layer is reported at forward if no output can be watched."""
+    model = build_same(Net)
+
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+            return iter([self.net(x)])
+
+    ours = ReducerDDP(Hidden())
+    _new_layer(model)
+    assert_names(error_of(ours, data()), {"net.second.weight", "net.second.bias"}, "wrap")
+
+
+def test_replaced_with_hidden_outputs(ranks):
+    on_ranks(ranks, 2, _check_hidden_outputs)
 
 
 @modes
