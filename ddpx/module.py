@@ -31,6 +31,7 @@ from ddpx import (
 from ddpx.ddp_names import DDPNames
 from ddpx.delayed_params import check_delayed, with_delayed
 from ddpx.dtensors import check_dtensors
+from ddpx.dynamo import active_wrapper
 from ddpx.grad_access import GradAccess
 from ddpx.grad_dtypes import GradDtypes
 from ddpx.logging_data import logging_data
@@ -291,9 +292,9 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
     def _run_module(self, inputs: Any, kwargs: Any) -> Any:
         if self._precision is None:
-            with _active_for_dynamo(self):
+            with active_wrapper(self):
                 return self.module(*inputs, **kwargs)
-        with _active_for_dynamo(self), self._precision.forward() as outputs:
+        with active_wrapper(self), self._precision.forward() as outputs:
             output = self.module(
                 *self._precision.cast_inputs(inputs), **self._precision.cast_inputs(kwargs)
             )
@@ -389,17 +390,6 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
 # isinstance(model, DistributedDataParallel) holds, without inheriting a line of it: libraries ask.
 DistributedDataParallel.register(ReducerDDP)
-
-
-@contextmanager
-@torch._disable_dynamo(recursive=False)
-def _active_for_dynamo(wrapper: ReducerDDP) -> Iterator[None]:
-    before = DistributedDataParallel._active_ddp_module
-    DistributedDataParallel._active_ddp_module = wrapper  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        DistributedDataParallel._active_ddp_module = before
 
 
 def _check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -> None:

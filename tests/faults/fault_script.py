@@ -49,6 +49,8 @@ def main() -> None:
             elif fault == "system exit":
                 sys.exit(5)
             elif fault == "interrupt":
+                # A shell that starts a job in the background makes it ignore SIGINT.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
                 time.sleep(30)
             elif fault == "own hook":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,37 @@ def test_graph_is_split_at_buckets(ranks, make, options):
     arguments, num_graphs = _OPTIONS[options]
     for sizes in ranks(2).run(_check_splits, make, arguments, True):
         assert len(sizes) == num_graphs
+
+
+class _Meeting(nn.Module):
+    """A forward that ends when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.begun.set()
+        assert self.may_end.wait(30)
+        return self.layer(x)
+
+
+def _check_forwards_that_overlap() -> None:
+    """Of two threads, the first to begin ends first: neither wrapper stays the active one."""
+    models = [ReducerDDP(_Meeting()) for _ in range(2)]
+    threads = [threading.Thread(target=model, args=(torch.ones(1, 2),)) for model in models]
+    for thread, model in zip(threads, models, strict=True):
+        thread.start()
+        assert model.module.begun.wait(30)
+    for thread, model in zip(threads, models, strict=True):
+        model.module.may_end.set()
+        thread.join()
+    assert DistributedDataParallel._get_active_ddp_module() is None
+
+
+def test_forwards_of_two_threads_leave_no_active_wrapper(ranks):
+    ranks(2).run(_check_forwards_that_overlap)
 
 
 @pytest.mark.parametrize("make", [_inside, _around])
