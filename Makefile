@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize peer-test wheel test-torch lock lint format parity-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test wheel test-torch lock lint format parity-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -65,11 +65,14 @@ format: $(VENV)/.deps  ## ruff, clang-format: mend what they can
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
 
-parity-table: build  ## run the parity matrix and write its table into README.md
+parity-table: build  ## run the parity matrix and write its table into docs/parity.md
 	$(BIN)/python scripts/parity_table.py
 
 reliability: build  ## let ranks fail under ddpx and DDP, and write docs/reliability.md (5 min)
 	$(BIN)/python scripts/reliability.py
+
+picture: build  ## draw the README's picture: a step, and the report of a lost rank (1 min)
+	$(BIN)/python scripts/readme_picture.py
 
 bench: build $(VENV)/.bench-deps  ## measure all against DDP, gloo and MPICH; write docs/benchmarks.md (20 min)
 	$(BIN)/python benchmarks/run.py

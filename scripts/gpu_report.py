@@ -1,4 +1,4 @@
-"""Turns what ``make gpu`` wrote into the README's table of GPU results, between its marks.
+"""Turns what ``make gpu`` wrote into the tables of docs/gpu.md and a sentence of README.md.
 
 python scripts/gpu_report.py runs/gpu.json
 """
@@ -134,7 +134,7 @@ def status(record: Record) -> str:
     return (
         f"**GPU:** last run on {day}, on one {record['machine']['device']} (torch "
         f"{record['machine']['torch']}): {counts.get('passed', 0)} device tests passed, {wrong} "
-        "failed. [What ran where](#what-ran-where) has the figures."
+        "failed. [docs/gpu.md](docs/gpu.md) has the figures."
     )
 
 
@@ -150,15 +150,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("file", type=Path, help="what make gpu wrote")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
     arguments = parser.parse_args()
     try:
         record = load(arguments.file)
-        text = between(arguments.readme.read_text(), STATUS, status(record))
-        arguments.readme.write_text(between(text, TABLE, report(record)))
+        readme = between(arguments.readme.read_text(), STATUS, status(record))
+        page = between(arguments.page.read_text(), TABLE, report(record))
     except Unusable as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"written into {arguments.readme}")
+    arguments.readme.write_text(readme)
+    arguments.page.write_text(page)
+    print(f"written into {arguments.readme} and {arguments.page}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Runs the parity matrix and writes its table into README.md, between the marks.
+"""Runs the parity matrix and writes its table into docs/parity.md.
 
 make parity-table
 """
@@ -42,7 +42,7 @@ def _cell(outcomes: dict[str, Comparison]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "parity.md")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "parity"))
     from parity_cases import CAPS, CASES, MODES
@@ -72,12 +72,12 @@ def main() -> int:
         f"caps: {num_tensors:,} gradients, parameters and buffers compared, {num_different} "
         "differ.\n\n" + tabulate(rows, ["training", *MODES], tablefmt="github")
     )
-    readme = arguments.readme.read_text()
-    if BEGIN not in readme or END not in readme:
-        raise SystemExit(f"{arguments.readme} has no line {BEGIN!r} followed by {END!r}")
-    before, rest = readme.split(BEGIN)
+    page = arguments.page.read_text()
+    if BEGIN not in page or END not in page:
+        raise SystemExit(f"{arguments.page} has no line {BEGIN!r} followed by {END!r}")
+    before, rest = page.split(BEGIN)
     _, after = rest.split(END)
-    arguments.readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    arguments.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
     print(text)
     return 1 if num_different else 0
 

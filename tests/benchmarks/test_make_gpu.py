@@ -66,18 +66,19 @@ def _made_up_record() -> dict[str, Any]:
     }
 
 
-def _readme(folder: Path) -> Path:
-    readme = folder / "README.md"
-    marks = [*gpu_report.STATUS, *gpu_report.TABLE]
-    readme.write_text("a\n{}\nold status\n{}\nb\n{}\nold table\n{}\nc\n".format(*marks))
-    return readme
+def _pages(folder: Path) -> list[str]:
+    """Options that name a README and a page with old texts between the marks."""
+    readme, page = folder / "README.md", folder / "gpu.md"
+    readme.write_text("a\n{}\nold status\n{}\nb\n".format(*gpu_report.STATUS))
+    page.write_text("b\n{}\nold table\n{}\nc\n".format(*gpu_report.TABLE))
+    return ["--readme", str(readme), "--page", str(page)]
 
 
 def _report(folder: Path, record: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     file = folder / "gpu.json"
     file.write_text(json.dumps(record))
     command = [sys.executable, str(ROOT / "scripts" / "gpu_report.py"), str(file)]
-    command += ["--readme", str(_readme(folder))]
+    command += _pages(folder)
     return subprocess.run(command, text=True, capture_output=True)
 
 
@@ -89,6 +90,8 @@ def test_the_report_writes_between_the_marks(tmp_path: Path) -> None:
         "a\n<!-- gpu status: begin -->\n**GPU:** last run on 2001-01-01, on one "
     )
     assert "9 device tests passed, 1 failed" in text
+    assert "old" not in text and text.endswith("<!-- gpu status: end -->\nb\n")
+    text = (tmp_path / "gpu.md").read_text()
     assert "old" not in text and text.endswith("<!-- gpu: end -->\nc\n")
     for part in (
         "2001-01-01 00:00 UTC, one made-up GPU",
@@ -110,13 +113,15 @@ def test_the_report_takes_no_other_runs(tmp_path: Path) -> None:
     for record, reason in ((on_cpu, "not on a GPU"), ({"schema": 99}, "schema 99")):
         done = _report(tmp_path, record)
         assert done.returncode == 1 and reason in done.stderr
-        assert "old table" in (tmp_path / "README.md").read_text()
+        assert "old status" in (tmp_path / "README.md").read_text()
+        assert "old table" in (tmp_path / "gpu.md").read_text()
 
 
 def test_the_readme_says_what_ran_in_its_first_screen() -> None:
     text = (ROOT / "README.md").read_text()
     status = text.partition(gpu_report.STATUS[0])[2].partition(gpu_report.STATUS[1])[0]
-    table = text.partition(gpu_report.TABLE[0])[2].partition(gpu_report.TABLE[1])[0]
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    table = page.partition(gpu_report.TABLE[0])[2].partition(gpu_report.TABLE[1])[0]
     assert text[: text.index(status)].count("\n") < 25
     assert ("never run on a GPU" in status) == ("Never run on a GPU." in table)
     assert "last run on" in status or "never run on a GPU" in status
