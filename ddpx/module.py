@@ -82,10 +82,10 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             of the size of the gradients. Default False.
         static_graph: Promise that every step uses the same parameters, each the same number of
             times. Default False.
-        delay_all_reduce_named_params: A list of (name, parameter) pairs. One all-reduce averages
-            them when the gradient of ``param_to_hook_all_reduce`` is ready. Steps may leave them
-            unused.
-        param_to_hook_all_reduce: The parameter that ``delay_all_reduce_named_params`` wait for.
+        delay_all_reduce_named_params: A list of (name, parameter) pairs. These parameters are
+            averaged together, when the gradient of ``param_to_hook_all_reduce`` is ready. Steps
+            may leave these parameters unused.
+        param_to_hook_all_reduce: The parameter that the delayed parameters wait for.
         mixed_precision: An object with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``. The
             module computes in ``param_dtype``. Gradients are summed in ``reduce_dtype``.
             Parameters and gradients keep their dtypes. Excludes a communication hook.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import gc
 import os
 import signal
 import time
@@ -16,8 +15,6 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpx
-
-_LATE_S = 1.5
 
 
 class _AnyOutput(doctest.OutputChecker):
@@ -47,7 +44,6 @@ def run_example(name: str, docstring: str, folder: str) -> str:
         return _run(name, docstring, _namespace(name), rank)
     finally:
         os.chdir(before)
-        gc.collect()
 
 
 def run_and_write(name: str, docstring: str, folder: str) -> None:
@@ -59,12 +55,17 @@ def run_and_write(name: str, docstring: str, folder: str) -> None:
 
 
 def run_with_late_rank(name: str, docstring: str, folder: str) -> str:
-    """Runs the example on rank 0, while rank 1 sleeps."""
+    """Runs the example on rank 0. Rank 1 sleeps until rank 0 has finished."""
     namespace = _namespace(name)
+    done = Path(folder) / "done"
     if dist.get_rank() == 1:
-        time.sleep(_LATE_S)
+        while not done.exists():
+            time.sleep(0.02)
         return ""
-    return _run(name, docstring, namespace, 0)
+    try:
+        return _run(name, docstring, namespace, 0)
+    finally:
+        done.touch()
 
 
 def run_under_launcher(name: str, docstring: str, folder: str) -> str:
