@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test wheel test-torch lock lint format parity-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test docs wheel test-torch lock lint format parity-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ sanitize: build  ## AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitize
 
 peer-test: build  ## torch's own tests of DDP, with ReducerDDP in DDP's place
 	$(BIN)/python scripts/peer_test.py
+
+docs: build  ## build the API reference into build/docs; each warning is an error
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env --quiet docs/api build/docs
 
 wheel: build  ## build sdist and wheel into dist, and try each in an empty environment (15 min)
 	$(BIN)/python scripts/packages.py
@@ -89,7 +92,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.deps: pyproject.toml $(LOCK) | $(VENV)/bin/python
 	$(PIP_INSTALL) $(TORCH) setuptools wheel
-	$(EDITABLE) '.[demo,dev,peer,tools,trainers]'
+	$(EDITABLE) '.[demo,dev,docs,peer,tools,trainers]'
 	@touch $@
 
 # For `bench` alone: without MPICH the rest is measured all the same.

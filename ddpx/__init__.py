@@ -1,6 +1,6 @@
 """ddpx: data-parallel training for PyTorch with its own gradient reducer.
 
-``ReducerDDP`` drops into any script that uses ``torch.nn.parallel.DistributedDataParallel``.
+``ReducerDDP`` takes the place of ``torch.nn.parallel.DistributedDataParallel``.
 """
 
 import torch  # loads the libraries that the extension links to

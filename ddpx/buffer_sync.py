@@ -29,7 +29,7 @@ class BufferSync(nn.Module):
 
     @property
     def broadcast_buffers(self) -> bool:
-        """Older name of ``forward_sync_buffers``."""
+        """The older name of ``forward_sync_buffers``."""
         return self.forward_sync_buffers
 
     @broadcast_buffers.setter
@@ -37,7 +37,12 @@ class BufferSync(nn.Module):
         self.forward_sync_buffers = value
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward synchronises buffers."""
+        """Returns whether the next forward synchronizes buffers.
+
+        Example:
+            >>> model.will_sync_module_buffers()  # a linear layer has no buffers
+            False
+        """
         return (
             self.require_forward_param_sync
             and self.forward_sync_buffers

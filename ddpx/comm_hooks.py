@@ -32,15 +32,28 @@ class CommHooks(nn.Module):
     _last_error: str | None = None
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Lets ``hook(state, bucket)`` communicate each bucket.
+        """Makes ``hook(state, bucket)`` communicate each bucket, in place of the all-reduce.
 
-        As in DDP: ``bucket`` is a ``torch.distributed.GradBucket`` with undivided gradients; the
-        hook returns a future of a tensor with what the gradients are to be.
+        The interface is that of DDP.
+
+        Args:
+            state: The first argument of the hook.
+            hook: A function. ``bucket`` is a ``torch.distributed.GradBucket`` with gradients that
+                are not divided by the number of ranks. The function returns a
+                ``torch.futures.Future`` of a tensor with the averaged gradients, in the shape of
+                ``bucket.buffer()``.
 
         Raises:
-            TypeError: the hook cannot be called.
-            ValueError: it is annotated with other types.
-            RuntimeError: there is a hook already, or a backward runs.
+            TypeError: The hook is not callable.
+            ValueError: The hook has annotations of other types.
+            RuntimeError: The wrapper has a hook already, or a backward is running.
+
+        Example:
+            >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+            >>> model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            >>> model(inputs).sum().backward()
+            >>> model.module.weight.grad
+            tensor([[16., 16., 16., 16.]])
         """
         try:
             check_hook(hook)

@@ -55,13 +55,57 @@ class DDPNames(CommHooks):
         return DistributedDataParallel._active_ddp_module
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int]) -> Any:
+        """Splits tensors along the batch dimension over accelerators, as in DDP.
+
+        Args:
+            inputs: Positional arguments, possibly nested.
+            kwargs: Keyword arguments.
+            device_ids: Indices of accelerators.
+
+        Returns:
+            A tuple of positional arguments and a tuple of keyword arguments for each device.
+
+        Example:
+            >>> args, kwargs = model.scatter((torch.ones(8, 4),), {}, [0, 1])
+            >>> [tensor.shape for (tensor,) in args]
+            [torch.Size([4, 4]), torch.Size([4, 4])]
+        """
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
     def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
+        """Joins tensors of several accelerators along the batch dimension, as in DDP.
+
+        Args:
+            outputs: One output for each device. The outputs have the same structure.
+            output_device: The device of the result.
+
+        Returns:
+            One output, on ``output_device``.
+
+        Example:
+            >>> parts = [torch.ones(4, 4, device="cuda:0"), torch.ones(4, 4, device="cuda:1")]
+            >>> model.gather(parts, 0).shape
+            torch.Size([8, 4])
+        """
         return gather(outputs, output_device, dim=self.dim)
 
     def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> Any:
-        """``inputs`` and ``kwargs`` on a device, each in a tuple of one, as in DDP."""
+        """Moves arguments of the module to a device, as in DDP.
+
+        Args:
+            inputs: Positional arguments, possibly nested.
+            kwargs: Keyword arguments.
+            device_id: The index of a device of the module's device type.
+
+        Returns:
+            A tuple with the positional arguments, and a tuple with the keyword arguments. Each
+            tuple has one element.
+
+        Example:
+            >>> args, kwargs = model.to_kwargs((inputs,), {"scale": 2}, 0)
+            >>> args[0][0].shape, kwargs
+            (torch.Size([8, 4]), ({'scale': 2},))
+        """
         device = torch.device(self.device_type, device_id)
         return (nested.to_device(inputs, device),), (nested.to_device(kwargs, device),)
 

@@ -52,58 +52,74 @@ _MADE_BY_ATTACH = (
 class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
-    Takes the place of :class:`torch.nn.parallel.DistributedDataParallel`: same arguments in the
-    same order (torch 2.13's), same results to the bit, and ``isinstance`` of it.
+    The first 20 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
+    torch 2.13, in the same order. ``isinstance(model, DistributedDataParallel)`` is true. On CPU
+    with ``gloo``, results equal those of DDP bit for bit.
 
-    Args:
-        module: the model. All parameters on devices of one type, the same on every rank.
-        device_ids: for a module on one accelerator, a list with that device, to which inputs are
-            then moved; otherwise None.
-        output_device: for a module on one accelerator, where outputs lie; kept for DDP's sake.
-        dim: batch dimension; only 0.
-        broadcast_buffers: older form of ``forward_sync_buffers``, which rules construction as well.
-        init_sync: check at construction that parameters agree, and broadcast rank 0's state.
-        process_group: ranks to average over; the default group if None.
-        bucket_cap_mb: bucket size in MiB; 25 if None, with a first bucket of 1 MiB.
-        find_unused_parameters: some parameters may get no gradient in some steps. Where that is so
-            on all ranks, ``grad`` stays as it was.
-        check_reduction: has no effect, as in DDP.
-        gradient_as_bucket_view: let ``grad`` lie in the bucket, which saves a copy and memory.
-        static_graph: the set of used parameters, and how often each is used, never changes.
-        bucket_cap_mb_list: a size in MiB for each bucket in turn; the last one repeats.
-        forward_sync_buffers: broadcast rank 0's buffers at forward; True if None.
-        device_mesh: a mesh of one dimension, which may be part of a larger one, in place of
-            ``process_group``.
-        skip_all_reduce_unused_params: with ``find_unused_parameters``, buckets of which no rank
-            used a parameter in the last step are not communicated.
-        batched_grad_copy: copy and divide the gradients of a bucket together when it is full.
-        delay_all_reduce_named_params: (name, param) pairs that are averaged together, when the
-            gradient of ``param_to_hook_all_reduce`` is there. They may be unused.
-        param_to_hook_all_reduce: the parameter that those wait for.
-        mixed_precision: an object with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``; the
-            module then computes in ``param_dtype`` and gradients are summed in ``reduce_dtype``,
-            while parameters and gradients keep their dtypes. Takes the place of a communication
-            hook.
-        reduce_dtype: dtype in which gradients of floating-point parameters are summed over ranks,
-            and over micro-steps in ``no_sync`` if it is the wider one: ``torch.float32`` for a
-            16-bit model. ``grad`` is rounded to the parameter's dtype once, after the sum. DDP has
-            no such argument.
-        grad_dtype: dtype of ``grad`` itself, as torch's ``Tensor.grad_dtype``: ``torch.float32``
-            spares the last rounding, too. Also that of sums, unless ``reduce_dtype`` is given. The
-            optimizer has to accept it.
-
-    Raises:
-        TypeError, ValueError: an argument that makes no sense; the text says what to pass.
-        RuntimeError: no parameter requires a gradient; parameters differ between ranks.
-
-    In ``backward()``, RuntimeError if a parameter got no gradient (unless
-    ``find_unused_parameters`` or ``static_graph`` is set), or if communication failed.
-
-    A backward averages unless it, or the forward of each output that it reaches, ran in
-    :meth:`no_sync`.
+    A backward averages gradients, unless the backward or the forward of each output that the
+    backward reaches runs in :meth:`no_sync`.
 
     Parameters and buffers may be DTensors over another dimension of the mesh. ``param.grad`` is
     then a DTensor in the parameter's placements.
+
+    Args:
+        module: The model. All its parameters are on devices of one type. The type is the same on
+            every rank.
+        device_ids: A list with the device of the module, if the module is on one accelerator. The
+            wrapper then moves inputs to this device. None, the default, for all other modules.
+        output_device: The device of outputs, if the module is on one accelerator. The wrapper
+            stores this argument for compatibility with DDP.
+        dim: The batch dimension. Only 0 is supported.
+        broadcast_buffers: The older form of ``forward_sync_buffers``. This form also decides
+            whether construction broadcasts buffers.
+        init_sync: Compare the parameters of all ranks at construction, and broadcast the state of
+            rank 0. Default True.
+        process_group: The ranks to average over. Default: the default process group.
+        bucket_cap_mb: The size of a bucket in MiB. Default: 25, with a first bucket of 1 MiB.
+        find_unused_parameters: Allow parameters without a gradient in some steps. If no rank uses
+            a parameter in a step, ``param.grad`` does not change. Default False.
+        check_reduction: No effect, as in DDP.
+        gradient_as_bucket_view: Place ``param.grad`` in the bucket. This saves a copy, and memory
+            of the size of the gradients. Default False.
+        static_graph: Promise that every step uses the same parameters, each the same number of
+            times. Default False.
+        delay_all_reduce_named_params: A list of (name, parameter) pairs. These parameters are
+            averaged together, when the gradient of ``param_to_hook_all_reduce`` is ready. Steps
+            may leave these parameters unused.
+        param_to_hook_all_reduce: The parameter that the delayed parameters wait for.
+        mixed_precision: An object with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``. The
+            module computes in ``param_dtype``. Gradients are summed in ``reduce_dtype``.
+            Parameters and gradients keep their dtypes. Excludes a communication hook.
+        device_mesh: A mesh of one dimension, in place of ``process_group``. The mesh may be part
+            of a larger mesh.
+        skip_all_reduce_unused_params: With ``find_unused_parameters``: do not communicate a bucket
+            if no rank used its parameters in the last step. Default False.
+        bucket_cap_mb_list: The size in MiB of each bucket in turn. Further buckets have the last
+            size. Default None.
+        batched_grad_copy: Copy and divide all gradients of a bucket together, when the bucket is
+            full. Default False.
+        forward_sync_buffers: Broadcast the buffers of rank 0 before each forward. Default True.
+        reduce_dtype: The dtype in which floating-point gradients are summed over ranks, for
+            example ``torch.float32`` for a 16-bit model. If this dtype is wider than the
+            gradient's, sums over micro-steps in ``no_sync`` have it, too. ``param.grad`` is
+            rounded to the parameter's dtype once, after the sum. Not in DDP.
+        grad_dtype: The dtype of ``param.grad``, as ``Tensor.grad_dtype`` of torch. Default: the
+            parameter's dtype. ``torch.float32`` avoids the last rounding, too. Also the dtype of
+            sums, unless ``reduce_dtype`` is given. The optimizer must accept such gradients. Not
+            in DDP.
+
+    Raises:
+        TypeError: An argument has a wrong type.
+        ValueError: An argument has a wrong value.
+        RuntimeError: No parameter requires a gradient, or parameters differ between ranks. In
+            ``backward()``: a parameter got no gradient, and neither ``find_unused_parameters`` nor
+            ``static_graph`` is set; or communication failed.
+
+    Example:
+        >>> model = ddpx.ReducerDDP(module)
+        >>> model(inputs).sum().backward()
+        >>> module.weight.grad
+        tensor([[16., 16., 16., 16.]])
     """
 
     def __init__(
@@ -269,7 +285,26 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
     # ---- training ------------------------------------------------------------------------------
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Runs the module; see :class:`ReducerDDP` for what happens around it."""
+        """Runs the module on this rank's inputs, as ``model(*inputs, **kwargs)``.
+
+        The forward first broadcasts the buffers of rank 0, if ``forward_sync_buffers`` is set. If
+        ``device_ids`` is given, the forward moves tensors in the inputs to this device.
+
+        Args:
+            inputs: Positional arguments of the module.
+            kwargs: Keyword arguments of the module.
+
+        Returns:
+            The output of the module.
+
+        Raises:
+            RuntimeError: A parameter of the module was replaced after wrapping.
+            RankFailure: A rank was lost, or communication failed.
+
+        Example:
+            >>> model(inputs).shape
+            torch.Size([8, 1])
+        """
         if self._has_yielded():
             return self.module(*inputs, **kwargs)
         records_graph = torch.is_grad_enabled()
@@ -331,7 +366,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether the next backward averages gradients. May be set by hand, as in DDP."""
+        """Whether the next backward averages gradients. Assignment is allowed, as in DDP."""
         return self.reducer.sync_enabled
 
     @require_backward_grad_sync.setter
@@ -340,17 +375,23 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients stay local if forward, backward or both run in this context.
+        """Keeps gradients local if forward, backward or both run in this context.
 
-        Local gradients add up in ``param.grad``. The next backward that averages averages the sum.
-        A local micro-step communicates no gradients. docs/gradient_accumulation.md has the rule,
-        and a table beside DDP's.
+        Local gradients add up in ``param.grad``. The next backward that averages gradients
+        averages the sum. A local micro-step communicates no gradients. The page
+        docs/gradient_accumulation.md has the exact rule, and a comparison with DDP.
 
-        Example::
+        Returns:
+            A context manager.
 
-            with model.no_sync():
-                model(first).sum().backward()
-            model(second).sum().backward()  # averages the sum of both
+        Example:
+            >>> with model.no_sync():
+            ...     model(inputs).sum().backward()
+            >>> model.module.weight.grad
+            tensor([[8., 8., 8., 8.]])
+            >>> model(inputs).sum().backward()  # averages the sum of both backwards
+            >>> model.module.weight.grad
+            tensor([[32., 32., 32., 32.]])
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False

@@ -23,36 +23,33 @@ _wrapper: type[nn.Module] | None = None  # in DDP's place; None: DDP itself
 
 
 def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
-    """From here on, code of this process that calls DistributedDataParallel gets a ReducerDDP.
+    """Makes code of this process that calls DistributedDataParallel (DDP) get a ReducerDDP.
 
-    Code that was imported before is included. Classes that are derived from DDP later derive from
-    ReducerDDP. Child processes are not included, unless they call ``patch_ddp()`` themselves.
-    ``torch.distributed._composable.replicate`` keeps using torch's DDP.
+    The replacement includes code that was imported before the call. A class that is derived from
+    DDP after the call derives from ReducerDDP. A child process is not included, unless the child
+    calls ``patch_ddp()`` itself. ``torch.distributed._composable.replicate`` keeps torch's DDP.
 
-    In a ``with`` statement the replacement ends with the block; ``undo()`` ends it, too. Names
-    which a module has imported in between keep ReducerDDP. ``ddpx run`` makes this call before
-    it starts a script.
+    ``undo()`` of the result ends the replacement. In a ``with`` statement, the end of the block
+    does so. A name that a module imported during the replacement keeps ReducerDDP. The command
+    ``ddpx run`` makes this call before the command starts a script.
 
     Args:
-        wrapper: the class that takes DDP's place; it takes DDP's arguments.
+        wrapper: The class in the place of DDP. The class takes the arguments of DDP. Default
+            :class:`ReducerDDP`.
 
     Returns:
-        the :class:`Patch`, to undo. A second call with the same class changes nothing, nor does
-        its ``undo()``.
+        A :class:`Patch`, which undoes the replacement. A second call with the same class changes
+        nothing, and ``undo()`` of its result changes nothing.
 
     Raises:
-        RuntimeError: another class is in DDP's place. Later, when a class that was derived from
-            DDP before this call is instantiated: it would train with DDP.
+        RuntimeError: Another class is in the place of DDP. Later: a class that was derived from
+            DDP before this call is instantiated. Such a class would train with DDP.
 
-    Example::
-
-        import ddpx
-
-        ddpx.patch_ddp()
-        trainer_of_some_library.fit(model)
-
-        with ddpx.patch_ddp():
-            model = some_library.wrap(model)
+    Example:
+        >>> with ddpx.patch_ddp():
+        ...     model = nn.parallel.DistributedDataParallel(module)
+        >>> isinstance(model, ddpx.ReducerDDP)
+        True
     """
     if _wrapper is wrapper:
         return Patch(None)
@@ -62,7 +59,13 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
 
 
 class Patch:
-    """A replacement of DDP, which :func:`patch_ddp` makes."""
+    """A replacement of DDP, from :func:`patch_ddp`. Also a context manager.
+
+    Example:
+        >>> with ddpx.patch_ddp() as patch:
+        ...     nn.parallel.DistributedDataParallel is ddpx.ReducerDDP
+        True
+    """
 
     def __init__(self, wrapper: type[nn.Module] | None) -> None:
         self._replaced: list[tuple[Any, str]] = []
@@ -70,7 +73,14 @@ class Patch:
             self._apply(wrapper)
 
     def undo(self) -> None:
-        """Puts DDP back; once. Wrappers that exist are left as they are."""
+        """Restores DDP. Existing wrappers do not change. A second call has no effect.
+
+        Example:
+            >>> patch = ddpx.patch_ddp()
+            >>> patch.undo()
+            >>> nn.parallel.DistributedDataParallel is ddpx.ReducerDDP
+            False
+        """
         global _wrapper
         if not self._replaced:
             return

@@ -77,16 +77,27 @@ class Reducer(_C.Reducer):
         return torch.tensor(self.used_by_ranks, dtype=torch.int32, device=self._device)
 
     def prepare_for_backward(self, outputs: object = ()) -> None:
-        """The next backward averages, although its forward may have run in ``no_sync``.
+        """Makes the next backward average gradients, even if its forward ran in ``no_sync``.
 
-        Pipelines and trainers call it before the last backward of several micro-batches.
+        Pipelines and trainers call this method of ``model.reducer`` before the last backward of
+        several micro-batches.
 
         Args:
-            outputs: what DDP starts its search for unused parameters from; not needed here.
+            outputs: DDP starts its search for unused parameters from these outputs. ddpx ignores
+                them.
 
         Raises:
-            RuntimeError: in that backward, if ``torch.autograd.grad`` computes the gradients of
-                parameters, as zero-bubble pipeline schedules do: they would stay local.
+            RuntimeError: In the next backward, if ``torch.autograd.grad`` computes the gradients
+                of parameters, as zero-bubble pipeline schedules do. Such gradients would stay
+                local.
+
+        Example:
+            >>> with model.no_sync():
+            ...     loss = model(inputs).sum()
+            >>> model.reducer.prepare_for_backward()
+            >>> loss.backward()
+            >>> model.module.weight.grad
+            tensor([[16., 16., 16., 16.]])
         """
         super().prepare_for_backward()
 

@@ -1,7 +1,8 @@
-"""The ``shm`` backend: ranks on one host communicate through shared memory.
+"""The backend ``shm``: ranks on one host communicate through shared memory.
 
-Registered when ddpx is imported: ``init_process_group("shm")``, ``new_group(backend="shm")`` and
-``"cpu:shm,cuda:nccl"`` work. docs/shm.md says how.
+``import ddpx`` registers the backend with torch. ``init_process_group("shm")``,
+``new_group(backend="shm")`` and ``init_process_group("cpu:shm,cuda:nccl")`` then work. The page
+docs/shm.md explains the implementation.
 """
 
 from __future__ import annotations
@@ -22,15 +23,27 @@ _DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 @dataclass
 class ShmOptions:
-    """What ``init_process_group("shm", pg_options=...)`` takes.
+    """Options of a process group: ``init_process_group("shm", pg_options=ShmOptions(...))``.
 
     Args:
-        order: in which order the ranks' values of an element are summed. ``"gloo"``: as gloo does
-            it on one host, bit for bit, which depends on where in a buffer the element lies.
-            ``"fixed"``: by rank, whatever the buffer, so that gradients do not depend on bucket
-            sizes. None: ``DDPX_SHM_ORDER``, or else ``"gloo"``.
-        host_identity: ranks with different ones do not share memory even if they could; for tests.
-            None: ``DDPX_SHM_HOST_IDENTITY``, or else the same for all.
+        order: The order in which the values of the ranks are summed. ``"gloo"`` is the order of
+            gloo on one host. The order then depends on the position of an element in the buffer,
+            and results equal those of gloo bit for bit. ``"fixed"`` is the order of ranks.
+            Gradients then do not depend on bucket sizes. Default: the value of
+            ``DDPX_SHM_ORDER``, otherwise ``"gloo"``.
+        host_identity: A text. Ranks with different texts do not share memory. Tests use this to
+            simulate several hosts on one machine. Default: the value of
+            ``DDPX_SHM_HOST_IDENTITY``, otherwise the same text on all ranks.
+
+    The other fields belong to torch.
+
+    Example:
+        >>> options = ddpx.ShmOptions(order="fixed")
+        >>> group = dist.new_group(backend="shm", pg_options=options)
+        >>> model = ddpx.ReducerDDP(module, process_group=group)
+        >>> model(inputs).sum().backward()
+        >>> module.weight.grad
+        tensor([[16., 16., 16., 16.]])
     """
 
     order: str | None = None
@@ -42,13 +55,27 @@ class ShmOptions:
     global_ranks_in_group: list[int] = field(default_factory=list, repr=False)
 
     def chosen_order(self) -> _C.ShmOrder:
-        """Raises ValueError for an order that there is not."""
+        """Returns the order in force: ``order``, the environment's order, or ``"gloo"``.
+
+        Raises:
+            ValueError: No such order exists.
+
+        Example:
+            >>> ddpx.ShmOptions(order="fixed").chosen_order().name
+            'FIXED'
+        """
         order = self.order or os.environ.get("DDPX_SHM_ORDER") or "gloo"
         if order not in _ORDERS:
             raise errors.bad_shm_order(order)
         return _ORDERS[order]
 
     def chosen_identity(self) -> str:
+        """Returns the host identity in force: ``host_identity``, or the environment's identity.
+
+        Example:
+            >>> ddpx.ShmOptions(host_identity="first").chosen_identity()
+            'first'
+        """
         if self.host_identity is not None:
             return self.host_identity
         return os.environ.get("DDPX_SHM_HOST_IDENTITY", "")

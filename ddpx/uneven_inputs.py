@@ -33,13 +33,30 @@ class UnevenInputs(BufferSync, Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """A context for a training loop in which ranks have different numbers of batches.
+        """Returns a context for a training loop in which ranks have different numbers of batches.
+
+        A rank that has no more batches takes part in the communication of the other ranks. At the
+        end of the context, all ranks get the model of the last rank that had batches.
 
         Args:
-            divide_by_initial_world_size: divide gradients by the number of all ranks; if False, by
-                the number of those that still have inputs.
-            enable: whether the context does anything.
-            throw_on_early_termination: raise on all ranks as soon as one has run out.
+            divide_by_initial_world_size: True, the default, divides gradients by the number of all
+                ranks. False divides them by the number of ranks that still have batches.
+            enable: False makes the context do nothing. Default True.
+            throw_on_early_termination: Raise on all ranks when the first rank has no more batches.
+                Default False.
+
+        Returns:
+            A ``torch.distributed.algorithms.Join`` context.
+
+        Raises:
+            RuntimeError: At the end of the batches of any rank, with
+                ``throw_on_early_termination``.
+
+        Example:
+            >>> batches = [inputs] * (2 + dist.get_rank())
+            >>> with model.join():
+            ...     for batch in batches:
+            ...         model(batch).sum().backward()
         """
         return Join(
             [self],
@@ -49,17 +66,30 @@ class UnevenInputs(BufferSync, Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What a rank does that has run out of inputs; called by ``Join``."""
+        """Returns the hook that a rank without further batches runs.
+
+        ``torch.distributed.algorithms.Join`` calls this method.
+
+        Args:
+            kwargs: ``divide_by_initial_world_size``, as for :meth:`join`.
+
+        Example:
+            >>> from torch.distributed.algorithms import Join
+            >>> with Join([model]):
+            ...     model(inputs).sum().backward()
+        """
         self._joined_before = True
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         return _Shadow(self)
 
     @property
     def join_device(self) -> torch.device:
+        """The device on which ``Join`` communicates."""
         return self.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
+        """The process group in which ``Join`` communicates."""
         return self.process_group
 
     def _begin_joined_forward(self) -> None:

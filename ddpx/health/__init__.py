@@ -1,4 +1,4 @@
-"""Says who, what and where when something goes wrong with a rank."""
+"""Failure reports: errors that name the lost rank, its place and the cause."""
 
 from ddpx.health.failure import Casualty, RankFailure, RankMismatch, RankStalled
 from ddpx.health.look import RankStatus, ranks, stack_of

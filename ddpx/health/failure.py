@@ -11,15 +11,15 @@ from ddpx import _C
 
 @dataclass(frozen=True)
 class Casualty:
-    """A rank that a group cannot go on without.
+    """A lost rank, or a rank that is late, in ``RankFailure.casualties``.
 
     Attributes:
-        rank: in the process group of the wrapper; the error's text says which of the job it is.
-        host: where it ran; "unknown" if it had not wrapped its model.
-        pid: its process; 0 if unknown.
-        what: what became of it: "was killed by SIGKILL".
-        cause: the text of the exception that ended its script; empty if it left none.
-        last_seen: the step, phase and bucket at which it was; empty if nobody knows.
+        rank: The rank in the process group of the wrapper. The error's text has the global rank.
+        host: The host of the rank. ``"unknown"`` if the rank had not wrapped its model.
+        pid: The process ID. 0 if unknown.
+        what: The event, for example ``"was killed by SIGKILL"``.
+        cause: The text of the exception that ended the rank's script. Empty if unknown.
+        last_seen: The last known step, phase and bucket of the rank. Empty if unknown.
     """
 
     rank: int
@@ -31,18 +31,26 @@ class Casualty:
 
 
 class RankFailure(dist.DistBackendError):
-    """Ranks have died, or left while others wait for them; every rank that lives raises it.
+    """Ranks died, or left while other ranks wait for them. Every surviving rank raises this error.
 
-    A ``torch.distributed.DistBackendError``, and so a ``RuntimeError``: code that catches those
-    goes on to work. The gradients of the step are not averaged.
+    The class derives from ``torch.distributed.DistBackendError``, which derives from
+    ``RuntimeError``. Code that catches these errors keeps working. The gradients of the step are
+    not averaged. :func:`shrink` continues training on the survivors.
 
     Attributes:
-        casualties: what became of whom.
-        rank: the rank that raises this.
-        step: the synchronised step that it was in, counted from 0; -1 before its first one.
-        phase: what it was doing, in words.
-        bucket: the bucket that it was waiting for; None if for none.
-        params: the parameters of that bucket.
+        casualties: The lost ranks, each with its host, its process and the cause.
+        rank: The rank that raises the error.
+        step: The synchronized step of this rank, counted from 0. -1 before the first step.
+        phase: The activity of this rank, in words.
+        bucket: The index of the bucket that this rank waits for. None if there is none.
+        params: The names of the parameters in this bucket.
+
+    Example:
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ... except ddpx.RankFailure as failure:
+        ...     print(failure.ranks, failure.casualties[0].what)
+        (1,) was killed by SIGKILL
     """
 
     def __init__(
@@ -65,28 +73,52 @@ class RankFailure(dist.DistBackendError):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that are lost."""
+        """The lost ranks, in the process group of the wrapper."""
         return tuple(casualty.rank for casualty in self.casualties)
 
     @property
     def host(self) -> str:
-        """Of the first one that is lost."""
+        """The host of the first lost rank. Empty if no rank is lost."""
         return self.casualties[0].host if self.casualties else ""
 
     @property
     def cause(self) -> str:
-        """The text of the exception that ended the first one's script; empty if it left none."""
+        """The text of the exception that ended the first lost rank's script, or an empty text."""
         return self.casualties[0].cause if self.casualties else ""
 
 
 class RankStalled(RankFailure):
-    """Ranks that live have not come for longer than :func:`ddpx.set_patience`, or the group's own
-    timeout, allows; or communication takes that long though no rank is missing: no casualties then.
+    """Running ranks did not arrive in time, or communication took too long.
+
+    The time limit is ``raise_s`` of :func:`ddpx.set_patience`, or the timeout of the process group.
+    ``casualties`` are the late ranks. If no rank is late, ``casualties`` is empty.
+
+    Example:
+        >>> ddpx.set_patience(raise_s=0.3)
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 sleeps in its data loader
+        ... except ddpx.RankStalled as failure:
+        ...     print(failure.ranks)
+        (1,)
     """
 
 
 class RankMismatch(RankFailure):
-    """Ranks made different collective calls; all raise it. Nobody is lost: no casualties."""
+    """Ranks made different collective calls. All ranks raise this error.
+
+    No rank is lost, so ``casualties`` is empty.
+
+    Example:
+        >>> models = [model, ddpx.ReducerDDP(module)]
+        >>> if dist.get_rank() == 1:
+        ...     models.reverse()  # the mistake
+        >>> try:
+        ...     for wrapper in models:
+        ...         wrapper(inputs).square().sum().backward()
+        ... except ddpx.RankMismatch as failure:
+        ...     print(failure.casualties)
+        ()
+    """
 
 
 # The name under which it is caught is the one that a traceback shows.

@@ -18,15 +18,15 @@ _MOST_S = 86400.0
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Another rank, as this one sees it.
+    """The state of another rank, as this rank knows it.
 
     Attributes:
-        rank: in the wrapper's process group.
-        host: where it runs.
-        pid: its process.
-        alive: False once its process has ended. A rank of another machine counts as alive.
-        doing: its step, phase and bucket, in words; None if it has not told anything.
-        since_s: for how many seconds.
+        rank: The rank in the wrapper's process group.
+        host: The host of the rank.
+        pid: The process ID of the rank.
+        alive: False if the process has ended. Always True for a rank on another machine.
+        doing: The step, phase and bucket of the rank, in words. None if unknown.
+        since_s: The duration of this activity, in seconds. None if unknown.
     """
 
     rank: int
@@ -38,10 +38,23 @@ class RankStatus:
 
 
 def ranks(model: ReducerDDP) -> list[RankStatus]:
-    """The other ranks that have wrapped their model, in order. Asks nobody: they need not answer.
+    """Returns the state of the other ranks that have wrapped their model, in order of rank.
+
+    The call reads state that ranks publish. The other ranks do not need to respond.
+
+    Args:
+        model: The wrapper.
+
+    Returns:
+        A :class:`~ddpx.health.RankStatus` for each other rank.
 
     Raises:
-        RuntimeError: nobody watches: one rank, or ``DDPX_HEALTH=0``.
+        RuntimeError: Health monitoring is off: the world size is 1, or ``DDPX_HEALTH=0``.
+
+    Example:
+        >>> for status in ddpx.ranks(model):
+        ...     print(status.rank, status.alive)
+        1 True
     """
     seen = _monitor(model).ranks()
     return [
@@ -54,14 +67,27 @@ def ranks(model: ReducerDDP) -> list[RankStatus]:
 
 
 def stack_of(model: ReducerDDP, rank: int, timeout_s: float = 2.0) -> str | None:
-    """The Python stacks of another rank of this machine; None if it does not answer.
+    """Returns the Python stacks of all threads of another rank on this machine.
 
-    A rank that is stopped, or that holds the GIL in native code, does not.
+    Args:
+        model: The wrapper.
+        rank: The other rank, in the process group of ``model``.
+        timeout_s: Seconds to wait for the answer. Default 2.
+
+    Returns:
+        The stacks as text. None if the rank does not answer in time. A rank does not answer while
+        its process is stopped, or while native code holds the GIL.
 
     Raises:
-        RuntimeError: nobody watches: one rank, or ``DDPX_HEALTH=0``.
-        TypeError: ``rank`` is no integer, or ``timeout_s`` no number.
-        ValueError: there is no such other rank; that is no time to wait.
+        RuntimeError: Health monitoring is off: the world size is 1, or ``DDPX_HEALTH=0``.
+        TypeError: ``rank`` is not an integer, or ``timeout_s`` is not a number.
+        ValueError: ``rank`` is not another rank of the group, or ``timeout_s`` is below 0.001.
+
+    Example:
+        >>> peer = 1 - dist.get_rank()
+        >>> print(ddpx.stack_of(model, peer))
+        thread MainThread:
+          ...
     """
     monitor = _monitor(model)
     rank = index(rank)

@@ -13,21 +13,29 @@ _of_script: dict[str, float | bool] = {}
 def set_patience(
     warn_s: float | None = None, raise_s: float | None = None, *, stacks: bool | None = None
 ) -> None:
-    """How long a rank waits for others, in this process; at any time, also before wrapping.
+    """Sets how long this process waits for other ranks. Allowed at any time.
 
-    What is not given stays as it was: as set before, else as ``DDPX_STALL_WARN_S``,
-    ``DDPX_STALL_RAISE_S`` and ``DDPX_STALL_STACKS`` say, else 10 seconds, never and False.
+    An argument that is None does not change its setting. Before the first call, the settings are
+    those of the environment variables ``DDPX_STALL_WARN_S``, ``DDPX_STALL_RAISE_S`` and
+    ``DDPX_STALL_STACKS``.
 
     Args:
-        warn_s: seconds until it logs which ranks are missing and what they were last seen doing;
-            again after twice as long, and so on. ``math.inf``: never.
-        raise_s: seconds until every waiting rank raises :class:`ddpx.RankStalled`. ``math.inf``:
-            when the process group's own timeout ends the wait.
-        stacks: let warnings bring the Python stacks of the missing ranks.
+        warn_s: Seconds until a waiting rank logs the missing ranks and their last activity. The
+            next warnings follow after twice the time each. ``math.inf`` turns warnings off. The
+            default of the variable is 10.
+        raise_s: Seconds until every waiting rank raises :class:`ddpx.RankStalled`. With
+            ``math.inf``, the timeout of the process group ends the wait. The default of the
+            variable is ``math.inf``.
+        stacks: Whether warnings contain the Python stacks of the missing ranks. The default of
+            the variable is False.
 
     Raises:
-        TypeError: no number, or no bool.
-        ValueError: a number that is no time to wait; or so says a variable.
+        TypeError: A time is not a number, or ``stacks`` is not a bool.
+        ValueError: A time is neither between 0.001 and 1e9 seconds nor ``math.inf``, or an
+            environment variable has a wrong value.
+
+    Example:
+        >>> ddpx.set_patience(warn_s=30, raise_s=600, stacks=True)
     """
     given: dict[str, float | bool] = {}
     for name, value in (("warn_s", warn_s), ("raise_s", raise_s)):

@@ -1,5 +1,7 @@
-"""ReducerDDP in trainers: one module a library, each imported by those who use that library.
+"""Adapters, which make trainer libraries use ReducerDDP.
 
-``lightning`` (Lightning and Fabric), ``accelerate``, ``transformers`` (Hugging Face Trainer) and
-``ray`` (Ray Train). docs/trainers.md shows how each is used.
+Each library has a module: ``ddpx.integrations.lightning`` (Lightning and Fabric),
+``ddpx.integrations.accelerate``, ``ddpx.integrations.transformers`` (Hugging Face Trainer) and
+``ddpx.integrations.ray`` (Ray Train). A module requires its library. The page docs/trainers.md
+compares the adapters.
 """

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate's Accelerator, with ReducerDDP in DDP's place."""
+"""An ``Accelerator`` of Hugging Face Accelerate that uses ReducerDDP in place of DDP."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from ddpx.integrations.options import WrapOptions, init_group
 
 
 class Accelerator(accelerate.Accelerator):
-    """``accelerate.Accelerator``, of which ``prepare()`` wraps models in ReducerDDP.
+    """An ``accelerate.Accelerator`` whose ``prepare()`` wraps models in ReducerDDP.
 
     Args:
-        backend: of the process group, for example ``"shm"``. None: as Accelerate chooses.
-        timeline: a folder for a timeline of the training. None: no timeline.
-        timeline_steps: how many steps of it are recorded. None: all.
-        options: accelerate.Accelerator's.
+        options: Positional arguments of ``accelerate.Accelerator``.
+        backend: The backend of the process group, for example ``"shm"``. Default: the choice of
+            Accelerate. An existing process group is used as it is.
+        timeline: A folder for a timeline of the training. Default: no timeline.
+        timeline_steps: The number of recorded steps. Default: all steps.
+        more_options: Keyword arguments of ``accelerate.Accelerator``.
 
-    Example::
-
-        from ddpx.integrations.accelerate import Accelerator
-
-        accelerator = Accelerator(cpu=True)
-        model, optimizer = accelerator.prepare(model, optimizer)
+    Example:
+        >>> from ddpx.integrations.accelerate import Accelerator
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model, optimizer = accelerator.prepare(module, optimizer)
+        >>> isinstance(model, ddpx.ReducerDDP)
+        True
     """
 
     wrap_options = WrapOptions()
@@ -42,6 +44,22 @@ class Accelerator(accelerate.Accelerator):
         self.wrap_options = WrapOptions(timeline, timeline_steps)
 
     def prepare_model(self, model: Any, *options: Any, **more_options: Any) -> Any:
+        """Wraps a model. ``prepare()`` calls this method.
+
+        Args:
+            model: The model.
+            options: Positional arguments of ``accelerate.Accelerator.prepare_model``.
+            more_options: Keyword arguments of ``accelerate.Accelerator.prepare_model``.
+
+        Returns:
+            The wrapper. With a single process, the model.
+
+        Example:
+            >>> from ddpx.integrations.accelerate import Accelerator
+            >>> model = Accelerator(cpu=True).prepare_model(module)
+            >>> isinstance(model, ddpx.ReducerDDP)
+            True
+        """
         return self.wrap_options.wrap(
             lambda: super(Accelerator, self).prepare_model(model, *options, **more_options)
         )

@@ -1,4 +1,4 @@
-"""The strategy ``"ddpx"`` of Lightning and Fabric; importing this module registers it."""
+"""The strategy ``"ddpx"`` of Lightning and Fabric. The import of this module registers it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from ddpx.integrations.options import WrapOptions
 
 
 class ReducerDDPStrategy(DDPStrategy):
-    """Lightning's DDPStrategy with ReducerDDP in DDP's place.
+    """A ``DDPStrategy`` of ``lightning.Trainer`` that uses ReducerDDP in place of DDP.
+
+    ``strategy="ddpx"`` selects this class without options.
 
     Args:
-        backend: of the process group, for example ``"shm"``. None: as Lightning chooses.
-        timeline: a folder for a timeline of the training. None: no timeline.
-        timeline_steps: how many steps of it are recorded. None: all.
-        options: DDPStrategy's, among which are DDP's.
+        backend: The backend of the process group, for example ``"shm"``. Default: the choice of
+            Lightning.
+        timeline: A folder for a timeline of the training. Default: no timeline.
+        timeline_steps: The number of recorded steps. Default: all steps.
+        options: Further arguments of ``DDPStrategy``, which include arguments of DDP.
 
-    Example::
-
-        import ddpx.integrations.lightning
-
-        trainer = lightning.Trainer(strategy="ddpx", devices=2, accelerator="cpu")
+    Example:
+        >>> import lightning
+        >>> from ddpx.integrations.lightning import ReducerDDPStrategy
+        >>> strategy = ReducerDDPStrategy(backend="shm", find_unused_parameters=True)
+        >>> trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=2)
+        >>> trainer = lightning.Trainer(strategy="ddpx", accelerator="cpu", devices=2)
+        >>> type(trainer.strategy).__name__
+        'ReducerDDPStrategy'
     """
 
     strategy_name = "ddpx"
@@ -46,13 +52,25 @@ class ReducerDDPStrategy(DDPStrategy):
 
 
 class ReducerDDPFabricStrategy(FabricDDPStrategy):
-    """Fabric's DDPStrategy with ReducerDDP in DDP's place; arguments as for ReducerDDPStrategy.
+    """A ``DDPStrategy`` of ``lightning.Fabric`` that uses ReducerDDP in place of DDP.
 
-    Example::
+    ``strategy="ddpx"`` selects this class without options.
 
-        import ddpx.integrations.lightning
+    Args:
+        backend: The backend of the process group, for example ``"shm"``. Default: the choice of
+            Lightning.
+        timeline: A folder for a timeline of the training. Default: no timeline.
+        timeline_steps: The number of recorded steps. Default: all steps.
+        options: Further arguments of ``DDPStrategy``, which include arguments of DDP.
 
-        fabric = lightning.Fabric(strategy="ddpx", devices=2, accelerator="cpu")
+    Example:
+        >>> import lightning
+        >>> from ddpx.integrations.lightning import ReducerDDPFabricStrategy
+        >>> strategy = ReducerDDPFabricStrategy(backend="shm")
+        >>> fabric = lightning.Fabric(strategy=strategy, accelerator="cpu", devices=2)
+        >>> fabric = lightning.Fabric(strategy="ddpx", accelerator="cpu", devices=2)
+        >>> type(fabric.strategy).__name__
+        'ReducerDDPFabricStrategy'
     """
 
     def __init__(
@@ -66,6 +84,20 @@ class ReducerDDPFabricStrategy(FabricDDPStrategy):
         self._wrap_options = WrapOptions(timeline, timeline_steps)
 
     def setup_module(self, module: nn.Module) -> Any:
+        """Wraps a module. ``fabric.setup()`` calls this method.
+
+        Args:
+            module: The module.
+
+        Returns:
+            The :class:`ddpx.ReducerDDP`.
+
+        Example:
+            >>> from ddpx.integrations.lightning import ReducerDDPFabricStrategy
+            >>> strategy = ReducerDDPFabricStrategy(parallel_devices=[torch.device("cpu")])
+            >>> isinstance(strategy.setup_module(module), ddpx.ReducerDDP)
+            True
+        """
         return self._wrap_options.wrap(
             lambda: super(ReducerDDPFabricStrategy, self).setup_module(module)
         )

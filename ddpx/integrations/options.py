@@ -1,4 +1,4 @@
-"""What every adapter offers beyond its library: another backend, and a timeline."""
+"""Options of all adapters: the backend and the timeline."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ _Wrapped = TypeVar("_Wrapped", bound=nn.Module)
 
 @dataclass(frozen=True)
 class WrapOptions:
-    """Attributes:
-    timeline: a folder, into which each rank writes its part of a timeline. None: no timeline.
-    timeline_steps: how many steps are recorded. None: all.
+    """The timeline of an adapter.
+
+    Attributes:
+        timeline: The folder into which each rank writes its part of a timeline. None: no timeline.
+        timeline_steps: The number of recorded steps. None: all steps.
     """
 
     timeline: str | Path | None = None
     timeline_steps: int | None = None
 
     def wrap(self, make: Callable[[], _Wrapped]) -> _Wrapped:
-        """What ``make`` returns; where it calls DDP it gets a ReducerDDP."""
+        """Returns the result of ``make``, in which a call of DDP creates a ReducerDDP."""
         with patch_ddp():
             model = make()
         if isinstance(model, ReducerDDP) and self.timeline is not None:
@@ -38,9 +40,10 @@ class WrapOptions:
 
 
 def init_group(backend: str | None) -> None:
-    """For libraries that choose the backend by themselves, and use a group that exists.
+    """Initializes the default process group, for a library that cannot choose the backend.
 
-    Nothing if ``backend`` is None, or if the process was not started by a launcher.
+    The call has no effect if ``backend`` is None, if the group exists, or if no launcher started
+    the process.
     """
     if backend is not None and not dist.is_initialized() and "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend)

@@ -1,4 +1,4 @@
-"""Ray Train's ``prepare_model``, with ReducerDDP in DDP's place."""
+"""``prepare_model`` of Ray Train with ReducerDDP in place of DDP."""
 
 from __future__ import annotations
 
@@ -21,19 +21,23 @@ def prepare_model(
     timeline_steps: int | None = None,
     **more_options: Any,
 ) -> nn.Module:
-    """``ray.train.torch.prepare_model``, which wraps the model in ReducerDDP.
+    """Wraps a model in ReducerDDP, as ``ray.train.torch.prepare_model`` wraps it in DDP.
 
     Args:
-        model: as there, and so are ``options``.
-        timeline: a folder for a timeline of the training. None: no timeline.
-        timeline_steps: how many steps of it are recorded. None: all.
+        model: The model.
+        options: Positional arguments of ``ray.train.torch.prepare_model``.
+        timeline: A folder for a timeline of the training. Default: no timeline.
+        timeline_steps: The number of recorded steps. Default: all steps.
+        more_options: Keyword arguments of ``ray.train.torch.prepare_model``.
 
-    Example::
+    Returns:
+        The wrapper. With a single worker, the model.
 
-        from ddpx.integrations.ray import prepare_model
-
-        def train_loop_per_worker():
-            model = prepare_model(nn.Linear(4, 1))
+    Example:
+        >>> from ddpx.integrations.ray import prepare_model
+        >>> def train_loop_per_worker():
+        ...     model = prepare_model(nn.Linear(4, 1))
+        ...     model(inputs).sum().backward()
     """
     return WrapOptions(timeline, timeline_steps).wrap(
         lambda: ray.train.torch.prepare_model(model, *options, **more_options)
@@ -42,17 +46,19 @@ def prepare_model(
 
 @dataclass
 class TorchConfig(ray.train.torch.TorchConfig):
-    """``ray.train.torch.TorchConfig`` that also knows ddpx's backend, ``backend="shm"``.
+    """A ``ray.train.torch.TorchConfig`` that supports ``backend="shm"``.
 
-    Example::
-
-        from ddpx.integrations.ray import TorchConfig
-
-        TorchTrainer(train_loop_per_worker, torch_config=TorchConfig(backend="shm"))
+    Example:
+        >>> from ddpx.integrations.ray import TorchConfig, prepare_model
+        >>> from ray.train.torch import TorchTrainer
+        >>> def train_loop_per_worker():
+        ...     model = prepare_model(nn.Linear(4, 1))
+        >>> trainer = TorchTrainer(train_loop_per_worker, torch_config=TorchConfig(backend="shm"))
     """
 
     @property
     def backend_cls(self) -> type[_TorchBackend]:
+        """The class with which Ray Train sets up workers."""
         return _Backend
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, with ReducerDDP in DDP's place."""
+"""The Trainer of Hugging Face with ReducerDDP in place of DDP."""
 
 from __future__ import annotations
 
@@ -14,18 +14,30 @@ from ddpx.integrations.options import WrapOptions, init_group
 class TrainerMixin:
     """Makes ``transformers.Trainer``, or a class derived from it, wrap models in ReducerDDP.
 
-    Example::
-
-        from ddpx.integrations.transformers import TrainerMixin
-
-        class MyTrainer(TrainerMixin, transformers.Trainer):
-            pass
+    Example:
+        >>> import transformers
+        >>> from ddpx.integrations.transformers import TrainerMixin, TrainingArguments
+        >>> class MyTrainer(TrainerMixin, transformers.Trainer):
+        ...     pass
+        >>> trainer = MyTrainer(module, TrainingArguments("runs", use_cpu=True))
+        >>> type(trainer.accelerator).__module__
+        'ddpx.integrations.accelerate'
     """
 
     args: Any
     accelerator: Any
 
     def create_accelerator_and_postprocess(self) -> None:
+        """Creates the accelerator. ``transformers.Trainer`` calls this method.
+
+        Example:
+            >>> import transformers
+            >>> from ddpx.integrations.transformers import TrainerMixin, TrainingArguments
+            >>> class MyTrainer(TrainerMixin, transformers.Trainer):
+            ...     pass
+            >>> trainer = MyTrainer(module, TrainingArguments("runs", use_cpu=True))
+            >>> trainer.create_accelerator_and_postprocess()
+        """
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         self.accelerator.__class__ = Accelerator
         self.accelerator.wrap_options = WrapOptions(
@@ -35,18 +47,20 @@ class TrainerMixin:
 
 @dataclass
 class TrainingArguments(transformers.TrainingArguments):
-    """``transformers.TrainingArguments`` with two more, and with ddpx's backend.
+    """``transformers.TrainingArguments`` with two more arguments and the backend ``"shm"``.
+
+    All other arguments are those of ``transformers.TrainingArguments``.
 
     Args:
-        ddp_backend: ``"shm"``, too.
-        timeline: a folder for a timeline of the training. None: no timeline.
-        timeline_steps: how many steps of it are recorded. None: all.
+        ddp_backend: The backend of the process group. ``"shm"`` is allowed.
+        timeline: A folder for a timeline of the training. Default: no timeline.
+        timeline_steps: The number of recorded steps. Default: all steps.
 
-    Example::
-
-        from ddpx.integrations.transformers import TrainingArguments
-
-        args = TrainingArguments("runs", ddp_backend="shm", timeline="runs/timeline")
+    Example:
+        >>> from ddpx.integrations.transformers import TrainingArguments
+        >>> args = TrainingArguments("runs", use_cpu=True, timeline="runs/timeline")
+        >>> args.timeline
+        'runs/timeline'
     """
 
     timeline: str | None = field(default=None, metadata={"help": "A folder for a timeline."})

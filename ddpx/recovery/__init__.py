@@ -1,4 +1,4 @@
-"""Going on after ranks were lost, with those that are left and without a restart."""
+"""Training continues on the surviving ranks after a failure, without a restart."""
 
 from ddpx.recovery.shrink import Shrunk, shrink
 

@@ -35,16 +35,24 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What has become of a group that lost ranks.
+    """The new process group, as :func:`shrink` returns it.
 
     Attributes:
-        step: the one to make next, as told by ``step=``; else the number of synchronised backwards
-            that this wrapper has made.
-        rank: this rank in the new group.
-        world_size: of the new group.
-        lost: the ranks that are not in it, as they were numbered before.
-        survivors: by new rank, the rank before.
-        caught_up: this rank's state was replaced by that of one which was a step ahead.
+        step: The next step. The number counts as ``step=`` of :func:`shrink` counts. Without
+            ``step=``, the number of synchronized backwards of this wrapper.
+        rank: The rank of this process in the new group.
+        world_size: The number of ranks in the new group.
+        lost: The lost ranks, by their old numbers.
+        survivors: For each new rank, the old rank.
+        caught_up: True if this rank took over the state of a rank that was a step ahead.
+
+    Example:
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ... except ddpx.RankFailure:
+        ...     shrunk = ddpx.shrink(model, optimizer)
+        >>> shrunk.rank, shrunk.world_size, shrunk.lost
+        (0, 1, (1,))
     """
 
     step: int
@@ -58,34 +66,53 @@ class Shrunk:
 def shrink(
     model: ReducerDDP, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
 ) -> Shrunk:
-    """Goes on without the ranks that were lost; to be called by every survivor after RankFailure.
+    """Continues training without the lost ranks. Every survivor calls this after RankFailure.
 
-    The default process group is destroyed, and with it all others; a new one of the survivors takes
-    its place, in which they keep their order. ``model`` averages over it from here on, with first
-    buckets as after wrapping. Ranks that had not finished the step in which a rank was lost get
-    parameters, buffers and the states of ``stateful`` from one that had; if none had, it has to be
-    made again. Gradients are set to None.
+    The call destroys all process groups. A new default process group contains the survivors in
+    their old order. ``model`` averages over the new group from here on. Its buckets are those of a
+    new wrapper. Gradients are set to None.
 
-    All parameters have to be on the CPU: on a device, the host counts a step before its all-reduces
-    have ended, and a rank with an aborted one could become the source of state.
+    If only some survivors finished the step of the failure, the others get parameters, buffers and
+    the states of ``stateful`` from a survivor that finished the step. If no survivor finished the
+    step, the training loop repeats the step. ``step`` of the result is the next step in both
+    cases. A rank that is lost during the call is left out, too.
 
-    A rank that is lost meanwhile is left out, too. Survivors have to be on one machine, and to live
-    through the failure: a launcher has to spare them, as ``ddpx run --keep-survivors`` does.
+    Requirements:
+
+    - All survivors are on one machine.
+    - The launcher does not kill survivors. ``ddpx run --keep-survivors`` is such a launcher.
+    - All parameters are on the CPU. On a device, the host counts a step before the all-reduces of
+      the step have ended. A rank with an aborted all-reduce could then become the source of state.
 
     Args:
-        model: the only wrapper of its process group, which is the default one or has all its ranks.
-        stateful: what changes with every step besides the model, all of it: optimizers, schedules,
-            scalers.
-        step: the next one for this rank: as many optimizer steps as are in its parameters. Needed
-            where a step is not one synchronised backward, and for a job that went on from a
-            checkpoint to get its own numbers back.
-        timeout_s: seconds to wait for other survivors.
+        model: The only wrapper of its process group. The process group contains all ranks.
+        stateful: All other objects that change with every step: optimizers, schedules, scalers.
+        step: The next step of this rank, which is the number of optimizer steps in its
+            parameters. Default: the number of synchronized backwards. Pass the number if a step
+            is not one synchronized backward, or if the job continues from a checkpoint.
+        timeout_s: Seconds to wait for other survivors. Default 30.
+
+    Returns:
+        A :class:`Shrunk`, with the new rank and the next step.
 
     Raises:
-        RuntimeError: nobody was lost, as after RankMismatch; survivors did not come in time, and
-            which; this wrapper cannot go over to another group (the text says why), as one with
-            parameters on a device.
-        NotImplementedError: ranks of several machines; a process group of some ranks only.
+        RuntimeError: No rank was lost, as after RankMismatch. Or survivors did not call in time.
+            The text names these ranks. Or this wrapper cannot change its process group. The text
+            names the reason.
+        NotImplementedError: Ranks are on several machines, or the process group of ``model`` has
+            only some of the ranks.
+
+    Example:
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ...     optimizer.step()
+        ... except ddpx.RankFailure:
+        ...     shrunk = ddpx.shrink(model, optimizer)
+        >>> shrunk.step, shrunk.world_size
+        (0, 1)
+        >>> model(inputs).sum().backward()  # the step again, on the only survivor
+        >>> model.module.weight.grad
+        tensor([[8., 8., 8., 8.]])
     """
     step = None if step is None else index(step)
     seconds("timeout_s", timeout_s)

@@ -1,4 +1,4 @@
-"""Tools for tests of data-parallel code: ranks to run it on, and comparison with DDP."""
+"""Tools for tests of data-parallel code: a pool of ranks, and comparison with DDP."""
 
 from ddpx.testing.compare import (
     Comparison,

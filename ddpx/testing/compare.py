@@ -21,18 +21,33 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Trace:
-    """What a training did, step by step: tensors by kind and name; None for a missing gradient."""
+    """The tensors of a training on one rank.
+
+    Attributes:
+        steps: The tensors of each step, by kind and name. None for a missing gradient.
+
+    Example:
+        >>> def step(model, number):
+        ...     model(torch.randn(8, 4)).sum().backward()
+        >>> trace = ddpx.testing.record_training(lambda: module, ddpx.ReducerDDP, step, num_steps=1)
+        >>> sorted(trace.steps[0])[:2]
+        ['gradient of module.bias', 'gradient of module.weight']
+    """
 
     steps: tuple[dict[str, torch.Tensor | None], ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome of comparing two traces on one rank.
+    """The result of a comparison of two traces on one rank.
 
     Attributes:
-        num_tensors: how many tensors (gradients, parameters, buffers) were compared.
-        differences: one sentence for each that differs in any bit, or in its strides.
+        num_tensors: The number of compared tensors: gradients, parameters and buffers.
+        differences: A sentence for each tensor that differs in a bit, or in its strides.
+
+    Example:
+        >>> ddpx.testing.Comparison(2, ("step 0: parameter weight differs",)).identical
+        False
     """
 
     num_tensors: int
@@ -40,10 +55,22 @@ class Comparison:
 
     @property
     def identical(self) -> bool:
+        """True if there are no differences."""
         return not self.differences
 
     def raise_if_different(self) -> None:
-        """Raises AssertionError with all differences."""
+        """Raises an error if there are differences.
+
+        Raises:
+            AssertionError: The text lists all differences.
+
+        Example:
+            >>> comparison = ddpx.testing.Comparison(2, ("step 0: parameter weight differs",))
+            >>> comparison.raise_if_different()
+            Traceback (most recent call last):
+                ...
+            AssertionError: step 0: parameter weight differs
+        """
         if self.differences:
             raise AssertionError("\n".join(self.differences))
 
@@ -62,17 +89,34 @@ def record_training(
     set_to_none: bool | None = True,
     seed: int = 0,
 ) -> Trace:
-    """Trains on this rank and records gradients before, and parameters after, each optimizer step.
+    """Trains a model and records its tensors.
 
-    Ranks build models with different weights, so that the wrapper's broadcast is tested too.
+    Every rank of an initialized process group calls this function. The trace has the gradients
+    before each optimizer step, and the parameters and buffers after the optimizer step. Ranks
+    build models with different weights, so the training also tests the broadcast of the wrapper.
 
     Args:
-        build: makes the model.
-        wrap: wraps it for data parallelism.
-        step: runs forward and backward of one step, given the wrapped model and the step's number.
-            It draws its data from torch's generator, which is seeded by step and rank.
-        set_to_none: as for ``zero_grad`` before each step; None to keep gradients.
-        seed: of everything random.
+        build: Returns a new model.
+        wrap: Wraps the model for data parallelism, and returns the wrapper.
+        step: Runs forward and backward of one step. Its arguments are the wrapped model and the
+            number of the step, from 0. ``step`` draws data from torch's generator, which is
+            seeded by step and rank.
+        num_steps: The number of steps. Default 5.
+        make_optimizer: Returns an optimizer for parameters. Default: SGD with a learning rate of
+            0.1 and a momentum of 0.9.
+        set_to_none: The argument of ``zero_grad`` before each step. None keeps gradients. Default
+            True.
+        seed: The seed of weights and data. Default 0.
+
+    Returns:
+        A :class:`Trace`, with one entry for each step.
+
+    Example:
+        >>> def step(model, number):
+        ...     model(torch.randn(8, 4)).sum().backward()
+        >>> trace = ddpx.testing.record_training(lambda: module, ddpx.ReducerDDP, step)
+        >>> len(trace.steps)
+        5
     """
     rank = dist.get_rank()
     torch.manual_seed(seed + 7919 * rank)
@@ -97,7 +141,23 @@ def record_training(
 
 
 def compare_traces(expected: Trace, actual: Trace) -> Comparison:
-    """Compares bit for bit: the sign of zero and the payload of NaN count, and so do strides."""
+    """Compares two traces bit for bit.
+
+    The sign of zero, the payload of NaN and the strides must be equal, too.
+
+    Args:
+        expected: The first trace.
+        actual: The second trace.
+
+    Returns:
+        A :class:`Comparison`.
+
+    Example:
+        >>> left = ddpx.testing.Trace(({"weight": torch.tensor([0.0])},))
+        >>> right = ddpx.testing.Trace(({"weight": torch.tensor([-0.0])},))
+        >>> ddpx.testing.compare_traces(left, right).differences
+        ('step 0: weight differs in 1 of 1 elements, largest difference 0',)
+    """
     num_tensors = 0
     differences = []
     if len(expected.steps) != len(actual.steps):
@@ -123,17 +183,28 @@ def compare_with_ddp(
     seed: int = 0,
     **options: Any,
 ) -> Comparison:
-    """Trains ``build()`` under torch's DDP, then under ReducerDDP; compares on this rank.
+    """Trains a model under DDP and under ReducerDDP, and compares the results on this rank.
 
-    To be called on every rank of an initialised process group. ``options`` go to both wrappers;
-    the other arguments are those of :func:`record_training`.
+    Every rank of an initialized process group calls this function. Except for ``options``, the
+    arguments are those of :func:`record_training`.
 
-    Example::
+    Args:
+        build: Returns a new model.
+        step: Runs forward and backward of one step.
+        num_steps: The number of steps. Default 5.
+        make_optimizer: Returns an optimizer for parameters. Default: SGD with momentum.
+        set_to_none: The argument of ``zero_grad`` before each step. None keeps gradients. Default
+            True.
+        seed: The seed of weights and data. Default 0.
+        options: Further arguments of both wrappers.
 
-        def step(model, number):
-            model(torch.randn(8, 16)).square().mean().backward()
+    Returns:
+        A :class:`Comparison`.
 
-        compare_with_ddp(lambda: nn.Linear(16, 4), step).raise_if_different()
+    Example:
+        >>> def step(model, number):
+        ...     model(torch.randn(8, 16)).square().mean().backward()
+        >>> ddpx.testing.compare_with_ddp(lambda: nn.Linear(16, 4), step).raise_if_different()
     """
     traces = [
         record_training(

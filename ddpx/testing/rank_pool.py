@@ -36,22 +36,42 @@ def forking_context() -> ForkServerContext:
 
 
 class RankFailed(RuntimeError):
-    """A function raised on some rank, or did not return in time. The text has the tracebacks."""
+    """A function raised on a rank, or did not return in time. The text has the tracebacks.
+
+    Example:
+        >>> try:
+        ...     with ddpx.testing.RankPool(1) as pool:
+        ...         pool.run(int, "two")
+        ... except ddpx.testing.RankFailed as error:
+        ...     print(str(error).splitlines()[0])
+        int failed on 1 of 1 ranks
+    """
 
 
 class RankPool:
-    """``world_size`` processes with one process group; importing torch is paid once, not per call.
+    """A pool of processes with one process group, which runs functions on all ranks.
 
-    Use as a context manager, or call :meth:`close`. After a failure the processes are ended, since
-    a rank may be stuck in a collective; the next :meth:`run` starts new ones.
+    The processes live across calls, so a test suite starts them once. The pool is a context
+    manager. Outside a ``with`` statement, call :meth:`close`. After a failure the pool ends its
+    processes, because a rank may hang in a collective call. The next :meth:`run` starts new
+    processes.
 
     Args:
-        world_size: number of ranks, 1 or more.
-        backend: of the process group, as for ``torch.distributed.init_process_group``.
-        start_method: of ``multiprocessing``. With "forkserver" ranks are forks of one process,
-            which has imported torch already and serves all pools until this process ends: what
-            torch reads from the environment when it is imported is as it was when that one was
-            started. "spawn" imports torch in each rank. None: "spawn" if there is an accelerator.
+        world_size: The number of ranks, 1 or more.
+        backend: The backend of the process group. Default ``"gloo"``.
+        start_method: A start method of ``multiprocessing``. With ``"forkserver"``, ranks are forks
+            of a server process, which has imported torch. The server process serves all pools of
+            this process. Environment variables that torch reads at import have the values of the
+            server's start. With ``"spawn"``, each rank imports torch. Default: ``"spawn"`` if
+            there is an accelerator, otherwise ``"forkserver"``.
+
+    Raises:
+        ValueError: ``world_size`` is less than 1.
+
+    Example:
+        >>> with ddpx.testing.RankPool(2) as pool:
+        ...     pool.run(dist.get_rank)
+        [0, 1]
     """
 
     def __init__(
@@ -79,16 +99,27 @@ class RankPool:
     def run(
         self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any
     ) -> list[Any]:
-        """Calls ``function(*args, **kwargs)`` on every rank; the results, in order of rank.
+        """Calls ``function(*args, **kwargs)`` on every rank.
 
-        The function and its arguments are pickled, so it must stand at the top of a module. Inside,
-        ``torch.distributed`` is initialised and ``torch.get_num_threads()`` is 1.
+        On a rank, ``torch.distributed`` is initialized, and ``torch.get_num_threads()`` is 1.
 
         Args:
-            timeout: seconds for all ranks to return.
+            function: A function at the top level of a module. The pool pickles the function and
+                its arguments.
+            args: Positional arguments of the function.
+            timeout: Seconds until all ranks must return. Default 60.
+            kwargs: Keyword arguments of the function.
+
+        Returns:
+            The results, in order of rank.
 
         Raises:
-            RankFailed: a rank raised, died or took too long.
+            RankFailed: A rank raised, died or did not return in time.
+
+        Example:
+            >>> with ddpx.testing.RankPool(2) as pool:
+            ...     pool.run(int, "101", base=2, timeout=30)
+            [5, 5]
         """
         if not self._processes:
             self._start()
@@ -97,7 +128,14 @@ class RankPool:
         return self._collect(function.__name__, timeout)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes.
+
+        Example:
+            >>> pool = ddpx.testing.RankPool(1)
+            >>> pool.run(dist.get_world_size)
+            [1]
+            >>> pool.close()
+        """
         for connection in self._connections:
             with contextlib.suppress(OSError):  # that rank is gone already
                 connection.send(None)

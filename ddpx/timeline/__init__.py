@@ -1,4 +1,4 @@
-"""A look into the steps of a model: what to record, and what to make of it."""
+"""Timelines: a recording of the steps of a model, and its evaluation."""
 
 from ddpx.timeline.timeline import Timeline, record
 

@@ -1,7 +1,6 @@
-"""What a timeline holds, as typed, immutable values.
+"""The data of a timeline, as immutable values.
 
-All times are nanoseconds on one clock, rank 0's, counted from the start of the recording. Derived
-figures (what overlapped, who was waited for) are in ``figures.py``.
+All times are nanoseconds on the clock of rank 0, counted from the start of the recording.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """Attributes:
-    begin, end: ns; ``begin <= end``.
+    """A span of time.
+
+    Attributes:
+        begin: The start, in ns.
+        end: The end, in ns. Not before ``begin``.
     """
 
     begin: int
@@ -20,17 +22,18 @@ class Interval:
 
     @property
     def ns(self) -> int:
-        """Its length."""
+        """The duration, in ns."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """A bucket as it lies in the plan of some steps.
+    """The contents of a bucket in a step.
 
     Attributes:
-        params: indices into ``Recording.param_names``, in the order in which they lie in it.
-        num_bytes: of the flat buffer; 0 for a sparse one, whose size differs from step to step.
+        params: Indices into ``Recording.param_names``, in the order of the flat buffer.
+        num_bytes: The size of the flat buffer. 0 for a sparse gradient, whose size changes from
+            step to step.
     """
 
     params: tuple[int, ...]
@@ -39,11 +42,11 @@ class BucketLayout:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A gradient was accumulated.
+    """The arrival of a gradient.
 
     Attributes:
-        param: index into ``Recording.param_names``.
-        at: ns. If a gradient came in parts, of the last part.
+        param: An index into ``Recording.param_names``.
+        at: The time in ns. If the gradient comes in parts, the time of the last part.
     """
 
     param: int
@@ -52,15 +55,15 @@ class Arrival:
 
 @dataclass(frozen=True)
 class BucketTimes:
-    """One bucket in one step on one rank; all in ns.
+    """The times of one bucket in one step on one rank, in ns.
 
     Attributes:
-        ready: its last gradient is packed.
-        launched: its all-reduce was started: buckets leave in plan order.
-        completed: its all-reduce has ended.
-        wait: from when the end of backward began to wait for it, to when it went on; with the wait
-        for what ranks agree about used params, if it was the first bucket that had to know.
-        written_back: its gradients are where ``param.grad`` finds them.
+        ready: The last gradient is packed.
+        launched: The all-reduce starts. Buckets are launched in plan order.
+        completed: The all-reduce ends.
+        wait: The wait at the end of backward for this bucket. For the first bucket that needs the
+            ranks' agreement on used parameters, the wait includes this agreement.
+        written_back: The gradients are in ``param.grad``.
     """
 
     ready: int
@@ -72,8 +75,11 @@ class BucketTimes:
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """Attributes:
-    phase: as in ``csrc/phase.h``: "collecting", "draining", "rebuilding", "failed".
+    """A phase of the reducer.
+
+    Attributes:
+        phase: ``"collecting"``, ``"draining"``, ``"rebuilding"`` or ``"failed"``.
+        span: The time of the phase.
     """
 
     phase: str
@@ -82,20 +88,20 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class RankStep:
-    """A synchronised step on one rank.
+    """A synchronized step on one rank.
 
     Attributes:
-        forwards: of the wrapper; more than one if gradients were accumulated.
-        backward: from when backward reached the module's outputs (or its first gradient, if it
-            reached no output) to its end, when nothing is left but communication.
-    local_backwards: those within ``no_sync()`` since the last step, in order; of forwards that went
-        through the wrapper.
-        end: the step is over, and ``backward()`` returns.
-        arrivals: in order of time.
-        buckets: by bucket index; None for one that was not communicated.
-        phases: the reducer's, in order, without "idle".
-    agreement: after the last bucket, the time for what ranks have to agree on: skipped buckets
-        that a rank used after all, whether gradients are finite.
+        forwards: The forwards of the wrapper. Several if gradients are accumulated.
+        backward: The time from the module's outputs to the end of backward, when only
+            communication is left. If backward reaches no output, the first gradient is the start.
+        end: The end of the step, when ``backward()`` returns.
+        arrivals: The gradients, in order of time.
+        buckets: The buckets, by bucket index. None for a bucket that is not communicated.
+        phases: The phases of the reducer, in order, without ``"idle"``.
+        agreement: The communication after the last bucket: ranks agree on skipped buckets, and on
+            whether gradients are finite. Of length 0 if there is no such communication.
+        local_backwards: The backwards in ``no_sync()`` since the last step, in order, if their
+            forwards went through the wrapper.
     """
 
     forwards: tuple[Interval, ...]
@@ -110,12 +116,12 @@ class RankStep:
 
 @dataclass(frozen=True)
 class Step:
-    """The same step on all ranks that recorded it.
+    """One step on all recorded ranks.
 
     Attributes:
-        number: counted by the reducer, from 0, since the model was wrapped.
-        layout: the buckets, the same on all ranks.
-        ranks: by rank.
+        number: The number of synchronized steps between wrapping and this step.
+        layout: The buckets, which are the same on all ranks.
+        ranks: The step of each rank, by rank.
     """
 
     number: int
@@ -125,13 +131,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Clock:
-    """How well a rank's clock is known.
+    """The calibration of a rank's clock.
 
     Attributes:
-        offset_ns: what was added to the rank's times to get rank 0's, at the start.
-        error_ns: how far its times may be off: half the quickest round trip to rank 0. If the clock
-            was not read again at the end, also 0.1 ms for each second since, by which clocks of
-            two machines may drift apart; on a device, how well its clock is known to the host.
+        offset_ns: The difference between the clock of rank 0 and the rank's clock at the start.
+        error_ns: The error bound of the rank's times. The bound is half of the shortest round trip
+            to rank 0. Without a second reading at the end, the bound includes a drift of 0.1 ms
+            for each second. On a device, the bound includes the error of the device's clock.
     """
 
     offset_ns: float
@@ -140,20 +146,22 @@ class Clock:
 
 @dataclass(frozen=True)
 class Recording:
-    """Everything that was recorded.
+    """All data of a timeline.
 
     Attributes:
-        param_names: as in ``named_parameters()`` of the wrapped module.
-        steps: complete ones, in order.
-        clocks: by rank; of those that were recorded.
-        hosts: by rank, names.
-        backend, device: of the process group; of the module. On a device other than "cpu", times
-        are those at which the device came by, but for phases, which are the host's.
-        world_size: ranks in the process group, recorded or not.
-        lost_events: by rank, how many older events the ring had no room for.
-    param_bytes: of each param's gradient; 0 for a sparse one.
-    param_kinds: of each param's gradient, what a bucket cannot mix: dtype, device, whether it is
-        delayed. Empty in files of older versions.
+        param_names: The names of parameters, from ``named_parameters()`` of the wrapped module.
+        steps: The complete steps, in order.
+        clocks: The clock of each recorded rank, by rank.
+        hosts: The host name of each recorded rank, by rank.
+        backend: The backend of the process group.
+        device: The device of the module. On other devices than ``"cpu"``, times are those of the
+            device. The times of phases are those of the host.
+        world_size: The number of ranks in the process group. Some may not be recorded.
+        lost_events: The number of older events for which a rank's ring buffer had no room, by
+            rank.
+        param_bytes: The size of each parameter's gradient. 0 for a sparse gradient.
+        param_kinds: The dtype, the device and the delay of each parameter's gradient. A bucket
+            contains one kind. Empty in files of older versions.
     """
 
     param_names: tuple[str, ...]

@@ -20,18 +20,25 @@ _SIGMAS_A_DEVIATION = 1.4826  # median absolute deviations in a standard deviati
 
 @dataclass(frozen=True)
 class BucketSummary:
-    """One bucket: medians over ranks and steps; times in ms since backward began on the rank.
+    """One bucket, as medians over ranks and steps.
+
+    Times are in ms, and count from the start of backward on the rank.
 
     Attributes:
-        index: in launch order.
-        num_params, num_bytes: that lie in it; bytes are 0 for a sparse gradient.
-        ready_ms, launched_ms, completed_ms, written_back_ms: see ``BucketTimes``.
-        exposed_ms: for how long the end of backward waited for it.
-        gb_per_s: 1e9 bytes of it a second, from the last rank's launch to the last rank's end. None
-            if the size is not known.
-        waited_ms: from the first rank's launch to the last's.
-        waited_for_rank: which rank launched it last in most steps. None with a single rank.
-        waited_for_param: on whose gradient that rank launched it in most of these steps.
+        index: The index of the bucket, in launch order.
+        num_params: The number of parameters in the bucket.
+        num_bytes: The size of the bucket. 0 for a sparse gradient.
+        ready_ms: The time at which the last gradient is packed.
+        launched_ms: The time at which the all-reduce starts.
+        completed_ms: The time at which the all-reduce ends.
+        written_back_ms: The time at which the gradients are in ``param.grad``.
+        exposed_ms: The time that the end of backward waits for the bucket.
+        gb_per_s: The size in 1e9 bytes, divided by the seconds from the launch of the last rank to
+            the end of the last rank. None if the size is unknown.
+        waited_ms: The time from the launch of the first rank to the launch of the last rank.
+        waited_for_rank: The rank that is the last to launch in most steps. None with one rank.
+        waited_for_param: The parameter whose gradient makes ``waited_for_rank`` launch the bucket
+            in most of these steps.
     """
 
     index: int
@@ -50,17 +57,24 @@ class BucketSummary:
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank: medians over steps, in ms; see ``StepFigures``.
+    """One rank, as medians over steps in ms.
 
     Attributes:
-        step_error_ms: how far ``step_ms`` may be off by chance: one standard error of a median,
-            from the steps' median absolute deviation as if they were normal. None for fewer than
-            three steps.
-        transfer_ms: see ``transfer_ns``.
-        last_share: in which share of all buckets and steps this rank was the last to launch.
-        kept_waiting_ms: sum over the buckets of a step, for which it was the last, of the time
-            that the first rank waited; the mean over steps.
-        clock_error_us: how far its times may be off against rank 0's.
+        rank: The rank.
+        host: The host of the rank.
+        step_ms: The time from the start of the first forward to the end of the step.
+        step_error_ms: The standard error of ``step_ms``, from the median absolute deviation of the
+            steps, as if their durations were normally distributed. None for fewer than three
+            steps.
+        compute_ms: The time of forwards and backwards, including those in ``no_sync()``.
+        communication_ms: The time in which a bucket is in flight, or ranks agree on something.
+        overlapped_ms: The part of ``communication_ms`` that is hidden behind other work.
+        exposed_ms: The part of ``communication_ms`` in which the end of backward only waits.
+        transfer_ms: The time in which data moves, without the wait for other ranks.
+        last_share: The share of buckets and steps in which this rank is the last to launch.
+        kept_waiting_ms: The time that the first rank waits for this rank, summed over the buckets
+            of a step, as the mean over steps.
+        clock_error_us: The error bound of the rank's clock against the clock of rank 0, in µs.
     """
 
     rank: int
@@ -79,14 +93,19 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Attributes:
-    steps: the numbers of those that it is made of: all that have the buckets of the last one.
-    num_other_steps: that were recorded with other buckets, before they were rebuilt.
-    buckets, ranks: in order.
-    straggler: the rank that kept others waiting longest. None if that is less than 1 % of a step,
-        or than the clocks' error.
-    backend, device, world_size: of the process group; of the model.
-    lost_events: older ones, that the ring had no room for.
+    """Medians over the recorded steps. ``print()`` shows tables.
+
+    Attributes:
+        steps: The numbers of the evaluated steps. These steps have the buckets of the last step.
+        num_other_steps: The number of recorded steps with other buckets, from before a rebuild.
+        buckets: The buckets, in launch order.
+        ranks: The ranks, in order.
+        straggler: The rank that keeps other ranks waiting longest. None if the wait is less than
+            1 % of a step, or less than the error of the clocks.
+        backend: The backend of the process group.
+        device: The device of the model.
+        world_size: The number of ranks in the process group.
+        lost_events: The number of older events for which the ring buffer had no room.
     """
 
     steps: tuple[int, ...]

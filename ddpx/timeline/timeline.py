@@ -23,28 +23,38 @@ if TYPE_CHECKING:
 
 
 def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
-    """A timeline of the steps of ``model`` between ``start()`` and ``stop()``, or in a ``with``::
+    """Creates a timeline, which records the steps of ``model`` in a ``with`` block.
 
-        with ddpx.record(model) as timeline:
-            for x, y in batches:
-                ...
-        print(timeline.summary())
+    Outside a ``with`` statement, :meth:`Timeline.start` and :meth:`Timeline.stop` do the same.
 
-    ``torch.distributed.elastic.multiprocessing.errors.record`` is another thing: a decorator of
-    ``main()`` that writes the exception of a failed rank into torchrun's error file.
+    The start and the end of a recording are collective calls. Every rank of the model's process
+    group makes them at the same place in the script. After an exception in the block, the timeline
+    has the steps of this rank only, and this rank does not wait for other ranks.
 
-    Every rank of the model's process group has to record, at the same place in the script: the
-    start and the end are collective calls. After an exception in the ``with`` a timeline has what
-    its own rank saw, and no rank is waited for.
+    This function is not related to ``torch.distributed.elastic.multiprocessing.errors.record``.
+    That function is a decorator of ``main()``. It writes the exception of a failed rank into an
+    error file, which torchrun prints. ``ddpx.record`` records the times of buckets and steps.
 
     Args:
-        model: a ReducerDDP, or a module around one (as ``torch.compile`` returns).
-        max_steps: record that many synchronised steps and no more. None: as many of the last ones
-            as fit a ring of fixed size; about 50, fewer for models of many thousands of params.
+        model: A :class:`ReducerDDP`, or a module around one, such as the result of
+            ``torch.compile``.
+        max_steps: The number of synchronized steps to record. Default: the last steps before the
+            end that fit into a ring buffer of fixed size. These are about 50 steps, and fewer for
+            a model of many thousands of parameters.
+
+    Returns:
+        A :class:`Timeline`, which is not started.
 
     Raises:
-        TypeError: there is no ReducerDDP in ``model``, or there are several.
+        TypeError: ``model`` contains no ReducerDDP, or contains several.
         ValueError: ``max_steps`` is not positive.
+
+    Example:
+        >>> with ddpx.record(model) as timeline:
+        ...     for batch in batches:
+        ...         model(batch).sum().backward()
+        >>> len(timeline.steps)
+        3
     """
     if max_steps is not None and max_steps < 1:
         raise errors.bad_max_steps(max_steps)
@@ -62,7 +72,15 @@ def _find_wrapper(model: nn.Module) -> ReducerDDP:
 
 
 class Timeline:
-    """What happened in the steps of a model, on all ranks. From :func:`record` or :meth:`load`."""
+    """The recorded steps of a model on all ranks, from :func:`record` or :meth:`load`.
+
+    Example:
+        >>> with ddpx.record(model, max_steps=2) as timeline:
+        ...     for batch in batches:
+        ...         model(batch).sum().backward()
+        >>> [step.number for step in timeline.steps]
+        [0, 1]
+    """
 
     def __init__(self, recorder: Recorder | None, ranks: Sequence[RankData] = ()) -> None:
         self._recorder = recorder
@@ -71,10 +89,18 @@ class Timeline:
     # ---- recording -----------------------------------------------------------------------------
 
     def start(self) -> Timeline:
-        """Begins to record. Collective over the model's process group.
+        """Starts the recording. A collective call over the model's process group.
+
+        Returns:
+            This timeline.
 
         Raises:
-            RuntimeError: it has been started before, or a backward is running.
+            RuntimeError: The timeline was started before, or a backward is running.
+
+        Example:
+            >>> timeline = ddpx.record(model).start()
+            >>> model(inputs).sum().backward()
+            >>> timeline = timeline.stop()
         """
         if self._recorder is None or self._recorder.started:
             raise errors.timeline_started()
@@ -82,10 +108,21 @@ class Timeline:
         return self
 
     def stop(self) -> Timeline:
-        """Ends the recording and gathers what all ranks recorded, on every rank. Collective.
+        """Ends the recording, and gathers the data of all ranks on every rank.
+
+        A collective call over the model's process group.
+
+        Returns:
+            This timeline.
 
         Raises:
-            RuntimeError: it is not recording.
+            RuntimeError: The timeline is not recording.
+
+        Example:
+            >>> timeline = ddpx.record(model).start()
+            >>> model(inputs).sum().backward()
+            >>> len(timeline.stop().steps)
+            1
         """
         recorder = self._running()
         recorder.stop()
@@ -121,10 +158,14 @@ class Timeline:
 
     @cached_property
     def recording(self) -> Recording:
-        """Everything, as typed values.
+        """All recorded data, as a :class:`~ddpx.timeline.model.Recording`.
 
         Raises:
-            RuntimeError: nothing has been recorded yet.
+            RuntimeError: The timeline has no data yet.
+
+        Example:
+            >>> timeline.recording.param_names
+            ('weight', 'bias')
         """
         if not self._ranks:
             raise errors.timeline_empty()
@@ -132,49 +173,122 @@ class Timeline:
 
     @property
     def steps(self) -> tuple[Step, ...]:
+        """The complete steps, in order.
+
+        Raises:
+            RuntimeError: The timeline has no data yet.
+
+        Example:
+            >>> bucket = timeline.steps[0].ranks[1].buckets[0]
+            >>> bucket.launched < bucket.completed
+            True
+        """
         return self.recording.steps
 
     def summary(self) -> Summary:
-        """Per bucket and per step, over all recorded steps; ``print()`` makes tables of it."""
+        """Computes medians for each bucket and each rank, over all recorded steps.
+
+        Returns:
+            A :class:`~ddpx.timeline.summary.Summary`. ``print()`` shows its tables.
+
+        Raises:
+            RuntimeError: No complete step was recorded.
+
+        Example:
+            >>> print(timeline.summary())
+            2 steps (1 to 2) of 2 of 2 ranks over gloo, on cpu; medians in ms.
+            ...
+        """
         return summarize(self.recording)
 
     def advice(self) -> list[str]:
-        """What the measurements say, in sentences; empty if there is nothing to gain."""
+        """Derives advice from the measurements.
+
+        Returns:
+            Sentences, the most important sentence first. Empty if there is nothing to improve.
+
+        Raises:
+            RuntimeError: No complete step was recorded.
+
+        Example:
+            >>> lines = [f"- {sentence}" for sentence in timeline.advice()]
+        """
         return advise(self.recording)
 
     # ---- files ---------------------------------------------------------------------------------
 
     def export_chrome_trace(self, path: str | Path) -> None:
-        """Writes Chrome trace events, which https://ui.perfetto.dev opens, and :meth:`load`."""
+        """Writes a file of Chrome trace events.
+
+        https://ui.perfetto.dev and :meth:`load` open the file.
+
+        Args:
+            path: The file to write.
+
+        Raises:
+            RuntimeError: The timeline has no data yet.
+
+        Example:
+            >>> timeline.export_chrome_trace("steps.json")
+            >>> len(ddpx.Timeline.load("steps.json").steps)
+            3
+        """
         trace.write(path, self.recording, self._ranks)
 
     @classmethod
     def load(cls, path: str | Path, model: int = 0) -> Timeline:
-        """From a file of :meth:`export_chrome_trace`, or a folder of files of single ranks.
-
-        ``DDPX_TIMELINE`` and the adapters in ``ddpx.integrations`` write such folders.
+        """Reads a timeline from a file or a folder.
 
         Args:
-            model: of a folder, which of the script's models: its number in the order in which they
-                were wrapped, from 0.
+            path: A file of :meth:`export_chrome_trace`, or a folder with a file of each rank.
+                ``DDPX_TIMELINE`` and the adapters in ``ddpx.integrations`` write such folders.
+            model: The number of the model, if the script wrapped several. Models are counted from
+                0 in the order of wrapping. Default 0.
+
+        Returns:
+            A timeline.
 
         Raises:
-            ValueError: it holds no timeline of ddpx, or none of this model.
+            ValueError: The path has no timeline of ddpx, or no timeline of this model.
+
+        Example:
+            >>> timeline.export_chrome_trace("steps.json")
+            >>> ddpx.Timeline.load("steps.json").recording.world_size
+            2
         """
         return cls(None, trace.read(path, model))
 
     def save_plot(self, path: str | Path, step: int | None = None) -> None:
-        """Draws one step of all ranks; needs matplotlib.
+        """Draws one step of all ranks. Requires matplotlib.
 
         Args:
-            step: its number. None: the one of median length.
+            path: The picture to write. The suffix selects the format.
+            step: The number of the step. Default: the step of median duration.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            RuntimeError: No complete step was recorded.
+            ValueError: The timeline has no such step.
+
+        Example:
+            >>> timeline.save_plot("step.png", step=2)
         """
         from ddpx.timeline.picture import draw
 
         draw(self.recording, path, step)
 
     def save_html(self, path: str | Path) -> None:
-        """Writes one page, without references to others, to step through every iteration."""
+        """Writes an HTML page that shows every step. The page loads no other file.
+
+        Args:
+            path: The page to write.
+
+        Raises:
+            RuntimeError: No complete step was recorded.
+
+        Example:
+            >>> timeline.save_html("steps.html")
+        """
         from ddpx.timeline.page import write
 
         write(self.recording, path)
