@@ -52,7 +52,7 @@ wheel: build  ## build sdist and wheel into dist, and try each in an empty envir
 	$(BIN)/python scripts/packages.py
 
 test-torch: build  ## test with another torch, as VERSION=2.12.0, and write the result into README.md (25 min)
-	$(BIN)/python scripts/test_torch.py $(VERSION)
+	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(QUICK),--quick)
 
 lock: $(VENV)/.deps  ## write the versions of the packages in .venv into requirements.lock
 	$(BIN)/python scripts/lock.py

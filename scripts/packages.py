@@ -24,7 +24,7 @@ DIST = ROOT / "dist"
 INSTALLED_ONLY = "-P" if sys.version_info >= (3, 11) else "-s"
 
 
-def run(*command: object, cwd: Path = ROOT) -> str:
+def run(*command: object, cwd: Path = ROOT, limit_s: float | None = None) -> str:
     """What the command printed; RuntimeError with it if the command fails."""
     done = subprocess.run(
         [str(word) for word in command],
@@ -33,6 +33,7 @@ def run(*command: object, cwd: Path = ROOT) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
+        timeout=limit_s,
     )
     if done.returncode != 0:
         text = " ".join(str(word) for word in command)
@@ -52,7 +53,9 @@ def build(*kinds: str) -> Sequence[Path]:
 
 
 @contextmanager
-def installed(package: Path, torch: str, *others: str) -> Iterator[tuple[Path, Path]]:
+def installed(
+    package: Path, torch: str, *others: str, torch_limit_s: float | None = None
+) -> Iterator[tuple[Path, Path]]:
     """A fresh environment with torch, the package and others; its Python and an empty folder."""
     with tempfile.TemporaryDirectory(prefix="ddpx-packages-") as folder:
         environment, elsewhere = Path(folder) / "env", Path(folder) / "elsewhere"
@@ -60,7 +63,8 @@ def installed(package: Path, torch: str, *others: str) -> Iterator[tuple[Path, P
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run(*pip, f"torch=={torch}", "setuptools", "wheel", "ninja", *others)
+        run(*pip, f"torch=={torch}", limit_s=torch_limit_s)
+        run(*pip, "setuptools", "wheel", "ninja", *others)
         run(*pip, "--no-build-isolation", package, cwd=elsewhere)
         yield python, elsewhere
 
