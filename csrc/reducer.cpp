@@ -44,6 +44,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
     join_arrivals();
   }
   for (const auto param_index : local_arrivals) {
+    links_.pull(param_index);  // pushed by an earlier arrival of the same param
     arrive(param_index);
   }
 }
@@ -110,6 +111,7 @@ void Reducer::arrive(std::size_t param_index) {
         order_.record(param_index);
       }
       cast_to_local_dtype(param_index);
+      links_.push(param_index);
       break;
     case Arrival::kRepeated:
       report_later(
