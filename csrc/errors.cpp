@@ -186,6 +186,30 @@ UserError grads_taken_away(const Where& where, const std::vector<std::string>& n
       "ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B, whose backward is a plain one.");
 }
 
+UserError joined_step_is_local(const Where& where) {
+  return UserError(
+      opening(where) +
+      "in a join() context, forward ran outside no_sync() and announced to the other ranks that "
+      "this step averages gradients, but backward runs inside no_sync(). Put the forward inside "
+      "no_sync() as well to keep gradients local.");
+}
+
+UserError joined_step_averages(const Where& where) {
+  return UserError(
+      opening(where) +
+      "in a join() context, forward ran inside no_sync() and announced to the other ranks that "
+      "this step leaves gradients local, but this backward averages gradients. Put the backward "
+      "inside no_sync() as well to keep gradients local, or the forward outside to average them.");
+}
+
+UserError prepared_in_join(const Where& where) {
+  return UserError(
+      opening(where) +
+      "prepare_for_backward() was called in a join() context, without a forward outside "
+      "no_sync() before it. Ranks without inputs learn at forward whether a step averages "
+      "gradients. Run the last forward of the step outside no_sync().");
+}
+
 UserError params_changed(const Where& where, const std::vector<std::string>& names) {
   return UserError(
       opening(where) + count_params(names.size()) +

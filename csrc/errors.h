@@ -82,6 +82,11 @@ UserError autograd_grad_of_params(const Where& where, const std::vector<std::str
 // autograd.grad() takes gradients away that prepare_for_backward() has promised to average.
 UserError grads_taken_away(const Where& where, const std::vector<std::string>& names);
 
+// In a join() context, the backward that runs is not what its forward has announced.
+UserError joined_step_is_local(const Where& where);
+UserError joined_step_averages(const Where& where);
+UserError prepared_in_join(const Where& where);
+
 // Params that are not what was wrapped any more: of another dtype, device or number of elements...
 UserError params_changed(const Where& where, const std::vector<std::string>& names);
 // ...or without a gradient then, and with one now.

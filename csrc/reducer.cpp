@@ -17,6 +17,10 @@ namespace ddpx {
 void Reducer::on_output_grad(ForwardSync forward) {
   const auto lock = enter();
   note(EventKind::kBackwardBegin);
+  if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
+      BackwardScope::runs_whole_graph()) {
+    throw errors::joined_step_is_local(where());
+  }
   if (!sync_enabled_ || hooks_.empty()) {
     if (!recordings_.empty()) {
       scope_.join(weak_from_this());  // to note when it ends
@@ -44,6 +48,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
     join_arrivals();
   }
   for (const auto param_index : local_arrivals) {
+    links_.pull(param_index);  // pushed by an earlier arrival of the same param
     arrive(param_index);
   }
 }
@@ -110,6 +115,7 @@ void Reducer::arrive(std::size_t param_index) {
         order_.record(param_index);
       }
       cast_to_local_dtype(param_index);
+      links_.push(param_index);
       break;
     case Arrival::kRepeated:
       report_later(
@@ -149,6 +155,7 @@ void Reducer::begin_step() {
   notes_.check();
   check_capture();
   check_params();
+  begin_joined_step();
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
@@ -200,6 +207,16 @@ void Reducer::begin_step() {
     if (!left_alone_[param_index]) {
       accept(param_index);
     }
+  }
+}
+
+// Ranks without inputs make the step that this rank's forward has announced.
+void Reducer::begin_joined_step() {
+  if (joined_step_ == JoinedStep::kLocal) {
+    throw errors::joined_step_averages(where());
+  }
+  if (joined_step_ == JoinedStep::kAverages) {
+    joined_step_ = JoinedStep::kUnannounced;
   }
 }
 

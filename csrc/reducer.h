@@ -124,6 +124,14 @@ class Reducer final : public GradListener,
   // From the next step on, what gradients are divided by; the world size if nothing.
   void set_divisor(std::optional<int> divisor);
 
+  // A forward of a join() context has announced to ranks without inputs whether its backward
+  // averages. A backward that does otherwise raises.
+  void announce_joined_step(bool averages);
+  // The join() context has ended. Takes no lock.
+  void leave_join() {
+    joined_step_ = JoinedStep::kOutsideJoin;
+  }
+
   // From the next step on the sparse gradient of a param has entries in these rows only, on every
   // rank; see Bucket::set_rows. UserError if the param's gradient is not expected to be sparse.
   void set_sparse_rows(std::size_t param_index, const at::Tensor& rows);
@@ -258,6 +266,7 @@ class Reducer final : public GradListener,
   // A step.
   void begin_step();
   void begin_empty_step();
+  void begin_joined_step();
   bool reaches_nothing();
   void arrive(std::size_t param_index);
   void accept(std::size_t param_index);
@@ -360,6 +369,7 @@ class Reducer final : public GradListener,
   mutable std::optional<std::thread::id> occupant_;
   bool launching_ = false;  // a thread launches buckets, perhaps without the mutex
   std::atomic<bool> sync_enabled_{true};
+  std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
   Phase phase_ = Phase::kIdle;
   BucketPlan plan_;
   std::vector<Bucket> buckets_;

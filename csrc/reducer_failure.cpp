@@ -117,6 +117,7 @@ void Reducer::reset() {
     throw errors::inside_backward(where(), "reset()");
   }
   changed_.wait(lock, [this] { return !launching_; });
+  backward_sync_ = {};
   if (phase_ == Phase::kCollecting) {
     go_to(Phase::kFailed);
   }

@@ -48,6 +48,13 @@ void Reducer::set_divisor(std::optional<int> divisor) {
   divisor_ = divisor;
 }
 
+void Reducer::announce_joined_step(bool averages) {
+  const auto lock = enter();
+  if (averages || joined_step_ != JoinedStep::kAverages) {
+    joined_step_ = averages ? JoinedStep::kAverages : JoinedStep::kLocal;
+  }
+}
+
 void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
   const auto lock = enter();
   if (param_index >= params_.size()) {
@@ -176,6 +183,9 @@ void Reducer::prepare_for_backward() {
   const auto lock = enter();
   if (BackwardScope::inside_any_task()) {
     throw errors::inside_backward(where(), "prepare_for_backward()");
+  }
+  if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
+    throw errors::prepared_in_join(where());
   }
   backward_sync_.prepare();
   for (std::size_t i = 0; i < hooks_.size(); ++i) {

@@ -420,6 +420,10 @@ class Reducer:
         """From here on the graph is the same in every step."""
     def set_divisor(self, divisor: int | None) -> None:
         """From the next step on, what gradients are divided by; the world size if None."""
+    def announce_joined_step(self, averages: bool) -> None:
+        """What ranks without inputs were told; a backward that does otherwise raises."""
+    def leave_join(self) -> None:
+        """Backwards are not compared with announcements any more."""
     def set_sample_rate(self, sample_rate: int) -> None:
         """Every how many steps ``report`` is renewed, after the first ten."""
     def set_collective(

@@ -100,21 +100,27 @@ def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.Proc
         ValueError: parts of the module are under ``fully_shard``, or ranks of ``group`` hold
             different shards of a parameter or buffer.
     """
+    names = [name for name in _params_under_fsdp(module) if name not in ignored]
+    if names:
+        raise errors.params_under_fsdp(names)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     sharded = {n: t for n, t in tensors.items() if is_dtensor(t) and n not in ignored}
     if not sharded:
         return
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        modules = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
-        under_fsdp = {id(p) for m in modules for p in m.parameters()}
-        names = [name for name, tensor in sharded.items() if id(tensor) in under_fsdp]
-        if names:
-            raise errors.params_under_fsdp(names)
     ranks = set(dist.get_process_group_ranks(group))
     names = [name for name, tensor in sharded.items() if _is_split_over(tensor, ranks)]
     if names:
         raise errors.params_split_over_group(names)
+
+
+def _params_under_fsdp(module: nn.Module) -> list[str]:
+    """Between a forward and its backward such parameters may be plain tensors."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    modules = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
+    under_fsdp = {id(p) for m in modules for p in m.parameters()}
+    return [name for name, param in module.named_parameters() if id(param) in under_fsdp]
 
 
 def _is_split_over(param: Any, ranks: set[int]) -> bool:

@@ -61,6 +61,13 @@ def bad_dtype(name: str, value: object) -> TypeError:
     )
 
 
+def dtype_without_sums(name: str, dtype: object) -> ValueError:
+    return ValueError(
+        f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 bits or "
+        f"less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
+    )
+
+
 def dtypes_and_mixed_precision() -> ValueError:
     return ValueError(
         "mixed_precision has a reduce_dtype of its own, so that reduce_dtype= and grad_dtype= "
@@ -94,7 +101,8 @@ def params_under_fsdp(names: Sequence[str]) -> ValueError:
         f"fully_shard() already shards and reduces parameters of this module: "
         f"{', '.join(names)}. ReducerDDP does not wrap such a module. To replicate over one mesh "
         "dimension and shard over another, pass a mesh of both to fully_shard(module, mesh=...) "
-        "and wrap nothing; or apply ReducerDDP to the other parts of the model alone."
+        "and wrap nothing. If the mesh of fully_shard() has the data-parallel dimension already, "
+        "apply ReducerDDP to the other parts of the model alone."
     )
 
 

@@ -76,7 +76,7 @@ def make_options(
     Raises:
         TypeError: a flag that is no bool, a cap list that is no list, a dtype that is none of
             floating point.
-        ValueError: a cap that is not a finite number of MiB, 0 or more.
+        ValueError: a cap that is not a finite number of MiB, 0 or more; a dtype of 8 bits.
     """
     flags = {
         "broadcast_buffers": broadcast_buffers,
@@ -96,6 +96,8 @@ def make_options(
     for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise errors.bad_dtype(name, dtype)
+        if dtype is not None and dtype.itemsize < torch.float16.itemsize:
+            raise errors.dtype_without_sums(name, dtype)
     if check_reduction:
         warnings.warn("check_reduction has no effect; leave it out.", FutureWarning, stacklevel=3)
 

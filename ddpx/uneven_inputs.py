@@ -5,6 +5,7 @@ The context manager is torch's ``torch.distributed.algorithms.Join``.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class UnevenInputs(BufferSync, Joinable):
     require_backward_grad_sync: bool
     _divide_by_initial_world_size = True
     _joined_before = False
+    _num_joins = 0  # join contexts that were made
+    _open_join: int | None = None  # the number of the one that has not ended
     _authoritative_rank: int  # whose model all ranks got at the end of a join context
 
     def join(
@@ -80,7 +83,13 @@ class UnevenInputs(BufferSync, Joinable):
         """
         self._joined_before = True
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        return _Shadow(self)
+        self._num_joins += 1
+        self._open_join = self._num_joins
+        shadow = _Shadow(self)
+        # An exception that leaves the context calls no hook, but the context lets its hooks go.
+        ended = weakref.finalize(shadow, _leave_join, weakref.ref(self), self._open_join)
+        ended.atexit = False
+        return shadow
 
     @property
     def join_device(self) -> torch.device:
@@ -104,6 +113,8 @@ class UnevenInputs(BufferSync, Joinable):
     def _agree_on_sync(self, has_inputs: bool) -> torch.Tensor:
         """1 or more if some rank's next backward is synchronised."""
         syncs = has_inputs and self.require_backward_grad_sync
+        if has_inputs and self._open_join is not None:
+            self.reducer.announce_joined_step(syncs)
         flag = torch.full((1,), float(syncs), device=self.device)
         work = dist.all_reduce(flag, group=self.process_group, async_op=True)
         health.wait(work, self.process_group, self.device)
@@ -121,6 +132,13 @@ class UnevenInputs(BufferSync, Joinable):
         work = dist.all_reduce(highest, op=maximum, group=self.process_group, async_op=True)
         health.wait(work, self.process_group, self.device)
         return int(highest.item())
+
+
+def _leave_join(wrapper: weakref.ref[UnevenInputs], number: int | None) -> None:
+    model = wrapper()
+    if model is not None and number is not None and model._open_join == number:
+        model._open_join = None
+        model.reducer.leave_join()
 
 
 class _Shadow(JoinHook):
@@ -154,3 +172,4 @@ class _Shadow(JoinHook):
         )
         state_sync.broadcast(state, wrapper.process_group, source)
         wrapper.reducer.set_divisor(None)
+        _leave_join(weakref.ref(wrapper), wrapper._open_join)

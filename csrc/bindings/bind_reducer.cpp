@@ -199,6 +199,8 @@ void bind_reducer(py::module_& module) {
       .def("reset", &Reducer::reset, NoGil())
       .def("set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("set_divisor", &Reducer::set_divisor, py::arg("divisor"), NoGil())
+      .def("announce_joined_step", &Reducer::announce_joined_step, py::arg("averages"), NoGil())
+      .def("leave_join", &Reducer::leave_join)
       .def("set_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"), NoGil())
       .def(
           "set_collective",

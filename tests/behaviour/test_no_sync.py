@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from slow_ddp import (
     Net,
     SlowDDP,
     assert_same,
     backward,
-    bare,
+    build_same,
     check_steps,
     data,
     error_of,
@@ -23,10 +25,11 @@ from slow_ddp import (
     seed,
 )
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
 
-Model = SlowDDP | ReducerDDP
+Model = SlowDDP | ReducerDDP | DistributedDataParallel
 
 
 def _local(model: Model, loss: torch.Tensor) -> None:
@@ -39,7 +42,7 @@ def _local(model: Model, loss: torch.Tensor) -> None:
 
 
 def _prepare(model: Model) -> None:
-    if isinstance(model, ReducerDDP):
+    if not isinstance(model, SlowDDP):
         model.reducer.prepare_for_backward([])
 
 
@@ -101,7 +104,23 @@ def _prepared_once(model: Model) -> None:
 
 
 def _bypass_inside(model: Model) -> None:
-    backward(model, _forward_inside(model, bare(model)))
+    backward(model, _forward_inside(model, model.module))
+
+
+def _bypass_outside(model: Model) -> None:
+    backward(model, loss_of(model.module(data())))
+
+
+def _bypass_after_outside(model: Model) -> None:
+    """The output of the forward outside has no backward."""
+    model(data())
+    _bypass_outside(model)
+
+
+def _inside_after_outside(model: Model) -> None:
+    """The output of the forward outside has no backward."""
+    model(data())
+    _forward_inside_alone(model)
 
 
 def _inside_then_outside(model: Model) -> None:
@@ -114,12 +133,20 @@ def _outside_then_inside(model: Model) -> None:
     backward(model, loss + _forward_inside(model, model))
 
 
-LOCAL = (_both_inside, _backward_inside, _forward_inside_alone, _two_forwards_inside)
+LOCAL = (
+    _both_inside,
+    _backward_inside,
+    _forward_inside_alone,
+    _two_forwards_inside,
+    _inside_after_outside,
+)
 AVERAGED = (
     _both_outside,
     _prepared,
     _prepared_before_a_penalty,
     _bypass_inside,
+    _bypass_outside,
+    _bypass_after_outside,
     _inside_then_outside,
     _outside_then_inside,
 )
@@ -218,15 +245,15 @@ class Hides(Net):
         return Hidden(super().forward(x))
 
 
+def _hidden_inside(model: Model) -> None:
+    with model.no_sync():
+        output = model(data())
+    backward(model, loss_of(output.tensor))
+
+
 def _check_hidden(mode: str) -> None:
     ours, slow = make_pair(Hides, mode)
-
-    def step(model: Model, number: int) -> None:
-        with model.no_sync():
-            output = model(data())
-        backward(model, loss_of(output.tensor))
-
-    check_steps(ours, slow, step)
+    check_steps(ours, slow, lambda model, number: _hidden_inside(model))
 
 
 @modes
@@ -255,6 +282,36 @@ def _check_failed_backward(mode: str) -> None:
             _forward_inside_alone(model)
         assert_same(ours, slow)
     check_steps(ours, slow, plain_step)
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: object, grad: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("on purpose")
+
+
+def _check_failed_above(mode: str) -> None:
+    """An announced backward that does not come as far as the wrapper is forgotten by reset()."""
+    ours, slow = make_pair(Net, mode)
+    loss = _Fails.apply(_forward_inside(ours, ours))
+    _prepare(ours)
+    assert "on purpose" in error_of(loss.backward)
+    ours.reset()
+    for model in (slow, ours):
+        seed(3)
+        _forward_inside_alone(model)
+    assert_same(ours, slow)
+    assert ours.reducer.num_steps == 0
+    check_steps(ours, slow, plain_step)
+
+
+@modes
+def test_after_a_backward_that_raised_above_the_wrapper(ranks, mode):
+    on_ranks(ranks, 2, _check_failed_above, mode)
 
 
 @modes
@@ -294,3 +351,80 @@ def _check_inside_backward() -> None:
 
 def test_prepare_within_a_backward_is_an_error(ranks):
     on_ranks(ranks, 2, _check_inside_backward)
+
+
+# The column DDP of the table in docs/gradient_accumulation.md: whether DDP averages.
+OF_DDP: dict[Callable[[Model], None], bool] = {
+    _both_outside: True,
+    _backward_inside: True,
+    _forward_inside_alone: False,
+    _both_inside: False,
+    _prepared: True,
+    _inside_then_outside: True,
+    _outside_then_inside: True,
+    _bypass_inside: False,
+    _bypass_outside: False,
+    _bypass_after_outside: True,
+    _inside_after_outside: True,
+    _hidden_inside: False,
+}
+
+
+def _check_ddp(usage: Callable[[Model], None], averages: bool) -> None:
+    """DDP's gradients, against those of a module that is never averaged."""
+    module = build_same(Hides if usage is _hidden_inside else Net)
+    local = SlowDDP(copy.deepcopy(module))
+    local.require_backward_grad_sync = False
+    ddp = DistributedDataParallel(module)
+    for number in range(4):
+        for model in (local, ddp):
+            model.zero_grad()
+            seed(number)
+            usage(model)
+        for param, expected in zip(ddp.parameters(), local.parameters(), strict=True):
+            grad = expected.grad
+            if averages:
+                dist.all_reduce(grad)
+                grad /= dist.get_world_size()
+            torch.testing.assert_close(param.grad, grad)
+
+
+@pytest.mark.parametrize("usage", OF_DDP, ids=lambda usage: usage.__name__)
+def test_what_the_page_says_of_ddp(ranks, usage):
+    on_ranks(ranks, 2, _check_ddp, usage, OF_DDP[usage])
+
+
+class Normed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+def _num_broadcasts(model: Model, usage: Callable[[Model], None]) -> int:
+    with torch.profiler.profile() as profile:
+        usage(model)
+    return sum(event.name == "gloo:broadcast" for event in profile.events())
+
+
+def _check_buffers() -> None:
+    """Buffers are broadcast at the forwards at which DDP broadcasts them."""
+    module = build_same(Normed)
+    ours = ReducerDDP(copy.deepcopy(module))
+    silent = ReducerDDP(copy.deepcopy(module), forward_sync_buffers=False)
+    ddp = DistributedDataParallel(copy.deepcopy(module))
+    for usage in (_both_outside, _forward_inside_alone, _both_inside, _backward_inside):
+        for model in (ours, silent, ddp):
+            for _ in range(3):
+                plain_step(model, 0)
+        counts = [[_num_broadcasts(m, usage) for _ in range(3)] for m in (ours, silent, ddp)]
+        assert counts[0] == counts[2] and not any(counts[1]), (usage.__name__, counts)
+        # A broadcast of floats, and one of integers.
+        after_the_first = 0 if usage in (_forward_inside_alone, _both_inside) else 2
+        assert counts[0] == [2, after_the_first, after_the_first], (usage.__name__, counts)
+
+
+def test_buffers_follow_ddp(ranks):
+    on_ranks(ranks, 2, _check_buffers)

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <functional>
 #include <string>
 
 #include "replica.h"
@@ -76,6 +77,67 @@ TEST_F(ReducerNoSync, AGradientThatAutogradGradTakesIsAnErrorWhereOneWasPrepared
     expect_mentions(error.what(), {"'w1'", "ScheduleInterleavedZeroBubble"});
   }
   EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
+TEST_F(ReducerNoSync, ResetForgetsThatABackwardWasPrepared) {
+  replica.reducer->prepare_for_backward();
+  replica.reducer->reset();
+  local_forward().backward();
+  EXPECT_EQ(replica.grads(), kLocalGrads);
+}
+
+// In a join() context, for ranks that have run out of inputs.
+class ReducerJoined : public ReducerNoSync {
+ protected:
+  std::string error_of(const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(ReducerJoined, ALocalBackwardIsAnErrorWhereAnAverageWasAnnounced) {
+  replica.reducer->announce_joined_step(true);
+  const auto loss = replica.forward({2, 1, 0});
+  replica.reducer->set_sync_enabled(false);
+  expect_mentions(error_of([&] { loss.backward(); }), {"join()", "backward runs inside"});
+  replica.reducer->set_sync_enabled(true);
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST_F(ReducerJoined, AnAverageIsAnErrorWhereOnlyLocalStepsWereAnnounced) {
+  replica.reducer->announce_joined_step(false);
+  const auto bypass = replica.params[0].sum();
+  expect_mentions(error_of([&] { bypass.backward(); }), {"join()", "averages gradients"});
+  EXPECT_EQ(num_all_reduces(), 0u);
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
+TEST_F(ReducerJoined, AnAnnouncedAverageAllowsLocalStepsBesideIt) {
+  replica.reducer->announce_joined_step(true);
+  const auto loss = replica.forward({2, 1, 0});
+  replica.reducer->announce_joined_step(false);
+  local_forward().backward();
+  replica.clear_grads();
+  loss.backward();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST_F(ReducerJoined, PreparingNeedsAnAnnouncedAverage) {
+  const auto prepare = [this] { replica.reducer->prepare_for_backward(); };
+  replica.reducer->announce_joined_step(false);
+  expect_mentions(error_of(prepare), {"join()", "prepare_for_backward()"});
+  replica.reducer->announce_joined_step(true);
+  EXPECT_EQ(error_of(prepare), "");
+  replica.step();
+  expect_mentions(error_of(prepare), {"join()"});
+  replica.reducer->leave_join();
+  EXPECT_EQ(error_of(prepare), "");
 }
 
 TEST_F(ReducerNoSync, AutogradGradOfALocalForwardIsLocal) {

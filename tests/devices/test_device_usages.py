@@ -66,6 +66,30 @@ def test_sixteen_bits(device_ranks, device, world_size, dtype, mode):
     _compare(ranks, cases.in_sixteen_bits, device, dtypes, **MODES[mode])
 
 
+SUMS = {
+    "reduce": {"reduce_dtype": torch.float32},
+    "grad": {"grad_dtype": torch.float32},
+    "both": {"reduce_dtype": torch.float32, "grad_dtype": torch.float32},
+}
+
+
+@pytest.mark.full_only
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtypes", SUMS)
+@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("num_micro_steps", [1, 64])
+def test_sums_in_sixteen_bits(device_ranks, device, world_size, dtypes, num_micro_steps, mode):
+    ranks = device_ranks(device, world_size)
+    options = {**MODES[mode], "timeout": 100.0}
+    ranks.run(cases.sums_against_float64, device, SUMS[dtypes], num_micro_steps, **options)
+
+
+@pytest.mark.parametrize("dtypes", SUMS)
+def test_many_ranks_and_micro_steps(device_ranks, device, dtypes):
+    ranks = device_ranks(device, 8)
+    ranks.run(cases.sums_against_float64, device, SUMS[dtypes], 64, timeout=100.0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):

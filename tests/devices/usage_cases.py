@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Collection
 from typing import Any
@@ -105,6 +106,47 @@ def in_sixteen_bits(device: str, dtypes: dict[str, torch.dtype], **options: Any)
             backward(loss_of(ours, x))
         grads += [param.grad.cpu() for param in ours.parameters()]
     return grads
+
+
+# Half a unit in the last place of bfloat16, and a little for float32 on the way there.
+_ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
+_FLOAT32 = 2.0**-21
+
+
+def sums_against_float64(
+    device: str, dtypes: dict[str, torch.dtype], num_micro_steps: int, **options: Any
+) -> None:
+    """The error of sums over micro-steps and ranks is that of one rounding at the end."""
+    module = layers(device).to(torch.bfloat16)
+    plain = copy.deepcopy(module)
+    params = list(plain.parameters())
+    ours = ReducerDDP(module, bucket_cap_mb=0.0015, **options, **dtypes)
+    for step in range(2):
+        ours.zero_grad()
+        totals = [torch.zeros_like(param, dtype=torch.float64) for param in params]
+        for micro_step in range(num_micro_steps):
+            x = batch(device, num_micro_steps * step + micro_step).to(torch.bfloat16)
+            for total, grad in zip(
+                totals, torch.autograd.grad(loss_of(plain, x), params), strict=True
+            ):
+                total += grad.double()
+            ours.require_backward_grad_sync = micro_step == num_micro_steps - 1
+            if ours.require_backward_grad_sync:
+                backward(loss_of(ours, x))
+            else:
+                loss_of(ours, x).backward()
+        for param, total in zip(ours.parameters(), totals, strict=True):
+            expected = total.cpu()
+            dist.all_reduce(expected)
+            expected /= dist.get_world_size()
+            assert param.grad is not None
+            rounds = "grad_dtype" not in dtypes
+            assert param.grad.dtype is (torch.bfloat16 if rounds else torch.float32)
+            error = (param.grad.cpu().double() - expected).abs()
+            # Sums cancel: float32's error is relative to what is added up.
+            allowed = (_ONE_ROUNDING if rounds else 0) * expected.abs()
+            allowed += _FLOAT32 * num_micro_steps
+            assert (error <= allowed).all(), (step, (error - allowed).max())
 
 
 def steps_without_synchronisation(device: str, **options: Any) -> None:

@@ -6,6 +6,7 @@ import copy
 import tempfile
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from ddpx import ReducerDDP
 from ddpx.dtensors import local_part
@@ -363,18 +365,149 @@ def test_a_group_with_several_shards_is_refused(ranks):
     ranks(4).run(_check_refusals)
 
 
-def _check_fully_shard() -> None:
+def _check_fully_shard(forward_first: bool) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = _mesh()
     net = Net()
-    fully_shard(net.blocks[1], mesh=mesh["tp"])
+    fully_shard(net.blocks[1], mesh=mesh["tp"], reshard_after_forward=not forward_first)
+    if forward_first:
+        net(_data(0, mesh))
+        assert not isinstance(net.blocks[1].up.weight, DTensor), "unsharded until backward"
     text = _refusal(lambda: ReducerDDP(net, device_mesh=mesh["dp"]))
     assert "blocks.1.up.weight" in text and "fully_shard(module, mesh=...)" in text
+    assert "has the data-parallel dimension" in text, text
     assert "blocks.0" not in text and "head" not in text
     net.blocks[1].requires_grad_(False)
     assert "blocks.1.up.weight" in _refusal(lambda: ReducerDDP(net, device_mesh=mesh["dp"]))
+    ignored = {f"blocks.1.{name}" for name, _ in net.blocks[1].named_parameters()}
+    net._ddp_params_and_buffers_to_ignore = ignored
+    model = ReducerDDP(net, device_mesh=mesh["dp"])
+    model(_data(0, mesh)).square().mean().backward()
+    assert model.reducer.num_steps == 1
 
 
-def test_parts_under_fully_shard_are_refused(ranks):
-    ranks(4).run(_check_fully_shard)
+@pytest.mark.parametrize("forward_first", [False, True])
+def test_parts_under_fully_shard_are_refused(ranks, forward_first):
+    ranks(4).run(_check_fully_shard, forward_first)
+
+
+DTYPES: dict[str, dict[str, torch.dtype]] = {
+    "reduce": {"reduce_dtype": torch.float32},
+    "grad": {"grad_dtype": torch.float32},
+    "both": {"reduce_dtype": torch.float32, "grad_dtype": torch.float32},
+}
+# Half a unit in the last place of bfloat16, and a little for float32 on the way there.
+ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
+FLOAT32 = 2.0**-21
+NUM_PARTS = 12
+
+
+class Repeated(nn.Module):
+    """The gradient of each parameter arrives in NUM_PARTS parts per backward."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH, dtype=torch.bfloat16)
+        self.down = nn.Linear(2 * WIDTH, WIDTH, dtype=torch.bfloat16)
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(self, mesh["tp"], plan)
+
+    def _block(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(NUM_PARTS):
+            x = checkpoint(self._block, x, use_reentrant=True)
+        return x
+
+
+def _sums_of_parts(plain: nn.Module, xs: torch.Tensor, mesh: DeviceMesh) -> list[torch.Tensor]:
+    """Of local shards: the mean over data-parallel ranks, of all parts, in float64."""
+    params = list(plain.parameters())
+    sums = [torch.zeros_like(local_part(param), dtype=torch.float64) for param in params]
+
+    def add(total: torch.Tensor, param: DTensor, grad: DTensor) -> None:
+        total += local_part(grad.redistribute(placements=param.placements))
+
+    handles = [
+        param.register_hook(partial(add, total, param))
+        for total, param in zip(sums, params, strict=True)
+    ]
+    for x in xs:
+        plain(x.requires_grad_()).float().square().sum().backward()
+    for handle in handles:
+        handle.remove()
+    for total in sums:
+        dist.all_reduce(total, group=mesh["dp"].get_group())
+        total /= 2
+    return sums
+
+
+def _assert_one_rounding(
+    model: ReducerDDP, expected: list[torch.Tensor], dtypes: str, step: int
+) -> None:
+    for (name, param), total in zip(model.module.named_parameters(), expected, strict=True):
+        rounds = dtypes == "reduce"
+        assert param.grad.dtype is (torch.bfloat16 if rounds else torch.float32), name
+        error = (local_part(param.grad).double() - total).abs()
+        allowed = (ONE_ROUNDING if rounds else 0) * total.abs() + FLOAT32 * total.abs().max()
+        assert (error <= allowed).all(), (step, name, (error / total.abs().max()).max())
+
+
+def _check_dtypes(mode: str, dtypes: str, num_micro_steps: int) -> None:
+    mesh = _mesh()
+    torch.manual_seed(0)
+    module = Repeated(mesh)
+    plain = copy.deepcopy(module)
+    model = ReducerDDP(
+        module, device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP, **MODES[mode], **DTYPES[dtypes]
+    )
+    for step in range(3):
+        torch.manual_seed(100 * step + mesh["dp"].get_local_rank())
+        xs = torch.randn(num_micro_steps, 5, WIDTH, dtype=torch.bfloat16)
+        expected = _sums_of_parts(plain, xs.clone(), mesh)
+        model.zero_grad()
+        for number, x in enumerate(xs):
+            model.require_backward_grad_sync = number == num_micro_steps - 1
+            model(x.requires_grad_()).float().square().sum().backward()
+        _assert_one_rounding(model, expected, dtypes, step)
+
+
+@modes
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("num_micro_steps", [1, 3])
+def test_sums_of_several_parts_are_made_in_float32(ranks, mode, dtypes, num_micro_steps):
+    ranks(4).run(_check_dtypes, mode, dtypes, num_micro_steps)
+
+
+def _check_late_count(mode: str, dtypes: str) -> None:
+    """Parts of an output inside no_sync come first, and are counted when the other one is reached.
+
+    Backward goes through the later forward first.
+    """
+    mesh = _mesh()
+    torch.manual_seed(0)
+    module = Repeated(mesh)
+    plain = copy.deepcopy(module)
+    model = ReducerDDP(
+        module, device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP, **MODES[mode], **DTYPES[dtypes]
+    )
+    for step in range(3):
+        torch.manual_seed(100 * step + mesh["dp"].get_local_rank())
+        xs = torch.randn(2, 5, WIDTH, dtype=torch.bfloat16)
+        expected = _sums_of_parts(plain, xs.clone(), mesh)
+        model.zero_grad()
+        outside, inside = (x.clone().requires_grad_() for x in xs)
+        loss = model(outside).float().square().sum()
+        with model.no_sync():
+            loss = loss + model(inside).float().square().sum()
+        loss.backward()
+        assert model.reducer.num_steps == step + 1
+        _assert_one_rounding(model, expected, dtypes, step)
+
+
+@modes
+@pytest.mark.parametrize("dtypes", DTYPES)
+def test_several_parts_that_are_counted_late(ranks, mode, dtypes):
+    ranks(4).run(_check_late_count, mode, dtypes)

@@ -110,6 +110,15 @@ def test_error_is_that_of_one_rounding(ranks, mode, dtypes, world_size, num_micr
 
 @modes
 @dtypes
+@pytest.mark.full_only
+@pytest.mark.parametrize("world_size", [5, 7])
+@pytest.mark.parametrize("num_micro_steps", [1, 64])
+def test_numbers_of_ranks_that_are_odd(ranks, mode, dtypes, world_size, num_micro_steps):
+    ranks(world_size).run(_check_error, mode, dtypes, num_micro_steps, timeout=90.0)
+
+
+@modes
+@dtypes
 def test_gradients_of_zeros(ranks, mode, dtypes):
     ranks(2).run(_check_error, mode, dtypes, 5, to_none=False)
 
@@ -118,6 +127,20 @@ def test_gradients_of_zeros(ranks, mode, dtypes):
 @dtypes
 def test_over_shm(ranks, mode, dtypes):
     ranks(3).run(_check_error, mode, dtypes, 5, backend="shm")
+
+
+@modes
+@dtypes
+@pytest.mark.full_only
+@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("num_micro_steps", [1, 64])
+def test_matrix_over_shm(ranks, mode, dtypes, world_size, num_micro_steps):
+    pool = ranks(world_size)
+    pool.run(_check_error, mode, dtypes, num_micro_steps, backend="shm", timeout=90.0)
+
+
+def test_many_ranks_and_micro_steps_over_shm(ranks):
+    ranks(8).run(_check_error, "default", "reduce", 64, backend="shm", timeout=90.0)
 
 
 def _check_bits(mode: str) -> None:
@@ -333,6 +356,9 @@ def _check_arguments() -> None:
         for value in ("float32", torch.int32, 32):
             with pytest.raises(TypeError, match=f"{name} must be a floating-point torch.dtype"):
                 ReducerDDP(_build(), **{name: value})
+        for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
+            with pytest.raises(ValueError, match=rf"{name}=torch\.float8_\w+ cannot be used"):
+                ReducerDDP(_build(), **{name: narrow})
     with pytest.raises(ValueError, match="mixed_precision has a reduce_dtype of its own"):
         ReducerDDP(
             _build(),

@@ -270,3 +270,85 @@ def _check_again() -> None:
 
 def test_contexts_may_follow_each_other(ranks):
     ranks(2).run(_check_again)
+
+
+def _joined(use: Callable[[ReducerDDP, torch.Tensor], None]) -> str:
+    """The error of ``use`` in a join context; then the model trains on outside of it."""
+    model = ReducerDDP(Mlp(), **SMALL_CAP)
+    text = ""
+    try:
+        with model.join():
+            for _ in range(_num_inputs(dist.get_rank())):
+                model.zero_grad()
+                use(model, torch.randn(6, 16))
+    except RuntimeError as error:
+        text = str(error)
+    dist.barrier()
+    model.zero_grad()
+    _backward_inside(model, torch.randn(6, 16))  # nobody shadows any more
+    mlp_step(model)
+    assert_same_on_all_ranks(*(param.grad for param in model.parameters()))
+    return text
+
+
+def _backward_inside(model: ReducerDDP, x: torch.Tensor) -> None:
+    loss = model(x).square().mean()
+    with model.no_sync():
+        loss.backward()
+
+
+def _prepared(model: ReducerDDP, x: torch.Tensor) -> None:
+    with model.no_sync():
+        loss = model(x).square().mean()
+    model.reducer.prepare_for_backward([])
+    loss.backward()
+
+
+def _prepared_without_need(model: ReducerDDP, x: torch.Tensor) -> None:
+    loss = model(x).square().mean()
+    model.reducer.prepare_for_backward([])
+    loss.backward()
+
+
+def _forward_inside(model: ReducerDDP, x: torch.Tensor) -> None:
+    with model.no_sync():
+        loss = model(x).square().mean()
+    loss.backward()
+    mlp_step(model)
+
+
+def _hidden(model: ReducerDDP, x: torch.Tensor) -> None:
+    """A backward that averages although the forward announced the opposite."""
+    with model.no_sync():
+        model(x)
+    model.module(x).square().mean().backward()
+
+
+def _penalty(model: ReducerDDP, x: torch.Tensor) -> None:
+    """Passes through the output, and brings no gradient of a parameter."""
+    x.requires_grad_()
+    output = model(x)
+    with model.no_sync():
+        (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    (output.square().mean() + grad.square().mean()).backward()
+
+
+def _check_misuse(use: Callable[[ReducerDDP, torch.Tensor], None], *words: str) -> None:
+    text = _joined(use)
+    assert all(word in text for word in words) and bool(text) is bool(words), text
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (_backward_inside, ("join()", "outside no_sync()", "backward runs inside")),
+        (_prepared, ("join()", "prepare_for_backward()")),
+        (_hidden, ("join()", "inside no_sync()", "averages gradients")),
+        (_prepared_without_need, ()),
+        (_forward_inside, ()),
+        (_penalty, ()),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_backward_does_what_its_forward_announced(ranks, use, words):
+    ranks(2).run(_check_misuse, use, *words, timeout=30.0)

@@ -1,6 +1,6 @@
 """Trainers whose calls reach the reducer, under ``ddpx``: the same bits as with torch's DDP.
 
-The versions stand in the extra ``trainers`` of pyproject.toml.
+The versions stand in requirements.lock.
 """
 
 from __future__ import annotations
