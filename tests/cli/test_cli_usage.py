@@ -41,7 +41,7 @@ _MISTAKES = {
     "buckets models_to_build": "not of the form module:function",
     "buckets models_to_build:not_a_module": "returned a int",
     "buckets models_to_build:frozen": "no parameter that requires a gradient",
-    "buckets models_to_build:mlp --bucket-cap-mb=-1": "is no bucket size",
+    "buckets models_to_build:mlp --bucket-cap-mb=-1": "is not a bucket size",
     "buckets models_to_build:mlp --bucket-cap-mb-list=1,x": "'1,x' is no list of numbers",
     "buckets models_to_build:mlp --picture=no/such/folder.png": "there is no file or folder",
     "buckets models_to_build:mlp --picture=picture.bogus": "bogus",

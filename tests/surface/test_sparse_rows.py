@@ -83,7 +83,7 @@ def _check_impossible_rows() -> None:
     for rows in ([2, 1], [1, 1]):
         with pytest.raises(
             RuntimeError,
-            match="row index 1 of .* the row does not exist, or the index is not greater",
+            match=r"row index 1 of .* the row does not exist, or the index is not greater",
         ):
             model.reducer.set_sparse_rows(index, torch.tensor(rows))
     model(torch.tensor([2, 3])).sum().backward()
