@@ -135,9 +135,9 @@ def _buffer_sync(
         return True, bool(forward_sync_buffers)
     if broadcast_buffers is not None:
         warnings.warn(
-            "broadcast_buffers is deprecated. Pass forward_sync_buffers instead, which controls the "
-            "synchronisation of buffers in forward only. Construction then always synchronises "
-            "buffers.",
+            "broadcast_buffers is deprecated. Pass forward_sync_buffers instead. "
+            "forward_sync_buffers controls the synchronisation of buffers in forward only: "
+            "construction then always synchronises buffers.",
             FutureWarning,
             stacklevel=4,
         )

@@ -84,4 +84,4 @@ def test_a_model_of_a_folder(tmp_path, capsys):
     assert run_command_line(["timeline", "show", str(tmp_path), "--model", "1"]) == 0
     assert "200.00" in capsys.readouterr().out
     assert run_command_line(["timeline", "show", str(tmp_path), "--model", "2"]) == 2
-    assert "holds no model 2; of models it has: 0, 1." in capsys.readouterr().err
+    assert "has no recording of model 2. Recorded models: 0, 1." in capsys.readouterr().err

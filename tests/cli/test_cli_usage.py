@@ -35,7 +35,7 @@ _MISTAKES = {
     "timeline nothing.py": "there is no script 'nothing.py'",
     f"timeline --steps=x {_TRAIN}": "'x' is not a valid integer",
     "timeline show nothing.json": "there is no file or folder 'nothing.json'",
-    f"timeline show {_TRAIN}": "holds no timeline of ddpx",
+    f"timeline show {_TRAIN}": "holds no usable timeline of ddpx",
     "timeline show --bogus x.json": "No such option",
     "buckets": "Missing argument",
     "buckets models_to_build": "not of the form module:function",

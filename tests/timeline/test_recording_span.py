@@ -136,7 +136,7 @@ def test_misuse(ranks):
         "there are 2 in ModuleList",
         "max_steps=0",
         "is not recording",
-        "holds nothing yet",
+        "timeline is empty",
         "was started before",
         "is not recording",
         "was started before",
