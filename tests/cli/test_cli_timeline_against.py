@@ -65,7 +65,7 @@ def _times(factor: float, steps_ms: Sequence[float]) -> list[float]:
         (_times(1.1, NOISY), NOISY, 0, "Steps take as long as in"),
         (_times(1.1, NOISY), QUIET, 0, "Steps take as long as in"),
         (_times(3, NOISY), NOISY, 1, "are slower, 3.00 times as long"),
-        (_times(2, QUIET[:2]), QUIET, 0, "Too few steps to tell"),
+        (_times(2, QUIET[:2]), QUIET, 0, "Too few steps for a verdict"),
         ([], QUIET, 2, "no complete step was recorded"),
     ],
 )
