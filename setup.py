@@ -13,19 +13,19 @@ from pathlib import Path
 from setuptools import setup
 
 if not sys.platform.startswith("linux"):
-    sys.exit(f"ddpx runs on Linux, and this is {sys.platform}.")
+    sys.exit(f"ddpx runs on Linux only, but this system is {sys.platform}.")
 
 try:
     import torch
     from torch.utils import cpp_extension
 except ImportError:
     sys.exit(
-        "ddpx is built against the torch that it will run with, and no torch was found.\n"
-        "Install torch first (2.11 to 2.13), then: pip install --no-build-isolation ."
+        "ddpx must be built with the torch that it will run with, but torch is not installed.\n"
+        "Install torch first (2.11 to 2.13), then run: pip install --no-build-isolation ."
     )
 
 if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 13):
-    print(f"warning: ddpx is made for torch 2.11 to 2.13, this is {torch.__version__}")
+    print(f"warning: ddpx supports torch 2.11 to 2.13, but torch {torch.__version__} is installed")
 
 DEBUG = os.environ.get("DDPX_BUILD_DEBUG", "0") == "1"
 # For an editable install whose extension is built apart, in place, so that ninja can reuse objects.

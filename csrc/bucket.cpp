@@ -163,11 +163,13 @@ void Bucket::wait(Collective& collective) {
 
 at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
   if (!result.defined()) {
-    throw UserError("the hook's result is None, not a tensor");
+    throw UserError("the result of the communication hook is None, but must be a tensor");
   }
   if (sparse_) {
     if (!result.is_sparse() || result.sizes() != buffer_.sizes()) {
-      throw UserError("the hook's result is not a sparse tensor of the gradient's size");
+      throw UserError(
+          "the result of the communication hook must be a sparse tensor of the same size as the "
+          "gradient");
     }
     return result;
   }
@@ -175,9 +177,10 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
   if (result.layout() != at::kStrided || result.numel() != numel ||
       result.device() != buffer_.device()) {
     throw UserError(
-        "the hook's result has " + std::to_string(result.numel()) + " elements on " +
-        result.device().str() + ", but the bucket has " + std::to_string(numel) + " elements on " +
-        buffer_.device().str());
+        "the result of the communication hook has " + std::to_string(result.numel()) +
+        (result.numel() == 1 ? " element" : " elements") + " on " + result.device().str() +
+        ", but the bucket has " + std::to_string(numel) + (numel == 1 ? " element" : " elements") +
+        " on " + buffer_.device().str());
   }
   if (buffer_.is_complex() && !result.is_complex()) {
     const auto real = result.to(c10::toRealValueType(buffer_.scalar_type()));

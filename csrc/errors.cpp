@@ -6,19 +6,25 @@
 namespace ddpx {
 
 InternalError::InternalError(const std::string& what)
-    : std::logic_error("ddpx internal error (a bug of ddpx; please report it): " + what) {}
+    : std::logic_error("ddpx internal error (this is a bug in ddpx; please report it): " + what) {}
 
 namespace errors {
 namespace {
 
 std::string opening(const Where& where) {
   std::ostringstream out;
-  out << "[ddpx rank " << where.rank << ", phase " << to_string(where.phase) << "] ";
+  out << "[ddpx rank " << where.rank << ", step " << where.step << ", phase "
+      << to_string(where.phase) << "] ";
   return out.str();
 }
 
 std::string count_params(std::size_t count) {
   return std::to_string(count) + (count == 1 ? " parameter" : " parameters");
+}
+
+// `one` or `several`, which are the singular and the plural of a part of a sentence.
+std::string by_number(std::size_t count, const std::string& one, const std::string& several) {
+  return count == 1 ? one : several;
 }
 
 }  // namespace
@@ -36,13 +42,15 @@ std::string join_names(const std::vector<std::string>& names, std::size_t most) 
 }
 
 UserError params_without_gradient(const Where& where, const std::vector<std::string>& names) {
+  const auto count = names.size();
   return UserError(
-      opening(where) + count_params(names.size()) +
-      " got no gradient in this backward: " + join_names(names) +
-      ". Every other gradient is averaged, with zeros from this rank for those named. If a step "
-      "may leave parameters unused, pass find_unused_parameters=True; if it is always the same "
-      "ones, static_graph=True is faster; otherwise let each output of forward take part in the "
-      "loss, or freeze these parameters before wrapping.");
+      opening(where) + count_params(count) +
+      " got no gradient in this backward: " + join_names(names) + ". This rank contributed zeros " +
+      by_number(count, "for this parameter", "for these parameters") +
+      ". All other gradients were averaged. If a step may leave parameters unused, pass "
+      "find_unused_parameters=True. If the same parameters are unused in every step, "
+      "static_graph=True is faster. Otherwise use every output of forward in the loss, or freeze " +
+      by_number(count, "this parameter", "these parameters") + " before wrapping.");
 }
 
 UserError static_graph_changed(
@@ -62,28 +70,28 @@ UserError static_graph_changed(
   for (const auto param_index : param_indices) {
     out << ' ' << param_index;
   }
-  out << ". Fewer gradients than in the first synchronised backward of static_graph=True arrived "
-         "for "
+  out << ". " << count_params(names.size())
+      << " got fewer gradients than in the first synchronised backward with static_graph=True: "
       << join_names(names)
-      << ". Drop static_graph=True, or pass find_unused_parameters=True instead.";
+      << ". Remove static_graph=True, or pass find_unused_parameters=True instead.";
   return UserError(out.str());
 }
 
 UserError param_arrived_again(
     const Where& where, const std::string& name, bool static_graph, bool as_view) {
   const std::string remedy =
-      static_graph ? "Your training graph has changed in this iteration: with static_graph=True, "
-                     "the first synchronised backward produced fewer gradients for it. "
-                     "Drop static_graph=True, or keep the graph the same in every step."
-                   : "This happens when one layer lies in several reentrant checkpoints: use "
-                     "checkpoint(..., use_reentrant=False), or pass static_graph=True. It also "
-                     "happens when several threads run backwards through one wrapper at once: let "
-                     "them take turns.";
+      static_graph ? "Your training graph has changed in this iteration: this parameter got fewer "
+                     "gradients in the first synchronised backward with static_graph=True. "
+                     "Remove static_graph=True, or keep the graph the same in every step."
+                   : "This happens when one layer is used in several reentrant checkpoints. Use "
+                     "checkpoint(..., use_reentrant=False), or pass static_graph=True. This also "
+                     "happens when several threads run backwards through one wrapper at the same "
+                     "time. Run one backward at a time.";
   const std::string consequence =
       as_view
-          ? " With gradient_as_bucket_view=True it was added to a bucket that may have been on "
-            "its way: ranks may have received different averages, so that all have to go on from a "
-            "checkpoint."
+          ? " With gradient_as_bucket_view=True, this gradient was added to a bucket whose "
+            "all-reduce may have been running. Ranks may have received different averages. Restart "
+            "all ranks from a checkpoint."
           : "";
   return UserError(
       opening(where) + "parameter '" + name +
@@ -94,44 +102,50 @@ UserError param_arrived_again(
 UserError param_unforeseen(const Where& where, const std::string& name) {
   return UserError(
       opening(where) + "parameter '" + name +
-      "' got a gradient, but the graph of this backward did not lead to it, so that its average "
-      "was taken without this rank. A backward within this backward brought the gradient. Use "
-      "checkpoint(..., use_reentrant=False), or let the first backward use this parameter, and go "
-      "on from a checkpoint.");
+      "' got a gradient, but was not in the graph of this backward. The gradient was averaged "
+      "without the contribution of this rank. A backward inside this backward produced the "
+      "gradient. Use checkpoint(..., use_reentrant=False), or use this parameter in the first "
+      "backward. Restart from a checkpoint.");
 }
 
 UserError under_capture(const Where& where, const std::string& option) {
   return UserError(
       opening(where) + "a backward is captured into a CUDA graph, but " + option +
-      " reads results on the host in every step, which a graph cannot repeat. Switch " + option +
-      " off for the captured steps.");
+      " reads results on the host in every step. A CUDA graph cannot repeat reads on the host. "
+      "Turn off " +
+      option + " for the captured steps.");
 }
 
 UserError under_compiled_autograd() {
   return UserError(
-      "[ddpx] compiled autograd cannot trace a backward through ReducerDDP: the reducer's hooks "
-      "run "
-      "in C++, while gradients arrive. Run this backward without compiled autograd: set "
-      "torch._dynamo.config.compiled_autograd = False. torch.compile() of the model works without "
-      "it.");
+      "[ddpx] compiled autograd cannot trace a backward through ReducerDDP, because the hooks of "
+      "the reducer run in C++ while gradients arrive. Run this backward without compiled autograd: "
+      "set torch._dynamo.config.compiled_autograd = False. torch.compile() of the model works "
+      "without compiled autograd.");
 }
 
 UserError gradients_not_finite(
-    const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings) {
-  std::ostringstream out;
-  out << opening(where) << "step " << step << " had gradients with NaN or infinity:";
-  for (const auto& [rank, name] : findings) {
-    out << " on rank " << rank << " first '" << name << "';";
+    const Where& where, const std::vector<std::pair<int, std::string>>& findings) {
+  std::ostringstream params;
+  std::ostringstream ranks;
+  for (std::size_t i = 0; i < findings.size(); ++i) {
+    const auto& [rank, name] = findings[i];
+    params << (i == 0 ? "'" : ", '") << name << "' on rank " << rank;
+    ranks << (i == 0 ? "" : ", ") << rank;
   }
-  out << " their averages are not finite on any rank. Look at that rank's inputs and loss; "
-         "torch.autograd.set_detect_anomaly(True) names the operation. With a gradient scaler, "
-         "which "
-         "skips such steps, do not check.";
-  return UserError(out.str());
+  const auto count = findings.size();
+  return UserError(
+      opening(where) + "gradients contain NaN or infinity, first in " + params.str() +
+      ". The averages of these gradients are not finite on any rank. Check the inputs and the loss "
+      "of " +
+      by_number(count, "rank ", "ranks ") + ranks.str() +
+      ". torch.autograd.set_detect_anomaly(True) names the operation at fault. A gradient scaler "
+      "skips such steps: if the script uses a gradient scaler, turn off this check with "
+      "set_check_finite(False).");
 }
 
 std::string finite_agreement() {
-  return "the all-reduce that tells whether all gradients are finite";
+  return "the all-reduce that checks whether all gradients are finite";
 }
 
 UserError gradient_mismatch(
@@ -141,16 +155,16 @@ UserError gradient_mismatch(
     const std::string& expected) {
   return UserError(
       opening(where) + "the gradient of parameter '" + name + "' is " + gradient +
-      " but its bucket was made for " + expected +
-      ". Cast, move or replace parameters before wrapping, or wrap again.");
+      ", but the bucket of this parameter was made for " + expected +
+      ". Cast, move or replace parameters before wrapping, or wrap the module again.");
 }
 
 UserError communication_failed(
     const Where& where, const std::string& what, const std::string& cause) {
   return UserError(
       opening(where) + what + " failed: " + cause +
-      "\nDo not use the gradients of this step. A peer may have died or raised: look at the "
-      "other ranks' output first.");
+      "\nDo not use the gradients of this step. Another rank may have died or raised an error: "
+      "read the output of the other ranks first.");
 }
 
 std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names) {
@@ -159,7 +173,7 @@ std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::s
 }
 
 std::string used_map_agreement() {
-  return "the agreement on which parameters were used";
+  return "the all-reduce of the map of used parameters";
 }
 
 std::string order_broadcast() {
@@ -168,22 +182,26 @@ std::string order_broadcast() {
 
 UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names) {
   return UserError(
-      opening(where) + "torch.autograd.grad() was asked for the gradients of wrapped parameters (" +
-      join_names(names) +
-      "), which it returns as they are on this rank, not averaged. Use "
-      "model.synchronized_grads(loss, tensors) for averaged ones, or call it inside "
-      "model.no_sync() if local ones are what you want.");
+      opening(where) + "torch.autograd.grad() was asked for " +
+      by_number(names.size(), "the gradient of ", "the gradients of ") +
+      count_params(names.size()) + " of a wrapped module (" + join_names(names) +
+      "). torch.autograd.grad() returns local gradients of this rank and does not average them. "
+      "For averaged gradients, call model.synchronized_grads(loss, tensors). For local gradients, "
+      "call torch.autograd.grad() inside model.no_sync().");
 }
 
 UserError grads_taken_away(const Where& where, const std::vector<std::string>& names) {
+  const auto count = names.size();
   return UserError(
       opening(where) +
-      "prepare_for_backward() has announced a backward whose gradients are averaged, but "
-      "torch.autograd.grad() computes gradients of " +
-      count_params(names.size()) + " (" + join_names(names) +
-      "), so that they would stay local. Zero-bubble pipeline schedules do so "
+      "prepare_for_backward() announced a backward whose gradients are averaged, but "
+      "torch.autograd.grad() computes " +
+      by_number(count, "the gradient of ", "the gradients of ") + count_params(count) + " (" +
+      join_names(names) + "). " +
+      by_number(count, "This gradient would stay local. ", "These gradients would stay local. ") +
+      "Zero-bubble pipeline schedules call torch.autograd.grad() in this way "
       "(ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV). Use "
-      "ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B, whose backward is a plain one.");
+      "ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B instead.");
 }
 
 UserError joined_step_is_local(const Where& where) {
@@ -214,16 +232,18 @@ UserError params_changed(const Where& where, const std::vector<std::string>& nam
   return UserError(
       opening(where) + count_params(names.size()) +
       " changed dtype, device or shape after wrapping: " + join_names(names) +
-      ". Cast and move the module before wrapping, or wrap it again: "
+      ". Cast and move the module before wrapping, or wrap the module again: "
       "model = ReducerDDP(model.module, ...).");
 }
 
 UserError params_unfrozen(const Where& where, const std::vector<std::string>& names) {
+  const auto count = names.size();
   return UserError(
-      opening(where) + count_params(names.size()) +
-      " did not require a gradient when the module was wrapped, and now does: " +
-      join_names(names) +
-      ". Its gradient would not be averaged. Wrap the module again after unfreezing: "
+      opening(where) + count_params(count) +
+      " did not require a gradient when the module was wrapped, and now " +
+      by_number(count, "does: ", "do: ") + join_names(names) +
+      by_number(count, ". Its gradient would", ". Their gradients would") +
+      " not be averaged. Wrap the module again after unfreezing: "
       "model = ReducerDDP(model.module, ...).");
 }
 
@@ -237,31 +257,33 @@ UserError second_comm_hook(const Where& where) {
 UserError static_graph_too_late(const Where& where) {
   return UserError(
       opening(where) +
-      "_set_static_graph() should be called before training loop starts: the first synchronised "
-      "backward is over. Pass static_graph=True when wrapping.");
+      "_set_static_graph() should be called before training loop starts. The first synchronised "
+      "backward of this wrapper has ended already. Pass static_graph=True when wrapping.");
 }
 
 UserError inside_backward(const Where& where, const std::string& call) {
   return UserError(
-      opening(where) + call + " was called while a backward runs. Call it between steps.");
+      opening(where) + call + " was called while a backward runs. Call " + call +
+      " between steps.");
 }
 
 UserError hooks_in_use(const Where& where) {
   return UserError(
-      opening(where) + "hooks cannot be removed while a backward runs. Remove them between steps.");
+      opening(where) +
+      "hooks cannot be removed while a backward runs. Remove the hooks between steps.");
 }
 
 UserError not_a_trainable_leaf(const std::string& name) {
   return UserError(
       "parameter '" + name +
-      "' cannot be averaged: it must be a leaf of autograd's that requires a gradient, such as a "
-      "torch.nn.Parameter.");
+      "' cannot be averaged, because it is not an autograd leaf that requires a gradient. Pass a "
+      "leaf that requires a gradient, such as a torch.nn.Parameter.");
 }
 
 UserError no_such_param(std::size_t param_index, std::size_t num_params) {
   return UserError(
-      "there is no parameter " + std::to_string(param_index) + ": the reducer has " +
-      std::to_string(num_params) + ", counted from 0.");
+      "parameter index " + std::to_string(param_index) + " is out of range: the reducer has " +
+      count_params(num_params) + ", and indices start at 0.");
 }
 
 UserError not_positive(const std::string& what, int64_t value) {
@@ -270,32 +292,37 @@ UserError not_positive(const std::string& what, int64_t value) {
 
 UserError bad_sparse_rows(const std::string& name, const std::string& rows) {
   return UserError(
-      "the rows of parameter '" + name +
-      "' must be int64, in one dimension and on its device, but are " + rows + ".");
+      "the row indices of parameter '" + name + "' are a tensor of dtype " + rows +
+      ". Pass an int64 tensor with 1 dimension, on the device of the parameter.");
 }
 
 UserError no_such_row(const std::string& name, int64_t row) {
   return UserError(
-      "row " + std::to_string(row) + " is no row of parameter '" + name +
-      "', or does not come after the row before it. Pass each row that exists once, in order.");
+      "row index " + std::to_string(row) + " of parameter '" + name +
+      "' is not valid: the row does not exist, or the index is not greater than the previous "
+      "index. Pass each existing row at most once, in ascending order.");
 }
 
 UserError bad_patience(double seconds) {
   return UserError(
-      std::to_string(seconds) + " seconds is no time to wait: pass more than 0, up to 1e9.");
+      std::to_string(seconds) +
+      " is not a valid number of seconds. Pass more than 0 and at most 1e9 seconds.");
 }
 
 UserError too_many_events(std::size_t capacity, std::size_t most) {
   return UserError(
-      "a recording holds at most " + std::to_string(most) + " events, but " +
-      std::to_string(capacity) + " were asked for.");
+      "a recording of " + std::to_string(capacity) +
+      " events was requested, but a recording holds at most " + std::to_string(most) +
+      " events. Request fewer events.");
 }
 
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names) {
   return UserError(
-      opening(where) + "the last backward ended without gradients for " + join_names(names) +
-      ", and its other gradients were not averaged. This can happen when the wrapped module is "
-      "called directly under reentrant checkpoints: call the wrapper, or use "
+      opening(where) + "the last backward ended without " +
+      by_number(names.size(), "a gradient for ", "gradients for ") + count_params(names.size()) +
+      ": " + join_names(names) +
+      ". The other gradients of that backward were not averaged. This can happen when the wrapped "
+      "module is called directly under reentrant checkpoints. Call the wrapper instead, or use "
       "checkpoint(..., use_reentrant=False).");
 }
 

@@ -26,9 +26,10 @@ class InternalError : public std::logic_error {
 
 namespace errors {
 
-// Where an error happened; opens every text as "[ddpx rank R, phase P] ".
+// The place of an error. Every text begins with "[ddpx rank R, step S, phase P] ".
 struct Where {
   int rank;
+  int64_t step;  // number of synchronised steps that ended before
   Phase phase;
 };
 
@@ -59,7 +60,7 @@ UserError under_compiled_autograd();
 
 // Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
 UserError gradients_not_finite(
-    const Where& where, int64_t step, const std::vector<std::pair<int, std::string>>& findings);
+    const Where& where, const std::vector<std::pair<int, std::string>>& findings);
 std::string finite_agreement();
 
 // The gradient does not fit its slot in the bucket.

@@ -92,8 +92,8 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& gro
     return monitor;
   } catch (const std::exception& cause) {
     TORCH_WARN(
-        "ddpx cannot watch over the ranks of this process group, whose faults will be reported "
-        "as the backend sees them: ",
+        "ddpx cannot monitor the health of the ranks in this process group. Only the backend will "
+        "report failures of these ranks. Cause: ",
         cause.what());
     return nullptr;
   }

@@ -159,9 +159,8 @@ void Reducer::begin_step() {
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
-        "but "
-        "the graph that they carry is local, so that second-order gradients will not be averaged. "
-        "Average those with ReducerDDP.synchronized_grads().");
+        "but the graph of the gradients is local. Second-order gradients will not be averaged. "
+        "Average second-order gradients with ReducerDDP.synchronized_grads().");
   }
   collect_recordings();
   links_.pull_all();
@@ -429,7 +428,7 @@ void Reducer::finish_step(bool output_reached) {
   // Delayed params may be unused, as in DDP.
   const auto is_delayed = [this](std::size_t i) { return metas_[i].delayed; };
   missing.erase(std::remove_if(missing.begin(), missing.end(), is_delayed), missing.end());
-  const auto draining = errors::Where{collective_->rank(), Phase::kDraining};
+  const auto draining = errors::Where{collective_->rank(), clock_.num_steps(), Phase::kDraining};
   go_to(Phase::kDraining);
   try {
     // What is not final yet counts as it is, so that peers get their means and nobody waits.

@@ -350,7 +350,7 @@ class Reducer final : public GradListener,
   std::string describe_bucket(std::size_t bucket_index) const;
   std::vector<std::string> names_of(const Indices& param_indices) const;
   errors::Where where() const {
-    return {collective_->rank(), phase_};
+    return {collective_->rank(), clock_.num_steps(), phase_};
   }
 
   ReducerOptions options_;

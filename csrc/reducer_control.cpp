@@ -50,7 +50,8 @@ std::shared_ptr<Reducer> Reducer::create(
     std::shared_ptr<Collective> collective,
     std::vector<ReducerParam> bystanders) {
   if (params.empty()) {
-    throw UserError("a reducer needs at least one parameter that requires a gradient");
+    throw UserError(
+        "the reducer got no parameters. Pass at least one parameter that requires a gradient.");
   }
   for (const auto& param : params) {
     const auto& leaf = leaf_of(param);

@@ -25,7 +25,7 @@ void Reducer::report_not_finite() {
     named.emplace_back(finding.rank, names_[finding.param_index]);
   }
   if (!named.empty()) {
-    report_later(errors::gradients_not_finite(where(), clock_.num_steps(), named));
+    report_later(errors::gradients_not_finite(where(), named));
   }
 }
 

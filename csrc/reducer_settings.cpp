@@ -11,7 +11,8 @@ namespace {
 
 std::string describe(const at::Tensor& tensor) {
   std::ostringstream out;
-  out << tensor.scalar_type() << " of " << tensor.dim() << " dimensions on " << tensor.device();
+  out << tensor.scalar_type() << " with " << tensor.dim()
+      << (tensor.dim() == 1 ? " dimension" : " dimensions") << " on " << tensor.device();
   return out.str();
 }
 

@@ -60,7 +60,7 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
     if (row) {
       return Misfit{
           "a gradient for row " + std::to_string(*row),
-          "only rows that _set_sparse_metadata() was given"};
+          "only the rows that were passed to _set_sparse_metadata()"};
     }
     return std::nullopt;
   }

@@ -112,7 +112,7 @@ def _first_out_of_order(orders: Sequence[Sequence[str]]) -> str:
     for place, names in enumerate(zip(*orders, strict=True)):
         if len(set(names)) > 1:
             return f"parameter number {place}: {_by_value([repr(name) for name in names])}"
-    return "the digests, though nothing else does"
+    return "the digests of the descriptions: different, although the descriptions are equal"
 
 
 def _all_gather_bytes(

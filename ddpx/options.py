@@ -99,7 +99,9 @@ def make_options(
         if dtype is not None and dtype.itemsize < torch.float16.itemsize:
             raise errors.dtype_without_sums(name, dtype)
     if check_reduction:
-        warnings.warn("check_reduction has no effect; leave it out.", FutureWarning, stacklevel=3)
+        warnings.warn(
+            "check_reduction has no effect. Leave check_reduction out.", FutureWarning, stacklevel=3
+        )
 
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
@@ -127,15 +129,17 @@ def _buffer_sync(
     if forward_sync_buffers is not None:
         if broadcast_buffers is not None:
             warnings.warn(
-                "forward_sync_buffers is given, so broadcast_buffers has no effect; pass only one.",
+                "broadcast_buffers has no effect, because forward_sync_buffers is also given. Pass "
+                "only forward_sync_buffers.",
                 FutureWarning,
                 stacklevel=4,
             )
         return True, bool(forward_sync_buffers)
     if broadcast_buffers is not None:
         warnings.warn(
-            "broadcast_buffers is the older name of forward_sync_buffers, which leaves the "
-            "synchronisation of buffers at construction alone; prefer that one.",
+            "broadcast_buffers is deprecated. Pass forward_sync_buffers instead. "
+            "forward_sync_buffers controls the synchronisation of buffers in forward only: "
+            "construction then always synchronises buffers.",
             FutureWarning,
             stacklevel=4,
         )

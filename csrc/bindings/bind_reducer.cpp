@@ -57,7 +57,8 @@ py::cpp_function returning_a_future(py::object hook) {
   return [hook = std::move(hook)](const py::object& state, const py::object& bucket) {
     py::object result = hook(state, bucket);
     if (result.is_none()) {
-      throw py::type_error("a communication hook returned None, not a future");
+      throw py::type_error(
+          "the communication hook returned None, but must return a torch.futures.Future");
     }
     return result;
   };

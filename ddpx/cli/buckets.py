@@ -73,10 +73,19 @@ def plan_buckets(module: nn.Module, options: Options, caps: str) -> Plan:
 
 @click.command("buckets")
 @click.argument("target", metavar="MODULE:FUNCTION")
-@click.option("--bucket-cap-mb", "caps_mb", type=float, multiple=True, help="In MiB; repeatable.")
-@click.option("--bucket-cap-mb-list", "lists_mb", multiple=True, help="As 1,25,25; repeatable.")
-@click.option("--find-unused-parameters", is_flag=True, help="As for ReducerDDP.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG.")
+@click.option(
+    "--bucket-cap-mb", "caps_mb", type=float, multiple=True, help="Bucket size in MiB. Repeatable."
+)
+@click.option(
+    "--bucket-cap-mb-list",
+    "lists_mb",
+    multiple=True,
+    help="Sizes in MiB, e.g. 1,25,25. Repeatable.",
+)
+@click.option("--find-unused-parameters", is_flag=True, help="As in ReducerDDP.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="PNG file to draw."
+)
 def command(
     target: str,
     caps_mb: tuple[float, ...],
@@ -84,10 +93,10 @@ def command(
     find_unused_parameters: bool,
     picture: Path | None,
 ) -> None:
-    """Shows into which buckets the gradients of a model go, without any process group.
+    """Shows which gradients of a model share a bucket. Needs no process group.
 
-    FUNCTION takes no arguments and returns the model. Without a cap: ReducerDDP's own, 25 MiB with
-    a first bucket of 1 MiB.
+    FUNCTION takes no arguments and returns the model. The default bucket sizes are those of
+    ReducerDDP: 1 MiB for the first bucket, and 25 MiB for all other buckets.
 
     \b
     Examples:
@@ -109,12 +118,13 @@ def command(
             raise click.UsageError(str(cause)) from cause
     click.echo("\n\n".join(_text(plan) for plan in plans))
     if len(plans) > 1:
-        click.echo(f"\nSide by side, MiB (params) of the buckets that last:\n\n{_compare(plans)}")
+        headline = "Side by side: size of each lasting bucket, as MiB (number of parameters)."
+        click.echo(f"\n{headline}\n\n{_compare(plans)}")
     if picture is not None:
         from ddpx.cli.buckets_picture import draw
 
         draw(plans, picture)
-        click.echo(f"\nPicture: {picture}")
+        click.echo(f"\nPicture written to {picture}")
 
 
 def _numbers(words: str) -> list[float]:
@@ -122,7 +132,8 @@ def _numbers(words: str) -> list[float]:
         return [float(word) for word in words.split(",")]
     except ValueError as cause:
         raise click.BadParameter(
-            f"{words!r} is no list of numbers, such as 1,25,25.", param_hint="--bucket-cap-mb-list"
+            f"{words!r} is not a list of numbers. Pass e.g. 1,25,25.",
+            param_hint="--bucket-cap-mb-list",
         ) from cause
 
 
@@ -144,12 +155,12 @@ def _options(cap: float | None, cap_list: list[float] | None, find_unused: bool)
 
 def _text(plan: Plan) -> str:
     if plan.rebuilt is None:
-        return f"{plan.caps}: buckets, in launch order, which stay.\n\n{_table(plan.first)}"
+        return f"{plan.caps}: buckets of all steps, in launch order.\n\n{_table(plan.first)}"
     return (
         f"{plan.caps}: buckets of the first step, in launch order.\n\n{_table(plan.first)}\n\n"
-        f"{plan.caps}: buckets from then on, rebuilt by arrival order. Assumed here: gradients "
-        "arrive in\nreverse order of registration, which is likely; the real order is seen in the "
-        f"first step.\n\n{_table(plan.rebuilt)}"
+        f"{plan.caps}: buckets of all later steps, rebuilt by arrival order. This plan assumes "
+        "that\ngradients arrive in reverse order of registration. ReducerDDP uses the order that "
+        f"it observes\nin the first step.\n\n{_table(plan.rebuilt)}"
     )
 
 

@@ -43,7 +43,7 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
             left += width
     axes.set_yticks(range(len(plans)), [plan.caps for plan in plans])
     axes.invert_yaxis()
-    axes.set_xlabel("MiB of gradients, in launch order; each bucket with its number and MiB")
+    axes.set_xlabel("MiB of gradients, in launch order. Labels: bucket number, MiB of the bucket")
     axes.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(path, dpi=150)

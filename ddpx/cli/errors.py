@@ -8,7 +8,7 @@ class UserMistake(Exception):
 
 
 def needs_tools(package: str) -> str:
-    return f"this needs {package}, which is not installed: pip install {package}"
+    return f"this command needs {package}, which is not installed. Run: pip install {package}"
 
 
 def tool_missing(package: str) -> UserMistake:
@@ -20,21 +20,25 @@ def no_such_script(path: str) -> UserMistake:
 
 
 def no_such_file(path: object) -> UserMistake:
-    return UserMistake(f"there is no file or folder '{path}'.")
+    return UserMistake(f"there is no file or folder '{path}'. Pass an existing path.")
 
 
 def no_such_module(name: str) -> UserMistake:
     return UserMistake(
-        f"there is no module {name!r} to import from here. Give its full name, as for python -m."
+        f"there is no module {name!r} that can be imported from here. "
+        "Pass the full name of the module, as for python -m."
     )
 
 
 def only_python() -> UserMistake:
-    return UserMistake("--no-python and --run-path leave no place to put ReducerDDP into a script.")
+    return UserMistake(
+        "--no-python and --run-path are not supported, because ddpx must run the script itself. "
+        "Pass the path of a Python file, or -m and the name of a module."
+    )
 
 
 def bad_torchrun_options(message: str) -> UserMistake:
-    return UserMistake(f"torchrun says: {message} (ddpx run --help has examples.)")
+    return UserMistake(f"torchrun rejects the options: {message} (ddpx run --help has examples.)")
 
 
 def cannot_launch(cause: Exception) -> UserMistake:
@@ -43,18 +47,21 @@ def cannot_launch(cause: Exception) -> UserMistake:
 
 def not_a_build_function(target: str) -> UserMistake:
     return UserMistake(
-        f"{target!r} is not of the form module:function, with a function that returns a model."
+        f"{target!r} is not of the form module:function. "
+        "Pass a module and its function that returns a model."
     )
 
 
 def no_such_name(module: str, name: str) -> UserMistake:
-    return UserMistake(f"module {module!r} has no function or class {name!r}.")
+    return UserMistake(
+        f"module {module!r} has no function or class {name!r}. Check the part after the colon."
+    )
 
 
 def not_a_wrapper_class(target: str) -> UserMistake:
     return UserMistake(
-        f"--class {target}: it has to name a class, as module:Class, that derives from "
-        "torch.nn.Module and takes the arguments of DistributedDataParallel."
+        f"--class {target} does not name a wrapper class. Pass module:Class, a class that derives "
+        "from torch.nn.Module and takes the arguments of DistributedDataParallel."
     )
 
 
@@ -64,28 +71,28 @@ def build_failed(target: str, cause: BaseException) -> UserMistake:
 
 def built_no_module(target: str, value: object) -> UserMistake:
     return UserMistake(
-        f"{target} returned a {type(value).__name__}. It has to return a torch.nn.Module, or a "
-        "module and an example input."
+        f"{target} returned an object of type {type(value).__name__}. Return a torch.nn.Module, or "
+        "a pair of a module and an example input."
     )
 
 
 def no_example_input(target: str) -> UserMistake:
     return UserMistake(
-        f"{target} gave no example input. Return (module, example_input), or set "
+        f"{target} returned no example input. Return (module, example_input), or set "
         "module.example_input."
     )
 
 
 def nothing_wrapped(script: str) -> UserMistake:
     return UserMistake(
-        f"{script} wrapped no model in DistributedDataParallel. (Processes that it starts by "
-        "itself, as with mp.spawn, are not reached.)"
+        f"{script} wrapped no model in DistributedDataParallel. ddpx does not reach processes that "
+        "the script starts itself, e.g. with mp.spawn."
     )
 
 
 def wrapped_by_itself(script: str, wrapper: str) -> UserMistake:
     return UserMistake(
-        f"{script} uses {wrapper} by itself, so that DDP cannot be run for comparison. Import "
-        f"DistributedDataParallel from torch.nn.parallel there: ddpx parity puts {wrapper} in its "
-        "place."
+        f"{script} uses {wrapper} directly, so ddpx parity cannot run the script with DDP. Import "
+        "DistributedDataParallel from torch.nn.parallel in the script. ddpx parity then replaces "
+        f"DistributedDataParallel by {wrapper}."
     )

@@ -15,7 +15,7 @@ from ddpx.cli.errors import UserMistake
 @click.group()
 @click.version_option(__version__, prog_name="ddpx")
 def ddpx() -> None:
-    """Data-parallel training with ddpx, and a look at what it does.
+    """Runs and inspects data-parallel training with ddpx.
 
     \b
     Examples:

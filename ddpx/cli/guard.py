@@ -75,7 +75,7 @@ class Guard:
         self._leave(own)
         codes = self._codes()
         if own != 0:
-            others = "; the others go on" if len(codes) < self._num_local else ""
+            others = "; the other ranks continue" if len(codes) < self._num_local else ""
             sys.stderr.write(f"ddpx: rank {self._rank} {_ending(code)}{others}\n")  # in one piece
         while len(codes) < self._num_local and self._signal is None:
             time.sleep(_BETWEEN_LOOKS_S)

@@ -38,7 +38,7 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
         },
         "build": _build(),
         "machine": {
-            "cores": f"{os.cpu_count()}, of which {_usable_cores()} for this process",
+            "cores": f"{os.cpu_count()} ({_usable_cores()} usable by this process)",
             "threads of torch": str(torch.get_num_threads()),
             "devices": _devices(),
             "driver": _driver(),
@@ -46,7 +46,7 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
         "communication": {
             "backends": _backends(),
             "NCCL": _nccl(),
-            "shared memory": _shared_memory() if probe else "not tried",
+            "shared memory": _shared_memory() if probe else "not tested",
         },
         "environment": {
             name: value
@@ -57,10 +57,10 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
 
 
 @click.command("info")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.option("--probe/--no-probe", default=True, help="Start two processes that share memory.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--probe/--no-probe", default=True, help="Test shared memory with 2 processes.")
 def command(as_json: bool, probe: bool) -> None:
-    """Says what a bug report should say: versions, build, devices, what ranks can talk over.
+    """Prints facts for a bug report: versions, build, devices and communication.
 
     \b
     Examples:
@@ -148,8 +148,8 @@ def _shared_memory() -> str:
     except (RankFailed, RuntimeError, OSError) as cause:
         return f"no: {str(cause).strip().splitlines()[-1]}"
     if len(hosts) > 1:
-        return "no: two processes started here could not share memory, and used gloo"
-    return "yes: two processes shared memory"
+        return "no: two test processes could not share memory, and used gloo"
+    return "yes: two test processes shared memory"
 
 
 def _hosts() -> list[list[int]]:
@@ -157,7 +157,7 @@ def _hosts() -> list[list[int]]:
     total = torch.ones(1000)
     dist.all_reduce(total)
     if total.ne(2).any():
-        raise RuntimeError("an all-reduce of ones over two ranks gave something other than 2")
+        raise RuntimeError("an all-reduce of ones over two ranks did not return 2")
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     assert isinstance(backend, _C.ShmBackend)
     return backend.hosts

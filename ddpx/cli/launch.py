@@ -104,7 +104,7 @@ def launch(
             torchrun.run(options)
     except ChildFailedError as failure:
         rank, first = failure.get_first_failure()
-        print(f"ddpx: rank {rank} failed, exit code {first.exitcode}", file=sys.stderr)
+        print(f"ddpx: rank {rank} failed with exit code {first.exitcode}", file=sys.stderr)
         return 1
     except SignalException as stop:
         return 128 + int(stop.sigval)

@@ -61,7 +61,8 @@ class Subject:
     def run(self, replaces: bool, difference: Difference | None = None) -> Outcome:
         """Raises RunFailed if the script fails; UserMistake if it wraps nothing in DDP."""
         title = self.title if replaces else "DDP"
-        click.echo(f"ddpx: {self.name} with {title}, {self.num_ranks} ranks", err=True)
+        ranks = parity_text.count(self.num_ranks, "rank")
+        click.echo(f"ddpx: running {self.name} with {title} on {ranks}", err=True)
         with tempfile.TemporaryDirectory(prefix="ddpx-parity-") as folder:
             settings = Settings(folder, self.wrapper if replaces else None, self.max_steps)
             if difference is not None:
@@ -78,7 +79,7 @@ class Subject:
                 {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )
             if code != 0:
-                text = f"{self.name} failed with {title}; nothing was compared."
+                text = f"{self.name} failed with {title}. Nothing was compared."
                 raise RunFailed(text, code)
             records = RankRecord.read_all(Path(folder))
             captured = Path(folder) / CAPTURED
@@ -107,17 +108,27 @@ class Outcome:
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--nproc-per-node", type=click.IntRange(min=1), default=DEFAULT_NUM_RANKS, show_default=True
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    default=DEFAULT_NUM_RANKS,
+    show_default=True,
+    help="Number of ranks on this machine.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Compare that many steps. Default: all of a script; 10 of a function's model.",
+    help="Number of steps to compare. Default: all steps of a script; 10 steps of a function.",
 )
-@click.option("--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.option("--backend", help="For MODULE:FUNCTION: gloo (default), shm, nccl, ...")
 @click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="For MODULE:FUNCTION: to DDP."
+    "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as for python -m."
+)
+@click.option("--backend", help="For MODULE:FUNCTION: gloo (default), shm, nccl.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For MODULE:FUNCTION: an argument of DDP. Repeatable.",
 )
 @click.option(
     "--class",
@@ -125,7 +136,7 @@ class Outcome:
     metavar="MODULE:CLASS",
     default="ddpx:ReducerDDP",
     show_default=True,
-    help="What is compared with DDP; takes DDP's arguments.",
+    help="Wrapper to compare with DDP. The class must take the arguments of DDP.",
 )
 def command(
     target: str,
@@ -139,14 +150,14 @@ def command(
 ) -> int:
     """Runs a training under DDP and then under ReducerDDP, and compares every bit.
 
-    Losses, gradients after each synchronised backward and weights, on every rank, step by step;
-    beside them step times and peak memory. The script has to seed whatever it draws. Options that
-    ddpx does not know, and all behind --, are the script's.
+    Compares losses, gradients after each synchronised backward, and weights, on every rank and in
+    every step. Also prints step times and peak memory. The script must seed all random numbers.
+    Options that ddpx does not know, and all words after --, go to the script.
 
     FUNCTION takes no arguments and returns (module, example input), or a module with an attribute
     example_input.
 
-    Exits with 0 if all is identical, with 1 if not.
+    Exits with 0 if all values are identical, and with 1 if not.
 
     \b
     Examples:
@@ -161,14 +172,17 @@ def command(
     is_function = ":" in target and not is_module and not Path(target).exists()
     if is_function:
         if arguments:
-            raise click.UsageError(f"{' '.join(arguments)}: a function's model takes no arguments.")
+            words = " ".join(arguments)
+            raise click.UsageError(f"MODULE:FUNCTION takes no arguments, but got: {words}.")
         steps = steps or _DEFAULT_NUM_STEPS
         training = Training(target, steps, backend or "gloo", _ddp_options(settings))
         _check_example(target)
         script = Script("ddpx.cli.build_training", True, (training.to_word(),))
     else:
         if backend is not None or settings:
-            raise click.UsageError("--backend and --set are for MODULE:FUNCTION.")
+            raise click.UsageError(
+                "--backend and --set are only for MODULE:FUNCTION. Leave them out for a script."
+            )
         script = Script(target, is_module, arguments)
         script.check()
     return _compare(Subject(target, script, nproc_per_node, steps, wrapper))
@@ -198,9 +212,9 @@ def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict
     unstable = compare(expected, again.records).differences
     if unstable and unstable[0].step <= first.step:
         return (
-            f"Different: {place}. But with DDP alone the script differs from run to run, too: "
-            f"{parity_text.where(unstable[0], subject.title)}. Seed whatever it draws, and compare "
-            "again."
+            f"Different: {place}. Two runs with DDP differ from each other, too: "
+            f"{parity_text.where(unstable[0], 'DDP (second run)')}. "
+            "Seed all random numbers of the script, and compare again."
         )
     if first.event.kind == "loss":
         return f"Different: {place}."
@@ -222,11 +236,14 @@ def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
         name, equals, text = setting.partition("=")
         if not equals or name not in known:
             raise click.BadParameter(
-                f"{setting!r} is no NAME=VALUE of an argument that DDP has.", param_hint="--set"
+                f"{setting!r} is not NAME=VALUE with the name of an argument of DDP.",
+                param_hint="--set",
             )
         words = {"true": True, "false": False, "none": None}
         try:
             options[name] = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
         except (ValueError, SyntaxError) as cause:
-            raise click.BadParameter(f"{text!r} is no value.", param_hint="--set") from cause
+            raise click.BadParameter(
+                f"{text!r} is not a Python value.", param_hint="--set"
+            ) from cause
     return options

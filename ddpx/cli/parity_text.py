@@ -60,8 +60,8 @@ def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord], wr
 
 
 def compared(verdict: Verdict, num_ranks: int) -> str:
-    kinds = [f"{number:,} {_plural(kind)}" for kind, number in sorted(verdict.num_values.items())]
-    return f"{', '.join(kinds)} compared, bit for bit, on {num_ranks} ranks"
+    kinds = [count(number, kind) for kind, number in sorted(verdict.num_values.items())]
+    return f"{', '.join(kinds)} compared, bit for bit, on {count(num_ranks, 'rank')}"
 
 
 def where(difference: Difference, wrapper: str) -> str:
@@ -78,7 +78,9 @@ def where(difference: Difference, wrapper: str) -> str:
         name = difference.names[0]
         one, other = difference.expected.values[name], difference.actual.values[name]
         off = abs(float(one or "nan") - float(other or "nan"))
-        return f"{place}: the loss is {one} with DDP and {other} with {wrapper}, {off:.3g} apart"
+        return (
+            f"{place}: the loss is {one} with DDP and {other} with {wrapper}, difference {off:.3g}"
+        )
     what = "gradient of" if event.kind == "gradient" else "weight"
     return f"{place}{model}: the {what} {difference.names[0]}"
 
@@ -93,20 +95,26 @@ def how_far(
     found = compare_traces(Trace(({first: expected[first]},)), Trace(({first: actual[first]},)))
     text = found.differences[0].removeprefix(f"step 0: {first} ") if found.differences else ""
     if others:
-        text += f"; so do {len(others)} more {_plural(difference.event.kind)} of this step"
+        verb = "differs" if len(others) == 1 else "differ"
+        text += f"; {count(len(others), difference.event.kind, 'more ')} of this step {verb}, too"
     return text
 
 
 def _course(difference: Difference, wrapper: str) -> str:
     one, other = difference.expected, difference.actual
     if one is None or other is None:
-        which = f"with {wrapper}" if one is None else "with DDP"
-        return f"only {which} the script goes on, with a {difference.event.kind}"
+        ended, goes_on = ("DDP", wrapper) if one is None else (wrapper, "DDP")
+        return (
+            f"the run with {ended} ends here, but the run with {goes_on} continues with a "
+            f"{difference.event.kind}"
+        )
     if (one.kind, one.step, one.model) == (other.kind, other.step, other.model):
         unlike = sorted(set(one.values) ^ set(other.values))
-        return f"the {_plural(one.kind)} have other names: {', '.join(unlike[:5]) or 'or order'}"
+        if not unlike:
+            return f"the {_plural(one.kind)} are in a different order"
+        return f"the names of the {_plural(one.kind)} differ: {', '.join(unlike[:5])}"
     return (
-        f"the script takes another course: a {one.kind} of step {one.step} with DDP, "
+        f"the runs take different courses: a {one.kind} of step {one.step} with DDP, but "
         f"a {other.kind} of step {other.step} with {wrapper}"
     )
 
@@ -124,7 +132,8 @@ def _agreement(verdict: Verdict, kind: str, step: int) -> str:
     differing = [d for d in verdict.differences if (d.event.kind, d.step) == (kind, step)]
     if not differing:
         return "identical"
-    return f"{sum(max(len(d.names), 1) for d in differing)} differ"
+    number = sum(max(len(d.names), 1) for d in differing)
+    return f"{number} differs" if number == 1 else f"{number} differ"
 
 
 def _step_ms(record: RankRecord) -> float | None:
@@ -135,6 +144,11 @@ def _pair(left: float | None, right: float | None) -> tuple[str, str, str]:
     if left is None or right is None or left == 0:
         return "", "", ""
     return f"{left:.2f}", f"{right:.2f}", f"{right / left:.2f}"
+
+
+def count(number: int, noun: str, adjective: str = "") -> str:
+    """ "1 loss", "2 losses", "2 more losses"."""
+    return f"{number:,} {adjective}{noun if number == 1 else _plural(noun)}"
 
 
 def _plural(kind: str) -> str:

@@ -16,11 +16,11 @@ from ddpx.cli.launch import launch, torchrun_options
 def command(words: tuple[str, ...]) -> int:
     """Runs a script that uses DistributedDataParallel, unchanged, with ReducerDDP in its place.
 
-    Takes all options of torchrun's. On one machine it starts 2 ranks, if --nproc-per-node does
-    not say otherwise, which meet at a free port. Exits with 1 if a rank failed.
+    Takes all options of torchrun. On one machine, the default is 2 ranks; --nproc-per-node changes
+    the number. These ranks meet at a free port. Exits with 1 if a rank fails.
 
-    With --keep-survivors ranks are not ended when another one fails, so that they can go on by
-    ddpx.shrink(); it is a failure only if no rank of the machine comes to a good end.
+    With --keep-survivors, a failed rank does not end the other ranks, and these ranks can continue
+    with ddpx.shrink(). The command then fails only if all ranks of the machine fail.
 
     \b
     Examples:
@@ -30,7 +30,9 @@ def command(words: tuple[str, ...]) -> int:
       ddpx run -m mypackage.train --epochs 3
       ddpx run --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 train.py
     """
-    options, script = torchrun_options(words, {"--keep-survivors": "spare ranks if others fail"})
+    options, script = torchrun_options(
+        words, {"--keep-survivors": "do not end other ranks if a rank fails"}
+    )
     return launch(
         options,
         "ddpx.cli.runner",

@@ -28,8 +28,9 @@ def main() -> None:
         groups.let_go()
     if not classes and os.environ.get("RANK", "0") == "0":
         print(
-            "ddpx: the script wrapped no model in DistributedDataParallel. (Processes that it "
-            "starts by itself, as with mp.spawn, are not reached: use ReducerDDP there.)",
+            "ddpx: the script wrapped no model in DistributedDataParallel. ddpx does not reach "
+            "processes that the script starts itself, e.g. with mp.spawn. Use ReducerDDP in such "
+            "processes.",
             file=sys.stderr,
         )
 

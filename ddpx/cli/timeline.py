@@ -31,9 +31,9 @@ class _RecordsByDefault(click.Group):
 
 @click.group("timeline", cls=_RecordsByDefault)
 def command() -> None:
-    """Records what happens in the steps of a script, and shows it.
+    """Records the steps of a script, and shows and compares recordings.
 
-    "record" may be left out.
+    The word "record" may be left out.
 
     \b
     Examples:
@@ -47,23 +47,29 @@ def command() -> None:
 @click.argument("target", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--nproc-per-node", type=click.IntRange(min=1), default=DEFAULT_NUM_RANKS, show_default=True
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    default=DEFAULT_NUM_RANKS,
+    show_default=True,
+    help="Number of ranks on this machine.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="Record that many; the script runs to its end.",
+    help="Number of steps to record. The script runs to its end.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("timeline"),
     show_default=True,
-    help="Folder to write to.",
+    help="Folder for the output files.",
 )
-@click.option("--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.option(
+    "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as for python -m."
+)
 def record(
     target: str,
     arguments: tuple[str, ...],
@@ -72,11 +78,11 @@ def record(
     out: Path,
     is_module: bool,
 ) -> int:
-    """Runs a script as `ddpx run` does, and writes what happened in its steps.
+    """Runs a script as `ddpx run` does, and records the steps of the script.
 
-    Into the folder: summary.txt, trace.json (for https://ui.perfetto.dev and `ddpx timeline
-    show`), timeline.png, timeline.html. Options that ddpx does not know, and all behind --, are the
-    script's.
+    Writes summary.txt, trace.json (for https://ui.perfetto.dev and `ddpx timeline show`),
+    timeline.png and timeline.html. Options that ddpx does not know, and all words after --, go to
+    the script.
 
     \b
     Examples:
@@ -107,34 +113,37 @@ def record(
     _write(timeline, text, out)
     click.echo(text)
     if num_others:
-        click.echo(f"\nThe script wrapped {num_others} more models; this is the first one.")
-    click.echo(f"\nWritten to {out}: {', '.join(_WRITERS)}, summary.txt")
+        click.echo(f"\nThe script wrapped {num_others + 1} models. This is the first model.")
+    click.echo(f"\nFiles written to {out}: {', '.join(_WRITERS)}, summary.txt")
     return 0
 
 
 @command.command("show")
 @click.argument("recording", type=click.Path(path_type=Path))
 @click.option(
-    "--against", type=click.Path(path_type=Path), help="Another recording, to compare with."
+    "--against", type=click.Path(path_type=Path), help="Another recording to compare with."
 )
 @click.option(
     "--model",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Of a folder, which of the models that the script wrapped.",
+    help="Number of the model in a folder with several models.",
 )
 def show(recording: Path, against: Path | None, model: int) -> int:
-    """Prints the summary of a recording, or compares two.
+    """Prints the summary of a recording, or compares two recordings.
 
-    RECORDING is a trace.json, or a folder of files of single ranks (DDPX_TIMELINE). Ratios are
-    RECORDING over the one that it is held against.
+    RECORDING is a trace.json, or a folder with one file per rank (DDPX_TIMELINE). Ratios are the
+    times of RECORDING divided by the times of the --against recording.
 
-    Exits with 0; with --against, with 1 if RECORDING is slower: if the median step of its slowest
-    rank takes longer than the other's by more than noise. Noise is 3 % of the other's step, or
-    twice the standard error of the difference of the two medians (from the steps' median absolute
-    deviations), whichever is more; with fewer than three steps nothing is slower. 2 is wrong usage,
-    or a recording without a complete step.
+    Exit codes: 0, RECORDING is not slower, or --against is not given; 1, RECORDING is slower; 2,
+    wrong usage, or a recording without a complete step.
+
+    The slowest rank of each recording counts, with the median of its step times. RECORDING is
+    slower if its median exceeds the other median by more than the noise. The noise is the larger of
+    two values: 3 % of the other median, and twice the standard error of the difference of the
+    medians. The standard error is estimated from median absolute deviations. With fewer than 3
+    steps, RECORDING is never slower.
 
     \b
     Examples:

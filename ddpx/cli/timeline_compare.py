@@ -20,13 +20,13 @@ def comparison_text(new: Summary, base: Summary, new_name: str, base_name: str) 
     """Tables of ranks and buckets, and a sentence of verdict; ratios are new over base."""
     return "\n".join(
         [
-            f"{base_name} → {new_name} (ratio); medians in ms.",
+            f"{base_name} → {new_name} (ratio). Times are medians in ms.",
             "",
             "Ranks.",
             "",
             _ranks(new, base),
             "",
-            "Buckets; times count from the start of backward, comm. from launch to end.",
+            "Buckets. Times start at the start of backward; comm. is from launch to completion.",
             "",
             _buckets(new, base),
             "",
@@ -93,7 +93,7 @@ def _verdict(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
     times = f"{one.step_ms:.2f} → {other.step_ms:.2f} ms on the slowest rank"
     noise_ms = _noise_ms(new, base)
     if noise_ms is None:
-        verdict = f"Too few steps to tell (three are the least): {times}."
+        verdict = f"Too few steps for a verdict (at least 3 are needed): {times}."
     elif abs(other.step_ms - one.step_ms) <= noise_ms:
         verdict = f"Steps take as long as in {base_name}: {times}, noise ±{noise_ms:.2f} ms."
     else:
@@ -104,13 +104,13 @@ def _verdict(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
         word, reason = ("slower", max) if ratio > 1 else ("faster", min)
         cause = reason(changes, key=lambda name: changes[name])
         verdict = (
-            f"Steps of {new_name} are {word}, {ratio:.2f} times as long: {times}; most of it is "
-            f"{cause}, {changes[cause]:+.2f} ms."
+            f"Steps of {new_name} are {word}, {ratio:.2f} times as long: {times}. Most of the "
+            f"difference is {cause}, {changes[cause]:+.2f} ms."
         )
     if new.world_size != base.world_size:
-        verdict += f" But ranks differ: {base.world_size} and {new.world_size}."
+        verdict += f" But the numbers of ranks differ: {base.world_size} and {new.world_size}."
     if [b.num_params for b in new.buckets] != [b.num_params for b in base.buckets]:
-        verdict += " The buckets are not the same."
+        verdict += " The buckets of the recordings differ."
     return verdict
 
 

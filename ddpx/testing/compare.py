@@ -241,7 +241,8 @@ def _difference(expected: torch.Tensor | None, actual: torch.Tensor | None) -> s
         return ""
     width = expected.element_size()
     num_different = int((left_bytes != right_bytes).view(-1, width).any(1).sum())
-    text = f"differs in {num_different} of {expected.numel()} elements"
+    elements = "element" if expected.numel() == 1 else "elements"
+    text = f"differs in {num_different} of {expected.numel()} {elements}"
     if expected.dtype == torch.bool:
         return text
     return f"{text}, largest difference {(expected - actual).abs().max().item():.3g}"

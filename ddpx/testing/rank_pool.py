@@ -197,7 +197,8 @@ class RankPool:
             failures.setdefault(rank, f"{reason} ({what}, limit {timeout:g} s)")
         self._end()
         report = "\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(failures.items()))
-        raise RankFailed(f"{what} failed on {len(failures)} of {self.world_size} ranks\n{report}")
+        ranks = "rank" if self.world_size == 1 else "ranks"
+        raise RankFailed(f"{what} failed on {len(failures)} of {self.world_size} {ranks}\n{report}")
 
     def _end(self) -> None:
         for process in self._processes:

@@ -6,60 +6,74 @@ from collections.abc import Sequence
 
 
 def bad_max_steps(max_steps: object) -> ValueError:
-    return ValueError(f"max_steps={max_steps!r}: pass a positive number, or None for no limit.")
+    return ValueError(
+        f"max_steps={max_steps!r} is not valid. Pass a positive number, or None for no limit."
+    )
 
 
 def bad_timeline_steps(text: str) -> ValueError:
-    return ValueError(f"DDPX_TIMELINE_STEPS={text!r} is not a positive number.")
+    return ValueError(
+        f"DDPX_TIMELINE_STEPS={text!r} is not a positive number. Set DDPX_TIMELINE_STEPS to the "
+        "number of steps to record, or unset the variable."
+    )
 
 
 def not_one_wrapper(model: object, number: int) -> TypeError:
-    found = "is none" if number == 0 else f"are {number}"
     return TypeError(
-        f"ddpx.record() records one ReducerDDP, but there {found} in {type(model).__name__}. "
-        "Pass the wrapped model itself."
+        f"ddpx.record() records exactly one ReducerDDP, but {type(model).__name__} contains "
+        f"{number or 'none'}. Pass the wrapped model itself."
     )
 
 
 def timeline_started() -> RuntimeError:
-    return RuntimeError("this timeline was started before; ddpx.record(model) makes a new one.")
+    return RuntimeError(
+        "this timeline was started before. Make a new timeline with ddpx.record(model)."
+    )
 
 
 def timeline_not_running() -> RuntimeError:
-    return RuntimeError("this timeline is not recording: call start() first, and stop() once.")
+    return RuntimeError("this timeline is not recording. Call start() first, and call stop() once.")
 
 
 def timeline_empty() -> RuntimeError:
     return RuntimeError(
-        "this timeline holds nothing yet: use `with ddpx.record(model) as timeline:`, or start() "
-        "and stop(), around training steps."
+        "this timeline is empty. Run training steps inside `with ddpx.record(model) as timeline:`, "
+        "or between start() and stop()."
     )
 
 
 def no_complete_step() -> RuntimeError:
     return RuntimeError(
-        "no complete step was recorded: a step is a forward through the wrapper and a synchronised "
-        "backward (not within no_sync()), both between start and stop."
+        "no complete step was recorded. A complete step is a forward through the wrapper and a "
+        "synchronised backward (outside no_sync()), both between start() and stop()."
     )
 
 
 def not_a_timeline(path: object, why: str) -> ValueError:
-    return ValueError(f"{path} holds no timeline of ddpx: {why}")
+    return ValueError(f"{path} holds no usable timeline of ddpx: {why}.")
 
 
 def no_such_model(path: object, model: object, recorded: Sequence[int]) -> ValueError:
     numbers = ", ".join(str(number) for number in recorded)
-    return ValueError(f"{path} holds no model {model!r}; of models it has: {numbers}.")
+    return ValueError(
+        f"{path} has no recording of model {model!r}. Recorded "
+        f"{'model' if len(recorded) == 1 else 'models'}: {numbers}."
+    )
 
 
 def no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
     """``recorded`` is not empty."""
     if len(recorded) <= 10:
-        there_are = "these are: " + ", ".join(str(number) for number in recorded)
+        there_are = ", ".join(str(number) for number in recorded)
     else:
-        there_are = f"{len(recorded)} are, from {recorded[0]} to {recorded[-1]}"
-    return ValueError(f"step {step} is not in this timeline; {there_are}.")
+        there_are = f"{len(recorded)} from {recorded[0]} to {recorded[-1]}"
+    return ValueError(
+        f"step {step} is not in this timeline. Recorded "
+        f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
+    )
 
 
 def tool_missing(what: str, package: str) -> ImportError:
-    return ImportError(f"{what} needs {package}: pip install {package}")
+    return ImportError(
+        f"{what} needs {package}, which is not installed. Run: pip install {package}"
+    )

@@ -31,20 +31,34 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def summary_text(summary: Summary) -> str:
     first, last = summary.steps[0], summary.steps[-1]
     lines = [
-        f"{len(summary.steps)} steps ({first} to {last}) of {len(summary.ranks)} of "
-        f"{summary.world_size} ranks over {summary.backend}, on {summary.device}; medians in ms."
+        f"{_count(len(summary.steps), 'step')} ({first} to {last}) of {len(summary.ranks)} of "
+        f"{_count(summary.world_size, 'rank')} over {summary.backend}, on {summary.device}. "
+        "Times are medians in ms."
     ]
     if summary.num_other_steps:
-        lines.append(f"{summary.num_other_steps} more had other buckets, and are left out.")
+        number = summary.num_other_steps
+        lines.append(
+            f"{_count(number, 'more step')} had other buckets and "
+            f"{'is' if number == 1 else 'are'} left out."
+        )
     if summary.lost_events:
-        lines.append(f"{summary.lost_events} older events had no room, and are lost.")
-    lines += ["", "Buckets; times count from the start of backward.", ""]
+        number = summary.lost_events
+        lines.append(
+            f"{_count(number, 'older event')} {'was' if number == 1 else 'were'} lost, because the "
+            "recording was full."
+        )
+    lines += ["", "Buckets. Times start at the start of backward.", ""]
     lines.append(table(_BUCKET_HEADERS, [_bucket_row(bucket) for bucket in summary.buckets]))
     lines += ["", "Ranks.", ""]
     lines.append(table(_RANK_HEADERS, [_rank_row(rank) for rank in summary.ranks]))
     if summary.straggler is not None:
         lines += ["", f"Straggler: rank {summary.straggler}."]
     return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    """ "1 step", "2 steps"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _bucket_row(bucket: BucketSummary) -> list[str]:

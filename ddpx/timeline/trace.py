@@ -49,7 +49,7 @@ def read(path: str | Path, model: int = 0) -> list[RankData]:
     if path.is_dir():
         by_model = models_in(path)
         if not by_model:
-            raise errors.not_a_timeline(path, "there is no rank*.json in it")
+            raise errors.not_a_timeline(path, "the folder has no rank*.json files")
         files = by_model.get(model, [])
     else:
         by_model = {0: [path]}
@@ -60,13 +60,13 @@ def read(path: str | Path, model: int = 0) -> list[RankData]:
     ranks.sort(key=lambda data: data.rank)
     if len({data.rank for data in ranks}) < len(ranks) or len({data.name for data in ranks}) > 1:
         raise errors.not_a_timeline(
-            path, "its files are of several jobs or process groups; use a folder for each"
+            path, "its files are from several jobs or process groups. Use one folder for each"
         )
     if len({data.clock for data in ranks}) > 1:
         raise errors.not_a_timeline(
             path,
-            "its ranks ran on several machines, whose clocks were not compared, since that takes "
-            "all ranks (init_sync=True, or ddpx.record()). Load the file of one rank",
+            "its ranks ran on several machines, and the clocks of the machines were not compared. "
+            "Load the file of one rank, or record again with init_sync=True or ddpx.record()",
         )
     return ranks
 
@@ -89,5 +89,7 @@ def _read_file(path: Path) -> list[RankData]:
     except (ValueError, KeyError, TypeError, RuntimeError) as cause:
         raise errors.not_a_timeline(path, f"{type(cause).__name__}: {cause}") from cause
     if version != _VERSION:
-        raise errors.not_a_timeline(path, f"version {version}, not {_VERSION}")
+        raise errors.not_a_timeline(
+            path, f"the file has version {version}, but this ddpx reads version {_VERSION}"
+        )
     return ranks

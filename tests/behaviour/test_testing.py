@@ -63,7 +63,7 @@ def test_one_bit_is_found(ranks):
 @pytest.mark.parametrize(
     "left, right, expected",
     [
-        (torch.tensor(0.0), torch.tensor(-0.0), "differs in 1 of 1 elements"),
+        (torch.tensor(0.0), torch.tensor(-0.0), "differs in 1 of 1 element,"),
         (torch.ones(2), None, "is dense against None"),
         (torch.ones(2), torch.ones(2).double(), "has dtype torch.float32 against torch.float64"),
         (torch.ones(2, 2), torch.ones(4), r"has shape \(2, 2\) against \(4,\)"),

@@ -21,7 +21,7 @@ def test_json_has_all_sections(monkeypatch):
     assert facts["versions"]["torch"] == torch.__version__
     assert "gloo yes" in facts["communication"]["backends"]
     assert "shm yes" in facts["communication"]["backends"]
-    assert facts["communication"]["shared memory"] == "yes: two processes shared memory"
+    assert facts["communication"]["shared memory"] == "yes: two test processes shared memory"
     assert facts["environment"]["DDPX_SHM_ORDER"] == "fixed"
     has_cuda = torch.version.cuda is not None
     assert has_cuda or (facts["communication"]["NCCL"], facts["build"]["CUDA of torch"]) == (
@@ -34,7 +34,7 @@ def test_text_is_the_same_to_read(capsys):
     assert run_command_line(["info", "--no-probe"]) == 0
     said = capsys.readouterr().out
     assert f"torch              {torch.__version__}" in said
-    assert "shared memory      not tried" in said
+    assert "shared memory      not tested" in said
 
 
 def _smi(folder, script: str) -> None:

@@ -16,7 +16,7 @@ from cli_process import SCRIPTS, assert_code, environment, run
 def test_survivors_come_to_a_good_end():
     done = run("run", "--nproc-per-node", "3", "--keep-survivors", "ends.py", "killed", "0", "0")
     assert_code(done, 0)
-    assert "ddpx: rank 0 was killed by SIGKILL; the others go on" in done.stderr
+    assert "ddpx: rank 0 was killed by SIGKILL; the other ranks continue" in done.stderr
     assert sorted(re.findall(r"rank \d ends well", done.stdout)) == [
         "rank 1 ends well",
         "rank 2 ends well",

@@ -34,15 +34,18 @@ def test_first_difference_is_named():
         "largest difference 0.5."
     )
     assert re.search(r"^2 .* identical +identical +identical", done.stdout, re.M)
-    assert re.search(r"^3 .* identical +1 differ +1 differ", done.stdout, re.M)
+    assert re.search(r"^3 .* identical +1 differs +1 differs", done.stdout, re.M)
 
 
 @pytest.mark.full_only
 def test_unseeded_script_is_told_from_a_difference():
     done = run("parity", "train.py", "--unseeded", "--num-steps", 2)
     assert_code(done, 1)
-    assert "Different: before step 1, rank 0: the weight 0.weight. But with DDP" in done.stdout
-    assert "Seed whatever it draws" in done.stdout
+    assert (
+        "Different: before step 1, rank 0: the weight 0.weight. Two runs with DDP differ"
+        in done.stdout
+    )
+    assert "Seed all random numbers of the script" in done.stdout
 
 
 def test_build_function_over_shared_memory():
@@ -56,9 +59,7 @@ def test_build_function_over_shared_memory():
     ("script", "reason"),
     [
         ("wraps_nothing.py", "wrapped no model in DistributedDataParallel"),
-        pytest.param(
-            *("uses_reducer.py", "uses ReducerDDP by itself"), marks=pytest.mark.full_only
-        ),
+        pytest.param(*("uses_reducer.py", "uses ReducerDDP directly"), marks=pytest.mark.full_only),
     ],
 )
 def test_script_without_ddp_cannot_be_compared(script, reason):
@@ -71,7 +72,7 @@ def test_script_without_ddp_cannot_be_compared(script, reason):
 def test_failed_script_is_no_verdict():
     done = run("parity", "fails.py")
     assert_code(done, 1)
-    assert "fails.py failed with DDP; nothing was compared." in done.stderr
+    assert "fails.py failed with DDP. Nothing was compared." in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -92,4 +93,4 @@ def test_another_class_is_compared_with_ddp(wrapper, code, last):
 def test_what_is_no_wrapper_is_not_compared():
     done = run("parity", "--class", "wrappers:_sum", "train.py")
     assert_code(done, 2)
-    assert "--class wrappers:_sum: it has to name a class" in done.stderr
+    assert "--class wrappers:_sum does not name a wrapper class" in done.stderr

@@ -46,7 +46,7 @@ def test_script_sees_its_own_folder_and_arguments(tmp_path):
 def test_failed_rank_is_named():
     done = run("run", "fails.py")
     assert_code(done, 1)
-    assert "ddpx: rank 1 failed, exit code 3" in done.stderr
+    assert "ddpx: rank 1 failed with exit code 3" in done.stderr
 
 
 def test_interrupt_ends_all_ranks():

@@ -65,8 +65,8 @@ def test_slower_recording_is_said_to_be(recorded):
     )
     text = comparison_text(slow, base, "after", "before")
     assert "Steps of after are slower, 2.00 times" in text
-    assert f"most of it is exposed communication, {more_ms:+.2f} ms" in text
-    assert text.endswith("The buckets are not the same.")
+    assert f"Most of the difference is exposed communication, {more_ms:+.2f} ms" in text
+    assert text.endswith("The buckets of the recordings differ.")
 
 
 def test_script_that_uses_reducer_by_itself(tmp_path):

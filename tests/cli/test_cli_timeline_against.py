@@ -65,7 +65,7 @@ def _times(factor: float, steps_ms: Sequence[float]) -> list[float]:
         (_times(1.1, NOISY), NOISY, 0, "Steps take as long as in"),
         (_times(1.1, NOISY), QUIET, 0, "Steps take as long as in"),
         (_times(3, NOISY), NOISY, 1, "are slower, 3.00 times as long"),
-        (_times(2, QUIET[:2]), QUIET, 0, "Too few steps to tell"),
+        (_times(2, QUIET[:2]), QUIET, 0, "Too few steps for a verdict"),
         ([], QUIET, 2, "no complete step was recorded"),
     ],
 )
@@ -84,4 +84,4 @@ def test_a_model_of_a_folder(tmp_path, capsys):
     assert run_command_line(["timeline", "show", str(tmp_path), "--model", "1"]) == 0
     assert "200.00" in capsys.readouterr().out
     assert run_command_line(["timeline", "show", str(tmp_path), "--model", "2"]) == 2
-    assert "holds no model 2; of models it has: 0, 1." in capsys.readouterr().err
+    assert "has no recording of model 2. Recorded models: 0, 1." in capsys.readouterr().err

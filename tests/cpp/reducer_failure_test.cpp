@@ -195,7 +195,7 @@ class ReducerUsedMapFailure : public testing::Test {
   void expect_failure(const Indices& arrival_order) {
     expect_mentions(
         replica.failing_step(arrival_order),
-        {"rank 0", "the agreement on which parameters were used", "connection reset by peer"});
+        {"rank 0", "the all-reduce of the map of used parameters", "connection reset by peer"});
     expect_reusable(replica);
   }
 

@@ -138,8 +138,8 @@ def _check_left(errors: list[str], victim: int) -> None:
     [
         ("early exception", 2, "gloo", "(ValueError: no such sample)"),
         ("early exception", 0, "shm", "(ValueError: no such sample)"),
-        ("bad option", 1, "gloo", "(ValueError: bucket_cap_mb=nan is no bucket size"),
-        ("bad option", 0, "shm", "(ValueError: bucket_cap_mb=nan is no bucket size"),
+        ("bad option", 1, "gloo", "(ValueError: bucket_cap_mb=nan is not a bucket size"),
+        ("bad option", 0, "shm", "(ValueError: bucket_cap_mb=nan is not a bucket size"),
     ],
 )
 def test_survivors_hear_why_a_rank_has_wrapped_no_model(

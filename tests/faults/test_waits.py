@@ -336,5 +336,5 @@ def _wrap_twice() -> tuple[str, bool]:
 def test_a_bad_variable_is_named_and_nothing_is_lost(value: str) -> None:
     for ending in run(2, _wrap_twice, environment={WARN: value}):
         text, watched = ending.value
-        assert text.startswith(f"{WARN}=") and "is no time to wait" in text, text
+        assert text.startswith(f"{WARN}=") and "is not a valid time limit" in text, text
         assert watched

@@ -68,5 +68,5 @@ def test_without_a_restart(tmp_path, kill):
     rank, step = kill.split(":")
     assert output.count(f"of 2, without [{rank}]") == 2
     assert output.count(f"goes on at step {step} as rank") == 2
-    assert f"ddpx: rank {rank} was killed by SIGKILL; the others go on" in output
+    assert f"ddpx: rank {rank} was killed by SIGKILL; the other ranks continue" in output
     assert "the same weights on 2 ranks" in output

@@ -83,12 +83,13 @@ def _check_fault(how: str, expected: str, mode: str, bucket_index: int, on_ranks
     for _ in range(2):  # also a second time
         if dist.get_rank() < on_ranks:
             fault.how = how
+            step = model.reducer.num_steps
             with pytest.raises((RuntimeError, MemoryError)) as caught:
                 mlp_step(model)
             text = str(caught.value)
             names = [list(dict(model.module.named_parameters()))[i] for i in _members(model)]
             assert expected in text
-            assert f"[ddpx rank {dist.get_rank()}, phase " in text, text
+            assert f"[ddpx rank {dist.get_rank()}, step {step}, phase " in text, text
             assert f"bucket {bucket_index} ('{names[0]}'" in text, text
         else:
             mlp_step(model)

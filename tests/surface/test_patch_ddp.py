@@ -71,7 +71,7 @@ def _derived_before() -> None:
 def _another_class() -> None:
     with ddpx.patch_ddp(Other):
         assert make() is Other
-        with pytest.raises(RuntimeError, match="Other is in the place of DistributedDataParallel"):
+        with pytest.raises(RuntimeError, match="Other already replaces DistributedDataParallel"):
             ddpx.patch_ddp()
     assert make() is TORCHS
 

@@ -184,13 +184,15 @@ def test_pyplot_stays_out():
 
 
 def test_errors(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match=r"step 11 is not in this timeline; these are: 12, 13\."):
+    with pytest.raises(
+        ValueError, match=r"step 11 is not in this timeline\. Recorded steps: 12, 13\."
+    ):
         draw(make_recording(), tmp_path / "a.png", 11)
     nothing = Recording((), (), {}, {}, "gloo", "cpu", 2, {})
     with pytest.raises(RuntimeError, match="no complete step was recorded"):
         draw(nothing, tmp_path / "a.png", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib: pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib, .* pip install matplotlib"):
         draw(make_recording(), tmp_path / "a.png", 12)
     assert list(tmp_path.iterdir()) == []
 
@@ -199,5 +201,5 @@ def test_a_long_recording_does_not_list_all_its_steps():
     step = make_recording().steps[0]
     steps = tuple(type(step)(number, step.layout, step.ranks) for number in range(5, 55))
     recording = Recording((), steps, {}, {}, "gloo", "cpu", 2, {})
-    with pytest.raises(ValueError, match="step 2 is not in this timeline; 50 are, from 5 to 54"):
+    with pytest.raises(ValueError, match=r"step 2 is not .* Recorded steps: 50 from 5 to 54\."):
         find_step(recording, 2)

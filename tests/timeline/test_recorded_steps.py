@@ -124,7 +124,7 @@ def _record_alone() -> Timeline:
     with ddpx.record(model) as timeline:
         for _ in range(3):
             train_step(model)
-    assert "2 steps (1 to 2) of 1 of 1 ranks" in str(timeline.summary())
+    assert "2 steps (1 to 2) of 1 of 1 rank " in str(timeline.summary())
     return timeline
 
 

@@ -131,12 +131,12 @@ def _misuse() -> list[str]:
 
 def test_misuse(ranks):
     expected = [
-        "there is none in Linear",
-        "there is none in str",
-        "there are 2 in ModuleList",
+        "but Linear contains none",
+        "but str contains none",
+        "but ModuleList contains 2",
         "max_steps=0",
         "is not recording",
-        "holds nothing yet",
+        "timeline is empty",
         "was started before",
         "is not recording",
         "was started before",

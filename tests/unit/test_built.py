@@ -20,7 +20,7 @@ def _says(monkeypatch, tmp_path, torch_version):
 def test_another_torch_is_named_beside_the_one_that_it_was_built_for(monkeypatch, tmp_path):
     _says(monkeypatch, tmp_path, "2.12.1+cpu")
     monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
-    with pytest.raises(ImportError, match=r"built for torch 2\.12\.1\+cpu, and torch 2\.13\.0\+cu"):
+    with pytest.raises(ImportError, match=r"built for torch 2\.12\.1\+cpu, but torch 2\.13\.0\+cu"):
         built.check_build()
 
 
@@ -38,7 +38,7 @@ def test_what_was_not_built_is_named(monkeypatch, tmp_path):
 
 def test_another_system_is_named(monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(ImportError, match="runs on Linux, and this is darwin"):
+    with pytest.raises(ImportError, match="runs on Linux only, but this system is darwin"):
         built.check_build()
 
 
