@@ -8,6 +8,7 @@ tests=()
 [ -e /usr/include/gtest/gtest.h ] || { wanted+=(libgtest-dev); tests+=("C++ tests"); }
 command -v chromedriver >/dev/null ||
   { wanted+=(chromium chromium-driver); tests+=("tests of the timeline page"); }
+command -v ip >/dev/null || { wanted+=(iproute2); tests+=("tests of several hosts"); }
 [ ${#wanted[@]} = 0 ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
