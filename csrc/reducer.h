@@ -264,6 +264,8 @@ class Reducer final : public GradListener,
   void cast_to_local_dtype(std::size_t param_index);
   void cast_to_averaged_dtype(std::size_t param_index);
   void note_stream_of(std::size_t param_index);
+  void keep_arrived(std::size_t param_index);
+  std::optional<at::Tensor> take_arrived(std::size_t param_index);
   void pack_into_slot(std::size_t param_index);
   void fill(std::size_t bucket_index);
   void pack_held(Bucket& bucket);
@@ -365,6 +367,7 @@ class Reducer final : public GradListener,
   std::vector<Bucket> buckets_;
   LaunchQueue launches_;
   ArrivalTracker arrivals_;
+  std::map<std::size_t, at::Tensor> arrived_grads_;  // by param index: those to be packed later
   ArrivalOrder order_;
   Indices agreed_order_;
   UsedMap used_;

@@ -90,6 +90,7 @@ void Reducer::fail() noexcept {
 }
 
 void Reducer::recover() {
+  arrived_grads_.clear();
   links_.pull_all();
   if (options_.precision.compute) {
     join_arrivals();

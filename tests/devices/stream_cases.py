@@ -203,13 +203,22 @@ def slow_copies(device: str) -> Iterator[None]:
         controls().set_hold(late_device.milliseconds(HOLD_MS))
 
 
-def launched_from_another_stream(device: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
+def slow_looks(device: str) -> contextlib.AbstractContextManager[None]:
+    """On the late device: ``set_check_finite()`` takes 60 ms to look at the gradients of a bucket."""
+    return late_device.slow("_foreach_norm", 60) if device == "late" else contextlib.nullcontext()
+
+
+def launched_from_another_stream(
+    device: str, wrapper: Any = ReducerDDP, check_finite: bool = False, **options: Any
+) -> Pairs:
     """A full bucket waits for its turn; the hook that launches it runs on another stream."""
     module = layers(device, 2)
     main = torch.accelerator.current_stream()
     streams = [torch.Stream(device=device) for _ in range(2)]
     nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
     ours = wrapper(module, bucket_cap_mb=0.0001, **options)
+    if check_finite:
+        ours.set_check_finite()
     pairs: Pairs = []
 
     def forwards(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -233,7 +242,10 @@ def launched_from_another_stream(device: str, wrapper: Any = ReducerDDP, **optio
 
 
 def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
-    """A hook of a later param replaces, or clears, a gradient that has arrived: that one counts."""
+    """A hook of a later param replaces, or clears, an earlier param's gradient, which still counts.
+
+    From the first step on, in which buckets leave at the end of backward.
+    """
     module = layers(device, 2)
     ours = wrapper(module, **options)
     early, late = module[1].weight, module[0].weight
@@ -248,13 +260,11 @@ def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **opt
     for step in range(4):
         ours.zero_grad()
         expected = expected_grads(module, loss_of, step)
-        # In the first step nothing is final before the end in some modes.
-        hook = late.register_post_accumulate_grad_hook(replace) if step > 1 else None
+        hook = late.register_post_accumulate_grad_hook(replace)
         backward(loss_of(ours, batch(device, step)))
-        if hook is not None:
-            hook.remove()
+        hook.remove()
         pairs += pair_up(module, expected)
-    assert len(replaced) == 2
+    assert len(replaced) == 4
     return pairs
 
 
@@ -296,6 +306,44 @@ def aborted_after_the_last_gradient(device: str, keep: bool = False, **options: 
             stream.wait_stream(main)
     assert len(nodes) == len(streams)
     return pairs
+
+
+def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
+    """Texts of errors, step by step. In the third, rank 0 raises after its last gradient.
+
+    Its gradients are not finite then, which its peers report.
+    """
+    module = layers(device)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = ReducerDDP(module, **options)
+    ours.set_check_finite()
+    texts = []
+
+    def fail(grad: torch.Tensor) -> None:
+        raise ValueError("on purpose")
+
+    for step in range(4):
+        ours.zero_grad()
+        x = batch(device, step)
+        raises = step == 2 and dist.get_rank() == 0
+        if raises:
+            x[0, 0] = float("inf")
+        x = x.requires_grad_() * 1  # whose node runs behind the accumulation of every gradient
+        if raises:
+            x.register_hook(fail)
+        try:
+            with slow_looks(device):
+                backward(loss_of(ours, x))
+            texts.append("")
+        except (RuntimeError, ValueError) as error:
+            texts.append(str(error))
+        for stream in streams:
+            main.wait_stream(stream)
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return texts
 
 
 def raised_in_mid_backward(device: str, **options: Any) -> Pairs:

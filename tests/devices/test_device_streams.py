@@ -51,15 +51,22 @@ def test_gradients_that_are_dropped_while_they_are_read(ranks, device, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_waiting_bucket_is_launched_from_another_stream(device_ranks, device, mode):
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
+@pytest.mark.parametrize("check_finite", [False, True], ids=["", "check finite"])
+def test_a_waiting_bucket_is_launched_from_another_stream(
+    device_ranks, device, mode, batched, check_finite
+):
     ranks = device_ranks(device, 2)
-    cases.check(ranks.run(cases.launched_from_another_stream, device, **MODES[mode]))
+    options = {**MODES[mode], "batched_grad_copy": batched, "check_finite": check_finite}
+    cases.check(ranks.run(cases.launched_from_another_stream, device, **options))
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
 @pytest.mark.parametrize("what", ["replaced", "cleared"])
-def test_the_gradient_that_arrived_counts(ranks, device, mode, what):
-    cases.check(ranks.run(cases.a_replaced_gradient, device, what, **MODES[mode]))
+def test_the_gradient_that_arrived_counts(ranks, device, mode, batched, what):
+    options = {**MODES[mode], "batched_grad_copy": batched}
+    cases.check(ranks.run(cases.a_replaced_gradient, device, what, **options))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -68,6 +75,20 @@ def test_an_abort_after_the_last_gradient(device_ranks, device, mode, keep):
     ranks = device_ranks(device, 2)
     case = cases.aborted_after_the_last_gradient
     cases.check(ranks.run(case, device, timeout=20, keep=keep, **MODES[mode]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
+def test_peers_of_an_abort_hear_of_a_gradient_that_is_not_finite(
+    device_ranks, device, mode, batched
+):
+    ranks = device_ranks(device, 2)
+    options = {**MODES[mode], "batched_grad_copy": batched}
+    aborted, *peers = ranks.run(cases.not_finite_before_an_abort, device, timeout=20, **options)
+    assert aborted == ["", "", "on purpose", ""]
+    for texts in peers:
+        assert texts[:2] == ["", ""] and texts[3] == ""
+        assert "finite" in texts[2] and "rank 0" in texts[2]
 
 
 @pytest.mark.parametrize("mode", MODES)
