@@ -78,6 +78,7 @@ void pack(
     const at::Tensor& grad,
     int divisor,
     bool as_view) {
+  RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
   if (bucket.sparse()) {
     const auto dtype = bucket.dtypes().summed;
