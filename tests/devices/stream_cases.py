@@ -139,7 +139,11 @@ def wrapped_on_a_side_stream(device: str, **options: Any) -> Pairs:
 
 
 def hooks_on_several_streams(
-    device: str, wrapper: Any = ReducerDDP, keep: bool = False, **options: Any
+    device: str,
+    wrapper: Any = ReducerDDP,
+    keep: bool = False,
+    check_finite: bool = False,
+    **options: Any,
 ) -> Pairs:
     """Each param's hook runs on a stream of its own; all gradients lie in one bucket.
 
@@ -150,6 +154,8 @@ def hooks_on_several_streams(
     streams = [torch.Stream(device=device) for _ in module.parameters()]
     nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
     ours = wrapper(module, **options)
+    if check_finite:
+        ours.set_check_finite()
     if keep:
         make_grads(module)
     pairs: Pairs = []
@@ -162,6 +168,92 @@ def hooks_on_several_streams(
             stream.wait_stream(main)
     assert len(nodes) == len(streams)
     return pairs
+
+
+class _Branches(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.branches = layers(device, 2)
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return self.branches[number](x)
+
+
+def local_gradients_first(device: str, **options: Any) -> Pairs:
+    """A backward reaches an output of ``no_sync()`` first, then one that makes it average.
+
+    The gradient that came before is packed where the second output is reached; its hook ran on
+    another stream, which added it to zeros.
+    """
+    module = _Branches(device)
+    main, side = torch.accelerator.current_stream(), torch.Stream(device=device)
+    node = accumulate_on(module.branches[1].weight, side)
+    ours = ReducerDDP(module, **options)
+    make_grads(module)
+
+    def forward(branches: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first, second = branches
+        return first(x).square().mean() + second(x).square().mean()
+
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, forward, step)
+        ours.zero_grad(set_to_none=False)
+        x = batch(device, step)
+        averaged = ours(x, 0)
+        with ours.no_sync():
+            local = ours(x, 1)  # made last, so that backward comes to it first
+        backward(averaged.square().mean() + local.square().mean())
+        pairs += pair_up(module, expected)
+        side.wait_stream(main)
+    assert node is not None
+    return pairs
+
+
+class _MayPassBy(nn.Module):
+    """Layers, or an output that leads to no parameter."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.layers = layers(device)
+
+    def forward(self, x: torch.Tensor, pass_by: bool) -> torch.Tensor:
+        return x.requires_grad_() * 1 if pass_by else self.layers(x)
+
+
+def a_loss_that_reaches_no_param(device: str, **options: Any) -> tuple[Pairs, list[str]]:
+    """Of rank 0, in two of five steps; it takes part with zeros. And texts of errors.
+
+    Backward is called, and gradients are read, on a side stream.
+    """
+    module = _MayPassBy(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    main, side = torch.accelerator.current_stream(), torch.Stream(device=device)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pairs: Pairs = []
+    texts = []
+    for step in range(5):
+        unreached = step in (2, 4)
+        expected = expected_grads(module, loss_of, step)
+        if unreached:
+            alone = layers("cpu")  # rank 0's gradients; no step changes the parameters
+            loss_of(alone, batch("cpu", step, 0)).backward()
+            for value, param in zip(expected, alone.parameters(), strict=True):
+                assert param.grad is not None
+                value -= param.grad / size
+        ours.zero_grad()
+        x = batch(device, step)
+        side.wait_stream(main)
+        with side:
+            loss = ours(x, pass_by=unreached and rank == 0).square().mean()
+            try:
+                backward(loss)
+                texts.append("")
+            except RuntimeError as error:
+                texts.append(str(error))
+            pairs += pair_up(module, expected)
+        main.wait_stream(side)
+    return pairs, texts
 
 
 def gradients_dropped_while_read(device: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
