@@ -1,6 +1,7 @@
 #include "finite_check.h"
 
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -37,15 +38,46 @@ void FiniteCheck::look(
   if (!all_values.empty()) {
     const auto largest = at::_foreach_norm(all_values, std::numeric_limits<double>::infinity());
     look.finite = at::isfinite(at::stack(largest));
+    if (const auto device = look.finite.device(); !device.is_cpu()) {
+      streams_[device.index()].note(device);
+    }
     looks_.push_back(std::move(look));
   }
 }
 
-std::optional<std::size_t> FiniteCheck::first_not_finite() const {
-  std::unordered_set<std::size_t> not_finite;
+// What each look found. The host waits once for each device.
+std::vector<at::Tensor> FiniteCheck::finite_on_host() {
+  std::vector<at::Tensor> all;
+  std::map<c10::DeviceIndex, std::vector<std::size_t>> on_devices;  // looks that are read together
   for (const auto& look : looks_) {
-    const auto finite = look.finite.cpu();
-    const auto* flags = finite.const_data_ptr<bool>();
+    if (const auto device = look.finite.device(); !device.is_cpu()) {
+      streams_[device.index()].join(device);  // after an abort, hooks' streams were not joined
+      on_devices[device.index()].push_back(all.size());
+    }
+    all.push_back(look.finite);
+  }
+  for (const auto& entry : on_devices) {
+    std::vector<at::Tensor> together;
+    std::vector<int64_t> sizes;
+    for (const auto number : entry.second) {
+      together.push_back(all[number]);
+      sizes.push_back(all[number].numel());
+    }
+    const auto read = (together.size() == 1 ? together.front() : at::cat(together)).cpu();
+    const auto parts = read.split_with_sizes(sizes);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      all[entry.second[i]] = parts[i];
+    }
+  }
+  return all;
+}
+
+std::optional<std::size_t> FiniteCheck::first_not_finite() {
+  std::unordered_set<std::size_t> not_finite;
+  const auto all_finite = finite_on_host();
+  for (std::size_t number = 0; number < looks_.size(); ++number) {
+    const auto& look = looks_[number];
+    const auto* flags = all_finite[number].const_data_ptr<bool>();
     for (std::size_t i = 0; i < look.param_indices.size(); ++i) {
       if (!flags[i]) {
         not_finite.insert(look.param_indices[i]);
@@ -61,11 +93,13 @@ std::optional<std::size_t> FiniteCheck::first_not_finite() const {
 }
 
 void FiniteCheck::launch(Collective& collective, c10::Device device) {
-  auto found = at::zeros({collective.world_size()}, at::TensorOptions(at::kLong));
+  // Pinned, so that the host does not wait for the copy.
+  const auto options = at::TensorOptions(at::kLong).pinned_memory(!device.is_cpu());
+  const auto found = at::zeros({collective.world_size()}, options);
   if (const auto param_index = first_not_finite()) {
-    found[collective.rank()] = static_cast<int64_t>(*param_index) + 1;
+    found.mutable_data_ptr<int64_t>()[collective.rank()] = static_cast<int64_t>(*param_index) + 1;
   }
-  found_ = found.to(device);
+  found_ = collective.alone() ? found : found.to(device, /*non_blocking=*/true);
   work_ = collective.alone() ? nullptr : collective.all_reduce_sum(found_);
 }
 

@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <vector>
 
 #include "collective.h"
+#include "stream_join.h"
 
 namespace ddpx {
 
@@ -48,10 +50,12 @@ class FiniteCheck {
     at::Tensor finite;  // a bool for each param, where its gradient lies
   };
 
-  std::optional<std::size_t> first_not_finite() const;
+  std::vector<at::Tensor> finite_on_host();
+  std::optional<std::size_t> first_not_finite();
 
   std::vector<std::size_t> order_;
   std::vector<Look> looks_;
+  std::map<c10::DeviceIndex, StreamJoin> streams_;  // of looks; not of those on CPU
   at::Tensor found_;  // a place for each rank; in the hands of the backend
   Collective::Work work_;
 };

@@ -107,6 +107,9 @@ void Reducer::arrive(std::size_t param_index) {
   switch (arrivals_.arrive(param_index)) {
     case Arrival::kFinal:
       order_.record(param_index);
+      if (!arrived_grads_.empty()) {
+        arrived_grads_.erase(param_index);
+      }
       accept(param_index);
       break;
     case Arrival::kPartial:
@@ -115,6 +118,7 @@ void Reducer::arrive(std::size_t param_index) {
         order_.record(param_index);
       }
       cast_to_local_dtype(param_index);
+      keep_arrived(param_index);
       links_.push(param_index);
       break;
     case Arrival::kRepeated:
@@ -143,6 +147,22 @@ void Reducer::cast_to_local_dtype(std::size_t param_index) {
 void Reducer::cast_to_averaged_dtype(std::size_t param_index) {
   const auto& param = params_[param_index];
   cast_grad(param, options_.precision.of(param.scalar_type()).averaged);
+}
+
+// It is packed later. Until then a hook of another param may replace or clear `param.grad`.
+void Reducer::keep_arrived(std::size_t param_index) {
+  if (communicates()) {
+    arrived_grads_[param_index] = params_[param_index].grad();
+  }
+}
+
+// The gradient that was kept, if any.
+std::optional<at::Tensor> Reducer::take_arrived(std::size_t param_index) {
+  if (arrived_grads_.empty()) {
+    return std::nullopt;
+  }
+  auto kept = arrived_grads_.extract(param_index);
+  return kept ? std::make_optional(std::move(kept.mapped())) : std::nullopt;
 }
 
 void Reducer::note_stream_of(std::size_t param_index) {
@@ -240,6 +260,8 @@ void Reducer::accept(std::size_t param_index) {
   const auto bucket_index = plan_.location(param_index).bucket_index;
   if (!skipped(bucket_index)) {
     pack_into_slot(param_index);
+  } else if (arrivals_.arrived(param_index) && arrived_grads_.count(param_index) == 0) {
+    keep_arrived(param_index);  // the bucket may have been skipped by mistake
   }
   fill(bucket_index);
   if (options_.gate == param_index) {
@@ -252,7 +274,9 @@ void Reducer::pack_into_slot(std::size_t param_index) {
   auto& bucket = buckets_[location.bucket_index];
   const auto& slot = bucket.slots()[location.slot_index];
   const auto& param = params_[param_index];
-  if (const auto misfit = find_misfit(bucket, slot, param)) {
+  const auto arrived = take_arrived(param_index);
+  const auto& grad = arrived ? *arrived : param.grad();
+  if (const auto misfit = find_misfit(bucket, slot, grad)) {
     // Zeros from this rank, so that peers do not wait; this rank hears of it at the end.
     left_alone_[param_index] = true;
     if (leaves_[param_index].requires_grad()) {
@@ -265,9 +289,9 @@ void Reducer::pack_into_slot(std::size_t param_index) {
     // Frozen: it counts, and stays as it is. A batched bucket is divided as a whole.
     pack_apart(bucket, slot, param, packs_when_full(bucket) ? 1 : divisor());
   } else if (packs_when_full(bucket)) {
-    bucket.hold(location.slot_index, param.grad());
+    bucket.hold(location.slot_index, grad);
   } else {
-    pack(bucket, slot, param, divisor(), as_views(bucket));
+    pack(bucket, slot, param, grad, divisor(), as_views(bucket));
   }
 }
 
@@ -467,6 +491,7 @@ void Reducer::finish_step(bool output_reached) {
   }
   static_use_agreed_ = true;
   arrivals_.end();
+  arrived_grads_.clear();
   go_to(Phase::kIdle);
   note(EventKind::kStepEnd);
   clock_.end_step();

@@ -121,7 +121,8 @@ class Reducer final : public GradListener,
   // communication hook; param.grad is in the param's own between backwards.
   void set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook);
 
-  // From the next step on, what gradients are divided by; the world size if nothing.
+  // From the next step on, what gradients are divided by; the world size if nothing. May come at
+  // any time.
   void set_divisor(std::optional<int> divisor);
 
   // A forward of a join() context has announced to ranks without inputs whether its backward
@@ -133,13 +134,18 @@ class Reducer final : public GradListener,
   }
 
   // From the next step on the sparse gradient of a param has entries in these rows only, on every
-  // rank; see Bucket::set_rows. UserError if the param's gradient is not expected to be sparse.
+  // rank; see Bucket::set_rows. UserError if the param's gradient is not expected to be sparse. May
+  // come at any time.
   void set_sparse_rows(std::size_t param_index, const at::Tensor& rows);
 
   // Whether backward raises, on every rank, if a gradient of any rank is not finite; costs an
   // all-reduce of a few bytes a step, and the same must be set on all ranks. UserError within a
   // backward.
   void set_check_finite(bool enabled);
+
+  // While the current stream of the params' device is captured into a graph: UserError if a step
+  // reads on the host. For torch before 2.12, which does not tell the reducer of a capture.
+  void refuse_capture() const;
 
   // From here on what happens is noted in `recording`, too. UserError within a backward.
   void add_recording(std::shared_ptr<Recording> recording);
@@ -154,7 +160,7 @@ class Reducer final : public GradListener,
   // and its number. To be called before the first step.
   void continue_from(Reducer& older);
 
-  // Called after each synchronised backward, on the thread that ends it.
+  // Called after each synchronised backward, on the thread that ends it. May come at any time.
   void set_after_sync(std::function<void()> after_sync);
 
   // From here on the graph is the same in every step; before the first backward only.
@@ -177,7 +183,10 @@ class Reducer final : public GradListener,
   Phase phase() const;
   BucketPlan plan() const;
   std::vector<std::size_t> arrival_order() const;  // of the step by which buckets were rebuilt
-  std::vector<int32_t> used_by_ranks();  // per param, in the last step that ranks agreed about
+
+  // Per param, in the last step that ranks agreed about. While another thread waits for
+  // communication at the end of a step: in the last one whose agreement was waited for.
+  std::vector<int32_t> used_by_ranks();
   StepReport report() const;
   int64_t num_steps() const;       // synchronised ones that ended, here or for peers
   bool recorded() const;           // by any recording
@@ -207,6 +216,10 @@ class Reducer final : public GradListener,
 
   // Locks the reducer for a call that may change it: waits while another thread has it to itself.
   Lock enter() const;
+
+  // As enter(), for a call that is refused within a backward: does not wait for the end of one, as
+  // that may wait for this thread.
+  Lock enter_between_steps() const;
 
   // While it lives, its thread has the reducer to itself, also where it lets go of the mutex to
   // wait. Others may look meanwhile. To be made and destroyed with the mutex held.
@@ -273,6 +286,8 @@ class Reducer final : public GradListener,
   void cast_to_local_dtype(std::size_t param_index);
   void cast_to_averaged_dtype(std::size_t param_index);
   void note_stream_of(std::size_t param_index);
+  void keep_arrived(std::size_t param_index);
+  std::optional<at::Tensor> take_arrived(std::size_t param_index);
   void pack_into_slot(std::size_t param_index);
   void fill(std::size_t bucket_index);
   void pack_held(Bucket& bucket);
@@ -318,6 +333,7 @@ class Reducer final : public GradListener,
   Indices skipped_by_mistake();
   void reduce_skipped_by_mistake();
   void learn_use();
+  void forget_use();
 
   // Buckets of zeros, of a rank that has no gradients.
   using Shadows = std::map<std::size_t, Bucket>;  // by bucket index
@@ -334,6 +350,9 @@ class Reducer final : public GradListener,
   void name_buckets();
   bool rebuild_if_due();
   void check_params();
+  bool reads_on_host() const {
+    return options_.mode == GraphMode::kFindUnused || finite_check_;
+  }
   void check_capture() const;
   bool all_frozen() const;
   bool match_peers() noexcept;
@@ -375,9 +394,11 @@ class Reducer final : public GradListener,
   std::vector<Bucket> buckets_;
   LaunchQueue launches_;
   ArrivalTracker arrivals_;
+  std::map<std::size_t, at::Tensor> arrived_grads_;  // by param index: those to be packed later
   ArrivalOrder order_;
   Indices agreed_order_;
   UsedMap used_;
+  UsedMap::Sums last_use_;  // a copy, since used_ changes without the mutex while ranks agree
   bool static_use_agreed_ = false;
   UnusedSearch unused_search_;
   Indices unused_by_all_;               // in the last step; only if buckets may be skipped

@@ -122,6 +122,15 @@ Reducer::Lock Reducer::enter() const {
   return lock;
 }
 
+Reducer::Lock Reducer::enter_between_steps() const {
+  Lock lock(mutex_);
+  changed_.wait(lock, [this] {
+    return !occupant_ || *occupant_ == std::this_thread::get_id() ||
+           phase_ == Phase::kCollecting || phase_ == Phase::kDraining;
+  });
+  return lock;
+}
+
 Reducer::Occupation::Occupation(const Reducer& reducer)
     : reducer_(reducer), outermost_(!reducer.occupant_) {
   reducer_.occupant_ = std::this_thread::get_id();
@@ -292,8 +301,14 @@ void Reducer::check_params() {
 }
 
 void Reducer::check_capture() const {
-  const bool reads_on_host = options_.mode == GraphMode::kFindUnused || finite_check_;
-  if (reads_on_host && is_capturing(params_.front().device())) {
+  if (reads_on_host() && is_capturing(params_.front().device())) {
+    refuse_capture();
+  }
+}
+
+void Reducer::refuse_capture() const {
+  const Lock lock(mutex_);
+  if (reads_on_host()) {
     throw errors::under_capture(
         where(), finite_check_ ? "set_check_finite()" : "find_unused_parameters");
   }

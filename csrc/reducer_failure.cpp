@@ -90,6 +90,7 @@ void Reducer::fail() noexcept {
 }
 
 void Reducer::recover() {
+  arrived_grads_.clear();
   links_.pull_all();
   if (options_.precision.compute) {
     join_arrivals();
@@ -102,8 +103,7 @@ void Reducer::recover() {
   links_.push_all();
   install(plan_, build_buckets(plan_));
   if (agrees_on_use()) {
-    used_ = UsedMap(params_.size(), params_.front().device());
-    unused_by_all_.clear();
+    forget_use();
   }
   order_.restart();
   owed_.clear();

@@ -45,7 +45,7 @@ void Reducer::set_divisor(std::optional<int> divisor) {
   if (divisor && *divisor < 1) {
     throw errors::not_positive("the divisor of gradients", *divisor);
   }
-  const auto lock = enter();
+  const Lock lock(mutex_);
   divisor_ = divisor;
 }
 
@@ -57,7 +57,7 @@ void Reducer::announce_joined_step(bool averages) {
 }
 
 void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
-  const auto lock = enter();
+  const Lock lock(mutex_);
   if (param_index >= params_.size()) {
     throw errors::no_such_param(param_index, params_.size());
   }
@@ -86,7 +86,7 @@ void Reducer::apply_settings() {
 }
 
 void Reducer::set_check_finite(bool enabled) {
-  const auto lock = enter();
+  const auto lock = enter_between_steps();
   if (phase_ != Phase::kIdle) {
     throw errors::inside_backward(where(), "set_check_finite()");
   }
@@ -94,7 +94,7 @@ void Reducer::set_check_finite(bool enabled) {
 }
 
 void Reducer::add_recording(std::shared_ptr<Recording> recording) {
-  const auto lock = enter();
+  const auto lock = enter_between_steps();
   if (phase_ != Phase::kIdle) {
     throw errors::inside_backward(where(), "ddpx.record()");
   }
@@ -103,7 +103,7 @@ void Reducer::add_recording(std::shared_ptr<Recording> recording) {
 }
 
 void Reducer::remove_recording(const std::shared_ptr<Recording>& recording) {
-  const auto lock = enter();
+  const Lock lock(mutex_);
   recordings_.erase(
       std::remove(recordings_.begin(), recordings_.end(), recording), recordings_.end());
 }
@@ -133,8 +133,8 @@ void Reducer::continue_from(Reducer& older) {
 }
 
 void Reducer::set_after_sync(std::function<void()> after_sync) {
-  const auto lock = enter();
-  after_sync_ = std::move(after_sync);
+  const Lock lock(mutex_);
+  after_sync_.swap(after_sync);  // the old one goes without the lock
 }
 
 void Reducer::set_static_graph() {
@@ -150,10 +150,8 @@ void Reducer::set_static_graph() {
   options_.mode = GraphMode::kStatic;
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
   order_ = ArrivalOrder(params_.size(), /*wanted=*/true);
-  // Of steps that broke off:
-  used_ = UsedMap(params_.size(), params_.front().device());
+  forget_use();  // of steps that broke off
   static_use_agreed_ = false;
-  unused_by_all_.clear();
   install(std::move(plan), std::move(buckets));
 }
 
@@ -173,9 +171,8 @@ void Reducer::set_collective(
   agreed_order_.clear();
   order_ = ArrivalOrder(params_.size(), options_.mode != GraphMode::kFindUnused);
   arrivals_ = ArrivalTracker(params_.size(), options_.mode);
-  used_ = UsedMap(params_.size(), params_.front().device());
+  forget_use();
   static_use_agreed_ = false;
-  unused_by_all_.clear();
   install(std::move(plan), std::move(buckets));
   join_group();
 }
@@ -225,9 +222,14 @@ std::vector<std::size_t> Reducer::arrival_order() const {
 }
 
 std::vector<int32_t> Reducer::used_by_ranks() {
-  const auto lock = enter();
-  const Occupation occupation(*this);
-  return communicate([&] { return used_.last_sums(); }, errors::used_map_agreement);
+  const Lock lock(mutex_);
+  // A thread that drains a step may wait for this one, as for the continuation of a hook's future.
+  if (!occupant_ || *occupant_ == std::this_thread::get_id()) {
+    const Occupation occupation(*this);
+    communicate([&] { used_.settle(); }, errors::used_map_agreement);
+    last_use_ = used_.settled();
+  }
+  return communicate([sums = last_use_] { return sums.read(); }, errors::used_map_agreement);
 }
 
 std::string Reducer::last_error() const {

@@ -10,6 +10,7 @@ void Reducer::agree_on_use() {
   if (agrees_on_use()) {
     notes_.note(Doing::kSettling);
     communicate([&] { used_.launch(*collective_); }, errors::used_map_agreement);
+    last_use_ = used_.settled();
   }
 }
 
@@ -41,8 +42,12 @@ Reducer::Indices Reducer::skipped_by_mistake() {
 }
 
 const std::vector<int32_t>& Reducer::num_ranks_using() {
-  return communicate(
+  const auto& users = communicate(
       [&]() -> const auto& { return used_.num_ranks_using(); }, errors::used_map_agreement);
+  if (!last_use_.of_ranks.is_same(used_.settled().of_ranks)) {
+    last_use_ = used_.settled();
+  }
+  return users;
 }
 
 void Reducer::reduce_skipped_by_mistake() {
@@ -81,6 +86,12 @@ void Reducer::learn_use() {
     }
   }
   used_.clear();
+}
+
+void Reducer::forget_use() {
+  used_ = UsedMap(params_.size(), params_.front().device());
+  last_use_ = {};
+  unused_by_all_.clear();
 }
 
 void Reducer::shadow_step() {

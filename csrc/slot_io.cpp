@@ -47,8 +47,7 @@ void move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
 
 }  // namespace
 
-std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
-  const auto& grad = param.grad();
+std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad) {
   if (!grad.defined()) {
     return std::nullopt;
   }
@@ -72,9 +71,15 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
   return Misfit{describe(grad, grad.scalar_type()), describe(slot.view, bucket.dtypes().arriving)};
 }
 
-void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor, bool as_view) {
+void pack(
+    Bucket& bucket,
+    const Slot& slot,
+    const at::Tensor& param,
+    const at::Tensor& grad,
+    int divisor,
+    bool as_view) {
+  RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
-  auto& grad = param.mutable_grad();
   if (bucket.sparse()) {
     const auto dtype = bucket.dtypes().summed;
     bucket.set_sparse(
@@ -85,11 +90,13 @@ void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor
     divide_in_place(slot.view, divisor);
   } else {
     pack_scaled(grad, slot.view, divisor);
-    if (as_view || grad.scalar_type() != bucket.dtypes().averaged) {
+    auto& present = param.mutable_grad();
+    const bool replaced = !grad.is_same(present);
+    if (as_view || replaced || grad.scalar_type() != bucket.dtypes().averaged) {
       keep_for_current_stream(grad);  // write_back() drops one in another dtype
     }
-    if (as_view) {
-      lay_in_slot(grad, slot);
+    if (as_view && !replaced) {
+      lay_in_slot(present, slot);
     }
   }
 }
@@ -134,7 +141,7 @@ void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int d
   if (!bucket.sparse()) {
     move_out(bucket, slot, param);
   }
-  pack(bucket, slot, param, divisor, /*as_view=*/false);
+  pack(bucket, slot, param, param.grad(), divisor, /*as_view=*/false);
 }
 
 void pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
@@ -191,7 +198,7 @@ void write_back(
 void adopt(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   auto& grad = param.mutable_grad();
-  if (grad.defined() && !bucket.sparse() && !find_misfit(bucket, slot, param)) {
+  if (grad.defined() && !bucket.sparse() && !find_misfit(bucket, slot, grad)) {
     slot.view.copy_(grad);
     lay_in_slot(grad, slot);
   }

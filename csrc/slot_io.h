@@ -17,12 +17,19 @@ struct Misfit {
   std::string expected;
 };
 
-// Nothing if `param.grad` can be packed; a missing gradient can.
-std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& param);
+// Nothing if the gradient can be packed; an undefined one can.
+std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad);
 
-// Fills the slot from `param.grad`, over `divisor`; with zeros if there is no gradient.
-// `as_view`: `param.grad` lies in the slot from then on.
-void pack(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor, bool as_view);
+// Fills the slot from the gradient that arrived, over `divisor`; with zeros if `grad` is undefined.
+// A user's hook may have put another tensor in the place of `param.grad` since.
+// `as_view`: `param.grad` lies in the slot from then on, if it still is `grad`.
+void pack(
+    Bucket& bucket,
+    const Slot& slot,
+    const at::Tensor& param,
+    const at::Tensor& grad,
+    int divisor,
+    bool as_view);
 
 // Fills the slots of a dense bucket at once from the gradients that it holds, undivided; with zeros
 // where it holds none. Slots of params that are `left_out` stay as they are.
@@ -32,7 +39,7 @@ void pack_together(
     const std::vector<bool>& left_out,
     bool as_view);
 
-// As pack(), for a gradient that stays out of the bucket: if it lies in the slot, it moves out
+// As pack(), of `param.grad`, which stays out of the bucket: if it lies in the slot, it moves out
 // first.
 void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor);
 

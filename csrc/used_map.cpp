@@ -33,7 +33,7 @@ void UsedMap::launch(Collective& collective) {
   settle();
   global_.clear();
   if (collective.alone()) {
-    global_ = alone_ = local_;
+    global_ = settled_.alone = local_;
     return;
   }
   summed_ = to_device(local_, device_);
@@ -46,17 +46,17 @@ const std::vector<int32_t>& UsedMap::num_ranks_using() {
     if (!work_) {
       throw InternalError("the used-map was read before ranks agreed on it");
     }
-    global_ = last_sums();
+    settle();
+    global_ = settled_.read();
   }
   return global_;
 }
 
-std::vector<int32_t> UsedMap::last_sums() {
-  if (!summed_.defined()) {
-    return alone_;
+std::vector<int32_t> UsedMap::Sums::read() const {
+  if (!of_ranks.defined()) {
+    return alone;
   }
-  settle();
-  const auto host = summed_.cpu();
+  const auto host = of_ranks.cpu();
   const auto* sums = host.const_data_ptr<int32_t>();
   return {sums, sums + host.numel()};
 }
@@ -68,6 +68,7 @@ bool UsedMap::all_marked() const {
 void UsedMap::settle() {
   if (const auto work = std::exchange(work_, Collective::Work())) {
     launched_in_->wait(*work, device_);
+    settled_.of_ranks = summed_;
   }
 }
 

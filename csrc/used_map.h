@@ -18,6 +18,15 @@ namespace ddpx {
 // Not thread-safe: the reducer's mutex guards it.
 class UsedMap {
  public:
+  // What ranks agreed on once; never changed afterwards.
+  struct Sums {
+    at::Tensor of_ranks;         // on the params' device; undefined if there is no other rank
+    std::vector<int32_t> alone;  // what this rank said, if it is the only one
+
+    // Waits for the device. Empty if ranks never agreed.
+    std::vector<int32_t> read() const;
+  };
+
   UsedMap(std::size_t num_params, c10::Device device);
 
   // This rank used the param. Also called in backwards that are not synchronised.
@@ -38,8 +47,13 @@ class UsedMap {
   // Whether this rank marked every param; nobody can then have found one that no rank used.
   bool all_marked() const;
 
-  // The sums of the last agreement, also after clear(); empty if there was none.
-  std::vector<int32_t> last_sums();
+  // Waits for the agreement, if nobody has yet.
+  void settle();
+
+  // The last agreement that was waited for, also after clear().
+  const Sums& settled() const {
+    return settled_;
+  }
 
   // Leaves an agreement whose answer nobody needed to the backend.
   void abandon() {
@@ -50,15 +64,13 @@ class UsedMap {
   void clear();
 
  private:
-  void settle();
-
   c10::Device device_;
   std::vector<int32_t> local_;
   std::vector<int32_t> global_;  // empty until the sum has been read back
   at::Tensor summed_;            // on the params' device, in the hands of the backend
   Collective::Work work_;
   Collective* launched_in_ = nullptr;
-  std::vector<int32_t> alone_;  // what this rank said last, if it is the only one
+  Sums settled_;
 };
 
 }  // namespace ddpx

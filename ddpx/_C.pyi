@@ -449,6 +449,9 @@ class Reducer:
         param has entries."""
     def set_check_finite(self, enabled: bool) -> None:
         """Whether backward raises if a gradient of any rank is not finite."""
+    def refuse_capture(self) -> None:
+        """While the current CUDA stream is captured into a graph: RuntimeError if a step reads on
+        the host."""
     def add_recording(self, recording: Recording) -> None:
         """From here on what happens is noted in ``recording``, too."""
     def remove_recording(self, recording: Recording) -> None:

@@ -353,6 +353,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             tensor.register_hook(check)
 
     def _before_forward(self, records_graph: bool) -> None:
+        if records_graph and self.device_type == "cuda" and self.require_backward_grad_sync:
+            self._check_capture()
         if self._first_forward:
             self._first_forward = False
             self._run_optimizers_in_backward()
@@ -363,6 +365,11 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self._sync_buffers_at(_BufferCommHookLocation.PRE_FORWARD)
         if self._join_config.enable:
             self._agree_on_sync(has_inputs=True)
+
+    def _check_capture(self) -> None:
+        # With torch before 2.12, a reducer cannot tell that a stream is captured.
+        if torch.cuda.is_current_stream_capturing():
+            self.reducer.refuse_capture()
 
     @property
     def require_backward_grad_sync(self) -> bool:

@@ -254,6 +254,7 @@ void bind_reducer(py::module_& module) {
           py::arg("rows"),
           NoGil())
       .def("set_check_finite", &Reducer::set_check_finite, py::arg("enabled"), NoGil())
+      .def("refuse_capture", &Reducer::refuse_capture, NoGil())
       .def("add_recording", &Reducer::add_recording, py::arg("recording").none(false), NoGil())
       .def(
           "remove_recording", &Reducer::remove_recording, py::arg("recording").none(false), NoGil())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,20 @@ import torch.distributed as dist
 from slow_ddp import MODES, SMALL_CAP, Net, check_steps, make_pair, on_ranks, plain_step
 from torch import nn
 
-from ddpx import ReducerDDP
+from ddpx import _C, ReducerDDP
 
 
 def _look(model: ReducerDDP) -> Any:
-    return model.reducer.phase, model._get_ddp_logging_data(), model.reducer.plan.buckets
+    reducer = model.reducer
+    # Settings of the next step, and calls that may come at any time.
+    reducer.set_divisor(None)
+    reducer.set_after_sync(lambda: None)
+    reducer.remove_recording(_C.Recording(64, torch.device("cpu"), 0))
+    with contextlib.suppress(RuntimeError):  # no param is sparse
+        reducer.set_sparse_rows(0, torch.tensor([0]))
+    with contextlib.suppress(RuntimeError):  # refused within a backward
+        reducer.set_check_finite(False)
+    return reducer.phase, model._get_ddp_logging_data(), reducer.plan.buckets, reducer.used_by_ranks
 
 
 def _in_a_continuation(

@@ -73,6 +73,20 @@ TEST_F(ReducerNested, TheStepEndsWithTheOuterBackward) {
       std::find(log.begin(), log.end(), "grad 0"), std::find(log.begin(), log.end(), "wait 0"));
 }
 
+TEST_F(ReducerNested, APartThatArrivedCountsThoughAHookClearsIt) {
+  nest({0, 1, 2});
+  step(local_loss(1));
+  EXPECT_EQ(replica.grads(), (Grads{30., 40., 15.})) << "two parts of w1";
+  replica.clear_grads();
+  const auto key = replica.params[0].register_hook([this](at::Tensor) {
+    ASSERT_TRUE(replica.params[1].grad().defined());
+    replica.params[1].mutable_grad().reset();
+  });
+  step(at::ones({}, at::kDouble).set_requires_grad(true));  // one part only: it is never final
+  replica.params[0].remove_hook(key);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
 TEST_F(ReducerNested, TheNestedBackwardMayBringEveryGradient) {
   nest({0, 1, 2});
   step(at::ones({}, at::kDouble).set_requires_grad(true));

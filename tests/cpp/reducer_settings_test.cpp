@@ -61,6 +61,26 @@ TEST_P(ReducerPacksTogether, TheGradientThatArrivedCounts) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
+TEST_P(ReducerPacksTogether, TheGradientThatArrivedCountsInTheFirstStep) {
+  for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
+    for (const bool batched : {false, true}) {
+      ReducerOptions options{kParamABucket, mode, /*gradient_as_bucket_view=*/GetParam()};
+      options.batched_copy = batched;
+      Replica replica(options);
+      const auto key = replica.params[0].register_hook([&](at::Tensor) {
+        replica.params[2].mutable_grad() = at::full_like(replica.params[2], 1000.);
+        replica.params[1].mutable_grad().reset();
+      });
+      for (int step = 0; step < 2; ++step) {
+        replica.step();
+        EXPECT_EQ(replica.grads(), kMeanGrads) << mode_name(mode) << ", step " << step;
+        replica.clear_grads();
+      }
+      replica.params[0].remove_hook(key);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Views, ReducerPacksTogether, testing::Bool(), [](const auto& info) {
   return info.param ? "View" : "Copy";
 });

@@ -177,6 +177,23 @@ TEST_P(UnreachedParams, UnusedBucketsCanBeLeftOut) {
   EXPECT_EQ(skipping.grads(), kMeanGrads);
 }
 
+TEST_P(UnreachedParams, AGradientThatIsClearedCountsWhereItsBucketWasSkippedByMistake) {
+  for (const bool batched : {false, true}) {
+    ReducerOptions options{kParamABucket, kMode, /*gradient_as_bucket_view=*/GetParam()};
+    options.skip_unused_buckets = true;
+    options.batched_copy = batched;
+    Replica skipping(options);
+    skipping.learn({2, 0});
+    skipping.step({2, 0});
+    skipping.clear_grads();
+    const auto key = skipping.params[0].register_hook(
+        [&](at::Tensor) { skipping.params[1].mutable_grad().reset(); });
+    skipping.step({2, 1, 0});
+    skipping.params[0].remove_hook(key);
+    EXPECT_EQ(skipping.grads(), kMeanGrads);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Views, UnreachedParams, testing::Bool(), [](const auto& info) {
   return info.param ? "View" : "Copy";
 });

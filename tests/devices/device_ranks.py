@@ -20,16 +20,21 @@ import torch.distributed as dist
 from ddpx.testing import RankPool
 
 # CUDA cases bear the marker that `pytest -m gpu` asks for.
-DEVICES = (
-    "late",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-        ],
-    ),
-)
+_CUDA_MARKS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+DEVICES = ("late", pytest.param("cuda", marks=_CUDA_MARKS))
+
+
+def on_devices(*world_sizes: int) -> pytest.MarkDecorator:
+    """Parametrizes a test's ``device`` and ``world_size``; CUDA also gets 3 ranks on one GPU."""
+    late = [pytest.param("late", size, id=f"late-{size}") for size in world_sizes]
+    cuda = [
+        pytest.param("cuda", size, marks=_CUDA_MARKS, id=f"cuda-{size}")
+        for size in sorted({*world_sizes, 3})
+    ]
+    return pytest.mark.parametrize("device, world_size", [*late, *cuda])
 
 
 class DeviceRanks:

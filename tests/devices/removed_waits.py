@@ -14,6 +14,7 @@ from typing import Any
 import late_device
 import stream_cases
 import torch
+import torch.distributed as dist
 import usage_cases
 from device_ranks import controls
 
@@ -58,6 +59,11 @@ def _finds_what_is_not_finite() -> None:
     assert texts[0] == texts[2] == "" and "finite" in texts[1], "no error is raised"
 
 
+def _peers_hear_what_is_not_finite() -> None:
+    texts = stream_cases.not_finite_before_an_abort("late")
+    assert dist.get_rank() == 0 or "finite" in texts[2], "no error is raised"
+
+
 def _records_all_steps() -> None:
     timeline = usage_cases.recorded_late("late", range(2))
     of_ranks = [list(range(timeline.recording.world_size))] * 3
@@ -94,6 +100,44 @@ PROOFS = (
         "STREAM",
         ("ddpx::StreamJoin::join", "ddpx::Reducer::fill", "!ddpx::Bucket::launch"),
         _pairs(stream_cases.hooks_on_several_streams, keep=True, batched_grad_copy=True),
+    ),
+    Proof(
+        "check_finite looks at gradients that were packed on several streams",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::Reducer::fill", "!ddpx::Bucket::launch"),
+        _pairs(stream_cases.hooks_on_several_streams, keep=True, check_finite=True),
+    ),
+    Proof(
+        "the packing of gradients that came before the step began waits for their streams",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::Reducer::on_output_grad", "!ddpx::Reducer::fill"),
+        _pairs(stream_cases.local_gradients_first),
+    ),
+    Proof(
+        "packing after a first backward that raised waits for the streams of the gradients",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::Reducer::match_peers", "!ddpx::Reducer::fill"),
+        _pairs(stream_cases.aborted_after_the_last_gradient, keep=True),
+    ),
+    Proof(
+        "with mixed precision, casts after a backward that raised wait for the gradients",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::Reducer::recover"),
+        _as_on_cpu(usage_cases.aborted_in_mixed_precision, False),
+    ),
+    Proof(
+        "the same, where the gradients' bucket was launched",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::Reducer::recover"),
+        _as_on_cpu(usage_cases.aborted_in_mixed_precision, True),
+        slow="copy_",
+    ),
+    Proof(
+        "after an abort, check_finite reads what was found on other streams",
+        "STREAM",
+        ("ddpx::StreamJoin::join", "ddpx::FiniteCheck::launch"),
+        _peers_hear_what_is_not_finite,
+        slow="_foreach_norm",
     ),
     Proof(
         "the launch of a bucket waits for the stream on which it was packed",

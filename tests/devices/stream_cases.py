@@ -139,7 +139,11 @@ def wrapped_on_a_side_stream(device: str, **options: Any) -> Pairs:
 
 
 def hooks_on_several_streams(
-    device: str, wrapper: Any = ReducerDDP, keep: bool = False, **options: Any
+    device: str,
+    wrapper: Any = ReducerDDP,
+    keep: bool = False,
+    check_finite: bool = False,
+    **options: Any,
 ) -> Pairs:
     """Each param's hook runs on a stream of its own; all gradients lie in one bucket.
 
@@ -150,6 +154,8 @@ def hooks_on_several_streams(
     streams = [torch.Stream(device=device) for _ in module.parameters()]
     nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
     ours = wrapper(module, **options)
+    if check_finite:
+        ours.set_check_finite()
     if keep:
         make_grads(module)
     pairs: Pairs = []
@@ -162,6 +168,92 @@ def hooks_on_several_streams(
             stream.wait_stream(main)
     assert len(nodes) == len(streams)
     return pairs
+
+
+class _Branches(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.branches = layers(device, 2)
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return self.branches[number](x)
+
+
+def local_gradients_first(device: str, **options: Any) -> Pairs:
+    """A backward reaches an output of ``no_sync()`` first, then one that makes it average.
+
+    The gradient that came before is packed where the second output is reached; its hook ran on
+    another stream, which added it to zeros.
+    """
+    module = _Branches(device)
+    main, side = torch.accelerator.current_stream(), torch.Stream(device=device)
+    node = accumulate_on(module.branches[1].weight, side)
+    ours = ReducerDDP(module, **options)
+    make_grads(module)
+
+    def forward(branches: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first, second = branches
+        return first(x).square().mean() + second(x).square().mean()
+
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, forward, step)
+        ours.zero_grad(set_to_none=False)
+        x = batch(device, step)
+        averaged = ours(x, 0)
+        with ours.no_sync():
+            local = ours(x, 1)  # made last, so that backward comes to it first
+        backward(averaged.square().mean() + local.square().mean())
+        pairs += pair_up(module, expected)
+        side.wait_stream(main)
+    assert node is not None
+    return pairs
+
+
+class _MayPassBy(nn.Module):
+    """Layers, or an output that leads to no parameter."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.layers = layers(device)
+
+    def forward(self, x: torch.Tensor, pass_by: bool) -> torch.Tensor:
+        return x.requires_grad_() * 1 if pass_by else self.layers(x)
+
+
+def a_loss_that_reaches_no_param(device: str, **options: Any) -> tuple[Pairs, list[str]]:
+    """Of rank 0, in two of five steps; it takes part with zeros. And texts of errors.
+
+    Backward is called, and gradients are read, on a side stream.
+    """
+    module = _MayPassBy(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    main, side = torch.accelerator.current_stream(), torch.Stream(device=device)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pairs: Pairs = []
+    texts = []
+    for step in range(5):
+        unreached = step in (2, 4)
+        expected = expected_grads(module, loss_of, step)
+        if unreached:
+            alone = layers("cpu")  # rank 0's gradients; no step changes the parameters
+            loss_of(alone, batch("cpu", step, 0)).backward()
+            for value, param in zip(expected, alone.parameters(), strict=True):
+                assert param.grad is not None
+                value -= param.grad / size
+        ours.zero_grad()
+        x = batch(device, step)
+        side.wait_stream(main)
+        with side:
+            loss = ours(x, pass_by=unreached and rank == 0).square().mean()
+            try:
+                backward(loss)
+                texts.append("")
+            except RuntimeError as error:
+                texts.append(str(error))
+            pairs += pair_up(module, expected)
+        main.wait_stream(side)
+    return pairs, texts
 
 
 def gradients_dropped_while_read(device: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
@@ -203,13 +295,22 @@ def slow_copies(device: str) -> Iterator[None]:
         controls().set_hold(late_device.milliseconds(HOLD_MS))
 
 
-def launched_from_another_stream(device: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
+def slow_looks(device: str) -> contextlib.AbstractContextManager[None]:
+    """On the late device: ``set_check_finite()`` takes 60 ms to look at the gradients of a bucket."""
+    return late_device.slow("_foreach_norm", 60) if device == "late" else contextlib.nullcontext()
+
+
+def launched_from_another_stream(
+    device: str, wrapper: Any = ReducerDDP, check_finite: bool = False, **options: Any
+) -> Pairs:
     """A full bucket waits for its turn; the hook that launches it runs on another stream."""
     module = layers(device, 2)
     main = torch.accelerator.current_stream()
     streams = [torch.Stream(device=device) for _ in range(2)]
     nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
     ours = wrapper(module, bucket_cap_mb=0.0001, **options)
+    if check_finite:
+        ours.set_check_finite()
     pairs: Pairs = []
 
     def forwards(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -233,7 +334,10 @@ def launched_from_another_stream(device: str, wrapper: Any = ReducerDDP, **optio
 
 
 def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
-    """A hook of a later param replaces, or clears, a gradient that has arrived: that one counts."""
+    """A hook of a later param replaces, or clears, an earlier param's gradient, which still counts.
+
+    From the first step on, in which buckets leave at the end of backward.
+    """
     module = layers(device, 2)
     ours = wrapper(module, **options)
     early, late = module[1].weight, module[0].weight
@@ -248,13 +352,11 @@ def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **opt
     for step in range(4):
         ours.zero_grad()
         expected = expected_grads(module, loss_of, step)
-        # In the first step nothing is final before the end in some modes.
-        hook = late.register_post_accumulate_grad_hook(replace) if step > 1 else None
+        hook = late.register_post_accumulate_grad_hook(replace)
         backward(loss_of(ours, batch(device, step)))
-        if hook is not None:
-            hook.remove()
+        hook.remove()
         pairs += pair_up(module, expected)
-    assert len(replaced) == 2
+    assert len(replaced) == 4
     return pairs
 
 
@@ -296,6 +398,44 @@ def aborted_after_the_last_gradient(device: str, keep: bool = False, **options: 
             stream.wait_stream(main)
     assert len(nodes) == len(streams)
     return pairs
+
+
+def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
+    """Texts of errors, step by step. In the third, rank 0 raises after its last gradient.
+
+    Its gradients are not finite then, which its peers report.
+    """
+    module = layers(device)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = ReducerDDP(module, **options)
+    ours.set_check_finite()
+    texts = []
+
+    def fail(grad: torch.Tensor) -> None:
+        raise ValueError("on purpose")
+
+    for step in range(4):
+        ours.zero_grad()
+        x = batch(device, step)
+        raises = step == 2 and dist.get_rank() == 0
+        if raises:
+            x[0, 0] = float("inf")
+        x = x.requires_grad_() * 1  # whose node runs behind the accumulation of every gradient
+        if raises:
+            x.register_hook(fail)
+        try:
+            with slow_looks(device):
+                backward(loss_of(ours, x))
+            texts.append("")
+        except (RuntimeError, ValueError) as error:
+            texts.append(str(error))
+        for stream in streams:
+            main.wait_stream(stream)
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return texts
 
 
 def raised_in_mid_backward(device: str, **options: Any) -> Pairs:

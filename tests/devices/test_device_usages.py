@@ -7,17 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 import usage_cases as cases
-from device_ranks import DEVICES
+from device_ranks import on_devices
 from test_device_streams import MODES
 
 from ddpx.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return request.param
 
 
 def _compare(ranks, case, device, *args, same_buckets=True, **options):
@@ -31,8 +26,8 @@ def _compare(ranks, case, device, *args, same_buckets=True, **options):
     torch.testing.assert_close(actual, expected, **tolerance)
 
 
+@on_devices(2, 3)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("world_size", [2, 3])
 def test_two_devices_in_one_module(device_ranks, device, world_size, mode):
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device only")
@@ -41,26 +36,28 @@ def test_two_devices_in_one_module(device_ranks, device, world_size, mode):
     _compare(ranks, cases.on_two_devices, device, same_buckets=same_buckets, **MODES[mode])
 
 
+@on_devices(2)
 @pytest.mark.parametrize("hook", [*cases.HOOKS, *cases.BUILTIN_HOOKS])
 @pytest.mark.parametrize("mode", ["default", "view"])
-def test_communication_hooks(device_ranks, device, mode, hook):
-    _compare(device_ranks(device, 2), cases.with_a_hook, device, hook, **MODES[mode])
+def test_communication_hooks(device_ranks, device, world_size, mode, hook):
+    _compare(device_ranks(device, world_size), cases.with_a_hook, device, hook, **MODES[mode])
 
 
+@on_devices(2, 3)
 @pytest.mark.parametrize("mode", ["default", "view", "find unused"])
-@pytest.mark.parametrize("world_size", [2, 3])
 def test_uneven_inputs(device_ranks, device, world_size, mode):
     _compare(device_ranks(device, world_size), cases.uneven_inputs, device, **MODES[mode])
 
 
+@on_devices(2)
 @pytest.mark.parametrize("mode", MODES)
-def test_mixed_precision(device_ranks, device, mode):
-    _compare(device_ranks(device, 2), cases.in_mixed_precision, device, **MODES[mode])
+def test_mixed_precision(device_ranks, device, world_size, mode):
+    _compare(device_ranks(device, world_size), cases.in_mixed_precision, device, **MODES[mode])
 
 
+@on_devices(2, 3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["reduce_dtype", "grad_dtype"])
-@pytest.mark.parametrize("world_size", [2, 3])
 def test_sixteen_bits(device_ranks, device, world_size, dtype, mode):
     ranks, dtypes = device_ranks(device, world_size), {dtype: torch.float32}
     _compare(ranks, cases.in_sixteen_bits, device, dtypes, **MODES[mode])
@@ -74,9 +71,9 @@ SUMS = {
 
 
 @pytest.mark.full_only
+@on_devices(2, 8)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtypes", SUMS)
-@pytest.mark.parametrize("world_size", [2, 8])
 @pytest.mark.parametrize("num_micro_steps", [1, 64])
 def test_sums_in_sixteen_bits(device_ranks, device, world_size, dtypes, num_micro_steps, mode):
     ranks = device_ranks(device, world_size)
@@ -84,14 +81,15 @@ def test_sums_in_sixteen_bits(device_ranks, device, world_size, dtypes, num_micr
     ranks.run(cases.sums_against_float64, device, SUMS[dtypes], num_micro_steps, **options)
 
 
+@on_devices(8)
 @pytest.mark.parametrize("dtypes", SUMS)
-def test_many_ranks_and_micro_steps(device_ranks, device, dtypes):
-    ranks = device_ranks(device, 8)
+def test_many_ranks_and_micro_steps(device_ranks, device, world_size, dtypes):
+    ranks = device_ranks(device, world_size)
     ranks.run(cases.sums_against_float64, device, SUMS[dtypes], 64, timeout=100.0)
 
 
+@on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("world_size", [1, 2])
 def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):
     if device == "cuda" and world_size > 1:
         pytest.skip("gloo synchronises")
@@ -118,7 +116,7 @@ def test_reads_on_the_host_are_refused_under_capture(device_ranks, options, chec
             assert "CUDA graph" in texts[1] and refused in texts[1]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@on_devices(1, 2)
 def test_times_are_the_devices(device_ranks, device, world_size):
     """The host is done long before the device has come to the last layer."""
     ranks = device_ranks(device, world_size)
@@ -135,7 +133,7 @@ def test_times_are_the_devices(device_ranks, device, world_size):
                 assert bucket.ready <= bucket.launched <= bucket.completed <= bucket.written_back
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@on_devices(1, 2)
 def test_communication_overlaps_backward(device_ranks, device, world_size):
     """A bucket is reduced while the device computes the gradients of the next ones."""
     if device == "cuda" and world_size > 1:

@@ -11,7 +11,7 @@ import late_device
 import torch
 import torch.distributed as dist
 from device_ranks import controls, keep_busy
-from stream_cases import backward, batch, layers, loss_of
+from stream_cases import accumulate_on, backward, batch, layers, loss_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -92,6 +92,46 @@ def in_mixed_precision(device: str, **options: Any) -> State:
     )
     ours = ReducerDDP(layers(device), mixed_precision=precision, **options)
     return _train(ours, device)
+
+
+def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> State:
+    """Gradients after backwards of which the last one raises, on all ranks.
+
+    They are then cast to float32. Each was copied on a stream of its own when it arrived.
+    ``launched``: it raises behind the last gradient, when the bucket was launched; else before.
+    """
+    precision = _MixedPrecision(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
+    )
+    module = layers(device)
+    on_device = device != "cpu"
+    streams = [torch.Stream(device=device) for _ in module.parameters() if on_device]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=on_device)]
+    kept: list[torch.Tensor] = []
+    for param in module.parameters():
+        param.register_hook(kept.append)  # so that autograd copies the gradient
+    ours = ReducerDDP(module, mixed_precision=precision, **options)
+    last = next(module.parameters())
+
+    def fail(grad: torch.Tensor) -> None:
+        raise ValueError("on purpose")
+
+    state: State = []
+    for step in range(3):
+        ours.zero_grad()
+        x = batch(device, step).requires_grad_() * 1
+        if step == 2:
+            (x if launched else last).register_hook(fail)
+        try:
+            backward(loss_of(ours, x))
+        except ValueError:
+            assert step == 2
+            for stream in streams:  # torch does that after a backward that ends well only
+                torch.accelerator.current_stream().wait_stream(stream)
+        state += [param.grad.cpu() for param in module.parameters() if param.grad is not None]
+        kept.clear()
+    assert len(nodes) == len(streams)
+    return state
 
 
 def in_sixteen_bits(device: str, dtypes: dict[str, torch.dtype], **options: Any) -> State:

@@ -11,7 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddpx import ReducerDDP
 
-_NUM_LAYERS = 3
+_NUM_LAYERS = 4
+_NUM_BUCKETS = 2
 
 
 def _names(model: ReducerDDP) -> Counter[str]:
@@ -23,15 +24,16 @@ def _names(model: ReducerDDP) -> Counter[str]:
 def _check_names(batched: bool) -> None:
     layers = [nn.Linear(8, 8, bias=False) for _ in range(_NUM_LAYERS)]
     options = {"batched_grad_copy": True} if batched else {}
-    model = ReducerDDP(nn.Sequential(*layers), bucket_cap_mb=1e-4, **options)
+    model = ReducerDDP(nn.Sequential(*layers), bucket_cap_mb=2 * 8 * 8 * 4 / 2**20, **options)
     for _ in range(2):  # buckets are made again after the first
         model(torch.ones(2, 8)).sum().backward()
     num_buckets = len(model.reducer.plan.buckets)
-    assert num_buckets == _NUM_LAYERS
-    names = ["launch", "wait", "write_back"] + [
-        "pack"
-    ] * batched  # else each gradient is packed alone
-    assert _names(model) == {f"ddpx::{name}": num_buckets for name in names}
+    assert num_buckets == _NUM_BUCKETS
+    num_packs = num_buckets if batched else _NUM_LAYERS  # else each gradient is packed alone
+    counts = {name: num_buckets for name in ("launch", "wait", "write_back")}
+    assert _names(model) == {
+        f"ddpx::{name}": n for name, n in {**counts, "pack": num_packs}.items()
+    }
 
 
 @pytest.mark.timeout(120)
