@@ -78,7 +78,7 @@ class OuterTaskHook final : public NodeHook<torch::autograd::FunctionPreHook> {
 
 void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
   const int task_id = torch::autograd::get_current_graph_task_id();
-  if (std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end()) {
+  if (contains(task_id)) {
     return;
   }
   // std::function must be copyable, hence the shared pointer.
@@ -90,6 +90,10 @@ void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
 
 void BackwardScope::leave(int task_id) {
   task_ids_.erase(std::remove(task_ids_.begin(), task_ids_.end(), task_id), task_ids_.end());
+}
+
+bool BackwardScope::contains(int task_id) const {
+  return std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end();
 }
 
 bool BackwardScope::inside_outer_task() {

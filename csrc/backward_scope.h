@@ -44,6 +44,9 @@ class BackwardScope {
     return task_ids_.empty();
   }
 
+  // Whether the task has been joined and still runs.
+  bool contains(int task_id) const;
+
   // On a thread that ends a graph task: whether a node of an outer one is still being evaluated.
   // False too where the engine ran the inner task on a thread of its own, as it does for tasks that
   // are nested more than 60 deep: it exports neither the depth of a task nor the outer task.

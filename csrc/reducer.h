@@ -258,7 +258,8 @@ class Reducer final : public GradListener,
   // A step.
   void begin_step();
   void begin_empty_step();
-  bool reaches_nothing();
+  void search_unused();
+  bool reaches_nothing() const;
   void arrive(std::size_t param_index);
   void accept(std::size_t param_index);
   void cast_to_local_dtype(std::size_t param_index);
