@@ -391,7 +391,8 @@ void Reducer::on_graph_task_end(int task_id) {
     }
     if (BackwardScope::inside_outer_task() && !arrivals_.unfinished().empty()) {
       // The wrapper was bypassed, so the outer task was not joined; it may bring the rest.
-      if (BackwardScope::announce_outer_task(weak_from_this()) || !arrivals_.missing().empty()) {
+      if (BackwardScope::announce_outer_task(weak_from_this()) ||
+          (!output_reached && !arrivals_.missing().empty())) {
         return;
       }
     }

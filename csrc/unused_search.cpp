@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "backward_scope.h"
+
 namespace ddpx {
 namespace {
 
@@ -46,13 +48,17 @@ void UnusedSearch::look(const std::vector<GradHook>& hooks) {
     unreached_[i] = !task.reaches(hooks[i]);
   }
   task_id_ = torch::autograd::get_current_graph_task_id();
+  task_is_outermost_ = BackwardScope::current_depth() == 0;
 }
 
 void UnusedSearch::note_arrival(std::size_t param_index) {
   if (task_id_ == kNoTask) {
     return;
   }
-  if (unreached_[param_index] || torch::autograd::get_current_graph_task_id() != task_id_) {
+  const bool in_that_task = torch::autograd::get_current_graph_task_id() == task_id_;
+  if (!in_that_task && task_is_outermost_ && BackwardScope::current_depth() == 0) {
+    several_threads_ = true;
+  } else if (unreached_[param_index] || !in_that_task) {
     learn_nested(param_index);
   } else {
     direct_[param_index] = true;
@@ -72,7 +78,7 @@ void UnusedSearch::note_peers(
 
 std::vector<std::size_t> UnusedSearch::unused() const {
   std::vector<std::size_t> indices;
-  for (std::size_t i = 0; i < unreached_.size(); ++i) {
+  for (std::size_t i = 0; !several_threads_ && i < unreached_.size(); ++i) {
     const bool may_nest = nested_[i] || (any_nested_ && !direct_[i]);
     if (unreached_[i] && !may_nest) {
       indices.push_back(i);
@@ -82,7 +88,8 @@ std::vector<std::size_t> UnusedSearch::unused() const {
 }
 
 bool UnusedSearch::reaches_nothing() const {
-  return !any_nested_ && std::find(unreached_.begin(), unreached_.end(), false) == unreached_.end();
+  return !any_nested_ && !several_threads_ &&
+         std::find(unreached_.begin(), unreached_.end(), false) == unreached_.end();
 }
 
 std::vector<std::size_t> UnusedSearch::nested() const {

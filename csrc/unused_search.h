@@ -25,7 +25,8 @@ namespace ddpx {
 // | none, and no other param ever arrived in a nested task | unused |
 // | none, and another param once arrived in a nested task | awaited until the backward ends |
 //
-// A task of another thread counts as a nested task.
+// Once two threads have run backwards of the same step at once, every param is awaited: either
+// graph task reaches only a part of the params.
 //
 // Owned by the reducer, whose mutex guards the search. Any thread that runs a graph task may call.
 class UnusedSearch {
@@ -63,6 +64,8 @@ class UnusedSearch {
   static constexpr int kNoTask = -1;
 
   int task_id_ = kNoTask;
+  bool task_is_outermost_ = false;
+  bool several_threads_ = false;
   std::vector<bool> unreached_;  // per param, by the last look()
   std::vector<bool> direct_;     // per param: arrived in the outermost task
   std::vector<bool> nested_;     // per param: arrived in a nested task

@@ -41,6 +41,14 @@ def test_two_devices_in_one_module(device_ranks, device, world_size, mode):
     _compare(ranks, cases.on_two_devices, device, same_buckets=same_buckets, **MODES[mode])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_checkpoint_on_two_devices(device_ranks, device, mode):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+    ranks = device_ranks(device, 2)
+    _compare(ranks, cases.checkpoint_on_two_devices, device, **MODES[mode])
+
+
 @pytest.mark.parametrize("hook", [*cases.HOOKS, *cases.BUILTIN_HOOKS])
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_communication_hooks(device_ranks, device, mode, hook):
