@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -78,7 +79,7 @@ class OuterTaskHook final : public NodeHook<torch::autograd::FunctionPreHook> {
 
 void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
   const int task_id = torch::autograd::get_current_graph_task_id();
-  if (std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end()) {
+  if (contains(task_id)) {
     return;
   }
   // std::function must be copyable, hence the shared pointer.
@@ -92,14 +93,37 @@ void BackwardScope::leave(int task_id) {
   task_ids_.erase(std::remove(task_ids_.begin(), task_ids_.end(), task_id), task_ids_.end());
 }
 
+bool BackwardScope::contains(int task_id) const {
+  return std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end();
+}
+
+// Torch exports the address of a member of the task, but neither the task nor its depth.
+int BackwardScope::current_depth() {
+  using torch::autograd::GraphTask;
+  const auto* member = torch::autograd::get_current_graph_task_exec_info();
+  if (member == nullptr) {
+    return 0;
+  }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr auto offset = offsetof(GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  const auto* address = reinterpret_cast<const char*>(member) - offset;
+  return reinterpret_cast<const GraphTask*>(address)->reentrant_depth_;
+}
+
 bool BackwardScope::inside_outer_task() {
-  return static_cast<bool>(torch::autograd::get_current_node());
+  return torch::autograd::get_current_node() || current_depth() > 0;
 }
 
 bool BackwardScope::announce_outer_task(const std::weak_ptr<GraphTaskObserver>& observer) {
   // A hook on an accumulator would stay with its leaf, so another node is better.
+  const auto node = torch::autograd::get_current_node();
+  if (!node) {
+    return false;
+  }
   torch::autograd::Node* next = nullptr;
-  for (const auto& edge : torch::autograd::get_current_node()->next_edges()) {
+  for (const auto& edge : node->next_edges()) {
     if (edge.is_valid() && (next == nullptr || next->num_outputs() == 0)) {
       next = edge.function.get();
     }

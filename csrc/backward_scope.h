@@ -44,14 +44,20 @@ class BackwardScope {
     return task_ids_.empty();
   }
 
-  // On a thread that ends a graph task: whether a node of an outer one is still being evaluated.
-  // False too where the engine ran the inner task on a thread of its own, as it does for tasks that
-  // are nested more than 60 deep: it exports neither the depth of a task nor the outer task.
+  // Whether the task has been joined and still runs.
+  bool contains(int task_id) const;
+
+  // On a thread that ends a graph task: whether an outer graph task waits for that task.
   static bool inside_outer_task();
 
   // There: sees to it that the observer hears of the outer task as soon as that goes on. False if
-  // nothing follows the node.
+  // nothing follows the node of the outer task, or if another thread evaluates that node. The
+  // engine ends an inner task on another thread where the inner task spans several devices, or is
+  // nested more than 60 deep.
   static bool announce_outer_task(const std::weak_ptr<GraphTaskObserver>& observer);
+
+  // The number of graph tasks that wait for the one on this thread.
+  static int current_depth();
 
   // Whether any graph task runs on this thread.
   static bool inside_any_task();

@@ -43,6 +43,9 @@ void Reducer::on_output_grad(ForwardSync forward) {
                                     : errors::autograd_grad_of_params(where(), names_of(asked_for));
   }
   const auto local_arrivals = backward_sync_.take_local_arrivals();
+  if (phase_ == Phase::kIdle) {
+    search_unused();  // here, where the outermost graph task runs
+  }
   if (phase_ == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
     begin_step();  // peers launch their buckets in the middle of backward: so must this rank
     join_arrivals();
@@ -53,11 +56,17 @@ void Reducer::on_output_grad(ForwardSync forward) {
   }
 }
 
+// Once per backward: asks the first of its graph tasks that was joined.
+void Reducer::search_unused() {
+  if (options_.mode == GraphMode::kFindUnused && !scope_.contains(unused_search_.task_id())) {
+    unused_search_.look(hooks_);
+  }
+}
+
 // Whether the backward on this thread is known to bring no gradient at all.
-bool Reducer::reaches_nothing() {
+bool Reducer::reaches_nothing() const {
   return options_.mode == GraphMode::kFindUnused && !arrivals_.learning() &&
-         BackwardScope::runs_whole_graph() && !all_frozen() &&
-         unused_search_.reaches_nothing(hooks_);
+         BackwardScope::runs_whole_graph() && !all_frozen() && unused_search_.reaches_nothing();
 }
 
 void Reducer::on_grad(std::size_t param_index) {
@@ -78,6 +87,8 @@ void Reducer::on_grad(std::size_t param_index) {
   }
   scope_.join(weak_from_this());  // first, so that an error in what follows is reported as abort
   if (phase_ == Phase::kIdle) {
+    search_unused();
+    unused_search_.note_arrival(param_index);  // first: a nested arrival tells of other params, too
     begin_step();
   }
   arrive(param_index);
@@ -214,8 +225,9 @@ void Reducer::begin_step() {
       }
     }
   }
-  const bool may_leave_out = options_.mode == GraphMode::kFindUnused;
-  arrivals_.begin(frozen, may_leave_out ? unused_search_.begin_step(hooks_) : Indices());
+  search_unused();
+  arrivals_.begin(
+      frozen, options_.mode == GraphMode::kFindUnused ? unused_search_.unused() : Indices());
   for (const auto param_index : frozen) {
     accept(param_index);
   }
@@ -419,7 +431,8 @@ void Reducer::on_graph_task_end(int task_id) {
     }
     if (BackwardScope::inside_outer_task() && !arrivals_.unfinished().empty()) {
       // The wrapper was bypassed, so the outer task was not joined; it may bring the rest.
-      if (BackwardScope::announce_outer_task(weak_from_this()) || !arrivals_.missing().empty()) {
+      if (BackwardScope::announce_outer_task(weak_from_this()) ||
+          (!output_reached && !arrivals_.missing().empty())) {
         return;
       }
     }

@@ -280,7 +280,8 @@ class Reducer final : public GradListener,
   void begin_step();
   void begin_empty_step();
   void begin_joined_step();
-  bool reaches_nothing();
+  void search_unused();
+  bool reaches_nothing() const;
   void arrive(std::size_t param_index);
   void accept(std::size_t param_index);
   void cast_to_local_dtype(std::size_t param_index);

@@ -229,7 +229,8 @@ std::vector<int32_t> Reducer::used_by_ranks() {
     communicate([&] { used_.settle(); }, errors::used_map_agreement);
     last_use_ = used_.settled();
   }
-  return communicate([sums = last_use_] { return sums.read(); }, errors::used_map_agreement);
+  return communicate(
+      [sums = last_use_] { return sums.num_ranks_using(); }, errors::used_map_agreement);
 }
 
 std::string Reducer::last_error() const {

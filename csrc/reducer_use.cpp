@@ -9,6 +9,9 @@ namespace ddpx {
 void Reducer::agree_on_use() {
   if (agrees_on_use()) {
     notes_.note(Doing::kSettling);
+    for (const auto param_index : unused_search_.nested()) {
+      used_.mark_nested(param_index);
+    }
     communicate([&] { used_.launch(*collective_); }, errors::used_map_agreement);
     last_use_ = used_.settled();
   }
@@ -84,6 +87,9 @@ void Reducer::learn_use() {
         unused_by_all_.push_back(i);
       }
     }
+  }
+  if (const auto& nesting = used_.num_ranks_nesting(); !nesting.empty()) {
+    unused_search_.note_peers(num_ranks_using(), nesting);
   }
   used_.clear();
 }

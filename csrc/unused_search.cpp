@@ -1,39 +1,32 @@
 #include "unused_search.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <cstring>
-#include <string>
-#include <typeinfo>
 #include <unordered_set>
+
+#include "backward_scope.h"
 
 namespace ddpx {
 namespace {
 
 using torch::autograd::Node;
 
-// The node of a torch.autograd.Function that is written in Python. Its header is one of torch's
-// Python headers, which the core does not include, so the type is known by its mangled name.
-bool is_python_function(const Node& node) {
-  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
-}
-
-// Reentrant checkpoints of torch, DeepSpeed, Megatron and FairScale have this name in common.
-bool starts_a_task(const Node& node) {
-  return is_python_function(node) && node.name().find("Checkpoint") != std::string::npos;
-}
-
-// The graph task on this thread, asked once for what is looked up for each param.
+// The graph task on this thread. One object serves the lookups of all params.
 class RunningTask {
  public:
   RunningTask()
       : asked_for_(torch::autograd::get_current_graph_task_exec_info()),
-        nodes_(torch::autograd::get_current_graph_task_nodes_in_graph()) {}
+        nodes_(torch::autograd::get_current_graph_task_nodes_in_graph()),
+        current_(torch::autograd::get_current_node().get()) {}
 
   // Whether the task runs the accumulator of this hook, or has run it.
   bool reaches(const GradHook& hook) const {
     auto* const node = const_cast<Node*>(hook.accumulator());
+    if (node == current_) {  // the list lacks the root of the task
+      return true;
+    }
     if (asked_for_ != nullptr && !asked_for_->empty()) {  // not the whole graph
       const auto entry = asked_for_->find(node);
       return entry != asked_for_->end() && entry->second.needed_;
@@ -44,50 +37,74 @@ class RunningTask {
  private:
   decltype(torch::autograd::get_current_graph_task_exec_info()) asked_for_;
   const std::unordered_set<Node*>* nodes_;
+  const Node* current_;
 };
 
 }  // namespace
 
-std::vector<std::size_t> UnusedSearch::begin_step(const std::vector<GradHook>& hooks) {
-  std::vector<std::size_t> indices;
-  if (nests_tasks_) {
-    return indices;
-  }
+void UnusedSearch::look(const std::vector<GradHook>& hooks) {
   const RunningTask task;
-  bool same_params = true;
   for (std::size_t i = 0; i < hooks.size(); ++i) {
-    const bool unreached = !task.reaches(hooks[i]);
-    same_params = same_params && unreached == unreached_[i];
-    unreached_[i] = unreached;
-    if (unreached) {
-      indices.push_back(i);
+    unreached_[i] = !task.reaches(hooks[i]);
+  }
+  task_id_ = torch::autograd::get_current_graph_task_id();
+  task_is_outermost_ = BackwardScope::current_depth() == 0;
+}
+
+void UnusedSearch::note_arrival(std::size_t param_index) {
+  if (task_id_ == kNoTask) {
+    return;
+  }
+  const bool in_that_task = torch::autograd::get_current_graph_task_id() == task_id_;
+  if (!in_that_task && task_is_outermost_ && BackwardScope::current_depth() == 0) {
+    several_threads_ = true;
+  } else if (unreached_[param_index] || !in_that_task) {
+    learn_nested(param_index);
+  } else {
+    direct_[param_index] = true;
+  }
+}
+
+void UnusedSearch::note_peers(
+    const std::vector<int32_t>& users, const std::vector<int32_t>& nesting) {
+  for (std::size_t i = 0; i < users.size(); ++i) {
+    if (nesting[i] != 0) {
+      learn_nested(i);
+    } else if (users[i] != 0) {
+      direct_[i] = true;
     }
   }
-  if (!indices.empty() && may_nest_tasks(same_params)) {
-    nests_tasks_ = true;
-    indices.clear();
+}
+
+std::vector<std::size_t> UnusedSearch::unused() const {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; !several_threads_ && i < unreached_.size(); ++i) {
+    const bool may_nest = nested_[i] || (any_nested_ && !direct_[i]);
+    if (unreached_[i] && !may_nest) {
+      indices.push_back(i);
+    }
   }
   return indices;
 }
 
-bool UnusedSearch::reaches_nothing(const std::vector<GradHook>& hooks) {
-  const RunningTask task;
-  const auto reached = [&](const GradHook& hook) { return task.reaches(hook); };
-  return !nests_tasks_ && std::none_of(hooks.begin(), hooks.end(), reached) &&
-         !may_nest_tasks(/*same_params=*/false);
+bool UnusedSearch::reaches_nothing() const {
+  return !any_nested_ && !several_threads_ &&
+         std::find(unreached_.begin(), unreached_.end(), false) == unreached_.end();
 }
 
-bool UnusedSearch::may_nest_tasks(bool same_params) {
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr) {
-    return true;
+std::vector<std::size_t> UnusedSearch::nested() const {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; any_nested_ && i < nested_.size(); ++i) {
+    if (nested_[i]) {
+      indices.push_back(i);
+    }
   }
-  if (same_params && nodes->size() == num_nodes_) {
-    return false;
-  }
-  num_nodes_ = nodes->size();
-  return std::any_of(
-      nodes->begin(), nodes->end(), [](const Node* node) { return starts_a_task(*node); });
+  return indices;
+}
+
+void UnusedSearch::learn_nested(std::size_t param_index) {
+  nested_[param_index] = true;
+  any_nested_ = true;
 }
 
 }  // namespace ddpx

@@ -2,47 +2,74 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "grad_hook.h"
 
 namespace ddpx {
 
-// The autograd engine lists the nodes of a graph task before it runs the first of them. A param
-// whose accumulator is not in that list gets no gradient from this task, so that its bucket need
-// not wait for it. The list costs no walk over the graph: the engine has made it.
+// The autograd engine lists the nodes of a graph task before the engine runs the first node. A
+// param whose accumulator is not in the list of the outermost graph task is unreached: the param
+// gets no gradient from that task, so that the param's bucket need not wait. The search costs one
+// lookup per param and no walk over the graph.
 //
-// The list is no proof if a node of the task starts another task, as a reentrant checkpoint does:
-// that one may reach further params. Such models are recognised by their nodes, or by a gradient
-// that comes although its param was not in the list; from then on nothing is called unused.
+// A node of the outermost task may start a nested task, as a reentrant checkpoint does, and the
+// nested task may reach further params. The search learns these params from the arrivals of their
+// gradients, on this rank and, by the used-map, on other ranks:
 //
-// Owned by the reducer, guarded by its mutex. To be called on a thread that runs the graph task.
+// | the arrivals of the param so far | an unreached param is |
+// | --- | --- |
+// | one of them in a nested task | awaited until the backward ends |
+// | all of them in the outermost task | unused |
+// | none, and no other param ever arrived in a nested task | unused |
+// | none, and another param once arrived in a nested task | awaited until the backward ends |
+//
+// Once two threads have run backwards of the same step at once, every param is awaited: either
+// graph task reaches only a part of the params.
+//
+// Owned by the reducer, whose mutex guards the search. Any thread that runs a graph task may call.
 class UnusedSearch {
  public:
-  explicit UnusedSearch(std::size_t num_params) : unreached_(num_params, false) {}
+  explicit UnusedSearch(std::size_t num_params)
+      : unreached_(num_params, false), direct_(num_params, false), nested_(num_params, false) {}
 
-  // Starts a step. Returns the params that this graph task does not reach, ascending; none if
-  // another task may reach them. `hooks` has one hook a param.
-  std::vector<std::size_t> begin_step(const std::vector<GradHook>& hooks);
+  // Asks the list of the graph task on this thread. `hooks` has one hook per param.
+  void look(const std::vector<GradHook>& hooks);
 
-  // A gradient of the param has arrived.
-  void note_arrival(std::size_t param_index) {
-    if (unreached_[param_index]) {
-      nests_tasks_ = true;
-    }
+  // The graph task of the last look().
+  int task_id() const {
+    return task_id_;
   }
 
-  // Whether this graph task reaches none of the params, and no other task can.
-  bool reaches_nothing(const std::vector<GradHook>& hooks);
+  // A gradient of the param has arrived on this thread. Without effect before the first look().
+  void note_arrival(std::size_t param_index);
+
+  // The used-map told how many ranks used each param in a step, and on how many ranks the param
+  // ever arrived in a nested task.
+  void note_peers(const std::vector<int32_t>& users, const std::vector<int32_t>& nesting);
+
+  // The params that the backward of the last look() does not use, ascending.
+  std::vector<std::size_t> unused() const;
+
+  // Whether the backward of the last look() uses no param at all.
+  bool reaches_nothing() const;
+
+  // The params that arrived in a nested task, on this rank or on another one, ascending.
+  std::vector<std::size_t> nested() const;
 
  private:
-  // Whether a node of the running task starts another task. Looks at each node, unless the task has
-  // as many nodes, and reaches the same params, as the one of the step before.
-  bool may_nest_tasks(bool same_params);
+  void learn_nested(std::size_t param_index);
 
-  bool nests_tasks_ = false;
-  std::vector<bool> unreached_;  // per param, by the task that began this step
-  std::size_t num_nodes_ = 0;    // of the task that was looked at last
+  static constexpr int kNoTask = -1;
+
+  int task_id_ = kNoTask;
+  bool task_is_outermost_ = false;
+  bool several_threads_ = false;
+  std::vector<bool> unreached_;  // per param, by the last look()
+  std::vector<bool> direct_;     // per param: arrived in the outermost task
+  std::vector<bool> nested_;     // per param: arrived in a nested task
+  bool any_nested_ = false;
 };
 
 }  // namespace ddpx

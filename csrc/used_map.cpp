@@ -26,14 +26,20 @@ UsedMap::UsedMap(std::size_t num_params, c10::Device device)
     : device_(device), local_(num_params, 0) {}
 
 void UsedMap::mark(std::size_t param_index) {
-  local_[param_index] = 1;
+  local_[param_index] |= 1;
+}
+
+void UsedMap::mark_nested(std::size_t param_index) {
+  local_[param_index] |= 1 << kNestedShift;
 }
 
 void UsedMap::launch(Collective& collective) {
   settle();
   global_.clear();
+  nesting_.clear();
   if (collective.alone()) {
-    global_ = settled_.alone = local_;
+    settled_.alone = local_;
+    global_ = users_of(local_);
     return;
   }
   summed_ = to_device(local_, device_);
@@ -47,9 +53,22 @@ const std::vector<int32_t>& UsedMap::num_ranks_using() {
       throw InternalError("the used-map was read before ranks agreed on it");
     }
     settle();
-    global_ = settled_.read();
+    const auto values = settled_.read();
+    global_ = users_of(values);
+    for (const auto value : values) {
+      nesting_.push_back(static_cast<int32_t>(static_cast<uint32_t>(value) >> kNestedShift));
+    }
   }
   return global_;
+}
+
+std::vector<int32_t> UsedMap::users_of(std::vector<int32_t> values) {
+  std::transform(values.begin(), values.end(), values.begin(), num_users);
+  return values;
+}
+
+std::vector<int32_t> UsedMap::Sums::num_ranks_using() const {
+  return users_of(read());
 }
 
 std::vector<int32_t> UsedMap::Sums::read() const {
@@ -62,7 +81,8 @@ std::vector<int32_t> UsedMap::Sums::read() const {
 }
 
 bool UsedMap::all_marked() const {
-  return std::find(local_.begin(), local_.end(), 0) == local_.end();
+  return std::all_of(
+      local_.begin(), local_.end(), [](int32_t value) { return num_users(value) != 0; });
 }
 
 void UsedMap::settle() {
@@ -75,6 +95,7 @@ void UsedMap::settle() {
 void UsedMap::clear() {
   std::fill(local_.begin(), local_.end(), 0);
   global_.clear();
+  nesting_.clear();
 }
 
 }  // namespace ddpx

@@ -13,18 +13,23 @@
 namespace ddpx {
 
 // A param that no rank used must keep its gradient as it is (None, or an accumulated one). Ranks
-// agree by summing a vector of 0 and 1 per param. Reading the sum back costs a device
-// synchronisation, so it is put off until a param is found that this rank did not use.
+// agree by summing a vector of one integer per param. Its low 16 bits count the ranks that used the
+// param; its high 16 bits count the ranks on which the param ever arrived in a nested graph task.
+// Reading the sum back costs a device synchronisation, so it is put off until a param is found that
+// this rank did not use.
 // Not thread-safe: the reducer's mutex guards it.
 class UsedMap {
  public:
-  // What ranks agreed on once; never changed afterwards.
+  // What ranks agreed on once; never changed afterwards. Empty if ranks never agreed.
   struct Sums {
     at::Tensor of_ranks;         // on the params' device; undefined if there is no other rank
     std::vector<int32_t> alone;  // what this rank said, if it is the only one
 
-    // Waits for the device. Empty if ranks never agreed.
+    // One integer per param, as summed. Waits for the device.
     std::vector<int32_t> read() const;
+
+    // Per param, how many ranks used it. Waits for the device.
+    std::vector<int32_t> num_ranks_using() const;
   };
 
   UsedMap(std::size_t num_params, c10::Device device);
@@ -32,17 +37,26 @@ class UsedMap {
   // This rank used the param. Also called in backwards that are not synchronised.
   void mark(std::size_t param_index);
 
+  // The next agreement tells that the param has arrived in a nested graph task on this rank.
+  void mark_nested(std::size_t param_index);
+
   // Starts the agreement on what was marked since the last clear(). `collective` must live until
   // the next one, or as long as this.
   void launch(Collective& collective);
 
   // Whether this rank marked the param.
   bool marked(std::size_t param_index) const {
-    return local_[param_index] != 0;
+    return num_users(local_[param_index]) != 0;
   }
 
   // What each rank said of each param, summed: how many ranks used it. Waits for the agreement.
   const std::vector<int32_t>& num_ranks_using();
+
+  // Per param, how many ranks told of it by mark_nested(); empty unless num_ranks_using() was read
+  // since the last launch() or clear().
+  const std::vector<int32_t>& num_ranks_nesting() const {
+    return nesting_;
+  }
 
   // Whether this rank marked every param; nobody can then have found one that no rank used.
   bool all_marked() const;
@@ -64,10 +78,18 @@ class UsedMap {
   void clear();
 
  private:
+  static constexpr int kNestedShift = 16;
+
+  static int32_t num_users(int32_t value) {
+    return value & ((1 << kNestedShift) - 1);
+  }
+  static std::vector<int32_t> users_of(std::vector<int32_t> values);
+
   c10::Device device_;
   std::vector<int32_t> local_;
-  std::vector<int32_t> global_;  // empty until the sum has been read back
-  at::Tensor summed_;            // on the params' device, in the hands of the backend
+  std::vector<int32_t> global_;   // users; empty until the sum has been read back
+  std::vector<int32_t> nesting_;  // likewise
+  at::Tensor summed_;             // on the params' device, in the hands of the backend
   Collective::Work work_;
   Collective* launched_in_ = nullptr;
   Sums settled_;

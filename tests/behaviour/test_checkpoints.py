@@ -129,6 +129,80 @@ def test_bypassed_with_unused_params(ranks, program, mode, world):
     on_ranks(ranks, world, _check_bypassed_with_unused, program, mode)
 
 
+class Nested(nn.Module):
+    """Each layer runs in a checkpoint within the checkpoint of the layer before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Torch runs a backward that is nested more than 60 deep on a thread of its own.
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(66))
+
+    def forward(self, x: torch.Tensor, index: int = 0) -> torch.Tensor:
+        x = x + torch.tanh(self.layers[index](x))
+        if index + 1 < len(self.layers):
+            x = checkpoint(self.forward, x, index + 1, use_reentrant=True)
+        return x * 1.0
+
+
+def _check_deep(bypass: bool, mode: str) -> None:
+    def step(model: nn.Module, number: int) -> None:
+        module = bare(model) if bypass else model
+        backward(model, loss_of(module(torch.randn(4, 3, dtype=torch.float64).requires_grad_())))
+
+    ours, slow = make_pair(Nested, mode)
+    check_steps(ours, slow, step)
+    assert ours.reducer.num_steps == 3
+
+
+@modes
+@pytest.mark.parametrize("bypass", [False, True], ids=["wrapper", "module"])
+def test_nested_more_than_60_deep(ranks, bypass, mode):
+    on_ranks(ranks, 2, _check_deep, bypass, mode)
+
+
+DROPPED = ("A r(B) r(C) L", "A r(C) L", "A r(B) L", "A L", "r(B) r(C) L", "A r(B) r(C) L")
+
+
+def _check_dropped(per_rank: bool, mode: str) -> None:
+    """A checkpointed layer may be left out in any step, once one of them has been used."""
+
+    def step(model: nn.Module, number: int) -> None:
+        shift = dist.get_rank() if per_rank else 0
+        _chain_step(DROPPED[(number + shift) % len(DROPPED)], model)
+
+    for first in range(3):
+        ours, slow = make_pair(Chain, mode)
+        check_steps(ours, slow, step, 6, first=first)
+
+
+@pytest.mark.parametrize("mode", ["unused", "unused-view"])
+@pytest.mark.parametrize("per_rank", [False, True], ids=["everywhere", "per rank"])
+def test_checkpointed_layers_are_dropped(ranks, per_rank, mode, world):
+    on_ranks(ranks, world, _check_dropped, per_rank, mode)
+
+
+def _check_first_checkpoint(mode: str) -> None:
+    """The first checkpointed use of a layer in a later step is named; the next step is right."""
+    ours, slow = make_pair(Chain, mode)
+    programs = ("A L", "A r(B) L", "A r(B) L", "A L", "A r(B) r(C) L")
+    for number, program in enumerate(programs):
+        zero_grads("none", ours, slow)
+        seed(number)
+        _chain_step(program, slow)
+        seed(number)
+        text = error_of(_chain_step, program, ours)
+        assert bool(text) == (number == 1), text
+        if text:
+            assert re.search(r"'layers\.B\.(weight|bias)'", text), text
+        assert_same(ours, slow, {"layers.B.weight", "layers.B.bias"} if text else set())
+    assert_in_step()
+
+
+@pytest.mark.parametrize("mode", ["unused", "unused-view"])
+def test_first_checkpoint_in_a_later_step(ranks, mode, world):
+    on_ranks(ranks, world, _check_first_checkpoint, mode)
+
+
 def _check_accumulation(mode: str) -> None:
     def step(model: nn.Module, number: int) -> None:
         with model.no_sync():

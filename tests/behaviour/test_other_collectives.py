@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
@@ -70,6 +71,43 @@ class WithCollective(nn.Module):
         return self.decoder(SumInBackward.apply(self.first(x)), use)
 
 
+class Checkpointed(nn.Module):
+    """An encoder whose first layer runs in a checkpoint."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(checkpoint(self.first, x, use_reentrant=self.reentrant))
+
+
+class CheckpointedDecoder(Decoder):
+    """A decoder with a checkpoint: over no parameter, over its first layer, or over its last one.
+
+    The optional layer is never in the checkpoint.
+    """
+
+    def __init__(self, width: int, over: str, reentrant: bool) -> None:
+        super().__init__(width)
+        self.first = nn.Linear(8, 8)
+        self.over = over
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor, use: bool) -> torch.Tensor:
+        x = self._run("first layer", self.first, x)
+        x = self._run("no parameter", torch.tanh, x)
+        x = x + self.optional(x) if use else x * 1
+        return self._run("last layer", self.last, x)
+
+    def _run(self, part: str, function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        if self.over == part:
+            return checkpoint(function, x, use_reentrant=self.reentrant)
+        return function(x)
+
+
 # Whether this rank uses the optional layer in a step.
 USES: dict[str, Callable[[int], bool]] = {
     "rank 0 alone": lambda step: dist.get_rank() == 0,
@@ -94,6 +132,29 @@ def _collective_within(wrap: Callable[..., Any], uses: Callable[[int], bool], mo
     return model, lambda number: model(torch.randn(4, 8), uses(number))
 
 
+def _checkpoint_upstream(wrap: Callable[..., Any], uses: Callable[[int], bool], mode: str):
+    encoder = wrap(Checkpointed(reentrant=True), **MODES[mode])
+    decoder = wrap(Decoder(3), find_unused_parameters=True, **MODES[mode])
+
+    def step(number: int) -> torch.Tensor:
+        return decoder(encoder(torch.randn(4, 8, requires_grad=True)), uses(number))
+
+    return nn.ModuleList([encoder, decoder]), step
+
+
+def _checkpoint_inside(wrap: Callable[..., Any], uses: Callable[[int], bool], over: str, mode: str):
+    """DDP refuses reentrant checkpoints over parameters, so its model has the other kind."""
+    reentrant = wrap is ReducerDDP
+    encoder = wrap(Decoder(8), **MODES[mode])
+    module = CheckpointedDecoder(3, over, reentrant)
+    decoder = wrap(module, find_unused_parameters=True, **MODES[mode])
+
+    def step(number: int) -> torch.Tensor:
+        return decoder(encoder(torch.randn(4, 8), True), uses(number))
+
+    return nn.ModuleList([encoder, decoder]), step
+
+
 def _grads(make: Callable[..., Any], wrap: Callable[..., Any], uses: str, *args: Any) -> list:
     torch.manual_seed(0)
     model, step = make(wrap, USES[uses], *args)
@@ -101,7 +162,8 @@ def _grads(make: Callable[..., Any], wrap: Callable[..., Any], uses: str, *args:
     for number in range(NUM_STEPS):
         torch.manual_seed(100 * number + dist.get_rank())
         model.zero_grad()
-        step(number).square().sum().backward()
+        output = step(number)
+        output.backward(2 * output.detach())  # the root of the backward is the output's own node
         kept.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
     return kept
 
@@ -126,3 +188,16 @@ def test_two_wrappers_in_one_backward(pool, width, mode, uses):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_collective_within_the_module(pool, mode, uses):
     pool.run(_compare, _collective_within, uses, mode, timeout=30.0)
+
+
+@pytest.mark.parametrize("uses", USES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reentrant_checkpoint_in_another_wrapper(pool, mode, uses):
+    pool.run(_compare, _checkpoint_upstream, uses, mode, timeout=30.0)
+
+
+@pytest.mark.parametrize("uses", USES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("over", ["no parameter", "first layer", "last layer"])
+def test_a_reentrant_checkpoint_in_the_wrapper(pool, over, mode, uses):
+    pool.run(_compare, _checkpoint_inside, uses, over, mode, timeout=30.0)

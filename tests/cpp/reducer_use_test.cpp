@@ -139,6 +139,35 @@ TEST_P(UnreachedParams, AGradientFromANestedBackwardIsAnError) {
   replica.params[0].remove_hook(key);
 }
 
+// Where nested tasks reach params of the wrapper, only those params are waited for.
+TEST_P(UnreachedParams, ABucketDoesNotWaitForAParamThatNoNestedBackwardReached) {
+  const auto key = replica.params[0].register_hook([&](at::Tensor) {
+    const c10::AutoGradMode record_graph(true);
+    replica.params[1].sum().backward();
+  });
+  replica.learn({2, 0});
+  replica.params[0].remove_hook(key);
+  const auto& log = replica.collective->log;
+  replica.step({1, 0});
+  EXPECT_EQ(Log(log.begin(), log.begin() + 4), (Log{"grad 1", "launch 0", "launch 1", "grad 0"}));
+  replica.collective->clear();
+  replica.step({2, 0});
+  EXPECT_EQ(Log(log.begin(), log.begin() + 4), (Log{"grad 2", "launch 0", "grad 0", "launch 1"}));
+}
+
+TEST_P(UnreachedParams, OnlyPeersMayKnowThatANestedBackwardReachesAParam) {
+  const int32_t in_a_nested_task = 1 << 16;
+  replica.collective->peer_sends = [&](const at::Tensor& own, int) {
+    return own.scalar_type() == at::kInt ? own * (1 + in_a_nested_task) : own;
+  };
+  replica.step({2, 0});
+  EXPECT_EQ(replica.reducer->used_by_ranks(), (std::vector<int32_t>{4, 0, 4}));
+  replica.collective->clear();
+  replica.step({1, 0});
+  const auto& log = replica.collective->log;
+  EXPECT_EQ(Log(log.begin(), log.begin() + 2), (Log{"grad 1", "grad 0"})) << "w2 is waited for";
+}
+
 TEST_P(UnreachedParams, AStepThatBrokeOffLeavesNoTrace) {
   replica.learn({2, 0});
   const auto key = replica.params[0].register_hook(

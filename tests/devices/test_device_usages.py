@@ -37,6 +37,15 @@ def test_two_devices_in_one_module(device_ranks, device, world_size, mode):
 
 
 @on_devices(2)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_checkpoint_on_two_devices(device_ranks, device, world_size, mode):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+    ranks = device_ranks(device, world_size)
+    _compare(ranks, cases.checkpoint_on_two_devices, device, **MODES[mode])
+
+
+@on_devices(2)
 @pytest.mark.parametrize("hook", [*cases.HOOKS, *cases.BUILTIN_HOOKS])
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_communication_hooks(device_ranks, device, world_size, mode, hook):

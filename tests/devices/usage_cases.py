@@ -15,6 +15,7 @@ from stream_cases import accumulate_on, backward, batch, layers, loss_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
+from torch.utils.checkpoint import checkpoint
 
 import ddpx
 from ddpx import _C, ReducerDDP
@@ -51,6 +52,25 @@ class _OnTwoDevices(nn.Module):
 def on_two_devices(device: str, **options: Any) -> State:
     ours = ReducerDDP(_OnTwoDevices(device), **options)
     return _train(ours, device)
+
+
+class _CheckpointOnTwoDevices(_OnTwoDevices):
+    """The checkpoint's own backward begins on one device and ends on the other one's thread."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first[0](x.to(self.devices[0]))
+        return checkpoint(self._rest, x, use_reentrant=True)
+
+    def _rest(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first[1](x).to(self.devices[1]))
+
+
+def checkpoint_on_two_devices(device: str, **options: Any) -> State:
+    """The wrapper is bypassed, so that nothing tells where a backward begins."""
+    ours = ReducerDDP(_CheckpointOnTwoDevices(device), **options)
+    state = _train(ours.module, device)
+    assert ours.reducer.num_steps == 4
+    return state
 
 
 def _plus_one(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:

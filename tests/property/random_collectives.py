@@ -4,11 +4,16 @@ A model is a chain of wrapped modules; a module is a chain of layers, of which a
 the optional ones. Collective calls in backward stand behind layers that every rank uses, or between
 modules, and every rank uses the last layer of a module. There DDP, too, has launched the same
 buckets on every rank; elsewhere DDP is wrong, or hangs.
+
+Each wrapper has a mode of its own. In the default mode every layer is used in every step; in a
+static graph a rank uses the same layers in every step. In these two modes reentrant checkpoints are
+over layers; with ``find_unused_parameters`` they are over no parameter, as DDP demands. In some steps a backward inside ``no_sync()`` comes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +22,7 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from ddpx import ReducerDDP
 
@@ -24,6 +30,11 @@ WIDTH = 4
 KINDS = ("all_reduce", "all_gather", "broadcast", "barrier")
 NUM_STEPS = 4
 NUM_GROUPS = 2  # the default group, and another one of all ranks
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "find unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+}
 
 
 @dataclass(frozen=True)
@@ -40,12 +51,14 @@ class Layer:
 
     optional: bool
     call: Call | None
+    checkpointed: bool = False  # by a reentrant checkpoint
 
 
 @dataclass(frozen=True)
 class Module:
     layers: tuple[Layer, ...]
     group: int
+    mode: str  # a key of MODES
     options: tuple[tuple[str, Any], ...]
     call: Call | None  # behind the module
 
@@ -55,30 +68,44 @@ class Plan:
     modules: tuple[Module, ...]
     # Per step, rank, module and layer: whether the rank leaves an optional layer out.
     left_out: tuple[tuple[tuple[tuple[bool, ...], ...], ...], ...]
+    accumulates: tuple[bool, ...]  # per step: whether a backward inside no_sync() comes first
 
 
 @st.composite
 def plans(draw: Callable[..., Any], world_size: int) -> Plan:
     groups = st.integers(0, NUM_GROUPS - 1)
     calls = st.none() | st.builds(Call, st.sampled_from(KINDS), groups)
-    layers = st.builds(Layer, st.just(True), st.none()) | st.builds(Layer, st.just(False), calls)
+    checkpointed = st.booleans()
+    layers = st.builds(Layer, st.just(True), st.none(), checkpointed) | st.builds(
+        Layer, st.just(False), calls, checkpointed
+    )
     options = st.fixed_dictionaries(
         {
             "gradient_as_bucket_view": st.booleans(),
             "bucket_cap_mb": st.sampled_from([0.00005, 0.0002, 25]),
-            "find_unused_parameters": st.just(True),
         }
     )
     modules = []
     for _ in range(draw(st.integers(1, 3))):
         chosen = [*draw(st.lists(layers, min_size=1, max_size=4)), Layer(False, draw(calls))]
         kept = tuple(draw(options).items())
-        modules.append(Module(tuple(chosen), draw(groups), kept, draw(calls)))
+        mode = draw(st.sampled_from(["find unused", *MODES]))
+        modules.append(Module(tuple(chosen), draw(groups), mode, kept, draw(calls)))
     left_out = [
         [[[draw(st.booleans()) for _ in m.layers] for m in modules] for _ in range(world_size)]
         for _ in range(NUM_STEPS)
     ]
-    return Plan(tuple(modules), _frozen(left_out))
+    for step in left_out:
+        for rank, of_modules in enumerate(step):
+            for index, module in enumerate(modules):
+                if module.mode == "default":
+                    of_modules[index] = [False for _ in module.layers]
+                elif module.mode == "static":
+                    of_modules[index] = left_out[0][rank][index]
+    accumulates = [draw(st.booleans()) for _ in range(NUM_STEPS)]
+    if any(module.mode == "static" for module in modules):
+        accumulates[0] = False  # DDP fails: "expect_autograd_hooks_ INTERNAL ASSERT FAILED"
+    return Plan(tuple(modules), _frozen(left_out), tuple(accumulates))
 
 
 def _frozen(value: Any) -> Any:
@@ -121,9 +148,16 @@ class Chain(nn.Module):
         for layer, plan, left in zip(self.layers, self.plan.layers, left_out, strict=True):
             if plan.optional and left:
                 continue
-            x = torch.tanh(layer(x))
+            x = self._run(layer, x, plan.checkpointed)
             x = self._with_call(x, plan.call)
         return x
+
+    def _run(self, layer: nn.Module, x: torch.Tensor, checkpointed: bool) -> torch.Tensor:
+        if not checkpointed:
+            return torch.tanh(layer(x))
+        if self.plan.mode == "find unused":  # DDP refuses reentrant checkpoints over parameters
+            return checkpoint(torch.tanh, layer(x), use_reentrant=True)
+        return checkpoint(lambda value: torch.tanh(layer(value)), x, use_reentrant=True)
 
     def _with_call(self, x: torch.Tensor, call: Call | None) -> torch.Tensor:
         return x if call is None else _CallInBackward.apply(x, call.kind, self.groups[call.group])
@@ -134,21 +168,36 @@ def _train(
 ) -> list[Any]:
     torch.manual_seed(0)
     wrapped = [
-        wrapper(Chain(m, groups).to(device), process_group=groups[m.group], **dict(m.options))
+        wrapper(
+            Chain(m, groups).to(device),
+            process_group=groups[m.group],
+            **dict(m.options),
+            **MODES[m.mode],
+        )
         for m in plan.modules
     ]
     grads = []
     for number in range(NUM_STEPS):
         torch.manual_seed(97 * number + dist.get_rank())
-        x = torch.randn(3, WIDTH).to(device).requires_grad_()
-        for index, model in enumerate(wrapped):
+        for model in wrapped:
             model.zero_grad()
-            x = model(x, plan.left_out[number][dist.get_rank()][index])
-            x = model.module._with_call(x, plan.modules[index].call)
-        x.square().sum().backward()
+        if plan.accumulates[number]:
+            with ExitStack() as stack:
+                for model in wrapped:
+                    stack.enter_context(model.no_sync())
+                _backward(plan, wrapped, number, device)
+        _backward(plan, wrapped, number, device)
         params = [p for model in wrapped for p in model.parameters()]
         grads.append([None if p.grad is None else p.grad.to("cpu", copy=True) for p in params])
     return grads
+
+
+def _backward(plan: Plan, wrapped: list[Any], number: int, device: str) -> None:
+    x = torch.randn(3, WIDTH).to(device).requires_grad_()
+    for index, model in enumerate(wrapped):
+        x = model(x, plan.left_out[number][dist.get_rank()][index])
+        x = model.module._with_call(x, plan.modules[index].call)
+    x.square().sum().backward()
 
 
 def run_plan(plan: Plan, device: str) -> None:
