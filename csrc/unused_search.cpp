@@ -47,6 +47,7 @@ void UnusedSearch::look(const std::vector<GradHook>& hooks) {
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     unreached_[i] = !task.reaches(hooks[i]);
   }
+  ++num_looks_;
   task_id_ = torch::autograd::get_current_graph_task_id();
   task_is_outermost_ = BackwardScope::current_depth() == 0;
 }
@@ -61,7 +62,7 @@ void UnusedSearch::note_arrival(std::size_t param_index) {
   } else if (unreached_[param_index] || !in_that_task) {
     learn_nested(param_index);
   } else {
-    direct_[param_index] = true;
+    direct_in_[param_index] = num_looks_;
   }
 }
 
@@ -71,7 +72,7 @@ void UnusedSearch::note_peers(
     if (nesting[i] != 0) {
       learn_nested(i);
     } else if (users[i] != 0) {
-      direct_[i] = true;
+      direct_in_[i] = num_looks_;
     }
   }
 }
@@ -79,7 +80,7 @@ void UnusedSearch::note_peers(
 std::vector<std::size_t> UnusedSearch::unused() const {
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; !several_threads_ && i < unreached_.size(); ++i) {
-    const bool may_nest = nested_[i] || (any_nested_ && !direct_[i]);
+    const bool may_nest = nested_[i] || (nested_since_ && direct_in_[i] < *nested_since_);
     if (unreached_[i] && !may_nest) {
       indices.push_back(i);
     }
@@ -88,13 +89,13 @@ std::vector<std::size_t> UnusedSearch::unused() const {
 }
 
 bool UnusedSearch::reaches_nothing() const {
-  return !any_nested_ && !several_threads_ &&
+  return !nested_since_ && !several_threads_ &&
          std::find(unreached_.begin(), unreached_.end(), false) == unreached_.end();
 }
 
 std::vector<std::size_t> UnusedSearch::nested() const {
   std::vector<std::size_t> indices;
-  for (std::size_t i = 0; any_nested_ && i < nested_.size(); ++i) {
+  for (std::size_t i = 0; nested_since_ && i < nested_.size(); ++i) {
     if (nested_[i]) {
       indices.push_back(i);
     }
@@ -104,7 +105,9 @@ std::vector<std::size_t> UnusedSearch::nested() const {
 
 void UnusedSearch::learn_nested(std::size_t param_index) {
   nested_[param_index] = true;
-  any_nested_ = true;
+  if (!nested_since_) {
+    nested_since_ = num_looks_;
+  }
 }
 
 }  // namespace ddpx

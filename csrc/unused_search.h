@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "grad_hook.h"
@@ -21,9 +22,9 @@ namespace ddpx {
 // | the arrivals of the param so far | an unreached param is |
 // | --- | --- |
 // | one of them in a nested task | awaited until the backward ends |
-// | all of them in the outermost task | unused |
-// | none, and no other param ever arrived in a nested task | unused |
-// | none, and another param once arrived in a nested task | awaited until the backward ends |
+// | all of them in the outermost task, one since nested tasks are known | unused |
+// | any other, and no param ever arrived in a nested task | unused |
+// | any other, and another param once arrived in a nested task | awaited until the backward ends |
 //
 // Once two threads have run backwards of the same step at once, every param is awaited: either
 // graph task reaches only a part of the params.
@@ -32,7 +33,7 @@ namespace ddpx {
 class UnusedSearch {
  public:
   explicit UnusedSearch(std::size_t num_params)
-      : unreached_(num_params, false), direct_(num_params, false), nested_(num_params, false) {}
+      : unreached_(num_params, false), direct_in_(num_params, 0), nested_(num_params, false) {}
 
   // Asks the list of the graph task on this thread. `hooks` has one hook per param.
   void look(const std::vector<GradHook>& hooks);
@@ -66,10 +67,11 @@ class UnusedSearch {
   int task_id_ = kNoTask;
   bool task_is_outermost_ = false;
   bool several_threads_ = false;
-  std::vector<bool> unreached_;  // per param, by the last look()
-  std::vector<bool> direct_;     // per param: arrived in the outermost task
-  std::vector<bool> nested_;     // per param: arrived in a nested task
-  bool any_nested_ = false;
+  std::vector<bool> unreached_;      // per param, by the last look()
+  std::vector<uint64_t> direct_in_;  // per param: the last look() whose task brought it
+  std::vector<bool> nested_;         // per param: arrived in a nested task
+  uint64_t num_looks_ = 0;
+  std::optional<uint64_t> nested_since_;  // the look() before the first nested arrival
 };
 
 }  // namespace ddpx

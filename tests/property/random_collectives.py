@@ -7,7 +7,8 @@ buckets on every rank; elsewhere DDP is wrong, or hangs.
 
 Each wrapper has a mode of its own. In the default mode every layer is used in every step; in a
 static graph a rank uses the same layers in every step. In these two modes reentrant checkpoints are
-over layers; with ``find_unused_parameters`` they are over no parameter, as DDP demands. In some steps a backward inside ``no_sync()`` comes first.
+over layers; with ``find_unused_parameters`` they are over no parameter, as DDP demands. In some
+steps a backward inside ``no_sync()`` comes first.
 """
 
 from __future__ import annotations
