@@ -124,8 +124,8 @@ Reducer::Lock Reducer::enter() const {
 Reducer::Lock Reducer::enter_between_steps() const {
   Lock lock(mutex_);
   changed_.wait(lock, [this] {
-    return !occupant_ || *occupant_ == std::this_thread::get_id() ||
-           phase_ == Phase::kCollecting || phase_ == Phase::kDraining;
+    return !occupant_ || *occupant_ == std::this_thread::get_id() || phase_ == Phase::kCollecting ||
+           phase_ == Phase::kDraining;
   });
   return lock;
 }

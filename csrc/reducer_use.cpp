@@ -86,6 +86,7 @@ void Reducer::learn_use() {
     }
   }
   used_.clear();
+  last_use_ = used_.settled();
 }
 
 void Reducer::forget_use() {

@@ -80,9 +80,7 @@ def test_an_abort_after_the_last_gradient(ranks, device, mode, keep):
 @on_devices(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
-def test_peers_of_an_abort_hear_of_a_gradient_that_is_not_finite(
-    ranks, device, mode, batched
-):
+def test_peers_of_an_abort_hear_of_a_gradient_that_is_not_finite(ranks, device, mode, batched):
     options = {**MODES[mode], "batched_grad_copy": batched}
     aborted, *peers = ranks.run(cases.not_finite_before_an_abort, device, timeout=20, **options)
     assert aborted == ["", "", "on purpose", ""]
