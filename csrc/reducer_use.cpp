@@ -92,6 +92,7 @@ void Reducer::learn_use() {
     unused_search_.note_peers(num_ranks_using(), nesting);
   }
   used_.clear();
+  last_use_ = used_.settled();
 }
 
 void Reducer::forget_use() {

@@ -96,6 +96,9 @@ void UsedMap::clear() {
   std::fill(local_.begin(), local_.end(), 0);
   global_.clear();
   nesting_.clear();
+  if (work_) {
+    settled_.of_ranks.reset();  // its memory: a newer agreement is under way
+  }
 }
 
 }  // namespace ddpx

@@ -64,7 +64,7 @@ class UsedMap {
   // Waits for the agreement, if nobody has yet.
   void settle();
 
-  // The last agreement that was waited for, also after clear().
+  // The last agreement that was waited for; after clear(), only if there is no newer one.
   const Sums& settled() const {
     return settled_;
   }

@@ -23,7 +23,7 @@ def _texts(options: dict[str, Any], check_finite: bool, no_sync: bool) -> list[s
     model.device_type = "cuda"
     texts = []
     for step in range(3):
-        captured = mock.patch("torch.cuda.is_current_stream_capturing", lambda: step == 1)
+        captured = mock.patch("torch.cuda.is_current_stream_capturing", return_value=step == 1)
         with captured, model.no_sync() if no_sync else nullcontext():
             try:
                 model(torch.ones(2, 4)).sum().backward()

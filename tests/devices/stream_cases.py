@@ -296,7 +296,7 @@ def slow_copies(device: str) -> Iterator[None]:
 
 
 def slow_looks(device: str) -> contextlib.AbstractContextManager[None]:
-    """On the late device: ``set_check_finite()`` takes 60 ms to look at the gradients of a bucket."""
+    """On the late device: ``set_check_finite()`` takes 60 ms to look at a bucket's gradients."""
     return late_device.slow("_foreach_norm", 60) if device == "late" else contextlib.nullcontext()
 
 
