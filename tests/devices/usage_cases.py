@@ -146,6 +146,8 @@ def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> S
             backward(loss_of(ours, x))
         except ValueError:
             assert step == 2
+            while ours.reducer.phase != _C.Phase.IDLE:  # a thread of the engine ends the step
+                time.sleep(0.001)
             for stream in streams:  # torch does that after a backward that ends well only
                 torch.accelerator.current_stream().wait_stream(stream)
         state += [param.grad.cpu() for param in module.parameters() if param.grad is not None]
