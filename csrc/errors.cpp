@@ -280,6 +280,12 @@ UserError not_a_trainable_leaf(const std::string& name) {
       "leaf that requires a gradient, such as a torch.nn.Parameter.");
 }
 
+UserError too_many_ranks(int most) {
+  return UserError(
+      "find_unused_parameters=True and static_graph=True support at most " + std::to_string(most) +
+      " ranks. Leave both options out.");
+}
+
 UserError no_such_param(std::size_t param_index, std::size_t num_params) {
   return UserError(
       "parameter index " + std::to_string(param_index) + " is out of range: the reducer has " +

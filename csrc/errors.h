@@ -105,6 +105,7 @@ UserError hooks_in_use(const Where& where);
 
 // Arguments that make no sense, from callers that go past the Python wrapper, which checks its own.
 UserError not_a_trainable_leaf(const std::string& name);
+UserError too_many_ranks(int most);
 UserError no_such_param(std::size_t param_index, std::size_t num_params);
 UserError not_positive(const std::string& what, int64_t value);
 UserError bad_sparse_rows(const std::string& name, const std::string& rows);

@@ -77,6 +77,9 @@ void Reducer::on_grad(std::size_t param_index) {
   links_.pull(param_index);
   if (phase_ == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
     mark_used(param_index);
+    if (options_.mode == GraphMode::kFindUnused) {
+      unused_search_.note_local_arrival(param_index);
+    }
     cast_to_local_dtype(param_index);
     links_.push(param_index);
     if (sync_enabled_) {

@@ -59,10 +59,16 @@ void UnusedSearch::note_arrival(std::size_t param_index) {
   const bool in_that_task = torch::autograd::get_current_graph_task_id() == task_id_;
   if (!in_that_task && task_is_outermost_ && BackwardScope::current_depth() == 0) {
     several_threads_ = true;
-  } else if (unreached_[param_index] || !in_that_task) {
+  } else if (unreached_[param_index] || !in_that_task || !task_is_outermost_) {
     learn_nested(param_index);
   } else {
     direct_in_[param_index] = num_looks_;
+  }
+}
+
+void UnusedSearch::note_local_arrival(std::size_t param_index) {
+  if (BackwardScope::current_depth() > 0) {
+    learn_nested(param_index);
   }
 }
 

@@ -46,6 +46,9 @@ class UnusedSearch {
   // A gradient of the param has arrived on this thread. Without effect before the first look().
   void note_arrival(std::size_t param_index);
 
+  // The same in a backward that does not average, which has no look().
+  void note_local_arrival(std::size_t param_index);
+
   // The used-map told how many ranks used each param in a step, and on how many ranks the param
   // ever arrived in a nested task.
   void note_peers(const std::vector<int32_t>& users, const std::vector<int32_t>& nesting);
@@ -67,10 +70,10 @@ class UnusedSearch {
   int task_id_ = kNoTask;
   bool task_is_outermost_ = false;
   bool several_threads_ = false;
-  std::vector<bool> unreached_;      // per param, by the last look()
-  std::vector<uint64_t> direct_in_;  // per param: the last look() whose task brought it
-  std::vector<bool> nested_;         // per param: arrived in a nested task
-  uint64_t num_looks_ = 0;
+  std::vector<bool> unreached_;           // per param, by the last look()
+  std::vector<uint64_t> direct_in_;       // per param: the last look() whose task brought it
+  std::vector<bool> nested_;              // per param: arrived in a nested task
+  uint64_t num_looks_ = 1;                // 0 in direct_in_: no look() brought the param
   std::optional<uint64_t> nested_since_;  // the look() before the first nested arrival
 };
 

@@ -37,6 +37,10 @@ void UsedMap::launch(Collective& collective) {
   settle();
   global_.clear();
   nesting_.clear();
+  agreed_ = true;
+  if (collective.world_size() > kMostRanks) {
+    throw errors::too_many_ranks(kMostRanks);
+  }
   if (collective.alone()) {
     settled_.alone = local_;
     global_ = users_of(local_);
@@ -49,7 +53,7 @@ void UsedMap::launch(Collective& collective) {
 
 const std::vector<int32_t>& UsedMap::num_ranks_using() {
   if (global_.empty()) {
-    if (!work_) {
+    if (!agreed_) {
       throw InternalError("the used-map was read before ranks agreed on it");
     }
     settle();
@@ -96,6 +100,7 @@ void UsedMap::clear() {
   std::fill(local_.begin(), local_.end(), 0);
   global_.clear();
   nesting_.clear();
+  agreed_ = false;
   if (work_) {
     settled_.of_ranks.reset();  // its memory: a newer agreement is under way
   }

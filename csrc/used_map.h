@@ -72,6 +72,7 @@ class UsedMap {
   // Leaves an agreement whose answer nobody needed to the backend.
   void abandon() {
     work_ = nullptr;
+    agreed_ = false;
   }
 
   // Forgets all marks. An agreement whose answer nobody needed is waited for at the next launch.
@@ -79,6 +80,7 @@ class UsedMap {
 
  private:
   static constexpr int kNestedShift = 16;
+  static constexpr int kMostRanks = (1 << (kNestedShift - 1)) - 1;  // for an int32_t
 
   static int32_t num_users(int32_t value) {
     return value & ((1 << kNestedShift) - 1);
@@ -92,6 +94,7 @@ class UsedMap {
   at::Tensor summed_;             // on the params' device, in the hands of the backend
   Collective::Work work_;
   Collective* launched_in_ = nullptr;
+  bool agreed_ = false;  // since the last clear()
   Sums settled_;
 };
 

@@ -33,7 +33,7 @@ def active_wrapper(wrapper: nn.Module) -> Iterator[None]:
     outer = DistributedDataParallel._active_ddp_module
     if _running.wrappers:
         outer = _running.wrappers[-1]  # type: ignore[assignment]
-    elif type(outer) is type(wrapper):
+    elif DistributedDataParallel not in type(outer).__mro__:  # not torch's: of another thread
         outer = None
     _running.wrappers.append(wrapper)
     DistributedDataParallel._active_ddp_module = wrapper  # type: ignore[assignment]

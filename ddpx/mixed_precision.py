@@ -83,6 +83,11 @@ class MixedPrecision:
         finally:
             self.restore()
 
+    @property
+    def lowered(self) -> bool:
+        """Whether the casts stand in the place of the parameters."""
+        return bool(self._in_place_of)
+
     def restore(self) -> None:
         """Back to *full*; harmless if it is that."""
         lowered, self._in_place_of = self._in_place_of, []

@@ -43,6 +43,9 @@ from ddpx.structure import Structure
 from ddpx.timeline.environment import record_if_asked
 from ddpx.uneven_inputs import UnevenInputs
 
+# Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
+_CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+
 # What _attach() makes anew in a copy.
 _MADE_BY_ATTACH = (
     *("reducer", "_successor", "_structure", "_managed_params", "_precision", "_grad_dtypes"),
@@ -298,7 +301,8 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             The output of the module.
 
         Raises:
-            RuntimeError: A parameter of the module was replaced after wrapping.
+            RuntimeError: A parameter of the module was replaced after wrapping, and no output
+                requires a gradient. Otherwise the backward raises this error.
             RankFailure: A rank was lost, or communication failed.
 
         Example:
@@ -309,7 +313,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             return self.module(*inputs, **kwargs)
         records_graph = torch.is_grad_enabled()
         replaced: list[str] = []
-        if records_graph and not self._structure.unchanged():
+        if records_graph and not self._lowered() and not self._structure.unchanged():
             replaced = self._structure.replaced()
             records_graph = not (replaced or self._structure.has_plain_tensors())
         self._before_forward(records_graph)
@@ -324,6 +328,10 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             self._refuse_at_backward(replaced, output)
         self.require_forward_param_sync = records_graph and self.require_backward_grad_sync
         return output
+
+    def _lowered(self) -> bool:
+        """Whether casts stand in the place of parameters, as in a forward within a backward."""
+        return self._precision is not None and self._precision.lowered
 
     def _run_module(self, inputs: Any, kwargs: Any) -> Any:
         if self._precision is None:
@@ -353,7 +361,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             tensor.register_hook(check)
 
     def _before_forward(self, records_graph: bool) -> None:
-        if records_graph and self.device_type == "cuda" and self.require_backward_grad_sync:
+        if _CAPTURE_IS_HIDDEN and records_graph and self.require_backward_grad_sync:
             self._check_capture()
         if self._first_forward:
             self._first_forward = False
@@ -367,8 +375,7 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
             self._agree_on_sync(has_inputs=True)
 
     def _check_capture(self) -> None:
-        # With torch before 2.12, a reducer cannot tell that a stream is captured.
-        if torch.cuda.is_current_stream_capturing():
+        if self.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.reducer.refuse_capture()
 
     @property

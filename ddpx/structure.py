@@ -7,6 +7,7 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -37,8 +38,14 @@ class Structure:
 
         ``nn.Module`` itself accepts nothing but an ``nn.Parameter`` in such a place.
         """
-        tensors = chain.from_iterable(d.values() for d in self._dicts[::2])
-        return any(t is not None and not isinstance(t, nn.Parameter) for t in tensors)
+        current = chain.from_iterable(d.values() for d in self._dicts)
+        changed = (
+            value for value, old in zip(current, self._expected, strict=False) if value is not old
+        )
+        return any(
+            isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+            for value in changed
+        )
 
     def replaced(self) -> list[str]:
         """Names of parameters that are new since construction and would train unsynchronised."""

@@ -156,7 +156,7 @@ def compare_traces(expected: Trace, actual: Trace) -> Comparison:
         >>> left = ddpx.testing.Trace(({"weight": torch.tensor([0.0])},))
         >>> right = ddpx.testing.Trace(({"weight": torch.tensor([-0.0])},))
         >>> ddpx.testing.compare_traces(left, right).differences
-        ('step 0: weight differs in 1 of 1 elements, largest difference 0',)
+        ('step 0: weight differs in 1 of 1 element, largest difference 0',)
     """
     num_tensors = 0
     differences = []

@@ -44,7 +44,7 @@ class RankFailed(RuntimeError):
         ...         pool.run(int, "two")
         ... except ddpx.testing.RankFailed as error:
         ...     print(str(error).splitlines()[0])
-        int failed on 1 of 1 ranks
+        int failed on 1 of 1 rank
     """
 
 

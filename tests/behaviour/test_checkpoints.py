@@ -181,6 +181,29 @@ def test_checkpointed_layers_are_dropped(ranks, per_rank, mode, world):
     on_ranks(ranks, world, _check_dropped, per_rank, mode)
 
 
+def _check_branches_in_turn(bypass: bool, mode: str) -> None:
+    """Of two checkpointed branches each backward uses one, or begins with another one."""
+
+    def accumulated(model: nn.Module, number: int) -> None:
+        programs = ("r(A) L", "r(B) L")
+        with model.no_sync():
+            _chain_step(programs[number % 2], model)
+        _chain_step(programs[1 - number % 2], model)
+
+    def bypassed(model: nn.Module, number: int) -> None:
+        program = ("r(B) r(A)", "r(A) r(B)")[number % 2]
+        backward(model, loss_of(bare(model)(data().requires_grad_(), program)))
+
+    ours, slow = make_pair(Chain, mode)
+    check_steps(ours, slow, bypassed if bypass else accumulated, 5)
+
+
+@pytest.mark.parametrize("mode", ["unused", "unused-view"])
+@pytest.mark.parametrize("bypass", [False, True], ids=["no_sync", "bypassed"])
+def test_checkpointed_branches_in_turn(ranks, bypass, mode, world):
+    on_ranks(ranks, world, _check_branches_in_turn, bypass, mode)
+
+
 def _check_first_checkpoint(mode: str) -> None:
     """The first checkpointed use of a layer in a later step is named; the next step is right."""
     ours, slow = make_pair(Chain, mode)

@@ -141,6 +141,33 @@ def test_modules_that_hold_on_to_their_params(ranks, build, mode):
     ranks(2).run(_check_steps, build, CONFIGS["bf16"], MODES[mode])
 
 
+class Drifting(Plain):
+    """Each forward outside backward notes a buffer, and adds to it what its rank alone has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch._C._current_graph_task_id() == -1:
+            self.noted.append(float(self.shift[0]))
+            self.shift += dist.get_rank()
+        return super().forward(x)
+
+
+def _noted_buffers() -> list[float]:
+    model = ReducerDDP(Drifting(), mixed_precision=CONFIGS["bf16"])
+    for _ in range(4):
+        checkpoint(model, torch.ones(2, 8), use_reentrant=False).sum().backward()
+    return model.module.noted
+
+
+def test_buffers_are_sent_around_forwards_within_a_backward(ranks):
+    first, *others = ranks(2).run(_noted_buffers)
+    assert len(first) == 4
+    assert all(noted == first for noted in others)
+
+
 def _check_what_is_cast() -> None:
     module = Plain()
     ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, ["last.bias"])
