@@ -128,7 +128,7 @@ class ReferenceDDP(nn.Module):
         """Autograd calls this at the end of backward: waits for the sums, and writes them back."""
         missing = sorted(set(range(len(self.params))) - set(self.packed))
         for index in missing:
-            self._pack(index)  # now every bucket is launched: no peer waits in vain
+            self._pack(index)  # now every bucket is launched, as on the peers
         if self.find_unused:
             dist.all_reduce(self.used)  # now the number of ranks that used each param
         for indices, work in zip(self.plan, self.works, strict=True):
