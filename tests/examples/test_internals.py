@@ -17,6 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "internals.md"
 TEXT = GUIDE.read_text()
+SCRIPTS = sorted((ROOT / "docs" / "internals").glob("*.py"))
 TIME_LIMIT = 100.0  # seconds; a command takes about 5 on two idle cores
 ANYTHING = "…"  # in a line: any text; a line of its own: any lines, or none
 
@@ -65,9 +66,12 @@ def test_command_prints_what_is_shown(command: Command) -> None:
 
 def test_every_script_is_shown() -> None:
     shown = " ".join(command.line for command in commands(TEXT))
-    scripts = [path.name for path in (ROOT / "docs" / "internals").glob("*.py")]
-    assert scripts
-    assert [name for name in scripts if f"docs/internals/{name}" not in shown] == []
+    assert SCRIPTS
+    for path in SCRIPTS:
+        if "__main__" in path.read_text():
+            assert f"docs/internals/{path.name}" in shown
+        else:  # a module that another script uses
+            assert f"](internals/{path.name})" in TEXT
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_comparison_with_what_is_shown(shown: str, printed: str, expected: bool)
 
 HEADERS = [path.read_text() for path in (ROOT / "csrc").rglob("*.h")]
 SOURCES = "".join(path.read_text() for path in (ROOT / "csrc").rglob("*.cpp"))
-MODULES = [path.read_text() for path in (ROOT / "ddpx").rglob("*.py")]
+MODULES = [path.read_text() for path in (*(ROOT / "ddpx").rglob("*.py"), *SCRIPTS)]
 TORCH_REDUCER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/reducer.hpp"
 
 

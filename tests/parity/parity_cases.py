@@ -201,19 +201,28 @@ def _group(transport: str) -> dist.ProcessGroup:
 def compare_case(
     case_name: str, mode: str, device: str = "cpu", transport: str | None = None
 ) -> dict[str, Comparison]:
-    """Runs on every rank: one case in one mode with all caps. DDP's parts raise during our turn.
+    """Runs on every rank: one case in one mode with all caps, under DDP and under ReducerDDP.
 
     DDP is given the default group, and so is ReducerDDP, unless there is a ``transport``.
     """
-    torch.backends.cudnn.deterministic = True
     group = None if transport is None else _group(transport)
+    return compare_wrapper(
+        functools.partial(ReducerDDP, process_group=group), case_name, mode, device
+    )
+
+
+def compare_wrapper(
+    own_wrapper: Callable[..., nn.Module], case_name: str, mode: str, device: str = "cpu"
+) -> dict[str, Comparison]:
+    """Like compare_case, with any wrapper. DDP's parts raise while ``own_wrapper`` trains."""
+    torch.backends.cudnn.deterministic = True
     case = CASES_BY_NAME[case_name]
     comparisons = {}
     for caps_name, caps in CAPS.items():
         traces = []
         for wrapper, environment in (
             (DistributedDataParallel, nullcontext),
-            (functools.partial(ReducerDDP, process_group=group), ddp_poisoned),
+            (own_wrapper, ddp_poisoned),
         ):
             wrap = _wrap_each_child(wrapper) if case.wrap_each_child else wrapper
             with environment(), torch.device(device):
