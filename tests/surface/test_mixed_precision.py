@@ -142,7 +142,7 @@ def test_modules_that_hold_on_to_their_params(ranks, build, mode):
 
 
 class Drifting(Plain):
-    """Each forward outside backward notes a buffer, and adds to it what its rank alone has."""
+    """Each forward changes a buffer on rank 1 alone. One outside backward first notes its value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,6 +151,7 @@ class Drifting(Plain):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch._C._current_graph_task_id() == -1:
             self.noted.append(float(self.shift[0]))
+        with torch.no_grad():
             self.shift += dist.get_rank()
         return super().forward(x)
 
