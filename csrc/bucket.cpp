@@ -96,7 +96,7 @@ void Bucket::divide(int divisor) {
 void Bucket::launch(Collective& collective) {
   RECORD_FUNCTION("ddpx::launch", {});
   join_streams();
-  note_stream();  // for who waits for the gradients after an abort
+  note_stream();  // after an abort, join_streams() must wait for the gradients again
   if (rows_.defined()) {
     row_values_ = values_at_rows(buffer_, rows_);
   }
@@ -110,7 +110,7 @@ void Bucket::launch(
     CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params) {
   RECORD_FUNCTION("ddpx::launch", {});
   join_streams();
-  note_stream();  // for who waits for the gradients after an abort
+  note_stream();  // after an abort, join_streams() must wait for the gradients again
   // Hooks get real numbers, as in DDP: two for a complex one.
   const bool complex = !sparse_ && buffer_.is_complex();
   const std::size_t reals = complex ? 2 : 1;
