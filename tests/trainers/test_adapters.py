@@ -9,7 +9,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from cli_process import assert_code, run
+from cli_process import run
 
 from ddpx.timeline import trace
 
@@ -34,7 +34,8 @@ def test_adapter_trains_as_with_ddp_over_shm_and_writes_a_timeline(
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install -e '.[trainers]'")
     done = run(script, tmp_path, cwd=SCRIPTS, start=start, limit_s=280)
-    assert_code(done, 0)
+    # Not assert_code: Ray's own actors log tracebacks that they recover from, on a busy machine.
+    assert done.returncode == 0, f"it printed:\n{done.stdout}\n{done.stderr}"
     assert done.stdout.count("identical over shm") >= 2 * compared, done.stdout
     ranks = trace.read(tmp_path)
     assert len(ranks) == 2
