@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "phase.h"
+#include "reducer/phase.h"
 
 namespace ddpx {
 

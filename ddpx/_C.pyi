@@ -329,7 +329,7 @@ def steady_now() -> int:
     """Nanoseconds on the clock of recordings, which the ranks of one host share."""
 
 class EventKind:
-    """What an event of a recording is; ``csrc/event_log.h`` says what its index means."""
+    """What an event of a recording is; ``csrc/observe/event_log.h`` says what its index means."""
 
     FORWARD_BEGIN: ClassVar[EventKind]
     FORWARD_END: ClassVar[EventKind]

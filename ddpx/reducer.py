@@ -18,7 +18,7 @@ from ddpx.params import ManagedParam
 
 
 class Reducer(_C.Reducer):
-    """A ``_C.Reducer`` over the params of a module; see ``csrc/reducer.h``."""
+    """A ``_C.Reducer`` over the params of a module; see ``csrc/reducer/reducer.h``."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 #include <memory>
 
-#include "../bucket_plan.h"
-#include "../phase.h"
+#include "../buckets/bucket_plan.h"
+#include "../reducer/phase.h"
 #include "bindings.h"
 
 namespace py = pybind11;

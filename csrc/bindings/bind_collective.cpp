@@ -1,6 +1,6 @@
 #include <torch/csrc/utils/pybind.h>
 
-#include "../collective.h"
+#include "../comm/collective.h"
 #include "bindings.h"
 
 namespace py = pybind11;

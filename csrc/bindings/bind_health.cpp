@@ -10,10 +10,10 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
-#include "../group_monitor.h"
 #include "../health/journal.h"
 #include "../health/patience.h"
 #include "../health/sentry.h"
+#include "../health_c10d/group_monitor.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
 

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "../recording.h"
+#include "../observe/recording.h"
 #include "bindings.h"
 
 namespace py = pybind11;

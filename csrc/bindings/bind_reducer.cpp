@@ -8,7 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
-#include "../reducer.h"
+#include "../reducer/reducer.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
 

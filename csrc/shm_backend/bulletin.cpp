@@ -1,6 +1,6 @@
 #include "bulletin.h"
 
-#include "../store_text.h"
+#include "../health_c10d/store_text.h"
 
 namespace ddpx {
 namespace {

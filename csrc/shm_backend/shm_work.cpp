@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "../different_calls.h"
+#include "../comm/different_calls.h"
 #include "../shm/error.h"
 
 namespace ddpx {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "../end_notice.h"
+#include "../comm/end_notice.h"
 
 namespace ddpx {
 

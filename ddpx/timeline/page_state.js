@@ -2,7 +2,7 @@
 // happened at t.
 "use strict";
 
-// In the order in which a step goes through them; the meanings are those of csrc/phase.h.
+// In the order in which a step goes through them; the meanings are those of csrc/reducer/phase.h.
 const PHASES = {
   idle: "Between synchronised backwards: forward, optimizer, or nothing at all.",
   rebuilding: "Ranks agree on new buckets, in the order in which gradients arrive, and allocate them.",

@@ -1,5 +1,5 @@
 // When a gradient is final, and which params are missing, in all three modes.
-#include "arrival_tracker.h"
+#include "readiness/arrival_tracker.h"
 
 #include <gtest/gtest.h>
 

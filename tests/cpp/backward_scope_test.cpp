@@ -1,5 +1,5 @@
 // Graph tasks that cannot be joined.
-#include "backward_scope.h"
+#include "autograd/backward_scope.h"
 
 #include <gtest/gtest.h>
 

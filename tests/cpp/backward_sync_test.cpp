@@ -1,5 +1,5 @@
 // The rule by which a backward averages or stays local.
-#include "backward_sync.h"
+#include "autograd/backward_sync.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "bucket_plan.h"
+#include "buckets/bucket_plan.h"
 #include "plans.h"
 
 namespace ddpx {

@@ -1,5 +1,5 @@
 // The rules of the bucket plan, each on a case that was computed by hand.
-#include "bucket_plan.h"
+#include "buckets/bucket_plan.h"
 
 #include <gtest/gtest.h>
 

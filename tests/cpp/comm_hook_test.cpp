@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm_hook.h"
+#include "comm/comm_hook.h"
 #include "replica.h"
 
 namespace ddpx {

@@ -1,5 +1,5 @@
 // The loops against at::mul_out, which DDP packs with, and copy_, to the bit.
-#include "dense_copy.h"
+#include "buckets/dense_copy.h"
 
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>

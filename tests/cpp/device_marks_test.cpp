@@ -1,4 +1,4 @@
-#include "device_marks.h"
+#include "observe/device_marks.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "recording.h"
+#include "observe/recording.h"
 
 namespace ddpx {
 namespace {

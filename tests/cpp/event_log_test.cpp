@@ -1,4 +1,4 @@
-#include "event_log.h"
+#include "observe/event_log.h"
 
 #include <gtest/gtest.h>
 

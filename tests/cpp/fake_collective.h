@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective.h"
+#include "comm/collective.h"
 
 namespace ddpx {
 

@@ -1,5 +1,5 @@
 // Buckets leave in plan order, whatever the order in which they become ready.
-#include "launch_queue.h"
+#include "comm/launch_queue.h"
 
 #include <gtest/gtest.h>
 

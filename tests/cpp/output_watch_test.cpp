@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "output_watch.h"
+#include "autograd/output_watch.h"
 
 namespace ddpx {
 namespace {

@@ -1,5 +1,5 @@
 // Every pair of phases: the legal transitions of docs/architecture.md, and no other.
-#include "phase.h"
+#include "reducer/phase.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "bucket_plan.h"
+#include "buckets/bucket_plan.h"
 
 namespace ddpx {
 

@@ -1,4 +1,4 @@
-#include "recording.h"
+#include "observe/recording.h"
 
 #include <gtest/gtest.h>
 

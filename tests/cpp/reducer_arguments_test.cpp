@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
-#include "event_log.h"
-#include "grad_copy.h"
+#include "buckets/grad_copy.h"
+#include "observe/event_log.h"
 #include "replica.h"
 
 namespace ddpx {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "observe/step_clock.h"
 #include "replica.h"
-#include "step_clock.h"
 
 namespace ddpx {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fake_collective.h"
-#include "reducer.h"
+#include "reducer/reducer.h"
 
 namespace ddpx {
 

@@ -1,5 +1,5 @@
 // Packing a bucket at once from the gradients that it holds.
-#include "slot_io.h"
+#include "buckets/slot_io.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

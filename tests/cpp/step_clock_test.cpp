@@ -1,5 +1,5 @@
 // What a report says of a step, and that it says nothing of another one.
-#include "step_clock.h"
+#include "observe/step_clock.h"
 
 #include <gtest/gtest.h>
 

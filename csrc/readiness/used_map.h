@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "collective.h"
+#include "../comm/collective.h"
 
 namespace ddpx {
 

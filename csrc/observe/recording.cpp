@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "end_notice.h"
+#include "../comm/end_notice.h"
 
 namespace ddpx {
 namespace {

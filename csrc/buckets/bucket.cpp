@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "errors.h"
+#include "../errors.h"
 #include "grad_copy.h"
 #include "sparse_rows.h"
 

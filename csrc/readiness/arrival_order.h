@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "collective.h"
+#include "../comm/collective.h"
 
 namespace ddpx {
 

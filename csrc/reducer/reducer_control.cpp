@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "different_calls.h"
+#include "../buckets/slot_io.h"
+#include "../comm/different_calls.h"
 #include "reducer.h"
-#include "slot_io.h"
 
 namespace ddpx {
 namespace {

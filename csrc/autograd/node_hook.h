@@ -3,7 +3,7 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 
-#include "errors.h"
+#include "../errors.h"
 
 namespace ddpx {
 

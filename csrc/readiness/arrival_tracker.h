@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bucket_plan.h"
+#include "../buckets/bucket_plan.h"
 
 namespace ddpx {
 

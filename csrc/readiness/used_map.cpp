@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "errors.h"
+#include "../errors.h"
 
 namespace ddpx {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "health/monitor.h"
+#include "../health/monitor.h"
 
 namespace ddpx {
 

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "errors.h"
+#include "../errors.h"
 
 namespace ddpx {
 namespace {

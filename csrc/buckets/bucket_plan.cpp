@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "errors.h"
+#include "../errors.h"
 
 namespace ddpx {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "device_stream.h"
+#include "../buckets/device_stream.h"
 
 namespace ddpx {
 namespace {

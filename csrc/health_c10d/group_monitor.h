@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "health/monitor.h"
+#include "../health/monitor.h"
 
 namespace ddpx {
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "backward_scope.h"
+#include "../autograd/backward_scope.h"
 
 namespace ddpx {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "health/listening.h"
+#include "../health/listening.h"
 #include "store_text.h"
 
 namespace ddpx {

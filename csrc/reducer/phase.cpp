@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "errors.h"
+#include "../errors.h"
 
 namespace ddpx {
 

@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-#include "bucket.h"
-#include "bucket_plan.h"
+#include "../buckets/bucket.h"
+#include "../buckets/bucket_plan.h"
 #include "device_marks.h"
 #include "event_log.h"
 

@@ -3,8 +3,8 @@
 #include <sstream>
 #include <utility>
 
+#include "../buckets/sparse_rows.h"
 #include "reducer.h"
-#include "sparse_rows.h"
 
 namespace ddpx {
 namespace {

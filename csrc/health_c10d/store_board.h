@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "health/board.h"
+#include "../health/board.h"
 
 namespace ddpx {
 

@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "errors.h"
+#include "../errors.h"
 
 namespace ddpx {
 namespace {

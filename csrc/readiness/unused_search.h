@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "grad_hook.h"
+#include "../autograd/grad_hook.h"
 
 namespace ddpx {
 

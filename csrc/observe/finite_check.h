@@ -10,8 +10,8 @@
 #include <optional>
 #include <vector>
 
-#include "collective.h"
-#include "stream_join.h"
+#include "../buckets/stream_join.h"
+#include "../comm/collective.h"
 
 namespace ddpx {
 

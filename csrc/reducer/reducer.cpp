@@ -8,7 +8,7 @@
 #include <iterator>
 #include <utility>
 
-#include "slot_io.h"
+#include "../buckets/slot_io.h"
 
 namespace ddpx {
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "group_monitor.h"
+#include "../health_c10d/group_monitor.h"
 
 namespace ddpx {
 namespace {

@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
+#include "../comm/collective.h"
+#include "../comm/comm_hook.h"
 #include "bucket_plan.h"
-#include "collective.h"
-#include "comm_hook.h"
 #include "low_precision.h"
 #include "stream_join.h"
 
