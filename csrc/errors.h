@@ -1,120 +1,21 @@
-// Every text that a person can read, and the two kinds of error.
+// The two kinds of error.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <utility>
-#include <vector>
-
-#include "reducer/phase.h"
 
 namespace ddpx {
 
-// Something that the user's script did, or that happened to the job. Python: RuntimeError.
+// A mistake of the user's script, or a failure of the job. Python raises RuntimeError.
 class UserError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A broken invariant: a bug of ddpx, and its text says so. Python: RuntimeError.
+// A broken invariant: a bug of ddpx, as its text says. Python raises RuntimeError.
 class InternalError : public std::logic_error {
  public:
   explicit InternalError(const std::string& what);
 };
 
-namespace errors {
-
-// The place of an error. Every text begins with "[ddpx rank R, step S, phase P] ".
-struct Where {
-  int rank;
-  int64_t step;  // number of synchronised steps that ended before
-  Phase phase;
-};
-
-// Up to `most` names, quoted and joined by commas, then "and N more".
-std::string join_names(const std::vector<std::string>& names, std::size_t most = 8);
-
-// Default mode: these params got no gradient in the backward that just ended.
-UserError params_without_gradient(const Where& where, const std::vector<std::string>& names);
-
-// static_graph: arrivals differ from those of the first synchronised backward.
-UserError static_graph_changed(
-    const Where& where,
-    const std::vector<std::string>& names,
-    const std::vector<std::size_t>& param_indices);
-
-// A gradient arrived again after it was final.
-UserError param_arrived_again(
-    const Where& where, const std::string& name, bool static_graph, bool as_view);
-
-// find_unused_parameters: a gradient arrived that the graph of the backward did not lead to.
-UserError param_unforeseen(const Where& where, const std::string& name);
-
-// A step is captured into a graph of the device's, but `option` reads results on the host.
-UserError under_capture(const Where& where, const std::string& option);
-
-// Compiled autograd was about to trace a backward through a wrapper.
-UserError under_compiled_autograd();
-
-// Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
-UserError gradients_not_finite(
-    const Where& where, const std::vector<std::pair<int, std::string>>& findings);
-std::string finite_agreement();
-
-// The gradient does not fit its slot in the bucket.
-UserError gradient_mismatch(
-    const Where& where,
-    const std::string& name,
-    const std::string& gradient,
-    const std::string& expected);
-
-// A collective failed. `what` says which, e.g. bucket_all_reduce(...).
-UserError communication_failed(
-    const Where& where, const std::string& what, const std::string& cause);
-std::string used_map_agreement();
-std::string order_broadcast();
-std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names);
-
-// autograd.grad() was asked for gradients of wrapped params.
-UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names);
-
-// autograd.grad() takes gradients away that prepare_for_backward() has promised to average.
-UserError grads_taken_away(const Where& where, const std::vector<std::string>& names);
-
-// In a join() context, the backward that runs is not what its forward has announced.
-UserError joined_step_is_local(const Where& where);
-UserError joined_step_averages(const Where& where);
-UserError prepared_in_join(const Where& where);
-
-// Params that are not what was wrapped any more: of another dtype, device or number of elements...
-UserError params_changed(const Where& where, const std::vector<std::string>& names);
-// ...or without a gradient then, and with one now.
-UserError params_unfrozen(const Where& where, const std::vector<std::string>& names);
-
-// A second communication hook, or a static graph that is declared too late.
-UserError second_comm_hook(const Where& where);
-UserError static_graph_too_late(const Where& where);
-
-// A call that has to wait until no backward runs.
-UserError inside_backward(const Where& where, const std::string& call);
-
-// remove_hooks() was called while autograd may be walking the hooks.
-UserError hooks_in_use(const Where& where);
-
-// Arguments that make no sense, from callers that go past the Python wrapper, which checks its own.
-UserError not_a_trainable_leaf(const std::string& name);
-UserError too_many_ranks(int most);
-UserError no_such_param(std::size_t param_index, std::size_t num_params);
-UserError not_positive(const std::string& what, int64_t value);
-UserError bad_sparse_rows(const std::string& name, const std::string& rows);
-UserError no_such_row(const std::string& name, int64_t row);
-UserError bad_patience(double seconds);
-UserError too_many_events(std::size_t capacity, std::size_t most);
-
-// The last backward never came to its end, though nothing runs any more.
-UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);
-
-}  // namespace errors
 }  // namespace ddpx

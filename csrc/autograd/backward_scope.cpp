@@ -1,45 +1,44 @@
 #include "backward_scope.h"
 
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <utility>
 
 #include "node_hook.h"
+#include "running_task.h"
 
 namespace ddpx {
 namespace {
-
-constexpr int kNoTask = -1;
 
 void queue_at_end_of_task(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-// Lives in the callback that a graph task owns, and dies with it.
-class Ticket {
+// A graph task owns this callback. The engine runs it when the task ends. If the task aborts, the
+// callback is destroyed without having run.
+class EndCallback {
  public:
-  explicit Ticket(int task_id) : task_id_(task_id) {}
-  Ticket(const Ticket&) = delete;
-  Ticket& operator=(const Ticket&) = delete;
+  explicit EndCallback(int task_id) : task_id_(task_id) {}
+  EndCallback(const EndCallback&) = delete;
+  EndCallback& operator=(const EndCallback&) = delete;
 
-  ~Ticket() {
+  ~EndCallback() {
     if (const auto observer = observer_.lock()) {
       observer->on_graph_task_abort(task_id_);
     }
   }
 
-  // From here on somebody is told what becomes of the task.
+  // From now on `observer` hears of the end or the abort.
   void arm(const std::weak_ptr<GraphTaskObserver>& observer) {
     observer_ = observer;
   }
 
-  void redeem() {
+  void run() {
     const auto observer = std::exchange(observer_, {}).lock();
     if (!observer) {
       return;
@@ -47,8 +46,8 @@ class Ticket {
     try {
       observer->on_graph_task_end(task_id_);
     } catch (...) {
-      // Thrown here it would keep the engine from running the callbacks behind this one, which may
-      // be those of other reducers, with peers that wait for them.
+      // An exception here would stop the engine from running the callbacks behind this one, which
+      // may belong to other reducers, whose peers wait.
       queue_at_end_of_task([error = std::current_exception()] { std::rethrow_exception(error); });
     }
   }
@@ -58,7 +57,7 @@ class Ticket {
   std::weak_ptr<GraphTaskObserver> observer_;
 };
 
-// On a node of the outer task; once, since the graph may be gone through again.
+// On a node of the outer task. Calls the observer once: a graph may have several backwards.
 class OuterTaskHook final : public NodeHook<torch::autograd::FunctionPreHook> {
  public:
   explicit OuterTaskHook(std::weak_ptr<GraphTaskObserver> observer)
@@ -77,16 +76,16 @@ class OuterTaskHook final : public NodeHook<torch::autograd::FunctionPreHook> {
 
 }  // namespace
 
-void BackwardScope::join(const std::weak_ptr<GraphTaskObserver>& observer) {
-  const int task_id = torch::autograd::get_current_graph_task_id();
+void BackwardScope::track(const std::weak_ptr<GraphTaskObserver>& observer) {
+  const int task_id = running_task::id();
   if (contains(task_id)) {
     return;
   }
   // std::function must be copyable, hence the shared pointer.
-  auto ticket = std::make_shared<Ticket>(task_id);
-  queue_at_end_of_task([ticket] { ticket->redeem(); });  // throws outside a graph task
+  auto callback = std::make_shared<EndCallback>(task_id);
+  queue_at_end_of_task([callback] { callback->run(); });  // throws outside a graph task
   task_ids_.push_back(task_id);
-  ticket->arm(observer);  // last: an error above must not report an abort under the caller's lock
+  callback->arm(observer);  // last: an error above must not report an abort under the caller's lock
 }
 
 void BackwardScope::leave(int task_id) {
@@ -95,25 +94,6 @@ void BackwardScope::leave(int task_id) {
 
 bool BackwardScope::contains(int task_id) const {
   return std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end();
-}
-
-// Torch exports the address of a member of the task, but neither the task nor its depth.
-int BackwardScope::current_depth() {
-  using torch::autograd::GraphTask;
-  const auto* member = torch::autograd::get_current_graph_task_exec_info();
-  if (member == nullptr) {
-    return 0;
-  }
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Winvalid-offsetof"
-  constexpr auto offset = offsetof(GraphTask, exec_info_);
-#pragma GCC diagnostic pop
-  const auto* address = reinterpret_cast<const char*>(member) - offset;
-  return reinterpret_cast<const GraphTask*>(address)->reentrant_depth_;
-}
-
-bool BackwardScope::inside_outer_task() {
-  return torch::autograd::get_current_node() || current_depth() > 0;
 }
 
 bool BackwardScope::announce_outer_task(const std::weak_ptr<GraphTaskObserver>& observer) {
@@ -132,24 +112,6 @@ bool BackwardScope::announce_outer_task(const std::weak_ptr<GraphTaskObserver>& 
     next->add_pre_hook(std::make_unique<OuterTaskHook>(observer));
   }
   return next != nullptr;
-}
-
-bool BackwardScope::inside_any_task() {
-  return torch::autograd::get_current_graph_task_id() != kNoTask;
-}
-
-bool BackwardScope::runs_whole_graph() {
-  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-  return asked_for == nullptr || asked_for->empty();
-}
-
-bool BackwardScope::returns_grad_of(const torch::autograd::Node* node) {
-  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-  if (asked_for == nullptr) {
-    return false;
-  }
-  const auto entry = asked_for->find(const_cast<torch::autograd::Node*>(node));
-  return entry != asked_for->end() && entry->second.captures_ != nullptr;
 }
 
 }  // namespace ddpx

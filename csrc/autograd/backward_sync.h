@@ -10,11 +10,7 @@ namespace ddpx {
 // Where the forward of a watched output ran.
 enum class ForwardSync { kOn, kOff };  // kOff: inside no_sync()
 
-// What the forwards since the last averaged backward have announced, in a join() context, to ranks
-// that have run out of inputs.
-enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
-
-// The rule for a backward that runs while synchronisation is on. Such a backward averages, unless
+// The rule for a backward that runs while synchronization is on. Such a backward averages, unless
 // every watched output that it reaches comes from a forward inside no_sync() and the first of them
 // is reached before the first gradient. prepare() overrides this.
 // docs/gradient_accumulation.md has the table.
@@ -59,7 +55,7 @@ class BackwardSync {
   }
 
   // The backward has ended or died; `announced` unless it cannot be the one that prepare() was for,
-  // because synchronisation was off, or because autograd.grad() ran it.
+  // because synchronization was off, or because autograd.grad() ran it.
   void end(bool announced) {
     const bool prepared = prepared_ && !announced;
     *this = BackwardSync();

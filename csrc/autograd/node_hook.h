@@ -1,4 +1,4 @@
-// What the hooks on nodes of a graph have in common.
+// The common base of the hooks on nodes of an autograd graph.
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -7,13 +7,18 @@
 
 namespace ddpx {
 
-// Base of the hooks on nodes; `Base` is torch's FunctionPreHook or FunctionPostHook. Compiled
-// autograd asks each hook for its part of the trace, before it runs anything.
+// `Base` is torch's FunctionPreHook or FunctionPostHook. Compiled autograd asks each hook for its
+// part of the trace before it runs the graph: the hook then raises an error.
 template <typename Base>
 class NodeHook : public Base {
  public:
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const final {
-    throw errors::under_compiled_autograd();
+    throw UserError(
+        "[ddpx] compiled autograd cannot trace a backward through ReducerDDP, because the hooks of "
+        "the reducer run in C++ while gradients arrive. Run this backward without compiled "
+        "autograd: set torch._dynamo.config.compiled_autograd = False. torch.compile() of the "
+        "model "
+        "works without compiled autograd.");
   }
 };
 

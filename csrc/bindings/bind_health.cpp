@@ -101,7 +101,9 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
 int64_t nanoseconds(double seconds) {
   constexpr double kMostSeconds = 1e9;  // 30 years; beyond 9e9 it would not fit
   if (!(seconds > 0 && seconds <= kMostSeconds)) {
-    throw errors::bad_patience(seconds);
+    throw UserError(
+        std::to_string(seconds) +
+        " is not a valid number of seconds. Pass more than 0 and at most 1e9 seconds.");
   }
   return static_cast<int64_t>(seconds * 1e9);
 }

@@ -36,7 +36,7 @@ Bucket::Bucket(
       sparse_(sparse),
       dtypes_(precision.of(params[spec.param_indices.front()].scalar_type())) {
   if (sparse_) {
-    slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}, {}});
+    slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}});
     return;
   }
   int64_t numel = 0;
@@ -47,70 +47,49 @@ Bucket::Bucket(
   int64_t offset = 0;
   for (const auto param_index : spec.param_indices) {
     slots_.push_back(
-        Slot{param_index, offset, slot_view(buffer_, offset, params[param_index]), {}, {}});
+        Slot{param_index, offset, slot_view(buffer_, offset, params[param_index]), {}});
     offset += params[param_index].numel();
   }
-}
-
-void Bucket::begin_step(bool gated) {
-  num_outstanding_ = slots_.size() + (gated ? 1 : 0);
-}
-
-bool Bucket::fill_one() {
-  if (num_outstanding_ == 0) {
-    throw InternalError("a full bucket got one more gradient");
-  }
-  note_stream();
-  return --num_outstanding_ == 0;
 }
 
 void Bucket::set_sparse(at::Tensor grad) {
   buffer_ = std::move(grad);
 }
 
-std::vector<at::Tensor> Bucket::take_held() {
-  std::vector<at::Tensor> held;
-  held.reserve(slots_.size());
-  for (auto& slot : slots_) {
-    held.push_back(std::exchange(slot.held, {}));
-  }
-  return held;
-}
-
 void Bucket::keep_for_streams() const {
   if (buffer_.defined() && !sparse_) {
-    streams_.keep(buffer_);
+    streams_.keep_alive(buffer_);
   }
 }
 
-void Bucket::join_streams() {
-  streams_.join(device_);
+void Bucket::wait_for_streams() {
+  streams_.wait(device_);
 }
 
 void Bucket::divide(int divisor) {
-  join_streams();
+  wait_for_streams();
   const at::NoGradGuard no_grad;
   divide_in_place(buffer_, divisor);
 }
 
 void Bucket::launch(Collective& collective) {
   RECORD_FUNCTION("ddpx::launch", {});
-  join_streams();
-  note_stream();  // after an abort, join_streams() must wait for the gradients again
+  wait_for_streams();
+  add_stream();  // after an abort, wait_for_streams() waits for the gradients again
   if (rows_.defined()) {
     row_values_ = values_at_rows(buffer_, rows_);
   }
   const auto& sent = row_values_.defined() ? row_values_ : buffer_;
-  // Backends sum real numbers; a complex sum is the sum of its parts.
+  // Backends sum real numbers. A complex sum is the sum of its parts.
   const auto real = !sent.is_sparse() && sent.is_complex() ? at::view_as_real(sent) : sent;
-  flight_ = Flight{collective.all_reduce_sum(real), nullptr, nullptr};
+  in_flight_ = InFlightReduction{collective.all_reduce_sum(real), nullptr, nullptr};
 }
 
 void Bucket::launch(
     CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params) {
   RECORD_FUNCTION("ddpx::launch", {});
-  join_streams();
-  note_stream();  // after an abort, join_streams() must wait for the gradients again
+  wait_for_streams();
+  add_stream();  // after an abort, wait_for_streams() waits for the gradients again
   // Hooks get real numbers, as in DDP: two for a complex one.
   const bool complex = !sparse_ && buffer_.is_complex();
   const std::size_t reals = complex ? 2 : 1;
@@ -141,14 +120,14 @@ void Bucket::launch(
       std::move(sizes),
       std::move(bucket_params),
       std::nullopt);
-  flight_ = Flight{nullptr, hook.runHook(bucket), &hook};
+  in_flight_ = InFlightReduction{nullptr, hook.runHook(bucket), &hook};
 }
 
 void Bucket::wait(Collective& collective) {
   RECORD_FUNCTION("ddpx::wait", {});
-  // Dropped even if it throws: a work is waited for once.
-  const auto flight = std::exchange(flight_, std::nullopt);
-  note_stream();
+  // Dropped even if the wait throws: a work is waited for once.
+  const auto flight = std::exchange(in_flight_, std::nullopt);
+  add_stream();
   if (!flight) {
     throw InternalError("waiting for a bucket that was not launched");
   }
@@ -212,7 +191,7 @@ Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
   other.buffer_ = at::zeros_like(buffer_);
   for (const auto& slot : slots_) {
     auto view = slot_view(other.buffer_, slot.offset, slot.view);
-    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view), {}, {}});
+    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view), {}});
   }
   return other;
 }

@@ -6,11 +6,6 @@
 
 namespace ddpx {
 
-void LaunchQueue::reset(std::size_t num_buckets) {
-  ready_.assign(num_buckets, false);
-  num_launched_ = 0;
-}
-
 void LaunchQueue::mark_ready(std::size_t bucket_index) {
   if (ready_.at(bucket_index)) {
     throw InternalError("bucket " + std::to_string(bucket_index) + " became ready twice");

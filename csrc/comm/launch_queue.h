@@ -1,4 +1,4 @@
-// Ready buckets leave strictly in plan order: collectives pair up across ranks by their order.
+// Launches ready buckets strictly in plan order: collectives pair up across ranks by their order.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,15 @@
 
 namespace ddpx {
 
-// Not thread-safe: the reducer's mutex guards it.
+// The buckets of one step. The step owns the queue, under the mutex of the reducer.
 class LaunchQueue {
  public:
-  // Forgets the last step; `num_buckets` are to leave in this one.
-  void reset(std::size_t num_buckets);
+  explicit LaunchQueue(std::size_t num_buckets) : ready_(num_buckets, false) {}
 
   // Throws InternalError if the bucket is ready already.
   void mark_ready(std::size_t bucket_index);
 
-  // The next bucket in plan order if it is ready; it has then left.
+  // Takes the next bucket in plan order out of the queue, if that bucket is ready.
   std::optional<std::size_t> pop();
 
   std::size_t num_launched() const {

@@ -1,4 +1,4 @@
-// What happened when, in a ring of fixed size.
+// The events of steps with their times, in a ring of fixed size.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace ddpx {
 
-// The numbers stand in files of recordings: new ones go to the end.
+// Files of recordings contain these numbers: append new kinds at the end.
 enum class EventKind : uint8_t {
   kForwardBegin,
   kForwardEnd,
@@ -18,14 +18,14 @@ enum class EventKind : uint8_t {
   kStepBegin,      // the first gradient of a synchronised backward
   kGradArrived,    // of param `index`; once for every part of a gradient that comes in parts
   kBucketReady,    // bucket `index` has all its gradients
-  kLaunched,       // its all-reduce
+  kLaunched,       // the reduction of bucket `index` is launched
   kCompleted,
-  kBackwardEnd,  // nothing is left of backward but communication
+  kBackwardEnd,  // only communication is left to do
   kWaitBegin,    // for bucket `index`
   kWaitEnd,
-  kAgreeBegin,  // on what params were used, on second passes, on finite gradients
+  kAgreeBegin,  // on the use of params, mispredicted buckets and finite gradients
   kAgreeEnd,
-  kWrittenBack,  // its gradients are where param.grad finds them
+  kWrittenBack,  // the gradients of bucket `index` are where `param.grad` finds them
   kStepEnd,
   kLocalBackwardEnd,  // of a backward that is not synchronised
 };
@@ -40,10 +40,10 @@ struct Event {
 // Nanoseconds of std::chrono::steady_clock, which the ranks of one host share.
 int64_t steady_now();
 
-// Any thread adds, without a lock and without waiting; the newest events overwrite the oldest.
+// Any thread may add events, without a lock and without waiting. New events overwrite the oldest.
 class EventLog {
  public:
-  // For at least as many events. UserError if they would take all too much memory.
+  // Has room for at least `capacity` events. UserError for more than 2^24 events.
   explicit EventLog(std::size_t capacity);
 
   void add(EventKind kind, uint32_t step, std::size_t index) {
@@ -51,22 +51,22 @@ class EventLog {
   }
   void add_at(int64_t time_ns, EventKind kind, uint32_t step, std::size_t index);
 
-  // What the ring holds, in the order in which it was added, without what is just being written.
+  // The events in the ring, in the order of add(), without events that are being written now.
   std::vector<Event> read() const;
 
   std::size_t capacity() const {
     return mask_ + 1;
   }
 
-  // Ever; those beyond `capacity` are lost.
+  // The number of events ever added; only the last `capacity` are kept.
   uint64_t num_added() const {
     return next_.load(std::memory_order_relaxed);
   }
 
  private:
-  // A sequence lock: `ticket` is 0 while the rest is written, and tells whose turn the rest is of.
+  // A sequence lock: `sequence` is 0 while the other members are written.
   struct alignas(32) Slot {
-    std::atomic<uint64_t> ticket{0};  // (position + 1) << 8 | kind
+    std::atomic<uint64_t> sequence{0};  // (position + 1) << 8 | kind
     std::atomic<int64_t> time_ns{0};
     std::atomic<uint64_t> what{0};  // step << 32 | index
   };

@@ -14,15 +14,10 @@
 
 namespace ddpx {
 
-void FiniteCheck::begin_step() {
-  order_.clear();
-  looks_.clear();
-}
-
-void FiniteCheck::look(
+void FiniteCheck::check(
     const std::vector<std::size_t>& param_indices, const std::vector<at::Tensor>& grads) {
   const at::NoGradGuard no_grad;
-  Look look;
+  Checked checked;
   std::vector<at::Tensor> all_values;
   for (std::size_t i = 0; i < grads.size(); ++i) {
     const auto& grad = grads[i];
@@ -31,30 +26,31 @@ void FiniteCheck::look(
     }
     auto values = grad.is_sparse() ? grad._values() : grad;
     if (values.numel() > 0) {
-      look.param_indices.push_back(param_indices[i]);
+      checked.param_indices.push_back(param_indices[i]);
       all_values.push_back(std::move(values));
     }
   }
   if (!all_values.empty()) {
     const auto largest = at::_foreach_norm(all_values, std::numeric_limits<double>::infinity());
-    look.finite = at::isfinite(at::stack(largest));
-    if (const auto device = look.finite.device(); !device.is_cpu()) {
-      streams_[device.index()].note(device);
+    checked.finite = at::isfinite(at::stack(largest));
+    if (const auto device = checked.finite.device(); !device.is_cpu()) {
+      streams_[device.index()].add(device);
     }
-    looks_.push_back(std::move(look));
+    checked_.push_back(std::move(checked));
   }
 }
 
-// What each look found. The host waits once for each device.
+// The `finite` of each check. The host waits once for each device.
 std::vector<at::Tensor> FiniteCheck::finite_on_host() {
   std::vector<at::Tensor> all;
-  std::map<c10::DeviceIndex, std::vector<std::size_t>> on_devices;  // looks that are read together
-  for (const auto& look : looks_) {
-    if (const auto device = look.finite.device(); !device.is_cpu()) {
-      streams_[device.index()].join(device);  // after an abort, hooks' streams were not joined
+  std::map<c10::DeviceIndex, std::vector<std::size_t>>
+      on_devices;  // indices of checks that are read together
+  for (const auto& checked : checked_) {
+    if (const auto device = checked.finite.device(); !device.is_cpu()) {
+      streams_[device.index()].wait(device);  // autograd does not, after an abort
       on_devices[device.index()].push_back(all.size());
     }
-    all.push_back(look.finite);
+    all.push_back(checked.finite);
   }
   for (const auto& entry : on_devices) {
     std::vector<at::Tensor> together;
@@ -75,12 +71,12 @@ std::vector<at::Tensor> FiniteCheck::finite_on_host() {
 std::optional<std::size_t> FiniteCheck::first_not_finite() {
   std::unordered_set<std::size_t> not_finite;
   const auto all_finite = finite_on_host();
-  for (std::size_t number = 0; number < looks_.size(); ++number) {
-    const auto& look = looks_[number];
+  for (std::size_t number = 0; number < checked_.size(); ++number) {
+    const auto& checked = checked_[number];
     const auto* flags = all_finite[number].const_data_ptr<bool>();
-    for (std::size_t i = 0; i < look.param_indices.size(); ++i) {
+    for (std::size_t i = 0; i < checked.param_indices.size(); ++i) {
       if (!flags[i]) {
-        not_finite.insert(look.param_indices[i]);
+        not_finite.insert(checked.param_indices[i]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// Finds the first gradient that is not finite, on any rank, before it is lost in the average.
+// Finds the first gradient that is not finite, on any rank, before the average hides its origin.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +10,15 @@
 #include <optional>
 #include <vector>
 
-#include "../buckets/stream_join.h"
+#include "../buckets/stream_set.h"
 #include "../comm/collective.h"
 
 namespace ddpx {
 
-// Each rank notes the largest magnitude of every gradient, which is not finite if the gradient is
-// not. A device is not waited for meanwhile. At the end of backward ranks tell each other the first
-// such param, by summing a vector with a place for each rank.
-// Owned by the reducer, guarded by its mutex; agree() may run without it.
+// Each rank computes the largest magnitude of every gradient. This magnitude is not finite if the
+// gradient is not finite. The host does not wait for a device meanwhile. At the end of backward,
+// ranks exchange their first such param by summing a vector with a place for each rank.
+// The step owns the check, under the mutex of the reducer; agree() may run without the mutex.
 class FiniteCheck {
  public:
   struct Finding {
@@ -26,37 +26,34 @@ class FiniteCheck {
     std::size_t param_index;
   };
 
-  // Forgets what was seen.
-  void begin_step();
-
-  // The gradient of a param has arrived: the first that is not finite is named in this order.
-  void note_arrival(std::size_t param_index) {
+  // The gradient of a param has arrived. "First" is by the order of arrivals.
+  void record_arrival(std::size_t param_index) {
     order_.push_back(param_index);
   }
 
-  // Looks at gradients of these params, in a few operations for all of them. Passes over integers,
-  // and takes sparse gradients by their values.
-  void look(const std::vector<std::size_t>& param_indices, const std::vector<at::Tensor>& grads);
+  // Checks the gradients of these params, in a few operations for all of them. Skips integers, and
+  // checks sparse gradients by their values.
+  void check(const std::vector<std::size_t>& param_indices, const std::vector<at::Tensor>& grads);
 
-  // Collective: starts to tell the other ranks what this rank found. Waits for the device.
+  // Collective: launches the exchange of what the ranks found. Waits for the device.
   void launch(Collective& collective, c10::Device device);
 
-  // Collective: what the ranks found, in order of rank, each its first.
+  // Collective: the first finding of each rank that has one, in order of rank.
   std::vector<Finding> agree(Collective& collective, c10::Device device);
 
  private:
-  struct Look {
+  struct Checked {
     std::vector<std::size_t> param_indices;
-    at::Tensor finite;  // a bool for each param, where its gradient lies
+    at::Tensor finite;  // a bool for each param, on the device of its gradient
   };
 
   std::vector<at::Tensor> finite_on_host();
   std::optional<std::size_t> first_not_finite();
 
   std::vector<std::size_t> order_;
-  std::vector<Look> looks_;
-  std::map<c10::DeviceIndex, StreamJoin> streams_;  // of looks; not of those on CPU
-  at::Tensor found_;  // a place for each rank; in the hands of the backend
+  std::vector<Checked> checked_;
+  std::map<c10::DeviceIndex, StreamSet> streams_;  // that checked gradients
+  at::Tensor found_;  // a place for each rank; the backend writes to it
   Collective::Work work_;
 };
 

@@ -9,13 +9,13 @@
 namespace ddpx {
 namespace {
 
-// Null if the backend gives none; the end is then known by the wait for it.
-c10::intrusive_ptr<c10::ivalue::Future> future_of(const Bucket::Flight& flight) {
-  if (!flight.work) {
-    return flight.future;
+// Null if the backend gives no future. The end of the reduction is then the end of the wait.
+c10::intrusive_ptr<c10::ivalue::Future> future_of(const InFlightReduction& reduction) {
+  if (!reduction.work) {
+    return reduction.future;
   }
   try {
-    return flight.work->getFuture();
+    return reduction.work->getFuture();
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -30,7 +30,7 @@ Recording::Recording(std::size_t capacity, c10::Device device, uint32_t max_step
   }
 }
 
-void Recording::note_plan(uint32_t step, const BucketPlan& plan) {
+void Recording::record_plan(uint32_t step, const BucketPlan& plan) {
   const std::lock_guard<std::mutex> lock(plans_mutex_);
   if (plans_.empty()) {
     first_step_ = step;
@@ -38,16 +38,16 @@ void Recording::note_plan(uint32_t step, const BucketPlan& plan) {
   plans_.push_back({step, plan});
 }
 
-void Recording::note(EventKind kind, uint32_t step, std::size_t index) {
+void Recording::record(EventKind kind, uint32_t step, std::size_t index) {
   if (!marks_) {
-    note_on_host(kind, step, index);
+    record_on_host(kind, step, index);
   } else if (wants(step)) {
     try {
       if (marks_->mark(kind, step, index)) {
         return;
       }
     } catch (const std::exception&) {
-      // The training, which it may be called in the middle of, goes on.
+      // A failed mark must not stop the training.
     }
     give_up(step);
   }
@@ -59,28 +59,28 @@ void Recording::give_up(uint32_t step) {
   }
 }
 
-void Recording::note_on_host(EventKind kind, uint32_t step, std::size_t index) {
+void Recording::record_on_host(EventKind kind, uint32_t step, std::size_t index) {
   if (wants(step)) {
     log_.add(kind, step, index);
   }
 }
 
-void Recording::follow(const Bucket::Flight& flight, uint32_t step, std::size_t index) {
+void Recording::follow(const InFlightReduction& reduction, uint32_t step, std::size_t index) {
   if (!wants(step)) {
     return;
   }
   const auto self = shared_from_this();
-  if (auto* work = dynamic_cast<GivesEndNotice*>(flight.work.get())) {
+  if (auto* work = dynamic_cast<GivesEndNotice*>(reduction.work.get())) {
     work->notify_at_end(
-        [self, step, index] { self->note_on_host(EventKind::kCompleted, step, index); });
-  } else if (const auto future = future_of(flight)) {
+        [self, step, index] { self->record_on_host(EventKind::kCompleted, step, index); });
+  } else if (const auto future = future_of(reduction)) {
     future->addCallback([self, step, index](c10::ivalue::Future& ended) {
-      // A future of a device's is done when its work is queued; the current stream then waits for
-      // its tensors. Others are done when all is done.
+      // A device future completes when its work is queued, and the current stream then waits for
+      // the work. A CPU future completes when the work is done.
       if (ended.devices().empty()) {
-        self->note_on_host(EventKind::kCompleted, step, index);
+        self->record_on_host(EventKind::kCompleted, step, index);
       } else {
-        self->note(EventKind::kCompleted, step, index);
+        self->record(EventKind::kCompleted, step, index);
       }
     });
   }
@@ -93,8 +93,7 @@ void Recording::collect() noexcept {
   try {
     marks_->collect(log_);
   } catch (const std::exception&) {
-    // What a device has against it, the training hears from its own calls; marks stay where they
-    // are.
+    // The training gets device errors from its own calls. The marks stay for the next call.
   }
 }
 

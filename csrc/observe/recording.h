@@ -1,4 +1,4 @@
-// What someone who looks into a reducer gets to see of its steps.
+// The recorded events of a reducer's steps.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,44 +11,44 @@
 #include <optional>
 #include <vector>
 
-#include "../buckets/bucket.h"
 #include "../buckets/bucket_plan.h"
+#include "../comm/in_flight_reduction.h"
 #include "device_marks.h"
 #include "event_log.h"
 
 namespace ddpx {
 
-// A plan, and the first step that it holds for.
+// A bucket plan, and the first step in which the plan holds.
 struct PlanInForce {
   uint32_t first_step;
   BucketPlan plan;
 };
 
-// Filled by the reducer, with its mutex held, but for the ends of all-reduces, which come from
-// threads of the backend. On a device, times are those at which the device came by.
+// The reducer fills the recording, with its mutex held. Threads of the backend add the ends of
+// all-reduces. On a device, the time of an event is when the device passed the event in its stream.
 class Recording : public std::enable_shared_from_this<Recording> {
  public:
-  // Room for `capacity` events. `device` is the one on which the module computes. `max_steps` from
-  // the first on are noted, all if 0.
+  // Has room for `capacity` events. `device` is the device on which the module computes. Only the
+  // first `max_steps` steps are recorded, or all steps if `max_steps` is 0.
   Recording(std::size_t capacity, c10::Device device, uint32_t max_steps);
 
-  // From here on; the plan of each step must be known before anything else of it.
-  void note_plan(uint32_t step, const BucketPlan& plan);
+  // `plan` holds from this step on. To be called before the first event of the step.
+  void record_plan(uint32_t step, const BucketPlan& plan);
 
-  // On a device a step is given up if one of its marks cannot be made: it lacks its end, and counts
-  // as one that was not completed.
-  void note(EventKind kind, uint32_t step, std::size_t index);
+  // On a device, an event is a mark in the stream. If a mark cannot be made, the recording gives up
+  // the step: the step lacks its end, and counts as not completed.
+  void record(EventKind kind, uint32_t step, std::size_t index);
 
-  // What the host does, whatever the device does.
-  void note_on_host(EventKind kind, uint32_t step, std::size_t index);
+  // Records an event with the present time of the host, also on a device.
+  void record_on_host(EventKind kind, uint32_t step, std::size_t index);
 
-  // Notes kCompleted when what was just launched has ended.
-  void follow(const Bucket::Flight& flight, uint32_t step, std::size_t index);
+  // Records kCompleted when the reduction ends.
+  void follow(const InFlightReduction& reduction, uint32_t step, std::size_t index);
 
-  // Reads the times of what a device has done by now; throws nothing.
+  // Reads the times of all events that the device has passed by now.
   void collect() noexcept;
 
-  // As collect(), of everything; waits for a device.
+  // Waits for the device, and reads the times of all events.
   void close();
 
   const EventLog& log() const {
@@ -59,7 +59,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
     const std::lock_guard<std::mutex> lock(plans_mutex_);
     return plans_;
   }
-  // Of the device's clock against the host's; 0 on CPU.
+  // Error bound of device times on the host's clock; 0 on CPU.
   int64_t device_error_ns() const {
     return marks_ ? marks_->error_ns() : 0;
   }
@@ -73,7 +73,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
 
   EventLog log_;
   uint32_t max_steps_;
-  uint32_t first_step_ = 0;            // set before anybody else knows of this recording
+  uint32_t first_step_ = 0;            // set before other threads use this recording
   std::atomic<int64_t> given_up_{-1};  // the last step of which a mark could not be made
   std::optional<DeviceMarks> marks_;
   mutable std::mutex plans_mutex_;

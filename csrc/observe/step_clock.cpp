@@ -16,16 +16,17 @@ constexpr std::array kParts = {
 
 }  // namespace
 
-void StepClock::note(Moment moment) {
-  if (sampled()) {
+void StepClock::record(Moment moment, int64_t step) {
+  if (sampled(step)) {
     moments_[static_cast<std::size_t>(moment)] = now();
   }
 }
 
-void StepClock::note_first(Moment moment) {
-  if (moments_[static_cast<std::size_t>(moment)] == 0) {
-    note(moment);
+void StepClock::record_launch(int64_t step) {
+  if (moments_[static_cast<std::size_t>(Moment::kCommStart)] == 0) {
+    record(Moment::kCommStart, step);
   }
+  ++num_launches_;
 }
 
 void StepClock::begin_step() {
@@ -34,8 +35,8 @@ void StepClock::begin_step() {
   num_launches_ = 0;
 }
 
-void StepClock::end_step() {
-  if (sampled()) {
+void StepClock::end_step(int64_t step) {
+  if (sampled(step)) {
     const auto [forward_start, backward_start, backward_end, comm_start, comm_end] = moments_;
     // A backward without a forward through the wrapper has no start of forward.
     const int64_t forward = forward_start == 0 ? 0 : backward_start - forward_start;
@@ -46,7 +47,7 @@ void StepClock::end_step() {
       sums_.*part += report_.times.*part;
       report_.mean.*part = sums_.*part / num_sampled_;
     }
-    report_.step = num_steps_;
+    report_.step = step;
     report_.num_launches = num_launches_;
     report_.moments = moments_;
   }
@@ -56,7 +57,6 @@ void StepClock::end_step() {
 void StepClock::skip_step() {
   moments_ = {};
   num_launches_ = 0;
-  ++num_steps_;
 }
 
 }  // namespace ddpx

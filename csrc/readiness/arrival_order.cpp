@@ -7,28 +7,15 @@
 namespace ddpx {
 
 ArrivalOrder::ArrivalOrder(std::size_t num_params, bool wanted)
-    : num_params_(num_params), stage_(wanted ? Stage::kRecording : Stage::kDone) {}
+    : num_params_(num_params), stage_(wanted ? Stage::kWanted : Stage::kDone) {}
 
-void ArrivalOrder::restart() {
-  if (stage_ == Stage::kRecording) {
-    order_.clear();
-  }
-}
-
-void ArrivalOrder::record(std::size_t param_index) {
-  if (stage_ == Stage::kRecording) {
-    order_.push_back(param_index);
-  }
-}
-
-void ArrivalOrder::complete() {
-  if (stage_ != Stage::kRecording) {
+void ArrivalOrder::complete(const std::vector<std::size_t>& arrivals) {
+  if (!wanted()) {
     return;
   }
-  // Where a gradient came in several parts, the last one counts.
   std::vector<bool> arrived(num_params_, false);
   std::vector<std::size_t> reversed;
-  for (auto param_index = order_.rbegin(); param_index != order_.rend(); ++param_index) {
+  for (auto param_index = arrivals.rbegin(); param_index != arrivals.rend(); ++param_index) {
     if (!arrived[*param_index]) {
       arrived[*param_index] = true;
       reversed.push_back(*param_index);

@@ -1,4 +1,4 @@
-// The order in which gradients arrive in the first step that counts, by which buckets are rebuilt.
+// The order in which gradients arrive in the first step that counts. Buckets are rebuilt by it.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,21 +10,22 @@
 
 namespace ddpx {
 
-// Not thread-safe: the reducer's mutex guards it.
+// The reducer owns the order, under its mutex.
 class ArrivalOrder {
  public:
-  // If not `wanted`, no order is ever recorded and no rebuild comes.
+  // If not `wanted`, the order is never recorded and buckets are never rebuilt.
   ArrivalOrder(std::size_t num_params, bool wanted);
 
-  // Forgets an order that was not completed, as that of a step that broke off.
-  void restart();
+  // Whether the order of the running step counts.
+  bool wanted() const {
+    return stage_ == Stage::kWanted;
+  }
 
-  // A gradient, or a part of one, arrived. Nothing once the order is complete.
-  void record(std::size_t param_index);
-
-  // Ends the step that counts. Params without a gradient come last, in registration order, as DDP
-  // has them; so every rank has a complete order, and all rebuild at the same forward.
-  void complete();
+  // The step that counts has ended. `arrivals` are the params of the arrived gradients and parts of
+  // gradients, in order. Where a gradient came in several parts, the last part counts. Params
+  // without a gradient come last, in registration order, as in DDP. So every rank has a complete
+  // order, and all ranks rebuild at the same forward. Does nothing unless wanted().
+  void complete(const std::vector<std::size_t>& arrivals);
 
   // Whether buckets are to be rebuilt by this order, once.
   bool due() const {
@@ -38,11 +39,11 @@ class ArrivalOrder {
   void retire();
 
  private:
-  enum class Stage { kRecording, kDue, kDone };
+  enum class Stage { kWanted, kDue, kDone };
 
   std::size_t num_params_;
   Stage stage_;
-  std::vector<std::size_t> order_;
+  std::vector<std::size_t> order_;  // complete once due
 };
 
 }  // namespace ddpx

@@ -5,14 +5,34 @@
 
 namespace ddpx {
 
-ArrivalTracker::ArrivalTracker(std::size_t num_params, GraphMode mode)
-    : mode_(mode), arrived_(num_params, 0), expectations_(num_params, Expectation::kGradient) {}
+void ArrivalHistory::learn(const ArrivalTracker& step) {
+  const bool first = learning();
+  always_the_same_ = always_the_same_ && (first || step.arrived_ == last_arrived_);
+  last_arrived_ = step.arrived_;
+  if (first) {
+    expected_.assign(num_params_, mode_ == GraphMode::kStatic ? 0 : 1);
+  }
+  for (std::size_t i = 0; i < num_params_; ++i) {
+    if (first || mode_ != GraphMode::kStatic) {
+      expected_[i] = std::max(expected_[i], step.arrived_[i]);
+    }
+    if (first && step.expectations_[i] == ArrivalTracker::Expectation::kFrozen) {
+      expected_[i] = std::max(expected_[i], 1U);  // a frozen param teaches nothing
+    }
+    if (first && expected_[i] == 0) {
+      known_unused_.push_back(i);
+    }
+  }
+}
 
-void ArrivalTracker::begin(
-    const std::vector<std::size_t>& frozen, const std::vector<std::size_t>& unused) {
-  std::fill(arrived_.begin(), arrived_.end(), 0);
-  std::fill(expectations_.begin(), expectations_.end(), Expectation::kGradient);
-  if (!learning()) {
+ArrivalTracker::ArrivalTracker(
+    const ArrivalHistory& history,
+    const std::vector<std::size_t>& frozen,
+    const std::vector<std::size_t>& unused)
+    : history_(history),
+      arrived_(history.num_params_, 0),
+      expectations_(history.num_params_, Expectation::kGradient) {
+  if (!history_.learning()) {
     for (const auto param_index : unused) {
       expectations_[param_index] = Expectation::kUnused;
     }
@@ -26,7 +46,8 @@ uint32_t ArrivalTracker::awaited(std::size_t param_index) const {
   if (expectations_[param_index] != Expectation::kGradient) {
     return 0;
   }
-  return learning() ? std::numeric_limits<uint32_t>::max() : expected_[param_index];
+  return history_.learning() ? std::numeric_limits<uint32_t>::max()
+                             : history_.expected_[param_index];
 }
 
 Arrival ArrivalTracker::arrive(std::size_t param_index) {
@@ -56,7 +77,7 @@ std::vector<std::size_t> ArrivalTracker::unfinished() const {
 
 std::vector<std::size_t> ArrivalTracker::missing() const {
   auto indices = unfinished();
-  if (learning() || mode_ != GraphMode::kStatic) {
+  if (history_.learning() || history_.mode_ != GraphMode::kStatic) {
     const auto arrived = [this](std::size_t i) { return arrived_[i] > 0; };
     indices.erase(std::remove_if(indices.begin(), indices.end(), arrived), indices.end());
   }
@@ -71,26 +92,6 @@ std::vector<std::size_t> ArrivalTracker::unused() const {
     }
   }
   return indices;
-}
-
-void ArrivalTracker::end() {
-  const bool first = learning();
-  always_the_same_ = always_the_same_ && (first || arrived_ == last_arrived_);
-  last_arrived_ = arrived_;
-  if (first) {
-    expected_.assign(arrived_.size(), mode_ == GraphMode::kStatic ? 0 : 1);
-  }
-  for (std::size_t i = 0; i < arrived_.size(); ++i) {
-    if (first || mode_ != GraphMode::kStatic) {
-      expected_[i] = std::max(expected_[i], arrived_[i]);
-    }
-    if (first && expectations_[i] == Expectation::kFrozen) {
-      expected_[i] = std::max(expected_[i], 1U);  // frozen so far: nothing is known of it
-    }
-    if (first && expected_[i] == 0) {
-      known_unused_.push_back(i);
-    }
-  }
 }
 
 }  // namespace ddpx

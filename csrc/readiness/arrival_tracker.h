@@ -11,34 +11,75 @@ namespace ddpx {
 
 enum class Arrival {
   kFinal,       // nothing more will be added to this gradient in this backward
-  kPartial,     // more may come, so it must not be packed yet
-  kRepeated,    // it was final already: what was packed is wrong now
-  kFrozen,      // the param was frozen when the step began: nothing waits for its gradient
-  kUnforeseen,  // the param was unused when the step began, and was packed as such
+  kPartial,     // another part may arrive, so the gradient must not be packed yet
+  kRepeated,    // the gradient was final before: what was packed is wrong now
+  kFrozen,      // the param was frozen when the step began: no bucket waits for its gradient
+  kUnforeseen,  // the param was unused when the step began, and was packed as unused
 };
 
-// A layer in several reentrant checkpoints brings its gradients in several parts. How many is
-// learned: in the first synchronised backward nothing is final before the end; later a gradient is
-// final when as many parts have arrived as ever did in one backward (in a static graph: as in the
-// first). Not thread-safe: the reducer's mutex guards it.
+class ArrivalTracker;
+
+// How many parts each gradient had in the steps so far. A layer in several reentrant checkpoints
+// gets its gradient in several parts. The number of parts is learned: in the first step no gradient
+// is final before the end of backward. Later a gradient is final when as many parts have arrived as
+// ever did in one step. In a static graph the first step alone counts.
+//
+// The reducer owns the history, under its mutex.
+class ArrivalHistory {
+ public:
+  ArrivalHistory(std::size_t num_params, GraphMode mode) : num_params_(num_params), mode_(mode) {}
+
+  // True until the first step has ended.
+  bool learning() const {
+    return expected_.empty();
+  }
+
+  // Params that the static graph never reaches; empty in the other modes and while learning.
+  const std::vector<std::size_t>& known_unused() const {
+    return known_unused_;
+  }
+
+  // Whether all steps so far brought the same number of parts of every gradient.
+  bool always_the_same() const {
+    return always_the_same_;
+  }
+
+  // The step of `arrivals` came to its end.
+  void learn(const ArrivalTracker& arrivals);
+
+ private:
+  friend class ArrivalTracker;
+
+  std::size_t num_params_;
+  GraphMode mode_;
+  std::vector<uint32_t> expected_;  // per param, once learned
+  std::vector<std::size_t> known_unused_;
+  std::vector<uint32_t> last_arrived_;  // per param, in the last step
+  bool always_the_same_ = true;
+};
+
+// The gradients that arrived in one step. The step owns the tracker, under the mutex of the
+// reducer.
 class ArrivalTracker {
  public:
-  ArrivalTracker(std::size_t num_params, GraphMode mode);
-
-  // Starts a synchronised backward that waits for neither the `frozen` nor the `unused` params.
-  // While learning it waits for unused params, too.
-  void begin(
-      const std::vector<std::size_t>& frozen = {}, const std::vector<std::size_t>& unused = {});
+  // A backward begins that waits neither for the `frozen` nor for the `unused` params. While the
+  // history is learning, the backward waits for unused params, too. `history` must outlive the
+  // tracker.
+  explicit ArrivalTracker(
+      const ArrivalHistory& history,
+      const std::vector<std::size_t>& frozen = {},
+      const std::vector<std::size_t>& unused = {});
 
   Arrival arrive(std::size_t param_index);
 
   // Params that are still waited for, in index order.
   std::vector<std::size_t> unfinished() const;
 
-  // Those of them that are wrong as they stand: no part arrived; in a static graph, too few did.
+  // The unfinished params that are wrong as they stand: no part arrived or, in a static graph, too
+  // few parts arrived.
   std::vector<std::size_t> missing() const;
 
-  // Of the params, those that got a gradient in this backward.
+  // Whether any part of the param's gradient arrived.
   bool arrived(std::size_t param_index) const {
     return arrived_[param_index] > 0;
   }
@@ -46,37 +87,16 @@ class ArrivalTracker {
   // Params that this backward does not wait for because they are unused, in index order.
   std::vector<std::size_t> unused() const;
 
-  // Params that the static graph never reaches; empty in the other modes and while learning.
-  const std::vector<std::size_t>& known_unused() const {
-    return known_unused_;
-  }
-
-  // Ends a backward that came to its end.
-  void end();
-
-  // Whether all backwards so far brought the same number of parts of every gradient.
-  bool always_the_same() const {
-    return always_the_same_;
-  }
-
-  // True until the first synchronised backward has ended.
-  bool learning() const {
-    return expected_.empty();
-  }
-
  private:
+  friend class ArrivalHistory;
   enum class Expectation : uint8_t { kGradient, kFrozen, kUnused };
 
-  // Parts that make the gradient final in this backward.
+  // Number of parts that make the gradient final in this backward.
   uint32_t awaited(std::size_t param_index) const;
 
-  GraphMode mode_;
-  std::vector<uint32_t> arrived_;          // per param, in this backward
-  std::vector<Expectation> expectations_;  // per param, in this backward
-  std::vector<uint32_t> expected_;         // per param, once learned
-  std::vector<std::size_t> known_unused_;
-  std::vector<uint32_t> last_arrived_;  // per param, in the last backward
-  bool always_the_same_ = true;
+  const ArrivalHistory& history_;
+  std::vector<uint32_t> arrived_;          // per param: number of parts
+  std::vector<Expectation> expectations_;  // per param
 };
 
 }  // namespace ddpx

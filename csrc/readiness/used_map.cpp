@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "../errors.h"
@@ -11,7 +12,7 @@
 namespace ddpx {
 namespace {
 
-// A fresh copy each time: the backend, or a copy to the device, may still read the last one.
+// A fresh tensor each time: the backend, or a copy to the device, may still read the previous one.
 at::Tensor to_device(const std::vector<int32_t>& values, c10::Device device) {
   const bool pinned = !device.is_cpu();
   const auto numel = static_cast<int64_t>(values.size());
@@ -34,30 +35,32 @@ void UsedMap::mark_nested(std::size_t param_index) {
 }
 
 void UsedMap::launch(Collective& collective) {
-  settle();
+  wait();
   global_.clear();
   nesting_.clear();
-  agreed_ = true;
+  exchanged_ = true;
   if (collective.world_size() > kMostRanks) {
-    throw errors::too_many_ranks(kMostRanks);
+    throw UserError(
+        "find_unused_parameters=True and static_graph=True support at most " +
+        std::to_string(kMostRanks) + " ranks. Leave both options out.");
   }
   if (collective.alone()) {
-    settled_.alone = local_;
+    last_sums_.alone = local_;
     global_ = users_of(local_);
     return;
   }
   summed_ = to_device(local_, device_);
   work_ = collective.all_reduce_sum(summed_);
-  launched_in_ = &collective;
+  collective_ = &collective;
 }
 
 const std::vector<int32_t>& UsedMap::num_ranks_using() {
   if (global_.empty()) {
-    if (!agreed_) {
-      throw InternalError("the used-map was read before ranks agreed on it");
+    if (!exchanged_) {
+      throw InternalError("the used-map was read before ranks exchanged it");
     }
-    settle();
-    const auto values = settled_.read();
+    wait();
+    const auto values = last_sums_.read();
     global_ = users_of(values);
     for (const auto value : values) {
       nesting_.push_back(static_cast<int32_t>(static_cast<uint32_t>(value) >> kNestedShift));
@@ -89,10 +92,10 @@ bool UsedMap::all_marked() const {
       local_.begin(), local_.end(), [](int32_t value) { return num_users(value) != 0; });
 }
 
-void UsedMap::settle() {
+void UsedMap::wait() {
   if (const auto work = std::exchange(work_, Collective::Work())) {
-    launched_in_->wait(*work, device_);
-    settled_.of_ranks = summed_;
+    collective_->wait(*work, device_);
+    last_sums_.of_ranks = summed_;
   }
 }
 
@@ -100,9 +103,9 @@ void UsedMap::clear() {
   std::fill(local_.begin(), local_.end(), 0);
   global_.clear();
   nesting_.clear();
-  agreed_ = false;
+  exchanged_ = false;
   if (work_) {
-    settled_.of_ranks.reset();  // its memory: a newer agreement is under way
+    last_sums_.of_ranks.reset();  // the memory of these sums belongs to a newer exchange
   }
 }
 

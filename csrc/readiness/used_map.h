@@ -1,4 +1,4 @@
-// Which params got a gradient on this rank since the last agreement, and which on any rank.
+// Which params got a gradient on this rank since the last exchange, and which on any rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,18 +12,18 @@
 
 namespace ddpx {
 
-// A param that no rank used must keep its gradient as it is (None, or an accumulated one). Ranks
-// agree by summing a vector of one integer per param. Its low 16 bits count the ranks that used the
-// param; its high 16 bits count the ranks on which the param ever arrived in a nested graph task.
-// Reading the sum back costs a device synchronisation, so it is put off until a param is found that
-// this rank did not use.
-// Not thread-safe: the reducer's mutex guards it.
+// A param that no rank used must keep its gradient unchanged (None, or an accumulated gradient). To
+// find such params, ranks sum a vector of one integer per param. The low 16 bits count the ranks
+// that used the param. The high 16 bits count the ranks on which the param ever arrived in a nested
+// graph task. Reading the sum costs a device synchronization, so the read waits until a param is
+// found that this rank did not use.
+// The reducer owns the map, under its mutex.
 class UsedMap {
  public:
-  // What ranks agreed on once; never changed afterwards. Empty if ranks never agreed.
+  // The result of one exchange; never changed afterwards. Empty if ranks never exchanged.
   struct Sums {
     at::Tensor of_ranks;         // on the params' device; undefined if there is no other rank
-    std::vector<int32_t> alone;  // what this rank said, if it is the only one
+    std::vector<int32_t> alone;  // the marks of this rank, if no other rank exists
 
     // One integer per param, as summed. Waits for the device.
     std::vector<int32_t> read() const;
@@ -37,11 +37,12 @@ class UsedMap {
   // This rank used the param. Also called in backwards that are not synchronised.
   void mark(std::size_t param_index);
 
-  // The next agreement tells that the param has arrived in a nested graph task on this rank.
+  // The next exchange tells other ranks that the param has arrived in a nested graph task on this
+  // rank.
   void mark_nested(std::size_t param_index);
 
-  // Starts the agreement on what was marked since the last clear(). `collective` must live until
-  // the next one, or as long as this.
+  // Launches the exchange of what was marked since the last clear(). `collective` must live until
+  // the next launch, or as long as the map. UserError if there are more ranks than 16 bits count.
   void launch(Collective& collective);
 
   // Whether this rank marked the param.
@@ -49,33 +50,33 @@ class UsedMap {
     return num_users(local_[param_index]) != 0;
   }
 
-  // What each rank said of each param, summed: how many ranks used it. Waits for the agreement.
+  // Per param, how many ranks used it. Waits for the exchange.
   const std::vector<int32_t>& num_ranks_using();
 
-  // Per param, how many ranks told of it by mark_nested(); empty unless num_ranks_using() was read
+  // Per param, on how many ranks mark_nested() was called; empty unless num_ranks_using() was read
   // since the last launch() or clear().
   const std::vector<int32_t>& num_ranks_nesting() const {
     return nesting_;
   }
 
-  // Whether this rank marked every param; nobody can then have found one that no rank used.
+  // Whether this rank marked every param; no rank can then find a param that no rank used.
   bool all_marked() const;
 
-  // Waits for the agreement, if nobody has yet.
-  void settle();
+  // Waits for the exchange, unless it was waited for before.
+  void wait();
 
-  // The last agreement that was waited for; after clear(), only if there is no newer one.
-  const Sums& settled() const {
-    return settled_;
+  // The last exchange that was waited for; after clear(), only if no newer exchange was launched.
+  const Sums& last_sums() const {
+    return last_sums_;
   }
 
-  // Leaves an agreement whose answer nobody needed to the backend.
+  // Leaves an exchange whose sums were not read to the backend.
   void abandon() {
     work_ = nullptr;
-    agreed_ = false;
+    exchanged_ = false;
   }
 
-  // Forgets all marks. An agreement whose answer nobody needed is waited for at the next launch.
+  // Forgets all marks. An unread exchange is waited for before the next one is launched.
   void clear();
 
  private:
@@ -91,11 +92,11 @@ class UsedMap {
   std::vector<int32_t> local_;
   std::vector<int32_t> global_;   // users; empty until the sum has been read back
   std::vector<int32_t> nesting_;  // likewise
-  at::Tensor summed_;             // on the params' device, in the hands of the backend
+  at::Tensor summed_;             // on the params' device, the backend writes to it
   Collective::Work work_;
-  Collective* launched_in_ = nullptr;
-  bool agreed_ = false;  // since the last clear()
-  Sums settled_;
+  Collective* collective_ = nullptr;
+  bool exchanged_ = false;  // since the last clear()
+  Sums last_sums_;
 };
 
 }  // namespace ddpx

@@ -14,7 +14,7 @@ const char* to_string(Phase phase) {
       return "Rebuilding";
     case Phase::kCollecting:
       return "Collecting";
-    case Phase::kDraining:
+    case Phase::kFinalizing:
       return "Draining";
     case Phase::kFailed:
       return "Failed";
@@ -31,8 +31,8 @@ bool allowed(Phase from, Phase to) {
     case Phase::kRebuilding:
       return to == Phase::kIdle || to == Phase::kFailed;
     case Phase::kCollecting:
-      return to == Phase::kDraining || to == Phase::kFailed;
-    case Phase::kDraining:
+      return to == Phase::kFinalizing || to == Phase::kFailed;
+    case Phase::kFinalizing:
       return to == Phase::kIdle || to == Phase::kFailed;
     case Phase::kFailed:
       return to == Phase::kIdle;

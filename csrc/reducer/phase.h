@@ -4,10 +4,10 @@
 namespace ddpx {
 
 enum class Phase {
-  kIdle,        // between synchronised backwards
-  kRebuilding,  // agreeing on and allocating buckets in arrival order
-  kCollecting,  // a synchronised backward is running: gradients arrive, buckets leave
-  kDraining,    // backward has ended: waiting for all-reduces and writing gradients back
+  kIdle,        // between synchronized backwards
+  kRebuilding,  // ranks agree on the arrival order, and buckets are allocated by it
+  kCollecting,  // a synchronized backward is running: gradients arrive, buckets leave
+  kFinalizing,  // backward has ended: waiting for all-reduces and writing gradients back
   kFailed,      // the step broke off: buffers may still be in use by the backend
 };
 

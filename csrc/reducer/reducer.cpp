@@ -2,444 +2,413 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
-#include <iterator>
+#include <sstream>
 #include <utility>
 
-#include "../buckets/slot_io.h"
+#include "../autograd/running_task.h"
+#include "../buckets/device_stream.h"
+#include "../buckets/sparse_rows.h"
 
 namespace ddpx {
+namespace {
 
-// ---- gradients arrive --------------------------------------------------------------------------
+bool in_backward() {
+  return running_task::id() != running_task::kNone;
+}
+
+GraphTaskId this_task() {
+  return {running_task::id(), running_task::depth()};
+}
+
+std::string describe(const at::Tensor& tensor) {
+  std::ostringstream out;
+  out << tensor.scalar_type() << " with " << tensor.dim()
+      << (tensor.dim() == 1 ? " dimension" : " dimensions") << " on " << tensor.device();
+  return out.str();
+}
+
+}  // namespace
+
+// ---- construction and destruction ---------------------------------------------------------------
+
+std::shared_ptr<Reducer> Reducer::create(
+    const std::vector<ReducerParam>& params,
+    ReducerOptions options,
+    std::shared_ptr<Collective> collective,
+    std::vector<ReducerParam> frozen_params) {
+  Params checked(params, std::move(frozen_params));
+  if (options.delay_trigger && *options.delay_trigger >= params.size()) {
+    throw errors::no_such_param(*options.delay_trigger, params.size());
+  }
+  std::shared_ptr<Reducer> reducer(
+      new Reducer(std::move(checked), std::move(options), std::move(collective)));
+  reducer->context_.params.attach_hooks(reducer);
+  reducer->register_with_group();
+  return reducer;
+}
+
+Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective)
+    : context_(std::move(params), std::move(options), std::move(collective)),
+      seen_(context_.params.size(), false) {
+  auto plan = context_.buckets.plan();
+  auto buckets = context_.allocate_buckets(plan);
+  install(std::move(plan), std::move(buckets));
+}
+
+Reducer::~Reducer() {
+  if (context_.phase != Phase::kIdle || in_backward()) {
+    context_.params.abandon_hooks();
+  }
+}
+
+// Peers learn of this wrapper.
+void Reducer::register_with_group() {
+  context_.observer.peers() = health::StepNotes(context_.collective->monitor(), weak_from_this());
+  publish_bucket_names();
+  emit(StepEvent::kIdle);
+}
+
+void Reducer::publish_bucket_names() {
+  if (!context_.observer.peers().on()) {
+    return;
+  }
+  std::vector<std::vector<std::string>> names;
+  for (const auto& spec : context_.buckets.plan().buckets()) {
+    names.push_back(context_.params.names_of(spec.param_indices));
+  }
+  context_.observer.peers().name_buckets(std::move(names));
+}
+
+void Reducer::go_to(Phase phase) {
+  context_.phase = transition(context_.phase, phase);
+  context_.observer.emit_phase(context_.step_number(), static_cast<std::size_t>(phase));
+}
+
+// For calls that raise within a backward.
+Reducer::Lock Reducer::lock_between_steps() const {
+  return context_.mutex.lock_to_change_or([this] {
+    return context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing;
+  });
+}
+
+// ---- forward ------------------------------------------------------------------------------------
+
+bool Reducer::prepare_forward() {
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
+  if (context_.phase == Phase::kCollecting) {
+    if (scope_.empty() && !in_backward()) {
+      const auto error =
+          errors::backward_incomplete(context_.where(), context_.params.names_of(step_->missing()));
+      fail();
+      throw error;
+    }
+    return false;  // a forward within a backward, as checkpointing of the wrapper makes
+  }
+  context_.observer.peers().check();
+  check_params();
+  Indices never_came;
+  for (const auto param_index : std::exchange(possibly_late_, {})) {
+    if (!seen_[param_index]) {
+      never_came.push_back(param_index);
+    }
+  }
+  std::fill(seen_.begin(), seen_.end(), false);
+  if (!never_came.empty()) {
+    context_.raise(
+        errors::params_without_gradient(context_.where(), context_.params.names_of(never_came)));
+  }
+  context_.observer.collect();
+  emit(StepEvent::kForwardBegin);
+  return rebuild_if_due();
+}
+
+void Reducer::begin_forward() {
+  const auto lock = context_.mutex.lock_to_change();
+  emit(StepEvent::kModuleForwardBegin);
+}
+
+void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
+  const auto lock = context_.mutex.lock_to_change();
+  emit(StepEvent::kForwardEnd);
+  const auto forward = sync_enabled_ ? ForwardSync::kOn : ForwardSync::kOff;
+  outputs_.watch(outputs, forward, weak_from_this());
+}
+
+// A param that was cast has lost its hook, and a param that was unfrozen never had a hook: the
+// gradients of both would stay local silently.
+void Reducer::check_params() {
+  const auto changed = context_.params.restore_hooks(weak_from_this());
+  if (!changed.empty()) {
+    context_.raise(errors::params_changed(context_.where(), context_.params.names_of(changed)));
+  }
+  const auto unfrozen = context_.params.unfrozen();
+  if (!unfrozen.empty()) {
+    context_.raise(errors::params_unfrozen(context_.where(), unfrozen));
+  }
+}
+
+// ---- buckets ------------------------------------------------------------------------------------
+
+bool Reducer::rebuild_buckets() {
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
+  return context_.phase == Phase::kIdle && rebuild_if_due();
+}
+
+bool Reducer::rebuild_if_due() {
+  auto& context = context_;
+  if (!context.order.due()) {
+    return false;
+  }
+  const ExclusiveMutex::Occupation occupation(context.mutex);
+  go_to(Phase::kRebuilding);
+  emit(StepEvent::kRebuildBegin);
+  try {
+    context.communicate(
+        [&] { agreed_order_ = context.order.agree(*context.collective, context.params.device()); },
+        errors::order_broadcast);
+    auto plan = BucketPlan::by_arrival(context.params.metas(), context.options.caps, agreed_order_);
+    if (context.options.delay_trigger) {
+      plan = plan.delayed_behind(context.params.metas(), *context.options.delay_trigger);
+    }
+    context.order.retire();
+    // From now on peers have the new plan. If the allocation fails, recover() allocates for it.
+    context.buckets.set_plan(plan);
+    install(plan, context.allocate_buckets(plan));
+  } catch (...) {
+    fail();
+    throw;
+  }
+  go_to(Phase::kIdle);
+  emit(StepEvent::kRebuildEnd);
+  return true;
+}
+
+void Reducer::install(BucketPlan plan, std::vector<Bucket> buckets) {
+  const at::NoGradGuard no_grad;
+  auto& context = context_;
+  context.observer.emit_plan(context.step_number(), plan);
+  context.buckets.install(std::move(plan), std::move(buckets));
+  publish_bucket_names();
+  if (context.options.gradient_as_bucket_view) {
+    context.params.links().pull_all();
+    context.buckets.take_grads(context.params.tensors());
+    context.params.links().push_all();
+  }
+}
+
+// ---- gradients arrive ---------------------------------------------------------------------------
 
 void Reducer::on_output_grad(ForwardSync forward) {
-  const auto lock = enter();
-  note(EventKind::kBackwardBegin);
+  const auto lock = context_.mutex.lock_to_change();
+  const auto& params = context_.params;
+  emit(StepEvent::kOutputReached);
   if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
-      BackwardScope::runs_whole_graph()) {
-    throw errors::joined_step_is_local(where());
+      running_task::runs_whole_graph()) {
+    throw errors::joined_step_is_local(context_.where());
   }
-  if (!sync_enabled_ || hooks_.empty()) {
-    if (!recordings_.empty()) {
-      scope_.join(weak_from_this());  // to note when it ends
+  if (!sync_enabled_ || params.hooks().empty()) {
+    if (context_.observer.recorded()) {
+      scope_.track(weak_from_this());  // to record the end of the local backward
     }
     return;
   }
-  scope_.join(weak_from_this());  // to forget what is noted here when it ends or dies
+  scope_.track(weak_from_this());  // so that backward_sync_ is reset when this backward ends
   backward_sync_.reach_output(forward);
   if (backward_sync_.local()) {
     return;
   }
   Indices asked_for;
-  for (std::size_t i = 0; i < hooks_.size() && !BackwardScope::runs_whole_graph(); ++i) {
-    if (BackwardScope::returns_grad_of(hooks_[i].accumulator())) {
+  for (std::size_t i = 0; i < params.hooks().size() && !running_task::runs_whole_graph(); ++i) {
+    if (running_task::returns_grad_of(params.hooks()[i].accumulator())) {
       asked_for.push_back(i);
     }
   }
   if (!asked_for.empty()) {
-    throw backward_sync_.prepared() ? errors::grads_taken_away(where(), names_of(asked_for))
-                                    : errors::autograd_grad_of_params(where(), names_of(asked_for));
+    const auto names = params.names_of(asked_for);
+    throw backward_sync_.prepared() ? errors::grads_taken_away(context_.where(), names)
+                                    : errors::autograd_grad_of_params(context_.where(), names);
   }
   const auto local_arrivals = backward_sync_.take_local_arrivals();
-  if (phase_ == Phase::kIdle) {
-    search_unused();  // here, where the outermost graph task runs
+  if (context_.phase == Phase::kIdle) {
+    predict_unused();  // here, where the outermost graph task runs
   }
-  if (phase_ == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
+  if (context_.phase == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
     begin_step();  // peers launch their buckets in the middle of backward: so must this rank
-    join_arrivals();
+    context_.buckets.wait_for_streams();
   }
   for (const auto param_index : local_arrivals) {
-    links_.pull(param_index);  // pushed by an earlier arrival of the same param
+    params.links().pull(param_index);  // pushed by an earlier arrival of the same param
     arrive(param_index);
   }
 }
 
-// Once per backward: asks the first of its graph tasks that was joined.
-void Reducer::search_unused() {
-  if (options_.mode == GraphMode::kFindUnused && !scope_.contains(unused_search_.task_id())) {
-    unused_search_.look(hooks_);
+// Once per backward: the first tracked graph task counts.
+void Reducer::predict_unused() {
+  auto& prediction = context_.use.prediction;
+  if (context_.options.mode == GraphMode::kFindUnused && !scope_.contains(prediction.task_id())) {
+    prediction.begin(this_task(), running_task::unreached(context_.params.hooks()));
   }
 }
 
 // Whether the backward on this thread is known to bring no gradient at all.
 bool Reducer::reaches_nothing() const {
-  return options_.mode == GraphMode::kFindUnused && !arrivals_.learning() &&
-         BackwardScope::runs_whole_graph() && !all_frozen() && unused_search_.reaches_nothing();
+  return context_.options.mode == GraphMode::kFindUnused && !context_.arrivals.learning() &&
+         running_task::runs_whole_graph() && !context_.params.all_frozen() &&
+         context_.use.prediction.reaches_nothing();
 }
 
 void Reducer::on_grad(std::size_t param_index) {
-  const auto lock = enter();
-  if (phase_ == Phase::kFailed) {
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.phase == Phase::kFailed) {
     recover();
   }
-  links_.pull(param_index);
-  if (phase_ == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
-    mark_used(param_index);
-    if (options_.mode == GraphMode::kFindUnused) {
-      unused_search_.note_local_arrival(param_index);
-    }
-    cast_to_local_dtype(param_index);
-    links_.push(param_index);
-    if (sync_enabled_) {
-      backward_sync_.keep_local(param_index);
-      note_stream_of(param_index);
-    }
+  context_.params.links().pull(param_index);
+  if (context_.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
+    keep_local(param_index);
     return;
   }
-  scope_.join(weak_from_this());  // first, so that an error in what follows is reported as abort
-  if (phase_ == Phase::kIdle) {
-    search_unused();
-    unused_search_.note_arrival(param_index);  // first: a nested arrival tells of other params, too
+  scope_.track(weak_from_this());  // first, so that an error below is reported as an abort
+  if (context_.phase == Phase::kIdle) {
+    predict_unused();
+    if (context_.options.mode == GraphMode::kFindUnused) {
+      // Before the step begins: an arrival in a nested task changes the prediction of other params.
+      context_.use.prediction.record_arrival(param_index, this_task());
+    }
     begin_step();
   }
   arrive(param_index);
 }
 
-// autograd.grad() takes the gradient of a param away, in the backward that prepare_for_backward()
-// was called for.
-void Reducer::on_grad_to_come(std::size_t param_index) {
-  if (BackwardScope::runs_whole_graph()) {
-    return;
+void Reducer::keep_local(std::size_t param_index) {
+  context_.mark_used(param_index);
+  if (context_.options.mode == GraphMode::kFindUnused) {
+    context_.use.prediction.record_local_arrival(param_index, this_task());
   }
-  const auto lock = enter();
-  if (sync_enabled_ && backward_sync_.prepared() && param_index < hooks_.size() &&
-      BackwardScope::returns_grad_of(hooks_[param_index].accumulator())) {
-    scope_.join(weak_from_this());
-    throw errors::grads_taken_away(where(), names_of({param_index}));
+  context_.cast_grad_to_local(param_index);
+  context_.params.links().push(param_index);
+  if (sync_enabled_) {
+    backward_sync_.keep_local(param_index);
+    context_.add_stream_of(param_index);
   }
 }
 
 void Reducer::arrive(std::size_t param_index) {
-  note(EventKind::kGradArrived, param_index);
-  mark_used(param_index);
-  unused_search_.note_arrival(param_index);
-  if (finite_check_) {
-    finite_check_->note_arrival(param_index);
+  if (context_.options.mode == GraphMode::kFindUnused) {
+    context_.use.prediction.record_arrival(param_index, this_task());
   }
-  switch (arrivals_.arrive(param_index)) {
-    case Arrival::kFinal:
-      order_.record(param_index);
-      if (!arrived_grads_.empty()) {
-        arrived_grads_.erase(param_index);
-      }
-      accept(param_index);
-      break;
-    case Arrival::kPartial:
-      note_stream_of(param_index);
-      if (arrivals_.learning() && options_.mode != GraphMode::kStatic) {
-        order_.record(param_index);
-      }
-      cast_to_local_dtype(param_index);
-      keep_arrived(param_index);
-      links_.push(param_index);
-      break;
-    case Arrival::kRepeated:
-      report_later(
-          errors::param_arrived_again(
-              where(),
-              names_[param_index],
-              options_.mode == GraphMode::kStatic,
-              options_.gradient_as_bucket_view));
-      break;
-    case Arrival::kUnforeseen:
-      report_later(errors::param_unforeseen(where(), names_[param_index]));
-      break;
-    case Arrival::kFrozen:
-      break;
+  step_->arrive(param_index);
+}
+
+// autograd.grad() takes the gradient of a param away, in the backward that prepare_for_backward()
+// was called for.
+void Reducer::on_grad_to_come(std::size_t param_index) {
+  if (running_task::runs_whole_graph()) {
+    return;
   }
-}
-
-// More is to be added to this gradient before it is averaged.
-void Reducer::cast_to_local_dtype(std::size_t param_index) {
-  const auto& param = params_[param_index];
-  cast_grad(param, options_.precision.of(param.scalar_type()).local);
-}
-
-// Nothing is written back, or not to this gradient.
-void Reducer::cast_to_averaged_dtype(std::size_t param_index) {
-  const auto& param = params_[param_index];
-  cast_grad(param, options_.precision.of(param.scalar_type()).averaged);
-}
-
-// It is packed later. Until then a hook of another param may replace or clear `param.grad`.
-void Reducer::keep_arrived(std::size_t param_index) {
-  if (communicates()) {
-    arrived_grads_[param_index] = params_[param_index].grad();
-  }
-}
-
-// The gradient that was kept, if any.
-std::optional<at::Tensor> Reducer::take_arrived(std::size_t param_index) {
-  if (arrived_grads_.empty()) {
-    return std::nullopt;
-  }
-  auto kept = arrived_grads_.extract(param_index);
-  return kept ? std::make_optional(std::move(kept.mapped())) : std::nullopt;
-}
-
-void Reducer::note_stream_of(std::size_t param_index) {
-  if (communicates()) {
-    buckets_[plan_.location(param_index).bucket_index].note_stream();
+  const auto lock = context_.mutex.lock_to_change();
+  const auto& hooks = context_.params.hooks();
+  if (sync_enabled_ && backward_sync_.prepared() && param_index < hooks.size() &&
+      running_task::returns_grad_of(hooks[param_index].accumulator())) {
+    scope_.track(weak_from_this());
+    throw errors::grads_taken_away(context_.where(), context_.params.names_of({param_index}));
   }
 }
 
 void Reducer::begin_step() {
-  notes_.check();
+  context_.observer.peers().check();
   check_capture();
   check_params();
-  begin_joined_step();
+  check_joined_step();
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
         "but the graph of the gradients is local. Second-order gradients will not be averaged. "
         "Average second-order gradients with ReducerDDP.synchronized_grads().");
   }
-  collect_recordings();
-  links_.pull_all();
+  context_.observer.collect();
+  context_.params.links().pull_all();
+  predict_unused();
+  step_.emplace(context_, Step::Kind::kWithGrads);
   go_to(Phase::kCollecting);
-  note(EventKind::kStepBegin);
-  clock_.begin_step();
-  clock_.note(Moment::kBackwardStart);
-  notes_.begin_step(step_number());
-  notes_.note(Doing::kBackward);
-  apply_settings();
-  launches_.reset(buckets_.size());
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].begin_step(gated(b));
-  }
-  order_.restart();
-  to_report_.reset();
-  if (finite_check_) {
-    finite_check_->begin_step();
-  }
-  std::fill(left_alone_.begin(), left_alone_.end(), false);
-
-  // Nobody waits for frozen params; their gradients count as they are.
-  Indices frozen;
-  for (std::size_t i = 0; i < params_.size(); ++i) {
-    if (!leaves_[i].requires_grad()) {
-      frozen.push_back(i);
-      left_alone_[i] = true;
-      cast_to_averaged_dtype(i);
-      if (options_.mode == GraphMode::kStatic && agrees_on_use()) {
-        used_.mark(i);  // ranks agree once, for good: it may be thawed
-      }
-    }
-  }
-  search_unused();
-  arrivals_.begin(
-      frozen, options_.mode == GraphMode::kFindUnused ? unused_search_.unused() : Indices());
-  for (const auto param_index : frozen) {
-    accept(param_index);
-  }
-  for (const auto param_index : arrivals_.unused()) {
-    accept(param_index);
-  }
-  for (const auto param_index : arrivals_.known_unused()) {
-    if (!left_alone_[param_index]) {
-      accept(param_index);
-    }
-  }
+  emit(StepEvent::kStepBegin);
+  step_->begin();
 }
 
-// Ranks without inputs make the step that this rank's forward has announced.
-void Reducer::begin_joined_step() {
+// Ranks without inputs make the step that the forward of this rank has announced.
+void Reducer::check_joined_step() {
   if (joined_step_ == JoinedStep::kLocal) {
-    throw errors::joined_step_averages(where());
+    throw errors::joined_step_averages(context_.where());
   }
   if (joined_step_ == JoinedStep::kAverages) {
     joined_step_ = JoinedStep::kUnannounced;
   }
 }
 
-void Reducer::mark_used(std::size_t param_index) {
-  if (agrees_on_use() && params_[param_index].grad().defined()) {
-    used_.mark(param_index);
+void Reducer::check_capture() const {
+  const bool reads_on_host =
+      context_.options.mode == GraphMode::kFindUnused || context_.settings.check_finite;
+  if (reads_on_host && is_capturing(context_.params.device())) {
+    refuse_capture();
   }
 }
 
-int Reducer::divisor() const {
-  return comm_hook_ ? 1 : step_divisor_.value_or(collective_->world_size());
-}
-
-void Reducer::accept(std::size_t param_index) {
-  if (!communicates()) {
-    cast_to_averaged_dtype(param_index);
-    if (finite_check_ && !left_alone_[param_index]) {
-      finite_check_->look({param_index}, {params_[param_index].grad()});
-    }
-    return;
+void Reducer::refuse_capture() const {
+  const auto lock = context_.mutex.lock();
+  if (context_.settings.check_finite) {
+    throw errors::under_capture(context_.where(), "set_check_finite()");
   }
-  const auto bucket_index = plan_.location(param_index).bucket_index;
-  if (!skipped(bucket_index)) {
-    pack_into_slot(param_index);
-  } else if (arrivals_.arrived(param_index) && arrived_grads_.count(param_index) == 0) {
-    keep_arrived(param_index);  // the bucket may have been skipped by mistake
-  }
-  fill(bucket_index);
-  if (options_.gate == param_index) {
-    open_gate();
+  if (context_.options.mode == GraphMode::kFindUnused) {
+    throw errors::under_capture(context_.where(), "find_unused_parameters");
   }
 }
 
-void Reducer::pack_into_slot(std::size_t param_index) {
-  const auto location = plan_.location(param_index);
-  auto& bucket = buckets_[location.bucket_index];
-  const auto& slot = bucket.slots()[location.slot_index];
-  const auto& param = params_[param_index];
-  const auto arrived = take_arrived(param_index);
-  const auto& grad = arrived ? *arrived : param.grad();
-  if (const auto misfit = find_misfit(bucket, slot, grad)) {
-    // Zeros from this rank, so that peers do not wait; this rank hears of it at the end.
-    left_alone_[param_index] = true;
-    if (leaves_[param_index].requires_grad()) {
-      report_later(
-          errors::gradient_mismatch(
-              where(), names_[param_index], misfit->gradient, misfit->expected));
-    }
-    pack_nothing(bucket, slot, param);
-  } else if (left_alone_[param_index]) {
-    // Frozen: it counts, and stays as it is. A batched bucket is divided as a whole.
-    pack_apart(bucket, slot, param, packs_when_full(bucket) ? 1 : divisor());
-  } else if (packs_when_full(bucket)) {
-    bucket.hold(location.slot_index, grad);
-  } else {
-    pack(bucket, slot, param, grad, divisor(), as_views(bucket));
-  }
-}
-
-void Reducer::open_gate() {
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    if (gated(b)) {
-      fill(b);
-    }
-  }
-}
-
-// Of the delayed ones, a bucket that holds the gate waits for it anyway.
-bool Reducer::gated(std::size_t bucket_index) const {
-  return options_.gate && metas_[plan_.buckets()[bucket_index].param_indices.front()].delayed &&
-         plan_.location(*options_.gate).bucket_index != bucket_index;
-}
-
-void Reducer::fill(std::size_t bucket_index) {
-  auto& bucket = buckets_[bucket_index];
-  if (!bucket.fill_one()) {
-    return;
-  }
-  note(EventKind::kBucketReady, bucket_index);
-  if (packs_when_full(bucket) && !skipped(bucket_index)) {
-    pack_held(bucket);
-  }
-  if (finite_check_ && !skipped(bucket_index)) {
-    look_at(bucket);
-  }
-  launches_.mark_ready(bucket_index);
-  launch_ready();
-}
-
-void Reducer::pack_held(Bucket& bucket) {
-  pack_together(bucket, params_, left_alone_, as_views(bucket));
-  bucket.divide(divisor());
-  bucket.note_stream();  // another stream may launch it
-}
-
-// Looks for gradients that are not finite among those that were packed.
-void Reducer::look_at(Bucket& bucket) {
-  bucket.join_streams();
-  Indices param_indices;
-  std::vector<at::Tensor> grads;
-  for (const auto& slot : bucket.slots()) {
-    if (!left_alone_[slot.param_index]) {
-      param_indices.push_back(slot.param_index);
-      grads.push_back(bucket.packed_slot(slot));
-    }
-  }
-  finite_check_->look(param_indices, grads);
-  bucket.note_stream();
-}
-
-// One thread launches at a time, without the mutex; it launches what others make ready meanwhile.
-void Reducer::launch_ready() {
-  if (launching_) {
-    return;
-  }
-  launching_ = true;
-  const auto stop = c10::make_scope_exit([this] {
-    launching_ = false;
-    changed_.notify_all();
-  });
-  while (const auto bucket_index = launches_.pop()) {
-    if (!skipped(*bucket_index)) {
-      launch(buckets_[*bucket_index], *bucket_index);
-    }
-  }
-}
-
-void Reducer::launch(Bucket& bucket, std::size_t bucket_index) {
-  clock_.note_launch();
-  note(EventKind::kLaunched, bucket_index);
-  notes_.note_launch(bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));
-  if (comm_hook_) {
-    notes_.note(Doing::kHook, bucket_index);
-  }
-  communicate(
-      [&] {
-        if (comm_hook_) {
-          bucket.launch(*comm_hook_, bucket_index, buckets_.size(), params_);
-        } else {
-          bucket.launch(*collective_);
-        }
-      },
-      [&] { return describe_bucket(bucket_index); });
-  if (comm_hook_) {
-    notes_.note(Doing::kBackward);
-  }
-  for (const auto& recording : recordings_) {
-    recording->follow(bucket.flight(), step_number(), bucket_index);
-  }
-}
-
-// ---- the end of backward -----------------------------------------------------------------------
+// ---- the end of backward ------------------------------------------------------------------------
 
 void Reducer::on_outer_task() {
-  const auto lock = enter();
-  if (phase_ == Phase::kCollecting) {
-    scope_.join(weak_from_this());
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.phase == Phase::kCollecting) {
+    scope_.track(weak_from_this());
   }
 }
 
 void Reducer::on_graph_task_end(int task_id) {
   std::function<void()> after_sync;
   {
-    const auto lock = enter();
+    const auto lock = context_.mutex.lock_to_change();
     scope_.leave(task_id);
     if (!scope_.empty()) {
       return;
     }
+    const bool whole_graph = running_task::runs_whole_graph();
     const bool output_reached = backward_sync_.output_reached();
-    backward_sync_.end(
-        sync_enabled_ && (phase_ == Phase::kCollecting || BackwardScope::runs_whole_graph()));
-    if (phase_ == Phase::kIdle && output_reached && sync_enabled_ &&
-        BackwardScope::runs_whole_graph() && !all_frozen()) {
+    backward_sync_.end(sync_enabled_ && (context_.phase == Phase::kCollecting || whole_graph));
+    if (context_.phase == Phase::kIdle && output_reached && sync_enabled_ && whole_graph &&
+        !context_.params.all_frozen()) {
       begin_empty_step();
     }
-    if (phase_ != Phase::kCollecting) {
+    if (context_.phase != Phase::kCollecting) {
       if (!output_reached) {
-        note(EventKind::kLocalBackwardEnd);
+        emit(StepEvent::kLocalBackwardEnd);
       }
       return;
     }
-    if (BackwardScope::inside_outer_task() && !arrivals_.unfinished().empty()) {
-      // The wrapper was bypassed, so the outer task was not joined; it may bring the rest.
+    if (running_task::is_nested() && !step_->unfinished().empty()) {
+      // The wrapper's forward was bypassed, so the outer task is not tracked. It may bring the
+      // rest.
       if (BackwardScope::announce_outer_task(weak_from_this()) ||
-          (!output_reached && !arrivals_.missing().empty())) {
+          (!output_reached && !step_->missing().empty())) {
         return;
       }
     }
-    const Occupation occupation(*this);
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
     finish_step(output_reached);
     after_sync = after_sync_;
   }
@@ -448,12 +417,12 @@ void Reducer::on_graph_task_end(int task_id) {
   }
 }
 
-// This rank's loss reaches no param, but peers may wait for this rank.
+// The loss of this rank reaches no param, but peers may wait for this rank.
 void Reducer::begin_empty_step() {
   try {
     begin_step();
   } catch (...) {
-    if (phase_ == Phase::kCollecting) {
+    if (context_.phase == Phase::kCollecting) {
       fail();
     }
     throw;
@@ -461,86 +430,434 @@ void Reducer::begin_empty_step() {
 }
 
 void Reducer::finish_step(bool output_reached) {
-  clock_.note(Moment::kBackwardEnd);
-  note(EventKind::kBackwardEnd);
-  const bool learning = arrivals_.learning();
-  auto missing = learning && options_.mode != GraphMode::kDefault ? Indices() : arrivals_.missing();
-  // Delayed params may be unused, as in DDP.
-  const auto is_delayed = [this](std::size_t i) { return metas_[i].delayed; };
-  missing.erase(std::remove_if(missing.begin(), missing.end(), is_delayed), missing.end());
-  const auto draining = errors::Where{collective_->rank(), clock_.num_steps(), Phase::kDraining};
-  go_to(Phase::kDraining);
+  emit(StepEvent::kBackwardEnd);
+  const auto missing = missing_at_end();
+  go_to(Phase::kFinalizing);
+  const auto where = context_.where();
   try {
-    // What is not final yet counts as it is, so that peers get their means and nobody waits.
-    for (const auto param_index : arrivals_.unfinished()) {
-      links_.pull(param_index);
-      accept(param_index);
-    }
-    if (!learning || options_.mode != GraphMode::kStatic) {
-      order_.complete();
-    }
-    agree_on_use();
-    drain_all();
-    const bool agrees = communicates() && (agrees_on_use() || finite_check_);
-    if (agrees) {
-      note(EventKind::kAgreeBegin);
-      notes_.note(Doing::kAgreeing);
-    }
-    reduce_skipped_by_mistake();
-    learn_use();
-    report_not_finite();
-    if (agrees) {
-      note(EventKind::kAgreeEnd);
-    }
-    {
-      const Unlocked unlocked(mutex_);
-      notes_.check_calls();
-    }
-    clock_.note(Moment::kCommEnd);
-    links_.push_all();
+    step_->finish();
   } catch (...) {
     fail();
     throw;
   }
   for (std::size_t i = 0; i < seen_.size(); ++i) {
-    seen_[i] = seen_[i] || arrivals_.arrived(i);
+    seen_[i] = seen_[i] || step_->arrivals().arrived(i);
   }
-  static_use_agreed_ = true;
-  arrivals_.end();
-  arrived_grads_.clear();
-  go_to(Phase::kIdle);
-  note(EventKind::kStepEnd);
-  clock_.end_step();
-  note_outside();
-  // Thrown when the reducer can be used again.
-  report_end(draining, missing, output_reached);
+  context_.arrivals.learn(step_->arrivals());
+  const auto error = step_->error();
+  end_step();
+  // Raised last, when the reducer can be used again.
+  if (error) {
+    context_.raise(*error);
+  }
+  report_missing(where, missing, output_reached);
 }
 
-void Reducer::drain(std::size_t bucket_index) {
-  auto& bucket = buckets_[bucket_index];
-  note(EventKind::kWaitBegin, bucket_index);
-  notes_.note(Doing::kWaiting, bucket_index);
-  communicate([&] { bucket.wait(*collective_); }, [&] { return describe_bucket(bucket_index); });
-  std::vector<const Slot*> wanted;
-  wanted.reserve(bucket.slots().size());
-  for (const auto& slot : bucket.slots()) {
-    if (left_alone_[slot.param_index]) {
+void Reducer::end_step() {
+  const bool with_grads = step_->kind() == Step::Kind::kWithGrads;
+  context_.use.static_use_known = true;
+  step_.reset();
+  go_to(Phase::kIdle);
+  if (with_grads) {
+    emit(StepEvent::kStepEnd);
+  } else {
+    context_.observer.clock().skip_step();
+  }
+  ++context_.num_steps;
+  emit(StepEvent::kIdle);
+}
+
+// Delayed params may be unused, as in DDP.
+Reducer::Indices Reducer::missing_at_end() const {
+  if (context_.options.mode == GraphMode::kFindUnused ||
+      (context_.arrivals.learning() && context_.options.mode != GraphMode::kDefault)) {
+    return {};
+  }
+  auto missing = step_->missing();
+  const auto is_delayed = [this](std::size_t i) { return context_.params.metas()[i].delayed; };
+  missing.erase(std::remove_if(missing.begin(), missing.end(), is_delayed), missing.end());
+  return missing;
+}
+
+void Reducer::report_missing(
+    const errors::Where& where, const Indices& missing, bool output_reached) {
+  if (missing.empty()) {
+    return;
+  }
+  const auto& params = context_.params;
+  if (context_.options.mode == GraphMode::kStatic) {
+    context_.raise(errors::static_graph_changed(where, params.names_of(missing), missing));
+  }
+  // Another output of the same forward may have brought them, or may still bring them.
+  const auto nodes_to_come = outputs_.nodes_to_come();
+  Indices unused;
+  possibly_late_.clear();
+  for (const auto param_index : missing) {
+    if (output_reached && seen_[param_index]) {
       continue;
     }
-    const bool untouched = keeps_unused_grads() && !used_.marked(slot.param_index) &&
-                           num_ranks_using()[slot.param_index] == 0;
-    if (!untouched) {
-      wanted.push_back(&slot);
+    const bool to_come = nodes_to_come.count(params.hooks()[param_index].accumulator()) != 0;
+    (to_come ? possibly_late_ : unused).push_back(param_index);
+  }
+  if (!unused.empty()) {
+    context_.raise(errors::params_without_gradient(where, params.names_of(unused)));
+  }
+}
+
+void Reducer::shadow_step() {
+  const auto lock = context_.mutex.lock_to_change();
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
+  context_.observer.peers().check();
+  if (context_.phase != Phase::kIdle) {
+    throw errors::inside_backward(context_.where(), "shadow_step()");
+  }
+  go_to(Phase::kCollecting);
+  context_.observer.clock().begin_step();
+  context_.observer.peers().begin_step(context_.step_number());
+  go_to(Phase::kFinalizing);
+  try {
+    step_.emplace(context_, Step::Kind::kWithoutGrads);
+    step_->begin();
+    step_->finish();
+  } catch (...) {
+    fail();
+    throw;
+  }
+  const auto error = step_->error();
+  end_step();
+  if (error) {
+    context_.raise(*error);
+  }
+}
+
+// ---- a step that broke off ----------------------------------------------------------------------
+
+void Reducer::on_graph_task_abort(int task_id) noexcept {
+  const auto lock = context_.mutex.lock_to_change();
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  scope_.leave(task_id);
+  if (!scope_.empty()) {
+    return;
+  }
+  backward_sync_.end(sync_enabled_);
+  if (context_.phase != Phase::kCollecting) {
+    return;
+  }
+  go_to(Phase::kFinalizing);
+  // If the group has failed, peers finish no step either.
+  const bool matched = !context_.observer.peers().group_failed() && step_->match_peers();
+  auto unused_by_all = matched ? context_.use.unused_by_all : Indices();
+  fail();
+  context_.use.unused_by_all = std::move(unused_by_all);
+}
+
+void Reducer::fail() noexcept {
+  try {
+    go_to(Phase::kFailed);
+    recover();
+  } catch (...) {
+    // Out of memory, for example. The next step tries again, and the user gets its error.
+  }
+}
+
+void Reducer::recover() {
+  auto& context = context_;
+  step_.reset();
+  context.params.links().pull_all();
+  if (context.options.precision.compute) {
+    context.buckets.wait_for_streams();
+    for (std::size_t i = 0; i < context.params.size(); ++i) {
+      context.cast_grad_to_local(i);
     }
   }
-  if (!comm_hook_ && !bucket.sparse() && bucket.device().is_cpu()) {
-    notes_.note_result(
-        bucket.reduced().const_data_ptr(), static_cast<std::size_t>(bucket.num_bytes()));
+  // Peers may never launch what is in flight, so nothing is waited for: the backend keeps the old
+  // buffers, which its work objects own.
+  context.params.links().push_all();
+  auto plan = context.buckets.plan();
+  auto buckets = context.allocate_buckets(plan);
+  install(std::move(plan), std::move(buckets));
+  if (context.use_is_exchanged()) {
+    context.use.forget(context.params.device());
   }
-  note(EventKind::kWaitEnd, bucket_index);  // behind the first look at what ranks agreed on
-  write_back(bucket, wanted, params_, as_views(bucket));
-  bucket.release_reduced();
-  note(EventKind::kWrittenBack, bucket_index);
+  possibly_late_.clear();
+  go_to(Phase::kIdle);
+  context.observer.peers().break_off();
+}
+
+void Reducer::reset() {
+  auto lock = context_.mutex.lock_to_change();
+  if (in_backward()) {
+    throw errors::inside_backward(context_.where(), "reset()");
+  }
+  context_.mutex.wait(lock, [this] { return !step_ || !step_->launching(); });
+  backward_sync_ = {};
+  if (context_.phase == Phase::kCollecting) {
+    go_to(Phase::kFailed);
+  }
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
+}
+
+// ---- settings -----------------------------------------------------------------------------------
+
+void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.settings.comm_hook) {
+    context_.raise(errors::second_comm_hook(context_.where()));
+  }
+  if (context_.phase != Phase::kIdle) {
+    throw errors::inside_backward(context_.where(), "register_comm_hook()");
+  }
+  if (!context_.communicates()) {
+    const auto& params = context_.params;
+    auto plan = context_.buckets.plan();
+    auto buckets = BucketSet::allocate(
+        plan, params.tensors(), params.metas(), *context_.collective, context_.options.precision);
+    install(std::move(plan), std::move(buckets));
+  }
+  context_.settings.comm_hook = std::move(hook);
+}
+
+void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
+  const auto lock = context_.mutex.lock_to_change();
+  set_comm_hook(std::move(hook));
+  context_.options.precision = precision;
+  auto plan = context_.buckets.plan();
+  auto buckets = context_.allocate_buckets(plan);
+  install(std::move(plan), std::move(buckets));
+}
+
+void Reducer::set_divisor(std::optional<int> divisor) {
+  if (divisor && *divisor < 1) {
+    throw errors::not_positive("the divisor of gradients", *divisor);
+  }
+  const auto lock = context_.mutex.lock();
+  context_.settings.divisor = divisor;
+}
+
+void Reducer::announce_joined_step(bool averages) {
+  const auto lock = context_.mutex.lock_to_change();
+  if (averages || joined_step_ != JoinedStep::kAverages) {
+    joined_step_ = averages ? JoinedStep::kAverages : JoinedStep::kLocal;
+  }
+}
+
+void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
+  const auto lock = context_.mutex.lock();
+  const auto& params = context_.params;
+  if (param_index >= params.size()) {
+    throw errors::no_such_param(param_index, params.size());
+  }
+  const auto& name = params.name(param_index);
+  const auto& meta = params.metas()[param_index];
+  if (!meta.expect_sparse) {
+    throw InternalError("rows for " + name + ", which is not sparse");
+  }
+  if (rows.scalar_type() != at::kLong || rows.layout() != at::kStrided || rows.dim() != 1 ||
+      rows.device() != meta.device) {
+    throw UserError(
+        "the row indices of parameter '" + name + "' are a tensor of dtype " + describe(rows) +
+        ". Pass an int64 tensor with 1 dimension, on the device of the parameter.");
+  }
+  // Torch does not check the indices of a sparse tensor, and writes wherever they point.
+  const auto& param = params[param_index];
+  if (const auto row = stray_row(rows, param.dim() == 0 ? 0 : param.size(0))) {
+    throw UserError(
+        "row index " + std::to_string(*row) + " of parameter '" + name +
+        "' is not valid: the row does not exist, or the index is not greater than the previous "
+        "index. Pass each existing row at most once, in ascending order.");
+  }
+  context_.settings.sparse_rows[param_index] = rows;
+}
+
+void Reducer::set_check_finite(bool enabled) {
+  const auto lock = lock_between_steps();
+  if (context_.phase != Phase::kIdle) {
+    throw errors::inside_backward(context_.where(), "set_check_finite()");
+  }
+  context_.settings.check_finite = enabled;
+}
+
+void Reducer::set_after_sync(std::function<void()> after_sync) {
+  const auto lock = context_.mutex.lock();
+  after_sync_.swap(after_sync);  // the old function is destroyed without the lock
+}
+
+void Reducer::set_static_graph() {
+  const auto lock = context_.mutex.lock_to_change();
+  auto& context = context_;
+  if (context.options.mode == GraphMode::kStatic) {
+    return;
+  }
+  if (context.phase != Phase::kIdle || !context.arrivals.learning()) {
+    context.raise(errors::static_graph_too_late(context.where()));
+  }
+  auto plan = context.initial_plan(GraphMode::kStatic);
+  auto buckets = context.allocate_buckets(plan);
+  context.options.mode = GraphMode::kStatic;
+  context.arrivals = ArrivalHistory(context.params.size(), GraphMode::kStatic);
+  context.order = ArrivalOrder(context.params.size(), /*wanted=*/true);
+  context.use.forget(context.params.device());  // marks of steps that broke off
+  context.use.static_use_known = false;
+  install(std::move(plan), std::move(buckets));
+}
+
+void Reducer::prepare_for_backward() {
+  const auto lock = context_.mutex.lock_to_change();
+  if (in_backward()) {
+    throw errors::inside_backward(context_.where(), "prepare_for_backward()");
+  }
+  if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
+    throw errors::prepared_in_join(context_.where());
+  }
+  backward_sync_.prepare();
+  context_.params.announce_grads(weak_from_this());
+}
+
+void Reducer::remove_hooks() {
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.phase != Phase::kIdle || in_backward()) {
+    throw errors::hooks_in_use(context_.where());
+  }
+  context_.params.remove_hooks();
+}
+
+void Reducer::set_collective(
+    std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
+  const auto lock = context_.mutex.lock_to_change();
+  auto& context = context_;
+  if (context.phase == Phase::kCollecting || context.phase == Phase::kFinalizing) {
+    throw errors::inside_backward(context.where(), "_update_process_group()");
+  }
+  const auto& params = context.params;
+  auto plan = context.initial_plan(context.options.mode);
+  auto buckets =
+      context.settings.comm_hook || !collective->alone()
+          ? BucketSet::allocate(
+                plan, params.tensors(), params.metas(), *collective, context.options.precision)
+          : std::vector<Bucket>();
+  context.collective = std::move(collective);
+  context.num_steps = num_steps.value_or(context.num_steps);
+  agreed_order_.clear();
+  context.order = ArrivalOrder(params.size(), context.options.mode != GraphMode::kFindUnused);
+  context.arrivals = ArrivalHistory(params.size(), context.options.mode);
+  context.use.forget(params.device());
+  context.use.static_use_known = false;
+  install(std::move(plan), std::move(buckets));
+  register_with_group();
+}
+
+// ---- observers and state ------------------------------------------------------------------------
+
+void Reducer::add_recording(std::shared_ptr<Recording> recording) {
+  const auto lock = lock_between_steps();
+  if (context_.phase != Phase::kIdle) {
+    throw errors::inside_backward(context_.where(), "ddpx.record()");
+  }
+  context_.observer.add_recording(
+      std::move(recording), context_.step_number(), context_.buckets.plan());
+}
+
+void Reducer::remove_recording(const std::shared_ptr<Recording>& recording) {
+  const auto lock = context_.mutex.lock();
+  context_.observer.remove_recording(recording);
+}
+
+void Reducer::set_sample_rate(int64_t sample_rate) {
+  if (sample_rate < 1) {
+    throw errors::not_positive("the sample rate", sample_rate);
+  }
+  const auto lock = context_.mutex.lock();
+  context_.observer.clock().set_sample_rate(sample_rate);
+}
+
+void Reducer::number_as_constructed() {
+  const auto lock = context_.mutex.lock_to_change();
+  context_.observer.peers().number_as_constructed();
+  emit(StepEvent::kIdle);
+}
+
+void Reducer::continue_from(Reducer& older) {
+  int64_t num_steps = 0;
+  std::vector<std::shared_ptr<Recording>> recordings;
+  health::StepNotes peers;
+  {
+    const auto lock = older.context_.mutex.lock_to_change();
+    peers = older.context_.observer.peers();
+    num_steps = older.context_.num_steps;
+    recordings = older.context_.observer.take_recordings();
+  }
+  const auto lock = context_.mutex.lock_to_change();
+  context_.num_steps = num_steps;
+  context_.observer.peers().continue_from(peers);
+  for (auto& recording : recordings) {
+    add_recording(std::move(recording));
+  }
+}
+
+bool Reducer::graph_was_static() const {
+  const auto lock = context_.mutex.lock();
+  return context_.arrivals.always_the_same();
+}
+
+Phase Reducer::phase() const {
+  const auto lock = context_.mutex.lock();
+  return context_.phase;
+}
+
+BucketPlan Reducer::plan() const {
+  const auto lock = context_.mutex.lock();
+  return context_.buckets.plan();
+}
+
+std::vector<std::size_t> Reducer::arrival_order() const {
+  const auto lock = context_.mutex.lock();
+  return agreed_order_;
+}
+
+std::vector<int32_t> Reducer::used_by_ranks() {
+  const auto lock = context_.mutex.lock();
+  auto& use = context_.use;
+  // A thread that finalizes a step may wait for this one, as for the continuation of a hook's
+  // future.
+  if (!context_.mutex.occupied_by_other()) {
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    context_.communicate([&] { use.map.wait(); }, errors::used_map_exchange);
+    use.last_sums = use.map.last_sums();
+  }
+  return context_.communicate(
+      [sums = use.last_sums] { return sums.num_ranks_using(); }, errors::used_map_exchange);
+}
+
+StepReport Reducer::report() const {
+  const auto lock = context_.mutex.lock();
+  return context_.observer.clock().report();
+}
+
+int64_t Reducer::num_steps() const {
+  const auto lock = context_.mutex.lock();
+  return context_.num_steps;
+}
+
+bool Reducer::recorded() const {
+  const auto lock = context_.mutex.lock();
+  return context_.observer.recorded();
+}
+
+std::string Reducer::last_error() const {
+  const auto lock = context_.mutex.lock();
+  return context_.last_error;
+}
+
+std::vector<std::string> Reducer::missing_params() {
+  const auto lock = context_.mutex.try_lock();
+  return lock && context_.phase == Phase::kCollecting && step_
+             ? context_.params.names_of(step_->missing())
+             : std::vector<std::string>();
 }
 
 }  // namespace ddpx

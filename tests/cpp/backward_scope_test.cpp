@@ -9,9 +9,9 @@ namespace {
 TEST(BackwardScope, ATaskWhoseEndCannotBeReportedIsNotJoined) {
   BackwardScope scope;
   // Outside a backward the engine accepts no callback.
-  EXPECT_ANY_THROW(scope.join({}));
+  EXPECT_ANY_THROW(scope.track({}));
   EXPECT_TRUE(scope.empty());
-  EXPECT_ANY_THROW(scope.join({})) << "a second attempt must not count as joined";
+  EXPECT_ANY_THROW(scope.track({})) << "a second attempt must not count as tracked";
 }
 
 }  // namespace

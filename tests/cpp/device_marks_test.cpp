@@ -235,12 +235,12 @@ TEST_F(DeviceMarksTest, AStepWhoseMarksCannotBeMadeIsGivenUp) {
   bool FakeDevice::* const obstacles[] = {&FakeDevice::captured, &FakeDevice::breaks};
   uint32_t step = 0;
   for (const auto obstacle : obstacles) {
-    recording->note(EventKind::kStepBegin, step, 0);
+    recording->record(EventKind::kStepBegin, step, 0);
     fake.*obstacle = true;
-    recording->note(EventKind::kLaunched, step, 0);
+    recording->record(EventKind::kLaunched, step, 0);
     fake.*obstacle = false;
-    recording->note(EventKind::kStepEnd, step, 0);  // has a gap, and must not look complete
-    recording->note(EventKind::kStepEnd, step + 1, 0);
+    recording->record(EventKind::kStepEnd, step, 0);  // has a gap, and must not look complete
+    recording->record(EventKind::kStepEnd, step + 1, 0);
     step += 2;
   }
   fake.pass(1);

@@ -13,20 +13,14 @@
 namespace ddpx {
 namespace {
 
-LaunchQueue queue_of(std::size_t num_buckets) {
-  LaunchQueue queue;
-  queue.reset(num_buckets);
-  return queue;
-}
-
 TEST(LaunchQueue, NothingLeavesBeforeItIsReady) {
-  auto queue = queue_of(2);
+  LaunchQueue queue(2);
   EXPECT_EQ(queue.pop(), std::nullopt);
   EXPECT_EQ(queue.num_launched(), 0u);
 }
 
 TEST(LaunchQueue, AReadyBucketWaitsForThoseBeforeIt) {
-  auto queue = queue_of(3);
+  LaunchQueue queue(3);
   queue.mark_ready(2);
   queue.mark_ready(1);
   EXPECT_EQ(queue.pop(), std::nullopt);
@@ -42,7 +36,7 @@ TEST(LaunchQueue, LeavesInPlanOrderForEveryReadyOrder) {
   std::vector<std::size_t> ready_order(5);
   std::iota(ready_order.begin(), ready_order.end(), 0);
   do {
-    auto queue = queue_of(ready_order.size());
+    LaunchQueue queue(ready_order.size());
     std::size_t expected = 0;
     for (const auto bucket_index : ready_order) {
       queue.mark_ready(bucket_index);
@@ -55,28 +49,16 @@ TEST(LaunchQueue, LeavesInPlanOrderForEveryReadyOrder) {
 }
 
 TEST(LaunchQueue, ReadyTwiceIsABug) {
-  auto queue = queue_of(2);
+  LaunchQueue queue(2);
   queue.mark_ready(1);
   EXPECT_THROW(queue.mark_ready(1), InternalError);
 }
 
 TEST(LaunchQueue, ReadyAgainAfterItLeftIsABug) {
-  auto queue = queue_of(1);
+  LaunchQueue queue(1);
   queue.mark_ready(0);
   queue.pop();
   EXPECT_THROW(queue.mark_ready(0), InternalError);
-}
-
-TEST(LaunchQueue, ResetForgetsTheLastStep) {
-  auto queue = queue_of(2);
-  queue.mark_ready(0);
-  queue.pop();
-  queue.mark_ready(1);
-  queue.reset(1);
-  EXPECT_EQ(queue.num_launched(), 0u);
-  EXPECT_EQ(queue.pop(), std::nullopt);
-  queue.mark_ready(0);
-  EXPECT_EQ(queue.pop(), 0u);
 }
 
 }  // namespace

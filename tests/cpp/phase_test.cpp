@@ -13,17 +13,17 @@ namespace ddpx {
 namespace {
 
 constexpr Phase kPhases[] = {
-    Phase::kIdle, Phase::kRebuilding, Phase::kCollecting, Phase::kDraining, Phase::kFailed};
+    Phase::kIdle, Phase::kRebuilding, Phase::kCollecting, Phase::kFinalizing, Phase::kFailed};
 
 const std::set<std::pair<Phase, Phase>> kLegal = {
     {Phase::kIdle, Phase::kCollecting},
     {Phase::kIdle, Phase::kRebuilding},
     {Phase::kRebuilding, Phase::kIdle},
     {Phase::kRebuilding, Phase::kFailed},
-    {Phase::kCollecting, Phase::kDraining},
+    {Phase::kCollecting, Phase::kFinalizing},
     {Phase::kCollecting, Phase::kFailed},
-    {Phase::kDraining, Phase::kIdle},
-    {Phase::kDraining, Phase::kFailed},
+    {Phase::kFinalizing, Phase::kIdle},
+    {Phase::kFinalizing, Phase::kFailed},
     {Phase::kFailed, Phase::kIdle},
 };
 

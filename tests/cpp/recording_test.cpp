@@ -87,7 +87,7 @@ TEST(Recording, HasAStepInOrder) {
       "launched 2",
       "backward end"};
   const Log end = {
-      to_string(Phase::kDraining),
+      to_string(Phase::kFinalizing),
       "wait 0",
       "waited 0",
       "written 0",
@@ -154,7 +154,7 @@ TEST(Recording, PlansMayBeReadWhileTheReducerAddsOne) {
   constexpr uint32_t kNumPlans = 2000;
   std::thread adder([&] {
     for (uint32_t step = 0; step < kNumPlans; ++step) {
-      recorded->note_plan(step, plan);
+      recorded->record_plan(step, plan);
     }
   });
   std::size_t num_read = 0;

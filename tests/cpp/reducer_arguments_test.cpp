@@ -35,7 +35,7 @@ TEST(ReducerArguments, ParamsAreLeavesThatRequireAGradient) {
 
 TEST(ReducerArguments, TheGateIsAParam) {
   auto options = kOptions;
-  options.gate = 1;
+  options.delay_trigger = 1;
   EXPECT_THROW(reducer_over(at::ones({2}).set_requires_grad(true), options), UserError);
 }
 

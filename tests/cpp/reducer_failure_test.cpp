@@ -107,7 +107,7 @@ TEST_P(ReducerFailure, OtherThreadsMayLookWhileItWaits) {
   replica.collective->on_wait = [&](std::size_t index) {
     auto look = std::async(std::launch::async, [&] { return replica.reducer->phase(); });
     ASSERT_EQ(look.wait_for(std::chrono::seconds(10)), std::future_status::ready);
-    EXPECT_EQ(look.get(), Phase::kDraining);
+    EXPECT_EQ(look.get(), Phase::kFinalizing);
     ++num_looks;
     succeed(index);
   };

@@ -198,31 +198,5 @@ TEST(ReducerTells, HowLongAStepTook) {
   EXPECT_EQ(second.mean.backward, (first.times.backward + second.times.backward) / 2);
 }
 
-TEST(StepClock, AfterTenStepsEveryNthIsSampled) {
-  StepClock clock;
-  clock.set_sample_rate(7);
-  std::vector<int64_t> sampled;
-  for (int step = 0; step < 22; ++step) {
-    clock.note(Moment::kBackwardStart);
-    clock.note_launch();
-    clock.note(Moment::kBackwardEnd);
-    clock.note(Moment::kCommEnd);
-    clock.end_step();
-    if (clock.report().step == step) {
-      sampled.push_back(step);
-      EXPECT_EQ(clock.report().num_launches, 1);
-    }
-  }
-  EXPECT_EQ(sampled, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 21}));
-  EXPECT_EQ(clock.num_steps(), 22);
-}
-
-TEST(StepClock, WithoutAForwardThereIsNoTimeForIt) {
-  StepClock clock;
-  clock.note(Moment::kBackwardStart);
-  clock.end_step();
-  EXPECT_EQ(clock.report().times.forward, 0);
-}
-
 }  // namespace
 }  // namespace ddpx

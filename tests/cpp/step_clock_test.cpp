@@ -56,12 +56,24 @@ TEST(StepClock, SamplesEveryNthStepAfterTheFirstTen) {
   std::vector<int64_t> reported;
   for (int64_t step = 0; step < 22; ++step) {
     clock.begin_step();
-    clock.end_step();
+    clock.record(Moment::kBackwardStart, step);
+    clock.record_launch(step);
+    clock.record(Moment::kBackwardEnd, step);
+    clock.record(Moment::kCommEnd, step);
+    clock.end_step(step);
     if (clock.report().step == step) {
       reported.push_back(step);
+      EXPECT_EQ(clock.report().num_launches, 1);
     }
   }
   EXPECT_EQ(reported, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 21}));
+}
+
+TEST(StepClock, WithoutAForwardThereIsNoTimeForIt) {
+  StepClock clock;
+  clock.record(Moment::kBackwardStart, 0);
+  clock.end_step(0);
+  EXPECT_EQ(clock.report().times.forward, 0);
 }
 
 }  // namespace

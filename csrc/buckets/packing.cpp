@@ -1,4 +1,4 @@
-#include "slot_io.h"
+#include "packing.h"
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/alias.h>
@@ -7,6 +7,7 @@
 
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "dense_copy.h"
 #include "device_stream.h"
@@ -28,21 +29,23 @@ bool same_place(const at::Tensor& a, const at::Tensor& b) {
          a.strides() == b.strides();
 }
 
-// Not the slot's own view: module.to(...) swaps the memory of a gradient in place.
-void lay_in_slot(at::Tensor& grad, const Slot& slot) {
-  if (!slot.lent.defined() || !same_place(slot.lent, slot.view)) {
-    slot.lent = at::alias(slot.view);
+// `param.grad` never is the view of the slot itself: module.to(...) swaps the memory of a gradient
+// in place.
+void alias_slot(at::Tensor& grad, const Slot& slot) {
+  if (!slot.grad_alias.defined() || !same_place(slot.grad_alias, slot.view)) {
+    slot.grad_alias = at::alias(slot.view);
   }
-  grad = slot.lent;
+  grad = slot.grad_alias;
 }
 
-// Gives a gradient that lies in the slot memory of its own.
-void move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
-  const at::NoGradGuard no_grad;
+// Gives a gradient that lies in the slot memory of its own. Returns true if it lay there.
+bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   auto& grad = param.mutable_grad();
-  if (grad.defined() && !grad.is_sparse() && grad.is_alias_of(slot.view)) {
-    grad = unpack_new(slot.view, param, bucket.dtypes().averaged);
+  if (!grad.defined() || grad.is_sparse() || !grad.is_alias_of(slot.view)) {
+    return false;
   }
+  grad = unpack_new(slot.view, param, bucket.dtypes().averaged);
+  return true;
 }
 
 }  // namespace
@@ -75,16 +78,21 @@ void pack(
     Bucket& bucket,
     const Slot& slot,
     const at::Tensor& param,
-    const at::Tensor& grad,
+    const at::Tensor& given,
     int divisor,
-    bool as_view) {
+    GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
   if (bucket.sparse()) {
     const auto dtype = bucket.dtypes().summed;
     bucket.set_sparse(
-        grad.defined() ? divide_sparse(grad.to(dtype), divisor) : empty_sparse_grad(param, dtype));
-  } else if (!grad.defined()) {
+        given.defined() ? divide_sparse(given.to(dtype), divisor)
+                        : empty_sparse_grad(param, dtype));
+    return;
+  }
+  const bool moved = place == GradPlace::kMovedOut && move_out(bucket, slot, param);
+  const auto& grad = moved && given.defined() ? param.grad() : given;
+  if (!grad.defined()) {
     slot.view.zero_();
   } else if (grad.is_alias_of(slot.view)) {
     divide_in_place(slot.view, divisor);
@@ -92,73 +100,57 @@ void pack(
     pack_scaled(grad, slot.view, divisor);
     auto& present = param.mutable_grad();
     const bool replaced = !grad.is_same(present);
-    if (as_view || replaced || grad.scalar_type() != bucket.dtypes().averaged) {
-      keep_for_current_stream(grad);  // write_back() drops one in another dtype
+    const bool alias = place == GradPlace::kInSlot && !replaced;
+    if (alias || replaced || grad.scalar_type() != bucket.dtypes().averaged) {
+      keep_for_current_stream(grad);  // write_back() drops a gradient in another dtype
     }
-    if (as_view && !replaced) {
-      lay_in_slot(present, slot);
+    if (alias) {
+      alias_slot(present, slot);
     }
   }
 }
 
-void pack_together(
+void pack_all(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
-    const std::vector<bool>& left_out,
-    bool as_view) {
+    std::vector<std::optional<at::Tensor>>& grads,
+    const std::vector<bool>& excluded,
+    GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
-  bucket.join_streams();
-  const auto held = bucket.take_held();
-  std::vector<at::Tensor> grads;
+  bucket.wait_for_streams();
+  std::vector<at::Tensor> sources;
   std::vector<at::Tensor> views;
-  for (std::size_t i = 0; i < held.size(); ++i) {
-    const auto& slot = bucket.slots()[i];
-    if (left_out[slot.param_index]) {
+  for (const auto& slot : bucket.slots()) {
+    const auto kept = std::exchange(grads[slot.param_index], std::nullopt);
+    if (excluded[slot.param_index]) {
       continue;
     }
-    if (!held[i].defined()) {
+    if (!kept || !kept->defined()) {
       slot.view.zero_();
-    } else if (!held[i].is_alias_of(slot.view)) {
-      views.push_back(slot.view);
-      grads.push_back(held[i]);
-      auto& grad = params[slot.param_index].mutable_grad();
-      if (as_view && grad.is_same(held[i])) {
-        lay_in_slot(grad, slot);
+    } else if (!kept->is_alias_of(slot.view)) {
+      auto& present = params[slot.param_index].mutable_grad();
+      if (place == GradPlace::kInSlot && present.is_same(*kept)) {
+        alias_slot(present, slot);
       }
+      views.push_back(slot.view);
+      sources.push_back(*kept);
     }
   }
-  if (grads.empty()) {
+  if (sources.empty()) {
     return;
   }
-  at::_foreach_copy_(views, grads);
-  for (const auto& grad : grads) {
+  at::_foreach_copy_(views, sources);
+  for (const auto& grad : sources) {
     keep_for_current_stream(grad);
   }
-}
-
-void pack_apart(Bucket& bucket, const Slot& slot, const at::Tensor& param, int divisor) {
-  if (!bucket.sparse()) {
-    move_out(bucket, slot, param);
-  }
-  pack(bucket, slot, param, param.grad(), divisor, /*as_view=*/false);
-}
-
-void pack_nothing(Bucket& bucket, const Slot& slot, const at::Tensor& param) {
-  if (bucket.sparse()) {
-    bucket.set_sparse(empty_sparse_grad(param, bucket.dtypes().summed));
-    return;
-  }
-  move_out(bucket, slot, param);
-  const at::NoGradGuard no_grad;
-  slot.view.zero_();
 }
 
 void write_back(
     const Bucket& bucket,
     const std::vector<const Slot*>& slots,
     const std::vector<at::Tensor>& params,
-    bool as_view) {
+    GradPlace place) {
   RECORD_FUNCTION("ddpx::write_back", {});
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> grads;  // copied together at the end, which on a device is one operation
@@ -177,12 +169,12 @@ void write_back(
       continue;
     }
     const auto reduced = bucket.reduced_slot(*slot);
-    if (as_view) {
+    if (place == GradPlace::kInSlot) {
       if (!reduced.is_alias_of(slot->view)) {
         copy(reduced, slot->view);
       }
       if (!grad.defined() || !grad.is_alias_of(slot->view)) {
-        lay_in_slot(grad, *slot);
+        alias_slot(grad, *slot);
       }
     } else if (grad.defined() && grad.scalar_type() == bucket.dtypes().averaged) {
       copy(reduced, grad);
@@ -195,12 +187,12 @@ void write_back(
   }
 }
 
-void adopt(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
+void move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   auto& grad = param.mutable_grad();
   if (grad.defined() && !bucket.sparse() && !find_misfit(bucket, slot, grad)) {
     slot.view.copy_(grad);
-    lay_in_slot(grad, slot);
+    alias_slot(grad, slot);
   }
 }
 

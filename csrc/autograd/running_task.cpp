@@ -1,0 +1,73 @@
+#include "running_task.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <cstddef>
+#include <unordered_set>
+
+namespace ddpx::running_task {
+
+using torch::autograd::GraphTask;
+using torch::autograd::Node;
+
+int id() {
+  return torch::autograd::get_current_graph_task_id();
+}
+
+// Torch exports the address of a member of the task, but neither the task nor its depth.
+int depth() {
+  const auto* member = torch::autograd::get_current_graph_task_exec_info();
+  if (member == nullptr) {
+    return 0;
+  }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr auto offset = offsetof(GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  const auto* address = reinterpret_cast<const char*>(member) - offset;
+  return reinterpret_cast<const GraphTask*>(address)->reentrant_depth_;
+}
+
+bool is_nested() {
+  return torch::autograd::get_current_node() || depth() > 0;
+}
+
+bool runs_whole_graph() {
+  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+  return asked_for == nullptr || asked_for->empty();
+}
+
+bool returns_grad_of(const Node* node) {
+  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+  if (asked_for == nullptr) {
+    return false;
+  }
+  const auto entry = asked_for->find(const_cast<Node*>(node));
+  return entry != asked_for->end() && entry->second.captures_ != nullptr;
+}
+
+std::vector<bool> unreached(const std::vector<GradHook>& hooks) {
+  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+  const std::unordered_set<Node*>* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  const Node* root = torch::autograd::get_current_node().get();  // the list lacks the root
+  const auto reaches = [&](const GradHook& hook) {
+    auto* const node = const_cast<Node*>(hook.accumulator());
+    if (node == root) {
+      return true;
+    }
+    if (asked_for != nullptr && !asked_for->empty()) {
+      const auto entry = asked_for->find(node);
+      return entry != asked_for->end() && entry->second.needed_;
+    }
+    return nodes == nullptr || nodes->count(node) != 0;
+  };
+  std::vector<bool> unreached;
+  unreached.reserve(hooks.size());
+  for (const auto& hook : hooks) {
+    unreached.push_back(!reaches(hook));
+  }
+  return unreached;
+}
+
+}  // namespace ddpx::running_task

@@ -1,0 +1,36 @@
+// The graph task (one run of the autograd engine) that runs on the calling thread.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <vector>
+
+#include "grad_hook.h"
+
+namespace ddpx::running_task {
+
+constexpr int kNone = -1;
+
+// The id of the task; kNone outside a backward.
+int id();
+
+// The number of graph tasks that wait for the task.
+int depth();
+
+// Whether another graph task waits for the task. Also right on a thread that ends the task.
+bool is_nested();
+
+// Whether the task accumulates into every leaf, as backward() does. False for autograd.grad() and
+// backward(inputs=...).
+bool runs_whole_graph();
+
+// Whether the task returns the gradient that arrives at `node` to its caller, as autograd.grad()
+// does for the tensors that it is asked for.
+bool returns_grad_of(const torch::autograd::Node* node);
+
+// Per hook, whether the task neither runs the accumulator of the hook nor has run it. Costs one
+// lookup per hook and no walk over the graph: the engine lists the nodes of a task before it runs
+// the first node.
+std::vector<bool> unreached(const std::vector<GradHook>& hooks);
+
+}  // namespace ddpx::running_task

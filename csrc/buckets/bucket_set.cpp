@@ -1,0 +1,50 @@
+#include "bucket_set.h"
+
+#include <c10/core/GradMode.h>
+
+#include "packing.h"
+
+namespace ddpx {
+
+std::vector<Bucket> BucketSet::allocate(
+    const BucketPlan& plan,
+    const std::vector<at::Tensor>& params,
+    const std::vector<ParamMeta>& metas,
+    Collective& collective,
+    const Precision& precision) {
+  const at::NoGradGuard no_grad;
+  std::vector<Bucket> buckets;
+  for (const auto& spec : plan.buckets()) {
+    const bool sparse = metas[spec.param_indices.front()].expect_sparse;
+    buckets.emplace_back(spec, params, sparse, collective, precision);
+  }
+  return buckets;
+}
+
+void BucketSet::install(BucketPlan plan, std::vector<Bucket> buckets) {
+  for (const auto& bucket : buckets_) {
+    bucket.keep_for_streams();
+  }
+  plan_ = std::move(plan);
+  buckets_ = std::move(buckets);
+}
+
+void BucketSet::take_grads(const std::vector<at::Tensor>& params) {
+  for (const auto& bucket : buckets_) {
+    if (!bucket.can_hold_grads()) {
+      continue;
+    }
+    for (const auto& slot : bucket.slots()) {
+      move_into_slot(bucket, slot, params[slot.param_index]);
+    }
+  }
+}
+
+void BucketSet::wait_for_streams() {
+  for (auto& bucket : buckets_) {
+    bucket.wait_for_streams();
+    bucket.add_stream();
+  }
+}
+
+}  // namespace ddpx

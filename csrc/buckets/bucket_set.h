@@ -1,0 +1,68 @@
+// The bucket plan in force, and its buckets.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "../comm/collective.h"
+#include "bucket.h"
+#include "bucket_plan.h"
+#include "low_precision.h"
+
+namespace ddpx {
+
+// Empty where no other rank exists: gradients are final as they arrive, and nothing is copied.
+// The reducer owns the set, under its mutex.
+class BucketSet {
+ public:
+  explicit BucketSet(BucketPlan plan) : plan_(std::move(plan)) {}
+
+  // Allocates the buckets of `plan` and changes nothing else, so that a failed allocation is
+  // without effect.
+  static std::vector<Bucket> allocate(
+      const BucketPlan& plan,
+      const std::vector<at::Tensor>& params,
+      const std::vector<ParamMeta>& metas,
+      Collective& collective,
+      const Precision& precision);
+
+  // Replaces the plan and the buckets. Streams may still use the old buckets.
+  void install(BucketPlan plan, std::vector<Bucket> buckets);
+
+  // Replaces the plan alone; install() must follow.
+  void set_plan(BucketPlan plan) {
+    plan_ = std::move(plan);
+  }
+
+  // Moves each present gradient that fits into its slot.
+  void take_grads(const std::vector<at::Tensor>& params);
+
+  const BucketPlan& plan() const {
+    return plan_;
+  }
+  std::size_t size() const {
+    return buckets_.size();
+  }
+  Bucket& operator[](std::size_t bucket_index) {
+    return buckets_[bucket_index];
+  }
+  Bucket& of(std::size_t param_index) {
+    return buckets_[plan_.location(param_index).bucket_index];
+  }
+  const Slot& slot_of(std::size_t param_index) {
+    return of(param_index).slots()[plan_.location(param_index).slot_index];
+  }
+
+  // The current stream of each device waits for all gradients that have arrived. Autograd does this
+  // at the end of a backward, but not within a backward, nor after a backward that raised.
+  void wait_for_streams();
+
+ private:
+  BucketPlan plan_;
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,63 @@
+// Moves gradients between `param.grad` and the slots of a bucket.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bucket.h"
+
+namespace ddpx {
+
+// A gradient that its slot was not made for, in words.
+struct Misfit {
+  std::string gradient;
+  std::string expected;
+};
+
+// nullopt if the gradient can be packed. An undefined gradient can be packed.
+std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad);
+
+// What becomes of `param.grad` when a gradient is packed.
+enum class GradPlace {
+  kOwnMemory,  // `param.grad` stays where it is
+  kInSlot,     // `param.grad` lies in the slot afterwards (gradient_as_bucket_view)
+  kMovedOut,  // `param.grad` gets memory of its own, with its present value, if it lies in the slot
+};
+
+// Fills one slot with `grad` / `divisor`, or with zeros if `grad` is undefined. `grad` is the
+// gradient that arrived: a hook of the user may have replaced `param.grad` since. kInSlot changes
+// nothing of a `param.grad` that was replaced. With kMovedOut, `grad` is `param.grad` or undefined.
+void pack(
+    Bucket& bucket,
+    const Slot& slot,
+    const at::Tensor& param,
+    const at::Tensor& grad,
+    int divisor,
+    GradPlace place);
+
+// Fills all slots of a dense bucket together with the gradients in `grads` (per param), undivided,
+// and with zeros where there is no gradient. Moves the gradients out of `grads`. Slots of params
+// that are `excluded` (per param) stay unchanged. The current stream waits for the streams that the
+// gradients arrived on.
+void pack_all(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    std::vector<std::optional<at::Tensor>>& grads,
+    const std::vector<bool>& excluded,
+    GradPlace place);
+
+// Gives the gradients of `params` the reduced values of these slots.
+void write_back(
+    const Bucket& bucket,
+    const std::vector<const Slot*>& slots,
+    const std::vector<at::Tensor>& params,
+    GradPlace place);
+
+// Moves a present `param.grad` into a slot of a new bucket, unscaled. A gradient that does not fit
+// stays where it is: its next arrival reports the misfit.
+void move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param);
+
+}  // namespace ddpx

@@ -1,0 +1,124 @@
+// The parts of a reducer that outlive its steps.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../buckets/bucket_set.h"
+#include "../buckets/low_precision.h"
+#include "../comm/collective.h"
+#include "../comm/comm_hook.h"
+#include "../observe/step_observer.h"
+#include "../readiness/arrival_order.h"
+#include "../readiness/arrival_tracker.h"
+#include "../readiness/param_use.h"
+#include "exclusive_mutex.h"
+#include "params.h"
+#include "phase.h"
+#include "step_errors.h"
+
+namespace ddpx {
+
+// Set when the module is wrapped.
+struct ReducerOptions {
+  BucketCaps caps;
+  GraphMode mode;
+  bool gradient_as_bucket_view;      // `param.grad` lies in its bucket: nothing is written back
+  bool batched_copy = false;         // the gradients of a bucket are packed together, then divided
+  bool skip_unused_buckets = false;  // a bucket is not launched if no rank used it a step before
+  std::optional<std::size_t> delay_trigger = std::nullopt;  // index of a param; see ReducerParam
+  Precision precision = {};
+};
+
+// Set by calls between steps.
+struct ReducerSettings {
+  std::shared_ptr<CommHook> comm_hook;
+  std::optional<int> divisor;                     // from the next step on
+  std::map<std::size_t, at::Tensor> sparse_rows;  // by param index; from the next step on
+  bool check_finite = false;
+};
+
+// What a step works with. The reducer owns the context; its mutex guards all other members.
+struct ReducerContext {
+  ReducerContext(
+      Params wrapped_params, ReducerOptions wrapped_options, std::shared_ptr<Collective> group);
+
+  // False where no other rank exists and no hook stands in for the all-reduce: there are no buckets
+  // then, and nothing is copied.
+  bool communicates() const {
+    return settings.comm_hook || !collective->alone();
+  }
+  bool use_is_exchanged() const {
+    return use.exchanged(options.mode);
+  }
+
+  // Marks the param as used by this rank, if ranks exchange that.
+  void mark_used(std::size_t param_index);
+
+  // Casts a gradient that accumulates further, or that is not averaged by a bucket.
+  void cast_grad_to_local(std::size_t param_index) const;
+  void cast_grad_to_averaged(std::size_t param_index) const;
+
+  // The bucket of the param must wait for the current stream.
+  void add_stream_of(std::size_t param_index);
+
+  uint32_t step_number() const {
+    return static_cast<uint32_t>(num_steps);
+  }
+  void emit(StepEvent event, std::size_t index = 0) {
+    observer.emit(event, step_number(), index);
+  }
+
+  errors::Where where() const {
+    return {collective->rank(), num_steps, phase};
+  }
+  std::string describe_bucket(std::size_t bucket_index) const;
+
+  // Remembers the error for logging data, and throws it.
+  [[noreturn]] void raise(const UserError& error);
+
+  // Runs `call` without the mutex. Turns what a backend throws into an error that names what failed
+  // where: describe() names it.
+  template <typename Call, typename Describe>
+  auto communicate(const Call& call, const Describe& describe) const -> decltype(call()) {
+    const auto where = this->where();
+    const ExclusiveMutex::Unlocked unlocked(mutex);
+    try {
+      return call();
+    } catch (...) {
+      explain(where, describe());
+    }
+  }
+
+  // The initial plan for these options, or for another mode.
+  BucketPlan initial_plan(GraphMode mode) const;
+
+  // The buckets of a plan; none where communicates() is false.
+  std::vector<Bucket> allocate_buckets(const BucketPlan& plan) const;
+
+  ExclusiveMutex mutex;
+  Phase phase = Phase::kIdle;
+  int64_t num_steps = 0;  // synchronized steps that ended, on this rank or for its peers
+  ReducerOptions options;
+  ReducerSettings settings;
+  std::shared_ptr<Collective> collective;
+  Params params;
+  BucketSet buckets;
+  ArrivalHistory arrivals;
+  ArrivalOrder order;
+  ParamUse use;
+  StepObserver observer;
+  std::string last_error;
+
+ private:
+  [[noreturn]] void explain(const errors::Where& where, const std::string& what) const;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,104 @@
+// The mutex of a reducer, and the thread that occupies the reducer.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace ddpx {
+
+// No thread waits for communication, or runs a communication hook, while it holds the mutex: it
+// releases the mutex with Unlocked. A thread that must have the reducer to itself meanwhile
+// occupies it with Occupation. Other threads may still look at the reducer.
+//
+// Recursive: a warning, or a tensor that is dropped, may run Python code that looks at the reducer.
+class ExclusiveMutex {
+ public:
+  using Lock = std::unique_lock<std::recursive_mutex>;
+
+  // For a call that only looks.
+  Lock lock() const {
+    return Lock(mutex_);
+  }
+  Lock try_lock() const {
+    return Lock(mutex_, std::try_to_lock);
+  }
+
+  // For a call that may change the reducer: waits until no other thread occupies the reducer.
+  Lock lock_to_change() const {
+    return lock_when([this] { return !occupied_by_other(); });
+  }
+
+  // As lock_to_change(), but does not wait once `refuses()` is true: the call then raises. Else a
+  // thread within a backward could wait for the end of that backward, which waits for the thread.
+  template <typename Predicate>
+  Lock lock_to_change_or(const Predicate& refuses) const {
+    return lock_when([&] { return !occupied_by_other() || refuses(); });
+  }
+
+  // Waits, with the mutex released, until `predicate()` is true.
+  template <typename Predicate>
+  void wait(Lock& lock, const Predicate& predicate) const {
+    changed_.wait(lock, predicate);
+  }
+  void notify() const {
+    changed_.notify_all();
+  }
+
+  // With the mutex held.
+  bool occupied_by_other() const {
+    return occupant_ && *occupant_ != std::this_thread::get_id();
+  }
+
+  // The calling thread occupies the reducer during the lifetime of this object. Made and destroyed
+  // with the mutex held.
+  class Occupation {
+   public:
+    explicit Occupation(const ExclusiveMutex& mutex) : mutex_(mutex), outermost_(!mutex.occupant_) {
+      mutex_.occupant_ = std::this_thread::get_id();
+    }
+    ~Occupation() {
+      if (outermost_) {
+        mutex_.occupant_.reset();
+        mutex_.notify();
+      }
+    }
+    Occupation(const Occupation&) = delete;
+    Occupation& operator=(const Occupation&) = delete;
+
+   private:
+    const ExclusiveMutex& mutex_;
+    bool outermost_;
+  };
+
+  // The calling thread, which holds the mutex, releases it during the lifetime of this object.
+  class Unlocked {
+   public:
+    explicit Unlocked(const ExclusiveMutex& mutex) : mutex_(mutex.mutex_) {
+      mutex_.unlock();
+    }
+    ~Unlocked() {
+      mutex_.lock();
+    }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+
+   private:
+    std::recursive_mutex& mutex_;
+  };
+
+ private:
+  template <typename Predicate>
+  Lock lock_when(const Predicate& predicate) const {
+    Lock lock(mutex_);
+    changed_.wait(lock, predicate);
+    return lock;
+  }
+
+  mutable std::recursive_mutex mutex_;
+  mutable std::condition_variable_any changed_;  // the occupant, or whether a thread launches
+  mutable std::optional<std::thread::id> occupant_;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,136 @@
+// One step of gradient reduction: pack, launch, wait, write back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "../buckets/bucket.h"
+#include "../buckets/packing.h"
+#include "../comm/launch_queue.h"
+#include "../observe/finite_check.h"
+#include "../readiness/arrival_tracker.h"
+#include "../readiness/bucket_countdown.h"
+#include "context.h"
+
+namespace ddpx {
+
+// When the gradients of a bucket are packed.
+enum class PackTime {
+  kOnArrival,       // each gradient when it is final
+  kWhenFull,        // all gradients together when the bucket has all of them (batched_copy)
+  kIfMispredicted,  // at the end of backward, if some rank used the bucket against the prediction
+};
+
+// All state of one step: from the first gradient of a synchronized backward to the last write-back.
+// The reducer creates the step when it begins, and destroys the step when it ends or breaks off.
+//
+// Every method needs the mutex of the context. A method releases the mutex while it waits for
+// communication or runs a communication hook. Engine threads call arrive(); the thread that ends
+// the backward calls the other methods.
+class Step {
+ public:
+  enum class Kind {
+    kWithGrads,
+    kWithoutGrads,  // this rank has run out of inputs (join()): it sends zeros and keeps its grads
+  };
+
+  // `context` must outlive the step.
+  Step(ReducerContext& context, Kind kind);
+
+  // Packs what is final from the start: gradients of frozen, and of unused params. A step without
+  // gradients launches all its buckets.
+  void begin();
+
+  // A gradient, or a part of a gradient, has arrived in `param.grad`.
+  void arrive(std::size_t param_index);
+
+  // Backward has ended. Completes missing gradients from the present `param.grad`, so that peers
+  // get correct means, then waits for all buckets and writes the gradients back. Afterwards error()
+  // tells what was wrong with the step.
+  void finish();
+
+  // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
+  // collective calls that peers make at the end of the step. Returns false if that is impossible.
+  bool match_peers() noexcept;
+
+  Kind kind() const {
+    return kind_;
+  }
+
+  // Params without a final gradient, and those of them that are wrong as they stand.
+  std::vector<std::size_t> unfinished() const {
+    return arrivals_.unfinished();
+  }
+  std::vector<std::size_t> missing() const {
+    return arrivals_.missing();
+  }
+  const ArrivalTracker& arrivals() const {
+    return arrivals_;
+  }
+
+  // Whether a thread launches buckets now, perhaps without the mutex.
+  bool launching() const {
+    return launching_;
+  }
+
+  // The first thing that was wrong with the step. It is raised at the end of the step, so that
+  // peers do not wait.
+  const std::optional<UserError>& error() const {
+    return error_;
+  }
+
+ private:
+  using Indices = std::vector<std::size_t>;
+
+  // Gradients on their way into buckets.
+  void mark_param_ready(std::size_t param_index);
+  void pack_param(std::size_t param_index);
+  void count_down(std::size_t bucket_index);
+  void complete(std::size_t bucket_index);
+  void launch_ready();
+  void launch(std::size_t bucket_index);
+  void keep(std::size_t param_index, at::Tensor grad);
+  std::optional<at::Tensor> take_kept(std::size_t param_index);
+
+  // The end of the step.
+  void exchange_use();
+  const std::vector<int32_t>& num_ranks_using();
+  void finalize_all();
+  void finalize(std::size_t bucket_index);
+  std::vector<const Slot*> slots_to_write(const Bucket& bucket);
+  void reduce_mispredicted();
+  void learn_use();
+  void check_finite();
+  void count_for_peers();
+
+  void report(UserError error);
+  Bucket& bucket(std::size_t bucket_index);
+  PackTime pack_time_if_used(std::size_t bucket_index) const;
+  bool predicted_unused(std::size_t bucket_index) const {
+    return pack_times_[bucket_index] == PackTime::kIfMispredicted;
+  }
+  GradPlace place_in(const Bucket& bucket) const;
+
+  ReducerContext& context_;
+  const Kind kind_;
+  const int divisor_;  // of gradients; 1 where a communication hook divides
+  const Indices frozen_;
+  ArrivalTracker arrivals_;
+  Indices order_;                                // params of arrivals, while the order counts
+  std::vector<std::optional<at::Tensor>> kept_;  // per param: arrived, to be packed later
+  std::vector<bool> excluded_;                   // per param: neither packed nor written back
+  std::vector<PackTime> pack_times_;             // per bucket
+  Indices delayed_;                              // buckets that also wait for the delay trigger
+  BucketCountdown countdown_;
+  LaunchQueue launches_;
+  bool launching_ = false;
+  std::map<std::size_t, Bucket> zeros_;  // by bucket index; kWithoutGrads only
+  std::optional<FiniteCheck> finite_check_;
+  std::optional<UserError> error_;
+};
+
+}  // namespace ddpx
