@@ -12,24 +12,18 @@ if not torch.distributed.is_initialized():
     # beyond destroy_process_group(), and a rank could abort while Python shuts down.
     import torch.distributed.nn.functional
 
-from ddpx.built import check_build
+from ddpx.build_info import check_build
 
 check_build()
 
-from ddpx import health, shm
-from ddpx.health import (
-    RankFailure,
-    RankMismatch,
-    RankStalled,
-    ranks,
-    set_patience,
-    stack_of,
-)
+from ddpx import health
+from ddpx.comm import shm
+from ddpx.comm.shm import ShmOptions
+from ddpx.ddp.module import ReducerDDP
+from ddpx.elastic import Shrunk, shrink
+from ddpx.health import RankFailure, RankMismatch, RankStalled, ranks, set_patience, stack_of
 from ddpx.health.ending import tell_peers
-from ddpx.module import ReducerDDP
-from ddpx.patch import Patch, patch_ddp
-from ddpx.recovery import Shrunk, shrink
-from ddpx.shm import ShmOptions
+from ddpx.integrations.patch import Patch, patch_ddp
 from ddpx.timeline import Timeline, record
 
 shm.register()

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 import click
 
 from ddpx import __version__
-from ddpx.cli import buckets, info, parity, run, timeline
+from ddpx.cli import info, run
+from ddpx.cli.buckets import command as buckets
 from ddpx.cli.errors import UserMistake
+from ddpx.cli.parity import command as parity
+from ddpx.cli.timeline import command as timeline
 
 
 @click.group()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, __version__
-from ddpx.built import BuildFacts, build_facts
+from ddpx.build_info import BuildFacts, build_facts
 from ddpx.testing import RankFailed, RankPool
 
 _ENVIRONMENT = re.compile(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.module import ReducerDDP
+from ddpx.ddp.module import ReducerDDP
 
 _GRACE_S = 0.1
 

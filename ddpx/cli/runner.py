@@ -9,7 +9,7 @@ from torch import nn
 
 from ddpx.cli.observe import HeldGroups, on_wrap
 from ddpx.cli.script import Script
-from ddpx.patch import patch_ddp
+from ddpx.integrations.patch import patch_ddp
 
 
 def main() -> None:

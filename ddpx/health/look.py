@@ -11,7 +11,7 @@ from ddpx import _C, errors
 from ddpx.settings import seconds
 
 if TYPE_CHECKING:
-    from ddpx.module import ReducerDDP
+    from ddpx.ddp.module import ReducerDDP
 
 _MOST_S = 86400.0
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.module import ReducerDDP
+from ddpx.ddp.module import ReducerDDP
 
 Build = Callable[[], nn.Module]
 Wrap = Callable[[nn.Module], nn.Module]

@@ -9,12 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpx.timeline import errors, trace
-from ddpx.timeline.assembly import assemble
-from ddpx.timeline.recorder import Recorder
+from ddpx.timeline import errors
+from ddpx.timeline.analyze.assembly import assemble
+from ddpx.timeline.export import trace_file
+from ddpx.timeline.record.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ddpx.module import ReducerDDP
+    from ddpx.ddp.module import ReducerDDP
 
 FOLDER = "DDPX_TIMELINE"
 STEPS = "DDPX_TIMELINE_STEPS"
@@ -54,7 +55,7 @@ def record_into(
         recorder.start()
     else:
         recorder.start_alone(f"{folder}/{number}/{_digest(model)}")
-    path = Path(folder) / trace.file_name(recorder.global_rank, number)
+    path = Path(folder) / trace_file.file_name(recorder.global_rank, number)
     _num_models[folder] += 1
     weakref.finalize(model, _write, recorder, path)
 
@@ -78,4 +79,4 @@ def _write(recorder: Recorder, path: Path) -> None:
     recorder.stop(wait=False)
     data = recorder.data()
     path.parent.mkdir(parents=True, exist_ok=True)
-    trace.write(path, assemble([data]), [data])
+    trace_file.write(path, assemble([data]), [data])

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ddpx.timeline import errors, trace
-from ddpx.timeline.advice import advise
-from ddpx.timeline.assembly import assemble
+from ddpx.timeline import errors
+from ddpx.timeline.analyze.advice import advise
+from ddpx.timeline.analyze.assembly import assemble
+from ddpx.timeline.analyze.summary import Summary, summarize
+from ddpx.timeline.export import trace_file
 from ddpx.timeline.model import Recording, Step
-from ddpx.timeline.raw import RankData
-from ddpx.timeline.recorder import Recorder
-from ddpx.timeline.summary import Summary, summarize
+from ddpx.timeline.record.rank_data import RankData
+from ddpx.timeline.record.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ddpx.module import ReducerDDP
+    from ddpx.ddp.module import ReducerDDP
 
 
 def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
@@ -62,7 +63,7 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
 
 
 def _find_wrapper(model: nn.Module) -> ReducerDDP:
-    from ddpx.module import ReducerDDP  # which imports this package, for DDPX_TIMELINE
+    from ddpx.ddp.module import ReducerDDP  # which imports this package, for DDPX_TIMELINE
 
     modules = model.modules() if isinstance(model, nn.Module) else []
     wrappers = [module for module in modules if isinstance(module, ReducerDDP)]
@@ -189,7 +190,7 @@ class Timeline:
         """Computes medians for each bucket and each rank, over all recorded steps.
 
         Returns:
-            A :class:`~ddpx.timeline.summary.Summary`. ``print()`` shows its tables.
+            A :class:`~ddpx.timeline.analyze.summary.Summary`. ``print()`` shows its tables.
 
         Raises:
             RuntimeError: No complete step was recorded.
@@ -233,7 +234,7 @@ class Timeline:
             >>> len(ddpx.Timeline.load("steps.json").steps)
             3
         """
-        trace.write(path, self.recording, self._ranks)
+        trace_file.write(path, self.recording, self._ranks)
 
     @classmethod
     def load(cls, path: str | Path, model: int = 0) -> Timeline:
@@ -256,7 +257,7 @@ class Timeline:
             >>> ddpx.Timeline.load("steps.json").recording.world_size
             2
         """
-        return cls(None, trace.read(path, model))
+        return cls(None, trace_file.read(path, model))
 
     def save_plot(self, path: str | Path, step: int | None = None) -> None:
         """Draws one step of all ranks. Requires matplotlib.
@@ -273,7 +274,7 @@ class Timeline:
         Example:
             >>> timeline.save_plot("step.png", step=2)
         """
-        from ddpx.timeline.picture import draw
+        from ddpx.timeline.export.picture import draw
 
         draw(self.recording, path, step)
 
@@ -289,6 +290,6 @@ class Timeline:
         Example:
             >>> timeline.save_html("steps.html")
         """
-        from ddpx.timeline.page import write
+        from ddpx.timeline.export.page import write
 
         write(self.recording, path)

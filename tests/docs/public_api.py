@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ADAPTERS = ("accelerate", "lightning", "ray", "transformers")
 # Modules whose classes only hold data.
-_DATA_MODULES = ("ddpx.timeline.model", "ddpx.timeline.summary")
+_DATA_MODULES = ("ddpx.timeline.model", "ddpx.timeline.analyze.summary")
 # ddpx.health exports these functions for other modules of ddpx.
 _NOT_FOR_USERS = frozenset(
     ("begin", "collective_call", "constructing", "wait", "waiting_for_buffers", "watch")

@@ -22,10 +22,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ddpx
-from ddpx.recovery import meeting
+from ddpx.elastic import meeting
 from ddpx.testing.rank_pool import forking_context
 
-shrink = sys.modules["ddpx.recovery.shrink"]  # the package has a function of this name
+shrink = sys.modules["ddpx.elastic.shrink"]  # the package has a function of this name
 
 TIME_LIMIT_S = 60.0
 _CONTEXT = forking_context()

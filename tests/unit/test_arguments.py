@@ -174,7 +174,7 @@ def test_device_ids_on_cpu_name_the_fix(ids):
 
 def test_several_device_ids_name_the_fix(monkeypatch):
     """With accelerators, where the module lies on one of them: the device is pretended."""
-    from ddpx import placement
+    from ddpx.ddp import placement
 
     module = nn.Linear(2, 2, device="meta")
     with pytest.raises(ValueError, match=r"one process per device.*device_ids=\[local_rank\]"):

@@ -1,0 +1,161 @@
+"""``mixed_precision``: the module computes in lower precision, parameters and gradients stay as is.
+
+DDP points ``param.data`` at a low-precision copy until the gradient has come. Here the copy is a
+tensor of autograd's, made by :func:`ddpx._C.lowered`, which stands in the parameter's place while
+forward and backward run. The gradient arrives in ``param_dtype``, as the parameter's ``grad_dtype``
+of None allows. The reducer packs it in ``reduce_dtype``, and writes the mean back in the
+parameter's own dtype. A gradient that is accumulated without a sum is cast to that dtype at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+from torch.autograd.graph import register_multi_grad_hook
+
+from ddpx import _C, errors
+from ddpx.ddp import nested
+
+_DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
+# A place where a parameter stands: the dict of a submodule, and the name there.
+_Place = tuple[dict[str, Any], str]
+
+
+def check_config(config: Any) -> None:
+    """Raises TypeError if ``config`` lacks a dtype, or has one that is no floating-point one."""
+    for field in _DTYPES:
+        dtype = getattr(config, field, "missing")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise errors.bad_mixed_precision(config, field)
+
+
+class MixedPrecision:
+    """What ``mixed_precision`` asks for, applied to one module.
+
+    Two states: *full* (the module holds its own parameters) and *lowered* (casts stand in their
+    place), from the start of forward to its end, and from the start of backward to its end, because
+    checkpointed layers run forward again there.
+
+    Args:
+        module: what is wrapped; its floating-point buffers are cast at once.
+        config: ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``, checked; None for no change,
+            ``reduce_dtype`` None for ``param_dtype``.
+        ignored: names of parameters and buffers that stay as they are.
+    """
+
+    def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+        self._module = module
+        self.param_dtype: torch.dtype | None = config.param_dtype
+        self.reduce_dtype: torch.dtype | None = config.reduce_dtype or config.param_dtype
+        self._ignored = {id(p) for name, p in module.named_parameters() if name in ignored}
+        self._in_place_of: list[tuple[_Place, torch.Tensor, nn.Parameter]] = []  # empty: full
+        for _, param in self._lowerable():
+            # Scripts written for DDP look at these; its low-precision one has no storage either.
+            param._mp_param = torch.empty_like(  # type: ignore[attr-defined]
+                param, dtype=self.param_dtype, device="meta"
+            )
+            param._fp_param = param.data  # type: ignore[attr-defined]
+        if config.buffer_dtype is not None:
+            for name, buffer in module.named_buffers():
+                if name not in ignored and buffer.is_floating_point():
+                    buffer.data = buffer.to(config.buffer_dtype)
+
+    def cast_inputs(self, inputs: Any) -> Any:
+        """``inputs`` with its floating-point tensors in ``param_dtype``."""
+        return inputs if self.param_dtype is None else nested.to_dtype(inputs, self.param_dtype)
+
+    @contextmanager
+    def forward(self) -> Iterator[list[torch.Tensor]]:
+        """Lowered within; takes the list of output tensors, to be lowered in their backwards."""
+        outputs: list[torch.Tensor] = []
+        if self.param_dtype is None or self._in_place_of:  # a forward within a backward
+            yield outputs
+            return
+        self._lower(self._casts())
+        try:
+            yield outputs
+            self._lower_in_backward(outputs)
+        finally:
+            self.restore()
+
+    @property
+    def lowered(self) -> bool:
+        """Whether the casts stand in the place of the parameters."""
+        return bool(self._in_place_of)
+
+    def restore(self) -> None:
+        """Back to *full*; harmless if it is that."""
+        lowered, self._in_place_of = self._in_place_of, []
+        for (place, name), cast, param in lowered:
+            if place.get(name) is cast:
+                place[name] = param
+        if lowered:
+            self._tell_rnns()
+
+    def _lowerable(self) -> Iterator[tuple[_Place, nn.Parameter]]:
+        for submodule in self._module.modules():
+            for name, param in submodule._parameters.items():
+                if param is None or id(param) in self._ignored:
+                    continue
+                if param.is_floating_point():
+                    yield (submodule._parameters, name), param
+
+    def _casts(self) -> list[tuple[_Place, torch.Tensor, nn.Parameter]]:
+        casts: dict[nn.Parameter, torch.Tensor] = {}  # one for a parameter with several places
+        lowered = []
+        for place, param in self._lowerable():
+            if param not in casts:
+                casts[param] = self._cast(param)
+            lowered.append((place, casts[param], param))
+        return lowered
+
+    def _cast(self, param: nn.Parameter) -> torch.Tensor:
+        assert self.param_dtype is not None
+        if param.requires_grad and param.grad_dtype is None:
+            return _C.lowered(param, self.param_dtype)
+        return param.to(self.param_dtype)
+
+    def _lower(self, lowered: Sequence[tuple[_Place, torch.Tensor, nn.Parameter]]) -> None:
+        self._in_place_of = [item for item in lowered if item[0][0].get(item[0][1]) is item[2]]
+        for (place, name), cast, _ in self._in_place_of:
+            place[name] = cast
+        self._tell_rnns()
+
+    def _tell_rnns(self) -> None:
+        """Recurrent layers keep a list of their weights besides."""
+        for submodule in self._module.modules():
+            if isinstance(submodule, nn.RNNBase):
+                submodule.__dict__["_flat_weights"] = [
+                    getattr(submodule, name, None) for name in submodule._flat_weights_names
+                ]
+
+    def _lower_in_backward(self, outputs: Iterable[torch.Tensor]) -> None:
+        watched = [output for output in outputs if output.requires_grad]
+        if not watched:
+            return
+        lowered = list(self._in_place_of)
+        weak = weakref.ref(self)
+
+        def begin(_: torch.Tensor) -> None:
+            this = weak()
+            if this is not None and not this._in_place_of:
+                this._lower(lowered)
+                Variable._execution_engine.queue_callback(_AtEndOfBackward(this.restore))
+
+        register_multi_grad_hook(watched, begin, mode="any")
+
+
+class _AtEndOfBackward:
+    """Restores when it is called; or, if backward raises, when the graph task drops it."""
+
+    def __init__(self, restore: Callable[[], None]) -> None:
+        self._once = weakref.finalize(self, restore)
+
+    def __call__(self) -> None:
+        self._once()

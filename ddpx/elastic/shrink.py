@@ -1,0 +1,284 @@
+"""Going on after ranks were lost, with those that are left and without a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from operator import index
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ddpx import _C, params
+from ddpx.comm import state_sync
+from ddpx.elastic import errors
+from ddpx.elastic.meeting import ACCEPTED, READY, Agreement, Meeting
+from ddpx.elastic.regroup import Regrouping
+from ddpx.errors import nobody_watches
+from ddpx.health.failure import RankFailure, RankMismatch
+from ddpx.settings import seconds
+
+if TYPE_CHECKING:
+    from ddpx.ddp.module import ReducerDDP
+
+_BETWEEN_LOOKS_S = 0.005
+
+
+class Stateful(Protocol):
+    """An optimizer, a learning-rate schedule, a gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The new process group, as :func:`shrink` returns it.
+
+    Attributes:
+        step: The next step. The number counts as ``step=`` of :func:`shrink` counts. Without
+            ``step=``, the number of synchronized backwards of this wrapper.
+        rank: The rank of this process in the new group.
+        world_size: The number of ranks in the new group.
+        lost: The lost ranks, by their old numbers.
+        survivors: For each new rank, the old rank.
+        caught_up: True if this rank took over the state of a rank that was a step ahead.
+
+    Example:
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ... except ddpx.RankFailure:
+        ...     shrunk = ddpx.shrink(model, optimizer)
+        >>> shrunk.rank, shrunk.world_size, shrunk.lost
+        (0, 1, (1,))
+    """
+
+    step: int
+    rank: int
+    world_size: int
+    lost: tuple[int, ...]
+    survivors: tuple[int, ...]
+    caught_up: bool
+
+
+def shrink(
+    model: ReducerDDP, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
+) -> Shrunk:
+    """Continues training without the lost ranks. Every survivor calls this after RankFailure.
+
+    The call destroys all process groups. A new default process group contains the survivors in
+    their old order. ``model`` averages over the new group from here on. Its buckets are those of a
+    new wrapper. Gradients are set to None.
+
+    If only some survivors finished the step of the failure, the others get parameters, buffers and
+    the states of ``stateful`` from a survivor that finished the step. If no survivor finished the
+    step, the training loop repeats the step. ``step`` of the result is the next step in both
+    cases. A rank that is lost during the call is left out, too.
+
+    Requirements:
+
+    - All survivors are on one machine.
+    - The launcher does not kill survivors. ``ddpx run --keep-survivors`` is such a launcher.
+    - All parameters are on the CPU. On a device, the host counts a step before the all-reduces of
+      the step have ended. A rank with an aborted all-reduce could then become the source of state.
+
+    Args:
+        model: The only wrapper of its process group. The process group contains all ranks.
+        stateful: All other objects that change with every step: optimizers, schedules, scalers.
+        step: The next step of this rank, which is the number of optimizer steps in its
+            parameters. Default: the number of synchronized backwards. Pass the number if a step
+            is not one synchronized backward, or if the job continues from a checkpoint.
+        timeout_s: Seconds to wait for other survivors. Default 30.
+
+    Returns:
+        A :class:`Shrunk`, with the new rank and the next step.
+
+    Raises:
+        RuntimeError: No rank was lost, as after RankMismatch. Or survivors did not call in time.
+            The text names these ranks. Or this wrapper cannot change its process group. The text
+            names the reason.
+        NotImplementedError: Ranks are on several machines, or the process group of ``model`` has
+            only some of the ranks.
+
+    Example:
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ...     optimizer.step()
+        ... except ddpx.RankFailure:
+        ...     shrunk = ddpx.shrink(model, optimizer)
+        >>> shrunk.step, shrunk.world_size
+        (0, 1)
+        >>> model(inputs).sum().backward()  # the step again, on the only survivor
+        >>> model.module.weight.grad
+        tensor([[8., 8., 8., 8.]])
+    """
+    step = None if step is None else index(step)
+    seconds("timeout_s", timeout_s)
+    monitor = _monitor_of_failure(model, step)
+    reason = _why_not(model, stateful)
+    if reason is not None:
+        raise errors.cannot_shrink(reason)
+    model.reset()
+    num_steps = model.reducer.num_steps
+    move = _Move(model, stateful, monitor, num_steps if step is None else step, timeout_s)
+    try:
+        return move.run()
+    except BaseException:
+        move.meeting.give_up()
+        raise
+
+
+class _Move:
+    """From the old group to the new one, in as many attempts as it takes."""
+
+    def __init__(
+        self,
+        model: ReducerDDP,
+        stateful: Sequence[Stateful],
+        monitor: _C.Monitor,
+        step: int,
+        timeout_s: float,
+    ) -> None:
+        self._model = model
+        self._stateful = stateful
+        self._monitor = monitor
+        self._world_size = model.process_group.size()
+        # For each part of an attempt: others wait for who takes longer to see that it fails.
+        self._attempt = timedelta(seconds=timeout_s / 4)
+        self._regrouping = Regrouping(model.process_group)
+        self.meeting = Meeting(monitor, self._world_size, step, model.reducer.num_steps, timeout_s)
+
+    def run(self) -> Shrunk:
+        cause: Exception | None = None
+        for _ in range(self._world_size + 2):  # each of the others may be lost meanwhile
+            agreement = self.meeting.agree()
+            if not (agreement.same_state or self._stateful):
+                self.meeting.reach(agreement, ACCEPTED)  # so that all get to know of it
+                raise errors.shrink_without_state(agreement.step)
+            if not self.meeting.reach(agreement, ACCEPTED):
+                continue
+            try:
+                group = self._make_group(agreement)
+                take_over = self._fetch_state(agreement, group)
+            except RuntimeError as error:
+                cause = error.with_traceback(None)  # whose frames hold groups
+                continue
+            if self.meeting.reach(agreement, READY):
+                self._regrouping.finish(group)
+                return self._finish(agreement, group, take_over)
+        raise errors.shrink_failed() from cause
+
+    def _make_group(self, agreement: Agreement) -> dist.ProcessGroup:
+        group = self._regrouping.make(
+            self.meeting.store(agreement, self._attempt.total_seconds()),
+            agreement.members.index(self._monitor.rank),
+            len(agreement.members),
+            self._attempt,
+        )
+        # What is lost from here on is lost by the new group, which has to know its ranks for that.
+        monitor = _C.monitor_of(group)
+        if monitor is not None:
+            self._await_introductions(monitor, agreement)
+        return group
+
+    def _await_introductions(self, monitor: _C.Monitor, agreement: Agreement) -> None:
+        deadline = time.monotonic() + self._attempt.total_seconds()
+        others = len(agreement.members) - 1
+        while sum(bool(seen) for seen in monitor.ranks()) < others:
+            if time.monotonic() > deadline or not self.meeting.all_live(agreement):
+                raise errors.shrink_failed()
+            time.sleep(_BETWEEN_LOOKS_S)
+
+    def _fetch_state(
+        self, agreement: Agreement, group: dist.ProcessGroup
+    ) -> Callable[[], None] | None:
+        """The source's state, and what puts it in place: not before it is sure to be complete."""
+        if agreement.same_state:
+            return None
+        model = self._model
+        source = agreement.members.index(agreement.source)
+        state = params.module_state(model.module, model.parameters_to_ignore, with_buffers=True)
+        fetched = [tensor.clone() for tensor in state]
+        state_sync.broadcast(fetched, group, source)
+        dicts: list[Any] = [[item.state_dict() for item in self._stateful]]
+        dist.broadcast_object_list(dicts, src=source)
+        if group.rank() == source:
+            return None
+
+        def take_over() -> None:
+            with torch.no_grad():
+                for tensor, new in zip(state, fetched, strict=True):
+                    tensor.copy_(new)
+            for item, saved in zip(self._stateful, dicts[0], strict=True):
+                item.load_state_dict(saved)
+
+        return take_over
+
+    def _finish(
+        self, agreement: Agreement, group: dist.ProcessGroup, take_over: Callable[[], None] | None
+    ) -> Shrunk:
+        if take_over is not None:
+            take_over()
+        self._model._go_over(group, agreement.num_steps)
+        self._monitor.retire()
+        members = agreement.members
+        return Shrunk(
+            step=agreement.step,
+            rank=group.rank(),
+            world_size=len(members),
+            lost=tuple(rank for rank in range(self._world_size) if rank not in members),
+            survivors=members,
+            caught_up=take_over is not None,
+        )
+
+
+def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
+    """The monitor of the model's group, which has lost ranks; from here on peers know that this
+    rank does, too."""
+    monitor = _C.monitor_of(model.process_group)
+    if monitor is None:
+        raise nobody_watches()
+    # Else the error came from a call of the user's, perhaps between backward and optimizer step.
+    raised_here = monitor.has_raised
+    try:
+        monitor.explain_error("")
+    except RankMismatch:
+        raise errors.shrink_after_mismatch() from None
+    except RankFailure:
+        if step is None and not raised_here:
+            raise errors.shrink_needs_step() from None
+        return monitor
+    raise errors.shrink_without_loss()
+
+
+def _all_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether the host knows that a step has ended once it has made it."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
+    """Why this wrapper cannot go over to another group; the same on every rank."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from ddpx.params import ownership
+
+    if not _all_on_cpu(model.module.parameters()):
+        return "device"
+    if model._hook_holds_group or model._hook_state_holds_group():
+        return "hook"
+    if model._steps_in_backward:
+        return "optimizer in backward"
+    if model._join_config.enable:
+        return "join"
+    if model.device_mesh is not None:
+        return "mesh"
+    if model.reducer.recorded:
+        return "recording"
+    if any(isinstance(item, ZeroRedundancyOptimizer) for item in stateful):
+        return "sharded optimizer"
+    if ownership.others_than(model):
+        return "several wrappers"
+    return None

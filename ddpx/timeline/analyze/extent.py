@@ -1,0 +1,66 @@
+"""Which step is shown, from when to when it lasts, and what lies between its events."""
+
+from __future__ import annotations
+
+from ddpx.timeline import errors
+from ddpx.timeline.analyze.figures import computing, holdup
+from ddpx.timeline.model import Interval, RankStep, Recording, Step
+
+
+def rank_extent(rank_step: RankStep) -> Interval:
+    """From the start of its first forward (or of backward, if there was none) to its end."""
+    return Interval(min(span.begin for span in computing(rank_step)), rank_step.end)
+
+
+def step_extent(step: Step) -> Interval:
+    """From the first rank's start to the last rank's end."""
+    extents = [rank_extent(rank_step) for rank_step in step.ranks.values()]
+    return Interval(min(e.begin for e in extents), max(e.end for e in extents))
+
+
+def find_step(recording: Recording, number: int | None) -> Step:
+    """None: the step of median length; of two in the middle, the shorter one.
+
+    Raises:
+        RuntimeError: no complete step was recorded.
+        ValueError: the recording has no step of this number.
+    """
+    if not recording.steps:
+        raise errors.no_complete_step()
+    if number is None:
+        by_length = sorted(recording.steps, key=lambda step: step_extent(step).ns)
+        return by_length[(len(by_length) - 1) // 2]
+    for step in recording.steps:
+        if step.number == number:
+            return step
+    raise errors.no_such_step(number, [step.number for step in recording.steps])
+
+
+def filling(step: Step, rank: int, bucket_index: int) -> Interval | None:
+    """From the first gradient of a bucket to when it was ready. None if it was not communicated.
+
+    Empty if no gradient of the bucket arrived, since its params were unused.
+    """
+    rank_step = step.ranks[rank]
+    bucket = rank_step.buckets[bucket_index]
+    if bucket is None:
+        return None
+    members = set(step.layout[bucket_index].params)
+    first = min((a.at for a in rank_step.arrivals if a.param in members), default=bucket.ready)
+    return Interval(min(first, bucket.ready), bucket.ready)
+
+
+def all_launched(step: Step, bucket_index: int) -> int | None:
+    """When the last rank launched a bucket: before that it cannot move. None if no rank did."""
+    buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
+    return max((bucket.launched for bucket in buckets if bucket is not None), default=None)
+
+
+def straggler(step: Step) -> int | None:
+    """The rank that kept others waiting longest in this step. None if nobody waited."""
+    kept_waiting = dict.fromkeys(step.ranks, 0)
+    for index in range(len(step.layout)):
+        if (found := holdup(step, index)) is not None:
+            kept_waiting[found.rank] += found.waited_ns
+    slowest = max(kept_waiting, key=lambda rank: kept_waiting[rank])
+    return slowest if kept_waiting[slowest] > 0 else None

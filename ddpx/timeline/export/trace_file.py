@@ -1,0 +1,95 @@
+"""Files of timelines: Chrome trace events for viewers, and beside them all that was recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpx.timeline import errors
+from ddpx.timeline.export.chrome import to_events
+from ddpx.timeline.model import Recording
+from ddpx.timeline.record.rank_data import RankData
+
+_VERSION = 1
+_FILE_NAME = re.compile(r"(?:model(\d+)-)?rank\d+\.json")
+
+
+def write(path: str | Path, recording: Recording, ranks: Sequence[RankData]) -> None:
+    """Args:
+    recording: what is shown by viewers.
+    ranks: what ``read`` gives again.
+    """
+    contents = {
+        "traceEvents": to_events(recording),
+        "displayTimeUnit": "ms",
+        "ddpx": {"version": _VERSION, "ranks": [data.to_json() for data in ranks]},
+    }
+    Path(path).write_text(json.dumps(contents))
+
+
+def file_name(rank: int, model: int) -> str:
+    """Of what one rank recorded of one model of a script."""
+    return f"model{model}-rank{rank}.json" if model else f"rank{rank}.json"
+
+
+def read(path: str | Path, model: int = 0) -> list[RankData]:
+    """Of a file, or of all files of one model in a folder, which are then of one rank each.
+
+    Args:
+        model: number of a model of the folder, from 0, in the order in which they were wrapped.
+
+    Raises:
+        ValueError: it is no timeline, or the ranks' files do not belong together; there is no such
+            model.
+    """
+    path = Path(path)
+    if path.is_dir():
+        by_model = models_in(path)
+        if not by_model:
+            raise errors.not_a_timeline(path, "the folder has no rank*.json files")
+        files = by_model.get(model, [])
+    else:
+        by_model = {0: [path]}
+        files = [path] if model == 0 else []
+    if not files:
+        raise errors.no_such_model(path, model, sorted(by_model))
+    ranks = [data for file in files for data in _read_file(file)]
+    ranks.sort(key=lambda data: data.rank)
+    if len({data.rank for data in ranks}) < len(ranks) or len({data.name for data in ranks}) > 1:
+        raise errors.not_a_timeline(
+            path, "its files are from several jobs or process groups. Use one folder for each"
+        )
+    if len({data.clock for data in ranks}) > 1:
+        raise errors.not_a_timeline(
+            path,
+            "its ranks ran on several machines, and the clocks of the machines were not compared. "
+            "Load the file of one rank, or record again with init_sync=True or ddpx.record()",
+        )
+    return ranks
+
+
+def models_in(folder: Path) -> dict[int, list[Path]]:
+    """The files of ranks in a folder, by the number of the model."""
+    found: dict[int, list[Path]] = defaultdict(list)
+    for file in sorted(folder.glob("*.json")):
+        if (match := _FILE_NAME.fullmatch(file.name)) is not None:
+            found[int(match[1] or 0)].append(file)
+    return dict(found)
+
+
+def _read_file(path: Path) -> list[RankData]:
+    try:
+        contents = json.loads(path.read_text())
+        stored = contents["ddpx"]
+        version = stored["version"]
+        ranks = [RankData.from_json(v) for v in stored["ranks"]] if version == _VERSION else []
+    except (ValueError, KeyError, TypeError, RuntimeError) as cause:
+        raise errors.not_a_timeline(path, f"{type(cause).__name__}: {cause}") from cause
+    if version != _VERSION:
+        raise errors.not_a_timeline(
+            path, f"the file has version {version}, but this ddpx reads version {_VERSION}"
+        )
+    return ranks

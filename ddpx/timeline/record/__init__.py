@@ -1,0 +1,1 @@
+"""Records a step: events of the reducer, readings of clocks, exchange between ranks."""
