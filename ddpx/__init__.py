@@ -19,15 +19,18 @@ check_build()
 from ddpx import health
 from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
-from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.module import ReducerDDP, call_on_construction
 from ddpx.elastic import Shrunk, shrink
 from ddpx.health import RankFailure, RankMismatch, RankStalled, ranks, set_patience, stack_of
 from ddpx.health.ending import tell_peers
 from ddpx.integrations.patch import Patch, patch_ddp
 from ddpx.timeline import Timeline, record
+from ddpx.timeline.environment import record_if_asked
+from ddpx.version import __version__
 
 shm.register()
 tell_peers()
+call_on_construction(record_if_asked)
 
 __all__ = [
     "Patch",
@@ -47,4 +50,3 @@ __all__ = [
     "shrink",
     "stack_of",
 ]
-__version__ = "0.1.0"

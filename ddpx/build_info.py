@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-from ddpx import errors
-
 _FILE = Path(__file__).with_name("build.json")  # written by setup.py
 
 
@@ -42,14 +40,36 @@ def check_build() -> None:
         ImportError: this is not Linux; the extension was not built, or for another torch.
     """
     if not sys.platform.startswith("linux"):
-        raise errors.not_linux(sys.platform)
+        raise _not_linux(sys.platform)
     if not _FILE.with_name(f"_C{EXTENSION_SUFFIXES[0]}").exists():
-        raise errors.not_built()
+        raise _not_built()
     facts = build_facts()
     if facts is not None and _release(facts.torch) != _release(torch.__version__):
-        raise errors.built_for_another_torch(facts.torch, torch.__version__)
+        raise _built_for_another_torch(facts.torch, torch.__version__)
 
 
 def _release(version: str) -> list[str]:
     """Without the patch level and what was compiled in: libraries of one release are compatible."""
     return version.split("+")[0].split(".")[:2]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_linux(platform: str) -> ImportError:
+    return ImportError(f"ddpx runs on Linux only, but this system is {platform}.")
+
+
+def _not_built() -> ImportError:
+    return ImportError(
+        "the C++ extension of ddpx has not been built for this Python. In a checkout, run: "
+        "make build. Elsewhere, install ddpx again: pip install --no-build-isolation PATH"
+    )
+
+
+def _built_for_another_torch(built_for: str, installed: str) -> ImportError:
+    return ImportError(
+        f"ddpx was built for torch {built_for}, but torch {installed} is installed. Install torch "
+        f"{built_for.split('+')[0]}, or build ddpx again. In a checkout, run: make clean build. "
+        "Elsewhere, run: pip install --no-build-isolation --force-reinstall --no-deps PATH"
+    )

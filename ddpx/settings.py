@@ -6,8 +6,6 @@ import math
 import os
 from numbers import Real
 
-from ddpx import errors
-
 _LEAST_S = 1e-3
 _MOST_S = 1e9
 _SWITCH = {"0": False, "1": True}
@@ -21,10 +19,10 @@ def seconds(name: str, value: object) -> float:
         ValueError: it is no time that somebody could wait.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise errors.no_number_of_seconds(name, value)
+        raise _no_number_of_seconds(name, value)
     number = float(value)
     if not (_LEAST_S <= number <= _MOST_S or number == math.inf):
-        raise errors.bad_seconds(name, value)
+        raise _bad_seconds(name, value)
     return number
 
 
@@ -36,7 +34,7 @@ def seconds_of(variable: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        raise errors.bad_seconds(variable, text) from None
+        raise _bad_seconds(variable, text) from None
     return seconds(variable, value)
 
 
@@ -46,5 +44,25 @@ def switch_of(variable: str) -> bool | None:
     if not text:
         return None
     if text not in _SWITCH:
-        raise errors.bad_switch(variable, text)
+        raise _bad_switch(variable, text)
     return _SWITCH[text]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_number_of_seconds(name: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be a number of seconds, but got {value!r}.")
+
+
+def _bad_seconds(name: str, value: object) -> ValueError:
+    return ValueError(
+        f"{name}={value!r} is not a valid time limit. Pass a number of seconds from 0.001 to 1e9, "
+        "e.g. 10, or inf for no limit."
+    )
+
+
+def _bad_switch(variable: str, text: str) -> ValueError:
+    return ValueError(
+        f"{variable}={text} is neither on nor off. Set {variable} to 1 (on) or to 0 (off)."
+    )

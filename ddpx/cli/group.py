@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import click
 
-from ddpx import __version__
 from ddpx.cli import info, run
 from ddpx.cli.buckets import command as buckets
 from ddpx.cli.errors import UserMistake
 from ddpx.cli.parity import command as parity
 from ddpx.cli.timeline import command as timeline
+from ddpx.version import __version__
 
 
 @click.group()

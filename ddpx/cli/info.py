@@ -13,9 +13,10 @@ import click
 import torch
 import torch.distributed as dist
 
-from ddpx import _C, __version__
+from ddpx import _C
 from ddpx.build_info import BuildFacts, build_facts
 from ddpx.testing import RankFailed, RankPool
+from ddpx.version import __version__
 
 _ENVIRONMENT = re.compile(
     r"(DDPX|TORCH|PYTORCH|NCCL|GLOO|OMP|MKL|KMP|CUDA|HIP|MASTER|PET)_.*"

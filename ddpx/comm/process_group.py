@@ -7,8 +7,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ddpx import errors
-
 
 def resolve_group(
     process_group: dist.ProcessGroup | None, device_mesh: Any = None
@@ -22,22 +20,22 @@ def resolve_group(
     """
     if device_mesh is not None:
         if process_group is not None:
-            raise errors.group_and_mesh()
+            raise _group_and_mesh()
         if not isinstance(device_mesh, DeviceMesh):
-            raise errors.not_a_mesh(device_mesh)
+            raise _not_a_mesh(device_mesh)
         if device_mesh.ndim != 1:
-            raise errors.not_a_1d_mesh(device_mesh)
+            raise _not_a_1d_mesh(device_mesh)
         return device_mesh.get_group(mesh_dim=0)
     if process_group is None:
         if not dist.is_initialized() or dist.group.WORLD is None:
-            raise errors.no_process_group()
+            raise _no_process_group()
         return dist.group.WORLD
     if process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
-        raise errors.rank_not_in_group()
+        raise _rank_not_in_group()
     if not isinstance(process_group, dist.ProcessGroup):
-        raise errors.not_a_process_group(process_group)
+        raise _not_a_process_group(process_group)
     if _was_destroyed(process_group):
-        raise errors.group_destroyed()
+        raise _group_destroyed()
     return process_group
 
 
@@ -47,3 +45,54 @@ def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
     except RuntimeError:
         return False  # written in Python, past torch's own books
     return process_group not in dist.distributed_c10d._world.pg_map
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_process_group() -> ValueError:
+    return ValueError(
+        "ReducerDDP needs a process group, but no process group has been initialised. "
+        "Call torch.distributed.init_process_group(...) first, or pass process_group=."
+    )
+
+
+def _not_a_process_group(value: object) -> TypeError:
+    return TypeError(
+        f"process_group must be a torch.distributed.ProcessGroup or None, "
+        f"but got {type(value).__name__}. Make a group with torch.distributed.new_group(...)."
+    )
+
+
+def _group_destroyed() -> ValueError:
+    return ValueError(
+        "process_group was destroyed by torch.distributed.destroy_process_group(). "
+        "Make a new group with torch.distributed.new_group(...), or leave process_group out."
+    )
+
+
+def _rank_not_in_group() -> ValueError:
+    return ValueError(
+        "this rank is not a member of the process group that was passed to ReducerDDP. "
+        "Construct ReducerDDP only on the members of that group."
+    )
+
+
+def _not_a_mesh(mesh: object) -> TypeError:
+    return TypeError(
+        f"device_mesh must be a torch.distributed.device_mesh.DeviceMesh or None, but got "
+        f"{type(mesh).__name__}. Make a mesh with init_device_mesh(...)."
+    )
+
+
+def _group_and_mesh() -> RuntimeError:
+    return RuntimeError(
+        "Cannot specify both process_group and device_mesh arguments. Pass only one of the two."
+    )
+
+
+def _not_a_1d_mesh(mesh: object) -> RuntimeError:
+    return RuntimeError(
+        f"Only 1D device mesh is supported, but got {mesh}. Pass the mesh dimension to average "
+        "over, e.g. mesh['dp']."
+    )

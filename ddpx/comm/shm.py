@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _DistributedBackendOptions
 
-from ddpx import _C, errors
+from ddpx import _C
 
 _ORDERS = {"gloo": _C.ShmOrder.GLOO, "fixed": _C.ShmOrder.FIXED}
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -66,7 +66,7 @@ class ShmOptions:
         """
         order = self.order or os.environ.get("DDPX_SHM_ORDER") or "gloo"
         if order not in _ORDERS:
-            raise errors.bad_shm_order(order)
+            raise _bad_shm_order(order)
         return _ORDERS[order]
 
     def chosen_identity(self) -> str:
@@ -92,7 +92,7 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
     if shm_options is None:
         shm_options = ShmOptions()
     if not isinstance(shm_options, ShmOptions):
-        raise errors.bad_shm_options(shm_options)
+        raise _bad_shm_options(shm_options)
     # Before anything connects: a rank that raises then would break its peers' connecting.
     order, identity = shm_options.chosen_order(), shm_options.chosen_identity()
     store, rank, size = options.store, options.group_rank, options.group_size
@@ -139,3 +139,21 @@ def _devices() -> list[dist.ProcessGroupGloo.Device]:
     if interfaces:
         return [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces]
     return [dist.ProcessGroupGloo.create_default_device()]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_shm_order(order: object) -> ValueError:
+    return ValueError(
+        f"the shm backend has no order {order!r}. Pass 'gloo' (the same bits as gloo) or 'fixed' "
+        "(sums in rank order, for any bucket size). "
+        "Set the order by ddpx.ShmOptions(order=...) or by DDPX_SHM_ORDER."
+    )
+
+
+def _bad_shm_options(options: object) -> TypeError:
+    return TypeError(
+        f"the shm backend takes a ddpx.ShmOptions as pg_options, but got {type(options).__name__}. "
+        "Pass e.g. ddpx.ShmOptions(order='fixed'), or leave pg_options out."
+    )

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks when a module is wrapped: checked, and reported alike."""
+"""Checks at construction that all ranks wrap the same module with the same options."""
 
 from __future__ import annotations
 
@@ -13,43 +13,73 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ddpx import errors, health
+from ddpx import errors, health, params
+from ddpx.comm import state_sync
 from ddpx.ddp.options import Options
-from ddpx.params import named_managed_buffers
 from ddpx.params.dtensors import is_dtensor, local_part
+from ddpx.version import __version__
 
 _ORDER = "order of parameters"
 _ABSENT = "absent"
-# Those on which collective calls depend.
+# These environment variables decide which collective calls a rank makes.
 _VARIABLES = ("DDPX_CHECK_FINITE", "DDPX_HEALTH", "DDPX_TIMELINE", "DDPX_TIMELINE_STEPS")
 
-Description = Mapping[str, str]  # by what it is about
+Description = Mapping[str, str]  # values as texts, by name
 
 
-def describe(
-    module: nn.Module, ignored: frozenset[str], options: Options, extra: Mapping[str, object]
-) -> Description:
-    """Of this rank.
+def make_ranks_agree(
+    module: nn.Module,
+    ignored: frozenset[str],
+    options: Options,
+    further_options: Mapping[str, object],
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> None:
+    """Compares the module and the options of all ranks, and broadcasts the state of rank 0.
+
+    A collective call: one small all-gather, and the broadcast.
 
     Args:
-        ignored: params and buffers that take no part.
-        extra: further options.
-    """
-    import ddpx  # not at the top: it imports this module
+        module: The wrapped module.
+        ignored: Names of parameters and buffers that do not take part.
+        options: The options of the wrapper.
+        further_options: Options that are not in ``options``, by name.
+        group: The ranks.
+        device: The device of tensors that the group can send.
 
-    found = {"torch version": torch.__version__, "ddpx version": ddpx.__version__}
-    for name, value in {**asdict(options), **extra}.items():
+    Raises:
+        RuntimeError: Ranks differ.
+    """
+    state = params.module_state(module, ignored, options.sync_buffers_at_init)
+    description = _describe(module, ignored, options, further_options)
+    with health.constructing(group):
+        found = _compare(description, group, device)
+        if not found:
+            state_sync.broadcast(state, group)
+    if found:
+        raise _ranks_disagree(found)
+
+
+def _describe(
+    module: nn.Module,
+    ignored: frozenset[str],
+    options: Options,
+    further_options: Mapping[str, object],
+) -> Description:
+    """Everything about this rank's wrapper that must be the same on all ranks."""
+    found = {"torch version": torch.__version__, "ddpx version": __version__}
+    for name, value in {**asdict(options), **further_options}.items():
         found[f"option {name}"] = repr(value)
     for name in _VARIABLES:
         found[f"environment variable {name}"] = os.environ.get(name, "not set")
-    params = [(name, p) for name, p in module.named_parameters() if name not in ignored]
-    for name, param in params:
+    named_params = [(name, p) for name, p in module.named_parameters() if name not in ignored]
+    for name, param in named_params:
         found[f"parameter '{name}'"] = (
             f"{_layout(param)}, {'trained' if param.requires_grad else 'frozen'}"
         )
-    for name, buffer in named_managed_buffers(module, ignored):
+    for name, buffer in params.named_managed_buffers(module, ignored):
         found[f"buffer '{name}'"] = _layout(buffer)
-    found[_ORDER] = json.dumps([name for name, _ in params])
+    found[_ORDER] = json.dumps([name for name, _ in named_params])
     return found
 
 
@@ -64,15 +94,10 @@ def _layout(tensor: torch.Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {dtype}, strides {tensor.stride()}"
 
 
-def differences(
-    description: Description, group: dist.ProcessGroup, device: torch.device
-) -> list[str]:
-    """A sentence for each thing that is not the same on every rank, with the values there.
+def _compare(description: Description, group: dist.ProcessGroup, device: torch.device) -> list[str]:
+    """Returns a sentence for each difference between ranks, with the values of all ranks.
 
-    One small all-gather if all is well. Otherwise descriptions are exchanged.
-
-    Args:
-        device: where tensors that the group can send must lie.
+    Ranks first exchange digests. They exchange descriptions only if digests differ.
     """
     if group.size() == 1:
         return []
@@ -89,7 +114,7 @@ def differences(
 
 
 def _differences(per_rank: Sequence[Description]) -> list[str]:
-    """In the order of rank 0."""
+    """A sentence for each difference, in the order of rank 0's description."""
     keys = dict.fromkeys(key for description in per_rank for key in description)
     found = []
     for key in keys:
@@ -105,7 +130,7 @@ def _by_value(values: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return "; ".join(f"{value} on {errors.list_ranks(at)}" for value, at in ranks.items())
+    return "; ".join(f"{value} on {_list_ranks(at)}" for value, at in ranks.items())
 
 
 def _first_out_of_order(orders: Sequence[Sequence[str]]) -> str:
@@ -123,5 +148,27 @@ def _all_gather_bytes(
     theirs = [torch.empty_like(mine) for _ in range(group.size())]
     with health.collective_call(group):
         health.wait(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
-        # Over NCCL it is here that the host waits.
+        # With NCCL the host waits here, so that this must be within collective_call().
         return [bytes(tensor.cpu().tolist()) for tensor in theirs]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
+    """``differences``: sentences, each with the values of all ranks."""
+    lines = [f"  {difference}" for difference in differences[:most]]
+    if len(differences) > most:
+        lines.append(f"  and {errors.count(len(differences) - most, 'more difference')}")
+    return RuntimeError(
+        "ReducerDDP needs the same module, options and versions on every rank, but ranks differ:\n"
+        + "\n".join(lines)
+        + "\nBuild the model in the same way on every rank. Freeze the same parameters before "
+        "wrapping."
+    )
+
+
+def _list_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1, rank 2". Of more than 8 ranks, the first ranks and the number of ranks."""
+    shown = ", ".join(f"rank {rank}" for rank in ranks[:8])
+    return shown if len(ranks) <= 8 else f"{shown}, … ({len(ranks)} ranks)"

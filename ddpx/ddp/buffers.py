@@ -1,8 +1,8 @@
-"""Keeps the buffers of ranks equal while training: broadcast, or a hook of the user's."""
+"""Keeps the buffers of all ranks equal during training: by a broadcast, or by a user's hook."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -10,106 +10,86 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from ddpx import errors, health, params
+from ddpx import params
 from ddpx.comm import state_sync
-from ddpx.reducer import Reducer
+
+Futures = Sequence[torch.futures.Future[Any]]
 
 
-class BufferSync(nn.Module):
-    """The part of a wrapper that synchronises buffers at forward."""
+class BufferSync:
+    """The buffers of one module, and the rule by which ranks synchronize them.
 
-    module: nn.Module
-    process_group: dist.ProcessGroup
-    parameters_to_ignore: frozenset[str]
-    forward_sync_buffers: bool
-    require_forward_param_sync: bool
-    modules_buffers: list[torch.Tensor]
-    named_module_buffers: dict[str, torch.Tensor]
-    buffer_hook: _BufferCommHook | None = None
-    reducer: Reducer
+    A wrapper owns this object and calls it from forward.
 
-    @property
-    def broadcast_buffers(self) -> bool:
-        """The older name of ``forward_sync_buffers``."""
-        return self.forward_sync_buffers
+    Args:
+        module: The wrapped module.
+        ignored: Names of buffers that ranks do not synchronize.
+        enabled: Whether forwards synchronize buffers (``forward_sync_buffers``).
+    """
 
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = value
+    def __init__(self, module: nn.Module, ignored: Collection[str], enabled: bool) -> None:
+        self._module = module
+        self._ignored = ignored
+        self.enabled = enabled
+        # As in DDP, a forward skips the broadcast if the forward before it was not synchronized.
+        self.last_forward_was_synchronized = True
+        self.hook: _BufferCommHook | None = None
+        self.refresh()
 
-    def will_sync_module_buffers(self) -> bool:
-        """Returns whether the next forward synchronizes buffers.
+    def refresh(self) -> None:
+        """Reads the buffers of the module again, because user code may have replaced them."""
+        self.named = dict(params.named_managed_buffers(self._module, self._ignored))
+        self.tensors = list(self.named.values())
 
-        Example:
-            >>> model.will_sync_module_buffers()  # a linear layer has no buffers
-            False
-        """
-        return (
-            self.require_forward_param_sync
-            and self.forward_sync_buffers
-            and bool(self.modules_buffers)
-        )
+    def will_sync(self) -> bool:
+        """Whether the next forward synchronizes buffers."""
+        return self.last_forward_was_synchronized and self.enabled and bool(self.tensors)
 
-    def _register_buffer_comm_hook(
-        self,
-        state: object,
-        hook: Callable[..., Any],
-        comm_hook_location: _BufferCommHookLocation = _BufferCommHookLocation.POST_FORWARD,
+    def is_due(self, location: _BufferCommHookLocation, group: dist.ProcessGroup) -> bool:
+        """Whether this forward synchronizes buffers at ``location``."""
+        if self.hook is None:
+            if location is not _BufferCommHookLocation.PRE_FORWARD or group.size() == 1:
+                return False
+        elif self.hook.buffer_comm_hook_location is not location:
+            return False
+        return self.will_sync()
+
+    def set_hook(
+        self, state: object, hook: Callable[..., Any], location: _BufferCommHookLocation
     ) -> None:
-        """Lets ``hook(state, named_buffers)`` take the broadcast's place, before or after forward.
+        """Replaces the broadcast by ``hook(state, named_buffers)``.
 
-        Futures that it returns in a list are waited for at the end of backward.
+        Raises:
+            TypeError: The hook is not callable.
         """
         if not callable(hook):
-            raise errors.buffer_hook_not_callable(hook)
-        self.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
+            raise _hook_not_callable(hook)
+        self.hook = _BufferCommHook(hook, state, location)
 
-    def _default_broadcast_coalesced(
-        self,
-        bufs: Sequence[torch.Tensor] | None = None,
-        bucket_size: int | None = None,
-        authoritative_rank: int = 0,
+    def broadcast(
+        self, tensors: Sequence[torch.Tensor] | None, group: dist.ProcessGroup, source: int
     ) -> None:
-        """Broadcasts ``bufs``, or all buffers; for use in a buffer hook."""
-        tensors = self.modules_buffers if bufs is None else bufs
-        state_sync.broadcast(tensors, self.process_group, authoritative_rank)
+        """Broadcasts ``tensors``, or all buffers, from the rank ``source``."""
+        state_sync.broadcast(self.tensors if tensors is None else tensors, group, source)
 
-    def _assign_modules_buffers(self) -> None:
-        """Looks for the module's buffers anew: user code may have replaced them."""
-        self.named_module_buffers = dict(
-            params.named_managed_buffers(self.module, self.parameters_to_ignore)
-        )
-        self.modules_buffers = list(self.named_module_buffers.values())
+    def sync(self, group: dist.ProcessGroup, source: int) -> Futures | None:
+        """Synchronizes the buffers, with the values of the rank ``source``.
 
-    def _sync_buffers_at(self, location: _BufferCommHookLocation) -> None:
-        hook = self.buffer_hook
-        due = hook.buffer_comm_hook_location if hook else _BufferCommHookLocation.PRE_FORWARD
-        if hook is None and self.process_group.size() == 1:
-            return
-        if due is location and self.will_sync_module_buffers():
-            with health.waiting_for_buffers(self.reducer.monitor):
-                self._sync_buffers()
-            if location is _BufferCommHookLocation.PRE_FORWARD and torch.is_grad_enabled():
-                self.reducer.begin_forward()
+        Returns:
+            Futures of a hook. The end of backward waits for them.
+        """
+        self.refresh()
+        # Autograd may have saved a buffer in an earlier forward. A changed version would make the
+        # backward of that forward raise.
+        with torch.autograd._unsafe_preserve_version_counter(tuple(self.tensors)):
+            if self.hook is None:
+                self.broadcast(None, group, source)
+                return None
+            return self.hook.buffer_comm_hook(self.hook.buffer_comm_hook_state, self.named)
 
-    def _sync_buffers(self) -> None:
-        with torch.no_grad():
-            source = self._buffer_source()
-            self._assign_modules_buffers()
-            # Autograd may have saved a buffer in an earlier forward: it must not see a new version.
-            with torch.autograd._unsafe_preserve_version_counter(tuple(self.modules_buffers)):
-                if self.buffer_hook is None:
-                    state_sync.broadcast(self.modules_buffers, self.process_group, source)
-                    return
-                futures = self.buffer_hook.buffer_comm_hook(
-                    self.buffer_hook.buffer_comm_hook_state, self.named_module_buffers
-                )
-        if futures is not None:
-            self._wait_after_backward(futures)
 
-    def _buffer_source(self) -> int:
-        """The rank whose buffers count."""
-        return 0
-
-    def _wait_after_backward(self, futures: Sequence[torch.futures.Future[Any]]) -> None:
-        raise NotImplementedError
+def _hook_not_callable(hook: object) -> TypeError:
+    return TypeError(
+        f"a buffer hook must be callable, but got {type(hook).__name__}. "
+        "Pass a function hook(state, named_buffers)."
+    )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import nn
 
-if TYPE_CHECKING:
-    from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.ddp_interface import DDPInterface
 
 # DDP's names of C++'s, where they differ from torch's.
 _DTYPE_NAMES = {
@@ -28,23 +26,23 @@ _MOMENTS = (
 )
 
 
-def logging_data(wrapper: ReducerDDP) -> dict[str, str | int]:
+def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
     """Arguments, buckets and the times of the last sampled step of a wrapper.
 
     Sizes are in bytes, times in nanoseconds. On a device times are those of the calls on the host,
     where DDP's are those of the kernels.
     """
     data = {**_construction(wrapper), **_environment(wrapper), **_buckets(wrapper)}
-    if wrapper._comm_hook_name is not None:
-        data["comm_hook"] = wrapper._comm_hook_name
-    error = wrapper._last_error or wrapper.reducer.last_error
+    if wrapper._comm_hook.name is not None:
+        data["comm_hook"] = wrapper._comm_hook.name
+    error = wrapper._comm_hook.last_error or wrapper.reducer.last_error
     if error:
         data |= {"has_error": 1, "error": error}
     return {**data, **_times(wrapper)}
 
 
-def _construction(wrapper: ReducerDDP) -> dict[str, str | int]:
-    tensors = [param.tensor for param in wrapper._managed_params]
+def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
+    tensors = [param.tensor for param in wrapper._averaging.managed]
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
     return {
         "world_size": wrapper.process_group.size(),
@@ -63,11 +61,11 @@ def _construction(wrapper: ReducerDDP) -> dict[str, str | int]:
         "num_parameter_tensors": len(tensors),
         "is_multi_device_module": int(wrapper.is_multi_device_module),
         "has_sync_bn": int(any(isinstance(m, nn.SyncBatchNorm) for m in wrapper.module.modules())),
-        "join_uneven_inputs": int(wrapper._joined_before),
+        "join_uneven_inputs": int(wrapper._uneven.joined_before),
     }
 
 
-def _environment(wrapper: ReducerDDP) -> dict[str, str | int]:
+def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
     names = ["MASTER_PORT", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "TORCH_DISTRIBUTED_DEBUG"]
     backend = dist.get_backend(wrapper.process_group)
     data: dict[str, str | int] = {}
@@ -81,10 +79,10 @@ def _environment(wrapper: ReducerDDP) -> dict[str, str | int]:
     return data | {name.lower(): os.environ.get(name, "N/A") for name in names}
 
 
-def _buckets(wrapper: ReducerDDP) -> dict[str, str | int]:
+def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
     reducer = wrapper.reducer
     order = reducer.arrival_order
-    sizes = _join(_bucket_bytes(wrapper, wrapper._first_buckets))
+    sizes = _join(_bucket_bytes(wrapper, wrapper._averaging.first_buckets))
     if not order:
         return {"bucket_sizes": sizes, "has_rebuilt_buckets": 0}
     buckets = reducer.plan.buckets
@@ -97,12 +95,12 @@ def _buckets(wrapper: ReducerDDP) -> dict[str, str | int]:
     }
 
 
-def _bucket_bytes(wrapper: ReducerDDP, buckets: Sequence[Sequence[int]]) -> list[int]:
-    tensors = [param.tensor for param in wrapper._managed_params]
+def _bucket_bytes(wrapper: DDPInterface, buckets: Sequence[Sequence[int]]) -> list[int]:
+    tensors = [param.tensor for param in wrapper._averaging.managed]
     return [sum(tensors[i].numel() * tensors[i].element_size() for i in b) for b in buckets]
 
 
-def _times(wrapper: ReducerDDP) -> dict[str, str | int]:
+def _times(wrapper: DDPInterface) -> dict[str, str | int]:
     report = wrapper.reducer.report
     if report.step < 0:
         return {"iteration": 0}

@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
-from ddpx import _C, errors
+from ddpx import _C
 from ddpx.ddp import nested
 
 _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
@@ -32,7 +32,7 @@ def check_config(config: Any) -> None:
     for field in _DTYPES:
         dtype = getattr(config, field, "missing")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise errors.bad_mixed_precision(config, field)
+            raise _bad_mixed_precision(config, field)
 
 
 class MixedPrecision:
@@ -159,3 +159,14 @@ class _AtEndOfBackward:
 
     def __call__(self) -> None:
         self._once()
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_mixed_precision(config: object, field: str) -> TypeError:
+    return TypeError(
+        f"mixed_precision={config!r} has no valid {field}. Pass an object with param_dtype, "
+        "reduce_dtype and buffer_dtype. Each must be a floating-point torch.dtype or None. "
+        "Example: torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)."
+    )

@@ -1,11 +1,10 @@
-"""``ReducerDDP``: data parallelism over a module, with ddpx's own reducer."""
+"""``ReducerDDP``: averages gradients of a module over ranks, with the reducer of ddpx."""
 
 from __future__ import annotations
 
 import copy
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,37 +14,42 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
-from torch.nn.parameter import UninitializedParameter
+from torch.utils.hooks import RemovableHandle
 
-from ddpx import errors, health, params, settings
-from ddpx.comm import state_sync
+from ddpx import health, params, settings
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import agreement, nested, placement
+from ddpx.ddp import agreement, checks, nested, placement
+from ddpx.ddp.averaging import Averaging
+from ddpx.ddp.buffers import BufferSync
+from ddpx.ddp.comm_hooks import CommHook
+from ddpx.ddp.ddp_interface import DDPInterface
 from ddpx.ddp.dynamo import active_wrapper
-from ddpx.ddp.grad_access import GradAccess
-from ddpx.ddp.join import UnevenInputs
+from ddpx.ddp.join import UnevenInputs, highest_rank
 from ddpx.ddp.logging_data import logging_data
-from ddpx.ddp.mixed_precision import MixedPrecision, check_config
+from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import make_options
-from ddpx.ddp.private_names import DDPNames
-from ddpx.ddp.structure import Structure
+from ddpx.ddp.post_sync import PostSync, PostSyncHook
+from ddpx.ddp.synchronized_grads import average_grads
 from ddpx.params import ownership
-from ddpx.params.delayed import check_delayed, with_delayed
+from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
-from ddpx.params.grad_dtypes import GradDtypes
-from ddpx.reducer import Reducer
-from ddpx.timeline.environment import record_if_asked
 
 # Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
 _CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+_PRE_FORWARD = _BufferCommHookLocation.PRE_FORWARD
+_POST_FORWARD = _BufferCommHookLocation.POST_FORWARD
 
-# What _attach() makes anew in a copy.
-_MADE_BY_ATTACH = (
-    *("reducer", "_successor", "_structure", "_managed_params", "_precision", "_grad_dtypes"),
-)
+# Called with a new wrapper, and with True if all ranks make the wrapper and agree on it.
+ConstructionCallback = Callable[["ReducerDDP", bool], None]
+_construction_callbacks: list[ConstructionCallback] = []
 
 
-class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
+def call_on_construction(callback: ConstructionCallback) -> None:
+    """Calls ``callback`` with each later wrapper of this process."""
+    _construction_callbacks.append(callback)
+
+
+class ReducerDDP(DDPInterface):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
     The first 20 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
@@ -145,15 +149,10 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
-        if not isinstance(module, nn.Module):
-            raise errors.not_a_module(module)
-        if not isinstance(dim, int):
-            raise errors.bad_dim(dim)
-        check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
-        if mixed_precision is not None:
-            check_config(mixed_precision)
-            if reduce_dtype is not None or grad_dtype is not None:
-                raise errors.dtypes_and_mixed_precision()
+        checks.check_module_and_dim(module, dim)
+        self._delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        self._delayed.check()
+        checks.check_mixed_precision(mixed_precision, reduce_dtype, grad_dtype)
         self._options = make_options(
             broadcast_buffers=broadcast_buffers,
             init_sync=init_sync,
@@ -173,110 +172,82 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         self.device_mesh = device_mesh
         self.parameters_to_ignore = params.ignored_names(module)
         managed = params.managed_params(module, self.parameters_to_ignore)
-        _check_trainable(module, managed)
+        checks.check_trainable(module, managed)
         check_dtensors(module, self.parameters_to_ignore, self.process_group)
-        self._delayed = (delay_all_reduce_named_params, param_to_hook_all_reduce)
         place = placement.place(module, self.parameters_to_ignore, device_ids, output_device)
-        self.device = place.device
-        self.device_type = place.device.type
-        self.is_multi_device_module = place.is_multi_device
-        self.device_ids = place.device_ids
-        self.output_device = place.output_device
-        self.dim = dim
+        self._set_ddp_attributes(self._options, place, dim)
         self.module = module
-        self.find_unused_parameters = self._options.find_unused_parameters
-        self.gradient_as_bucket_view = self._options.gradient_as_bucket_view
-        self.static_graph = self._options.static_graph
-        self.batched_grad_copy = self._options.batched_grad_copy
-        self.skip_all_reduce_unused_params = self._options.skip_all_reduce_unused_params
-        self.bucket_bytes_cap = self._options.cap_bytes
-        self.forward_sync_buffers = self._options.sync_buffers_at_forward
-        # DDP skips the broadcast of buffers after a forward that was not synchronised.
-        self.require_forward_param_sync = True
-        self.bucket_bytes_cap_list = list(self._options.listed_cap_bytes)
-        self.broadcast_bucket_size = state_sync.BROADCAST_BYTES
-        self.logger = None  # DDP's is an object of torch's C++ core, over torch's reducer
-        self._assign_modules_buffers()
-        self._post_sync_hooks = OrderedDict()  # not a dict: its handles refer to it weakly
-        self._post_backward_futures = []
-
         self.mixed_precision = mixed_precision
+        self._buffer_sync = BufferSync(
+            module, self.parameters_to_ignore, self._options.sync_buffers_at_forward
+        )
+        self._comm_hook = CommHook()
+        self._optimizers = OptimizersInBackward()
+        self._post_sync = PostSync()
+        self._uneven = UnevenInputs()
+
         if self._options.init_sync:
-            self._make_ranks_agree(managed[0].tensor.device)
+            agreement.make_ranks_agree(
+                module,
+                self.parameters_to_ignore,
+                self._options,
+                {**self._delayed.describe(module), **checks.describe(mixed_precision)},
+                self.process_group,
+                managed[0].tensor.device,
+            )
         self._attach(managed)
         if self._options.init_sync:
             self.reducer.number_as_constructed()
-        record_if_asked(self, agreed=self._options.init_sync)
-
-    def _make_ranks_agree(self, device: torch.device) -> None:
-        state = params.module_state(
-            self.module, self.parameters_to_ignore, self._options.sync_buffers_at_init
-        )
-        description = self._describe()
-        with health.constructing(self.process_group):
-            differences = agreement.differences(description, self.process_group, device)
-            if not differences:
-                state_sync.broadcast(state, self.process_group)
-        if differences:
-            raise errors.ranks_disagree(differences)
-
-    def _describe(self) -> agreement.Description:
-        delayed, gate = self._delayed
-        names = {param: name for name, param in self.module.named_parameters()}
-        config = self.mixed_precision
-        extra = {
-            "delay_all_reduce_named_params": [name for name, _ in delayed or ()],
-            "param_to_hook_all_reduce": None if gate is None else names.get(gate),
-            "mixed_precision": config
-            and (config.param_dtype, config.reduce_dtype, config.buffer_dtype),
-        }
-        ignored = self.parameters_to_ignore
-        return agreement.describe(self.module, ignored, self._options, extra)
+        for callback in _construction_callbacks:
+            callback(self, self._options.init_sync)
 
     def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
         """Starts to average the gradients of ``managed``."""
         ownership.claim(self, managed)
-        bystanders = params.frozen_params(self.module, self.parameters_to_ignore)
-        self._managed_params = list(managed)
-        self._structure = Structure(self.module, self.parameters_to_ignore)
-        self._successor: weakref.ref[ownership.Wrapper] | None = None
-        self._first_forward = True
-        self._grad_dtypes = GradDtypes(
+        self._averaging = Averaging(
+            self.module,
+            self.parameters_to_ignore,
             managed,
-            self._options.reduce_dtype,
-            self._options.grad_dtype,
-            getattr(self.mixed_precision, "param_dtype", None),
+            self.process_group,
+            self._options,
+            self._delayed,
+            self.mixed_precision,
+            self.__dict__.get("reducer"),
         )
-        marked, gate = with_delayed(managed, *self._delayed)
-        older: Reducer | None = self.__dict__.get("reducer")
-        self.reducer = Reducer(marked, bystanders, self.process_group, self._options, gate)
-        if older is not None:
-            self.reducer.continue_from(older)
+        self.reducer = self._averaging.reducer
         if settings.switch_of("DDPX_CHECK_FINITE"):
             self.set_check_finite()
-        self._precision = None
-        if self.mixed_precision is not None:
-            self._precision = MixedPrecision(
-                self.module, self.mixed_precision, self.parameters_to_ignore
-            )
-            if self._precision.reduce_dtype is not None:
-                self._reduce_in(self._precision.reduce_dtype, self._precision.param_dtype)
-        self._first_buckets = self.reducer.plan.buckets
+        self._averaging.reduce_in_low_precision(self._comm_hook)
 
     def _managed(self) -> Sequence[params.ManagedParam]:
-        return self._managed_params if self._successor is None else []
+        return self._averaging.managed if self._averaging.successor is None else []
 
     def _yield_to(self, successor: ownership.Wrapper) -> None:
-        """A newer wrapper averages the parameters: this one only runs the module meanwhile."""
-        self._remove_autograd_hooks()
-        self._successor = weakref.ref(successor)
+        """Stops to average, because a newer wrapper averages the parameters."""
+        self._averaging.end()
+        self._averaging.successor = weakref.ref(successor)
 
     def _has_yielded(self) -> bool:
-        if self._successor is None:
+        successor = self._averaging.successor
+        if successor is None:
             return False
-        if self._successor() is None:  # the newer wrapper is gone
+        if successor() is None:  # the newer wrapper is gone
             self._attach(params.managed_params(self.module, self.parameters_to_ignore))
-        return self._successor is not None
+        return self._averaging.successor is not None
+
+    def _move_to(self, group: dist.ProcessGroup, num_steps: int) -> None:
+        """Averages over ranks that have the same state, as after construction.
+
+        Args:
+            group: The ranks.
+            num_steps: The number of steps that these ranks have made.
+        """
+        for param in self.module.parameters():
+            param.grad = None
+        self._averaging.move_to(group, num_steps)
+        self.process_group = group
+        self._post_sync.drop_futures()
+        self._buffer_sync.last_forward_was_synchronized = True
 
     # ---- training ------------------------------------------------------------------------------
 
@@ -304,81 +275,67 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         """
         if self._has_yielded():
             return self.module(*inputs, **kwargs)
+        averaging = self._averaging
         records_graph = torch.is_grad_enabled()
         replaced: list[str] = []
-        if records_graph and not self._lowered() and not self._structure.unchanged():
-            replaced = self._structure.replaced()
-            records_graph = not (replaced or self._structure.has_plain_tensors())
+        if records_graph and not averaging.is_lowered and not averaging.structure.unchanged():
+            replaced = averaging.structure.replaced()
+            records_graph = not (replaced or averaging.structure.has_plain_tensors())
         self._before_forward(records_graph)
         if self.device_ids:
             inputs = nested.to_device(inputs, self.device)
             kwargs = nested.to_device(kwargs, self.device)
         output = self._run_module(inputs, kwargs)
-        self._sync_buffers_at(_BufferCommHookLocation.POST_FORWARD)
+        if self._buffer_sync.is_due(_POST_FORWARD, self.process_group):
+            self._sync_buffers()
         if records_graph:
             self.reducer.watch_outputs(list(nested.tensors_in(output)))
         elif replaced:
-            self._refuse_at_backward(replaced, output)
-        self.require_forward_param_sync = records_graph and self.require_backward_grad_sync
+            averaging.structure.refuse_backward(replaced, output)
+        self._buffer_sync.last_forward_was_synchronized = (
+            records_graph and self.reducer.sync_enabled
+        )
         return output
-
-    def _lowered(self) -> bool:
-        """Whether casts stand in the place of parameters, as in a forward within a backward."""
-        return self._precision is not None and self._precision.lowered
-
-    def _run_module(self, inputs: Any, kwargs: Any) -> Any:
-        if self._precision is None:
-            with active_wrapper(self):
-                return self.module(*inputs, **kwargs)
-        with active_wrapper(self), self._precision.forward() as outputs:
-            output = self.module(
-                *self._precision.cast_inputs(inputs), **self._precision.cast_inputs(kwargs)
-            )
-            outputs += nested.tensors_in(output)
-        return output
-
-    def _refuse_at_backward(self, replaced: list[str], output: Any) -> None:
-        """Raises when a backward through ``output`` begins, if ``replaced`` still holds then.
-
-        ``torch.func.functional_call`` puts parameters of the caller in place during a forward only.
-        """
-
-        def check(_: torch.Tensor) -> None:
-            if self._structure.replaced():
-                raise errors.params_replaced(replaced)
-
-        outputs = [tensor for tensor in nested.tensors_in(output) if tensor.requires_grad]
-        if not outputs:  # hidden in an object of another type: the last chance to tell
-            raise errors.params_replaced(replaced)
-        for tensor in outputs:
-            tensor.register_hook(check)
 
     def _before_forward(self, records_graph: bool) -> None:
-        if _CAPTURE_IS_HIDDEN and records_graph and self.require_backward_grad_sync:
+        if _CAPTURE_IS_HIDDEN and records_graph and self.reducer.sync_enabled:
             self._check_capture()
-        if self._first_forward:
-            self._first_forward = False
-            self._run_optimizers_in_backward()
+        if self._averaging.first_forward:
+            self._averaging.first_forward = False
+            self._optimizers.take_over(self, self._options)
         if self._join_config.enable:
-            self._begin_joined_forward()
+            self._uneven.begin_forward(self)
         if records_graph:
             self.reducer.prepare_forward()
-        self._sync_buffers_at(_BufferCommHookLocation.PRE_FORWARD)
+        if self._buffer_sync.is_due(_PRE_FORWARD, self.process_group):
+            self._sync_buffers()
+            if torch.is_grad_enabled():
+                self.reducer.begin_forward()
         if self._join_config.enable:
-            self._agree_on_sync(has_inputs=True)
+            self._uneven.announce_step(self.reducer, self.device)
 
     def _check_capture(self) -> None:
         if self.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.reducer.refuse_capture()
 
-    @property
-    def require_backward_grad_sync(self) -> bool:
-        """Whether the next backward averages gradients. Assignment is allowed, as in DDP."""
-        return self.reducer.sync_enabled
+    def _sync_buffers(self) -> None:
+        with health.waiting_for_buffers(self.reducer.monitor), torch.no_grad():
+            source = 0
+            if self._join_config.enable:  # rank 0 may have no more batches
+                source = highest_rank(True, self.process_group, self.device)
+            futures = self._buffer_sync.sync(self.process_group, source)
+            if futures is not None:
+                self._post_sync.wait_for(self.reducer, futures)
 
-    @require_backward_grad_sync.setter
-    def require_backward_grad_sync(self, value: bool) -> None:
-        self.reducer.sync_enabled = bool(value)
+    def _run_module(self, inputs: Any, kwargs: Any) -> Any:
+        precision = self._averaging.precision
+        if precision is None:
+            with active_wrapper(self):
+                return self.module(*inputs, **kwargs)
+        with active_wrapper(self), precision.forward() as outputs:
+            output = self.module(*precision.cast_inputs(inputs), **precision.cast_inputs(kwargs))
+            outputs += nested.tensors_in(output)
+        return output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -407,7 +364,135 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         finally:
             self.require_backward_grad_sync = before
 
-    # ---- a look inside -------------------------------------------------------------------------
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """Sets whether backwards from now on average gradients.
+
+        The name is that of FSDP2. ``no_sync()`` does the same for a block.
+
+        Args:
+            requires_gradient_sync: True to average gradients, False to keep them local.
+
+        Example:
+            >>> model.set_requires_gradient_sync(False)
+            >>> model(inputs).sum().backward()
+            >>> model.module.weight.grad  # of this rank alone
+            tensor([[8., 8., 8., 8.]])
+        """
+        self.require_backward_grad_sync = requires_gradient_sync
+
+    def reset(self) -> None:
+        """Prepares the wrapper for a new step after a step that failed.
+
+        After an error in ``backward()`` the wrapper does this by itself. A training loop needs the
+        call if the loop caught an error outside ``backward()``. Between steps the call has no
+        effect.
+
+        Raises:
+            RuntimeError: A backward is running.
+
+        Example:
+            >>> loss = model(inputs).sum()
+            >>> del loss  # this step has no backward
+            >>> model.reset()
+            >>> model(inputs).sum().backward()
+        """
+        self.reducer.reset()
+
+    def set_check_finite(self, enabled: bool = True) -> None:
+        """Sets whether ``backward()`` raises if a gradient has NaN or infinity.
+
+        The check is off by default. If one rank has such a gradient, all ranks of the process
+        group raise. The error names the step, the rank and the parameter.
+
+        The setting must be the same on all ranks. The check reads every gradient, and adds an
+        all-reduce of a few bytes to each step. ``DDPX_CHECK_FINITE=1`` turns the check on without
+        a change of the script. Do not combine the check with a gradient scaler: a scaler expects
+        such steps and skips them.
+
+        Args:
+            enabled: True to turn the check on, False to turn it off. Default True.
+
+        Raises:
+            RuntimeError: A backward is running.
+
+        Example:
+            >>> model.set_check_finite()
+            >>> (model(inputs) * float("inf")).sum().backward()
+            Traceback (most recent call last):
+                ...
+            RuntimeError: ...
+        """
+        self.reducer.set_check_finite(enabled)
+
+    # ---- averaged gradients --------------------------------------------------------------------
+
+    def register_post_sync_hook(
+        self, param_or_module: torch.Tensor | nn.Module, fn: PostSyncHook
+    ) -> RemovableHandle:
+        """Calls ``fn(param)`` after each synchronized backward, when ``param.grad`` is averaged.
+
+        An exception of ``fn`` reaches the caller of ``backward()``.
+
+        Args:
+            param_or_module: A parameter, or a module. For a module, the wrapper calls ``fn`` for
+                each parameter of the module that the wrapper averages.
+            fn: The hook. The return value is ignored.
+
+        Returns:
+            A handle. ``handle.remove()`` removes the hook.
+
+        Raises:
+            ValueError: This wrapper averages none of the parameters.
+
+        Example:
+            >>> def print_norm(param):
+            ...     print(f"{param.grad.norm():.1f}")
+            >>> handle = model.register_post_sync_hook(model.module.weight, print_norm)
+            >>> model(inputs).sum().backward()
+            32.0
+            >>> handle.remove()
+        """
+        return self._post_sync.register(self.reducer, self._managed(), param_or_module, fn)
+
+    def synchronized_grads(
+        self,
+        loss: torch.Tensor,
+        tensors: Sequence[torch.Tensor],
+        *,
+        retain_graph: bool = False,
+        allow_unused: bool = False,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Computes ``torch.autograd.grad(loss, tensors)`` and averages the result over ranks.
+
+        Every rank calls this method with the same number of tensors, of the same shapes.
+        ``param.grad`` does not change.
+
+        Args:
+            loss: A scalar tensor.
+            tensors: Parameters, or other tensors of the graph.
+            retain_graph: Keep the graph for another backward. Default False.
+            allow_unused: Allow tensors that the loss does not depend on. Default False.
+
+        Returns:
+            A gradient for each tensor, in the tensor's shape. A rank that did not use a tensor
+            contributes zeros. The gradient is None if no rank used the tensor.
+
+        Raises:
+            RuntimeError: The loss does not depend on a tensor, and ``allow_unused`` is False.
+
+        Example:
+            >>> loss = model(inputs).sum()
+            >>> model.synchronized_grads(loss, [model.module.weight])
+            (tensor([[16., 16., 16., 16.]]),)
+        """
+        tensors = tuple(tensors)
+        with self.no_sync():  # these gradients are averaged below
+            grads = torch.autograd.grad(
+                loss, tensors, retain_graph=retain_graph, allow_unused=allow_unused
+            )
+        return average_grads(
+            grads, tensors, loss.device, self.process_group, self._options.reduce_dtype
+        )
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
         """Arguments, buckets and times of the last sampled step, under DDP's names."""
@@ -417,11 +502,10 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
 
     def __getstate__(self) -> dict[str, Any]:
         if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
-            raise errors.not_default_group()
+            raise checks.not_default_group()
         state = copy.copy(self.__dict__)
-        for name in _MADE_BY_ATTACH:
+        for name in ("reducer", "_averaging", "process_group"):  # a copy makes its own
             del state[name]
-        del state["process_group"]
         state["require_backward_grad_sync"] = self.require_backward_grad_sync
         return state
 
@@ -430,23 +514,11 @@ class ReducerDDP(GradAccess, DDPNames, UnevenInputs):
         super().__setstate__(state)
         self.process_group = resolve_group(None)
         self._attach(params.managed_params(self.module, self.parameters_to_ignore))
-        record_if_asked(self, agreed=False)  # a copy may be made on some ranks only
+        for callback in _construction_callbacks:
+            callback(self, False)  # only some ranks may make a copy
         self.require_backward_grad_sync = sync
-        if self._post_sync_hooks:
-            self._call_after_sync()
+        self._post_sync.continue_with(self.reducer)
 
 
-# isinstance(model, DistributedDataParallel) holds, without inheriting a line of it: libraries ask.
+# isinstance(model, DistributedDataParallel) is true, although no code of DDP is inherited.
 DistributedDataParallel.register(ReducerDDP)
-
-
-def _check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -> None:
-    if not managed:
-        raise errors.nothing_to_train()
-    lazy = [p.name for p in managed if isinstance(p.tensor, UninitializedParameter)]
-    if lazy:
-        raise errors.uninitialized_params(lazy)
-    if managed[0].tensor.device.type == "cpu":
-        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
-        if names:
-            raise errors.sync_batch_norm_on_cpu(names)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ddpx import _C, errors
+from ddpx.reducer.options import ReducerOptions
 
 _MIB = 1024 * 1024
 _DEFAULT_CAP_MB = 25
@@ -52,7 +53,20 @@ class Options:
 
     @property
     def caps(self) -> _C.BucketCaps:
+        """Bucket sizes in bytes."""
         return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, list(self.listed_cap_bytes))
+
+    @property
+    def of_reducer(self) -> ReducerOptions:
+        """The options that the reducer needs."""
+        return ReducerOptions(
+            caps=self.caps,
+            mode=self.mode,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            batched_grad_copy=self.batched_grad_copy,
+            skip_unused_buckets=self.skip_all_reduce_unused_params,
+            precision=self.precision,
+        )
 
 
 def make_options(
@@ -95,9 +109,9 @@ def make_options(
             raise errors.not_a_flag(name, value)
     for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise errors.bad_dtype(name, dtype)
+            raise _bad_dtype(name, dtype)
         if dtype is not None and dtype.itemsize < torch.float16.itemsize:
-            raise errors.dtype_without_sums(name, dtype)
+            raise _dtype_without_sums(name, dtype)
     if check_reduction:
         warnings.warn(
             "check_reduction has no effect. Leave check_reduction out.", FutureWarning, stacklevel=3
@@ -152,7 +166,7 @@ def _caps(
 ) -> tuple[int, int, tuple[int, ...]]:
     """(first, others, listed) in bytes. A smaller first bucket exists only by default."""
     if cap_mb_list is not None and not isinstance(cap_mb_list, (list, tuple)):
-        raise errors.bad_cap_list(cap_mb_list)
+        raise _bad_cap_list(cap_mb_list)
     if cap_mb_list:
         listed = tuple(_cap_bytes("bucket_cap_mb_list", cap) for cap in cap_mb_list)
         return max(listed), max(listed), listed
@@ -165,5 +179,36 @@ def _caps(
 def _cap_bytes(name: str, cap_mb: float) -> int:
     is_number = isinstance(cap_mb, (int, float)) and not isinstance(cap_mb, bool)
     if not is_number or not math.isfinite(cap_mb) or cap_mb < 0:
-        raise errors.bad_cap(name, cap_mb)
+        raise _bad_cap(name, cap_mb)
     return min(int(cap_mb * _MIB), _LARGEST_CAP_BYTES)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_dtype(name: str, value: object) -> TypeError:
+    return TypeError(
+        f"{name} must be a floating-point torch.dtype or None, but got {value!r}. "
+        f"Pass e.g. {name}=torch.float32."
+    )
+
+
+def _dtype_without_sums(name: str, dtype: object) -> ValueError:
+    return ValueError(
+        f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 bits or "
+        f"less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
+    )
+
+
+def _bad_cap(name: str, value: object) -> ValueError:
+    return ValueError(
+        f"{name}={value!r} is not a bucket size. "
+        f"Pass a finite number of MiB, 0 or more, e.g. {name}=25."
+    )
+
+
+def _bad_cap_list(value: object) -> TypeError:
+    return TypeError(
+        f"bucket_cap_mb_list must be a list of numbers of MiB, but got {value!r}. "
+        "Pass e.g. [1, 25, 25]."
+    )

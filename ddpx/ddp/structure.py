@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
+
+from ddpx import errors
+from ddpx.ddp import nested
 
 
 class Structure:
@@ -57,3 +60,32 @@ class Structure:
             and id(param) not in self._known
             and name not in self._ignored
         ]
+
+    def refuse_backward(self, replaced: Sequence[str], output: object) -> None:
+        """Makes a backward through ``output`` raise, if parameters are still replaced then.
+
+        ``torch.func.functional_call`` replaces parameters during a forward only.
+
+        Raises:
+            RuntimeError: No tensor of ``output`` requires a gradient, so that no backward can be
+                refused.
+        """
+
+        def check(_: torch.Tensor) -> None:
+            if self.replaced():
+                raise _params_replaced(replaced)
+
+        outputs = [tensor for tensor in nested.tensors_in(output) if tensor.requires_grad]
+        if not outputs:
+            raise _params_replaced(replaced)
+        for tensor in outputs:
+            tensor.register_hook(check)
+
+
+def _params_replaced(names: Sequence[str]) -> RuntimeError:
+    gradients = "Its gradient" if len(names) == 1 else "Their gradients"
+    return RuntimeError(
+        f"the wrapped module now has {errors.count_names(names, 'new parameter')}. {gradients} "
+        "would not be averaged. Replace layers before wrapping, or wrap the module again: "
+        "model = ReducerDDP(model.module, ...)."
+    )

@@ -7,22 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ddpx import _C, params
 from ddpx.comm import state_sync
+from ddpx.ddp.module import ReducerDDP
 from ddpx.elastic import errors
 from ddpx.elastic.meeting import ACCEPTED, READY, Agreement, Meeting
 from ddpx.elastic.regroup import Regrouping
 from ddpx.errors import nobody_watches
 from ddpx.health.failure import RankFailure, RankMismatch
+from ddpx.params import ownership
 from ddpx.settings import seconds
-
-if TYPE_CHECKING:
-    from ddpx.ddp.module import ReducerDDP
 
 _BETWEEN_LOOKS_S = 0.005
 
@@ -222,7 +221,7 @@ class _Move:
     ) -> Shrunk:
         if take_over is not None:
             take_over()
-        self._model._go_over(group, agreement.num_steps)
+        self._model._move_to(group, agreement.num_steps)
         self._monitor.retire()
         members = agreement.members
         return Shrunk(
@@ -263,13 +262,11 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
     """Why this wrapper cannot go over to another group; the same on every rank."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from ddpx.params import ownership
-
     if not _all_on_cpu(model.module.parameters()):
         return "device"
-    if model._hook_holds_group or model._hook_state_holds_group():
+    if model._comm_hook.has_group:
         return "hook"
-    if model._steps_in_backward:
+    if model._optimizers.active:
         return "optimizer in backward"
     if model._join_config.enable:
         return "join"

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx import errors
 from ddpx.ddp.module import ReducerDDP
 
 # Where scripts import DDP from.
@@ -54,7 +53,7 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
     if _wrapper is wrapper:
         return Patch(None)
     if _wrapper is not None:
-        raise errors.patched_with_another(_wrapper, wrapper)
+        raise _patched_with_another(_wrapper, wrapper)
     return Patch(wrapper)
 
 
@@ -122,7 +121,7 @@ def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     if _wrapper is None or _replicate_keeps_ddp.get() or _wrapper in cls.__mro__:
         return object.__new__(cls)
     if cls is not DistributedDataParallel:
-        raise errors.derived_too_early(cls)
+        raise _derived_too_early(cls)
     if DistributedDataParallel in _wrapper.__mro__:
         return object.__new__(_wrapper)  # the interpreter calls its __init__
     return _wrapper(*args, **kwargs)
@@ -142,3 +141,21 @@ def _leave_out_replicate() -> None:
             _replicate_keeps_ddp.reset(token)
 
     state.init = init_with_ddp
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _derived_too_early(cls: type) -> RuntimeError:
+    return RuntimeError(
+        f"{cls.__module__}.{cls.__qualname__} was derived from torch's DistributedDataParallel "
+        f"before ddpx.patch_ddp() was called. {cls.__qualname__} would train with DDP. Call "
+        f"ddpx.patch_ddp() before {cls.__module__} defines this class."
+    )
+
+
+def _patched_with_another(present: type, wrapper: type) -> RuntimeError:
+    return RuntimeError(
+        f"patch_ddp({wrapper.__name__}) failed, because {present.__name__} already replaces "
+        f"DistributedDataParallel. Undo the replacement by {present.__name__} first."
+    )

@@ -45,7 +45,7 @@ class GradDtypes:
                 and torch.promote_types(p.tensor.dtype, grad_dtype) is not grad_dtype
             ]
             if names:
-                raise errors.grad_dtype_too_narrow(grad_dtype, names)
+                raise _grad_dtype_too_narrow(grad_dtype, names)
         for param in changed:
             _set(param, grad_dtype)  # None: any dtype
         self._end = weakref.finalize(self, _reset, changed)
@@ -66,3 +66,14 @@ def _set(param: torch.Tensor, dtype: torch.dtype | None) -> None:
     grad, param.grad = param.grad, None  # torch checks the dtype of one that is there
     param.grad_dtype = dtype
     param.grad = grad if grad is None or dtype is None else grad.to(dtype)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _grad_dtype_too_narrow(dtype: object, names: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"grad_dtype={dtype} cannot hold gradients in the dtype of "
+        f"{errors.count_names(names, 'parameter')}. "
+        "Pass a wider dtype, such as torch.float32 for a 16-bit model."
+    )

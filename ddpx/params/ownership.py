@@ -49,7 +49,7 @@ def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
             continue
         if conflicts(other, shared) or other.process_group is not wrapper.process_group:
             names = [mine[id(p.tensor)] for p in other._managed() if id(p.tensor) in mine]
-            raise errors.params_wrapped_elsewhere(names)
+            raise _params_wrapped_elsewhere(names)
         other._yield_to(wrapper)
     _live.add(wrapper)
 
@@ -64,3 +64,14 @@ def others_than(wrapper: Wrapper) -> list[Wrapper]:
 def _shared(other: Wrapper, mine: dict[int, str]) -> str:
     theirs = [id(param.tensor) in mine for param in other._managed()]
     return "all" if theirs and all(theirs) else "some" if any(theirs) else "none"
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _params_wrapped_elsewhere(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
+        "The other wrapper averages a different set of parameters, or uses another process group. "
+        "Wrap one module that holds all parameters, or delete the other wrapper first."
+    )

@@ -11,22 +11,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpx import _C, errors, health
-from ddpx.ddp.options import Options
+from ddpx import _C, health
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import Shard, is_dtensor
+from ddpx.reducer.options import ReducerOptions
 
 
 class Reducer(_C.Reducer):
-    """A ``_C.Reducer`` over the params of a module; see ``csrc/reducer/reducer.h``."""
+    """A ``_C.Reducer`` over the parameters of a module.
+
+    A wrapper owns this object. ``csrc/reducer/reducer.h`` describes the threads that call it.
+
+    Args:
+        managed: The parameters to average.
+        frozen: Parameters of the same module that require no gradient.
+        process_group: The ranks to average over.
+        options: How gradients are grouped, copied and summed.
+        trigger: The index of the parameter that delayed parameters wait for. None: no parameter is
+            delayed.
+    """
 
     def __init__(
         self,
         managed: Sequence[ManagedParam],
-        bystanders: Sequence[ManagedParam],
+        frozen: Sequence[ManagedParam],
         process_group: dist.ProcessGroup,
-        options: Options,
-        gate: int | None = None,
+        options: ReducerOptions,
+        trigger: int | None = None,
     ) -> None:
         self.monitor = health.begin(process_group)
         super().__init__(
@@ -36,20 +47,26 @@ class Reducer(_C.Reducer):
             options.mode,
             options.gradient_as_bucket_view,
             options.batched_grad_copy,
-            options.skip_all_reduce_unused_params,
-            [_C.ReducerParam(p.tensor, p.name) for p in bystanders],
-            gate,
+            options.skip_unused_buckets,
+            [_C.ReducerParam(p.tensor, p.name) for p in frozen],
+            trigger,
             options.precision,
         )
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
         self._device = managed[0].tensor.device
 
-    def join(self, process_group: dist.ProcessGroup, num_steps: int | None = None) -> None:
-        """Goes over to other ranks, with buckets as before the first step.
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The ranks that this reducer averages over."""
+        return self._process_group
+
+    def move_to(self, process_group: dist.ProcessGroup, num_steps: int | None = None) -> None:
+        """Averages over other ranks, with buckets as before the first step.
 
         Args:
-            num_steps: that those have made; as many as this one if None.
+            process_group: The new ranks.
+            num_steps: The number of steps of these ranks. None: the number of this rank.
         """
         self.monitor = health.begin(process_group)
         self.set_collective(process_group, num_steps)
@@ -59,7 +76,7 @@ class Reducer(_C.Reducer):
         self._process_group = process_group
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
-        """Sums the bucket over all ranks, undivided."""
+        """Sums the bucket over all ranks, without a division."""
         buffer = bucket.buffer()
         real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
         work = self._process_group.allreduce([real])
@@ -68,12 +85,12 @@ class Reducer(_C.Reducer):
     def _set_sparse_metadata(self, metadata: Mapping[str, torch.Tensor]) -> None:
         for name, ids in metadata.items():
             if name not in self._sparse_params:
-                raise errors.unknown_sparse_param(name)
+                raise _unknown_sparse_param(name)
             rows = ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
             self.set_sparse_rows(self._sparse_params[name], rows)
 
     def _get_local_used_map(self) -> torch.Tensor:
-        """Per param, how many ranks used it in the last step that they agreed about."""
+        """For each parameter, the number of ranks that used it in the last agreed step."""
         return torch.tensor(self.used_by_ranks, dtype=torch.int32, device=self._device)
 
     def prepare_for_backward(self, outputs: object = ()) -> None:
@@ -120,4 +137,14 @@ def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:
     shard = Shard(param.tensor)  # type: ignore[arg-type]
     return _C.ReducerParam.of_dtensor(
         param.tensor, shard.tensor, param.name, param.delayed, shard.pull, shard.push
+    )
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _unknown_sparse_param(name: str) -> ValueError:
+    return ValueError(
+        f"_set_sparse_metadata() got row indices for {name!r}, but the module has no parameter of "
+        "this name with sparse gradients. Pass names of weights of nn.Embedding(..., sparse=True)."
     )

@@ -7,15 +7,12 @@ import os
 import weakref
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ddpx.ddp.module import ReducerDDP
 from ddpx.timeline import errors
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.export import trace_file
 from ddpx.timeline.record.recorder import Recorder
-
-if TYPE_CHECKING:
-    from ddpx.ddp.module import ReducerDDP
 
 FOLDER = "DDPX_TIMELINE"
 STEPS = "DDPX_TIMELINE_STEPS"
@@ -23,7 +20,7 @@ STEPS = "DDPX_TIMELINE_STEPS"
 _num_models: Counter[str] = Counter()  # of this process, by folder
 
 
-def record_if_asked(model: ReducerDDP, *, agreed: bool) -> None:
+def record_if_asked(model: ReducerDDP, agreed: bool) -> None:
     """To be called with a new wrapper: ``record_into()`` if ``DDPX_TIMELINE`` names a folder.
 
     Args:
@@ -62,7 +59,7 @@ def record_into(
 
 def _digest(model: ReducerDDP) -> str:
     """Tells models apart: ranks that make others, or in another order, are not put together."""
-    layout = [(param.name, *param.tensor.shape) for param in model._managed_params]
+    layout = [(param.name, *param.tensor.shape) for param in model._averaging.managed]
     return hashlib.sha256(repr(layout).encode()).hexdigest()
 
 

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from ddpx.ddp.module import ReducerDDP
 from ddpx.timeline import errors
 from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.assembly import assemble
-from ddpx.timeline.analyze.summary import Summary, summarize
-from ddpx.timeline.export import trace_file
+from ddpx.timeline.analyze.summarize import summarize
+from ddpx.timeline.analyze.summary import Summary
+from ddpx.timeline.export import page, picture, trace_file
 from ddpx.timeline.model import Recording, Step
 from ddpx.timeline.record.rank_data import RankData
 from ddpx.timeline.record.recorder import Recorder
-
-if TYPE_CHECKING:
-    from ddpx.ddp.module import ReducerDDP
 
 
 def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
@@ -63,8 +61,6 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
 
 
 def _find_wrapper(model: nn.Module) -> ReducerDDP:
-    from ddpx.ddp.module import ReducerDDP  # which imports this package, for DDPX_TIMELINE
-
     modules = model.modules() if isinstance(model, nn.Module) else []
     wrappers = [module for module in modules if isinstance(module, ReducerDDP)]
     if len(wrappers) != 1:
@@ -274,9 +270,7 @@ class Timeline:
         Example:
             >>> timeline.save_plot("step.png", step=2)
         """
-        from ddpx.timeline.export.picture import draw
-
-        draw(self.recording, path, step)
+        picture.draw(self.recording, path, step)
 
     def save_html(self, path: str | Path) -> None:
         """Writes an HTML page that shows every step. The page loads no other file.
@@ -290,6 +284,4 @@ class Timeline:
         Example:
             >>> timeline.save_html("steps.html")
         """
-        from ddpx.timeline.export.page import write
-
-        write(self.recording, path)
+        page.write(self.recording, path)

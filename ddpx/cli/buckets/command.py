@@ -3,72 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 import click
-from torch import nn
 
-from ddpx import _C, params
-from ddpx import errors as core_errors
+from ddpx.cli.buckets import picture as pictures
+from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
 from ddpx.ddp.options import Options, make_options
-from ddpx.timeline.analyze.text import table
-
-_MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Attributes:
-    params: names, in the order in which they lie in it.
-    num_bytes: of its dense gradients, and of sparse ones as if they were dense.
-    """
-
-    params: tuple[str, ...]
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Attributes:
-    caps: in words.
-    first: the buckets of the first step.
-    rebuilt: those by arrival order, if gradients arrive in reverse order of registration. None if
-        the first ones stay.
-    """
-
-    caps: str
-    first: tuple[Bucket, ...]
-    rebuilt: tuple[Bucket, ...] | None
-
-    @property
-    def lasting(self) -> tuple[Bucket, ...]:
-        return self.first if self.rebuilt is None else self.rebuilt
-
-
-def plan_buckets(module: nn.Module, options: Options, caps: str) -> Plan:
-    """What ReducerDDP would make of ``module``; raises RuntimeError if nothing is to be trained."""
-    managed = params.managed_params(module, params.ignored_names(module))
-    if not managed:
-        raise core_errors.nothing_to_train()
-    metas = [_C.ParamMeta(param.tensor, param.expect_sparse) for param in managed]
-
-    def named(plan: _C.BucketPlan) -> tuple[Bucket, ...]:
-        return tuple(
-            Bucket(
-                tuple(managed[index].name for index in bucket),
-                sum(metas[index].numel * metas[index].element_bytes for index in bucket),
-            )
-            for bucket in plan.buckets
-        )
-
-    first = named(_C.BucketPlan.initial(metas, options.caps, options.mode))
-    if options.find_unused_parameters:  # then buckets are never rebuilt
-        return Plan(caps, first, None)
-    order = list(reversed(range(len(metas))))
-    return Plan(caps, first, named(_C.BucketPlan.by_arrival(metas, options.caps, order)))
+from ddpx.timeline.tables import table
 
 
 @click.command("buckets")
@@ -121,9 +65,7 @@ def command(
         headline = "Side by side: size of each lasting bucket, as MiB (number of parameters)."
         click.echo(f"\n{headline}\n\n{_compare(plans)}")
     if picture is not None:
-        from ddpx.cli.buckets.picture import draw
-
-        draw(plans, picture)
+        pictures.draw(plans, picture)
         click.echo(f"\nPicture written to {picture}")
 
 
@@ -179,4 +121,4 @@ def _compare(plans: Sequence[Plan]) -> str:
 
 
 def _mib(bucket: Bucket) -> str:
-    return f"{bucket.num_bytes / _MIB:.2f}"
+    return f"{bucket.num_bytes / MIB:.2f}"

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddpx.cli import errors
-
-if TYPE_CHECKING:
-    from ddpx.cli.buckets.command import Plan
-
-_MIB = 1 << 20
+from ddpx.cli.buckets.plan import MIB, Plan
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
@@ -33,9 +28,9 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.6 * len(plans)), layout="constrained")
     for row, plan in enumerate(plans):
         left = 0.0
-        total = sum(bucket.num_bytes for bucket in plan.lasting) / _MIB
+        total = sum(bucket.num_bytes for bucket in plan.lasting) / MIB
         for index, bucket in enumerate(plan.lasting):
-            width = bucket.num_bytes / _MIB
+            width = bucket.num_bytes / MIB
             axes.barh(row, width, 0.7, left, color=colours(index % colours.N), edgecolor="white")
             if width > 0.04 * total:  # else there is no room for the number
                 text = f"{index}\n{width:.3g}"

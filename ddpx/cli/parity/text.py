@@ -10,7 +10,7 @@ import torch
 from ddpx.cli.parity.compare import Difference, Verdict
 from ddpx.cli.parity.record import RankRecord
 from ddpx.testing import Trace, compare_traces
-from ddpx.timeline.analyze.text import table
+from ddpx.timeline.tables import table
 
 _MIB = 1 << 20
 _MOST_STEPS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
-from ddpx.timeline.analyze.text import table
+from ddpx.timeline.tables import table
 
 _MIB = 1 << 20
 # Medians of the same training differ by this share from run to run on a quiet machine, and by more

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from torch import nn
 
-from ddpx import ReducerDDP
 from ddpx.cli import runner
 from ddpx.cli.observe import on_wrap
 from ddpx.cli.progress import step_bar
+from ddpx.ddp.module import ReducerDDP
 from ddpx.timeline.environment import STEPS
 
 

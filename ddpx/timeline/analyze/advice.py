@@ -8,7 +8,8 @@ from statistics import median
 
 from ddpx.timeline.analyze.caps import caps_that_divide
 from ddpx.timeline.analyze.figures import launched_buckets
-from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary, summarize
+from ddpx.timeline.analyze.summarize import summarize
+from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.model import Recording
 
 _MIB = 1 << 20

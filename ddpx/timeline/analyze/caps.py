@@ -52,7 +52,10 @@ def _by_kind(recording: Recording) -> dict[str, dict[int, BucketLayout]]:
 def _deal(
     recording: Recording, buckets: Iterable[BucketLayout], caps: Sequence[float]
 ) -> Iterator[tuple[int, ...]]:
-    """Their params, dealt anew as in ``bucket_plan.cpp``: a bucket closes at its cap."""
+    """Distributes the parameters as ``csrc/buckets/bucket_plan.cpp`` does.
+
+    A bucket closes when its size reaches the cap.
+    """
     members: list[int] = []
     num_bytes = num_closed = 0
     for param in (param for bucket in buckets for param in bucket.params):

@@ -7,12 +7,13 @@ import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ddpx import _C
+from ddpx.ddp.module import ReducerDDP
 from ddpx.timeline.record.clocks import (
     Reading,
     clock_identity,
@@ -22,9 +23,6 @@ from ddpx.timeline.record.clocks import (
 )
 from ddpx.timeline.record.exchange import all_gather_json, all_gather_rows
 from ddpx.timeline.record.rank_data import RankData, RawPlan
-
-if TYPE_CHECKING:
-    from ddpx.ddp.module import ReducerDDP
 
 # A ring has room for this many events at most, of 32 bytes; but for two steps in any case.
 _MOST_EVENTS = 1 << 20
@@ -42,8 +40,7 @@ class Recorder:
     """
 
     def __init__(self, model: ReducerDDP, max_steps: int | None) -> None:
-        params = model._managed_params
-        delayed = {id(param) for _, param in model._delayed[0] or ()}
+        params = model._averaging.managed
         self._group = model.process_group
         # Kept, since a file may be written when the group has been destroyed.
         self.rank = self._group.rank()
@@ -59,7 +56,7 @@ class Recorder:
         )
         self._kinds = tuple(
             f"{str(p.tensor.dtype).removeprefix('torch.')} on {p.tensor.device}"
-            f"{', delayed' if id(p.tensor) in delayed else ''}"
+            f"{', delayed' if p.delayed else ''}"
             for p in params
         )
         self._readings: list[Reading] = []
