@@ -25,15 +25,15 @@ def build(target: str) -> tuple[nn.Module, Any]:
     """
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name:
-        raise errors.not_a_build_function(target)
+        raise _not_a_build_function(target)
     function = _find(module_name, function_name)
     try:
         built = function()
     except Exception as cause:
-        raise errors.build_failed(target, cause) from cause
+        raise _build_failed(target, cause) from cause
     model, example = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module):
-        raise errors.built_no_module(target, model)
+        raise _built_no_module(target, model)
     return model, getattr(model, "example_input", None) if example is None else example
 
 
@@ -45,10 +45,10 @@ def find_wrapper(target: str) -> type[nn.Module]:
     """
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
-        raise errors.not_a_wrapper_class(target)
+        raise _not_a_wrapper_class(target)
     found = _find(module_name, class_name)
     if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise errors.not_a_wrapper_class(target)
+        raise _not_a_wrapper_class(target)
     return found
 
 
@@ -60,10 +60,46 @@ def _find(module_name: str, name: str) -> Any:
     except ModuleNotFoundError as cause:
         if cause.name is not None and (module_name + ".").startswith(cause.name + "."):
             raise errors.no_such_module(module_name) from cause
-        raise errors.build_failed(module_name, cause) from cause
+        raise _build_failed(module_name, cause) from cause
     except Exception as cause:
-        raise errors.build_failed(module_name, cause) from cause
+        raise _build_failed(module_name, cause) from cause
     found = getattr(module, name, None)
     if not callable(found):
-        raise errors.no_such_name(module_name, name)
+        raise _no_such_name(module_name, name)
     return found
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_a_build_function(target: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{target!r} is not of the form module:function. "
+        "Pass a module and its function that returns a model."
+    )
+
+
+def _no_such_name(module: str, name: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"module {module!r} has no function or class {name!r}. Check the part after the colon."
+    )
+
+
+def _not_a_wrapper_class(target: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"--class {target} does not name a wrapper class. Pass module:Class, a class that derives "
+        "from torch.nn.Module and takes the arguments of DistributedDataParallel."
+    )
+
+
+def _build_failed(target: str, cause: BaseException) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{target} raised {type(cause).__name__}: {' '.join(str(cause).split())}"
+    )
+
+
+def _built_no_module(target: str, value: object) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{target} returned an object of type {type(value).__name__}. Return a torch.nn.Module, or "
+        "a pair of a module and an example input."
+    )

@@ -32,7 +32,7 @@ def torchrun_options(
         switches: options without a value that may stand among them, with what they do.
 
     Raises:
-        UserMistake: torchrun does not know an option, or there is no such script.
+        errors.UserMistake: torchrun does not know an option, or there is no such script.
     """
     parser = torchrun.get_args_parser()
     parser.error = _usage_error  # type: ignore[method-assign]
@@ -42,7 +42,7 @@ def torchrun_options(
         parser.set_defaults(nproc_per_node=_NOT_GIVEN)
     options = parser.parse_args(list(words))
     if options.no_python or options.run_path:
-        raise errors.only_python()
+        raise _only_python()
     one_node = options.nnodes in ("1", "1:1")
     if options.nproc_per_node == _NOT_GIVEN:
         options.nproc_per_node = str(DEFAULT_NUM_RANKS if one_node else 1)
@@ -84,7 +84,7 @@ def launch(
         0; 1 if a rank failed; 128 and the signal's number if a signal ended it, as in shells.
 
     Raises:
-        UserMistake: torchrun does not like a value among ``options``.
+        errors.UserMistake: torchrun does not like a value among ``options``.
     """
     options = argparse.Namespace(**vars(options))
     options.module = not keep_survivors
@@ -109,12 +109,12 @@ def launch(
     except SignalException as stop:
         return 128 + int(stop.sigval)
     except (ValueError, AssertionError, RuntimeError) as cause:
-        raise errors.cannot_launch(cause) from cause
+        raise _cannot_launch(cause) from cause
     return 0
 
 
 def _usage_error(message: str) -> NoReturn:
-    raise errors.bad_torchrun_options(message)
+    raise _bad_torchrun_options(message)
 
 
 @contextmanager
@@ -138,3 +138,23 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _only_python() -> errors.UserMistake:
+    return errors.UserMistake(
+        "--no-python and --run-path are not supported, because ddpx must run the script itself. "
+        "Pass the path of a Python file, or -m and the name of a module."
+    )
+
+
+def _bad_torchrun_options(message: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"torchrun rejects the options: {message} (ddpx run --help has examples.)"
+    )
+
+
+def _cannot_launch(cause: Exception) -> errors.UserMistake:
+    return errors.UserMistake(f"torchrun cannot start: {' '.join(str(cause).split())}")

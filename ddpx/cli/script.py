@@ -29,7 +29,7 @@ class Script:
         """Raises UserMistake if there is no such script or module."""
         if not self.is_module:
             if not Path(self.target).is_file():
-                raise errors.no_such_script(self.target)
+                raise _no_such_script(self.target)
             return
         path = list(sys.path)
         sys.path.insert(0, os.getcwd())  # where ``python -m`` looks first
@@ -62,3 +62,10 @@ class Script:
         if not getattr(sys.flags, "safe_path", False):  # then there is no folder to replace
             sys.path[0] = os.path.dirname(os.path.realpath(self.target))
         runpy.run_path(self.target, run_name="__main__")
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_such_script(path: str) -> errors.UserMistake:
+    return errors.UserMistake(f"there is no script {path!r}. Pass the path of a Python file.")

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from ddpx import errors, params
+from ddpx import params
 from ddpx.comm import state_sync
 from ddpx.ddp import nested
 from ddpx.ddp.averaging import Averaging
@@ -348,13 +348,7 @@ class DDPInterface(nn.Module, Joinable):
     ) -> dict[int, str]:
         """The name of each of ``parameters``, by index."""
         managed = params.managed_params(self.module, self.parameters_to_ignore)
-        names = {id(p.tensor): p.name for p in managed}
-        given = {id(p) for p in parameters}
-        for name in (name for key, name in names.items() if key not in given):
-            raise _param_not_given(name)
-        if len(given) != len(names):
-            raise _params_not_managed(len(given), len(names))
-        return {index: names[id(p)] for index, p in enumerate(parameters)}
+        return params.names_by_index(managed, parameters)
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int]) -> Any:
         """Splits tensors along the batch dimension over accelerators, as in DDP.
@@ -412,25 +406,7 @@ class DDPInterface(nn.Module, Joinable):
         return (nested.to_device(inputs, device),), (nested.to_device(kwargs, device),)
 
 
-# ---- errors --------------------------------------------------------------------------------------
-
-
 def _bad_sample_rate(rate: object) -> ValueError:
     return ValueError(
         f"DDP runtime logging sample rate should be equal or greater than 1, but got {rate!r}."
-    )
-
-
-def _param_not_given(name: str) -> ValueError:
-    return ValueError(
-        f"Param with name {name} is averaged, but was not passed. "
-        "Pass the result of _build_params_for_reducer()."
-    )
-
-
-def _params_not_managed(num_given: int, num_managed: int) -> ValueError:
-    return ValueError(
-        "Expected param to name mapping for "
-        f"{errors.count(num_managed, 'averaged parameter')}, but got "
-        f"{errors.count(num_given, 'parameter')}. Pass the result of _build_params_for_reducer()."
     )

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.algorithms.join import Join, JoinHook
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ddpx import health, params
@@ -60,9 +60,10 @@ class UnevenInputs:
         ended.atexit = False
         return hook
 
-    def begin_forward(self, joinable: Joinable, wrapper: JoinedWrapper) -> None:
+    def begin_forward(self, wrapper: JoinedWrapper) -> None:
         """Tells ranks without batches that this rank makes another step."""
-        work = Join.notify_join_context(joinable)
+        # The wrapper is a Joinable, which a Protocol cannot express.
+        work = Join.notify_join_context(wrapper)  # type: ignore[arg-type]
         divisor = None
         if work is not None and not self._divide_by_initial_world_size:
             health.wait(work, wrapper.process_group, wrapper.device)

@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
-from torch.utils.hooks import RemovableHandle
 
 from ddpx import health, params, settings
 from ddpx.comm.process_group import resolve_group
@@ -22,14 +21,13 @@ from ddpx.ddp import agreement, checks, nested, placement
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.buffers import BufferSync
 from ddpx.ddp.comm_hooks import CommHook
-from ddpx.ddp.ddp_interface import DDPInterface
 from ddpx.ddp.dynamo import active_wrapper
+from ddpx.ddp.grad_access import GradAccess
 from ddpx.ddp.join import UnevenInputs, highest_rank
 from ddpx.ddp.logging_data import logging_data
 from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import make_options
-from ddpx.ddp.post_sync import PostSync, PostSyncHook
-from ddpx.ddp.synchronized_grads import average_grads
+from ddpx.ddp.post_sync import PostSync
 from ddpx.params import ownership
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
@@ -49,7 +47,7 @@ def call_on_construction(callback: ConstructionCallback) -> None:
     _construction_callbacks.append(callback)
 
 
-class ReducerDDP(DDPInterface):
+class ReducerDDP(GradAccess):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
     The first 20 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
@@ -363,136 +361,6 @@ class ReducerDDP(DDPInterface):
             yield
         finally:
             self.require_backward_grad_sync = before
-
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
-        """Sets whether backwards from now on average gradients.
-
-        The name is that of FSDP2. ``no_sync()`` does the same for a block.
-
-        Args:
-            requires_gradient_sync: True to average gradients, False to keep them local.
-
-        Example:
-            >>> model.set_requires_gradient_sync(False)
-            >>> model(inputs).sum().backward()
-            >>> model.module.weight.grad  # of this rank alone
-            tensor([[8., 8., 8., 8.]])
-        """
-        self.require_backward_grad_sync = requires_gradient_sync
-
-    def reset(self) -> None:
-        """Prepares the wrapper for a new step after a step that failed.
-
-        After an error in ``backward()`` the wrapper does this by itself. A training loop needs the
-        call if the loop caught an error outside ``backward()``. Between steps the call has no
-        effect.
-
-        Raises:
-            RuntimeError: A backward is running.
-
-        Example:
-            >>> loss = model(inputs).sum()
-            >>> del loss  # this step has no backward
-            >>> model.reset()
-            >>> model(inputs).sum().backward()
-        """
-        self.reducer.reset()
-
-    def set_check_finite(self, enabled: bool = True) -> None:
-        """Sets whether ``backward()`` raises if a gradient has NaN or infinity.
-
-        The check is off by default. If one rank has such a gradient, all ranks of the process
-        group raise. The error names the step, the rank and the parameter.
-
-        The setting must be the same on all ranks. The check reads every gradient, and adds an
-        all-reduce of a few bytes to each step. ``DDPX_CHECK_FINITE=1`` turns the check on without
-        a change of the script. Do not combine the check with a gradient scaler: a scaler expects
-        such steps and skips them.
-
-        Args:
-            enabled: True to turn the check on, False to turn it off. Default True.
-
-        Raises:
-            RuntimeError: A backward is running.
-
-        Example:
-            >>> model.set_check_finite()
-            >>> (model(inputs) * float("inf")).sum().backward()
-            Traceback (most recent call last):
-                ...
-            RuntimeError: ...
-        """
-        self.reducer.set_check_finite(enabled)
-
-    # ---- averaged gradients --------------------------------------------------------------------
-
-    def register_post_sync_hook(
-        self, param_or_module: torch.Tensor | nn.Module, fn: PostSyncHook
-    ) -> RemovableHandle:
-        """Calls ``fn(param)`` after each synchronized backward, when ``param.grad`` is averaged.
-
-        An exception of ``fn`` reaches the caller of ``backward()``.
-
-        Args:
-            param_or_module: A parameter, or a module. For a module, the wrapper calls ``fn`` for
-                each parameter of the module that the wrapper averages.
-            fn: The hook. The return value is ignored.
-
-        Returns:
-            A handle. ``handle.remove()`` removes the hook.
-
-        Raises:
-            ValueError: This wrapper averages none of the parameters.
-
-        Example:
-            >>> def print_norm(param):
-            ...     print(f"{param.grad.norm():.1f}")
-            >>> handle = model.register_post_sync_hook(model.module.weight, print_norm)
-            >>> model(inputs).sum().backward()
-            32.0
-            >>> handle.remove()
-        """
-        return self._post_sync.register(self.reducer, self._managed(), param_or_module, fn)
-
-    def synchronized_grads(
-        self,
-        loss: torch.Tensor,
-        tensors: Sequence[torch.Tensor],
-        *,
-        retain_graph: bool = False,
-        allow_unused: bool = False,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Computes ``torch.autograd.grad(loss, tensors)`` and averages the result over ranks.
-
-        Every rank calls this method with the same number of tensors, of the same shapes.
-        ``param.grad`` does not change.
-
-        Args:
-            loss: A scalar tensor.
-            tensors: Parameters, or other tensors of the graph.
-            retain_graph: Keep the graph for another backward. Default False.
-            allow_unused: Allow tensors that the loss does not depend on. Default False.
-
-        Returns:
-            A gradient for each tensor, in the tensor's shape. A rank that did not use a tensor
-            contributes zeros. The gradient is None if no rank used the tensor.
-
-        Raises:
-            RuntimeError: The loss does not depend on a tensor, and ``allow_unused`` is False.
-
-        Example:
-            >>> loss = model(inputs).sum()
-            >>> model.synchronized_grads(loss, [model.module.weight])
-            (tensor([[16., 16., 16., 16.]]),)
-        """
-        tensors = tuple(tensors)
-        with self.no_sync():  # these gradients are averaged below
-            grads = torch.autograd.grad(
-                loss, tensors, retain_graph=retain_graph, allow_unused=allow_unused
-            )
-        return average_grads(
-            grads, tensors, loss.device, self.process_group, self._options.reduce_dtype
-        )
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
         """Arguments, buckets and times of the last sampled step, under DDP's names."""

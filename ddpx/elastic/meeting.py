@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
@@ -221,9 +221,9 @@ class Meeting:
                 unknown.append(rank)
                 continue
             if not seen["local"]:
-                raise errors.shrink_between_hosts(rank, seen["host"])
+                raise _shrink_between_hosts(rank, seen["host"])
             if seen["note"] is None and seen["alive"]:
-                raise errors.shrink_without_page(rank)
+                raise _shrink_without_page(rank)
             gone = not seen["alive"] or seen["ending"]
             peers[rank] = _Peer(gone, Note.from_text(seen["note"] or ""), seen["doing"])
         return peers, unknown
@@ -231,7 +231,7 @@ class Meeting:
     def _pause(self, awaited: Iterable[int], peers: dict[int, _Peer]) -> None:
         if time.monotonic() > self._deadline:
             doing = {rank: peers[rank].doing if rank in peers else None for rank in awaited}
-            raise errors.shrink_timed_out(self._timeout_s, doing)
+            raise _shrink_timed_out(self._timeout_s, doing)
         time.sleep(_BETWEEN_LOOKS_S)
 
 
@@ -242,4 +242,34 @@ def _tcp_store(port: int, *, is_master: bool) -> dist.TCPStore:
         is_master=is_master,
         timeout=_TIME_TO_CONNECT,
         wait_for_workers=False,
+    )
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _shrink_between_hosts(rank: int, host: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"ddpx.shrink() works among the ranks of one machine, but rank {rank} is on another "
+        f"machine ({host}). {errors.FROM_CHECKPOINT}"
+    )
+
+
+def _shrink_without_page(rank: int) -> RuntimeError:
+    return RuntimeError(
+        f"ddpx.shrink() cannot read the state of rank {rank}: the kernel does not permit it. The "
+        f"process of rank {rank} may belong to another user. {errors.FROM_CHECKPOINT}"
+    )
+
+
+def _shrink_timed_out(timeout_s: float, doing: Mapping[int, str | None]) -> RuntimeError:
+    """``doing``: by rank, of those that have not come, what they were last seen doing."""
+    late = ", ".join(
+        f"rank {rank} (" + (f"last seen in {seen})" if seen else "state unknown)")
+        for rank, seen in sorted(doing.items())
+    )
+    return RuntimeError(
+        f"ddpx.shrink() waited {timeout_s:g} s, but some ranks did not call ddpx.shrink(): {late}. "
+        "Call ddpx.shrink() on every surviving rank, after ddpx.RankFailure. Pass a larger "
+        "timeout_s= to wait longer."
     )

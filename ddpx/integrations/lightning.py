@@ -23,7 +23,7 @@ class _WrapOptionsOfStrategy:
         timeline_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(process_group_backend=backend, **options)
+        super().__init__(process_group_backend=backend, **options)  # type: ignore[call-arg]
         self._wrap_options = WrapOptions(timeline, timeline_steps)
 
 

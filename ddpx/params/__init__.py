@@ -7,6 +7,7 @@ from ddpx.params.managed import (
     managed_params,
     module_state,
     named_managed_buffers,
+    names_by_index,
 )
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "managed_params",
     "module_state",
     "named_managed_buffers",
+    "names_by_index",
 ]

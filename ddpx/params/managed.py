@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from ddpx import errors
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,35 @@ def module_state(
     if with_buffers:
         state += [b.detach() for _, b in named_managed_buffers(module, ignored)]
     return state
+
+
+def names_by_index(
+    managed: Sequence[ManagedParam], tensors: Sequence[nn.Parameter]
+) -> dict[int, str]:
+    """Returns the name of each of ``tensors``, by index.
+
+    Raises:
+        ValueError: ``tensors`` are not the parameters in ``managed``.
+    """
+    names = {id(p.tensor): p.name for p in managed}
+    given = {id(p) for p in tensors}
+    for name in (name for key, name in names.items() if key not in given):
+        raise _param_not_given(name)
+    if len(given) != len(names):
+        raise _params_not_managed(len(given), len(names))
+    return {index: names[id(p)] for index, p in enumerate(tensors)}
+
+
+def _param_not_given(name: str) -> ValueError:
+    return ValueError(
+        f"Param with name {name} is averaged, but was not passed. "
+        "Pass the result of _build_params_for_reducer()."
+    )
+
+
+def _params_not_managed(num_given: int, num_managed: int) -> ValueError:
+    return ValueError(
+        "Expected param to name mapping for "
+        f"{errors.count(num_managed, 'averaged parameter')}, but got "
+        f"{errors.count(num_given, 'parameter')}. Pass the result of _build_params_for_reducer()."
+    )

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 from ddpx.ddp.module import ReducerDDP
-from ddpx.timeline import errors
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.export import trace_file
 from ddpx.timeline.record.recorder import Recorder
@@ -68,7 +67,7 @@ def _max_steps() -> int | None:
     if not text:
         return None
     if not text.isdigit() or int(text) < 1:
-        raise errors.bad_timeline_steps(text)
+        raise _bad_timeline_steps(text)
     return int(text)
 
 
@@ -77,3 +76,13 @@ def _write(recorder: Recorder, path: Path) -> None:
     data = recorder.data()
     path.parent.mkdir(parents=True, exist_ok=True)
     trace_file.write(path, assemble([data]), [data])
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_timeline_steps(text: str) -> ValueError:
+    return ValueError(
+        f"DDPX_TIMELINE_STEPS={text!r} is not a positive number. Set DDPX_TIMELINE_STEPS to the "
+        "number of steps to record, or unset the variable."
+    )

@@ -10,7 +10,6 @@ from types import TracebackType
 from torch import nn
 
 from ddpx.ddp.module import ReducerDDP
-from ddpx.timeline import errors
 from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.analyze.summarize import summarize
@@ -56,7 +55,7 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
         3
     """
     if max_steps is not None and max_steps < 1:
-        raise errors.bad_max_steps(max_steps)
+        raise _bad_max_steps(max_steps)
     return Timeline(Recorder(_find_wrapper(model), max_steps))
 
 
@@ -64,7 +63,7 @@ def _find_wrapper(model: nn.Module) -> ReducerDDP:
     modules = model.modules() if isinstance(model, nn.Module) else []
     wrappers = [module for module in modules if isinstance(module, ReducerDDP)]
     if len(wrappers) != 1:
-        raise errors.not_one_wrapper(model, len(wrappers))
+        raise _not_one_wrapper(model, len(wrappers))
     return wrappers[0]
 
 
@@ -100,7 +99,7 @@ class Timeline:
             >>> timeline = timeline.stop()
         """
         if self._recorder is None or self._recorder.started:
-            raise errors.timeline_started()
+            raise _timeline_started()
         self._recorder.start()
         return self
 
@@ -148,7 +147,7 @@ class Timeline:
 
     def _running(self) -> Recorder:
         if self._recorder is None or not self._recorder.started:
-            raise errors.timeline_not_running()
+            raise _timeline_not_running()
         return self._recorder
 
     # ---- what was recorded ---------------------------------------------------------------------
@@ -165,7 +164,7 @@ class Timeline:
             ('weight', 'bias')
         """
         if not self._ranks:
-            raise errors.timeline_empty()
+            raise _timeline_empty()
         return assemble(self._ranks)
 
     @property
@@ -285,3 +284,36 @@ class Timeline:
             >>> timeline.save_html("steps.html")
         """
         page.write(self.recording, path)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_max_steps(max_steps: object) -> ValueError:
+    return ValueError(
+        f"max_steps={max_steps!r} is not valid. Pass a positive number, or None for no limit."
+    )
+
+
+def _not_one_wrapper(model: object, number: int) -> TypeError:
+    return TypeError(
+        f"ddpx.record() records exactly one ReducerDDP, but {type(model).__name__} contains "
+        f"{number or 'none'}. Pass the wrapped model itself."
+    )
+
+
+def _timeline_started() -> RuntimeError:
+    return RuntimeError(
+        "this timeline was started before. Make a new timeline with ddpx.record(model)."
+    )
+
+
+def _timeline_not_running() -> RuntimeError:
+    return RuntimeError("this timeline is not recording. Call start() first, and call stop() once.")
+
+
+def _timeline_empty() -> RuntimeError:
+    return RuntimeError(
+        "this timeline is empty. Run training steps inside `with ddpx.record(model) as timeline:`, "
+        "or between start() and stop()."
+    )

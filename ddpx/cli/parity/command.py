@@ -90,7 +90,7 @@ class Subject:
             raise errors.nothing_wrapped(self.name)
         itself = wrappers & {self.title, "ReducerDDP"}
         if not replaces and itself:
-            raise errors.wrapped_by_itself(self.name, itself.pop())
+            raise _wrapped_by_itself(self.name, itself.pop())
         return Outcome(records, tensors)
 
 
@@ -226,7 +226,7 @@ def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict
 def _check_example(target: str) -> None:
     _, example = build(target)
     if example is None:
-        raise errors.no_example_input(target)
+        raise _no_example_input(target)
 
 
 def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
@@ -248,3 +248,21 @@ def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
                 f"{text!r} is not a Python value.", param_hint="--set"
             ) from cause
     return options
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_example_input(target: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{target} returned no example input. Return (module, example_input), or set "
+        "module.example_input."
+    )
+
+
+def _wrapped_by_itself(script: str, wrapper: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{script} uses {wrapper} directly, so ddpx parity cannot run the script with DDP. Import "
+        "DistributedDataParallel from torch.nn.parallel in the script. ddpx parity then replaces "
+        f"DistributedDataParallel by {wrapper}."
+    )

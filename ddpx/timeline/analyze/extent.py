@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddpx.timeline import errors
 from ddpx.timeline.analyze.figures import computing, holdup
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
@@ -33,7 +35,7 @@ def find_step(recording: Recording, number: int | None) -> Step:
     for step in recording.steps:
         if step.number == number:
             return step
-    raise errors.no_such_step(number, [step.number for step in recording.steps])
+    raise _no_such_step(number, [step.number for step in recording.steps])
 
 
 def filling(step: Step, rank: int, bucket_index: int) -> Interval | None:
@@ -64,3 +66,18 @@ def straggler(step: Step) -> int | None:
             kept_waiting[found.rank] += found.waited_ns
     slowest = max(kept_waiting, key=lambda rank: kept_waiting[rank])
     return slowest if kept_waiting[slowest] > 0 else None
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
+    """``recorded`` is not empty."""
+    if len(recorded) <= 10:
+        there_are = ", ".join(str(number) for number in recorded)
+    else:
+        there_are = f"{len(recorded)} from {recorded[0]} to {recorded[-1]}"
+    return ValueError(
+        f"step {step} is not in this timeline. Recorded "
+        f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
+    )

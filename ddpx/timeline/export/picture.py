@@ -7,7 +7,6 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpx.timeline import errors
 from ddpx.timeline.analyze.extent import all_launched, filling, find_step, step_extent, straggler
 from ddpx.timeline.analyze.figures import common, step_figures
 from ddpx.timeline.model import Interval, Recording, Step
@@ -61,7 +60,7 @@ def make_figure(recording: Recording, step: int | None) -> Figure:
     try:
         from matplotlib.figure import Figure  # draws without pyplot, and needs no display
     except ImportError as cause:
-        raise errors.tool_missing("plot()", "matplotlib") from cause
+        raise _tool_missing("plot()", "matplotlib") from cause
     chosen = find_step(recording, step)
     ranks = shown_ranks(chosen)
     num_buckets = [_num_buckets(chosen, rank) for rank in ranks]
@@ -282,3 +281,12 @@ def _size(num_bytes: int) -> str:
     if num_bytes == 0:
         return "sparse"
     return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes / _KIB:.1f} KiB"
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _tool_missing(what: str, package: str) -> ImportError:
+    return ImportError(
+        f"{what} needs {package}, which is not installed. Run: pip install {package}"
+    )

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpx.timeline import errors
 from ddpx.timeline.export.chrome import to_events
 from ddpx.timeline.model import Recording
 from ddpx.timeline.record.rank_data import RankData
@@ -49,21 +48,21 @@ def read(path: str | Path, model: int = 0) -> list[RankData]:
     if path.is_dir():
         by_model = models_in(path)
         if not by_model:
-            raise errors.not_a_timeline(path, "the folder has no rank*.json files")
+            raise _not_a_timeline(path, "the folder has no rank*.json files")
         files = by_model.get(model, [])
     else:
         by_model = {0: [path]}
         files = [path] if model == 0 else []
     if not files:
-        raise errors.no_such_model(path, model, sorted(by_model))
+        raise _no_such_model(path, model, sorted(by_model))
     ranks = [data for file in files for data in _read_file(file)]
     ranks.sort(key=lambda data: data.rank)
     if len({data.rank for data in ranks}) < len(ranks) or len({data.name for data in ranks}) > 1:
-        raise errors.not_a_timeline(
+        raise _not_a_timeline(
             path, "its files are from several jobs or process groups. Use one folder for each"
         )
     if len({data.clock for data in ranks}) > 1:
-        raise errors.not_a_timeline(
+        raise _not_a_timeline(
             path,
             "its ranks ran on several machines, and the clocks of the machines were not compared. "
             "Load the file of one rank, or record again with init_sync=True or ddpx.record()",
@@ -87,9 +86,24 @@ def _read_file(path: Path) -> list[RankData]:
         version = stored["version"]
         ranks = [RankData.from_json(v) for v in stored["ranks"]] if version == _VERSION else []
     except (ValueError, KeyError, TypeError, RuntimeError) as cause:
-        raise errors.not_a_timeline(path, f"{type(cause).__name__}: {cause}") from cause
+        raise _not_a_timeline(path, f"{type(cause).__name__}: {cause}") from cause
     if version != _VERSION:
-        raise errors.not_a_timeline(
+        raise _not_a_timeline(
             path, f"the file has version {version}, but this ddpx reads version {_VERSION}"
         )
     return ranks
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_a_timeline(path: object, why: str) -> ValueError:
+    return ValueError(f"{path} holds no usable timeline of ddpx: {why}.")
+
+
+def _no_such_model(path: object, model: object, recorded: Sequence[int]) -> ValueError:
+    numbers = ", ".join(str(number) for number in recorded)
+    return ValueError(
+        f"{path} has no recording of model {model!r}. Recorded "
+        f"{'model' if len(recorded) == 1 else 'models'}: {numbers}."
+    )
