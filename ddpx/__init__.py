@@ -7,9 +7,9 @@ import torch  # loads the libraries that the extension links to
 import torch.distributed
 
 if not torch.distributed.is_initialized():
-    # This module keeps the default group that exists when it is imported, in default arguments, and
-    # torch's optimizers import it. Imported now it keeps none; later it would hold gloo's threads
-    # beyond destroy_process_group(), and a rank could abort while Python shuts down.
+    # The default arguments of this module hold the default group that exists at its import.
+    # torch's optimizers import the module later. The group's threads would then outlive
+    # destroy_process_group(), and a rank could abort while Python shuts down.
     import torch.distributed.nn.functional
 
 from ddpx.build_info import check_build

@@ -1,4 +1,4 @@
-"""What the build of the extension wrote about itself, and whether it fits what is installed."""
+"""Facts about the build of the extension, and a check that the extension fits this system."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _FILE = Path(__file__).with_name("build.json")  # written by setup.py
 
 @dataclass(frozen=True)
 class BuildFacts:
-    """Attributes:
-    torch: version that the extension was compiled for.
-    compiler: name and version.
-    date: of the build, in UTC.
+    """Facts about the build of the extension.
+
+    Attributes:
+        torch: The version of torch that the extension was compiled for.
+        compiler: The name and the version of the compiler.
+        date: The time of the build, in UTC.
     """
 
     torch: str
@@ -27,17 +29,18 @@ class BuildFacts:
 
 
 def build_facts() -> BuildFacts | None:
-    """None if the extension was built by other means than setup.py."""
+    """Returns the facts. None if another tool than setup.py built the extension."""
     if not _FILE.exists():
         return None
     return BuildFacts(**json.loads(_FILE.read_text()))
 
 
 def check_build() -> None:
-    """To be called before the extension is loaded.
+    """Checks that the extension fits this system. Called before the extension is loaded.
 
     Raises:
-        ImportError: this is not Linux; the extension was not built, or for another torch.
+        ImportError: The system is not Linux, the extension was not built, or the extension was
+            built for another torch.
     """
     if not sys.platform.startswith("linux"):
         raise _not_linux(sys.platform)
@@ -49,7 +52,7 @@ def check_build() -> None:
 
 
 def _release(version: str) -> list[str]:
-    """Without the patch level and what was compiled in: libraries of one release are compatible."""
+    """Major and minor version. Libraries that differ only in the patch level are compatible."""
     return version.split("+")[0].split(".")[:2]
 
 

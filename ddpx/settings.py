@@ -1,4 +1,4 @@
-"""Times and switches, as users give them: checked, from arguments and from the environment."""
+"""Checks time limits and switches from arguments and from environment variables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ _SWITCH = {"0": False, "1": True}
 
 
 def seconds(name: str, value: object) -> float:
-    """``value``, which is called ``name``; ``math.inf`` stands for no limit.
+    """Checks a time limit in seconds.
+
+    Args:
+        name: The name of the argument or variable, for errors.
+        value: The time limit. ``math.inf`` means no limit.
+
+    Returns:
+        ``value`` as a float.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is no time that somebody could wait.
+        TypeError: ``value`` is not a number.
+        ValueError: ``value`` is neither between 0.001 and 1e9 nor ``math.inf``.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _no_number_of_seconds(name, value)
@@ -27,7 +34,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def seconds_of(variable: str) -> float | None:
-    """What an environment variable says; None if it is not set, or empty."""
+    """Returns the time limit in an environment variable. None if the variable is unset or empty."""
     text = os.environ.get(variable)
     if not text:
         return None
@@ -39,7 +46,7 @@ def seconds_of(variable: str) -> float | None:
 
 
 def switch_of(variable: str) -> bool | None:
-    """What an environment variable says, by 1 or 0; None if it is not set, or empty."""
+    """Returns the switch in an environment variable. None if the variable is unset or empty."""
     text = os.environ.get(variable)
     if not text:
         return None

@@ -1,1 +1,1 @@
-"""Process groups: which one a wrapper uses, broadcasts over it, and the backend ``shm``."""
+"""Process groups: the group of a wrapper, broadcasts of state, and the backend ``shm``."""

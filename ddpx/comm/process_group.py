@@ -11,12 +11,16 @@ from torch.distributed.device_mesh import DeviceMesh
 def resolve_group(
     process_group: dist.ProcessGroup | None, device_mesh: Any = None
 ) -> dist.ProcessGroup:
-    """The group that was asked for, or the default one.
+    """Returns the process group that a wrapper was given, or the default process group.
+
+    Args:
+        process_group: The group. None: the group of ``device_mesh``, or the default group.
+        device_mesh: A mesh of one dimension.
 
     Raises:
-        TypeError: it is no process group, or the mesh no mesh.
-        ValueError: there is none, it was destroyed, this rank is not in it, a group and a mesh are
-            given, or the mesh has several dimensions.
+        TypeError: ``process_group`` or ``device_mesh`` has a wrong type.
+        ValueError: No group exists, the group was destroyed, or this rank is not in the group.
+        RuntimeError: Both arguments are given, or the mesh has several dimensions.
     """
     if device_mesh is not None:
         if process_group is not None:
@@ -43,7 +47,7 @@ def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
     try:
         process_group.group_name  # noqa: B018
     except RuntimeError:
-        return False  # written in Python, past torch's own books
+        return False  # a group written in Python, which torch does not register
     return process_group not in dist.distributed_c10d._world.pg_map
 
 

@@ -48,7 +48,7 @@ class ShmOptions:
 
     order: str | None = None
     host_identity: str | None = None
-    # torch fills in its own ideas of an options object.
+    # torch sets these fields of every options object.
     timeout: timedelta = field(default=_DEFAULT_TIMEOUT, repr=False)
     group_name: str = field(default="", repr=False)
     group_desc: str = field(default="", repr=False)
@@ -82,18 +82,18 @@ class ShmOptions:
 
 
 def register() -> None:
-    """Makes torch know the backend; harmless the second time."""
+    """Registers the backend with torch. A second call has no effect."""
     if "shm" not in dist.Backend.backend_list:
         dist.Backend.register_backend("shm", _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBackend:
-    """Called by torch on every rank of a new group."""
+    """Makes a backend. torch calls this function on every rank of a new group."""
     if shm_options is None:
         shm_options = ShmOptions()
     if not isinstance(shm_options, ShmOptions):
         raise _bad_shm_options(shm_options)
-    # Before anything connects: a rank that raises then would break its peers' connecting.
+    # Checked before ranks connect. A rank that raises later would make its peers fail to connect.
     order, identity = shm_options.chosen_order(), shm_options.chosen_identity()
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout
@@ -124,8 +124,11 @@ def _gloo(
 
 
 def one_thread_options(timeout: timedelta) -> Any:
-    """Of a gloo group. torch's two threads overwrite each other's name of the last operation,
-    without a lock; one too long for a string's own room (a sparse all-reduce's) corrupts memory."""
+    """Options of a gloo group with one thread instead of torch's two threads.
+
+    torch's threads write the name of the last operation to one string without a lock. A long name,
+    such as that of a sparse all-reduce, then corrupts memory.
+    """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stub
     options._timeout = timeout
     options._threads = 1
@@ -134,7 +137,7 @@ def one_thread_options(timeout: timedelta) -> Any:
 
 
 def _devices() -> list[dist.ProcessGroupGloo.Device]:
-    """As torch chooses them for gloo."""
+    """The devices that torch would choose for gloo."""
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     if interfaces:
         return [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces]

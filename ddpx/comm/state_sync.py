@@ -1,4 +1,4 @@
-"""Makes parameters and buffers equal across ranks: broadcast from rank 0."""
+"""Broadcasts parameters and buffers, so that they are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ BROADCAST_BYTES = 250 * 1024 * 1024
 
 
 def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int = 0) -> None:
-    """Overwrites ``tensors`` with those of the group's rank ``source``, in few broadcasts."""
+    """Overwrites ``tensors`` with the tensors of rank ``source`` of the group.
+
+    Small tensors share a broadcast.
+    """
     if not tensors or group.size() == 1:
         return
     tensors = [local_part(tensor) for tensor in tensors]
@@ -29,7 +32,10 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
 
 
 def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Of one dtype, and not more than ``BROADCAST_BYTES`` unless a single one is larger."""
+    """Splits tensors into lists of one dtype and of at most ``BROADCAST_BYTES``.
+
+    A larger tensor has a list of its own.
+    """
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         together: list[torch.Tensor] = []
         num_bytes = 0

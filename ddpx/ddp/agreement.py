@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ddpx import errors, health, params
+from ddpx import errors, health, params, version
 from ddpx.comm import state_sync
 from ddpx.ddp.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
-from ddpx.version import __version__
 
 _ORDER = "order of parameters"
 _ABSENT = "absent"
@@ -67,7 +66,7 @@ def _describe(
     further_options: Mapping[str, object],
 ) -> Description:
     """Everything about this rank's wrapper that must be the same on all ranks."""
-    found = {"torch version": torch.__version__, "ddpx version": __version__}
+    found = {"torch version": torch.__version__, "ddpx version": version.__version__}
     for name, value in {**asdict(options), **further_options}.items():
         found[f"option {name}"] = repr(value)
     for name in _VARIABLES:
@@ -143,7 +142,7 @@ def _first_out_of_order(orders: Sequence[Sequence[str]]) -> str:
 def _all_gather_bytes(
     payload: bytes, size: int, device: torch.device, group: dist.ProcessGroup
 ) -> list[bytes]:
-    """Each rank's ``payload``, padded with zero bytes to ``size``, as a tensor on ``device``."""
+    """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
     mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8).to(device)
     theirs = [torch.empty_like(mine) for _ in range(group.size())]
     with health.collective_call(group):

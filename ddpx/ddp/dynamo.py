@@ -1,4 +1,4 @@
-"""Tells torch.compile which wrapper's forward runs, so that it splits the graph at its buckets."""
+"""Tells torch.compile which wrapper runs. torch.compile splits graphs at its buckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class _Running(threading.local):
-    """The wrappers of one thread whose forward runs, the outermost first."""
+    """The wrappers of one thread whose forward runs. The outermost wrapper is first."""
 
     def __init__(self) -> None:
         self.wrappers: list[nn.Module] = []
@@ -33,7 +33,7 @@ def active_wrapper(wrapper: nn.Module) -> Iterator[None]:
     outer = DistributedDataParallel._active_ddp_module
     if _running.wrappers:
         outer = _running.wrappers[-1]  # type: ignore[assignment]
-    elif DistributedDataParallel not in type(outer).__mro__:  # not torch's: of another thread
+    elif DistributedDataParallel not in type(outer).__mro__:  # a ReducerDDP of another thread
         outer = None
     _running.wrappers.append(wrapper)
     DistributedDataParallel._active_ddp_module = wrapper  # type: ignore[assignment]

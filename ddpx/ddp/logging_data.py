@@ -1,4 +1,4 @@
-"""What ``_get_ddp_logging_data()`` reports, under DDP's names."""
+"""The report of ``_get_ddp_logging_data()``, with DDP's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from ddpx.ddp.ddp_interface import DDPInterface
 
-# DDP's names of C++'s, where they differ from torch's.
+# DDP uses the names of C++, which differ from torch's names for these dtypes.
 _DTYPE_NAMES = {
     "float16": "c10::Half",
     "bfloat16": "c10::BFloat16",
@@ -27,10 +27,10 @@ _MOMENTS = (
 
 
 def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
-    """Arguments, buckets and the times of the last sampled step of a wrapper.
+    """Returns arguments, buckets and the times of the last sampled step of a wrapper.
 
-    Sizes are in bytes, times in nanoseconds. On a device times are those of the calls on the host,
-    where DDP's are those of the kernels.
+    Sizes are in bytes, and times in nanoseconds. On a device, times are the times of calls on the
+    host. DDP reports the times of kernels.
     """
     data = {**_construction(wrapper), **_environment(wrapper), **_buckets(wrapper)}
     if wrapper._comm_hook.name is not None:
@@ -71,7 +71,7 @@ def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
     data: dict[str, str | int] = {}
     if backend == "gloo":
         names += ["GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"]
-        data["gloo_num_threads"] = 2  # torch's own number; it offers no way to change or ask for it
+        data["gloo_num_threads"] = 2  # torch's number, which cannot be changed or read
     if backend == "nccl":
         names += ["NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT"]
         data["nccl_async_error_handling"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "N/A")

@@ -1,10 +1,11 @@
-"""``mixed_precision``: the module computes in lower precision, parameters and gradients stay as is.
+"""``mixed_precision``: the module computes in low precision. Parameters keep their dtype.
 
-DDP points ``param.data`` at a low-precision copy until the gradient has come. Here the copy is a
-tensor of autograd's, made by :func:`ddpx._C.lowered`, which stands in the parameter's place while
-forward and backward run. The gradient arrives in ``param_dtype``, as the parameter's ``grad_dtype``
-of None allows. The reducer packs it in ``reduce_dtype``, and writes the mean back in the
-parameter's own dtype. A gradient that is accumulated without a sum is cast to that dtype at once.
+DDP points ``param.data`` at a low-precision copy until the gradient arrives. In ddpx the copy is
+a tensor of the autograd graph (:func:`ddpx._C.lowered`). The copy replaces the parameter in the
+module while forward and backward run. The gradient arrives in ``param_dtype``, which the
+parameter's ``grad_dtype`` of None allows. The reducer packs the gradient in ``reduce_dtype``, and
+writes the mean back in the parameter's dtype. A local gradient is cast to the parameter's dtype at
+once.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ddpx import _C
 from ddpx.ddp import nested
 
 _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
-# A place where a parameter stands: the dict of a submodule, and the name there.
+# Where a module holds a parameter: the dict of a submodule, and the name in this dict.
 _Place = tuple[dict[str, Any], str]
 
 
 def check_config(config: Any) -> None:
-    """Raises TypeError if ``config`` lacks a dtype, or has one that is no floating-point one."""
+    """Raises TypeError if ``config`` lacks a dtype, or has a dtype that is not floating-point."""
     for field in _DTYPES:
         dtype = getattr(config, field, "missing")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -36,17 +37,17 @@ def check_config(config: Any) -> None:
 
 
 class MixedPrecision:
-    """What ``mixed_precision`` asks for, applied to one module.
+    """Runs one module in mixed precision.
 
-    Two states: *full* (the module holds its own parameters) and *lowered* (casts stand in their
-    place), from the start of forward to its end, and from the start of backward to its end, because
-    checkpointed layers run forward again there.
+    The module is in one of two states. *Full*: the module holds its parameters. *Lowered*: casts
+    replace the parameters. The module is lowered during forward, and during backward, because
+    checkpointed layers repeat their forward in backward.
 
     Args:
-        module: what is wrapped; its floating-point buffers are cast at once.
-        config: ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``, checked; None for no change,
-            ``reduce_dtype`` None for ``param_dtype``.
-        ignored: names of parameters and buffers that stay as they are.
+        module: The wrapped module. The constructor casts its floating-point buffers.
+        config: An object with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``. None means
+            no change. ``reduce_dtype`` None means ``param_dtype``.
+        ignored: Names of parameters and buffers that do not change.
     """
 
     def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
@@ -56,7 +57,7 @@ class MixedPrecision:
         self._ignored = {id(p) for name, p in module.named_parameters() if name in ignored}
         self._in_place_of: list[tuple[_Place, torch.Tensor, nn.Parameter]] = []  # empty: full
         for _, param in self._lowerable():
-            # Scripts written for DDP look at these; its low-precision one has no storage either.
+            # Scripts written for DDP read these attributes. DDP's _mp_param has no storage, too.
             param._mp_param = torch.empty_like(  # type: ignore[attr-defined]
                 param, dtype=self.param_dtype, device="meta"
             )
@@ -67,12 +68,15 @@ class MixedPrecision:
                     buffer.data = buffer.to(config.buffer_dtype)
 
     def cast_inputs(self, inputs: Any) -> Any:
-        """``inputs`` with its floating-point tensors in ``param_dtype``."""
+        """Casts the floating-point tensors of ``inputs`` to ``param_dtype``."""
         return inputs if self.param_dtype is None else nested.to_dtype(inputs, self.param_dtype)
 
     @contextmanager
     def forward(self) -> Iterator[list[torch.Tensor]]:
-        """Lowered within; takes the list of output tensors, to be lowered in their backwards."""
+        """A context in which the module is lowered.
+
+        The caller adds output tensors to the list. The module is lowered in their backwards, too.
+        """
         outputs: list[torch.Tensor] = []
         if self.param_dtype is None or self._in_place_of:  # a forward within a backward
             yield outputs
@@ -86,17 +90,17 @@ class MixedPrecision:
 
     @property
     def lowered(self) -> bool:
-        """Whether the casts stand in the place of the parameters."""
+        """Whether casts replace the parameters now."""
         return bool(self._in_place_of)
 
     def restore(self) -> None:
-        """Back to *full*; harmless if it is that."""
+        """Makes the module full. No effect if the module is full."""
         lowered, self._in_place_of = self._in_place_of, []
         for (place, name), cast, param in lowered:
             if place.get(name) is cast:
                 place[name] = param
         if lowered:
-            self._tell_rnns()
+            self._update_rnns()
 
     def _lowerable(self) -> Iterator[tuple[_Place, nn.Parameter]]:
         for submodule in self._module.modules():
@@ -107,7 +111,7 @@ class MixedPrecision:
                     yield (submodule._parameters, name), param
 
     def _casts(self) -> list[tuple[_Place, torch.Tensor, nn.Parameter]]:
-        casts: dict[nn.Parameter, torch.Tensor] = {}  # one for a parameter with several places
+        casts: dict[nn.Parameter, torch.Tensor] = {}  # a parameter may have several places
         lowered = []
         for place, param in self._lowerable():
             if param not in casts:
@@ -125,10 +129,10 @@ class MixedPrecision:
         self._in_place_of = [item for item in lowered if item[0][0].get(item[0][1]) is item[2]]
         for (place, name), cast, _ in self._in_place_of:
             place[name] = cast
-        self._tell_rnns()
+        self._update_rnns()
 
-    def _tell_rnns(self) -> None:
-        """Recurrent layers keep a list of their weights besides."""
+    def _update_rnns(self) -> None:
+        """Updates the lists of weights that recurrent layers keep in addition."""
         for submodule in self._module.modules():
             if isinstance(submodule, nn.RNNBase):
                 submodule.__dict__["_flat_weights"] = [
@@ -152,7 +156,7 @@ class MixedPrecision:
 
 
 class _AtEndOfBackward:
-    """Restores when it is called; or, if backward raises, when the graph task drops it."""
+    """Restores the module once: when called, or when a backward that raised drops the callback."""
 
     def __init__(self, restore: Callable[[], None]) -> None:
         self._once = weakref.finalize(self, restore)

@@ -1,4 +1,4 @@
-"""Walks through the nested inputs and outputs of a forward."""
+"""Conversion of nested inputs, and iteration over the tensors of nested outputs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """``value`` with every tensor in its tuples, lists and dicts moved to ``device``.
+    """Moves every tensor in the tuples, lists and dicts of ``value`` to ``device``.
 
-    Containers are copied; tensors that are there already, and objects of other types, are passed on
-    as they are. Lists and tuples of a class of their own become plain ones, as in DDP.
+    Containers are copied. Tensors on the device, and objects of other types, are not copied. A
+    subclass of list or tuple becomes a plain list or tuple, as in DDP.
     """
     return _convert(value, lambda tensor: tensor.to(device))
 
 
 def to_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """As :func:`to_device`, with every floating-point tensor cast to ``dtype``."""
+    """Casts every floating-point tensor in ``value`` to ``dtype``, as :func:`to_device` moves."""
     return _convert(value, lambda t: t.to(dtype) if t.data.is_floating_point() else t)
 
 
 def _convert(value: Any, convert: Callable[[Any], Any]) -> Any:
-    if isinstance(value, (torch.Tensor, PackedSequence)):  # the latter is a namedtuple, too
+    if isinstance(value, (torch.Tensor, PackedSequence)):  # a PackedSequence is a namedtuple, too
         return convert(value)
     if isinstance(value, tuple):
         items = [_convert(item, convert) for item in value]
@@ -34,7 +34,7 @@ def _convert(value: Any, convert: Callable[[Any], Any]) -> Any:
     if isinstance(value, list):
         return [_convert(item, convert) for item in value]
     if isinstance(value, dict):
-        converted = copy.copy(value)  # of the same class, whatever its constructor takes
+        converted = copy.copy(value)  # keeps the class, whatever its constructor takes
         for key, item in value.items():
             converted[key] = _convert(item, convert)
         return converted
@@ -42,7 +42,7 @@ def _convert(value: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in the tuples, lists, mappings and dataclasses of ``value``, in order."""
+    """Yields every tensor in the tuples, lists, mappings and dataclasses of ``value``, in order."""
     if isinstance(value, torch.Tensor):
         yield value
         return

@@ -1,4 +1,4 @@
-"""The arguments of ReducerDDP, checked, as one immutable value."""
+"""The arguments of ReducerDDP as one checked, immutable value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST_CAP_BYTES = 2**63 - 1
 
 @dataclass(frozen=True)
 class Options:
-    """What ReducerDDP was asked to do. Caps are in bytes."""
+    """The options of a wrapper. Caps are in bytes. :func:`make_options` checks arguments."""
 
     sync_buffers_at_init: bool
     sync_buffers_at_forward: bool
@@ -37,14 +37,14 @@ class Options:
 
     @property
     def precision(self) -> _C.Precision:
-        """Local sums are at least as precise as what they are part of."""
+        """The dtypes of sums. Local sums are at least as precise as the sums over ranks."""
         reduce = self.reduce_dtype or self.grad_dtype
         local = self.grad_dtype or self.reduce_dtype
         return _C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype)
 
     @property
     def mode(self) -> _C.GraphMode:
-        """``static_graph`` finds unused parameters by itself, so it goes before the other flag."""
+        """``static_graph`` also finds unused parameters, and takes precedence."""
         if self.static_graph:
             return _C.GraphMode.STATIC
         if self.find_unused_parameters:
@@ -85,12 +85,12 @@ def make_options(
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
 ) -> Options:
-    """Checks arguments.
+    """Checks arguments of ReducerDDP and makes options.
 
     Raises:
-        TypeError: a flag that is no bool, a cap list that is no list, a dtype that is none of
-            floating point.
-        ValueError: a cap that is not a finite number of MiB, 0 or more; a dtype of 8 bits.
+        TypeError: A flag is not a bool, a list of caps is not a list, or a dtype is not a
+            floating-point dtype.
+        ValueError: A cap is not a finite number of MiB, 0 or more; or a dtype has 8 bits.
     """
     flags = {
         "broadcast_buffers": broadcast_buffers,
@@ -139,7 +139,10 @@ def make_options(
 def _buffer_sync(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None
 ) -> tuple[bool, bool]:
-    """(at construction, at forward). The older flag rules both, the newer one forward alone."""
+    """Returns whether construction and whether forwards synchronize buffers.
+
+    ``broadcast_buffers`` decides both. ``forward_sync_buffers`` decides only the latter.
+    """
     if forward_sync_buffers is not None:
         if broadcast_buffers is not None:
             warnings.warn(
@@ -164,7 +167,10 @@ def _buffer_sync(
 def _caps(
     cap_mb: float | None, cap_mb_list: list[float] | None
 ) -> tuple[int, int, tuple[int, ...]]:
-    """(first, others, listed) in bytes. A smaller first bucket exists only by default."""
+    """Returns the caps of the first bucket, of the others, and the listed caps, in bytes.
+
+    The first bucket is smaller only with the default size.
+    """
     if cap_mb_list is not None and not isinstance(cap_mb_list, (list, tuple)):
         raise _bad_cap_list(cap_mb_list)
     if cap_mb_list:

@@ -1,4 +1,4 @@
-"""On which devices a module lies, and what ``device_ids`` means for it."""
+"""The devices of a module, and the meaning of ``device_ids`` for the module."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a module lies.
+    """The devices of a module.
 
     Attributes:
-        device: of its first parameter.
-        is_multi_device: whether its parameters lie on several devices.
-        device_ids: the one device to move inputs to, or None to leave them.
-        output_device: index of the device of outputs, or None.
+        device: The device of the first parameter.
+        is_multi_device: Whether parameters are on several devices.
+        device_ids: A list with the device to which forward moves inputs. None: inputs stay.
+        output_device: The index of the device of outputs, or None.
     """
 
     device: torch.device
@@ -32,12 +32,12 @@ def place(
     device_ids: Sequence[int | torch.device] | None,
     output_device: int | torch.device | None,
 ) -> Placement:
-    """Works out the placement of ``module``.
+    """Returns the placement of ``module``.
 
     Raises:
-        TypeError: ``device_ids`` is no list.
-        ValueError: devices of several types; ``device_ids`` for a module that is not on exactly one
-            accelerator, or with several entries.
+        TypeError: ``device_ids`` is not a list.
+        ValueError: Parameters are on devices of several types; or ``device_ids`` has several
+            entries; or ``device_ids`` is given, but the module is not on exactly one accelerator.
     """
     devices = [p.device for name, p in module.named_parameters() if name not in ignored]
     types = {device.type for device in devices}
@@ -69,7 +69,7 @@ def place(
 
 
 def _index(device: int | str | torch.device) -> int:
-    """The index of a device given as a number or as one like "cuda:1"; else the current one."""
+    """The index of a device such as 1 or "cuda:1". Without an index, the current device."""
     if isinstance(device, int):
         return device
     index = torch.device(device).index

@@ -1,4 +1,4 @@
-"""Notices that layers or parameters of a module were replaced after wrapping."""
+"""Detects layers and parameters that were replaced after wrapping."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ddpx.ddp import nested
 
 
 class Structure:
-    """Which submodules and parameters a module consists of, by identity.
+    """The submodules and parameters of a module, by identity.
 
-    The check runs at every forward: one pass over the dicts of all submodules, in C.
+    Every forward runs the check, which is one pass in C over the dicts of all submodules.
     """
 
     def __init__(self, module: nn.Module, ignored: Collection[str]) -> None:
@@ -31,15 +31,15 @@ class Structure:
         self._known = {id(p) for p in module.parameters()}
 
     def unchanged(self) -> bool:
-        """Whether every submodule and parameter is the one that was wrapped."""
+        """Whether the module has the same submodules and parameters as at construction."""
         if sum(map(len, self._dicts)) != len(self._expected):
             return False
         return all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected))
 
     def has_plain_tensors(self) -> bool:
-        """Whether plain tensors stand in the place of parameters: functional_call put them there.
+        """Whether plain tensors replace parameters, as ``torch.func.functional_call`` does.
 
-        ``nn.Module`` itself accepts nothing but an ``nn.Parameter`` in such a place.
+        Assignment to an attribute of an ``nn.Module`` accepts only an ``nn.Parameter``.
         """
         current = chain.from_iterable(d.values() for d in self._dicts)
         changed = (
@@ -51,7 +51,7 @@ class Structure:
         )
 
     def replaced(self) -> list[str]:
-        """Names of parameters that are new since construction and would train unsynchronised."""
+        """Names of parameters that are new since construction, and would not be averaged."""
         return [
             name
             for name, param in self._module.named_parameters()

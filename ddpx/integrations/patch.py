@@ -1,4 +1,4 @@
-"""Puts ReducerDDP, or another wrapper, in the place of torch's DDP, in this process."""
+"""Replaces torch's DDP by ReducerDDP, or by another wrapper, in this process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpx.ddp.module import ReducerDDP
 
-# Where scripts import DDP from.
+# The modules from which scripts import DDP.
 _PUBLIC = ("torch.nn.parallel", "torch.nn.parallel.distributed")
 
 _replicate_keeps_ddp: ContextVar[bool] = ContextVar("_replicate_keeps_ddp", default=False)
-_wrapper: type[nn.Module] | None = None  # in DDP's place; None: DDP itself
+_wrapper: type[nn.Module] | None = None  # the class that replaces DDP; None without a replacement
 
 
 def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
@@ -100,7 +100,7 @@ class Patch:
     ) -> None:
         self.undo()
 
-    # Torch's own modules keep DDP's name for isinstance(), so DDP's __new__ is replaced, too.
+    # torch's own modules need the name for isinstance(). The new DDP.__new__ serves their calls.
     def _apply(self, wrapper: type[nn.Module]) -> None:
         global _wrapper
         if DistributedDataParallel.__new__ is object.__new__:
@@ -128,7 +128,7 @@ def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _leave_out_replicate() -> None:
-    """``replicate(module)`` has no wrapper, but runs parts of DDP's forward by itself."""
+    """Keeps DDP in ``replicate(module)``, which calls parts of DDP's forward itself."""
     state = importlib.import_module("torch.distributed._composable.replicate")._ReplicateState
     init = state.init
 

@@ -1,4 +1,4 @@
-"""Which parameters and buffers take part, and what is special about some of them."""
+"""The parameters and buffers of a module that take part, and their special kinds."""
 
 from ddpx.params.managed import (
     ManagedParam,

@@ -1,8 +1,8 @@
-"""Parameters and buffers that are DTensors: of tensor parallelism, on another mesh dimension.
+"""Parameters and buffers that are DTensors over another dimension of the mesh.
 
-The reducer averages the local shard's gradient over the data-parallel ranks. The module keeps its
-DTensors, so that optimizers, ``clip_grad_norm_``, ``state_dict()`` and
-``torch.distributed.checkpoint`` see what they see without a wrapper.
+The reducer averages the gradient of the local shard over the data-parallel ranks. The module keeps
+its DTensors. Optimizers, ``clip_grad_norm_``, ``state_dict()`` and ``torch.distributed.checkpoint``
+therefore work as without a wrapper.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # not imported: there are no DTensors
+    """Whether ``tensor`` is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # no DTensor exists if nothing imported it
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The local shard of a DTensor, in the same memory; another tensor as it is."""
+    """Returns the local shard of a DTensor, in the same memory. Returns other tensors unchanged."""
     if not is_dtensor(tensor):
         return tensor
     with torch.no_grad():
@@ -38,22 +39,24 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Shard:
-    """The local shard of a parameter, as the leaf whose gradient the reducer averages.
+    """The local shard of a parameter. The reducer averages the gradient of this leaf tensor.
+
+    While the shard exists, gradients of the parameter are redistributed to the placements of the
+    parameter before they are accumulated.
 
     Args:
-        param: a parameter that is a DTensor. While the shard lives, a gradient of it is brought
-            into the parameter's own placements before it is accumulated.
+        param: A parameter that is a DTensor.
     """
 
     def __init__(self, param: DTensor) -> None:
         self._param = param
         self.tensor = local_part(param).detach().requires_grad_()
-        self.tensor.grad_dtype = None  # the parameter's counts
+        self.tensor.grad_dtype = None  # the parameter's grad_dtype decides
         placed = partial(_placed, placements=param.placements)
         weakref.finalize(self, param.register_hook(placed).remove)
 
     def pull(self) -> None:
-        """Makes ``tensor.grad`` the local part of the parameter's gradient."""
+        """Sets ``tensor.grad`` to the local part of the parameter's gradient."""
         with torch.no_grad():
             grad: Any = self._param.grad
             self.tensor.grad = (
@@ -61,9 +64,10 @@ class Shard:
             )
 
     def push(self) -> None:
-        """Makes the parameter's gradient one whose local part is ``tensor.grad``.
+        """Sets the parameter's gradient to a DTensor whose local part is ``tensor.grad``.
 
-        The shard lets the gradient go, so that it is freed when the user sets ``param.grad`` None.
+        ``tensor.grad`` is None afterwards. The memory is freed when the user sets ``param.grad`` to
+        None.
         """
         from torch.distributed.tensor import DTensor
 
@@ -84,20 +88,24 @@ class Shard:
 
 
 def _placed(grad: Any, placements: Sequence[Any]) -> Any:
-    """``grad`` in these placements; sums what is partial, over tensor-parallel ranks."""
+    """Redistributes ``grad`` to these placements. Partial values are summed over ranks."""
     if not is_dtensor(grad) or tuple(grad.placements) == tuple(placements):
         return grad
     return grad.redistribute(placements=placements)
 
 
 def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.ProcessGroup) -> None:
-    """Frozen parameters and buffers count, too: they are broadcast.
+    """Checks that the ranks of ``group`` may average and broadcast the tensors of ``module``.
+
+    The check includes frozen parameters and buffers, because construction broadcasts them.
 
     Args:
-        ignored: names of parameters and buffers that the wrapper leaves alone.
+        module: The module to wrap.
+        ignored: Names of parameters and buffers that the wrapper ignores.
+        group: The process group of the wrapper.
 
     Raises:
-        ValueError: parts of the module are under ``fully_shard``, or ranks of ``group`` hold
+        ValueError: ``fully_shard()`` manages a part of the module. Or ranks of ``group`` hold
             different shards of a parameter or buffer.
     """
     names = [name for name in _params_under_fsdp(module) if name not in ignored]
@@ -114,7 +122,10 @@ def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.Proc
 
 
 def _params_under_fsdp(module: nn.Module) -> list[str]:
-    """Between a forward and its backward such parameters may be plain tensors."""
+    """Names of parameters of FSDP modules.
+
+    These parameters may be plain tensors between a forward and its backward.
+    """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []

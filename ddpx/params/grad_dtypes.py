@@ -1,4 +1,4 @@
-"""Gradients in another dtype than their parameters."""
+"""Gradients whose dtype differs from the dtype of their parameter."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from ddpx.params.managed import ManagedParam
 
 
 class GradDtypes:
-    """Lets ``grad`` of floating-point parameters have the dtypes that the reducer gives it.
+    """Allows ``param.grad`` of floating-point parameters to have the dtypes of the reducer.
 
-    This ends with :meth:`reset`, or when the object goes.
+    :meth:`reset` ends this, and so does the end of this object.
 
     Args:
-        managed: the parameters that a wrapper averages.
-        reduce_dtype: of sums; local gradients that wait for more have it, too, if it is wider.
-        grad_dtype: of ``grad`` always; None for the parameter's own behind a sum.
-        param_dtype: in which forward and backward run, so that gradients arrive in it; None for the
-            parameter's own.
+        managed: The averaged parameters.
+        reduce_dtype: The dtype of sums. Local gradients have this dtype, too, if it is wider.
+        grad_dtype: The dtype of ``param.grad``. None: the parameter's dtype after a sum.
+        param_dtype: The dtype in which forward and backward run. None: the parameter's dtype.
 
     Raises:
-        ValueError: ``grad_dtype`` cannot hold what a parameter's own dtype holds.
+        ValueError: ``grad_dtype`` is narrower than the dtype of a parameter.
     """
 
     def __init__(
@@ -47,12 +46,12 @@ class GradDtypes:
             if names:
                 raise _grad_dtype_too_narrow(grad_dtype, names)
         for param in changed:
-            _set(param, grad_dtype)  # None: any dtype
+            _set(param, grad_dtype)  # None allows any dtype
         self._end = weakref.finalize(self, _reset, changed)
         self._end.atexit = False
 
     def reset(self) -> None:
-        """``grad`` has the parameter's own dtype again; one in another dtype is cast. Once."""
+        """Casts gradients to the dtype of their parameter. A second call has no effect."""
         self._end()
 
 
@@ -63,7 +62,7 @@ def _reset(params: Sequence[torch.Tensor]) -> None:
 
 
 def _set(param: torch.Tensor, dtype: torch.dtype | None) -> None:
-    grad, param.grad = param.grad, None  # torch checks the dtype of one that is there
+    grad, param.grad = param.grad, None  # torch checks the dtype of an existing gradient
     param.grad_dtype = dtype
     param.grad = grad if grad is None or dtype is None else grad.to(dtype)
 

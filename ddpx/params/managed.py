@@ -1,4 +1,4 @@
-"""Which parameters and buffers of a module take part, under which names."""
+"""The parameters and buffers of a module that take part, with their names."""
 
 from __future__ import annotations
 
@@ -13,21 +13,28 @@ from ddpx import errors
 
 @dataclass(frozen=True)
 class ManagedParam:
-    """A parameter whose gradient is reduced."""
+    """A parameter of a wrapped module.
+
+    Attributes:
+        name: The name in the module.
+        tensor: The parameter.
+        expect_sparse: Whether gradients are sparse.
+        delayed: Whether the all-reduce waits (``delay_all_reduce_named_params``).
+    """
 
     name: str
     tensor: nn.Parameter
     expect_sparse: bool
-    delayed: bool = False  # by delay_all_reduce_named_params
+    delayed: bool = False
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
-    """Names that the module asks to be left alone, by the attribute that DDP reads, too."""
+    """The names of parameters and buffers to ignore, from the attribute that DDP reads, too."""
     return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def managed_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedParam]:
-    """Parameters that require a gradient, in registration order; a shared one counts once."""
+    """The parameters that require a gradient, in registration order. No parameter occurs twice."""
     managed: dict[nn.Parameter, ManagedParam] = {}
     for module_name, submodule in module.named_modules():
         sparse = isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
@@ -39,7 +46,7 @@ def managed_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedP
 
 
 def frozen_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedParam]:
-    """Parameters that take part but require no gradient."""
+    """The parameters that take part but require no gradient."""
     return [
         ManagedParam(name, param, False)
         for name, param in module.named_parameters()
@@ -50,14 +57,14 @@ def frozen_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedPa
 def named_managed_buffers(
     module: nn.Module, ignored: Collection[str]
 ) -> list[tuple[str, torch.Tensor]]:
-    """Buffers in registration order; asked for anew each time, as modules may replace them."""
+    """The buffers in registration order. Modules may replace buffers between two calls."""
     return [(name, buffer) for name, buffer in module.named_buffers() if name not in ignored]
 
 
 def module_state(
     module: nn.Module, ignored: Collection[str], with_buffers: bool
 ) -> list[torch.Tensor]:
-    """Everything that must be equal on all ranks at the start, frozen parameters included."""
+    """The parameters and buffers that must be equal on all ranks, including frozen parameters."""
     state = [p.detach() for name, p in module.named_parameters() if name not in ignored]
     if with_buffers:
         state += [b.detach() for _, b in named_managed_buffers(module, ignored)]

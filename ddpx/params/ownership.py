@@ -1,4 +1,4 @@
-"""Which wrapper averages which parameters, so that no two average the same ones."""
+"""Makes sure that no two wrappers of this process average the same parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpx.params.managed import ManagedParam
 
 
 class Wrapper(Protocol):
-    """What a wrapper has to offer here."""
+    """The members of a wrapper that this module uses."""
 
     module: nn.Module
     process_group: dist.ProcessGroup
@@ -28,12 +28,14 @@ _live: weakref.WeakSet[Wrapper] = weakref.WeakSet()
 
 
 def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
-    """Makes ``wrapper`` the one that averages ``managed``; an older one of the same module yields.
+    """Makes ``wrapper`` the only wrapper that averages ``managed``.
 
-    So does one of a part of it, and one whose layers were replaced meanwhile.
+    An older wrapper of the same module, or of a part of the module, yields to ``wrapper``. An older
+    wrapper also yields if its layers were replaced.
 
     Raises:
-        ValueError: another wrapper averages some of them together with others, or over other ranks.
+        ValueError: Another wrapper averages some of the parameters together with other parameters,
+            or over other ranks.
     """
     mine = {id(param.tensor): param.name for param in managed}
     submodules = set(wrapper.module.modules())
@@ -42,7 +44,7 @@ def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
         return shared == "some" and other.module not in submodules
 
     if any(conflicts(other, _shared(other, mine)) for other in _live):
-        gc.collect()  # it may only be waiting to be collected
+        gc.collect()  # the other wrapper may be garbage in a reference cycle
     for other in list(_live):
         shared = _shared(other, mine)
         if shared == "none" or other is wrapper:
@@ -55,9 +57,9 @@ def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
 
 
 def others_than(wrapper: Wrapper) -> list[Wrapper]:
-    """Those that average parameters of their own."""
+    """The other wrappers of this process that average parameters."""
     if any(other is not wrapper and other._managed() for other in _live):
-        gc.collect()  # they may only be waiting to be collected
+        gc.collect()  # other wrappers may be garbage in a reference cycle
     return [other for other in _live if other is not wrapper and other._managed()]
 
 

@@ -1,6 +1,6 @@
-"""The reducer as a wrapper's ``reducer`` attribute, with the names that DDP's has.
+"""The reducer of a wrapper: ``model.reducer``.
 
-torch's own communication hooks and older scripts reach for them on ``model.reducer``.
+The class also has the names of DDP's reducer that torch's communication hooks and scripts use.
 """
 
 from __future__ import annotations

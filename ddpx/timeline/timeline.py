@@ -1,4 +1,4 @@
-"""The timeline of a model's steps, as users get it."""
+"""``record`` and ``Timeline``: the interface of this package for users."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Timeline:
         """
         recorder = self._running()
         recorder.stop()
-        self._ranks = [recorder.data()]  # if the others cannot be reached
+        self._ranks = [recorder.data()]  # kept if the gather fails
         self._recorder = None
         self._ranks = recorder.gather()
         return self
@@ -136,7 +136,7 @@ class Timeline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._recorder is None:  # stopped by hand
+        if self._recorder is None:  # the block called stop()
             return
         if error is None:
             self.stop()
@@ -150,7 +150,7 @@ class Timeline:
             raise _timeline_not_running()
         return self._recorder
 
-    # ---- what was recorded ---------------------------------------------------------------------
+    # ---- recorded data ---------------------------------------------------------------------
 
     @cached_property
     def recording(self) -> Recording:

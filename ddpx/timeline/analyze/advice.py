@@ -1,4 +1,4 @@
-"""What a person who knows reducers would say to the measurements."""
+"""Derives advice from the measurements."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.model import Recording
 
 _MIB = 1 << 20
-# Below these shares of a step there is nothing to gain, and noise to be misled by.
+# Smaller shares of a step are noise, or too small to improve.
 _WORTH_A_WORD = 0.03
 _MUCH = 0.10
 
 
 def advise(recording: Recording) -> list[str]:
-    """Most telling first; empty if there is nothing to gain.
+    """Returns sentences, the most important sentence first. Empty if nothing can be improved.
 
     Raises:
-        RuntimeError: no complete step was recorded.
+        RuntimeError: No complete step was recorded.
     """
     summary = summarize(recording)
     step_ms = max(rank.step_ms for rank in summary.ranks)
@@ -49,7 +49,7 @@ def _stragglers(summary: Summary, step_ms: float) -> Iterator[str]:
 
 
 def _waits(summary: Summary, step_ms: float) -> Iterator[str]:
-    """One sentence a rank, on where the waiting for it begins: later buckets wait as well."""
+    """A sentence for each rank that others wait for, about the first bucket that waits."""
     waiting: dict[int, list[BucketSummary]] = defaultdict(list)
     for bucket in summary.buckets:
         if bucket.waited_for_rank is not None and bucket.waited_ms > _WORTH_A_WORD * step_ms:
@@ -80,7 +80,7 @@ def _too_much_communication(summary: Summary) -> Iterator[str]:
 
 
 def _exposed(recording: Recording, summary: Summary, step_ms: float) -> Iterator[str]:
-    """The last bucket has nothing left to hide behind; so it should be small."""
+    """Advice on the last bucket, which no computation hides. A smaller last bucket costs less."""
     if not summary.buckets:
         return
     last = summary.buckets[-1]

@@ -1,4 +1,4 @@
-"""Makes steps out of what the ranks recorded."""
+"""Assembles steps from the events of all ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Event:
 
 
 def assemble(ranks: Sequence[RankData]) -> Recording:
-    """Steps that a rank recorded in part, at the ends of its recording, are left out."""
+    """Returns the recording. Steps that a rank recorded only in part are left out."""
     origin = round(min((_start(data) for data in ranks), default=0))
     steps: dict[int, dict[int, RankStep]] = defaultdict(dict)
     layouts: dict[int, tuple[BucketLayout, ...]] = {}
@@ -80,13 +80,13 @@ def _by_step(data: RankData, origin: int) -> dict[int, list[_Event]]:
         at = round(to_rank_0(time_ns, data.readings)) - origin
         steps[step].append(_Event(_KINDS[kind], index, at))
     if data.num_lost and steps:
-        del steps[min(steps)]  # its beginning may be among what was lost
+        del steps[min(steps)]  # the first events of this step may be lost
     return steps
 
 
 @dataclass
 class _Attempt:
-    """What was noted since the last backward of a step began; earlier ones broke off."""
+    """The events since the last start of a backward in a step. Earlier backwards were aborted."""
 
     backward_begin: int
     backward_end: int = -1
@@ -98,7 +98,7 @@ class _Attempt:
 
 
 def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
-    """None if the step is not complete."""
+    """Returns the step of one rank. None if the step is not complete."""
     forwards, local_backwards, attempt = _forwards(events), _local_backwards(events), None
     outputs_reached: list[int] = []
     for event in events:
@@ -140,7 +140,7 @@ def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
 
 
 def _agreement(attempt: _Attempt) -> Interval:
-    if attempt.agree_begin < 0:  # there was nothing to agree on
+    if attempt.agree_begin < 0:  # no communication after the last bucket
         return Interval(attempt.end, attempt.end)
     return Interval(attempt.agree_begin, attempt.agree_end)
 
@@ -171,7 +171,7 @@ def _local_backwards(events: Iterable[_Event]) -> tuple[Interval, ...]:
         elif event.kind == "PHASE" and _PHASES[event.index] == "failed":
             backwards.clear()
             begin = None
-        elif event.kind in ("FORWARD_END", "STEP_BEGIN"):  # another one, or one that broke off
+        elif event.kind in ("FORWARD_END", "STEP_BEGIN"):  # a further backward, or an aborted one
             begin = None
     return tuple(backwards)
 

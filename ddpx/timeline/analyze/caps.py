@@ -1,4 +1,4 @@
-"""Caps of buckets that change one of them and leave the others as they are."""
+"""Finds bucket caps that divide one bucket and do not change the others."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LEAST_MIB = 0.1
 
 
 def caps_that_divide(recording: Recording, bucket_index: int) -> list[float] | None:
-    """A ``bucket_cap_mb_list`` that divides this bucket of the last step's, the last one of its
-    kind to be filled, and no other.
+    """Returns a ``bucket_cap_mb_list`` that divides one bucket of the last step and no other.
 
-    Buckets of each dtype and device walk the list on their own, so that a cap holds for several.
+    The bucket is the last bucket of its kind to be filled. The buckets of each kind (dtype and
+    device) go through the list separately, so a cap applies to buckets of several kinds.
 
     Returns:
-        In MiB. None if no such list was found: a bucket of another kind would change, too, or this
-        one has a single param, or none that takes a cap.
+        The list in MiB. None if no such list was found. A bucket of another kind may change, too.
+        Or the bucket has a single parameter, or no parameter to which caps apply.
     """
     by_kind = _by_kind(recording)
     kind = next((k for k, buckets in by_kind.items() if bucket_index in buckets), None)
@@ -40,11 +40,11 @@ def caps_that_divide(recording: Recording, bucket_index: int) -> list[float] | N
 
 
 def _by_kind(recording: Recording) -> dict[str, dict[int, BucketLayout]]:
-    """Buckets that take caps, by what they cannot mix and by index, in the order of launches."""
+    """The buckets to which caps apply, by kind and by index, in launch order."""
     found: dict[str, dict[int, BucketLayout]] = defaultdict(dict)
     for index, bucket in enumerate(recording.steps[-1].layout):
         kind = recording.param_kinds[bucket.params[0]] if recording.param_kinds else ""
-        if bucket.num_bytes and not kind.endswith(", delayed"):  # sparse and delayed ones take none
+        if bucket.num_bytes and not kind.endswith(", delayed"):  # others ignore caps
             found[kind][index] = bucket
     return dict(found)
 

@@ -1,4 +1,4 @@
-"""Which step is shown, from when to when it lasts, and what lies between its events."""
+"""Selects the step to show. Computes the extents of steps and of bucket states."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from ddpx.timeline.model import Interval, RankStep, Recording, Step
 
 
 def rank_extent(rank_step: RankStep) -> Interval:
-    """From the start of its first forward (or of backward, if there was none) to its end."""
+    """The time from the first forward, or from backward without a forward, to the end."""
     return Interval(min(span.begin for span in computing(rank_step)), rank_step.end)
 
 
 def step_extent(step: Step) -> Interval:
-    """From the first rank's start to the last rank's end."""
+    """The time from the start on the first rank to the end on the last rank."""
     extents = [rank_extent(rank_step) for rank_step in step.ranks.values()]
     return Interval(min(e.begin for e in extents), max(e.end for e in extents))
 
 
 def find_step(recording: Recording, number: int | None) -> Step:
-    """None: the step of median length; of two in the middle, the shorter one.
+    """Returns a step of the recording.
+
+    Args:
+        recording: The recording.
+        number: The number of the step. None: the step of median duration, or the shorter of the two
+            middle steps.
 
     Raises:
-        RuntimeError: no complete step was recorded.
-        ValueError: the recording has no step of this number.
+        RuntimeError: No complete step was recorded.
+        ValueError: The recording has no step of this number.
     """
     if not recording.steps:
         raise errors.no_complete_step()
@@ -39,9 +44,9 @@ def find_step(recording: Recording, number: int | None) -> Step:
 
 
 def filling(step: Step, rank: int, bucket_index: int) -> Interval | None:
-    """From the first gradient of a bucket to when it was ready. None if it was not communicated.
+    """The time from the first gradient of a bucket until the bucket was ready.
 
-    Empty if no gradient of the bucket arrived, since its params were unused.
+    None if the bucket was not communicated. Empty if no gradient of the bucket arrived.
     """
     rank_step = step.ranks[rank]
     bucket = rank_step.buckets[bucket_index]
@@ -53,13 +58,13 @@ def filling(step: Step, rank: int, bucket_index: int) -> Interval | None:
 
 
 def all_launched(step: Step, bucket_index: int) -> int | None:
-    """When the last rank launched a bucket: before that it cannot move. None if no rank did."""
+    """The time at which the last rank launched a bucket. None if no rank launched the bucket."""
     buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
     return max((bucket.launched for bucket in buckets if bucket is not None), default=None)
 
 
 def straggler(step: Step) -> int | None:
-    """The rank that kept others waiting longest in this step. None if nobody waited."""
+    """The rank that others waited for longest in this step. None if no rank waited."""
     kept_waiting = dict.fromkeys(step.ranks, 0)
     for index in range(len(step.layout)):
         if (found := holdup(step, index)) is not None:
@@ -72,7 +77,7 @@ def straggler(step: Step) -> int | None:
 
 
 def _no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
-    """``recorded`` is not empty."""
+    """``recorded`` has at least one step."""
     if len(recorded) <= 10:
         there_are = ", ".join(str(number) for number in recorded)
     else:

@@ -1,4 +1,4 @@
-"""What follows from the times of a step: how much overlapped, who was waited for."""
+"""Figures of a step: overlap, exposed communication, bandwidth, and ranks that others wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpx.timeline.model import BucketTimes, Interval, RankStep, Step
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points in time, as intervals that do not touch, in order."""
+    """Returns the union of intervals, as disjoint intervals in order."""
     joined: list[Interval] = []
     for interval in sorted(intervals, key=lambda i: (i.begin, i.end)):
         if joined and interval.begin <= joined[-1].end:
@@ -20,7 +20,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
-    """The points in time that are in both."""
+    """Returns the intersection of two unions of intervals."""
     found = []
     second = union(b)
     for x in union(a):
@@ -32,7 +32,7 @@ def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
 
 
 def total_ns(intervals: Iterable[Interval]) -> int:
-    """How long they last together, each point in time counted once."""
+    """The length of the union of intervals, in ns."""
     return sum(interval.ns for interval in union(intervals))
 
 
@@ -41,7 +41,7 @@ def launched_buckets(rank_step: RankStep) -> list[BucketTimes]:
 
 
 def in_flight(rank_step: RankStep) -> list[Interval]:
-    """Of each bucket, from its launch to its end."""
+    """For each bucket, the time from its launch to its end."""
     return [Interval(b.launched, b.completed) for b in launched_buckets(rank_step)]
 
 
@@ -50,12 +50,12 @@ class StepFigures:
     """A step of one rank, in ns.
 
     Attributes:
-        whole: from the start of its first forward (or of backward, if there was none through the
-            wrapper) to its end.
-        compute: its forwards and its backwards, also those within ``no_sync()`` before it.
-        communication: while any bucket was in flight, or ranks agreed; ``overlapped + exposed``.
-        exposed: of it, while the end of backward did nothing but wait.
-        overlapped: of it, all else: hidden behind work of this rank.
+        whole: The time from the first forward through the wrapper to the end of the step. Without
+            such a forward, the time from the start of backward.
+        compute: The time of forwards and backwards, including earlier ones in ``no_sync()``.
+        communication: The time in which a bucket was in flight, or ranks agreed on something.
+        exposed: The part of ``communication`` in which the end of backward only waited.
+        overlapped: The part of ``communication`` that was hidden behind other work.
     """
 
     whole: int
@@ -66,7 +66,7 @@ class StepFigures:
 
 
 def computing(rank_step: RankStep) -> list[Interval]:
-    """Its forwards and backwards; never empty."""
+    """The forwards and backwards of a step. Never empty."""
     return [*rank_step.forwards, *rank_step.local_backwards, rank_step.backward]
 
 
@@ -86,8 +86,9 @@ def step_figures(rank_step: RankStep) -> StepFigures:
 
 
 def transfer_ns(step: Step, rank: int) -> int:
-    """How long buckets were in flight on all ranks, as this one saw it: its communication without
-    its waits for others to launch.
+    """The time in which buckets were in flight on all ranks, as seen by this rank.
+
+    The time does not contain waits for other ranks to launch a bucket.
     """
     spans = []
     for index, bucket in enumerate(step.ranks[rank].buckets):
@@ -100,14 +101,14 @@ def transfer_ns(step: Step, rank: int) -> int:
 
 @dataclass(frozen=True)
 class Holdup:
-    """A bucket whose all-reduce could not begin before one rank had launched it.
+    """A bucket whose all-reduce waited for one rank.
 
     Attributes:
-        rank: the last to launch it.
-        param: whose gradient it launched on: the last to arrive of the bucket, or of an earlier
-            one, since buckets leave in order. None if no gradient arrived: the bucket's params
-            were unused, or backward ended.
-        waited_ns: from the first rank's launch to the last's.
+        rank: The last rank to launch the bucket.
+        param: The parameter whose gradient made the rank launch the bucket. The parameter is in
+            this bucket or in an earlier bucket, because buckets are launched in order. None if no
+            gradient did: parameters were unused, or backward ended.
+        waited_ns: The time from the first rank's launch to the last rank's launch.
     """
 
     rank: int
@@ -116,7 +117,7 @@ class Holdup:
 
 
 def holdup(step: Step, bucket_index: int) -> Holdup | None:
-    """None if fewer than two ranks recorded it."""
+    """Returns the rank that a bucket waited for. None if fewer than two ranks recorded it."""
     launches = {
         rank: bucket.launched
         for rank, rank_step in step.ranks.items()
@@ -146,8 +147,10 @@ def _launched_on(step: Step, rank: int, bucket_index: int) -> int | None:
 
 
 def bandwidth(step: Step, bucket_index: int) -> float | None:
-    """Bytes a second of the bucket's all-reduce, from when the last rank launched it to when the
-    last rank had it back. None if nobody launched it, or its size is not known.
+    """The bandwidth of a bucket's all-reduce, in bytes per second.
+
+    The time counts from the last rank's launch to the end on the last rank. None if no rank
+    launched the bucket, or its size is unknown.
     """
     times = [b for r in step.ranks.values() if (b := r.buckets[bucket_index]) is not None]
     num_bytes = step.layout[bucket_index].num_bytes

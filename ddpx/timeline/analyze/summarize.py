@@ -14,12 +14,16 @@ from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.model import BucketTimes, Recording, Step
 
 _MS = 1e6
-_FEWEST = 3  # steps that have a spread
-_SIGMAS_A_DEVIATION = 1.4826  # median absolute deviations in a standard deviation
+_FEWEST = 3  # a deviation needs this many steps
+_SIGMAS_A_DEVIATION = 1.4826  # a standard deviation in median absolute deviations
 
 
 def summarize(recording: Recording) -> Summary:
-    """Raises RuntimeError if no complete step was recorded."""
+    """Returns the summary of a recording.
+
+    Raises:
+        RuntimeError: No complete step was recorded.
+    """
     if not recording.steps:
         raise errors.no_complete_step()
     layout = recording.steps[-1].layout
@@ -60,7 +64,7 @@ def _holdups(steps: Sequence[Step]) -> _Holdups:
 def _bucket(
     recording: Recording, index: int, steps: Sequence[Step], holdups: _Holdups
 ) -> BucketSummary | None:
-    """None if no step communicated it."""
+    """The summary of a bucket. None if no step communicated the bucket."""
     times: list[tuple[int, BucketTimes]] = [
         (rank_step.backward.begin, bucket)
         for step in steps

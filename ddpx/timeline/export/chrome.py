@@ -1,10 +1,10 @@
 """A recording as Chrome trace events.
 
-The format is that of Google's "Trace Event Format",
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: "X" is a slice with
-a duration, "i" an instant, "M" metadata; ``ts`` and ``dur`` count in µs. A process stands for a
-rank, a thread for one stream of its work. Slices of one thread must not cross, or Perfetto does not
-show them as they are (https://perfetto.dev/docs/faq).
+The format is Google's "Trace Event Format":
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. "X" is a slice with
+a duration, "i" is an instant, and "M" is metadata. ``ts`` and ``dur`` are in µs. A process is a
+rank, and a thread is one kind of work. Slices of one thread must not overlap in part, because
+Perfetto would show them wrongly (https://perfetto.dev/docs/faq).
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ class _Slice:
 
 
 def to_events(recording: Recording) -> list[dict[str, Any]]:
-    """A process a rank, with the tracks "step", "forward/backward", "reducer phase",
-    "communication" (as many as buckets are in flight at a time) and "wait". Instants in
-    "forward/backward" are gradients that arrive. Times in ``args`` are in ms since the first rank
-    began the step.
+    """Returns the events of a recording.
+
+    Each rank has the tracks "step", "forward/backward", "reducer phase", "communication" and
+    "wait". There is a "communication" track for each bucket that is in flight at the same time.
+    Instants in "forward/backward" are arrivals of gradients. Times in ``args`` are in ms since the
+    first rank began the step.
     """
     events: list[dict[str, Any]] = []
-    # Unlike any rank: on Linux a thread with its process's number is the main thread.
+    # Differs from all ranks. On Linux, a thread with the number of its process is the main thread.
     tids = count(recording.world_size)
     holdups = {
         (step.number, index): holdup(step, index)
@@ -140,7 +142,7 @@ def _launched(rank_step: RankStep) -> Iterator[tuple[int, BucketTimes]]:
 
 
 def _lanes(slices: Iterable[_Slice]) -> list[list[_Slice]]:
-    """Each goes to the first lane that is free by then."""
+    """Assigns each interval to the first lane that is free."""
     lanes: list[list[_Slice]] = [[]]
     for each in sorted(slices, key=lambda s: (s.span.begin, s.span.end)):
         for lane in lanes:
@@ -172,7 +174,7 @@ def _arrivals(
         for arrival in step.ranks[rank].arrivals:
             yield {
                 "ph": "i",
-                "s": "t",  # drawn in its thread alone
+                "s": "t",  # shown in this thread only
                 "name": "gradient",
                 "cat": "gradient",
                 "pid": rank,

@@ -1,8 +1,8 @@
-"""A recording as one page of HTML, to step through an iteration in a browser.
+"""Writes a recording as one HTML page, which shows a step in detail.
 
-``page.html`` names its style and its scripts; on writing they are put into it, with the data, so
-that the page needs nothing else. The data is what ``page_state.js`` decodes: times are whole µs
-since the first rank began the step, and what is the same in many steps is stored once.
+``page.html`` refers to its style sheets and scripts. The written page contains them, and the data.
+``page_state.js`` decodes the data. Times are whole µs since the first rank began the step. Values
+that are the same in many steps are stored once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from ddpx.timeline.model import RankStep, Recording, Step
 
 
 def write(recording: Recording, path: str | Path) -> None:
-    """Raises RuntimeError if no complete step was recorded."""
+    """Writes the page.
+
+    Raises:
+        RuntimeError: No complete step was recorded.
+    """
     find_step(recording, None)
-    # No `<` is left in it, and so nothing that ends the script element or begins a comment.
+    # Without `<`, the data cannot end the script element or begin a comment.
     data = json.dumps(page_data(recording), separators=(",", ":")).replace("<", "\\u003c")
     page = _file("page.html").replace(">{}</script>", f">{data}</script>")
     page = re.sub(
@@ -43,7 +47,7 @@ def _file(name: str) -> str:
 
 
 def page_data(recording: Recording) -> dict[str, Any]:
-    """What the page shows, made of what JSON knows."""
+    """The data of the page, as values that JSON supports."""
     layouts, orders = _Distinct(), _Distinct()
     steps = [_step(step, layouts, orders) for step in recording.steps]
     return {
@@ -62,7 +66,7 @@ def page_data(recording: Recording) -> dict[str, Any]:
 
 
 class _Distinct:
-    """Values, each stored once."""
+    """A list that stores equal values once."""
 
     def __init__(self) -> None:
         self.values: list[Hashable] = []
@@ -101,7 +105,7 @@ def _rank(rank_step: RankStep, begin: int, orders: _Distinct) -> dict[str, Any]:
         "end": at(rank_step.end),
         "phases": [[p.phase, at(p.span.begin), at(p.span.end)] for p in rank_step.phases],
         "order": orders.index(tuple(arrival.param for arrival in rank_step.arrivals)),
-        # Differences are short, and there are very many.
+        # The differences of times have fewer digits than the times.
         "arrivals": [b - a for a, b in zip([0, *arrived], arrived, strict=False)],
         "buckets": [
             None

@@ -1,4 +1,4 @@
-"""One step of all ranks as a picture: what was computed when, and where every bucket was."""
+"""Draws one step of all ranks: computation, and the state of every bucket over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MS = 1e6
 _KIB, _MIB = 1 << 10, 1 << 20
 
-# Okabe and Ito's palette, which people who are colour-blind can tell apart; two are lightened.
+# The palette of Okabe and Ito, for people with colour blindness. Two colours are lightened.
 _FORWARD, _BACKWARD, _GRADIENT = "#56b4e9", "#0072b2", "#333333"
 _FILLING, _QUEUED, _HELD_UP, _MOVING = "#f5cf80", "#e69f00", "#a6dccb", "#009e73"
 _WRITING, _EXPOSED, _AXIS = "#cc79a7", "#222222", "#999999"
@@ -33,32 +33,34 @@ _LEGEND = (
     ("written back", _WRITING),
 )
 
-# In inches.
+# Lengths in inches.
 _WIDTH, _LEFT, _RIGHT = 11.0, 1.25, 0.2
 _HEADER, _LINE, _FOOTER, _RANK_TITLE = 0.88, 0.17, 0.5, 0.34
 _ROW, _BUCKETS_AT_MOST = 0.17, 24.0
-_LABEL = 0.125  # what a line of the rows' labels takes
+_LABEL = 0.125  # the height of a line of a label
 _MAX_RANKS = 8
 
 
 def draw(recording: Recording, path: str | Path, step: int | None) -> None:
-    """Writes a picture, in the format that the suffix of ``path`` names (.png, .svg, .pdf).
+    """Writes a picture of a step.
 
     Args:
-        step: its number. None: the one of median length.
+        recording: The recording.
+        path: The picture. The suffix selects the format (.png, .svg, .pdf).
+        step: The number of the step. None: the step of median duration.
 
     Raises:
         ImportError: matplotlib is not installed.
-        RuntimeError: no complete step was recorded.
-        ValueError: the recording has no such step.
+        RuntimeError: No complete step was recorded.
+        ValueError: The recording has no such step.
     """
     make_figure(recording, step).savefig(path, dpi=150)
 
 
 def make_figure(recording: Recording, step: int | None) -> Figure:
-    """What :func:`draw` writes; errors as there."""
+    """Returns the figure that :func:`draw` writes. Raises the same errors."""
     try:
-        from matplotlib.figure import Figure  # draws without pyplot, and needs no display
+        from matplotlib.figure import Figure  # unlike pyplot, needs no display
     except ImportError as cause:
         raise _tool_missing("plot()", "matplotlib") from cause
     chosen = find_step(recording, step)
@@ -82,7 +84,7 @@ def make_figure(recording: Recording, step: int | None) -> Figure:
 
 
 def shown_ranks(step: Step) -> list[int]:
-    """All, if there is room for them; else the first four, the straggler and the last ones."""
+    """All ranks if they fit. Otherwise the first four ranks, the straggler and the last ranks."""
     ranks = sorted(step.ranks)
     if len(ranks) <= _MAX_RANKS:
         return ranks
@@ -96,7 +98,7 @@ def shown_ranks(step: Step) -> list[int]:
 
 
 def _num_buckets(step: Step, rank: int) -> int:
-    """0 if none was communicated: a rank that is alone has nothing to show in their rows."""
+    """The number of rows for buckets. 0 if no bucket was communicated, as with a single rank."""
     buckets = step.ranks[rank].buckets
     return 0 if all(bucket is None for bucket in buckets) else len(buckets)
 
@@ -138,7 +140,7 @@ def _write_header(
 
 
 def _subtitle(step: Step, ranks: Sequence[int]) -> list[str]:
-    """Lines."""
+    """The lines of the subtitle."""
     figures = {rank: step_figures(rank_step) for rank, rank_step in step.ranks.items()}
     most = max(figures, key=lambda rank: figures[rank].exposed)
     if figures[most].communication == 0:
@@ -193,7 +195,7 @@ def _draw_bucket(draw: _Rows, step: Step, rank: int, index: int) -> None:
     if bucket is None or fills is None or moves is None:
         return
     flight = Interval(bucket.launched, bucket.completed)
-    # By a foreign clock the last rank's launch may seem to lie behind the end.
+    # Because of clock errors, the last rank's launch may appear to be after the end.
     moves = min(moves, bucket.completed)
     draw.bar(index, fills, _FILLING)
     draw.bar(index, Interval(bucket.ready, bucket.launched), _QUEUED)
@@ -205,8 +207,9 @@ def _draw_bucket(draw: _Rows, step: Step, rank: int, index: int) -> None:
 
 
 class _Rows:
-    """Bars in the rows of one rank: of a bucket, or (None) of what is computed. y counts in inches
-    from the top.
+    """Draws bars in the rows of one rank.
+
+    A row shows a bucket, or the computation (None). The unit of y is inches from the top.
     """
 
     def __init__(self, axes: Axes, begin: int, row: float) -> None:
@@ -225,10 +228,10 @@ class _Rows:
     def bar(self, bucket: int | None, span: Interval, color: str, label: str = "") -> None:
         x, width = self._x(span)
         y, height = self._y(bucket)
-        # Writing back takes µs: an edge makes it visible.
+        # The write-back takes µs. An edge makes it visible.
         edge = 0.5 if color == _WRITING else 0
         self._axes.broken_barh([(x, width)], (y, height), color=color, lw=edge)
-        if label and width > 0.06 * self._axes.get_xlim()[1]:  # there is room
+        if label and width > 0.06 * self._axes.get_xlim()[1]:  # the label fits
             self._axes.text(
                 x + width / 2,
                 y + height / 2,
@@ -268,7 +271,7 @@ def _style(axes: Axes, height: float, length_ms: float, is_last: bool) -> None:
 
 
 def _label_rows(axes: Axes, step: Step, num_buckets: int, row: float) -> None:
-    """Where rows are lower than a line of text, only some have a label."""
+    """Labels rows. If rows are lower than a line of text, only some rows have a label."""
     every = ceil(_LABEL / row)
     labels = {0.5 * _ROW: "compute", 1.5 * _ROW: "gradients"}
     for index in range(every - 1, num_buckets, every):

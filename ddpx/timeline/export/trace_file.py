@@ -1,4 +1,4 @@
-"""Files of timelines: Chrome trace events for viewers, and beside them all that was recorded."""
+"""Files of timelines: Chrome trace events for viewers, and all recorded data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ _FILE_NAME = re.compile(r"(?:model(\d+)-)?rank\d+\.json")
 
 
 def write(path: str | Path, recording: Recording, ranks: Sequence[RankData]) -> None:
-    """Args:
-    recording: what is shown by viewers.
-    ranks: what ``read`` gives again.
+    """Writes a file.
+
+    Args:
+        path: The file.
+        recording: The recording that viewers show.
+        ranks: The data that :func:`read` returns.
     """
     contents = {
         "traceEvents": to_events(recording),
@@ -30,19 +33,19 @@ def write(path: str | Path, recording: Recording, ranks: Sequence[RankData]) -> 
 
 
 def file_name(rank: int, model: int) -> str:
-    """Of what one rank recorded of one model of a script."""
+    """The name of the file with one rank's data of one model."""
     return f"model{model}-rank{rank}.json" if model else f"rank{rank}.json"
 
 
 def read(path: str | Path, model: int = 0) -> list[RankData]:
-    """Of a file, or of all files of one model in a folder, which are then of one rank each.
+    """Reads the data of all ranks from a file, or from a folder with a file of each rank.
 
     Args:
-        model: number of a model of the folder, from 0, in the order in which they were wrapped.
+        path: The file or the folder.
+        model: The number of a model in the folder, from 0, in the order of wrapping.
 
     Raises:
-        ValueError: it is no timeline, or the ranks' files do not belong together; there is no such
-            model.
+        ValueError: The path has no timeline, or no such model; or files do not belong together.
     """
     path = Path(path)
     if path.is_dir():
@@ -71,7 +74,7 @@ def read(path: str | Path, model: int = 0) -> list[RankData]:
 
 
 def models_in(folder: Path) -> dict[int, list[Path]]:
-    """The files of ranks in a folder, by the number of the model."""
+    """Returns the files in a folder, by the number of the model."""
     found: dict[int, list[Path]] = defaultdict(list)
     for file in sorted(folder.glob("*.json")):
         if (match := _FILE_NAME.fullmatch(file.name)) is not None:

@@ -1,1 +1,1 @@
-"""Records a step: events of the reducer, readings of clocks, exchange between ranks."""
+"""Records steps: events of the reducer, readings of clocks, and the exchange between ranks."""

@@ -1,7 +1,7 @@
-"""Brings the clocks of all ranks together.
+"""Measures the offset of each rank's clock to the clock of rank 0.
 
-Cristian's algorithm (F. Cristian, "Probabilistic clock synchronization", 1989): of many round trips
-to rank 0 the quickest tells most, and rank 0's answer was given somewhere within it.
+The algorithm is from F. Cristian, "Probabilistic clock synchronization", 1989. A rank makes many
+round trips to rank 0 and uses the shortest. Rank 0 read its clock at some time in this round trip.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ddpx import _C
 from ddpx.timeline.record.exchange import all_gather_json
 
 _ROUND_TRIPS = 50
-# Of two clocks against each other, as a share of the time that passes: quartzes of computers are
-# made to be off by 50 millionths at most. (While NTP corrects a large offset it may be more.)
+# The largest drift of two clocks against each other, as a share of the elapsed time. The tolerance
+# of a computer's quartz is 50 ppm. (The drift may be larger while NTP corrects a large offset.)
 _MOST_DRIFT = 100e-6
 
 
 @dataclass(frozen=True)
 class Reading:
-    """This rank's clock against rank 0's, once.
+    """One comparison of this rank's clock with the clock of rank 0.
 
     Attributes:
-        at_ns: when, on this rank's clock.
-        offset_ns: what is to be added to this rank's times to get rank 0's.
-        error_ns: how far ``offset_ns`` may be off: half the round trip. 0 if it is one clock.
+        at_ns: The time of the comparison, on this rank's clock.
+        offset_ns: The time of rank 0 minus the time of this rank.
+        error_ns: The error bound of ``offset_ns``: half of the round trip. 0 for the same clock.
     """
 
     at_ns: int
@@ -38,14 +38,15 @@ class Reading:
 
 
 def name_recording(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The same on all ranks of the group, and different from any other; collective."""
+    """Returns a unique name, which is the same on all ranks of the group. A collective call."""
     return str(all_gather_json(uuid.uuid4().hex, group, device)[0])
 
 
 def name_by_store(group: dist.ProcessGroup, key: str) -> str:
-    """The same on all ranks of the group that ask with this key; waits for none of them.
+    """Returns a name that is the same on all ranks of the group that pass this key.
 
-    Of a group without a store (one that was not made by torch) each rank has a name of its own.
+    No rank waits for another rank. Without a store (in groups that torch did not make) each rank
+    gets a different name.
     """
     own = uuid.uuid4().hex
     try:
@@ -56,8 +57,9 @@ def name_by_store(group: dist.ProcessGroup, key: str) -> str:
 
 
 def clock_identity() -> str:
-    """The same for processes whose monotonic clock is the same: one boot of one machine, and one
-    time namespace.
+    """Returns a text that identifies the monotonic clock of this process.
+
+    Processes have the same clock if they share the boot of a machine and the time namespace.
     """
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
         boot = boot_id.read().strip()
@@ -70,11 +72,12 @@ def clock_identity() -> str:
 def read_clocks(
     group: dist.ProcessGroup, device: torch.device, identity: str | None = None
 ) -> Reading:
-    """Collective over ``group``.
+    """Compares the clocks of all ranks with the clock of rank 0. A collective call.
 
     Args:
-        device: where tensors that the group can send must lie.
-        identity: in the place of :func:`clock_identity`.
+        group: The ranks.
+        device: The device of tensors that the group can send.
+        identity: The identity of this rank's clock. Default: :func:`clock_identity`.
     """
     rank = group.rank()
     identities = all_gather_json(identity or clock_identity(), group, device)
@@ -96,7 +99,7 @@ def _ask(group: dist.ProcessGroup, device: torch.device) -> Reading:
         begin = _C.steady_now()
         dist.send(message, group=group, group_dst=0)
         dist.recv(message, group=group, group_src=0)
-        theirs = int(message.item())  # waits for a device
+        theirs = int(message.item())  # the host waits for the device here
         end = _C.steady_now()
         if (end - begin) / 2 < best.error_ns:
             best = Reading(end, theirs - (begin + end) / 2, (end - begin) / 2)
@@ -107,17 +110,18 @@ def _answer(other: int, group: dist.ProcessGroup, device: torch.device) -> None:
     message = torch.zeros(1, dtype=torch.int64, device=device)
     for _ in range(_ROUND_TRIPS):
         dist.recv(message, group=group, group_src=other)
-        message.cpu()  # has come, also on a device
+        message.cpu()  # the host waits for the device here
         message.fill_(_C.steady_now())
         dist.send(message, group=group, group_dst=other)
 
 
 def to_rank_0(at_ns: int, readings: tuple[Reading, ...]) -> float:
-    """A time of this rank on rank 0's clock.
+    """Converts a time of this rank to the clock of rank 0.
 
     Args:
-        readings: one, or one from the start and one from the end; between them the clock is taken
-            to drift evenly.
+        at_ns: The time on this rank's clock.
+        readings: One reading, or one from the start and one from the end. The drift between two
+            readings is assumed to be constant.
     """
     first, last = readings[0], readings[-1]
     if last.at_ns <= first.at_ns:
@@ -127,13 +131,13 @@ def to_rank_0(at_ns: int, readings: tuple[Reading, ...]) -> float:
 
 
 def error_of(until_ns: int, readings: tuple[Reading, ...]) -> float:
-    """How far times that :func:`to_rank_0` gives may be off, in ns.
+    """Returns the error bound of the times from :func:`to_rank_0`, in ns.
 
-    With one reading only, of another clock, it grows with the distance from that reading: clocks
-    drift apart by 0.1 ms a second at most.
+    With a single reading, the bound grows by 0.1 ms for each second after the reading.
 
     Args:
-        until_ns: the last of the times, on this rank's clock.
+        until_ns: The last of the times, on this rank's clock.
+        readings: The readings that :func:`to_rank_0` used.
     """
     worst = max(reading.error_ns for reading in readings)
     if len(readings) > 1 or worst == 0:

@@ -1,4 +1,4 @@
-"""Tensors of all ranks, of different lengths."""
+"""Gathers tensors of different lengths from all ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch.distributed as dist
 def all_gather_rows(
     rows: torch.Tensor, group: dist.ProcessGroup, device: torch.device
 ) -> list[torch.Tensor]:
-    """Every rank's ``rows``, on the CPU, by rank. Collective over ``group``.
+    """Returns the rows of every rank, on the CPU, by rank. A collective call.
 
     Args:
-        rows: which may be of another number on each rank; what is in a row is alike.
-        device: where tensors that the group can send must lie.
+        rows: A tensor whose first dimension may differ between ranks.
+        group: The ranks.
+        device: The device of tensors that the group can send.
     """
     own = torch.tensor([len(rows)], dtype=torch.int64, device=device)
     counts = [int(count.item()) for count in _all_gather(own, group)]
@@ -27,7 +28,7 @@ def all_gather_rows(
 
 
 def all_gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
-    """Every rank's ``value``, as JSON has it, by rank. Collective over ``group``."""
+    """Returns the JSON value of every rank, by rank. A collective call."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     texts = all_gather_rows(text, group, device)
     return [json.loads(bytes(each.tolist())) for each in texts]

@@ -1,4 +1,4 @@
-"""What one rank recorded, as it is gathered from the ranks and stored in files."""
+"""The recorded data of one rank. Ranks exchange this data, and files contain this data."""
 
 from __future__ import annotations
 
@@ -12,31 +12,39 @@ from ddpx.timeline.record.clocks import Reading
 
 @dataclass(frozen=True)
 class RawPlan:
-    """Attributes:
-    first_step: that it holds for.
-    buckets: of each, its params and its bytes.
+    """A bucket plan that was in force during a recording.
+
+    Attributes:
+        first_step: The first step with this plan.
+        buckets: For each bucket, the indices of its parameters and its size in bytes.
     """
 
     first_step: int
     buckets: tuple[tuple[tuple[int, ...], int], ...]
 
 
-@dataclass(frozen=True, eq=False)  # a comparison of tensors is no bool
+@dataclass(frozen=True, eq=False)  # comparing tensors does not give a bool
 class RankData:
-    """Attributes:
-    name: of the recording, the same on all ranks.
-    rank, world_size: in the process group.
-    host: its name.
-    backend, device: of the process group; of the module.
-    param_names, param_bytes: of those that take part; bytes are 0 if the gradient is sparse.
-    readings: of the clock; one or two.
-    device_error_ns: how far a device's times may be off the host's.
-    num_lost: events that the ring had no room for.
-    plans: in order.
-    events: rows of time in ns on this rank's clock, step, kind, index; as ``_C.Recording``.
-    param_kinds: of each param's gradient, what a bucket cannot mix: dtype, device, whether it is
-        delayed. Empty in files of older versions.
-    clock: by which ranks of one clock are known, if this rank's was not read against rank 0's.
+    """The recorded data of one rank.
+
+    Attributes:
+        name: The name of the recording, which is the same on all ranks.
+        rank: The rank in the process group.
+        world_size: The number of ranks in the process group.
+        host: The host name.
+        backend: The backend of the process group.
+        device: The device of the module.
+        param_names: The names of the averaged parameters.
+        param_bytes: The size of each gradient. 0 for a sparse gradient.
+        readings: One or two readings of the clock.
+        device_error_ns: The error bound of the device's times against the host's clock.
+        num_lost: The number of events for which the ring buffer had no room.
+        plans: The bucket plans, in order.
+        events: Rows of time in ns on this rank's clock, step, kind and index, as in
+            ``_C.Recording``.
+        param_kinds: The dtype, the device and the delay of each gradient. A bucket contains one
+            kind. Empty in files of older versions.
+        clock: The identity of the clock, if this clock was not compared with the clock of rank 0.
     """
 
     name: str
@@ -56,12 +64,17 @@ class RankData:
     clock: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the data as values that JSON supports."""
         rest = asdict(replace(self, events=torch.empty(0)))
         return {**rest, "events": self.events.tolist()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RankData:
-        """Raises KeyError, TypeError, ValueError or RuntimeError if ``to_json`` did not give it."""
+        """Reverses :meth:`to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError, RuntimeError: ``to_json`` did not make the values.
+        """
         values = dict(values)
         for key in ("param_names", "param_bytes"):
             values[key] = tuple(values[key])

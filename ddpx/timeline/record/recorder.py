@@ -1,4 +1,4 @@
-"""One rank's part of a recording: rings of events, readings of clocks, files."""
+"""Records the events of the reducer on one rank, and gathers them from all ranks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from ddpx.timeline.record.clocks import (
 from ddpx.timeline.record.exchange import all_gather_json, all_gather_rows
 from ddpx.timeline.record.rank_data import RankData, RawPlan
 
-# A ring has room for this many events at most, of 32 bytes; but for two steps in any case.
+# The largest capacity of a ring buffer in events of 32 bytes. Two steps always have room.
 _MOST_EVENTS = 1 << 20
 _STEPS_KEPT = 50
-# Fields of RankData, beside readings of the clock and events.
+# The fields of RankData that differ between ranks, besides clock readings and events.
 _OF_EACH_RANK = ("rank", "host", "device", "device_error_ns", "num_lost")
 
 
 class Recorder:
-    """Notes what the reducer of one model does, from ``start`` to ``stop``.
+    """Records the events of one model's reducer, from ``start`` to ``stop``.
 
     Args:
-        model: the wrapper.
-        max_steps: record that many steps and no more. None: the last ones that the ring holds.
+        model: The wrapper.
+        max_steps: The number of steps to record. None: the last steps that the ring buffer holds.
     """
 
     def __init__(self, model: ReducerDDP, max_steps: int | None) -> None:
         params = model._averaging.managed
         self._group = model.process_group
-        # Kept, since a file may be written when the group has been destroyed.
+        # Stored, because the file may be written after the group was destroyed.
         self.rank = self._group.rank()
         self.global_rank = dist.get_rank()
         self._name = ""
@@ -61,27 +61,28 @@ class Recorder:
         )
         self._readings: list[Reading] = []
         self._clock = ""
-        per_step = 10 * len(params) + 16  # each in a bucket of its own, at worst
+        per_step = 10 * len(params) + 16  # the bound for one bucket per parameter
         wanted = per_step * (max_steps or _STEPS_KEPT)
         capacity = max(min(wanted, _MOST_EVENTS), 2 * per_step)
         self._make_core = partial(_C.Recording, capacity, self._device, max_steps or 0)
 
     @property
     def started(self) -> bool:
+        """Whether the recording was started."""
         return bool(self._readings)
 
     def start(self) -> None:
-        """Collective over the model's process group."""
+        """Starts the recording. A collective call over the model's process group."""
         with _on(self._device):
             self._name = name_recording(self._group, self._device)
             self._readings.append(read_clocks(self._group, self._device))
         self._begin()
 
     def start_alone(self, key: str) -> None:
-        """Calls nothing that is collective, and reads no other rank's clock.
+        """Starts the recording without a collective call, and without a comparison of clocks.
 
         Args:
-            key: by which recordings of other ranks belong to this one.
+            key: A text that is the same for all recordings that belong together.
         """
         self._name = name_by_store(self._group, key)
         self._clock = clock_identity()
@@ -95,10 +96,11 @@ class Recorder:
             model.reducer.add_recording(self._core)
 
     def stop(self, wait: bool = True) -> None:
-        """Of this rank alone.
+        """Stops the recording of this rank.
 
         Args:
-            wait: for a device, until it has done all. Not after an error: it may never come to it.
+            wait: Wait until the device has finished all work. Pass False after an error, because
+                the device may never finish.
         """
         model = self._model()
         if model is not None:
@@ -109,10 +111,10 @@ class Recorder:
             self._core.collect()
 
     def gather(self) -> list[RankData]:
-        """What all ranks recorded, by rank. Collective over the model's process group.
+        """Returns the data of all ranks, by rank. A collective call.
 
-        Each rank sends its ring's events, of 32 bytes, and a line of text: what is the same on all
-        ranks, params and plans, each knows by itself.
+        Each rank sends its events and a short text. Parameters and plans are the same on all ranks,
+        and are not sent.
         """
         with _on(self._device):
             self._readings.append(read_clocks(self._group, self._device))
@@ -134,7 +136,7 @@ class Recorder:
         ]
 
     def data(self) -> RankData:
-        """What this rank recorded so far."""
+        """Returns the data of this rank."""
         core = self._core
         return RankData(
             name=self._name,
@@ -163,7 +165,7 @@ class Recorder:
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Collectives of objects use the current device."""
+    """Makes ``device`` the current device, which collective calls of objects use."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
