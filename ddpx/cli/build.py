@@ -1,4 +1,4 @@
-"""Models and wrappers by name: ``module:function``, ``module:Class``."""
+"""Finds models and wrappers by name: ``module:function`` and ``module:Class``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from ddpx.cli import errors
 
 
 def build(target: str) -> tuple[nn.Module, Any]:
-    """Calls the function that ``target`` names; its module is looked for in the working folder,
-    too.
+    """Calls the function that ``target`` names. The module may be in the working folder.
 
     Returns:
-        The model and its example input: the second thing that the function returned, or the
-        model's ``example_input``, or None.
+        The model and its example input. The example input is the second value that the function
+        returned, or the model's ``example_input``, or None.
 
     Raises:
-        UserMistake: there is no such function, or it raised, or returned something else.
+        UserMistake: The function does not exist, raised, or returned another type.
     """
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name:
@@ -38,10 +37,10 @@ def build(target: str) -> tuple[nn.Module, Any]:
 
 
 def find_wrapper(target: str) -> type[nn.Module]:
-    """The class that ``target`` names, ``module:Class``, found as :func:`build` finds functions.
+    """Returns the class that ``target`` names. The module may be in the working folder.
 
     Raises:
-        UserMistake: there is no such class, or it is no torch.nn.Module.
+        UserMistake: The class does not exist, or is not a torch.nn.Module.
     """
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:

@@ -49,6 +49,10 @@ class DDPInterface(nn.Module, Joinable):
     _uneven: UnevenInputs
     _authoritative_rank: int  # the rank whose model all ranks have after a join context
 
+    def _managed(self) -> Sequence[params.ManagedParam]:
+        """The parameters that this wrapper averages. Empty after it yielded to a newer wrapper."""
+        return self._averaging.managed if self._averaging.successor is None else []
+
     def _set_ddp_attributes(self, options: Options, place: Placement, dim: int) -> None:
         """Sets the attributes that scripts written for DDP read."""
         self.dim = dim

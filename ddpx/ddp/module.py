@@ -217,9 +217,6 @@ class ReducerDDP(GradAccess):
             self.set_check_finite()
         self._averaging.reduce_in_low_precision(self._comm_hook)
 
-    def _managed(self) -> Sequence[params.ManagedParam]:
-        return self._averaging.managed if self._averaging.successor is None else []
-
     def _yield_to(self, successor: ownership.Wrapper) -> None:
         """Stops to average, because a newer wrapper averages the parameters."""
         self._averaging.end()

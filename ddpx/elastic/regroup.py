@@ -1,4 +1,4 @@
-"""Puts a process group of fewer ranks in the place of one that has lost some."""
+"""Replaces process groups that have lost ranks by process groups of the survivors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDER_NAMES = {_C.ShmOrder.GLOO: "gloo", _C.ShmOrder.FIXED: "fixed"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a process group was made with."""
+    """The arguments with which a process group was made."""
 
     backend: str
     timeout: timedelta
@@ -29,6 +29,7 @@ class Recipe:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Recipe:
+        """Reads the arguments from an existing group."""
         backends = _backends(group)
         shm = next((b for b in backends if isinstance(b, _C.ShmBackend)), None)
         timeouts = [b.timeout if isinstance(b, _C.ShmBackend) else _timeout(b) for b in backends]
@@ -41,15 +42,18 @@ class Recipe:
 
 
 class Regrouping:
-    """The default group anew, and the wrapper's if that is another one with the same ranks.
+    """Makes a new default group, and a new group of the wrapper if that is another group.
+
+    Args:
+        group: The process group of the wrapper.
 
     Raises:
-        NotImplementedError: the wrapper's group has other ranks than the default group.
+        NotImplementedError: The ranks of ``group`` are not all ranks of the default group.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         world = dist.group.WORLD
-        if world is None:  # an earlier attempt has destroyed it
+        if world is None:  # an earlier attempt has destroyed the group
             raise errors.shrink_failed()
         if group.size() != world.size():
             raise _shrink_of_part(group.size(), world.size())
@@ -59,7 +63,7 @@ class Regrouping:
     def make(
         self, store: dist.Store, rank: int, world_size: int, timeout: timedelta
     ) -> dist.ProcessGroup:
-        """Destroys all groups that there are, and makes new ones with this timeout."""
+        """Destroys all groups of this process, and makes new groups with this timeout."""
         destroy_groups()
         recipe = self._default
         dist.init_process_group(
@@ -80,24 +84,26 @@ class Regrouping:
         return dist.group.WORLD
 
     def finish(self, group: dist.ProcessGroup) -> None:
-        """From here on calls may take as long as they might in the old groups."""
+        """Gives the new groups the timeouts of the old groups."""
         assert dist.group.WORLD is not None
         for made, recipe in ((dist.group.WORLD, self._default), (group, self._own)):
             if recipe is not None:
                 for backend in _backends(made):
-                    # torch 2.11's gloo and NCCL know the older name only.
+                    # gloo and NCCL of torch 2.11 have only the older name.
                     set_timeout = getattr(backend, "set_timeout", None)
                     (set_timeout or backend._set_default_timeout)(recipe.timeout)
 
 
 def destroy_groups() -> None:
-    """All of this process. Does not wait for what is under way in them: gloo's threads wait for
-    ranks that live, which go away when those have done the same."""
+    """Destroys all groups of this process, without a wait for pending work.
+
+    gloo's threads wait for live ranks. The waits end when the live ranks destroy their groups, too.
+    """
     if dist.is_initialized():
         last = [dist.group.WORLD, *c10d._world.pg_map]
         dist.destroy_process_group()
         threading.Thread(target=last.clear, name="ddpx-old-group", daemon=True).start()
-    # A first try that failed half way has used up a name, which has to be the same on all ranks.
+    # Group names contain this count, and must be the same on all ranks after a failed attempt.
     c10d._world.group_count = 0
 
 
@@ -111,7 +117,7 @@ def _timeout(backend: Any) -> timedelta | None:
 
 
 def _backend_name(group: dist.ProcessGroup) -> str:
-    """The short one if it means the same, so that ``dist.get_backend()`` says what it said."""
+    """The backend as a short name if possible, so that ``dist.get_backend()`` does not change."""
     config = str(dist.get_backend_config(group))
     name = str(dist.get_backend(group))
     try:

@@ -1,4 +1,4 @@
-"""Going on after ranks were lost, with those that are left and without a restart."""
+"""``shrink``: training continues after ranks were lost, without a restart."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ddpx import _C, params
 from ddpx.comm import state_sync
 from ddpx.ddp.module import ReducerDDP
 from ddpx.elastic import errors
-from ddpx.elastic.meeting import ACCEPTED, READY, Agreement, Meeting
 from ddpx.elastic.regroup import Regrouping
+from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous
 from ddpx.errors import nobody_watches
 from ddpx.health.failure import RankFailure, RankMismatch
 from ddpx.params import ownership
 from ddpx.settings import seconds
 
-_BETWEEN_LOOKS_S = 0.005
+_POLL_INTERVAL_S = 0.005
 
 
 class Stateful(Protocol):
-    """An optimizer, a learning-rate schedule, a gradient scaler."""
+    """An optimizer, a learning-rate schedule or a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
@@ -126,12 +126,12 @@ def shrink(
     try:
         return move.run()
     except BaseException:
-        move.meeting.give_up()
+        move.rendezvous.give_up()
         raise
 
 
 class _Move:
-    """From the old group to the new one, in as many attempts as it takes."""
+    """The change from the old process group to a new one, in several attempts if necessary."""
 
     def __init__(
         self,
@@ -145,56 +145,71 @@ class _Move:
         self._stateful = stateful
         self._monitor = monitor
         self._world_size = model.process_group.size()
-        # For each part of an attempt: others wait for who takes longer to see that it fails.
+        # The time limit of each part of an attempt. Other ranks wait for a rank whose part fails.
         self._attempt = timedelta(seconds=timeout_s / 4)
         self._regrouping = Regrouping(model.process_group)
-        self.meeting = Meeting(monitor, self._world_size, step, model.reducer.num_steps, timeout_s)
+        self.rendezvous = Rendezvous(
+            monitor, self._world_size, step, model.reducer.num_steps, timeout_s
+        )
 
     def run(self) -> Shrunk:
+        """Makes attempts until the survivors have a group.
+
+        Raises:
+            RuntimeError: All attempts failed.
+        """
         cause: Exception | None = None
-        for _ in range(self._world_size + 2):  # each of the others may be lost meanwhile
-            agreement = self.meeting.agree()
+        for _ in range(self._world_size + 2):  # every other rank may be lost during an attempt
+            agreement = self.rendezvous.agree()
             if not (agreement.same_state or self._stateful):
-                self.meeting.reach(agreement, ACCEPTED)  # so that all get to know of it
+                self.rendezvous.reach(
+                    agreement, ACCEPTED
+                )  # all members must read the agreement first
                 raise _shrink_without_state(agreement.step)
-            if not self.meeting.reach(agreement, ACCEPTED):
+            if not self.rendezvous.reach(agreement, ACCEPTED):
                 continue
             try:
                 group = self._make_group(agreement)
                 take_over = self._fetch_state(agreement, group)
             except RuntimeError as error:
-                cause = error.with_traceback(None)  # whose frames hold groups
+                cause = error.with_traceback(None)  # frames of the traceback hold groups
                 continue
-            if self.meeting.reach(agreement, READY):
+            if self.rendezvous.reach(agreement, READY):
                 self._regrouping.finish(group)
                 return self._finish(agreement, group, take_over)
         raise errors.shrink_failed() from cause
 
     def _make_group(self, agreement: Agreement) -> dist.ProcessGroup:
         group = self._regrouping.make(
-            self.meeting.store(agreement, self._attempt.total_seconds()),
+            self.rendezvous.store(agreement, self._attempt.total_seconds()),
             agreement.members.index(self._monitor.rank),
             len(agreement.members),
             self._attempt,
         )
-        # What is lost from here on is lost by the new group, which has to know its ranks for that.
+        # From here on the new group detects lost ranks. For this, all ranks must have published
+        # their state in this group.
         monitor = _C.monitor_of(group)
         if monitor is not None:
-            self._await_introductions(monitor, agreement)
+            self._await_published_state(monitor, agreement)
         return group
 
-    def _await_introductions(self, monitor: _C.Monitor, agreement: Agreement) -> None:
+    def _await_published_state(self, monitor: _C.Monitor, agreement: Agreement) -> None:
         deadline = time.monotonic() + self._attempt.total_seconds()
         others = len(agreement.members) - 1
-        while sum(bool(seen) for seen in monitor.ranks()) < others:
-            if time.monotonic() > deadline or not self.meeting.all_live(agreement):
+        while sum(bool(state) for state in monitor.ranks()) < others:
+            if time.monotonic() > deadline or not self.rendezvous.all_live(agreement):
                 raise errors.shrink_failed()
-            time.sleep(_BETWEEN_LOOKS_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def _fetch_state(
         self, agreement: Agreement, group: dist.ProcessGroup
     ) -> Callable[[], None] | None:
-        """The source's state, and what puts it in place: not before it is sure to be complete."""
+        """Fetches the state of the source.
+
+        Returns:
+            A function that takes over the fetched state, which is called when all ranks are ready.
+            None if this rank has the state already.
+        """
         if agreement.same_state:
             return None
         model = self._model
@@ -235,12 +250,14 @@ class _Move:
 
 
 def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
-    """The monitor of the model's group, which has lost ranks; from here on peers know that this
-    rank does, too."""
+    """Returns the monitor of the model's group, which has lost ranks.
+
+    Peers then see that this rank knows of the failure.
+    """
     monitor = _C.monitor_of(model.process_group)
     if monitor is None:
         raise nobody_watches()
-    # Else the error came from a call of the user's, perhaps between backward and optimizer step.
+    # If False, the error came from another call, maybe between backward and optimizer step.
     raised_here = monitor.has_raised
     try:
         monitor.explain_error("")
@@ -254,12 +271,15 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
 
 
 def _all_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether the host knows that a step has ended once it has made it."""
+    """Whether all tensors are on the CPU, so that a step has ended when the host has ended it."""
     return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
-    """Why this wrapper cannot go over to another group; the same on every rank."""
+    """The reason why this wrapper cannot change its group. None if it can.
+
+    The answer is the same on every rank.
+    """
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     if not _all_on_cpu(model.module.parameters()):

@@ -1,4 +1,4 @@
-"""``ddpx buckets``: into which buckets the gradients of a model go."""
+"""``ddpx buckets``: shows the bucket of each gradient of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bucket plans as bars: a row for each plan, a colour for each bucket."""
+"""Draws bucket plans as bars. Each plan has a row, and each bucket a colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpx.cli.buckets.plan import MIB, Plan
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Draws the buckets that last, in launch order from left to right, to scale.
+    """Draws the buckets of later steps to scale, in launch order from left to right.
 
     Raises:
         UserMistake: matplotlib is not installed, or the folder does not exist.
@@ -32,7 +32,7 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
         for index, bucket in enumerate(plan.lasting):
             width = bucket.num_bytes / MIB
             axes.barh(row, width, 0.7, left, color=colours(index % colours.N), edgecolor="white")
-            if width > 0.04 * total:  # else there is no room for the number
+            if width > 0.04 * total:  # the label fits
                 text = f"{index}\n{width:.3g}"
                 axes.text(left + width / 2, row, text, ha="center", va="center", fontsize=8)
             left += width
@@ -42,7 +42,7 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(path, dpi=150)
-    except ValueError as cause:  # a suffix that matplotlib does not know
+    except ValueError as cause:  # matplotlib does not support the suffix
         raise errors.UserMistake(str(cause)) from cause
     finally:
         pyplot.close(figure)

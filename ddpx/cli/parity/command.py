@@ -1,4 +1,4 @@
-"""``ddpx parity``: a training under DDP and under another wrapper, compared to the bit."""
+"""``ddpx parity``: compares every bit of a training under DDP and under another wrapper."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ddpx.cli.parity.training import Training
 from ddpx.cli.script import Script
 from ddpx.ddp.module import ReducerDDP
 
-_DEFAULT_NUM_STEPS = 10  # of module:function
+_DEFAULT_NUM_STEPS = 10  # for module:function
 
 
 class RunFailed(click.ClickException):
-    """The script itself failed; ``exit_code`` is the launcher's."""
+    """The script itself failed. ``exit_code`` is the exit code of the launcher."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -38,14 +38,14 @@ class RunFailed(click.ClickException):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run twice.
+    """The training that runs twice.
 
     Attributes:
-        name: as the user gave it.
-        script: that trains it.
-        num_ranks: on this machine.
-        max_steps: that are compared. None: all.
-        wrapper: ``module:Class`` of what is compared with DDP.
+        name: The name that the user passed.
+        script: The script that trains.
+        num_ranks: The number of ranks on this machine.
+        max_steps: The number of compared steps. None: all steps.
+        wrapper: ``module:Class`` of the wrapper that is compared with DDP.
     """
 
     name: str
@@ -56,11 +56,20 @@ class Subject:
 
     @property
     def title(self) -> str:
-        """Of the wrapper."""
+        """The name of the wrapper."""
         return self.wrapper.partition(":")[2]
 
     def run(self, replaces: bool, difference: Difference | None = None) -> Outcome:
-        """Raises RunFailed if the script fails; UserMistake if it wraps nothing in DDP."""
+        """Runs the training.
+
+        Args:
+            replaces: Whether the wrapper replaces DDP.
+            difference: A difference of earlier runs. The run stores its tensors.
+
+        Raises:
+            RunFailed: The script failed.
+            UserMistake: The script wrapped no model in DDP.
+        """
         title = self.title if replaces else "DDP"
         ranks = parity_text.count(self.num_ranks, "rank")
         click.echo(f"ddpx: running {self.name} with {title} on {ranks}", err=True)
@@ -96,9 +105,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Attributes:
-    records: of all ranks.
-    captured: tensors that were asked for, by name.
+    """The result of one run.
+
+    Attributes:
+        records: The records of all ranks.
+        captured: The stored tensors, by name.
     """
 
     records: list[RankRecord]
@@ -190,7 +201,7 @@ def command(
 
 
 def _compare(subject: Subject) -> int:
-    """The exit code."""
+    """Runs both trainings, prints the comparison, and returns the exit code."""
     expected = subject.run(replaces=False).records
     actual = subject.run(replaces=True).records
     verdict = compare(expected, actual)
@@ -208,7 +219,8 @@ def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict
     place = parity_text.where(first, subject.title)
     if not first.same_course:
         return f"Different: {place}."
-    # Once more, now that it is known which tensors to keep; and whether DDP does the same again.
+    # A second run stores the tensors of the first difference. It also shows whether DDP repeats
+    # its own results.
     again = subject.run(replaces=False, difference=first)
     unstable = compare(expected, again.records).differences
     if unstable and unstable[0].step <= first.step:
@@ -230,7 +242,7 @@ def _check_example(target: str) -> None:
 
 
 def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
-    """``NAME=VALUE``, with values as in Python; true, false and none in any case."""
+    """Parses ``NAME=VALUE``. Values are Python literals, or true, false and none in any case."""
     known = set(inspect.signature(ReducerDDP).parameters) - {"module"}
     options = {}
     for setting in settings:

@@ -1,4 +1,4 @@
-"""Compares what two runs of a script recorded, and finds the first place where they part."""
+"""Compares the records of two runs of a script, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from itertools import zip_longest
 
 from ddpx.cli.parity.record import Event, RankRecord
 
-_ORDER = ("weight", "loss", "gradient")  # within a step; weights of step 0 come before step 1
+_ORDER = ("weight", "loss", "gradient")  # the order within a step; weights of step 0 precede step 1
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An event that is not the same in both runs.
+    """An event that differs between both runs.
 
     Attributes:
-        rank, index: of the event, among those of its rank.
-        expected, actual: None if one run had no such event.
+        rank: The rank of the event.
+        index: The index of the event on this rank.
+        expected: The event of the first run. None if the run has no such event.
+        actual: The event of the second run. None if the run has no such event.
     """
 
     rank: int
@@ -28,13 +30,14 @@ class Difference:
 
     @property
     def event(self) -> Event:
+        """The event of one of the runs."""
         event = self.expected or self.actual
         assert event is not None
         return event
 
     @property
     def same_course(self) -> bool:
-        """Whether both runs did the same thing there, with other numbers."""
+        """Whether both runs have the same kind of event with other values."""
         return (
             self.expected is not None
             and self.actual is not None
@@ -43,7 +46,7 @@ class Difference:
 
     @property
     def names(self) -> list[str]:
-        """Which values differ, in order."""
+        """The names of the values that differ, in order."""
         if self.expected is None or self.actual is None:
             return []
         left, right = self.expected.values, self.actual.values
@@ -51,14 +54,17 @@ class Difference:
 
     @property
     def step(self) -> int:
+        """The step of the event."""
         return self.event.step
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes:
-    num_values: how many losses, gradients and weights were compared, by kind.
-    differences: all, the earliest first.
+    """The result of a comparison.
+
+    Attributes:
+        num_values: The number of compared losses, gradients and weights, by kind.
+        differences: All differences. The earliest difference is first.
     """
 
     num_values: dict[str, int]
@@ -66,12 +72,15 @@ class Verdict:
 
     @property
     def identical(self) -> bool:
+        """Whether there is no difference."""
         return not self.differences
 
 
 def compare(expected: Sequence[RankRecord], actual: Sequence[RankRecord]) -> Verdict:
-    """Rank by rank, event by event, bit by bit. After an event that only one run had nothing more
-    of the rank is compared."""
+    """Compares the events of each rank bit for bit.
+
+    The comparison of a rank ends at an event that only one run has.
+    """
     num_values: Counter[str] = Counter()
     differences = []
     for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
@@ -94,6 +103,6 @@ def _what(event: Event) -> tuple[str, int, int, tuple[str, ...]]:
 
 def _when(difference: Difference) -> tuple[float, int, int, int]:
     event = difference.event
-    # A weight's step is that which made it: it comes after everything else of that step.
+    # The weights of a step follow all other events of the step.
     late = 0.5 if event.kind == "weight" else 0.0
     return event.step + late, _ORDER.index(event.kind), difference.index, difference.rank

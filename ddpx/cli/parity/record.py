@@ -1,4 +1,4 @@
-"""What a training did, as digests: small, however large the model."""
+"""The record of a training, with digests instead of tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Event:
-    """Attributes:
-    kind: "loss", "gradient" or "weight".
-    step: synchronised backwards are counted, from 1; a weight's step is the one that it comes from,
-        0 for the weights at the start.
-    model: wrappers are counted in the order in which they were made, from 0. -1 for a loss.
-    values: by name. A loss in digits, a tensor as its digest, None for a missing gradient.
+    """Losses, gradients or weights of one step.
+
+    Attributes:
+        kind: "loss", "gradient" or "weight".
+        step: The number of the synchronized backward, from 1. The step of weights is the step that
+            made them, and 0 at the start.
+        model: The number of the wrapper, from 0, in the order of construction. -1 for a loss.
+        values: Losses as decimal text and tensors as digests, by name. None for a missing gradient.
     """
 
     kind: str
@@ -32,12 +34,15 @@ class Event:
 
 @dataclass
 class RankRecord:
-    """Attributes:
-    wrappers: of each model, the class that wrapped it.
-    events: in order.
-    step_ns: from the end of a synchronised backward to the next's, without the recording itself.
-    peak_bytes: the most memory that the process has had.
-    device_peak_bytes: the most that its tensors had on a device; 0 without one.
+    """The record of one rank.
+
+    Attributes:
+        wrappers: The class of the wrapper of each model.
+        events: The events, in order.
+        step_ns: The times between the ends of synchronized backwards, without the time of the
+            recording.
+        peak_bytes: The peak memory of the process.
+        device_peak_bytes: The peak memory of tensors on the device. 0 without a device.
     """
 
     wrappers: list[str] = field(default_factory=list)
@@ -47,11 +52,12 @@ class RankRecord:
     device_peak_bytes: int = 0
 
     def write(self, folder: Path, rank: int) -> None:
+        """Writes the record into a folder."""
         (folder / f"rank{rank}.json").write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read_all(cls, folder: Path) -> list[RankRecord]:
-        """Of all ranks, in order."""
+        """Reads the records of all ranks, in order."""
         paths = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem[4:]))
         records = []
         for path in paths:
@@ -62,7 +68,7 @@ class RankRecord:
 
 
 def digest(tensor: torch.Tensor | None) -> str | None:
-    """Of every bit, and of dtype, shape and strides. A sparse tensor counts as coalesced."""
+    """The digest of every bit, and of dtype, shape and strides. A sparse tensor is coalesced."""
     if tensor is None:
         return None
     tensor = tensor.detach()
@@ -80,7 +86,7 @@ def _digest(tensors: Sequence[torch.Tensor], header: str) -> str:
         if flat.is_complex():
             flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
         if flat.numel():
-            # Without numpy, and without a copy.
+            # Needs neither numpy nor a copy.
             num_bytes = flat.numel() * flat.element_size()
             state.update((ctypes.c_ubyte * num_bytes).from_address(flat.data_ptr()))
     return state.hexdigest()

@@ -1,4 +1,4 @@
-"""Watches a script train, whatever wraps its models, and records it."""
+"""Records the training of a script, with any wrapper."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ddpx.cli.parity.record import Event, RankRecord, digest
 
 @dataclass
 class Capture:
-    """Tensors to keep, not only their digests.
+    """Tensors of one event to store in a file.
 
     Attributes:
-        event: its index.
-        names: of the tensors.
-        path: where they go, as a dict by name.
+        event: The index of the event.
+        names: The names of the tensors.
+        path: The file, which gets a dict of tensors by name.
     """
 
     event: int
@@ -37,7 +37,7 @@ class Capture:
 @dataclass
 class _Model:
     wrapper: weakref.ref[nn.Module]
-    module: nn.Module  # kept alive: its weights are looked at when the script has ended
+    module: nn.Module  # held, because its weights are read after the script has ended
     weights_due: bool = True
 
 
@@ -45,10 +45,10 @@ class Recorder:
     """Records this process from ``install`` to ``finish``.
 
     Args:
-        max_steps: how many synchronised steps. None: all.
-        wrapper: the class in DDP's place. None: DDP itself.
-        capture: None: no tensors.
-        on_step: called after each step, in time that is not the script's.
+        max_steps: The number of synchronized steps to record. None: all steps.
+        wrapper: The class that replaces DDP. None: DDP itself.
+        capture: Tensors to store. None: no tensors.
+        on_step: A function to call after each step. Its time does not count.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class Recorder:
         self._groups = HeldGroups()
         self._num_steps = 0
         self._last_end_ns: int | None = None
-        self._own_ns = 0  # spent here since then
+        self._own_ns = 0  # the time of this object since then
 
     def install(self) -> None:
+        """Starts the recording."""
         on_wrap(self._add, self._wrappers)
         on_wrap(self._groups.add, self._wrappers)
         for cls in self._wrappers:
@@ -77,16 +78,16 @@ class Recorder:
         torch.autograd.backward = self._around_backward(torch.autograd.backward)
 
     def finish(self) -> RankRecord:
-        """To be called when the script has ended."""
+        """Ends the recording. Called when the script has ended."""
         for number in range(len(self._models)):
-            self._note_weights(number)
-        self._groups.let_go()
+            self._record_weights(number)
+        self._groups.release()
         self.record.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if torch.cuda.is_available():
             self.record.device_peak_bytes = torch.cuda.max_memory_allocated()
         return self.record
 
-    # ---- where it looks ------------------------------------------------------------------------
+    # ---- hooks ---------------------------------------------------------------------------------
 
     def _add(self, wrapper: nn.Module) -> None:
         cls = next(base for base in type(wrapper).__mro__ if base in self._wrappers)
@@ -107,24 +108,24 @@ class Recorder:
     def _around_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(backward)
         def wrapped(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if torch._C._current_graph_task_id() != -1:  # within another one: a checkpointed layer
+            if torch._C._current_graph_task_id() != -1:  # nested: a checkpointed layer
                 backward(tensors, *args, **kwargs)
                 return
-            self._note_losses(tensors)
+            self._record_losses(tensors)
             backward(tensors, *args, **kwargs)
             self._after_backward()
 
         return wrapped
 
-    # ---- what it sees --------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------
 
     @torch._disable_dynamo
     def _on_forward(self, wrapper: nn.Module) -> None:
         for number, model in enumerate(self._models):
             if model.wrapper() is wrapper:
-                self._note_weights(number)
+                self._record_weights(number)
 
-    def _note_weights(self, number: int) -> None:
+    def _record_weights(self, number: int) -> None:
         model = self._models[number]
         if not model.weights_due:
             return
@@ -134,9 +135,9 @@ class Recorder:
                 **dict(model.module.named_parameters()),
                 **dict(model.module.named_buffers()),
             }
-            self._note("weight", self._num_steps, number, tensors)
+            self._record_event("weight", self._num_steps, number, tensors)
 
-    def _note_losses(self, tensors: Any) -> None:
+    def _record_losses(self, tensors: Any) -> None:
         if not self._within_bounds(self._num_steps + 1):
             return
         with self._own_time():
@@ -166,10 +167,10 @@ class Recorder:
             for number in synced:
                 named_params = self._models[number].module.named_parameters()
                 grads = {name: param.grad for name, param in named_params}
-                self._note("gradient", self._num_steps, number, grads)
+                self._record_event("gradient", self._num_steps, number, grads)
                 self._models[number].weights_due = True
 
-    def _note(
+    def _record_event(
         self, kind: str, step: int, number: int, tensors: Mapping[str, torch.Tensor | None]
     ) -> None:
         values = {name: digest(tensor) for name, tensor in tensors.items()}
@@ -186,7 +187,7 @@ class Recorder:
 
     @contextmanager
     def _own_time(self) -> Iterator[None]:
-        _await_device()  # which is still at the step
+        _await_device()  # work of the step must not count
         begin = time.perf_counter_ns()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What ``ddpx parity`` starts as a rank; its settings, as JSON, stand before the script."""
+"""A rank of ``ddpx parity``. The arguments are settings as JSON, and the script."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from ddpx.integrations.patch import patch_ddp
 
 @dataclass(frozen=True)
 class Settings:
-    """Attributes:
-    folder: for the ranks' records, and for ``captured.pt``.
-    wrapper: ``module:Class`` of the class in DDP's place. None: DDP itself.
-    max_steps: None: all.
-    capture_rank, capture_event, capture_names: which tensors to keep; rank -1 for none.
+    """The settings of a run.
+
+    Attributes:
+        folder: The folder for the records of ranks, and for ``captured.pt``.
+        wrapper: ``module:Class`` of the class that replaces DDP. None: DDP itself.
+        max_steps: The number of recorded steps. None: all steps.
+        capture_rank: The rank that stores tensors. -1: no rank.
+        capture_event: The index of the event whose tensors are stored.
+        capture_names: The names of the stored tensors.
     """
 
     folder: str
@@ -33,9 +37,11 @@ class Settings:
     capture_names: Sequence[str] = ()
 
     def to_word(self) -> str:
+        """The settings as an argument of the command line."""
         return json.dumps(asdict(self))
 
     def capture(self, rank: int) -> Capture | None:
+        """The tensors that ``rank`` stores. None if it stores no tensors."""
         if rank != self.capture_rank:
             return None
         return Capture(self.capture_event, list(self.capture_names), Path(self.folder) / CAPTURED)
@@ -45,6 +51,7 @@ CAPTURED = "captured.pt"
 
 
 def main() -> None:
+    """Runs the script and writes the record."""
     settings = Settings(**json.loads(sys.argv[1]))
     rank = int(os.environ["RANK"])
     wrapper = None if settings.wrapper is None else find_wrapper(settings.wrapper)

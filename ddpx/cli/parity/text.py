@@ -1,4 +1,4 @@
-"""The outcome of ``ddpx parity`` as tables and sentences."""
+"""The result of ``ddpx parity`` as tables and sentences."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _MOST_STEPS = 20
 def steps_table(
     expected: Sequence[RankRecord], verdict: Verdict, actual: RankRecord, wrapper: str
 ) -> str:
-    """Losses of rank 0, and whether losses, gradients and weights of all ranks agree.
+    """Table of the losses of rank 0, and of the equality of values on all ranks, for each step.
 
     Args:
-        expected: of all ranks, with DDP.
-        actual: of rank 0, with ``wrapper``.
-        wrapper: the name of the class in DDP's place.
+        expected: The records of all ranks, with DDP.
+        verdict: The result of the comparison.
+        actual: The record of rank 0, with ``wrapper``.
+        wrapper: The name of the class that replaces DDP.
     """
     losses, ours = _losses(expected[0]), _losses(actual)
     steps = sorted(losses | ours)
@@ -46,7 +47,7 @@ def steps_table(
 
 
 def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord], wrapper: str) -> str:
-    """Step time and memory of both."""
+    """Table of step times and memory of both runs."""
     rows = []
     for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
         rows.append([f"rank {rank}: median step, ms", *_pair(_step_ms(left), _step_ms(right))])
@@ -65,7 +66,7 @@ def compared(verdict: Verdict, num_ranks: int) -> str:
 
 
 def where(difference: Difference, wrapper: str) -> str:
-    """Step, rank and what it is that differs first."""
+    """The step, the rank and the name of the first value that differs."""
     event = difference.event
     place = f"step {event.step}, rank {difference.rank}"
     if event.kind == "weight":
@@ -90,7 +91,7 @@ def how_far(
     expected: Mapping[str, torch.Tensor | None],
     actual: Mapping[str, torch.Tensor | None],
 ) -> str:
-    """In how many elements the first tensor differs, and by how much; how many more differ."""
+    """The difference of the first tensor, and the number of other tensors that differ."""
     first, *others = difference.names
     found = compare_traces(Trace(({first: expected[first]},)), Trace(({first: actual[first]},)))
     text = found.differences[0].removeprefix(f"step 0: {first} ") if found.differences else ""
@@ -120,7 +121,7 @@ def _course(difference: Difference, wrapper: str) -> str:
 
 
 def _losses(record: RankRecord) -> dict[int, str]:
-    """By step; the last one of each."""
+    """The last loss of each step, by step."""
     return {
         event.step: f"{float(list(event.values.values())[-1] or 'nan'):.9g}"
         for event in record.events

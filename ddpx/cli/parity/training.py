@@ -20,11 +20,13 @@ _LEARNING_RATE = 0.01
 
 @dataclass(frozen=True)
 class Training:
-    """Attributes:
-    target: ``module:function``.
-    num_steps: of the optimizer.
-    backend: of the process group. With NCCL in it, the model goes to the rank's GPU.
-    options: for DDP.
+    """The settings of the training.
+
+    Attributes:
+        target: ``module:function``, which returns the model.
+        num_steps: The number of optimizer steps.
+        backend: The backend of the process group. With NCCL, the model is on the rank's GPU.
+        options: The arguments of DDP.
     """
 
     target: str
@@ -33,10 +35,12 @@ class Training:
     options: dict[str, Any] = field(default_factory=dict)
 
     def to_word(self) -> str:
+        """The settings as an argument of the command line."""
         return json.dumps(asdict(self))
 
 
 def main() -> None:
+    """Trains the model."""
     training = Training(**json.loads(sys.argv[1]))
     dist.init_process_group(training.backend)
     torch.manual_seed(0)
@@ -61,12 +65,12 @@ def main() -> None:
 
 
 def _vary(value: Any, device: torch.device) -> Any:
-    """Other numbers on each rank and in each step, else nothing would show that ranks average."""
+    """Varies inputs between ranks and steps, so that a missing average changes the result."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_floating_point() or value.is_complex():
         varied = value + torch.randn(value.shape, dtype=value.dtype)
-    else:  # tokens, classes: they stay valid
+    else:  # a permutation keeps token and class numbers valid
         varied = value.flatten()[torch.randperm(value.numel())].view_as(value)
     return varied.to(device)
 

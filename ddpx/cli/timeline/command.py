@@ -1,4 +1,4 @@
-"""``ddpx timeline``: records a script's steps, and shows and compares recordings."""
+"""``ddpx timeline``: records the steps of a script, and shows and compares recordings."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def record(
         raise click.NoSuchOption(target)
     script = Script(target, is_module, arguments)
     script.check()
-    if importlib.util.find_spec("matplotlib") is None:  # better now than when all has run
+    if importlib.util.find_spec("matplotlib") is None:  # checked before the script runs
         raise errors.tool_missing("matplotlib")
     with tempfile.TemporaryDirectory(prefix="ddpx-timeline-") as folder:
         environment = {
@@ -171,7 +171,7 @@ def _load(path: Path, model: int) -> Timeline:
 def _summary(timeline: Timeline) -> Summary:
     try:
         return timeline.summary()
-    except RuntimeError as cause:  # no complete step
+    except RuntimeError as cause:  # no complete step was recorded
         raise errors.UserMistake(str(cause)) from cause
 
 

@@ -1,4 +1,4 @@
-"""Two recordings side by side."""
+"""Compares two recordings."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.tables import table
 
 _MIB = 1 << 20
-# Medians of the same training differ by this share from run to run on a quiet machine, and by more
-# if its steps differ among themselves.
+# The medians of two runs of one training differ by this share on a quiet machine. They differ more
+# if the steps of a run differ.
 _SAME = 0.03
-_ERRORS = 2  # standard errors
+_ERRORS = 2  # in standard errors
 _RANK_HEADERS = ("rank", "step", "compute", "comm.", "overlapped", "exposed")
 _BUCKET_HEADERS = ("bucket", "MiB", "params", "ready", "comm.", "completed", "exposed")
 
 
 def comparison_text(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
-    """Tables of ranks and buckets, and a sentence of verdict; ratios are new over base."""
+    """Tables of ranks and buckets, and a verdict. Ratios are ``new`` divided by ``base``."""
     return "\n".join(
         [
             f"{base_name} → {new_name} (ratio). Times are medians in ms.",
@@ -85,7 +85,7 @@ def _change(before: float | None, after: float | None) -> str:
 
 
 def _verdict(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
-    """By the slowest rank, for which all wait."""
+    """Compares the slowest ranks, because all ranks wait for the slowest rank."""
     one, other = _slowest(base), _slowest(new)
     if not one.step_ms:
         return f"{base_name} has no step times to compare with."
@@ -115,17 +115,17 @@ def _verdict(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
 
 
 def is_slower(new: Summary, base: Summary) -> bool:
-    """Whether a step of ``new`` takes longer than one of ``base``, beyond their noise.
+    """Whether the steps of ``new`` take longer than the steps of ``base``, by more than the noise.
 
-    Steps are those of the slowest rank. Noise is 3 % of the step of ``base``, or twice the standard
-    error of the difference of the two medians, whichever is more.
+    The slowest rank of each recording counts. The noise is the larger of two values: 3 % of the
+    step of ``base``, and twice the standard error of the difference of the medians.
     """
     noise_ms = _noise_ms(new, base)
     return noise_ms is not None and _slowest(new).step_ms - _slowest(base).step_ms > noise_ms
 
 
 def _noise_ms(new: Summary, base: Summary) -> float | None:
-    """None if there are too few steps."""
+    """The noise in ms. None if there are too few steps."""
     one, other = _slowest(base), _slowest(new)
     if one.step_error_ms is None or other.step_error_ms is None:
         return None

@@ -1,4 +1,4 @@
-"""What ``ddpx timeline`` starts as a rank: as ``ddpx run`` does, with a bar of the steps."""
+"""A rank of ``ddpx timeline``: a rank of ``ddpx run`` with a progress bar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _call_after_steps(advance: Callable[[], None]) -> None:
-    """Calls ``advance`` after each averaged step of the first model, which is the one shown."""
+    """Calls ``advance`` after each averaged step of the first model."""
     wrappers: list[int] = []
 
     def watch(wrapper: nn.Module) -> None:

@@ -1,7 +1,7 @@
-"""How the survivors of a lost rank agree on who goes on, and from whose state.
+"""The rendezvous of the survivors of a lost rank: they agree on members and on a source of state.
 
-They meet on their status pages, which need no rank but the two that write and read, and which
-outlive their writers. Each has one note there, its :class:`Note`, that nobody else writes.
+Survivors communicate through their status pages. A page has one writer, needs no third rank, and
+can be read after its writer has ended. Each survivor publishes one :class:`SurvivorState` there.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import torch.distributed as dist
 from ddpx import _C
 from ddpx.elastic import errors
 
-_BETWEEN_LOOKS_S = 0.005
-_TIME_TO_CONNECT = timedelta(seconds=1)  # then it is looked whether anybody serves the store
+_POLL_INTERVAL_S = 0.005
+_TIME_TO_CONNECT = timedelta(seconds=1)  # between checks that the leader is alive
 
-# How far a rank has come in a round.
-CAME, ACCEPTED, READY = range(3)
+# The stages of a rank in a round, in order.
+ARRIVED, ACCEPTED, READY = range(3)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the leader of a round decides.
+    """The decision of the leader of a round.
 
     Attributes:
-        members: those that go on, by their ranks in the old group, ascending.
-        port: of the new store, on this machine.
-        source: the member whose state counts, by its old rank.
-        step: to be made next.
-        num_steps: that the source's reducer has made.
-        same_state: all have the source's.
+        members: The ranks that continue, by their old numbers, in ascending order.
+        port: The port of the new store, on this machine.
+        source: The member whose state all members take over, by its old number.
+        step: The next step.
+        num_steps: The number of steps of the source's reducer.
+        same_state: Whether all members have the state of the source.
     """
 
     members: tuple[int, ...]
@@ -46,15 +46,15 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Note:
-    """What a survivor lets the others know.
+class SurvivorState:
+    """The state that a survivor publishes.
 
     Attributes:
-        round: of the meeting; another one begins whenever a rank is lost in the course of one.
-        stage: CAME, ACCEPTED or READY.
-        step: the next one for this rank.
-        num_steps: that its reducer has made.
-        agreement: if this rank led the round.
+        round: The number of the round. A new round begins if a rank is lost during a round.
+        stage: ARRIVED, ACCEPTED or READY.
+        step: The next step of this rank.
+        num_steps: The number of steps of this rank's reducer.
+        agreement: The decision, if this rank leads the round.
     """
 
     round: int
@@ -64,7 +64,7 @@ class Note:
     agreement: Agreement | None = None
 
     @classmethod
-    def from_text(cls, text: str) -> Note | None:
+    def from_text(cls, text: str) -> SurvivorState | None:
         if not text:
             return None
         fields = json.loads(text)
@@ -82,13 +82,15 @@ class Note:
 @dataclass(frozen=True)
 class _Peer:
     gone: bool
-    note: Note | None
+    state: SurvivorState | None
     doing: str | None
 
 
-class Meeting:
-    """One survivor's part in it. Every wait raises RuntimeError after ``timeout_s`` seconds, and
-    names who has not come."""
+class Rendezvous:
+    """The part of one survivor in the rendezvous.
+
+    Every wait raises RuntimeError after ``timeout_s`` seconds. The error names the missing ranks.
+    """
 
     def __init__(
         self, monitor: _C.Monitor, world_size: int, step: int, num_steps: int, timeout_s: float
@@ -97,57 +99,61 @@ class Meeting:
         self._world_size = world_size
         self._timeout_s = timeout_s
         self._deadline = 0.0
-        self._note = Note(-1, CAME, step, num_steps)
+        self._own = SurvivorState(-1, ARRIVED, step, num_steps)
         self._store: dist.Store | None = None
 
     def agree(self) -> Agreement:
-        """Begins a round, and ends when it has an agreement that this rank is a member of."""
+        """Begins a round. Returns the first agreement that has this rank as a member."""
         self._deadline = time.monotonic() + self._timeout_s
-        self._begin_round(self._note.round + 1)
+        self._begin_round(self._own.round + 1)
         while True:
-            peers, unknown = self._look()
-            notes = {rank: peer.note for rank, peer in peers.items() if not peer.gone}
-            newest = max((note.round for note in notes.values() if note), default=0)
-            if newest > self._note.round:
+            peers, unknown = self._read_peers()
+            states = {rank: peer.state for rank, peer in peers.items() if not peer.gone}
+            newest = max((state.round for state in states.values() if state), default=0)
+            if newest > self._own.round:
                 self._begin_round(newest)
-            absent = [
-                rank for rank, note in notes.items() if not note or note.round != self._note.round
+            missing = [
+                rank
+                for rank, state in states.items()
+                if not state or state.round != self._own.round
             ]
-            leader = min([*notes, self._monitor.rank])
-            # Who has accepted what a leader decided that died since will begin another round.
-            busy = [rank for rank, note in notes.items() if note and note.stage != CAME]
+            leader = min([*states, self._monitor.rank])
+            # A rank that accepted the decision of a leader that died begins a new round later.
+            busy = [rank for rank, state in states.items() if state and state.stage != ARRIVED]
             if leader == self._monitor.rank:
-                if not (absent or busy or unknown):
-                    return self._decide({rank: note for rank, note in notes.items() if note})
-            elif leader not in absent:
-                note = notes[leader]
-                agreement = note.agreement if note else None
+                if not (missing or busy or unknown):
+                    return self._decide({rank: state for rank, state in states.items() if state})
+            elif leader not in missing:
+                state = states[leader]
+                agreement = state.agreement if state else None
                 if agreement is not None and self._monitor.rank in agreement.members:
                     self._store = None
                     return agreement
             awaited = busy if leader == self._monitor.rank else [leader]
-            self._pause(absent or unknown or awaited, peers)
+            self._pause(missing or unknown or awaited, peers)
 
     def reach(self, agreement: Agreement, stage: int) -> bool:
-        """Waits until all members have come as far. False if one never will: another round is due.
+        """Waits until all members have reached ``stage``.
 
-        All members get the same answer for READY, the last stage: one that dies behind it has left
-        its note, and will be missed by the new group.
+        Returns:
+            False if a member will not reach the stage, so that a new round is necessary. All
+            members get the same answer for READY. A rank that dies after READY is detected by the
+            new group.
         """
         self._deadline = time.monotonic() + self._timeout_s
-        self._write(replace(self._note, stage=stage))
+        self._write(replace(self._own, stage=stage))
         while True:
-            peers, _ = self._look()
+            peers, _ = self._read_peers()
             late = []
             for rank in agreement.members:
                 if rank == self._monitor.rank:
                     continue
                 peer = peers[rank]
-                here = peer.note is not None and peer.note.round == self._note.round
-                if here and peer.note is not None and peer.note.stage >= stage:
+                here = peer.state is not None and peer.state.round == self._own.round
+                if here and peer.state is not None and peer.state.stage >= stage:
                     if peer.gone and stage != READY:
                         return False
-                elif peer.gone or (peer.note is not None and peer.note.round > self._note.round):
+                elif peer.gone or (peer.state is not None and peer.state.round > self._own.round):
                     return False
                 else:
                     late.append(rank)
@@ -156,15 +162,15 @@ class Meeting:
             self._pause(late, peers)
 
     def all_live(self, agreement: Agreement) -> bool:
-        """Whether no member was lost since."""
-        peers, _ = self._look()
+        """Whether all members are alive."""
+        peers, _ = self._read_peers()
         return not any(peers[rank].gone for rank in agreement.members if rank in peers)
 
     def store(self, agreement: Agreement, timeout_s: float) -> dist.Store:
-        """The new group's, which the leader's process serves.
+        """Returns the store of the new group. The process of the leader serves the store.
 
         Raises:
-            RuntimeError: it cannot be reached.
+            RuntimeError: The store cannot be reached.
         """
         deadline = time.monotonic() + timeout_s
         while self._store is None:
@@ -177,41 +183,43 @@ class Meeting:
         return self._store
 
     def give_up(self) -> None:
-        """Lets the others know that this rank does not come any more. What it has accepted stays to
-        be read, since they may count on it."""
-        if self._note.stage == CAME:
+        """Tells the other survivors that this rank does not continue.
+
+        An accepted agreement stays readable, because other ranks may rely on it.
+        """
+        if self._own.stage == ARRIVED:
             self._monitor.write_note("")
 
-    # ---- this rank's note ----------------------------------------------------------------------
+    # ---- the state of this rank ----------------------------------------------------------------
 
     def _begin_round(self, number: int) -> None:
         self._store = None
-        self._write(replace(self._note, round=number, stage=CAME, agreement=None))
+        self._write(replace(self._own, round=number, stage=ARRIVED, agreement=None))
 
-    def _write(self, note: Note) -> None:
-        self._note = note
-        self._monitor.write_note(json.dumps(asdict(note)))
+    def _write(self, state: SurvivorState) -> None:
+        self._own = state
+        self._monitor.write_note(json.dumps(asdict(state)))
 
-    def _decide(self, others: dict[int, Note]) -> Agreement:
-        notes = {**others, self._monitor.rank: self._note}
-        newest = max(note.progress for note in notes.values())
+    def _decide(self, others: dict[int, SurvivorState]) -> Agreement:
+        states = {**others, self._monitor.rank: self._own}
+        newest = max(state.progress for state in states.values())
         store = _tcp_store(0, is_master=True)
         agreement = Agreement(
-            members=tuple(sorted(notes)),
+            members=tuple(sorted(states)),
             port=store.port,
-            source=min(rank for rank, note in notes.items() if note.progress == newest),
+            source=min(rank for rank, state in states.items() if state.progress == newest),
             step=newest[0],
             num_steps=newest[1],
-            same_state=all(note.step == newest[0] for note in notes.values()),
+            same_state=all(state.step == newest[0] for state in states.values()),
         )
-        self._write(replace(self._note, agreement=agreement))
+        self._write(replace(self._own, agreement=agreement))
         self._store = store
         return agreement
 
-    # ---- the others' ---------------------------------------------------------------------------
+    # ---- the states of other ranks -------------------------------------------------------------
 
-    def _look(self) -> tuple[dict[int, _Peer], list[int]]:
-        """The other ranks, and those of which nothing is known yet."""
+    def _read_peers(self) -> tuple[dict[int, _Peer], list[int]]:
+        """Returns the states of other ranks, and the ranks whose state is unknown."""
         peers: dict[int, _Peer] = {}
         unknown = []
         for rank, seen in enumerate(self._monitor.ranks()):
@@ -225,14 +233,14 @@ class Meeting:
             if seen["note"] is None and seen["alive"]:
                 raise _shrink_without_page(rank)
             gone = not seen["alive"] or seen["ending"]
-            peers[rank] = _Peer(gone, Note.from_text(seen["note"] or ""), seen["doing"])
+            peers[rank] = _Peer(gone, SurvivorState.from_text(seen["note"] or ""), seen["doing"])
         return peers, unknown
 
     def _pause(self, awaited: Iterable[int], peers: dict[int, _Peer]) -> None:
         if time.monotonic() > self._deadline:
             doing = {rank: peers[rank].doing if rank in peers else None for rank in awaited}
             raise _shrink_timed_out(self._timeout_s, doing)
-        time.sleep(_BETWEEN_LOOKS_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _tcp_store(port: int, *, is_master: bool) -> dist.TCPStore:
@@ -263,7 +271,7 @@ def _shrink_without_page(rank: int) -> RuntimeError:
 
 
 def _shrink_timed_out(timeout_s: float, doing: Mapping[int, str | None]) -> RuntimeError:
-    """``doing``: by rank, of those that have not come, what they were last seen doing."""
+    """``doing`` has the last known activity of each missing rank."""
     late = ", ".join(
         f"rank {rank} (" + (f"last seen in {seen})" if seen else "state unknown)")
         for rank, seen in sorted(doing.items())
