@@ -16,7 +16,6 @@ from ddpx.build_info import check_build
 
 check_build()
 
-from ddpx import health
 from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
 from ddpx.ddp.module import ReducerDDP, call_on_construction
@@ -42,7 +41,6 @@ __all__ = [
     "Shrunk",
     "Timeline",
     "__version__",
-    "health",
     "patch_ddp",
     "ranks",
     "record",

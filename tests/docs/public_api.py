@@ -45,7 +45,7 @@ def public_names() -> list[PublicName]:
 
 def _all_names() -> Iterator[PublicName]:
     ddpx = importlib.import_module("ddpx")
-    yield from _of_module("ddpx", [name for name in ddpx.__all__ if name != "health"])
+    yield from _of_module("ddpx", ddpx.__all__)
     method = importlib.import_module("ddpx.reducer").Reducer.prepare_for_backward
     yield _of_object("ddpx.reducer.Reducer.prepare_for_backward", method)
     names = set(ddpx.health.__all__) - _NOT_FOR_USERS - set(ddpx.__all__)
