@@ -179,7 +179,7 @@ def _local_backwards(events: Iterable[_Event]) -> tuple[Interval, ...]:
 def _bucket(at: dict[str, int]) -> BucketTimes | None:
     if not {"BUCKET_READY", "LAUNCHED", "WAIT_BEGIN", "WAIT_END", "WRITTEN_BACK"} <= at.keys():
         return None
-    # The thread that notes the end may come to it later than the one that waits for it.
+    # The thread that records the end may run later than the thread that waits for the end.
     completed = min(at.get("COMPLETED", at["WAIT_END"]), at["WAIT_END"])
     return BucketTimes(
         ready=at["BUCKET_READY"],
