@@ -50,8 +50,11 @@ class DDPInterface(nn.Module, Joinable):
     _authoritative_rank: int  # the rank whose model all ranks have after a join context
 
     def _managed(self) -> Sequence[params.ManagedParam]:
-        """The parameters that this wrapper averages. Empty after it yielded to a newer wrapper."""
-        return self._averaging.managed if self._averaging.successor is None else []
+        """The averaged parameters. Empty if a newer wrapper averages, or construction failed."""
+        averaging: Averaging | None = self.__dict__.get("_averaging")
+        if averaging is None or averaging.successor is not None:
+            return []
+        return averaging.managed
 
     def _set_ddp_attributes(self, options: Options, place: Placement, dim: int) -> None:
         """Sets the attributes that scripts written for DDP read."""
