@@ -57,10 +57,11 @@ test-torch: build  ## test with another torch, as VERSION=2.12.0, and write the 
 lock: $(VENV)/.deps  ## write the versions of the packages in .venv into requirements.lock
 	$(BIN)/python scripts/lock.py
 
-lint: $(VENV)/.deps  ## ruff, mypy, clang-format: look only
+lint: $(VENV)/.deps  ## ruff, mypy, directions of imports, clang-format: look only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/check_layers.py
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 
 format: $(VENV)/.deps  ## ruff, clang-format: mend what they can

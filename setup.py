@@ -33,7 +33,7 @@ METADATA_ONLY = os.environ.get("DDPX_METADATA_ONLY", "0") == "1"
 
 
 class Build(cpp_extension.BuildExtension):
-    """Writes ``build.json`` beside the extension, for ``ddpx.built``."""
+    """Writes ``build.json`` beside the extension, for ``ddpx.build_info``."""
 
     def run(self) -> None:
         super().run()

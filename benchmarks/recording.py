@@ -21,7 +21,8 @@ from tables import Results, short, table
 from torch import nn
 
 import ddpx
-from ddpx.timeline import Timeline, trace
+from ddpx.timeline import Timeline
+from ddpx.timeline.export import trace_file
 
 NAME = "recording"
 TITLE = "Cost of a recording"
@@ -60,7 +61,7 @@ def _demo(steps: int) -> Results:
         environment = {**os.environ, "DDPX_TIMELINE": folder}
         command = [sys.executable, str(_DEMO), f"--steps={steps}", f"--out={folder}/run"]
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
-        ranks = trace.read(folder)
+        ranks = trace_file.read(folder)
         summary = Timeline.load(folder).summary()
     last = summary.steps[-1]
     events = [sum(step == last for _, step, _, _ in data.events.tolist()) for data in ranks]

@@ -1,4 +1,4 @@
-"""The C++ core; bound in csrc/bindings/. tests/unit/test_stub.py checks this file against it."""
+"""The C++ core, from csrc/bindings/. tests/unit/test_stub.py compares this file with the core."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
 class Phase:
-    """The phases of a reducer; docs/architecture.md draws them."""
+    """The phases of a reducer. docs/architecture.md has a diagram."""
 
     IDLE: ClassVar[Phase]
     REBUILDING: ClassVar[Phase]
@@ -22,10 +22,10 @@ class Phase:
     def __int__(self) -> int: ...
 
 def transition(from_: Phase, to: Phase) -> Phase:
-    """Returns ``to`` if a reducer may go there from ``from_``; RuntimeError naming both if not."""
+    """Returns ``to``. Raises RuntimeError if the transition from ``from_`` is not allowed."""
 
 class GraphMode:
-    """What the reducer may assume of the autograd graph from step to step."""
+    """What the reducer may assume about the autograd graphs of several steps."""
 
     DEFAULT: ClassVar[GraphMode]
     FIND_UNUSED: ClassVar[GraphMode]
@@ -34,7 +34,7 @@ class GraphMode:
     def name(self) -> str: ...
 
 class ParamMeta:
-    """What a bucket plan needs to know of a param."""
+    """The facts about a parameter from which a bucket plan is made."""
 
     def __init__(self, param: torch.Tensor, expect_sparse: bool = False) -> None: ...
     @property
@@ -45,7 +45,7 @@ class ParamMeta:
     def expect_sparse(self) -> bool: ...
 
 class BucketCaps:
-    """Bucket sizes in bytes; ``listed_bytes``, if not empty, goes bucket by bucket."""
+    """Bucket sizes in bytes. ``listed_bytes`` has a size for each bucket in turn, if not empty."""
 
     def __init__(
         self, first_bytes: int, cap_bytes: int, listed_bytes: Sequence[int] = ...
@@ -58,7 +58,7 @@ class BucketCaps:
     def listed_bytes(self) -> list[int]: ...
 
 class BucketPlan:
-    """Which gradient lies in which bucket, in launch order."""
+    """The gradients of each bucket, in launch order."""
 
     @staticmethod
     def initial(params: Sequence[ParamMeta], caps: BucketCaps, mode: GraphMode) -> BucketPlan: ...
@@ -68,10 +68,10 @@ class BucketPlan:
     ) -> BucketPlan: ...
     @property
     def buckets(self) -> list[list[int]]:
-        """Param indices of each bucket."""
+        """The indices of the parameters of each bucket."""
 
 class ReducerParam:
-    """A param whose gradient is to be reduced."""
+    """A parameter whose gradient the reducer averages."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class ReducerParam:
         pull: Callable[[], None],
         push: Callable[[], None],
     ) -> ReducerParam:
-        """A param that autograd knows as ``leaf``, and whose part ``shard`` lies in buckets.
+        """A DTensor parameter ``leaf``, whose local part ``shard`` is in buckets.
 
         Args:
-            pull: makes ``shard.grad`` the local part of ``leaf.grad``.
-            push: makes ``leaf.grad`` one whose local part is ``shard.grad``.
+            pull: Sets ``shard.grad`` to the local part of ``leaf.grad``.
+            push: Sets ``leaf.grad`` to a DTensor whose local part is ``shard.grad``.
         """
 
 class Precision:
-    """Dtypes of gradients, where they are not the params' own."""
+    """Dtypes of gradients. None: the dtype of the parameter."""
 
     def __init__(
         self,
@@ -107,10 +107,17 @@ class Precision:
         local: torch.dtype | None = None,
         averaged: torch.dtype | None = None,
     ) -> None:
-        """As they arrive, are summed, wait for more (if that is wider), and reach the user."""
+        """Sets dtypes.
+
+        Args:
+            compute: The dtype in which gradients arrive.
+            reduce: The dtype of sums over ranks.
+            local: The dtype of local sums, if it is wider.
+            averaged: The dtype of averaged gradients.
+        """
 
 class StepTimes:
-    """Nanoseconds; 0 where nothing was measured."""
+    """Times in nanoseconds. 0 if not measured."""
 
     @property
     def forward(self) -> int: ...
@@ -122,14 +129,14 @@ class StepTimes:
     def overlap(self) -> int: ...
 
 class StepReport:
-    """When the parts of a sampled step began and ended, on the host's clock."""
+    """The times of a sampled step, on the host's clock."""
 
     @property
     def step(self) -> int:
-        """Counted from 0; -1 before the first sampled step has ended."""
+        """The number of the step, from 0. -1 before the first sampled step has ended."""
     @property
     def num_launches(self) -> int:
-        """How many buckets were communicated."""
+        """The number of communicated buckets."""
     @property
     def times(self) -> StepTimes: ...
     @property
@@ -261,7 +268,10 @@ class Monitor:
     def stack_of(self, rank: int, timeout: timedelta) -> str | None: ...
 
 def lowered(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``param`` in ``dtype``; its gradient stays in it where the param's ``grad_dtype`` is None."""
+    """Returns ``param`` in ``dtype``, as a tensor of the autograd graph.
+
+    The gradient stays in ``dtype`` if the ``grad_dtype`` of the parameter is None.
+    """
 
 def is_deaf(process_group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether its calls go on waiting when the group is aborted, as gloo's on CPU do."""
@@ -291,7 +301,7 @@ def set_patience(warn_s: float | None, raise_s: float | None, with_stacks: bool)
     """None: never."""
 
 class ShmOrder:
-    """In which order the ranks' values of an element are summed."""
+    """The order in which the values of ranks are summed."""
 
     GLOO: ClassVar[ShmOrder]
     FIXED: ClassVar[ShmOrder]
@@ -299,7 +309,7 @@ class ShmOrder:
     def name(self) -> str: ...
 
 class ShmBackend(Backend):
-    """A backend of torch's over shared memory; see ``csrc/shm_backend/shm_backend.h``."""
+    """A backend of torch over shared memory. See ``csrc/shm_backend/shm_backend.h``."""
 
     def __init__(
         self,
@@ -312,10 +322,10 @@ class ShmBackend(Backend):
         host_identity: str,
     ) -> None: ...
     def set_leaders(self, leaders: Backend) -> None:
-        """A backend of the first rank of each host, to be given to those."""
+        """Sets the backend of the first ranks of all hosts. Only these ranks call this."""
     @property
     def hosts(self) -> list[list[int]]:
-        """The ranks that share memory, host by host."""
+        """The ranks of each host. Ranks of one host share memory."""
     def set_timeout(self, timeout: timedelta) -> None: ...
     @property
     def order(self) -> ShmOrder: ...
@@ -323,13 +333,13 @@ class ShmBackend(Backend):
     def timeout(self) -> timedelta: ...
     @property
     def resident_bytes(self) -> int:
-        """Of memory that buckets lie in."""
+        """The size of the memory for buckets."""
 
 def steady_now() -> int:
-    """Nanoseconds on the clock of recordings, which the ranks of one host share."""
+    """The time in nanoseconds on the clock of recordings. Ranks of one host share this clock."""
 
 class EventKind:
-    """What an event of a recording is; ``csrc/observe/event_log.h`` says what its index means."""
+    """The kind of an event. ``csrc/observe/event_log.h`` explains the index of each kind."""
 
     FORWARD_BEGIN: ClassVar[EventKind]
     FORWARD_END: ClassVar[EventKind]
@@ -354,7 +364,7 @@ class EventKind:
     def __int__(self) -> int: ...
 
 class PlanInForce:
-    """A plan, and the first step that it holds for."""
+    """A plan, and the first step with this plan."""
 
     @property
     def first_step(self) -> int: ...
@@ -362,27 +372,27 @@ class PlanInForce:
     def plan(self) -> BucketPlan: ...
 
 class Recording:
-    """A ring of events, which a reducer fills."""
+    """A ring buffer of events, which a reducer fills."""
 
     def __init__(self, capacity: int, device: torch.device, max_steps: int = 0) -> None:
-        """Notes ``max_steps`` steps, or all if 0; the newest ``capacity`` events are kept."""
+        """Records ``max_steps`` steps, or all steps if 0. Keeps the newest ``capacity`` events."""
     def collect(self) -> None:
-        """Takes in what a device has done by now."""
+        """Adds the events that a device has finished."""
     def close(self) -> None:
-        """To be called when nothing more comes; waits for a device."""
+        """Ends the recording. Waits for a device."""
     def events(self) -> torch.Tensor:
-        """int64, one row an event, oldest first: time in ns, step, kind, index."""
+        """An int64 row for each event, oldest first: time in ns, step, kind, index."""
     @property
     def plans(self) -> list[PlanInForce]: ...
     @property
     def capacity(self) -> int:
-        """How many events there is room for."""
+        """The number of events for which the ring buffer has room."""
     @property
     def num_added(self) -> int:
-        """How many events came, with those that were overwritten since."""
+        """The number of added events, including overwritten events."""
     @property
     def device_error_ns(self) -> int:
-        """How far times of a device may be off the host's."""
+        """The error bound of a device's times against the host's clock."""
 
 class Reducer:
     """Packs gradients into buckets as they arrive and all-reduces them while backward runs."""
@@ -401,85 +411,91 @@ class Reducer:
         precision: Precision = ...,
     ) -> None: ...
     def prepare_forward(self) -> bool:
-        """At the start of a forward that records a graph; True if the buckets were rebuilt."""
+        """Begins a forward that records a graph. Returns True if the buckets were rebuilt."""
     def rebuild_buckets(self) -> bool:
-        """The rebuild alone, if it is due; True if it was."""
+        """Rebuilds the buckets if the rebuild is due. Returns True if so."""
     def shadow_step(self) -> None:
         """Makes the collective calls of a step without gradients of this rank."""
     def begin_forward(self) -> None:
-        """The module's forward begins only now, after a wait."""
+        """Recording only: marks the start of the module's forward, after buffer synchronization."""
     def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """With the outputs of forward: lets the reducer notice where a backward starts."""
+        """Watches the outputs of a forward, so that the reducer detects the start of a backward."""
     def prepare_for_backward(self) -> None:
-        """The next backward averages, also if its forward ran while synchronisation was off."""
+        """Makes the next backward average, even if its forward was not synchronized."""
     def remove_hooks(self) -> None:
-        """Takes all hooks off the params."""
+        """Removes all hooks from the parameters."""
     def reset(self) -> None:
-        """Makes a reducer whose last step went wrong ready again."""
+        """Prepares the reducer for a new step after a step that failed."""
     def set_static_graph(self) -> None:
-        """From here on the graph is the same in every step."""
+        """Promises that all later steps have the same graph."""
     def set_divisor(self, divisor: int | None) -> None:
-        """From the next step on, what gradients are divided by; the world size if None."""
+        """Sets the divisor of gradients, from the next step on. None: the world size."""
     def announce_joined_step(self, averages: bool) -> None:
-        """What ranks without inputs were told; a backward that does otherwise raises."""
+        """Sets what was announced to ranks without inputs. A backward that differs raises."""
     def leave_join(self) -> None:
-        """Backwards are not compared with announcements any more."""
+        """Ends the comparison of backwards with announcements."""
     def set_sample_rate(self, sample_rate: int) -> None:
-        """Every how many steps ``report`` is renewed, after the first ten."""
+        """Sets the number of steps between two reports, after the first ten steps."""
     def set_collective(
         self, process_group: dist.ProcessGroup, num_steps: int | None = None
     ) -> None:
-        """Goes over to other ranks, as if this one had made ``num_steps`` steps."""
+        """Averages over other ranks, as if this reducer had made ``num_steps`` steps."""
     def set_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Hands every bucket to ``hook(state, bucket)`` instead of the all-reduce; once."""
+        """Replaces the all-reduce by ``hook(state, bucket)``. Allowed once."""
     def set_builtin_comm_hook(
         self, type: dist.BuiltinCommHookType, process_group: dist.ProcessGroup
     ) -> None:
-        """Hands every bucket to a hook in C++ instead of the all-reduce; once."""
+        """Replaces the all-reduce by a hook in C++. Allowed once."""
     def set_mixed_precision(
         self,
         compute_dtype: torch.dtype | None,
         reduce_dtype: torch.dtype,
         process_group: dist.ProcessGroup,
     ) -> None:
-        """Gradients arrive in ``compute_dtype`` (None: their parameter's), and are summed in
-        ``reduce_dtype``; takes the place of a communication hook."""
+        """Sums gradients in ``reduce_dtype``. Excludes a communication hook.
+
+        Gradients arrive in ``compute_dtype``. None: the dtype of the parameter.
+        """
     def set_sparse_rows(self, param_index: int, rows: torch.Tensor) -> None:
-        """From the next step on, in which rows (int64, ascending, unique) the sparse gradient of a
-        param has entries."""
+        """Sets the rows in which a sparse gradient has entries, from the next step on.
+
+        The rows are int64, ascending and unique.
+        """
     def set_check_finite(self, enabled: bool) -> None:
-        """Whether backward raises if a gradient of any rank is not finite."""
+        """Sets whether backward raises if a gradient of any rank is not finite."""
     def refuse_capture(self) -> None:
-        """While the current CUDA stream is captured into a graph: RuntimeError if a step reads on
-        the host."""
+        """Called while the current CUDA stream is captured.
+
+        Raises RuntimeError if the host reads values in a step.
+        """
     def add_recording(self, recording: Recording) -> None:
-        """From here on what happens is noted in ``recording``, too."""
+        """Adds later events to ``recording``."""
     def remove_recording(self, recording: Recording) -> None:
-        """Not any more."""
+        """Adds no further events to ``recording``."""
     def number_as_constructed(self) -> None:
-        """All ranks have just constructed this wrapper together."""
+        """Numbers this reducer. All ranks make this call together after construction."""
     def continue_from(self, older: Reducer) -> None:
-        """Its recordings go on here, and so does its count of steps."""
+        """Takes over the recordings and the number of steps of ``older``."""
     def set_after_sync(self, callback: Callable[[], None]) -> None:
-        """Called after each synchronised backward, on the thread that ends it."""
+        """Sets a function to call after each synchronized backward, on the thread that ends it."""
     @property
     def arrival_order(self) -> list[int]:
-        """By which the buckets were rebuilt; empty before."""
+        """The arrival order from which the buckets were rebuilt. Empty before the rebuild."""
     @property
     def used_by_ranks(self) -> list[int]:
-        """Per param, how many ranks used it in the last step that they agreed about."""
+        """For each parameter, the number of ranks that used it in the last agreed step."""
     @property
     def last_error(self) -> str:
-        """Of a step or setting that was at fault; empty if there was none."""
+        """The text of the last error of a step or a setting. Empty without an error."""
     @property
     def report(self) -> StepReport:
-        """Of the last sampled step."""
+        """The report on the last sampled step."""
     @property
     def num_steps(self) -> int:
-        """Synchronised steps that came to their end."""
+        """The number of finished synchronized steps."""
     @property
     def recorded(self) -> bool:
-        """Whether anyone records it."""
+        """Whether a recording is active."""
     @property
     def sync_enabled(self) -> bool:
         """Whether the next backward is synchronised."""
@@ -487,7 +503,7 @@ class Reducer:
     def sync_enabled(self, value: bool) -> None: ...
     @property
     def graph_was_static(self) -> bool:
-        """Whether every step so far used the same params equally often."""
+        """Whether every step so far used the same parameters the same number of times."""
     @property
     def phase(self) -> Phase: ...
     @property

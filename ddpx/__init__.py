@@ -7,33 +7,29 @@ import torch  # loads the libraries that the extension links to
 import torch.distributed
 
 if not torch.distributed.is_initialized():
-    # This module keeps the default group that exists when it is imported, in default arguments, and
-    # torch's optimizers import it. Imported now it keeps none; later it would hold gloo's threads
-    # beyond destroy_process_group(), and a rank could abort while Python shuts down.
+    # The default arguments of this module hold the default group that exists at its import.
+    # torch's optimizers import the module later. The group's threads would then outlive
+    # destroy_process_group(), and a rank could abort while Python shuts down.
     import torch.distributed.nn.functional
 
-from ddpx.built import check_build
+from ddpx.build_info import check_build
 
 check_build()
 
-from ddpx import health, shm
-from ddpx.health import (
-    RankFailure,
-    RankMismatch,
-    RankStalled,
-    ranks,
-    set_patience,
-    stack_of,
-)
+from ddpx.comm import shm
+from ddpx.comm.shm import ShmOptions
+from ddpx.ddp.module import ReducerDDP, call_on_construction
+from ddpx.elastic import Shrunk, shrink
+from ddpx.health import RankFailure, RankMismatch, RankStalled, ranks, set_patience, stack_of
 from ddpx.health.ending import tell_peers
-from ddpx.module import ReducerDDP
-from ddpx.patch import Patch, patch_ddp
-from ddpx.recovery import Shrunk, shrink
-from ddpx.shm import ShmOptions
+from ddpx.integrations.patch import Patch, patch_ddp
 from ddpx.timeline import Timeline, record
+from ddpx.timeline.environment import record_if_asked
+from ddpx.version import __version__
 
 shm.register()
 tell_peers()
+call_on_construction(record_if_asked)
 
 __all__ = [
     "Patch",
@@ -45,7 +41,6 @@ __all__ = [
     "Shrunk",
     "Timeline",
     "__version__",
-    "health",
     "patch_ddp",
     "ranks",
     "record",
@@ -53,4 +48,3 @@ __all__ = [
     "shrink",
     "stack_of",
 ]
-__version__ = "0.1.0"

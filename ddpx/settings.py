@@ -1,4 +1,4 @@
-"""Times and switches, as users give them: checked, from arguments and from the environment."""
+"""Checks time limits and switches from arguments and from environment variables."""
 
 from __future__ import annotations
 
@@ -6,45 +6,70 @@ import math
 import os
 from numbers import Real
 
-from ddpx import errors
-
 _LEAST_S = 1e-3
 _MOST_S = 1e9
 _SWITCH = {"0": False, "1": True}
 
 
 def seconds(name: str, value: object) -> float:
-    """``value``, which is called ``name``; ``math.inf`` stands for no limit.
+    """Checks a time limit in seconds.
+
+    Args:
+        name: The name of the argument or variable, for errors.
+        value: The time limit. ``math.inf`` means no limit.
+
+    Returns:
+        ``value`` as a float.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is no time that somebody could wait.
+        TypeError: ``value`` is not a number.
+        ValueError: ``value`` is neither between 0.001 and 1e9 nor ``math.inf``.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise errors.no_number_of_seconds(name, value)
+        raise _no_number_of_seconds(name, value)
     number = float(value)
     if not (_LEAST_S <= number <= _MOST_S or number == math.inf):
-        raise errors.bad_seconds(name, value)
+        raise _bad_seconds(name, value)
     return number
 
 
 def seconds_of(variable: str) -> float | None:
-    """What an environment variable says; None if it is not set, or empty."""
+    """Returns the time limit in an environment variable. None if the variable is unset or empty."""
     text = os.environ.get(variable)
     if not text:
         return None
     try:
         value = float(text)
     except ValueError:
-        raise errors.bad_seconds(variable, text) from None
+        raise _bad_seconds(variable, text) from None
     return seconds(variable, value)
 
 
 def switch_of(variable: str) -> bool | None:
-    """What an environment variable says, by 1 or 0; None if it is not set, or empty."""
+    """Returns the switch in an environment variable. None if the variable is unset or empty."""
     text = os.environ.get(variable)
     if not text:
         return None
     if text not in _SWITCH:
-        raise errors.bad_switch(variable, text)
+        raise _bad_switch(variable, text)
     return _SWITCH[text]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_number_of_seconds(name: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be a number of seconds, but got {value!r}.")
+
+
+def _bad_seconds(name: str, value: object) -> ValueError:
+    return ValueError(
+        f"{name}={value!r} is not a valid time limit. Pass a number of seconds from 0.001 to 1e9, "
+        "e.g. 10, or inf for no limit."
+    )
+
+
+def _bad_switch(variable: str, text: str) -> ValueError:
+    return ValueError(
+        f"{variable}={text} is neither on nor off. Set {variable} to 1 (on) or to 0 (off)."
+    )

@@ -1,4 +1,4 @@
-"""The command line ``ddpx``. On top of everything: nothing else of ddpx imports it."""
+"""The command line ``ddpx``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpx.cli import errors
 def main() -> NoReturn:
     """Runs the command that ``sys.argv`` names.
 
-    Exit codes: 0, all is well; 1, the verdict is no, or the script failed; 2, wrong usage.
+    Exit codes: 0, success; 1, a negative verdict, or the script failed; 2, wrong usage.
     """
     try:
         import click  # noqa: F401

@@ -1,4 +1,4 @@
-"""Models and wrappers by name: ``module:function``, ``module:Class``."""
+"""Finds models and wrappers by name: ``module:function`` and ``module:Class``."""
 
 from __future__ import annotations
 
@@ -13,42 +13,41 @@ from ddpx.cli import errors
 
 
 def build(target: str) -> tuple[nn.Module, Any]:
-    """Calls the function that ``target`` names; its module is looked for in the working folder,
-    too.
+    """Calls the function that ``target`` names. The module may be in the working folder.
 
     Returns:
-        The model and its example input: the second thing that the function returned, or the
-        model's ``example_input``, or None.
+        The model and its example input. The example input is the second value that the function
+        returned, or the model's ``example_input``, or None.
 
     Raises:
-        UserMistake: there is no such function, or it raised, or returned something else.
+        UserMistake: The function does not exist, raised, or returned another type.
     """
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name:
-        raise errors.not_a_build_function(target)
+        raise _not_a_build_function(target)
     function = _find(module_name, function_name)
     try:
         built = function()
     except Exception as cause:
-        raise errors.build_failed(target, cause) from cause
+        raise _build_failed(target, cause) from cause
     model, example = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module):
-        raise errors.built_no_module(target, model)
+        raise _built_no_module(target, model)
     return model, getattr(model, "example_input", None) if example is None else example
 
 
 def find_wrapper(target: str) -> type[nn.Module]:
-    """The class that ``target`` names, ``module:Class``, found as :func:`build` finds functions.
+    """Returns the class that ``target`` names. The module may be in the working folder.
 
     Raises:
-        UserMistake: there is no such class, or it is no torch.nn.Module.
+        UserMistake: The class does not exist, or is not a torch.nn.Module.
     """
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
-        raise errors.not_a_wrapper_class(target)
+        raise _not_a_wrapper_class(target)
     found = _find(module_name, class_name)
     if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise errors.not_a_wrapper_class(target)
+        raise _not_a_wrapper_class(target)
     return found
 
 
@@ -60,10 +59,46 @@ def _find(module_name: str, name: str) -> Any:
     except ModuleNotFoundError as cause:
         if cause.name is not None and (module_name + ".").startswith(cause.name + "."):
             raise errors.no_such_module(module_name) from cause
-        raise errors.build_failed(module_name, cause) from cause
+        raise _build_failed(module_name, cause) from cause
     except Exception as cause:
-        raise errors.build_failed(module_name, cause) from cause
+        raise _build_failed(module_name, cause) from cause
     found = getattr(module, name, None)
     if not callable(found):
-        raise errors.no_such_name(module_name, name)
+        raise _no_such_name(module_name, name)
     return found
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_a_build_function(target: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{target!r} is not of the form module:function. "
+        "Pass a module and its function that returns a model."
+    )
+
+
+def _no_such_name(module: str, name: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"module {module!r} has no function or class {name!r}. Check the part after the colon."
+    )
+
+
+def _not_a_wrapper_class(target: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"--class {target} does not name a wrapper class. Pass module:Class, a class that derives "
+        "from torch.nn.Module and takes the arguments of DistributedDataParallel."
+    )
+
+
+def _build_failed(target: str, cause: BaseException) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{target} raised {type(cause).__name__}: {' '.join(str(cause).split())}"
+    )
+
+
+def _built_no_module(target: str, value: object) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"{target} returned an object of type {type(value).__name__}. Return a torch.nn.Module, or "
+        "a pair of a module and an example input."
+    )

@@ -1,4 +1,4 @@
-"""All commands, and how their mistakes are told."""
+"""The group of all commands. Prints mistakes of users."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import click
 
-from ddpx import __version__
-from ddpx.cli import buckets, info, parity, run, timeline
+from ddpx.cli import info, run
+from ddpx.cli.buckets import command as buckets
 from ddpx.cli.errors import UserMistake
+from ddpx.cli.parity import command as parity
+from ddpx.cli.timeline import command as timeline
+from ddpx.version import __version__
 
 
 @click.group()
@@ -32,23 +35,23 @@ for module in (run, parity, timeline, buckets, info):
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """The exit code. A mistake of the user's is told in one line."""
+    """Runs a command and returns the exit code. A mistake of the user is printed in one line."""
     try:
         return ddpx.main(arguments, prog_name="ddpx", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as wanted:
         print(wanted.format_message())
         return 2
     except UserMistake as mistake:
-        return _tell(str(mistake), 2)
+        return _print_mistake(str(mistake), 2)
     except click.UsageError as mistake:
         command = mistake.ctx.command_path if mistake.ctx else "ddpx"
-        return _tell(f"{mistake.format_message()} ({command} --help has examples.)", 2)
+        return _print_mistake(f"{mistake.format_message()} ({command} --help has examples.)", 2)
     except click.ClickException as mistake:
-        return _tell(mistake.format_message(), mistake.exit_code)
+        return _print_mistake(mistake.format_message(), mistake.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return 130
 
 
-def _tell(text: str, exit_code: int) -> int:
+def _print_mistake(text: str, exit_code: int) -> int:
     print(f"ddpx: {text}", file=sys.stderr)
     return exit_code

@@ -1,8 +1,8 @@
-"""What ``ddpx run --keep-survivors`` starts in a rank's place: ``python guard.py words of python``.
+"""The process that ``ddpx run --keep-survivors`` starts for each rank: ``python guard.py ...``.
 
-Launchers end all ranks as soon as one has failed. They see guards only: each starts the rank as
-its child and, when that has ended, stays until all ranks of this machine have. It is run as a
-file and needs nothing but the standard library, so that it costs little.
+A launcher ends all ranks when one rank fails. Here the launcher starts guards instead. A guard
+starts the rank as its child, and ends when all ranks of this machine have ended. This file runs as
+a script and imports only the standard library, so that a guard starts fast.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-FOLDER = "DDPX_GUARD_FOLDER"  # where guards of this machine leave how their ranks ended
+FOLDER = "DDPX_GUARD_FOLDER"  # guards of this machine write exit codes there
 
 _PR_SET_PDEATHSIG = 1
-_BETWEEN_LOOKS_S = 0.1
+_POLL_INTERVAL_S = 0.1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -31,18 +31,18 @@ def main() -> None:
 
 
 def end_with(parent: int) -> None:
-    """The kernel kills this process when ``parent`` ends, however that comes about."""
+    """Makes the kernel kill this process when ``parent`` ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it has ended already
+        os._exit(1)  # the parent has ended already
 
 
 class Guard:
-    """Of one rank.
+    """The guard of one rank.
 
     Args:
-        command: what the rank runs.
-        environment: as torchrun makes it.
+        command: The command of the rank.
+        environment: The environment from torchrun.
     """
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
@@ -50,23 +50,27 @@ class Guard:
         self._rank = environment["RANK"]
         self._local_rank = environment["LOCAL_RANK"]
         self._num_local = int(environment["LOCAL_WORLD_SIZE"])
-        # Ranks that torchrun starts anew are others.
+        # Each restart by torchrun has its own exit codes.
         attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._folder = Path(environment[FOLDER], attempt)
         self._process: subprocess.Popen[bytes] | None = None
         self._signal: int | None = None
 
     def run(self) -> int:
-        """Returns the exit code that stands for all ranks of this machine: 0 if any came to a good
-        end, else this one's own."""
+        """Runs the rank, and waits for all ranks of this machine.
+
+        Returns:
+            0 if any rank of this machine succeeded. Otherwise the exit code of this rank.
+        """
         for number in _FORWARDED:
             signal.signal(number, self._forward)
         parent = os.getpid()
-        # In a session of its own: who ends a guard's whole group leaves it to the guard to pass on.
+        # The rank has its own session. Signals to the process group of the guard do not reach it,
+        # and the guard forwards them.
         self._process = subprocess.Popen(
             self._command, start_new_session=True, preexec_fn=lambda: end_with(parent)
         )
-        if self._signal is not None:  # came before there was a process
+        if self._signal is not None:  # arrived before the process existed
             self._process.send_signal(self._signal)
         code = self._process.wait()
         own = code if code >= 0 else 128 - code
@@ -76,16 +80,18 @@ class Guard:
         codes = self._codes()
         if own != 0:
             others = "; the other ranks continue" if len(codes) < self._num_local else ""
-            sys.stderr.write(f"ddpx: rank {self._rank} {_ending(code)}{others}\n")  # in one piece
+            sys.stderr.write(
+                f"ddpx: rank {self._rank} {_ending(code)}{others}\n"
+            )  # one write, because ranks share stderr
         while len(codes) < self._num_local and self._signal is None:
-            time.sleep(_BETWEEN_LOOKS_S)
+            time.sleep(_POLL_INTERVAL_S)
             codes = self._codes()
         return 0 if 0 in codes.values() else own
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
         if self._process is not None:
-            self._process.send_signal(number)  # nothing happens if it has ended
+            self._process.send_signal(number)  # no effect on an ended process
 
     def _leave(self, code: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +100,7 @@ class Guard:
         unfinished.rename(self._folder / self._local_rank)
 
     def _codes(self) -> dict[str, int]:
-        """By local rank, of those that have ended."""
+        """The exit codes of ended ranks, by local rank."""
         files = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
         return {path.name: int(path.read_text()) for path in files}
 

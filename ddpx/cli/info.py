@@ -1,4 +1,4 @@
-"""``ddpx info``: what a bug report should say about a machine."""
+"""``ddpx info``: facts about a machine for a bug report."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import click
 import torch
 import torch.distributed as dist
 
-from ddpx import _C, __version__
-from ddpx.built import BuildFacts, build_facts
+from ddpx import _C
+from ddpx.build_info import BuildFacts, build_facts
 from ddpx.testing import RankFailed, RankPool
+from ddpx.version import __version__
 
 _ENVIRONMENT = re.compile(
     r"(DDPX|TORCH|PYTORCH|NCCL|GLOO|OMP|MKL|KMP|CUDA|HIP|MASTER|PET)_.*"
@@ -26,7 +27,11 @@ _DRIVER_TIMEOUT_S = 20.0
 
 
 def gather(probe: bool = True) -> dict[str, dict[str, str]]:
-    """Sections of facts. ``probe``: start two processes and see whether they share memory."""
+    """Returns sections of facts.
+
+    Args:
+        probe: Start two processes, and test whether they share memory.
+    """
     return {
         "versions": {
             "ddpx": __version__,
@@ -113,13 +118,13 @@ def _devices() -> str:
 
 
 def _driver() -> str:
-    """Of NVIDIA's devices, as their own tool tells."""
+    """The driver version of NVIDIA devices, from nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=True
         )
-    except (OSError, subprocess.SubprocessError):  # there is no such tool, or nothing to tell
+    except (OSError, subprocess.SubprocessError):  # no nvidia-smi, or no device
         return "none"
     return ", ".join(sorted(set(done.stdout.split("\n")) - {""})) or "none"
 
@@ -153,7 +158,7 @@ def _shared_memory() -> str:
 
 
 def _hosts() -> list[list[int]]:
-    """Runs on a rank: which ranks share memory, as the transport found by trying."""
+    """Runs on a rank. Returns the groups of ranks that share memory, as the backend found them."""
     total = torch.ones(1000)
     dist.all_reduce(total)
     if total.ne(2).any():

@@ -1,4 +1,4 @@
-"""Starts ranks, through torchrun in this process."""
+"""Starts ranks with torchrun, in this process."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from ddpx.cli.script import Script
 
 DEFAULT_NUM_RANKS = 2
 _NOT_GIVEN = "not given"
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # for each attempt
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each restart gets a new store
 
 
 def torchrun_options(
     words: Sequence[str], switches: Mapping[str, str] | None = None
 ) -> tuple[argparse.Namespace, Script]:
-    """Torchrun's options, with our defaults, and the script behind them.
+    """Parses options of torchrun, with the defaults of ddpx, and the script after the options.
 
     Args:
-        switches: options without a value that may stand among them, with what they do.
+        words: The words of the command line.
+        switches: Further options without a value, with their help texts.
 
     Raises:
-        UserMistake: torchrun does not know an option, or there is no such script.
+        UserMistake: torchrun does not know an option, or the script does not exist.
     """
     parser = torchrun.get_args_parser()
     parser.error = _usage_error  # type: ignore[method-assign]
     for switch, purpose in (switches or {}).items():
         parser.add_argument(switch, action="store_true", help=purpose)
-    if "PET_NPROC_PER_NODE" not in os.environ:  # by which torchrun takes the option, too
+    if "PET_NPROC_PER_NODE" not in os.environ:  # torchrun reads the option from it, too
         parser.set_defaults(nproc_per_node=_NOT_GIVEN)
     options = parser.parse_args(list(words))
     if options.no_python or options.run_path:
-        raise errors.only_python()
+        raise _only_python()
     one_node = options.nnodes in ("1", "1:1")
     if options.nproc_per_node == _NOT_GIVEN:
         options.nproc_per_node = str(DEFAULT_NUM_RANKS if one_node else 1)
-    meets_elsewhere = (
+    has_rendezvous = (
         options.rdzv_backend != "static"
         or options.rdzv_endpoint
         or options.master_port is not None
         or options.master_addr != parser.get_default("master_addr")
     )
-    if one_node and not meets_elsewhere:
+    if one_node and not has_rendezvous:
         options.standalone = True
     script = Script(
         options.training_script, bool(options.module), tuple(options.training_script_args)
@@ -62,7 +63,7 @@ def torchrun_options(
 
 
 def local_options(num_ranks: int) -> argparse.Namespace:
-    """Torchrun's options for ranks on this machine."""
+    """Returns options of torchrun for ranks on this machine."""
     words = ["--standalone", f"--nproc-per-node={num_ranks}", "a script"]
     return torchrun.get_args_parser().parse_args(words)
 
@@ -78,19 +79,23 @@ def launch(
     """Runs ``python -m runner arguments`` as ranks, until they end.
 
     Args:
-        keep_survivors: let ranks go on when another one fails.
+        options: Options of torchrun.
+        runner: The module that each rank runs.
+        arguments: The arguments of the module.
+        environment: Environment variables of the ranks.
+        keep_survivors: Do not end the other ranks when a rank fails.
 
     Returns:
-        0; 1 if a rank failed; 128 and the signal's number if a signal ended it, as in shells.
+        The exit code: 0; 1 if a rank failed; 128 plus the signal's number after a signal.
 
     Raises:
-        UserMistake: torchrun does not like a value among ``options``.
+        UserMistake: torchrun rejects a value in ``options``.
     """
     options = argparse.Namespace(**vars(options))
     options.module = not keep_survivors
     options.training_script = runner
     options.training_script_args = list(arguments)
-    # Else ranks find in the store after a restart what those before left: gloo calls the dead.
+    # With a shared store, restarted ranks would read addresses of ended ranks, and gloo would hang.
     changes = {_OWN_STORE: os.environ.get(_OWN_STORE, "1"), **(environment or {})}
     try:
         with ExitStack() as stack:
@@ -109,17 +114,17 @@ def launch(
     except SignalException as stop:
         return 128 + int(stop.sigval)
     except (ValueError, AssertionError, RuntimeError) as cause:
-        raise errors.cannot_launch(cause) from cause
+        raise _cannot_launch(cause) from cause
     return 0
 
 
 def _usage_error(message: str) -> NoReturn:
-    raise errors.bad_torchrun_options(message)
+    raise _bad_torchrun_options(message)
 
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Torchrun leaves its handlers behind."""
+    """Restores signal handlers, which torchrun replaces."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -138,3 +143,23 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _only_python() -> errors.UserMistake:
+    return errors.UserMistake(
+        "--no-python and --run-path are not supported, because ddpx must run the script itself. "
+        "Pass the path of a Python file, or -m and the name of a module."
+    )
+
+
+def _bad_torchrun_options(message: str) -> errors.UserMistake:
+    return errors.UserMistake(
+        f"torchrun rejects the options: {message} (ddpx run --help has examples.)"
+    )
+
+
+def _cannot_launch(cause: Exception) -> errors.UserMistake:
+    return errors.UserMistake(f"torchrun cannot start: {' '.join(str(cause).split())}")

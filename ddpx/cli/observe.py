@@ -1,4 +1,4 @@
-"""Lets others know when a model is wrapped, by DDP or by ReducerDDP; how wrappers end."""
+"""Callbacks for new wrappers of DDP and ReducerDDP, and the end of their process groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.module import ReducerDDP
+from ddpx.ddp.module import ReducerDDP
 
 _GRACE_S = 0.1
 
@@ -22,7 +22,7 @@ WRAPPERS: tuple[type[nn.Module], ...] = (DistributedDataParallel, ReducerDDP)
 def on_wrap(
     callback: Callable[[nn.Module], None], wrappers: Collection[type[nn.Module]] = WRAPPERS
 ) -> None:
-    """From here on ``callback`` is called with each new wrapper of this process."""
+    """Calls ``callback`` with each later wrapper of this process."""
     for cls in wrappers:
         cls.__init__ = _observed(cls, callback, wrappers)  # type: ignore[method-assign]
 
@@ -37,7 +37,7 @@ def _observed(
     @functools.wraps(init)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        # A wrapper that derives from DDP calls DDP's __init__ within its own.
+        # The __init__ of a class that derives from DDP calls DDP's __init__.
         if next(base for base in type(self).__mro__ if base in wrappers) is cls:
             callback(self)
 
@@ -45,22 +45,26 @@ def _observed(
 
 
 class HeldGroups:
-    """The process groups of all wrappers, until the script has ended.
+    """Holds the process groups of all wrappers until the script has ended.
 
-    If a wrapper that goes is the last to hold its group, gloo's threads are joined, of which one
-    may still be dropping its last work. It needs the GIL for that, and the joining thread can have
-    it: torch's Reducer does not let go of it.
+    Without this, the end of a wrapper may destroy its group, and wait for gloo's threads. A thread
+    that releases its last work needs the GIL. torch's Reducer keeps the GIL during the wait, so
+    that both threads would hang.
     """
 
     def __init__(self) -> None:
         self._groups: list[dist.ProcessGroup] = []
 
     def add(self, wrapper: nn.Module) -> None:
+        """Holds the group of ``wrapper``."""
         group = getattr(wrapper, "process_group", None)
         if isinstance(group, dist.ProcessGroup):
             self._groups.append(group)
 
-    def let_go(self) -> None:
-        """To be called at the end of the script. Waits a moment, so that threads get done."""
+    def release(self) -> None:
+        """Releases the groups. Called at the end of the script.
+
+        Waits a moment first, so that gloo's threads finish their work.
+        """
         time.sleep(_GRACE_S)
         self._groups.clear()

@@ -1,4 +1,4 @@
-"""A bar of the steps that ranks make, for someone who waits at a terminal."""
+"""A progress bar of training steps, at a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 
 def step_bar(what: str, total: int | None) -> Callable[[], None] | None:
-    """What is to be called after each step; None unless this is rank 0, standard error is a
-    terminal, and tqdm is installed.
+    """Returns a function that advances a progress bar by one step.
 
     Args:
-        what: is done in these steps.
-        total: how many steps are expected; later ones are not shown. None: not known.
+        what: The label of the bar.
+        total: The expected number of steps. The bar does not show later steps. None: unknown.
+
+    Returns:
+        The function. None if this is not rank 0, standard error is not a terminal, or tqdm is not
+        installed.
     """
     if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
         return None

@@ -1,4 +1,4 @@
-"""``ddpx run``: a script that uses DDP, with ReducerDDP in its place."""
+"""``ddpx run``: runs a script that uses DDP with ReducerDDP."""
 
 from __future__ import annotations
 

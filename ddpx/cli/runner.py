@@ -1,4 +1,4 @@
-"""What ``ddpx run`` starts as a rank: ``python -m ddpx.cli.runner [-m] script arguments``."""
+"""A rank of ``ddpx run``: ``python -m ddpx.cli.runner [-m] script arguments``."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import nn
 
 from ddpx.cli.observe import HeldGroups, on_wrap
 from ddpx.cli.script import Script
-from ddpx.patch import patch_ddp
+from ddpx.integrations.patch import patch_ddp
 
 
 def main() -> None:
     classes: list[str] = []
 
-    def note(wrapper: nn.Module) -> None:
+    def add_class(wrapper: nn.Module) -> None:
         classes.append(type(wrapper).__name__)
 
     patch_ddp()
-    on_wrap(note)
+    on_wrap(add_class)
     groups = HeldGroups()
     on_wrap(groups.add)
     try:
         Script.from_command(sys.argv[1:]).run()
     finally:
-        groups.let_go()
+        groups.release()
     if not classes and os.environ.get("RANK", "0") == "0":
         print(
             "ddpx: the script wrapped no model in DistributedDataParallel. ddpx does not reach "

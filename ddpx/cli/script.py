@@ -1,4 +1,4 @@
-"""A user's script, or module: found before ranks start, run in them as Python would run it."""
+"""A user's script or module. The command checks it, and ranks run it as Python would."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from ddpx.cli import errors
 
 @dataclass(frozen=True)
 class Script:
-    """Attributes:
-    target: a file, or a module's name.
-    is_module: as with ``python -m``.
-    arguments: its own.
+    """A script and its arguments.
+
+    Attributes:
+        target: A file, or the name of a module.
+        is_module: Whether ``target`` is a module, as with ``python -m``.
+        arguments: The arguments of the script.
     """
 
     target: str
@@ -26,13 +28,13 @@ class Script:
     arguments: tuple[str, ...]
 
     def check(self) -> None:
-        """Raises UserMistake if there is no such script or module."""
+        """Raises UserMistake if the script or module does not exist."""
         if not self.is_module:
             if not Path(self.target).is_file():
-                raise errors.no_such_script(self.target)
+                raise _no_such_script(self.target)
             return
         path = list(sys.path)
-        sys.path.insert(0, os.getcwd())  # where ``python -m`` looks first
+        sys.path.insert(0, os.getcwd())  # ``python -m`` searches there first
         try:
             found = importlib.util.find_spec(self.target) is not None
         except (ImportError, ValueError):
@@ -43,22 +45,32 @@ class Script:
             raise errors.no_such_module(self.target)
 
     def command(self) -> list[str]:
-        """What ``from_command`` reads."""
+        """Returns the words from which :meth:`from_command` makes this script."""
         return [*(["-m"] if self.is_module else []), self.target, *self.arguments]
 
     @classmethod
     def from_command(cls, words: Sequence[str]) -> Script:
+        """Reverses :meth:`command`."""
         if words[0] == "-m":
             return cls(words[1], True, tuple(words[2:]))
         return cls(words[0], False, tuple(words[1:]))
 
     def run(self) -> None:
-        """As ``__main__``, with its own ``sys.argv`` and ``sys.path[0]``. To be called in a process
-        that was started by ``python -m`` and has no other purpose."""
+        """Runs the script as ``__main__``, with its own ``sys.argv`` and ``sys.path[0]``.
+
+        The process must be started by ``python -m``, and is used for nothing else.
+        """
         sys.argv = [self.target, *self.arguments]
         if self.is_module:
             runpy.run_module(self.target, run_name="__main__", alter_sys=True)
             return
-        if not getattr(sys.flags, "safe_path", False):  # then there is no folder to replace
+        if not getattr(sys.flags, "safe_path", False):  # else sys.path has no folder of the script
             sys.path[0] = os.path.dirname(os.path.realpath(self.target))
         runpy.run_path(self.target, run_name="__main__")
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_such_script(path: str) -> errors.UserMistake:
+    return errors.UserMistake(f"there is no script {path!r}. Pass the path of a Python file.")

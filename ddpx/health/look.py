@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import torch.distributed as dist
 
 from ddpx import _C, errors
 from ddpx.settings import seconds
 
-if TYPE_CHECKING:
-    from ddpx.module import ReducerDDP
+
+class Wrapper(Protocol):
+    """What a wrapper offers here."""
+
+    process_group: dist.ProcessGroup
+
 
 _MOST_S = 86400.0
 
@@ -37,7 +43,7 @@ class RankStatus:
     since_s: float | None
 
 
-def ranks(model: ReducerDDP) -> list[RankStatus]:
+def ranks(model: Wrapper) -> list[RankStatus]:
     """Returns the state of the other ranks that have wrapped their model, in order of rank.
 
     The call reads state that ranks publish. The other ranks do not need to respond.
@@ -66,7 +72,7 @@ def ranks(model: ReducerDDP) -> list[RankStatus]:
     ]
 
 
-def stack_of(model: ReducerDDP, rank: int, timeout_s: float = 2.0) -> str | None:
+def stack_of(model: Wrapper, rank: int, timeout_s: float = 2.0) -> str | None:
     """Returns the Python stacks of all threads of another rank on this machine.
 
     Args:
@@ -98,7 +104,7 @@ def stack_of(model: ReducerDDP, rank: int, timeout_s: float = 2.0) -> str | None
     return stack
 
 
-def _monitor(model: ReducerDDP) -> _C.Monitor:
+def _monitor(model: Wrapper) -> _C.Monitor:
     if not hasattr(model, "process_group"):
         raise errors.no_wrapper(model)
     monitor = _C.monitor_of(model.process_group)

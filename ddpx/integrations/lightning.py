@@ -13,7 +13,21 @@ from torch import nn
 from ddpx.integrations.options import WrapOptions
 
 
-class ReducerDDPStrategy(DDPStrategy):
+class _WrapOptionsOfStrategy:
+    """The constructor of both strategies. A strategy derives from this class first."""
+
+    def __init__(
+        self,
+        backend: str | None = None,
+        timeline: str | Path | None = None,
+        timeline_steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(process_group_backend=backend, **options)  # type: ignore[call-arg]
+        self._wrap_options = WrapOptions(timeline, timeline_steps)
+
+
+class ReducerDDPStrategy(_WrapOptionsOfStrategy, DDPStrategy):
     """A ``DDPStrategy`` of ``lightning.Trainer`` that uses ReducerDDP in place of DDP.
 
     ``strategy="ddpx"`` selects this class without options.
@@ -37,21 +51,11 @@ class ReducerDDPStrategy(DDPStrategy):
 
     strategy_name = "ddpx"
 
-    def __init__(
-        self,
-        backend: str | None = None,
-        timeline: str | Path | None = None,
-        timeline_steps: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(process_group_backend=backend, **options)
-        self._wrap_options = WrapOptions(timeline, timeline_steps)
-
     def _setup_model(self, model: nn.Module) -> Any:
         return self._wrap_options.wrap(lambda: super(ReducerDDPStrategy, self)._setup_model(model))
 
 
-class ReducerDDPFabricStrategy(FabricDDPStrategy):
+class ReducerDDPFabricStrategy(_WrapOptionsOfStrategy, FabricDDPStrategy):
     """A ``DDPStrategy`` of ``lightning.Fabric`` that uses ReducerDDP in place of DDP.
 
     ``strategy="ddpx"`` selects this class without options.
@@ -72,16 +76,6 @@ class ReducerDDPFabricStrategy(FabricDDPStrategy):
         >>> type(fabric.strategy).__name__
         'ReducerDDPFabricStrategy'
     """
-
-    def __init__(
-        self,
-        backend: str | None = None,
-        timeline: str | Path | None = None,
-        timeline_steps: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(process_group_backend=backend, **options)
-        self._wrap_options = WrapOptions(timeline, timeline_steps)
 
     def setup_module(self, module: nn.Module) -> Any:
         """Wraps a module. ``fabric.setup()`` calls this method.

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from ddpx.module import ReducerDDP
-from ddpx.patch import patch_ddp
+from ddpx.ddp.module import ReducerDDP
+from ddpx.integrations.patch import patch_ddp
 from ddpx.timeline.environment import record_into
 
 _Wrapped = TypeVar("_Wrapped", bound=nn.Module)

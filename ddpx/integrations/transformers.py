@@ -67,7 +67,7 @@ class TrainingArguments(transformers.TrainingArguments):
     timeline_steps: int | None = field(default=None, metadata={"help": "Steps to record."})
 
     def __post_init__(self) -> None:
-        if self.ddp_backend == "shm":  # which Accelerate does not know; it uses a group that exists
+        if self.ddp_backend == "shm":  # Accelerate rejects the name, but uses an existing group
             init_group(self.ddp_backend)
             self.ddp_backend: str | None = None
         super().__post_init__()

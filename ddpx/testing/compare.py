@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.module import ReducerDDP
+from ddpx.ddp.module import ReducerDDP
 
 Build = Callable[[], nn.Module]
 Wrap = Callable[[nn.Module], nn.Module]
@@ -222,7 +222,7 @@ def compare_with_ddp(
 
 
 def _difference(expected: torch.Tensor | None, actual: torch.Tensor | None) -> str:
-    """What differs, or an empty string."""
+    """A description of the difference. Empty if there is none."""
     if expected is None or actual is None:
         return "" if expected is actual else f"is {_kind(expected)} against {_kind(actual)}"
     if expected.is_sparse or actual.is_sparse:
@@ -260,7 +260,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def summarize(comparisons: Sequence[Comparison]) -> Comparison:
-    """The comparisons of all ranks as one, each difference with its rank in front."""
+    """Merges the comparisons of all ranks. Each difference begins with its rank."""
     return Comparison(
         sum(comparison.num_tensors for comparison in comparisons),
         tuple(

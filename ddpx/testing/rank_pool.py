@@ -22,14 +22,14 @@ import torch.distributed as dist
 StartMethod = Literal["spawn", "forkserver"]
 
 _START_TIMEOUT_S = 180.0
-# Once one rank has failed, the others get this long to report before they are ended.
+# The time that other ranks have to report after one rank has failed.
 _GRACE_S = 3.0
-# The second is imported with the first wrapper otherwise, in a second.
+# The first wrapper would import the second module, which takes a second.
 _PRELOADED = ["ddpx.testing", "torch._dynamo"]
 
 
 def forking_context() -> ForkServerContext:
-    """Of ``multiprocessing``: processes are forks of one that has imported ddpx and torch."""
+    """A context of ``multiprocessing`` whose processes are forks of one that has imported ddpx."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context
@@ -137,7 +137,7 @@ class RankPool:
             >>> pool.close()
         """
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # that rank is gone already
+            with contextlib.suppress(OSError):  # the rank has ended already
                 connection.send(None)
         deadline = time.monotonic() + _GRACE_S
         for process in self._processes:
@@ -170,7 +170,7 @@ class RankPool:
         self._collect("start of the ranks", _START_TIMEOUT_S)
 
     def _collect(self, what: str, timeout: float) -> list[Any]:
-        """One answer from every rank."""
+        """Returns one result from every rank."""
         deadline = time.monotonic() + timeout
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
@@ -223,10 +223,10 @@ def _serve(
     path: list[str],
     environment: dict[str, str],
 ) -> None:
-    """Body of a rank: runs what it is sent until it is sent None."""
+    """The main function of a rank: runs the functions that it receives, until it receives None."""
     sys.path[:] = path
     os.environ.clear()
-    os.environ.update(environment)  # the server of forks has an older one
+    os.environ.update(environment)  # the fork server has an older environment
     dist.set_debug_level_from_env()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -250,6 +250,6 @@ def _serve(
         function, args, kwargs = message
         try:
             connection.send((True, function(*args, **kwargs)))
-        except BaseException:  # also of a result that cannot be pickled
+        except BaseException:  # includes errors from pickling the result
             connection.send((False, traceback.format_exc()))
     dist.destroy_process_group()

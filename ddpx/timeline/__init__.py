@@ -1,4 +1,4 @@
-"""Timelines: a recording of the steps of a model, and its evaluation."""
+"""Timelines: recordings of the steps of a model, and their evaluation."""
 
 from ddpx.timeline.timeline import Timeline, record
 

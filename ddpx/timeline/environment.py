@@ -1,4 +1,4 @@
-"""Timelines into a folder, of wrappers that somebody else makes; ``DDPX_TIMELINE=folder``."""
+"""Records wrappers into a folder without a call of the script: ``DDPX_TIMELINE=folder``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import os
 import weakref
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ddpx.timeline import errors, trace
-from ddpx.timeline.assembly import assemble
-from ddpx.timeline.recorder import Recorder
-
-if TYPE_CHECKING:
-    from ddpx.module import ReducerDDP
+from ddpx.ddp.module import ReducerDDP
+from ddpx.timeline.analyze.assembly import assemble
+from ddpx.timeline.export import trace_file
+from ddpx.timeline.record.recorder import Recorder
 
 FOLDER = "DDPX_TIMELINE"
 STEPS = "DDPX_TIMELINE_STEPS"
 
-_num_models: Counter[str] = Counter()  # of this process, by folder
+_num_models: Counter[str] = Counter()  # that this process has recorded, by folder
 
 
-def record_if_asked(model: ReducerDDP, *, agreed: bool) -> None:
-    """To be called with a new wrapper: ``record_into()`` if ``DDPX_TIMELINE`` names a folder.
+def record_if_asked(model: ReducerDDP, agreed: bool) -> None:
+    """Records a new wrapper, if ``DDPX_TIMELINE`` names a folder.
 
     Args:
-        agreed: all ranks make this call, and it is known that the variables are the same on all.
+        model: The wrapper.
+        agreed: True if all ranks make this call, with the same environment variables.
 
     Raises:
         ValueError: ``DDPX_TIMELINE_STEPS`` is not a positive number.
@@ -39,13 +37,16 @@ def record_if_asked(model: ReducerDDP, *, agreed: bool) -> None:
 def record_into(
     folder: str | Path, model: ReducerDDP, max_steps: int | None, *, agreed: bool
 ) -> None:
-    """Records a wrapper. Each rank writes its own file when the wrapper is destroyed, at the latest
-    when Python ends.
+    """Records a wrapper until the wrapper is destroyed or Python ends.
+
+    Each rank then writes a file.
 
     Args:
-        max_steps: None: all.
-        agreed: all ranks make this call. Otherwise (``init_sync=False``, copies) no rank waits for
-            another one; clocks of several machines are then not compared.
+        folder: The folder of the files.
+        model: The wrapper.
+        max_steps: The number of steps to record. None: all steps.
+        agreed: True if all ranks make this call. Otherwise (``init_sync=False``, copies) no rank
+            waits for another rank, and clocks of several machines are not compared.
     """
     folder = str(folder)
     recorder = Recorder(model, max_steps)
@@ -54,14 +55,14 @@ def record_into(
         recorder.start()
     else:
         recorder.start_alone(f"{folder}/{number}/{_digest(model)}")
-    path = Path(folder) / trace.file_name(recorder.global_rank, number)
+    path = Path(folder) / trace_file.file_name(recorder.global_rank, number)
     _num_models[folder] += 1
     weakref.finalize(model, _write, recorder, path)
 
 
 def _digest(model: ReducerDDP) -> str:
-    """Tells models apart: ranks that make others, or in another order, are not put together."""
-    layout = [(param.name, *param.tensor.shape) for param in model._managed_params]
+    """A digest of the layout. Ranks whose models differ do not get one recording."""
+    layout = [(param.name, *param.tensor.shape) for param in model._averaging.managed]
     return hashlib.sha256(repr(layout).encode()).hexdigest()
 
 
@@ -70,7 +71,7 @@ def _max_steps() -> int | None:
     if not text:
         return None
     if not text.isdigit() or int(text) < 1:
-        raise errors.bad_timeline_steps(text)
+        raise _bad_timeline_steps(text)
     return int(text)
 
 
@@ -78,4 +79,14 @@ def _write(recorder: Recorder, path: Path) -> None:
     recorder.stop(wait=False)
     data = recorder.data()
     path.parent.mkdir(parents=True, exist_ok=True)
-    trace.write(path, assemble([data]), [data])
+    trace_file.write(path, assemble([data]), [data])
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_timeline_steps(text: str) -> ValueError:
+    return ValueError(
+        f"DDPX_TIMELINE_STEPS={text!r} is not a positive number. Set DDPX_TIMELINE_STEPS to the "
+        "number of steps to record, or unset the variable."
+    )

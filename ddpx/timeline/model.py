@@ -110,7 +110,7 @@ class RankStep:
     arrivals: tuple[Arrival, ...]
     buckets: tuple[BucketTimes | None, ...]
     phases: tuple[PhaseSpan, ...]
-    agreement: Interval = Interval(0, 0)  # of no length: nothing to agree on
+    agreement: Interval = Interval(0, 0)  # empty without such a communication
     local_backwards: tuple[Interval, ...] = ()
 
 

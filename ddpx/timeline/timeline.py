@@ -1,4 +1,4 @@
-"""The timeline of a model's steps, as users get it."""
+"""``record`` and ``Timeline``: the interface of this package for users."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ddpx.timeline import errors, trace
-from ddpx.timeline.advice import advise
-from ddpx.timeline.assembly import assemble
+from ddpx.ddp.module import ReducerDDP
+from ddpx.timeline.analyze.advice import advise
+from ddpx.timeline.analyze.assembly import assemble
+from ddpx.timeline.analyze.summarize import summarize
+from ddpx.timeline.analyze.summary import Summary
+from ddpx.timeline.export import page, picture, trace_file
 from ddpx.timeline.model import Recording, Step
-from ddpx.timeline.raw import RankData
-from ddpx.timeline.recorder import Recorder
-from ddpx.timeline.summary import Summary, summarize
-
-if TYPE_CHECKING:
-    from ddpx.module import ReducerDDP
+from ddpx.timeline.record.rank_data import RankData
+from ddpx.timeline.record.recorder import Recorder
 
 
 def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
@@ -57,17 +55,15 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
         3
     """
     if max_steps is not None and max_steps < 1:
-        raise errors.bad_max_steps(max_steps)
+        raise _bad_max_steps(max_steps)
     return Timeline(Recorder(_find_wrapper(model), max_steps))
 
 
 def _find_wrapper(model: nn.Module) -> ReducerDDP:
-    from ddpx.module import ReducerDDP  # which imports this package, for DDPX_TIMELINE
-
     modules = model.modules() if isinstance(model, nn.Module) else []
     wrappers = [module for module in modules if isinstance(module, ReducerDDP)]
     if len(wrappers) != 1:
-        raise errors.not_one_wrapper(model, len(wrappers))
+        raise _not_one_wrapper(model, len(wrappers))
     return wrappers[0]
 
 
@@ -103,7 +99,7 @@ class Timeline:
             >>> timeline = timeline.stop()
         """
         if self._recorder is None or self._recorder.started:
-            raise errors.timeline_started()
+            raise _timeline_started()
         self._recorder.start()
         return self
 
@@ -126,7 +122,7 @@ class Timeline:
         """
         recorder = self._running()
         recorder.stop()
-        self._ranks = [recorder.data()]  # if the others cannot be reached
+        self._ranks = [recorder.data()]  # kept if the gather fails
         self._recorder = None
         self._ranks = recorder.gather()
         return self
@@ -140,7 +136,7 @@ class Timeline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._recorder is None:  # stopped by hand
+        if self._recorder is None:  # the block called stop()
             return
         if error is None:
             self.stop()
@@ -151,10 +147,10 @@ class Timeline:
 
     def _running(self) -> Recorder:
         if self._recorder is None or not self._recorder.started:
-            raise errors.timeline_not_running()
+            raise _timeline_not_running()
         return self._recorder
 
-    # ---- what was recorded ---------------------------------------------------------------------
+    # ---- recorded data ---------------------------------------------------------------------
 
     @cached_property
     def recording(self) -> Recording:
@@ -168,7 +164,7 @@ class Timeline:
             ('weight', 'bias')
         """
         if not self._ranks:
-            raise errors.timeline_empty()
+            raise _timeline_empty()
         return assemble(self._ranks)
 
     @property
@@ -189,7 +185,7 @@ class Timeline:
         """Computes medians for each bucket and each rank, over all recorded steps.
 
         Returns:
-            A :class:`~ddpx.timeline.summary.Summary`. ``print()`` shows its tables.
+            A :class:`~ddpx.timeline.analyze.summary.Summary`. ``print()`` shows its tables.
 
         Raises:
             RuntimeError: No complete step was recorded.
@@ -233,7 +229,7 @@ class Timeline:
             >>> len(ddpx.Timeline.load("steps.json").steps)
             3
         """
-        trace.write(path, self.recording, self._ranks)
+        trace_file.write(path, self.recording, self._ranks)
 
     @classmethod
     def load(cls, path: str | Path, model: int = 0) -> Timeline:
@@ -256,7 +252,7 @@ class Timeline:
             >>> ddpx.Timeline.load("steps.json").recording.world_size
             2
         """
-        return cls(None, trace.read(path, model))
+        return cls(None, trace_file.read(path, model))
 
     def save_plot(self, path: str | Path, step: int | None = None) -> None:
         """Draws one step of all ranks. Requires matplotlib.
@@ -273,9 +269,7 @@ class Timeline:
         Example:
             >>> timeline.save_plot("step.png", step=2)
         """
-        from ddpx.timeline.picture import draw
-
-        draw(self.recording, path, step)
+        picture.draw(self.recording, path, step)
 
     def save_html(self, path: str | Path) -> None:
         """Writes an HTML page that shows every step. The page loads no other file.
@@ -289,6 +283,37 @@ class Timeline:
         Example:
             >>> timeline.save_html("steps.html")
         """
-        from ddpx.timeline.page import write
+        page.write(self.recording, path)
 
-        write(self.recording, path)
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_max_steps(max_steps: object) -> ValueError:
+    return ValueError(
+        f"max_steps={max_steps!r} is not valid. Pass a positive number, or None for no limit."
+    )
+
+
+def _not_one_wrapper(model: object, number: int) -> TypeError:
+    return TypeError(
+        f"ddpx.record() records exactly one ReducerDDP, but {type(model).__name__} contains "
+        f"{number or 'none'}. Pass the wrapped model itself."
+    )
+
+
+def _timeline_started() -> RuntimeError:
+    return RuntimeError(
+        "this timeline was started before. Make a new timeline with ddpx.record(model)."
+    )
+
+
+def _timeline_not_running() -> RuntimeError:
+    return RuntimeError("this timeline is not recording. Call start() first, and call stop() once.")
+
+
+def _timeline_empty() -> RuntimeError:
+    return RuntimeError(
+        "this timeline is empty. Run training steps inside `with ddpx.record(model) as timeline:`, "
+        "or between start() and stop()."
+    )

@@ -33,7 +33,7 @@ nitpicky = True
 # The types of other libraries and of private modules have no page here.
 nitpick_ignore_regex = [
     (r"py:.*", r"(accelerate|collections|datetime|lightning|pathlib|ray|torch|transformers)\..*"),
-    (r"py:.*", r"(ddpx\._C|ddpx\.timeline\.(raw|recorder))\..*"),
+    (r"py:.*", r"(ddpx\._C|ddpx\.timeline\.record|ddpx\.health\.look\.Wrapper|ddpx\.\S+\._)\w*.*"),
     (r"py:.*", r".*\b(PostSyncHook|Build|Wrap|StartMethod|MakeOptimizer|Stateful)"),
 ]
 
@@ -46,7 +46,7 @@ def _own_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, text: str, returned: str
 ) -> tuple[str, str] | None:
     """The signature of `__init__`, where Sphinx finds `__new__` of a mocked base class."""
-    init = vars(obj).get("__init__") if what == "class" else None
+    init = getattr(obj, "__init__", None) if what == "class" else None
     if init is None or is_dataclass(obj) or text != "(*args: Any, **kwargs: Any)":
         return None
     own = signature(init, bound_method=True)

@@ -13,7 +13,7 @@ from torch import nn
 
 import ddpx
 from ddpx.testing import RankPool
-from ddpx.timeline.figures import step_figures
+from ddpx.timeline.analyze.figures import step_figures
 from ddpx.timeline.model import RankStep
 
 WIDTH = 60

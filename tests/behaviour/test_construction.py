@@ -103,7 +103,7 @@ def _change(name: str, module: nn.Module, options: dict[str, Any]) -> nn.Module:
     elif name == "option":
         options["find_unused_parameters"] = True
     elif name == "version":
-        ddpx.__version__ = "9.9"
+        ddpx.version.__version__ = "9.9"
     return module
 
 
@@ -130,7 +130,7 @@ DIFFERENCES = {
 
 
 def _mismatch(name: str) -> str:
-    version = ddpx.__version__
+    version = ddpx.version.__version__
     module, options = _Sized((2, 2), (3,)), {}
     if dist.get_rank() == 2:
         _change(name, module, options)
@@ -138,7 +138,7 @@ def _mismatch(name: str) -> str:
         with pytest.raises(RuntimeError, match="needs the same module, options and ver") as error:
             ReducerDDP(module, **options)
     finally:
-        ddpx.__version__ = version
+        ddpx.version.__version__ = version
     return str(error.value)
 
 

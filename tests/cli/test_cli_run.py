@@ -16,7 +16,7 @@ def test_ddp_is_replaced_wherever_it_is_imported_from():
     assert_code(done, 0)
     *lines, last = done.stdout.splitlines()
     names = ["name", "module of DDP", "attribute", "deep attribute", "module", "library", "derived"]
-    assert lines == [f"{name}: ddpx.reducer.Reducer" for name in names]
+    assert lines == [f"{name}: ddpx.reducer.reducer.Reducer" for name in names]
     assert last == "main: __main__, arguments: ['--lr', '0.1', '--help'], ranks: 2"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from cli_process import assert_code, run
 
-from ddpx.cli.timeline_compare import comparison_text
+from ddpx.cli.timeline.compare import comparison_text
 from ddpx.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(200)

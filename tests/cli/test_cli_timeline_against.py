@@ -10,10 +10,10 @@ import torch
 
 from ddpx import _C
 from ddpx.cli.group import run_command_line
-from ddpx.timeline import trace
-from ddpx.timeline.assembly import assemble
-from ddpx.timeline.clocks import Reading
-from ddpx.timeline.raw import RankData, RawPlan
+from ddpx.timeline.analyze.assembly import assemble
+from ddpx.timeline.export import trace_file
+from ddpx.timeline.record.clocks import Reading
+from ddpx.timeline.record.rank_data import RankData, RawPlan
 
 MS = 1_000_000
 QUIET = [100.0, 101.0, 99.0, 100.0, 100.5, 99.5, 100.0]
@@ -48,7 +48,7 @@ def _write(path: Path, steps_ms: Sequence[float]) -> None:
         plans=(RawPlan(0, (((0,), 4),)),),
         events=torch.tensor([[int(value) for value in row] for row in rows]).view(-1, 4),
     )
-    trace.write(path, assemble([data]), [data])
+    trace_file.write(path, assemble([data]), [data])
 
 
 def _times(factor: float, steps_ms: Sequence[float]) -> list[float]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ddpx.cli.parity_compare import compare
-from ddpx.cli.parity_record import Event, RankRecord, digest
+from ddpx.cli.parity.compare import compare
+from ddpx.cli.parity.record import Event, RankRecord, digest
 
 
 def test_digest_is_of_the_bits():

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ADAPTERS = ("accelerate", "lightning", "ray", "transformers")
 # Modules whose classes only hold data.
-_DATA_MODULES = ("ddpx.timeline.model", "ddpx.timeline.summary")
+_DATA_MODULES = ("ddpx.timeline.model", "ddpx.timeline.analyze.summary")
 # ddpx.health exports these functions for other modules of ddpx.
 _NOT_FOR_USERS = frozenset(
     ("begin", "collective_call", "constructing", "wait", "waiting_for_buffers", "watch")
@@ -45,7 +45,7 @@ def public_names() -> list[PublicName]:
 
 def _all_names() -> Iterator[PublicName]:
     ddpx = importlib.import_module("ddpx")
-    yield from _of_module("ddpx", [name for name in ddpx.__all__ if name != "health"])
+    yield from _of_module("ddpx", ddpx.__all__)
     method = importlib.import_module("ddpx.reducer").Reducer.prepare_for_backward
     yield _of_object("ddpx.reducer.Reducer.prepare_for_backward", method)
     names = set(ddpx.health.__all__) - _NOT_FOR_USERS - set(ddpx.__all__)

@@ -25,7 +25,8 @@ from fault_ranks import (
 from torch import nn
 
 import ddpx
-from ddpx import ReducerDDP, state_sync
+from ddpx import ReducerDDP
+from ddpx.comm import state_sync
 
 # The step that goes wrong; those before it lay the buckets out.
 STEP = 2

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddpx import ReducerDDP
-from ddpx.dtensors import local_part
+from ddpx.params.dtensors import local_part
 
 WIDTH = 8
 MODES: dict[str, dict[str, bool]] = {

@@ -40,10 +40,10 @@ def install(contestant: str, test_module: Any) -> None:
 
 def _install_ddpx(test_module: Any) -> None:
     import ddpx
-    import ddpx.module
+    import ddpx.ddp.checks
 
     _prepare(ddpx.ReducerDDP, "ddpx")
-    ddpx.module._check_trainable = _sync_batch_norm_allowed(ddpx.module._check_trainable)
+    ddpx.ddp.checks.check_trainable = _sync_batch_norm_allowed(ddpx.ddp.checks.check_trainable)
     for name in _PLACES:
         importlib.import_module(name)
     for place in (*(sys.modules[name] for name in _PLACES), test_module):

@@ -22,10 +22,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ddpx
-from ddpx.recovery import meeting
+from ddpx.elastic import rendezvous
 from ddpx.testing.rank_pool import forking_context
 
-shrink = sys.modules["ddpx.recovery.shrink"]  # the package has a function of this name
+shrink = sys.modules["ddpx.elastic.shrink"]  # the package has a function of this name
 
 TIME_LIMIT_S = 60.0
 _CONTEXT = forking_context()
@@ -117,15 +117,19 @@ def _die_in_shrink(phase: str) -> None:
     if phase == "with a group":
         shrink._Move._fetch_state = lambda *args: die()
         return
-    write = meeting.Meeting._write
+    write = rendezvous.Rendezvous._write
 
-    def write_and_die(self: meeting.Meeting, note: meeting.Note) -> None:
-        write(self, note)
-        stages = {"came": meeting.CAME, "accepted": meeting.ACCEPTED, "ready": meeting.READY}
-        if note.agreement is not None if phase == "decided" else note.stage == stages[phase]:
+    def write_and_die(self: rendezvous.Rendezvous, state: rendezvous.SurvivorState) -> None:
+        write(self, state)
+        stages = {
+            "came": rendezvous.ARRIVED,
+            "accepted": rendezvous.ACCEPTED,
+            "ready": rendezvous.READY,
+        }
+        if state.agreement is not None if phase == "decided" else state.stage == stages[phase]:
             die()
 
-    meeting.Meeting._write = write_and_die
+    rendezvous.Rendezvous._write = write_and_die
 
 
 class Trainer:

@@ -16,7 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from hypothesis import strategies as st
 
 from ddpx import _C
-from ddpx.shm import one_thread_options
+from ddpx.comm.shm import one_thread_options
 
 
 @dataclass(frozen=True)

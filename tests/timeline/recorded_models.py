@@ -12,7 +12,7 @@ from torch import nn
 import ddpx
 from ddpx import ReducerDDP
 from ddpx.timeline import Timeline
-from ddpx.timeline.figures import step_figures
+from ddpx.timeline.analyze.figures import step_figures
 from ddpx.timeline.model import Step
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synthetic import rank_step, recording
 
-from ddpx.timeline.advice import advise
+from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.model import BucketLayout, Clock, RankStep, Step
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from synthetic import BEGIN_MS, PARAM_NAMES, accumulated, make_recording, one_rank_alone
 
-from ddpx.timeline.chrome import to_events
+from ddpx.timeline.export.chrome import to_events
 
 Event = dict[str, Any]
 

@@ -15,7 +15,7 @@ import ddpx
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
 from ddpx.timeline import Timeline
-from ddpx.timeline.figures import holdup, step_figures
+from ddpx.timeline.analyze.figures import holdup, step_figures
 from ddpx.timeline.model import BucketTimes, RankStep
 
 MS = 1_000_000

@@ -18,7 +18,7 @@ from torch import nn
 import ddpx
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
-from ddpx.timeline.page import write
+from ddpx.timeline.export.page import write
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

@@ -8,8 +8,8 @@ import re
 import pytest
 from synthetic import PARAM_NAMES, accumulated, make_recording
 
+from ddpx.timeline.export.page import page_data, write
 from ddpx.timeline.model import Recording
-from ddpx.timeline.page import page_data, write
 
 MARKUP = "</script><b>x"
 

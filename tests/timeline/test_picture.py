@@ -9,9 +9,9 @@ from itertools import combinations
 import pytest
 from synthetic import accumulated, make_recording, many_buckets, many_ranks, one_rank_alone
 
-from ddpx.timeline.extent import find_step, straggler
+from ddpx.timeline.analyze.extent import find_step, straggler
+from ddpx.timeline.export.picture import draw, make_figure, shown_ranks
 from ddpx.timeline.model import Recording
-from ddpx.timeline.picture import draw, make_figure, shown_ranks
 
 colors = pytest.importorskip("matplotlib.colors", reason="matplotlib is not installed")
 
@@ -169,7 +169,7 @@ def test_written(tmp_path):
 
 def test_pyplot_stays_out():
     script = (
-        "import sys, synthetic; from ddpx.timeline.picture import make_figure; "
+        "import sys, synthetic; from ddpx.timeline.export.picture import make_figure; "
         "assert 'matplotlib' not in sys.modules; "
         "make_figure(synthetic.make_recording(), 12); "
         "assert 'matplotlib.pyplot' not in sys.modules"

@@ -16,7 +16,7 @@ import ddpx
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
 from ddpx.timeline import Timeline
-from ddpx.timeline.figures import step_figures
+from ddpx.timeline.analyze.figures import step_figures
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},

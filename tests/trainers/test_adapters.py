@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_process import run
 
-from ddpx.timeline import trace
+from ddpx.timeline.export import trace_file
 
 SCRIPTS = Path(__file__).parent / "adapters"
 _UNDER_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -37,7 +37,7 @@ def test_adapter_trains_as_with_ddp_over_shm_and_writes_a_timeline(
     # Not assert_code: Ray's own actors log tracebacks that they recover from, on a busy machine.
     assert done.returncode == 0, f"it printed:\n{done.stdout}\n{done.stderr}"
     assert done.stdout.count("identical over shm") >= 2 * compared, done.stdout
-    ranks = trace.read(tmp_path)
+    ranks = trace_file.read(tmp_path)
     assert len(ranks) == 2
     for rank in ranks:
         steps = {int(step) for _, step, *_ in rank.events}

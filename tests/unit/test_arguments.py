@@ -174,7 +174,7 @@ def test_device_ids_on_cpu_name_the_fix(ids):
 
 def test_several_device_ids_name_the_fix(monkeypatch):
     """With accelerators, where the module lies on one of them: the device is pretended."""
-    from ddpx import placement
+    from ddpx.ddp import placement
 
     module = nn.Linear(2, 2, device="meta")
     with pytest.raises(ValueError, match=r"one process per device.*device_ids=\[local_rank\]"):
@@ -207,3 +207,12 @@ def test_pickling_needs_the_default_group():
     model = ReducerDDP(nn.Linear(2, 2), process_group=dist.new_group([0]))
     with pytest.raises(RuntimeError, match=r"wrapper\.module\.state_dict"):
         pickle.dumps(model)
+
+
+def test_a_construction_that_failed_claims_no_parameter():
+    module = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="cannot hold gradients") as error:
+        ReducerDDP(module, grad_dtype=torch.bfloat16)
+    model = ReducerDDP(nn.Sequential(module))
+    model(torch.ones(1, 2)).sum().backward()
+    assert error.value.__traceback__ is not None  # which holds the wrapper that failed

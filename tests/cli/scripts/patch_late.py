@@ -13,7 +13,7 @@ from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddpx import ReducerDDP
-from ddpx.patch import patch_ddp
+from ddpx.integrations.patch import patch_ddp
 
 
 class TooEarly(TorchDDP):

@@ -1,0 +1,78 @@
+"""Facts about the build of the extension, and a check that the extension fits this system."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+
+_FILE = Path(__file__).with_name("build.json")  # written by setup.py
+
+
+@dataclass(frozen=True)
+class BuildFacts:
+    """Facts about the build of the extension.
+
+    Attributes:
+        torch: The version of torch that the extension was compiled for.
+        compiler: The name and the version of the compiler.
+        date: The time of the build, in UTC.
+    """
+
+    torch: str
+    compiler: str
+    date: str
+
+
+def build_facts() -> BuildFacts | None:
+    """Returns the facts. None if another tool than setup.py built the extension."""
+    if not _FILE.exists():
+        return None
+    return BuildFacts(**json.loads(_FILE.read_text()))
+
+
+def check_build() -> None:
+    """Checks that the extension fits this system. Called before the extension is loaded.
+
+    Raises:
+        ImportError: The system is not Linux, the extension was not built, or the extension was
+            built for another torch.
+    """
+    if not sys.platform.startswith("linux"):
+        raise _not_linux(sys.platform)
+    if not _FILE.with_name(f"_C{EXTENSION_SUFFIXES[0]}").exists():
+        raise _not_built()
+    facts = build_facts()
+    if facts is not None and _release(facts.torch) != _release(torch.__version__):
+        raise _built_for_another_torch(facts.torch, torch.__version__)
+
+
+def _release(version: str) -> list[str]:
+    """Major and minor version. Libraries that differ only in the patch level are compatible."""
+    return version.split("+")[0].split(".")[:2]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_linux(platform: str) -> ImportError:
+    return ImportError(f"ddpx runs on Linux only, but this system is {platform}.")
+
+
+def _not_built() -> ImportError:
+    return ImportError(
+        "the C++ extension of ddpx has not been built for this Python. In a checkout, run: "
+        "make build. Elsewhere, install ddpx again: pip install --no-build-isolation PATH"
+    )
+
+
+def _built_for_another_torch(built_for: str, installed: str) -> ImportError:
+    return ImportError(
+        f"ddpx was built for torch {built_for}, but torch {installed} is installed. Install torch "
+        f"{built_for.split('+')[0]}, or build ddpx again. In a checkout, run: make clean build. "
+        "Elsewhere, run: pip install --no-build-isolation --force-reinstall --no-deps PATH"
+    )

@@ -1,0 +1,1 @@
+"""``ddpx buckets``: shows the bucket plan of a model."""

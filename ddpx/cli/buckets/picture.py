@@ -1,0 +1,48 @@
+"""Draws bucket plans as bars. Each plan has a row, and each bucket a colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpx.cli import errors
+from ddpx.cli.buckets.plan import MIB, Plan
+
+
+def draw(plans: Sequence[Plan], path: Path) -> None:
+    """Draws the buckets of later steps to scale, in launch order from left to right.
+
+    Raises:
+        UserMistake: matplotlib is not installed, or the folder does not exist.
+    """
+    try:
+        import matplotlib
+    except ImportError as cause:
+        raise errors.tool_missing("matplotlib") from cause
+    if not path.absolute().parent.is_dir():
+        raise errors.no_such_file(path.parent)
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    colours = matplotlib.colormaps["Set3"]
+    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.6 * len(plans)), layout="constrained")
+    for row, plan in enumerate(plans):
+        left = 0.0
+        total = sum(bucket.num_bytes for bucket in plan.lasting) / MIB
+        for index, bucket in enumerate(plan.lasting):
+            width = bucket.num_bytes / MIB
+            axes.barh(row, width, 0.7, left, color=colours(index % colours.N), edgecolor="white")
+            if width > 0.04 * total:  # the label fits
+                text = f"{index}\n{width:.3g}"
+                axes.text(left + width / 2, row, text, ha="center", va="center", fontsize=8)
+            left += width
+    axes.set_yticks(range(len(plans)), [plan.caps for plan in plans])
+    axes.invert_yaxis()
+    axes.set_xlabel("MiB of gradients, in launch order. Labels: bucket number, MiB of the bucket")
+    axes.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as cause:  # matplotlib does not support the suffix
+        raise errors.UserMistake(str(cause)) from cause
+    finally:
+        pyplot.close(figure)

@@ -1,0 +1,156 @@
+"""The result of ``ddpx parity`` as tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+
+from ddpx.cli.parity.compare import Difference, Verdict
+from ddpx.cli.parity.record import RankRecord
+from ddpx.testing import Trace, compare_traces
+from ddpx.timeline.tables import table
+
+_MIB = 1 << 20
+_MOST_STEPS = 20
+
+
+def steps_table(
+    expected: Sequence[RankRecord], verdict: Verdict, actual: RankRecord, wrapper: str
+) -> str:
+    """Table of the losses of rank 0, and of the equality of values on all ranks, for each step.
+
+    Args:
+        expected: The records of all ranks, with DDP.
+        verdict: The result of the comparison.
+        actual: The record of rank 0, with ``wrapper``.
+        wrapper: The name of the class that replaces DDP.
+    """
+    losses, ours = _losses(expected[0]), _losses(actual)
+    steps = sorted(losses | ours)
+    if len(steps) > _MOST_STEPS:
+        differing = {difference.step for difference in verdict.differences}
+        wanted = [*steps[:5], *sorted(differing & set(steps))[:10], *steps[-5:]]
+        steps = sorted(set(wanted))
+    rows = [
+        [
+            step,
+            losses.get(step, ""),
+            ours.get(step, ""),
+            *(_agreement(verdict, kind, step) for kind in ("loss", "gradient", "weight")),
+        ]
+        for step in steps
+    ]
+    headers = ("step", "loss, DDP", f"loss, {wrapper}", "losses", "gradients", "weights")
+    return table(headers, rows)
+
+
+def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord], wrapper: str) -> str:
+    """Table of step times and memory of both runs."""
+    rows = []
+    for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        rows.append([f"rank {rank}: median step, ms", *_pair(_step_ms(left), _step_ms(right))])
+    for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        pair = _pair(left.peak_bytes / _MIB, right.peak_bytes / _MIB)
+        rows.append([f"rank {rank}: peak memory, MiB", *pair])
+        if left.device_peak_bytes or right.device_peak_bytes:
+            pair = _pair(left.device_peak_bytes / _MIB, right.device_peak_bytes / _MIB)
+            rows.append([f"rank {rank}: peak on the device, MiB", *pair])
+    return table(("", "DDP", wrapper, "ratio"), rows)
+
+
+def compared(verdict: Verdict, num_ranks: int) -> str:
+    kinds = [count(number, kind) for kind, number in sorted(verdict.num_values.items())]
+    return f"{', '.join(kinds)} compared, bit for bit, on {count(num_ranks, 'rank')}"
+
+
+def where(difference: Difference, wrapper: str) -> str:
+    """The step, the rank and the name of the first value that differs."""
+    event = difference.event
+    place = f"step {event.step}, rank {difference.rank}"
+    if event.kind == "weight":
+        place = f"after {place}" if event.step else f"before step 1, rank {difference.rank}"
+    model = f" (model {event.model})" if event.model > 0 else ""
+    if not difference.same_course:
+        return f"{place}{model}: {_course(difference, wrapper)}"
+    if event.kind == "loss":
+        assert difference.expected is not None and difference.actual is not None
+        name = difference.names[0]
+        one, other = difference.expected.values[name], difference.actual.values[name]
+        off = abs(float(one or "nan") - float(other or "nan"))
+        return (
+            f"{place}: the loss is {one} with DDP and {other} with {wrapper}, difference {off:.3g}"
+        )
+    what = "gradient of" if event.kind == "gradient" else "weight"
+    return f"{place}{model}: the {what} {difference.names[0]}"
+
+
+def how_far(
+    difference: Difference,
+    expected: Mapping[str, torch.Tensor | None],
+    actual: Mapping[str, torch.Tensor | None],
+) -> str:
+    """The difference of the first tensor, and the number of other tensors that differ."""
+    first, *others = difference.names
+    found = compare_traces(Trace(({first: expected[first]},)), Trace(({first: actual[first]},)))
+    text = found.differences[0].removeprefix(f"step 0: {first} ") if found.differences else ""
+    if others:
+        verb = "differs" if len(others) == 1 else "differ"
+        text += f"; {count(len(others), difference.event.kind, 'more ')} of this step {verb}, too"
+    return text
+
+
+def _course(difference: Difference, wrapper: str) -> str:
+    one, other = difference.expected, difference.actual
+    if one is None or other is None:
+        ended, goes_on = ("DDP", wrapper) if one is None else (wrapper, "DDP")
+        return (
+            f"the run with {ended} ends here, but the run with {goes_on} continues with a "
+            f"{difference.event.kind}"
+        )
+    if (one.kind, one.step, one.model) == (other.kind, other.step, other.model):
+        unlike = sorted(set(one.values) ^ set(other.values))
+        if not unlike:
+            return f"the {_plural(one.kind)} are in a different order"
+        return f"the names of the {_plural(one.kind)} differ: {', '.join(unlike[:5])}"
+    return (
+        f"the runs take different courses: a {one.kind} of step {one.step} with DDP, but "
+        f"a {other.kind} of step {other.step} with {wrapper}"
+    )
+
+
+def _losses(record: RankRecord) -> dict[int, str]:
+    """The last loss of each step, by step."""
+    return {
+        event.step: f"{float(list(event.values.values())[-1] or 'nan'):.9g}"
+        for event in record.events
+        if event.kind == "loss" and event.values
+    }
+
+
+def _agreement(verdict: Verdict, kind: str, step: int) -> str:
+    differing = [d for d in verdict.differences if (d.event.kind, d.step) == (kind, step)]
+    if not differing:
+        return "identical"
+    number = sum(max(len(d.names), 1) for d in differing)
+    return f"{number} differs" if number == 1 else f"{number} differ"
+
+
+def _step_ms(record: RankRecord) -> float | None:
+    return median(record.step_ns) / 1e6 if record.step_ns else None
+
+
+def _pair(left: float | None, right: float | None) -> tuple[str, str, str]:
+    if left is None or right is None or left == 0:
+        return "", "", ""
+    return f"{left:.2f}", f"{right:.2f}", f"{right / left:.2f}"
+
+
+def count(number: int, noun: str, adjective: str = "") -> str:
+    """ "1 loss", "2 losses", "2 more losses"."""
+    return f"{number:,} {adjective}{noun if number == 1 else _plural(noun)}"
+
+
+def _plural(kind: str) -> str:
+    return "losses" if kind == "loss" else f"{kind}s"

@@ -1,0 +1,1 @@
+"""``ddpx timeline``: records the steps of a script."""

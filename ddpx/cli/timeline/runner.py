@@ -1,0 +1,44 @@
+"""A rank of ``ddpx timeline``: a rank of ``ddpx run`` with a progress bar."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from torch import nn
+
+from ddpx.cli import runner
+from ddpx.cli.observe import on_wrap
+from ddpx.cli.progress import step_bar
+from ddpx.ddp.module import ReducerDDP
+from ddpx.timeline.environment import STEPS
+
+
+def main() -> None:
+    if (advance := step_bar("recording", int(os.environ[STEPS]))) is not None:
+        _call_after_steps(advance)
+    runner.main()
+
+
+def _call_after_steps(advance: Callable[[], None]) -> None:
+    """Calls ``advance`` after each averaged step of the first model."""
+    wrappers: list[int] = []
+
+    def watch(wrapper: nn.Module) -> None:
+        wrappers.append(id(wrapper))
+        if len(wrappers) == 1 and isinstance(wrapper, ReducerDDP):
+            wrapper.register_post_sync_hook(_any_param(wrapper), lambda _: advance())
+
+    on_wrap(watch)
+
+
+def _any_param(wrapper: ReducerDDP) -> nn.Parameter:
+    return next(
+        param
+        for name, param in wrapper.module.named_parameters()
+        if param.requires_grad and name not in wrapper.parameters_to_ignore
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The process group that a wrapper averages over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def resolve_group(
+    process_group: dist.ProcessGroup | None, device_mesh: Any = None
+) -> dist.ProcessGroup:
+    """Returns the process group that a wrapper was given, or the default process group.
+
+    Args:
+        process_group: The group. None: the group of ``device_mesh``, or the default group.
+        device_mesh: A mesh of one dimension.
+
+    Raises:
+        TypeError: ``process_group`` or ``device_mesh`` has a wrong type.
+        ValueError: No group exists, the group was destroyed, or this rank is not in the group.
+        RuntimeError: Both arguments are given, or the mesh has several dimensions.
+    """
+    if device_mesh is not None:
+        if process_group is not None:
+            raise _group_and_mesh()
+        if not isinstance(device_mesh, DeviceMesh):
+            raise _not_a_mesh(device_mesh)
+        if device_mesh.ndim != 1:
+            raise _not_a_1d_mesh(device_mesh)
+        return device_mesh.get_group(mesh_dim=0)
+    if process_group is None:
+        if not dist.is_initialized() or dist.group.WORLD is None:
+            raise _no_process_group()
+        return dist.group.WORLD
+    if process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+        raise _rank_not_in_group()
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise _not_a_process_group(process_group)
+    if _was_destroyed(process_group):
+        raise _group_destroyed()
+    return process_group
+
+
+def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
+    try:
+        process_group.group_name  # noqa: B018
+    except RuntimeError:
+        return False  # a group written in Python, which torch does not register
+    return process_group not in dist.distributed_c10d._world.pg_map
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_process_group() -> ValueError:
+    return ValueError(
+        "ReducerDDP needs a process group, but no process group has been initialised. "
+        "Call torch.distributed.init_process_group(...) first, or pass process_group=."
+    )
+
+
+def _not_a_process_group(value: object) -> TypeError:
+    return TypeError(
+        f"process_group must be a torch.distributed.ProcessGroup or None, "
+        f"but got {type(value).__name__}. Make a group with torch.distributed.new_group(...)."
+    )
+
+
+def _group_destroyed() -> ValueError:
+    return ValueError(
+        "process_group was destroyed by torch.distributed.destroy_process_group(). "
+        "Make a new group with torch.distributed.new_group(...), or leave process_group out."
+    )
+
+
+def _rank_not_in_group() -> ValueError:
+    return ValueError(
+        "this rank is not a member of the process group that was passed to ReducerDDP. "
+        "Construct ReducerDDP only on the members of that group."
+    )
+
+
+def _not_a_mesh(mesh: object) -> TypeError:
+    return TypeError(
+        f"device_mesh must be a torch.distributed.device_mesh.DeviceMesh or None, but got "
+        f"{type(mesh).__name__}. Make a mesh with init_device_mesh(...)."
+    )
+
+
+def _group_and_mesh() -> RuntimeError:
+    return RuntimeError(
+        "Cannot specify both process_group and device_mesh arguments. Pass only one of the two."
+    )
+
+
+def _not_a_1d_mesh(mesh: object) -> RuntimeError:
+    return RuntimeError(
+        f"Only 1D device mesh is supported, but got {mesh}. Pass the mesh dimension to average "
+        "over, e.g. mesh['dp']."
+    )

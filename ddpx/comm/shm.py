@@ -1,0 +1,162 @@
+"""The backend ``shm``: ranks on one host communicate through shared memory.
+
+``import ddpx`` registers the backend with torch. ``init_process_group("shm")``,
+``new_group(backend="shm")`` and ``init_process_group("cpu:shm,cuda:nccl")`` then work. The page
+docs/shm.md explains the implementation.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _DistributedBackendOptions
+
+from ddpx import _C
+
+_ORDERS = {"gloo": _C.ShmOrder.GLOO, "fixed": _C.ShmOrder.FIXED}
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass
+class ShmOptions:
+    """Options of a process group: ``init_process_group("shm", pg_options=ShmOptions(...))``.
+
+    Args:
+        order: The order in which the values of the ranks are summed. ``"gloo"`` is the order of
+            gloo on one host. The order then depends on the position of an element in the buffer,
+            and results equal those of gloo bit for bit. ``"fixed"`` is the order of ranks.
+            Gradients then do not depend on bucket sizes. Default: the value of
+            ``DDPX_SHM_ORDER``, otherwise ``"gloo"``.
+        host_identity: A text. Ranks with different texts do not share memory. Tests use this to
+            simulate several hosts on one machine. Default: the value of
+            ``DDPX_SHM_HOST_IDENTITY``, otherwise the same text on all ranks.
+
+    The other fields belong to torch.
+
+    Example:
+        >>> options = ddpx.ShmOptions(order="fixed")
+        >>> group = dist.new_group(backend="shm", pg_options=options)
+        >>> model = ddpx.ReducerDDP(module, process_group=group)
+        >>> model(inputs).sum().backward()
+        >>> module.weight.grad
+        tensor([[16., 16., 16., 16.]])
+    """
+
+    order: str | None = None
+    host_identity: str | None = None
+    # torch sets these fields of every options object.
+    timeout: timedelta = field(default=_DEFAULT_TIMEOUT, repr=False)
+    group_name: str = field(default="", repr=False)
+    group_desc: str = field(default="", repr=False)
+    global_ranks_in_group: list[int] = field(default_factory=list, repr=False)
+
+    def chosen_order(self) -> _C.ShmOrder:
+        """Returns the order in force: ``order``, the environment's order, or ``"gloo"``.
+
+        Raises:
+            ValueError: No such order exists.
+
+        Example:
+            >>> ddpx.ShmOptions(order="fixed").chosen_order().name
+            'FIXED'
+        """
+        order = self.order or os.environ.get("DDPX_SHM_ORDER") or "gloo"
+        if order not in _ORDERS:
+            raise _bad_shm_order(order)
+        return _ORDERS[order]
+
+    def chosen_identity(self) -> str:
+        """Returns the host identity in force: ``host_identity``, or the environment's identity.
+
+        Example:
+            >>> ddpx.ShmOptions(host_identity="first").chosen_identity()
+            'first'
+        """
+        if self.host_identity is not None:
+            return self.host_identity
+        return os.environ.get("DDPX_SHM_HOST_IDENTITY", "")
+
+
+def register() -> None:
+    """Registers the backend with torch. A second call has no effect."""
+    if "shm" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("shm", _make, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBackend:
+    """Makes a backend. torch calls this function on every rank of a new group."""
+    if shm_options is None:
+        shm_options = ShmOptions()
+    if not isinstance(shm_options, ShmOptions):
+        raise _bad_shm_options(shm_options)
+    # Checked before ranks connect. A rank that raises later would make its peers fail to connect.
+    order, identity = shm_options.chosen_order(), shm_options.chosen_identity()
+    store, rank, size = options.store, options.group_rank, options.group_size
+    timeout = options.timeout
+    backend = _C.ShmBackend(
+        dist.PrefixStore("shm", store),
+        rank,
+        size,
+        timeout,
+        _gloo("gloo", store, rank, size, timeout),
+        order,
+        identity,
+    )
+    leaders = [host[0] for host in backend.hosts]
+    if len(leaders) > 1 and rank in leaders:
+        place = leaders.index(rank)
+        backend.set_leaders(_gloo("leaders", store, place, len(leaders), timeout))
+    return backend
+
+
+def _gloo(
+    name: str, store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroupGloo:
+    gloo = dist.ProcessGroupGloo(
+        dist.PrefixStore(name, store), rank, size, one_thread_options(timeout)
+    )
+    gloo._set_sequence_number_for_group()
+    return gloo
+
+
+def one_thread_options(timeout: timedelta) -> Any:
+    """Options of a gloo group with one thread instead of torch's two threads.
+
+    torch's threads write the name of the last operation to one string without a lock. A long name,
+    such as that of a sparse all-reduce, then corrupts memory.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stub
+    options._timeout = timeout
+    options._threads = 1
+    options._devices = _devices()
+    return options
+
+
+def _devices() -> list[dist.ProcessGroupGloo.Device]:
+    """The devices that torch would choose for gloo."""
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    if interfaces:
+        return [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces]
+    return [dist.ProcessGroupGloo.create_default_device()]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_shm_order(order: object) -> ValueError:
+    return ValueError(
+        f"the shm backend has no order {order!r}. Pass 'gloo' (the same bits as gloo) or 'fixed' "
+        "(sums in rank order, for any bucket size). "
+        "Set the order by ddpx.ShmOptions(order=...) or by DDPX_SHM_ORDER."
+    )
+
+
+def _bad_shm_options(options: object) -> TypeError:
+    return TypeError(
+        f"the shm backend takes a ddpx.ShmOptions as pg_options, but got {type(options).__name__}. "
+        "Pass e.g. ddpx.ShmOptions(order='fixed'), or leave pg_options out."
+    )

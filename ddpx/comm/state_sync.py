@@ -1,0 +1,60 @@
+"""Broadcasts parameters and buffers, so that they are equal on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ddpx import _C, health
+from ddpx.params.dtensors import local_part
+
+# Tensors are flattened together up to this size for a broadcast.
+BROADCAST_BYTES = 250 * 1024 * 1024
+
+
+def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int = 0) -> None:
+    """Overwrites ``tensors`` with the tensors of rank ``source`` of the group.
+
+    Small tensors share a broadcast.
+    """
+    if not tensors or group.size() == 1:
+        return
+    tensors = [local_part(tensor) for tensor in tensors]
+    with torch.no_grad():
+        if not all(_C.is_deaf(group, tensor.device) for tensor in tensors):
+            with health.collective_call(group):
+                dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
+            return
+        for together in _flattened_together(tensors):
+            _broadcast_flat(together, group, source)
+
+
+def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Splits tensors into lists of one dtype and of at most ``BROADCAST_BYTES``.
+
+    A larger tensor has a list of its own.
+    """
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        together: list[torch.Tensor] = []
+        num_bytes = 0
+        for tensor in tensors:
+            if tensor.dtype is not dtype:
+                continue
+            num_bytes += tensor.nbytes
+            if together and num_bytes > BROADCAST_BYTES:
+                yield together
+                together, num_bytes = [], tensor.nbytes
+            together.append(tensor)
+        yield together
+
+
+def _broadcast_flat(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    with health.collective_call(group):
+        work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
+        health.wait(work, group, flat.device)
+    if group.rank() != source:
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))

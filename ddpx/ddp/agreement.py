@@ -1,0 +1,173 @@
+"""Checks at construction that all ranks wrap the same module with the same options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from ddpx import errors, health, params, version
+from ddpx.comm import state_sync
+from ddpx.ddp.options import Options
+from ddpx.params.dtensors import is_dtensor, local_part
+
+_ORDER = "order of parameters"
+_ABSENT = "absent"
+# These environment variables decide which collective calls a rank makes.
+_VARIABLES = ("DDPX_CHECK_FINITE", "DDPX_HEALTH", "DDPX_TIMELINE", "DDPX_TIMELINE_STEPS")
+
+Description = Mapping[str, str]  # values as texts, by name
+
+
+def make_ranks_agree(
+    module: nn.Module,
+    ignored: frozenset[str],
+    options: Options,
+    further_options: Mapping[str, object],
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> None:
+    """Compares the module and the options of all ranks, and broadcasts the state of rank 0.
+
+    A collective call: one small all-gather, and the broadcast.
+
+    Args:
+        module: The wrapped module.
+        ignored: Names of parameters and buffers that do not take part.
+        options: The options of the wrapper.
+        further_options: Options that are not in ``options``, by name.
+        group: The ranks.
+        device: The device of tensors that the group can send.
+
+    Raises:
+        RuntimeError: Ranks differ.
+    """
+    state = params.module_state(module, ignored, options.sync_buffers_at_init)
+    description = _describe(module, ignored, options, further_options)
+    with health.constructing(group):
+        found = _compare(description, group, device)
+        if not found:
+            state_sync.broadcast(state, group)
+    if found:
+        raise _ranks_disagree(found)
+
+
+def _describe(
+    module: nn.Module,
+    ignored: frozenset[str],
+    options: Options,
+    further_options: Mapping[str, object],
+) -> Description:
+    """Everything about this rank's wrapper that must be the same on all ranks."""
+    found = {"torch version": torch.__version__, "ddpx version": version.__version__}
+    for name, value in {**asdict(options), **further_options}.items():
+        found[f"option {name}"] = repr(value)
+    for name in _VARIABLES:
+        found[f"environment variable {name}"] = os.environ.get(name, "not set")
+    named_params = [(name, p) for name, p in module.named_parameters() if name not in ignored]
+    for name, param in named_params:
+        found[f"parameter '{name}'"] = (
+            f"{_layout(param)}, {'trained' if param.requires_grad else 'frozen'}"
+        )
+    for name, buffer in params.named_managed_buffers(module, ignored):
+        found[f"buffer '{name}'"] = _layout(buffer)
+    found[_ORDER] = json.dumps([name for name, _ in named_params])
+    return found
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+        return "uninitialized"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if is_dtensor(tensor):
+        local = local_part(tensor)
+        placements = tuple(tensor.placements)  # type: ignore[attr-defined]
+        return f"DTensor of shape {tuple(tensor.shape)}, {placements}, locally {_layout(local)}"
+    return f"shape {tuple(tensor.shape)}, {dtype}, strides {tensor.stride()}"
+
+
+def _compare(description: Description, group: dist.ProcessGroup, device: torch.device) -> list[str]:
+    """Returns a sentence for each difference between ranks, with the values of all ranks.
+
+    Ranks first exchange digests. They exchange descriptions only if digests differ.
+    """
+    if group.size() == 1:
+        return []
+    payload = json.dumps(description).encode()
+    digest = hashlib.sha256(payload).digest()
+    digests = _all_gather_bytes(digest, len(digest), device, group)
+    if len(set(digests)) == 1:
+        return []
+    sizes = _all_gather_bytes(len(payload).to_bytes(8, "little"), 8, device, group)
+    longest = max(int.from_bytes(size, "little") for size in sizes)
+    texts = _all_gather_bytes(payload, longest, device, group)
+    per_rank: list[Description] = [json.loads(text.rstrip(b"\0")) for text in texts]
+    return _differences(per_rank)
+
+
+def _differences(per_rank: Sequence[Description]) -> list[str]:
+    """A sentence for each difference, in the order of rank 0's description."""
+    keys = dict.fromkeys(key for description in per_rank for key in description)
+    found = []
+    for key in keys:
+        values = [description.get(key, _ABSENT) for description in per_rank]
+        if len(set(values)) > 1 and key != _ORDER:
+            found.append(f"{key}: {_by_value(values)}")
+    if not found:
+        found.append(_first_out_of_order([json.loads(d[_ORDER]) for d in per_rank]))
+    return found
+
+
+def _by_value(values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return "; ".join(f"{value} on {_list_ranks(at)}" for value, at in ranks.items())
+
+
+def _first_out_of_order(orders: Sequence[Sequence[str]]) -> str:
+    for place, names in enumerate(zip(*orders, strict=True)):
+        if len(set(names)) > 1:
+            return f"parameter number {place}: {_by_value([repr(name) for name in names])}"
+    return "the digests of the descriptions: different, although the descriptions are equal"
+
+
+def _all_gather_bytes(
+    payload: bytes, size: int, device: torch.device, group: dist.ProcessGroup
+) -> list[bytes]:
+    """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
+    mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+    theirs = [torch.empty_like(mine) for _ in range(group.size())]
+    with health.collective_call(group):
+        health.wait(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
+        # With NCCL the host waits here, so that this must be within collective_call().
+        return [bytes(tensor.cpu().tolist()) for tensor in theirs]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
+    """``differences``: sentences, each with the values of all ranks."""
+    lines = [f"  {difference}" for difference in differences[:most]]
+    if len(differences) > most:
+        lines.append(f"  and {errors.count(len(differences) - most, 'more difference')}")
+    return RuntimeError(
+        "ReducerDDP needs the same module, options and versions on every rank, but ranks differ:\n"
+        + "\n".join(lines)
+        + "\nBuild the model in the same way on every rank. Freeze the same parameters before "
+        "wrapping."
+    )
+
+
+def _list_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1, rank 2". Of more than 8 ranks, the first ranks and the number of ranks."""
+    shown = ", ".join(f"rank {rank}" for rank in ranks[:8])
+    return shown if len(ranks) <= 8 else f"{shown}, … ({len(ranks)} ranks)"

@@ -1,0 +1,94 @@
+"""The parts of a wrapper that exist while the wrapper averages gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import params
+from ddpx.ddp.comm_hooks import CommHook
+from ddpx.ddp.mixed_precision import MixedPrecision
+from ddpx.ddp.options import Options
+from ddpx.ddp.structure import Structure
+from ddpx.params.delayed import DelayedParams
+from ddpx.params.grad_dtypes import GradDtypes
+from ddpx.params.ownership import Wrapper
+from ddpx.reducer import Reducer
+
+
+class Averaging:
+    """A reducer over the parameters of a module, and what belongs to this reducer.
+
+    A wrapper owns this object. The wrapper makes a new one if the wrapper is copied, or if the
+    wrapper averages again after another wrapper of the same module is gone.
+
+    Attributes:
+        managed: The averaged parameters.
+        reducer: The reducer.
+        structure: The layers and parameters of the module.
+        grad_dtypes: The dtypes of gradients.
+        precision: The casts of ``mixed_precision``. None without this argument.
+        first_buckets: The buckets of the first step.
+        first_forward: True until the first forward.
+        successor: The newer wrapper that averages these parameters. None: this wrapper averages.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ignored: Collection[str],
+        managed: Sequence[params.ManagedParam],
+        group: dist.ProcessGroup,
+        options: Options,
+        delayed: DelayedParams,
+        mixed_precision: Any,
+        older: Reducer | None,
+    ) -> None:
+        param_dtype = getattr(mixed_precision, "param_dtype", None)
+        self.structure = Structure(module, ignored)
+        self.grad_dtypes = GradDtypes(
+            managed, options.reduce_dtype, options.grad_dtype, param_dtype
+        )
+        self.managed, trigger = delayed.mark(managed)
+        frozen = params.frozen_params(module, ignored)
+        self.reducer = Reducer(self.managed, frozen, group, options.of_reducer, trigger)
+        if older is not None:
+            self.reducer.continue_from(older)
+        self.precision: MixedPrecision | None = None
+        if mixed_precision is not None:
+            self.precision = MixedPrecision(module, mixed_precision, ignored)
+        self.first_buckets = self.reducer.plan.buckets
+        self.first_forward = True
+        self.successor: weakref.ref[Wrapper] | None = None
+
+    def reduce_in_low_precision(self, comm_hook: CommHook) -> None:
+        """Sums buckets in the ``reduce_dtype`` of ``mixed_precision``, if there is one."""
+        if self.precision is not None and self.precision.reduce_dtype is not None:
+            comm_hook.reduce_in(
+                self.reducer, self.precision.reduce_dtype, self.precision.param_dtype
+            )
+            self.first_buckets = self.reducer.plan.buckets
+
+    def move_to(self, group: dist.ProcessGroup, num_steps: int | None = None) -> None:
+        """Averages over the ranks of another group, as after construction.
+
+        Args:
+            group: The new ranks.
+            num_steps: The number of steps of these ranks. None: the number of this rank.
+        """
+        self.reducer.move_to(group, num_steps)
+        self.first_buckets = self.reducer.plan.buckets
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether casts replace parameters now, as in a forward within a backward."""
+        return self.precision is not None and self.precision.lowered
+
+    def end(self) -> None:
+        """Removes the hooks of the reducer. No later backward is synchronized."""
+        self.reducer.remove_hooks()
+        self.grad_dtypes.reset()

@@ -1,0 +1,107 @@
+"""Checks of the arguments of ``ReducerDDP`` that concern the wrapper as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ddpx import errors, params
+from ddpx.ddp.mixed_precision import check_config
+
+
+def check_module_and_dim(module: object, dim: object) -> None:
+    """Raises TypeError if ``module`` is not a module, or ``dim`` is not a number."""
+    if not isinstance(module, nn.Module):
+        raise _not_a_module(module)
+    if not isinstance(dim, int):
+        raise _bad_dim(dim)
+
+
+def check_mixed_precision(
+    config: Any, reduce_dtype: torch.dtype | None, grad_dtype: torch.dtype | None
+) -> None:
+    """Checks ``mixed_precision``.
+
+    Raises:
+        TypeError: The object lacks a dtype.
+        ValueError: ``reduce_dtype`` or ``grad_dtype`` is given, too.
+    """
+    if config is None:
+        return
+    check_config(config)
+    if reduce_dtype is not None or grad_dtype is not None:
+        raise _dtypes_and_mixed_precision()
+
+
+def describe(mixed_precision: Any) -> dict[str, object]:
+    """The dtypes of ``mixed_precision``, to be compared between ranks."""
+    config = mixed_precision
+    dtypes = config and (config.param_dtype, config.reduce_dtype, config.buffer_dtype)
+    return {"mixed_precision": dtypes}
+
+
+def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -> None:
+    """Checks that ``module`` has parameters to average, and layers that work on its device.
+
+    Raises:
+        RuntimeError: No parameter requires a gradient, or parameters are uninitialized.
+        ValueError: A module on the CPU has SyncBatchNorm layers.
+    """
+    if not managed:
+        raise errors.nothing_to_train()
+    lazy = [p.name for p in managed if isinstance(p.tensor, UninitializedParameter)]
+    if lazy:
+        raise _uninitialized_params(lazy)
+    if managed[0].tensor.device.type == "cpu":
+        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
+        if names:
+            raise _sync_batch_norm_on_cpu(names)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_a_module(value: object) -> TypeError:
+    return TypeError(
+        f"ReducerDDP wraps a torch.nn.Module, but got {type(value).__name__}. "
+        "Pass the model itself: ReducerDDP(model)."
+    )
+
+
+def _uninitialized_params(names: Sequence[str]) -> RuntimeError:
+    return RuntimeError(
+        f"the module has {errors.count_names(names, 'uninitialized (lazy) parameter')}. "
+        "Run one forward on a sample input before wrapping. The forward gives lazy parameters "
+        "their shapes."
+    )
+
+
+def _dtypes_and_mixed_precision() -> ValueError:
+    return ValueError(
+        "mixed_precision has a reduce_dtype of its own. reduce_dtype= and grad_dtype= cannot be "
+        "combined with mixed_precision=. Set mixed_precision.reduce_dtype, or leave "
+        "mixed_precision out."
+    )
+
+
+def _bad_dim(dim: object) -> TypeError:
+    return TypeError(f"dim must be a whole number, but got {type(dim).__name__}. Leave dim out.")
+
+
+def _sync_batch_norm_on_cpu(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        "SyncBatchNorm works on accelerators only, but this module is on CPU and has "
+        f"{errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an accelerator "
+        "before wrapping, or do not call convert_sync_batchnorm() on CPU."
+    )
+
+
+def not_default_group() -> RuntimeError:
+    return RuntimeError(
+        "this ReducerDDP cannot be pickled or copied, because a process group other than the "
+        "default group cannot be pickled. Save wrapper.module.state_dict() instead."
+    )

@@ -1,0 +1,142 @@
+"""Communication hooks, which replace the all-reduce of a bucket, as in DDP."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddpx.reducer import Reducer
+
+
+class CommHook:
+    """The communication hook of one wrapper, which owns this object.
+
+    Attributes:
+        name: The name of the hook in logging data. None without a hook.
+        last_error: The text of the last error of :meth:`register`.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.last_error: str | None = None
+        self._state: object = None
+        self._is_bound_to_group = False  # the C++ core keeps the group of a built-in hook
+
+    def register(self, reducer: Reducer, state: object, hook: Callable[..., Any]) -> None:
+        """Makes ``hook(state, bucket)`` communicate each bucket.
+
+        Raises:
+            TypeError: The hook is not callable.
+            ValueError: The hook has annotations of other types.
+            RuntimeError: The reducer has a hook already, or a backward is running.
+        """
+        try:
+            _check_hook(hook)
+        except (TypeError, ValueError) as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            raise
+        reducer.set_comm_hook(state, _with_checked_result(hook))
+        self.name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        self._state = state
+
+    def register_builtin(self, reducer: Reducer, kind: dist.BuiltinCommHookType) -> None:
+        """Makes a hook in C++ communicate each bucket.
+
+        ``ALLREDUCE`` divides and sums. ``FP16_COMPRESS`` does the same in half precision.
+        """
+        reducer.set_builtin_comm_hook(kind, reducer.process_group)
+        self.name = str(kind)
+        self._is_bound_to_group = True
+
+    def reduce_in(
+        self, reducer: Reducer, dtype: torch.dtype, compute_dtype: torch.dtype | None
+    ) -> None:
+        """Sums buckets in ``dtype``. Gradients arrive in ``compute_dtype``."""
+        reducer.set_mixed_precision(compute_dtype, dtype, reducer.process_group)
+        self.name = f"mixed_precision({dtype})"
+        self._is_bound_to_group = True
+
+    def check_group_can_change(self) -> None:
+        """Raises RuntimeError if a hook keeps the process group."""
+        if self._is_bound_to_group:
+            raise _bound_to_group()
+
+    @property
+    def has_group(self) -> bool:
+        """Whether the hook or its state has a process group, which does not change with ours."""
+        # torch's own states have this attribute.
+        group = getattr(self._state, "process_group", None)
+        in_state = isinstance(self._state, dist.ProcessGroup) or isinstance(
+            group, dist.ProcessGroup
+        )
+        return self._is_bound_to_group or in_state
+
+
+def _with_checked_result(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """``hook``, with a check that it returns a future: torch's C++ core crashes on None."""
+
+    def checked(state: object, bucket: dist.GradBucket) -> Any:
+        future = hook(state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise _no_future(future)
+        return future
+
+    return checked
+
+
+def _check_hook(hook: Callable[..., Any]) -> None:
+    """Raises TypeError or ValueError if ``hook`` cannot be a communication hook."""
+    if not callable(hook):
+        raise _not_callable(hook)
+    signature = inspect.signature(hook)
+    bucket = signature.parameters.get("bucket")
+    bucket_types = (inspect.Parameter.empty, dist.GradBucket, "dist.GradBucket", "GradBucket")
+    if bucket is not None and bucket.annotation not in bucket_types:
+        raise _wrong_bucket_annotation(bucket.annotation)
+    returned = signature.return_annotation
+    future = torch.futures.Future[torch.Tensor]
+    if not (returned in (inspect.Signature.empty, future) or "Future" in str(returned)):
+        raise _wrong_return_annotation(returned)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_callable(hook: object) -> TypeError:
+    return TypeError(
+        f"Communication hook must be callable, but got {type(hook).__name__}. "
+        "Pass a function hook(state, bucket) that returns a torch.futures.Future."
+    )
+
+
+def _wrong_bucket_annotation(annotation: object) -> ValueError:
+    return ValueError(
+        f"Communication hook: bucket annotation should be dist.GradBucket. The annotation is "
+        f"{annotation!r}."
+    )
+
+
+def _wrong_return_annotation(annotation: object) -> ValueError:
+    return ValueError(
+        "Communication hook: return annotation should be torch.futures.Future[torch.Tensor]. "
+        f"The annotation is {annotation!r}."
+    )
+
+
+def _no_future(returned: object) -> TypeError:
+    return TypeError(
+        f"Communication hook: expected a torch.futures.Future to be returned, but got "
+        f"{type(returned).__name__}. Return the future of a collective call, with .then() to "
+        "select the tensor, or return a torch.futures.Future whose result is set."
+    )
+
+
+def _bound_to_group() -> RuntimeError:
+    return RuntimeError(
+        "_update_process_group() cannot be used with mixed_precision or a built-in communication "
+        "hook. Both keep the process group that existed when they were set. Wrap the module again."
+    )

@@ -1,0 +1,147 @@
+"""Uneven inputs: a rank without further batches takes part in the communication of other ranks.
+
+The context manager is torch's ``torch.distributed.algorithms.Join``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, JoinHook
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+from ddpx import health, params
+from ddpx.comm import state_sync
+from ddpx.ddp.buffers import BufferSync
+from ddpx.reducer import Reducer
+
+
+class JoinedWrapper(Protocol):
+    """The members of a wrapper that a rank without batches uses."""
+
+    module: nn.Module
+    process_group: dist.ProcessGroup
+    device: torch.device
+    reducer: Reducer
+    parameters_to_ignore: frozenset[str]
+    _buffer_sync: BufferSync
+    _uneven: UnevenInputs
+    _authoritative_rank: int  # the rank whose model all ranks have after a join context
+
+
+class UnevenInputs:
+    """The state of one wrapper in join contexts. A wrapper owns this object.
+
+    Attributes:
+        joined_before: Whether the wrapper has been in a join context.
+    """
+
+    def __init__(self) -> None:
+        self.joined_before = False
+        self._divide_by_initial_world_size = True
+        self._num_contexts = 0
+        self._open_context: int | None = None  # the number of the context that has not ended
+
+    def make_hook(self, wrapper: JoinedWrapper, divide_by_initial_world_size: bool) -> JoinHook:
+        """Makes the hook of a new join context."""
+        self.joined_before = True
+        self._divide_by_initial_world_size = divide_by_initial_world_size
+        self._num_contexts += 1
+        self._open_context = self._num_contexts
+        hook = _ShadowSteps(wrapper)
+        # An exception that leaves the context calls no hook. But the context then drops its hooks.
+        ended = weakref.finalize(
+            hook, _leave, weakref.ref(self), weakref.ref(wrapper), self._open_context
+        )
+        ended.atexit = False
+        return hook
+
+    def begin_forward(self, wrapper: JoinedWrapper) -> None:
+        """Tells ranks without batches that this rank makes another step."""
+        # The wrapper is a Joinable, which a Protocol cannot express.
+        work = Join.notify_join_context(wrapper)  # type: ignore[arg-type]
+        divisor = None
+        if work is not None and not self._divide_by_initial_world_size:
+            health.wait(work, wrapper.process_group, wrapper.device)
+            divisor = int(work.get_future().wait()[0].item())
+        wrapper.reducer.set_divisor(divisor)
+
+    def announce_step(self, reducer: Reducer, device: torch.device) -> None:
+        """Tells ranks without batches whether the next backward of this rank is synchronized."""
+        syncs = reducer.sync_enabled
+        if self._open_context is not None:
+            reducer.announce_joined_step(syncs)
+        _sum_over_ranks(float(syncs), reducer.process_group, device)
+
+    def leave(self, reducer: Reducer, number: int | None) -> None:
+        """Ends the context of this number, if that context is open."""
+        if number is not None and self._open_context == number:
+            self._open_context = None
+            reducer.leave_join()
+
+    def leave_open_context(self, reducer: Reducer) -> None:
+        """Ends the open context."""
+        self.leave(reducer, self._open_context)
+
+
+def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -> int:
+    """Returns the highest rank that claims something; -1 if no rank does. A collective call."""
+    highest = torch.tensor([group.rank() if claims else -1], device=device)
+    work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    health.wait(work, group, device)
+    return int(highest.item())
+
+
+def _sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+    total = torch.full((1,), value, device=device)
+    work = dist.all_reduce(total, group=group, async_op=True)
+    health.wait(work, group, device)
+    return total
+
+
+def _leave(
+    uneven: weakref.ref[UnevenInputs], wrapper: weakref.ref[JoinedWrapper], number: int
+) -> None:
+    state, model = uneven(), wrapper()
+    if state is not None and model is not None:
+        state.leave(model.reducer, number)
+
+
+class _ShadowSteps(JoinHook):
+    """Makes the collective calls of steps for which this rank has no inputs."""
+
+    def __init__(self, wrapper: JoinedWrapper) -> None:
+        self._wrapper = wrapper
+        super().__init__()
+
+    def main_hook(self) -> None:
+        """Takes part in one step of the other ranks."""
+        wrapper, buffers = self._wrapper, self._wrapper._buffer_sync
+        reducer, group = wrapper.reducer, wrapper.process_group
+        reducer.rebuild_buckets()
+        hook = buffers.hook
+        if buffers.will_sync() and (
+            hook is None or hook.buffer_comm_hook_location is _BufferCommHookLocation.PRE_FORWARD
+        ):
+            source = highest_rank(False, group, wrapper.device)
+            buffers.broadcast(None, group, source)
+        syncs = bool(_sum_over_ranks(0.0, group, wrapper.device).item())
+        buffers.last_forward_was_synchronized = syncs
+        if syncs:
+            reducer.shadow_step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Gives all ranks the model of the last rank that had batches."""
+        wrapper = self._wrapper
+        source = highest_rank(is_last_joiner, wrapper.process_group, wrapper.device)
+        wrapper._authoritative_rank = source
+        state = params.module_state(
+            wrapper.module, wrapper.parameters_to_ignore, wrapper._buffer_sync.enabled
+        )
+        state_sync.broadcast(state, wrapper.process_group, source)
+        wrapper.reducer.set_divisor(None)
+        wrapper._uneven.leave_open_context(wrapper.reducer)

@@ -1,0 +1,121 @@
+"""The report of ``_get_ddp_logging_data()``, with DDP's names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+from ddpx.ddp.ddp_interface import DDPInterface
+
+# DDP uses the names of C++, which differ from torch's names for these dtypes.
+_DTYPE_NAMES = {
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+    "float32": "float",
+    "float64": "double",
+}
+_MOMENTS = (
+    "forward_compute_time_start",
+    "backward_compute_time_start",
+    "backward_compute_time_end",
+    "backward_comm_time_start",
+    "backward_comm_time_end",
+)
+
+
+def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
+    """Returns arguments, buckets and the times of the last sampled step of a wrapper.
+
+    Sizes are in bytes, and times in nanoseconds. On a device, times are the times of calls on the
+    host. DDP reports the times of kernels.
+    """
+    data = {**_construction(wrapper), **_environment(wrapper), **_buckets(wrapper)}
+    if wrapper._comm_hook.name is not None:
+        data["comm_hook"] = wrapper._comm_hook.name
+    error = wrapper._comm_hook.last_error or wrapper.reducer.last_error
+    if error:
+        data |= {"has_error": 1, "error": error}
+    return {**data, **_times(wrapper)}
+
+
+def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
+    tensors = [param.tensor for param in wrapper._averaging.managed]
+    dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
+    return {
+        "world_size": wrapper.process_group.size(),
+        "rank": wrapper.process_group.rank(),
+        "module_name": type(wrapper.module).__name__,
+        "device_ids": _join(wrapper.device_ids or ()),
+        "output_device": -1 if wrapper.output_device is None else int(wrapper.output_device),
+        "broadcast_buffers": int(wrapper.forward_sync_buffers),
+        "bucket_cap_bytes": wrapper.bucket_bytes_cap,
+        "find_unused_parameters": int(wrapper.find_unused_parameters),
+        "gradient_as_bucket_view": int(wrapper.gradient_as_bucket_view),
+        "static_graph": int(wrapper.static_graph),
+        "backend_name": dist.get_backend(wrapper.process_group),
+        "dtypes": _join(sorted(_DTYPE_NAMES.get(name, name) for name in dtypes)),
+        "total_parameter_size_bytes": sum(t.numel() * t.element_size() for t in tensors),
+        "num_parameter_tensors": len(tensors),
+        "is_multi_device_module": int(wrapper.is_multi_device_module),
+        "has_sync_bn": int(any(isinstance(m, nn.SyncBatchNorm) for m in wrapper.module.modules())),
+        "join_uneven_inputs": int(wrapper._uneven.joined_before),
+    }
+
+
+def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
+    names = ["MASTER_PORT", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "TORCH_DISTRIBUTED_DEBUG"]
+    backend = dist.get_backend(wrapper.process_group)
+    data: dict[str, str | int] = {}
+    if backend == "gloo":
+        names += ["GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"]
+        data["gloo_num_threads"] = 2  # torch's number, which cannot be changed or read
+    if backend == "nccl":
+        names += ["NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT"]
+        data["nccl_async_error_handling"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "N/A")
+        data["nccl_blocking_wait"] = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "N/A")
+    return data | {name.lower(): os.environ.get(name, "N/A") for name in names}
+
+
+def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
+    reducer = wrapper.reducer
+    order = reducer.arrival_order
+    sizes = _join(_bucket_bytes(wrapper, wrapper._averaging.first_buckets))
+    if not order:
+        return {"bucket_sizes": sizes, "has_rebuilt_buckets": 0}
+    buckets = reducer.plan.buckets
+    return {
+        "bucket_sizes": sizes,
+        "has_rebuilt_buckets": 1,
+        "rebuilt_bucket_sizes": _join(_bucket_bytes(wrapper, buckets)),
+        "rebuilt_per_bucket_param_indices": _join(" ".join(map(str, b)) for b in buckets),
+        "prev_iteration_grad_ready_order_indices": _join(order),
+    }
+
+
+def _bucket_bytes(wrapper: DDPInterface, buckets: Sequence[Sequence[int]]) -> list[int]:
+    tensors = [param.tensor for param in wrapper._averaging.managed]
+    return [sum(tensors[i].numel() * tensors[i].element_size() for i in b) for b in buckets]
+
+
+def _times(wrapper: DDPInterface) -> dict[str, str | int]:
+    report = wrapper.reducer.report
+    if report.step < 0:
+        return {"iteration": 0}
+    data: dict[str, str | int] = {
+        "iteration": report.step,
+        "num_buckets_reduced": report.num_launches,
+        "can_set_static_graph": int(wrapper.reducer.graph_was_static),
+    }
+    for prefix, times in (("", report.times), ("avg_", report.mean)):
+        data[f"{prefix}forward_compute_time"] = times.forward
+        data[f"{prefix}backward_compute_time"] = times.backward
+        data[f"{prefix}backward_comm_time"] = times.comm
+        data[f"{prefix}backward_compute_comm_overlap_time"] = times.overlap
+    return data | dict(zip(_MOMENTS, report.moments, strict=True))
+
+
+def _join(values: object) -> str:
+    return ", ".join(str(value) for value in values)  # type: ignore[attr-defined]

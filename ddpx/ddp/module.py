@@ -1,0 +1,389 @@
+"""``ReducerDDP``: averages gradients of a module over ranks, with the reducer of ddpx."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Joinable
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+from ddpx import health, params, settings
+from ddpx.comm.process_group import resolve_group
+from ddpx.ddp import agreement, checks, nested, placement
+from ddpx.ddp.averaging import Averaging
+from ddpx.ddp.buffers import BufferSync
+from ddpx.ddp.comm_hooks import CommHook
+from ddpx.ddp.dynamo import active_wrapper
+from ddpx.ddp.grad_access import GradAccess
+from ddpx.ddp.join import UnevenInputs, highest_rank
+from ddpx.ddp.logging_data import logging_data
+from ddpx.ddp.optimizers import OptimizersInBackward
+from ddpx.ddp.options import make_options
+from ddpx.ddp.post_sync import PostSync
+from ddpx.params import ownership
+from ddpx.params.delayed import DelayedParams
+from ddpx.params.dtensors import check_dtensors
+
+# Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
+_CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+_PRE_FORWARD = _BufferCommHookLocation.PRE_FORWARD
+_POST_FORWARD = _BufferCommHookLocation.POST_FORWARD
+
+# Called with a new wrapper, and with True if all ranks make the wrapper and agree on it.
+ConstructionCallback = Callable[["ReducerDDP", bool], None]
+_construction_callbacks: list[ConstructionCallback] = []
+
+
+def call_on_construction(callback: ConstructionCallback) -> None:
+    """Calls ``callback`` with each later wrapper of this process."""
+    _construction_callbacks.append(callback)
+
+
+class ReducerDDP(GradAccess):
+    """Averages the gradients of ``module`` over all ranks while backward runs.
+
+    The first 20 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
+    torch 2.13, in the same order. ``isinstance(model, DistributedDataParallel)`` is true. On CPU
+    with ``gloo``, results equal those of DDP bit for bit.
+
+    A backward averages gradients, unless the backward or the forward of each output that the
+    backward reaches runs in :meth:`no_sync`.
+
+    Parameters and buffers may be DTensors over another dimension of the mesh. ``param.grad`` is
+    then a DTensor in the parameter's placements.
+
+    Args:
+        module: The model. All its parameters are on devices of one type. The type is the same on
+            every rank.
+        device_ids: A list with the device of the module, if the module is on one accelerator. The
+            wrapper then moves inputs to this device. None, the default, for all other modules.
+        output_device: The device of outputs, if the module is on one accelerator. The wrapper
+            stores this argument for compatibility with DDP.
+        dim: The batch dimension. Only 0 is supported.
+        broadcast_buffers: The older form of ``forward_sync_buffers``. This form also decides
+            whether construction broadcasts buffers.
+        init_sync: Compare the parameters of all ranks at construction, and broadcast the state of
+            rank 0. Default True.
+        process_group: The ranks to average over. Default: the default process group.
+        bucket_cap_mb: The size of a bucket in MiB. Default: 25, with a first bucket of 1 MiB.
+        find_unused_parameters: Allow parameters without a gradient in some steps. If no rank uses
+            a parameter in a step, ``param.grad`` does not change. Default False.
+        check_reduction: No effect, as in DDP.
+        gradient_as_bucket_view: Place ``param.grad`` in the bucket. This saves a copy, and memory
+            of the size of the gradients. Default False.
+        static_graph: Promise that every step uses the same parameters, each the same number of
+            times. Default False.
+        delay_all_reduce_named_params: A list of (name, parameter) pairs. These parameters are
+            averaged together, when the gradient of ``param_to_hook_all_reduce`` is ready. Steps
+            may leave these parameters unused.
+        param_to_hook_all_reduce: The parameter that the delayed parameters wait for.
+        mixed_precision: An object with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``. The
+            module computes in ``param_dtype``. Gradients are summed in ``reduce_dtype``.
+            Parameters and gradients keep their dtypes. Excludes a communication hook.
+        device_mesh: A mesh of one dimension, in place of ``process_group``. The mesh may be part
+            of a larger mesh.
+        skip_all_reduce_unused_params: With ``find_unused_parameters``: do not communicate a bucket
+            if no rank used its parameters in the last step. Default False.
+        bucket_cap_mb_list: The size in MiB of each bucket in turn. Further buckets have the last
+            size. Default None.
+        batched_grad_copy: Copy and divide all gradients of a bucket together, when the bucket is
+            full. Default False.
+        forward_sync_buffers: Broadcast the buffers of rank 0 before each forward. Default True.
+        reduce_dtype: The dtype in which floating-point gradients are summed over ranks, for
+            example ``torch.float32`` for a 16-bit model. If this dtype is wider than the
+            gradient's, sums over micro-steps in ``no_sync`` have it, too. ``param.grad`` is
+            rounded to the parameter's dtype once, after the sum. Not in DDP.
+        grad_dtype: The dtype of ``param.grad``, as ``Tensor.grad_dtype`` of torch. Default: the
+            parameter's dtype. ``torch.float32`` avoids the last rounding, too. Also the dtype of
+            sums, unless ``reduce_dtype`` is given. The optimizer must accept such gradients. Not
+            in DDP.
+
+    Raises:
+        TypeError: An argument has a wrong type.
+        ValueError: An argument has a wrong value.
+        RuntimeError: No parameter requires a gradient, or parameters differ between ranks. In
+            ``backward()``: a parameter got no gradient, and neither ``find_unused_parameters`` nor
+            ``static_graph`` is set; or communication failed.
+
+    Example:
+        >>> model = ddpx.ReducerDDP(module)
+        >>> model(inputs).sum().backward()
+        >>> module.weight.grad
+        tensor([[16., 16., 16., 16.]])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: list[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: list[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        Joinable.__init__(self)
+        checks.check_module_and_dim(module, dim)
+        self._delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        self._delayed.check()
+        checks.check_mixed_precision(mixed_precision, reduce_dtype, grad_dtype)
+        self._options = make_options(
+            broadcast_buffers=broadcast_buffers,
+            init_sync=init_sync,
+            bucket_cap_mb=bucket_cap_mb,
+            find_unused_parameters=find_unused_parameters,
+            check_reduction=check_reduction,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            bucket_cap_mb_list=bucket_cap_mb_list,
+            forward_sync_buffers=forward_sync_buffers,
+            batched_grad_copy=batched_grad_copy,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            reduce_dtype=reduce_dtype,
+            grad_dtype=grad_dtype,
+        )
+        self.process_group = resolve_group(process_group, device_mesh)
+        self.device_mesh = device_mesh
+        self.parameters_to_ignore = params.ignored_names(module)
+        managed = params.managed_params(module, self.parameters_to_ignore)
+        checks.check_trainable(module, managed)
+        check_dtensors(module, self.parameters_to_ignore, self.process_group)
+        place = placement.place(module, self.parameters_to_ignore, device_ids, output_device)
+        self._set_ddp_attributes(self._options, place, dim)
+        self.module = module
+        self.mixed_precision = mixed_precision
+        self._buffer_sync = BufferSync(
+            module, self.parameters_to_ignore, self._options.sync_buffers_at_forward
+        )
+        self._comm_hook = CommHook()
+        self._optimizers = OptimizersInBackward()
+        self._post_sync = PostSync()
+        self._uneven = UnevenInputs()
+
+        if self._options.init_sync:
+            agreement.make_ranks_agree(
+                module,
+                self.parameters_to_ignore,
+                self._options,
+                {**self._delayed.describe(module), **checks.describe(mixed_precision)},
+                self.process_group,
+                managed[0].tensor.device,
+            )
+        self._attach(managed)
+        if self._options.init_sync:
+            self.reducer.number_as_constructed()
+        for callback in _construction_callbacks:
+            callback(self, self._options.init_sync)
+
+    def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
+        """Starts to average the gradients of ``managed``."""
+        ownership.claim(self, managed)
+        self._averaging = Averaging(
+            self.module,
+            self.parameters_to_ignore,
+            managed,
+            self.process_group,
+            self._options,
+            self._delayed,
+            self.mixed_precision,
+            self.__dict__.get("reducer"),
+        )
+        self.reducer = self._averaging.reducer
+        if settings.switch_of("DDPX_CHECK_FINITE"):
+            self.set_check_finite()
+        self._averaging.reduce_in_low_precision(self._comm_hook)
+
+    def _yield_to(self, successor: ownership.Wrapper) -> None:
+        """Stops to average, because a newer wrapper averages the parameters."""
+        self._averaging.end()
+        self._averaging.successor = weakref.ref(successor)
+
+    def _has_yielded(self) -> bool:
+        successor = self._averaging.successor
+        if successor is None:
+            return False
+        if successor() is None:  # the newer wrapper is gone
+            self._attach(params.managed_params(self.module, self.parameters_to_ignore))
+        return self._averaging.successor is not None
+
+    def _move_to(self, group: dist.ProcessGroup, num_steps: int) -> None:
+        """Averages over ranks that have the same state, as after construction.
+
+        Args:
+            group: The ranks.
+            num_steps: The number of steps that these ranks have made.
+        """
+        for param in self.module.parameters():
+            param.grad = None
+        self._averaging.move_to(group, num_steps)
+        self.process_group = group
+        self._post_sync.drop_futures()
+        self._buffer_sync.last_forward_was_synchronized = True
+
+    # ---- training ------------------------------------------------------------------------------
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the module on this rank's inputs, as ``model(*inputs, **kwargs)``.
+
+        The forward first broadcasts the buffers of rank 0, if ``forward_sync_buffers`` is set. If
+        ``device_ids`` is given, the forward moves tensors in the inputs to this device.
+
+        Args:
+            inputs: Positional arguments of the module.
+            kwargs: Keyword arguments of the module.
+
+        Returns:
+            The output of the module.
+
+        Raises:
+            RuntimeError: A parameter of the module was replaced after wrapping, and no output
+                requires a gradient. Otherwise the backward raises this error.
+            RankFailure: A rank was lost, or communication failed.
+
+        Example:
+            >>> model(inputs).shape
+            torch.Size([8, 1])
+        """
+        if self._has_yielded():
+            return self.module(*inputs, **kwargs)
+        averaging = self._averaging
+        records_graph = torch.is_grad_enabled()
+        replaced: list[str] = []
+        if records_graph and not averaging.is_lowered and not averaging.structure.unchanged():
+            replaced = averaging.structure.replaced()
+            records_graph = not (replaced or averaging.structure.has_plain_tensors())
+        self._before_forward(records_graph)
+        if self.device_ids:
+            inputs = nested.to_device(inputs, self.device)
+            kwargs = nested.to_device(kwargs, self.device)
+        output = self._run_module(inputs, kwargs)
+        if self._buffer_sync.is_due(_POST_FORWARD, self.process_group):
+            self._sync_buffers()
+        if records_graph:
+            self.reducer.watch_outputs(list(nested.tensors_in(output)))
+        elif replaced:
+            averaging.structure.refuse_backward(replaced, output)
+        self._buffer_sync.last_forward_was_synchronized = (
+            records_graph and self.reducer.sync_enabled
+        )
+        return output
+
+    def _before_forward(self, records_graph: bool) -> None:
+        if _CAPTURE_IS_HIDDEN and records_graph and self.reducer.sync_enabled:
+            self._check_capture()
+        if self._averaging.first_forward:
+            self._averaging.first_forward = False
+            self._optimizers.take_over(self, self._options)
+        if self._join_config.enable:
+            self._uneven.begin_forward(self)
+        if records_graph:
+            self.reducer.prepare_forward()
+        if self._buffer_sync.is_due(_PRE_FORWARD, self.process_group):
+            self._sync_buffers()
+            if torch.is_grad_enabled():
+                self.reducer.begin_forward()
+        if self._join_config.enable:
+            self._uneven.announce_step(self.reducer, self.device)
+
+    def _check_capture(self) -> None:
+        if self.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.reducer.refuse_capture()
+
+    def _sync_buffers(self) -> None:
+        with health.waiting_for_buffers(self.reducer.monitor), torch.no_grad():
+            source = 0
+            if self._join_config.enable:  # rank 0 may have no more batches
+                source = highest_rank(True, self.process_group, self.device)
+            futures = self._buffer_sync.sync(self.process_group, source)
+            if futures is not None:
+                self._post_sync.wait_for(self.reducer, futures)
+
+    def _run_module(self, inputs: Any, kwargs: Any) -> Any:
+        precision = self._averaging.precision
+        if precision is None:
+            with active_wrapper(self):
+                return self.module(*inputs, **kwargs)
+        with active_wrapper(self), precision.forward() as outputs:
+            output = self.module(*precision.cast_inputs(inputs), **precision.cast_inputs(kwargs))
+            outputs += nested.tensors_in(output)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keeps gradients local if forward, backward or both run in this context.
+
+        Local gradients add up in ``param.grad``. The next backward that averages gradients
+        averages the sum. A local micro-step communicates no gradients. The page
+        docs/gradient_accumulation.md has the exact rule, and a comparison with DDP.
+
+        Returns:
+            A context manager.
+
+        Example:
+            >>> with model.no_sync():
+            ...     model(inputs).sum().backward()
+            >>> model.module.weight.grad
+            tensor([[8., 8., 8., 8.]])
+            >>> model(inputs).sum().backward()  # averages the sum of both backwards
+            >>> model.module.weight.grad
+            tensor([[32., 32., 32., 32.]])
+        """
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def _get_ddp_logging_data(self) -> dict[str, str | int]:
+        """Arguments, buckets and times of the last sampled step, under DDP's names."""
+        return logging_data(self)
+
+    # ---- copies --------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
+            raise checks.not_default_group()
+        state = copy.copy(self.__dict__)
+        for name in ("reducer", "_averaging", "process_group"):  # a copy makes its own
+            del state[name]
+        state["require_backward_grad_sync"] = self.require_backward_grad_sync
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        sync = state.pop("require_backward_grad_sync")
+        super().__setstate__(state)
+        self.process_group = resolve_group(None)
+        self._attach(params.managed_params(self.module, self.parameters_to_ignore))
+        for callback in _construction_callbacks:
+            callback(self, False)  # only some ranks may make a copy
+        self.require_backward_grad_sync = sync
+        self._post_sync.continue_with(self.reducer)
+
+
+# isinstance(model, DistributedDataParallel) is true, although no code of DDP is inherited.
+DistributedDataParallel.register(ReducerDDP)

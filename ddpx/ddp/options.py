@@ -1,0 +1,220 @@
+"""The arguments of ReducerDDP as one checked, immutable value."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from ddpx import _C, errors
+from ddpx.reducer.options import ReducerOptions
+
+_MIB = 1024 * 1024
+_DEFAULT_CAP_MB = 25
+_DEFAULT_FIRST_CAP_BYTES = _MIB
+_LARGEST_CAP_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a wrapper. Caps are in bytes. :func:`make_options` checks arguments."""
+
+    sync_buffers_at_init: bool
+    sync_buffers_at_forward: bool
+    init_sync: bool
+    first_cap_bytes: int
+    cap_bytes: int
+    listed_cap_bytes: tuple[int, ...]
+    find_unused_parameters: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    batched_grad_copy: bool
+    skip_all_reduce_unused_params: bool
+    reduce_dtype: torch.dtype | None
+    grad_dtype: torch.dtype | None
+
+    @property
+    def precision(self) -> _C.Precision:
+        """The dtypes of sums. Local sums are at least as precise as the sums over ranks."""
+        reduce = self.reduce_dtype or self.grad_dtype
+        local = self.grad_dtype or self.reduce_dtype
+        return _C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype)
+
+    @property
+    def mode(self) -> _C.GraphMode:
+        """``static_graph`` also finds unused parameters, and takes precedence."""
+        if self.static_graph:
+            return _C.GraphMode.STATIC
+        if self.find_unused_parameters:
+            return _C.GraphMode.FIND_UNUSED
+        return _C.GraphMode.DEFAULT
+
+    @property
+    def caps(self) -> _C.BucketCaps:
+        """Bucket sizes in bytes."""
+        return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, list(self.listed_cap_bytes))
+
+    @property
+    def of_reducer(self) -> ReducerOptions:
+        """The options that the reducer needs."""
+        return ReducerOptions(
+            caps=self.caps,
+            mode=self.mode,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            batched_grad_copy=self.batched_grad_copy,
+            skip_unused_buckets=self.skip_all_reduce_unused_params,
+            precision=self.precision,
+        )
+
+
+def make_options(
+    *,
+    broadcast_buffers: bool | None,
+    init_sync: bool,
+    bucket_cap_mb: float | None,
+    find_unused_parameters: bool,
+    check_reduction: bool,
+    gradient_as_bucket_view: bool,
+    static_graph: bool,
+    bucket_cap_mb_list: list[float] | None,
+    forward_sync_buffers: bool | None,
+    batched_grad_copy: bool,
+    skip_all_reduce_unused_params: bool,
+    reduce_dtype: torch.dtype | None = None,
+    grad_dtype: torch.dtype | None = None,
+) -> Options:
+    """Checks arguments of ReducerDDP and makes options.
+
+    Raises:
+        TypeError: A flag is not a bool, a list of caps is not a list, or a dtype is not a
+            floating-point dtype.
+        ValueError: A cap is not a finite number of MiB, 0 or more; or a dtype has 8 bits.
+    """
+    flags = {
+        "broadcast_buffers": broadcast_buffers,
+        "init_sync": init_sync,
+        "find_unused_parameters": find_unused_parameters,
+        "check_reduction": check_reduction,
+        "gradient_as_bucket_view": gradient_as_bucket_view,
+        "static_graph": static_graph,
+        "forward_sync_buffers": forward_sync_buffers,
+        "batched_grad_copy": batched_grad_copy,
+        "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+    }
+    for name, value in flags.items():
+        optional = name in ("broadcast_buffers", "forward_sync_buffers")
+        if not isinstance(value, (bool, int)) and not (optional and value is None):
+            raise errors.not_a_flag(name, value)
+    for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise _bad_dtype(name, dtype)
+        if dtype is not None and dtype.itemsize < torch.float16.itemsize:
+            raise _dtype_without_sums(name, dtype)
+    if check_reduction:
+        warnings.warn(
+            "check_reduction has no effect. Leave check_reduction out.", FutureWarning, stacklevel=3
+        )
+
+    sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
+    first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
+    return Options(
+        sync_buffers_at_init=sync_at_init,
+        sync_buffers_at_forward=sync_at_forward,
+        init_sync=bool(init_sync),
+        first_cap_bytes=first,
+        cap_bytes=cap,
+        listed_cap_bytes=listed,
+        find_unused_parameters=bool(find_unused_parameters),
+        gradient_as_bucket_view=bool(gradient_as_bucket_view),
+        static_graph=bool(static_graph),
+        batched_grad_copy=bool(batched_grad_copy),
+        skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
+        reduce_dtype=reduce_dtype,
+        grad_dtype=grad_dtype,
+    )
+
+
+def _buffer_sync(
+    broadcast_buffers: bool | None, forward_sync_buffers: bool | None
+) -> tuple[bool, bool]:
+    """Returns whether construction and whether forwards synchronize buffers.
+
+    ``broadcast_buffers`` decides both. ``forward_sync_buffers`` decides only the latter.
+    """
+    if forward_sync_buffers is not None:
+        if broadcast_buffers is not None:
+            warnings.warn(
+                "broadcast_buffers has no effect, because forward_sync_buffers is also given. Pass "
+                "only forward_sync_buffers.",
+                FutureWarning,
+                stacklevel=4,
+            )
+        return True, bool(forward_sync_buffers)
+    if broadcast_buffers is not None:
+        warnings.warn(
+            "broadcast_buffers is deprecated. Pass forward_sync_buffers instead. "
+            "forward_sync_buffers controls the synchronisation of buffers in forward only: "
+            "construction then always synchronises buffers.",
+            FutureWarning,
+            stacklevel=4,
+        )
+    sync = True if broadcast_buffers is None else bool(broadcast_buffers)
+    return sync, sync
+
+
+def _caps(
+    cap_mb: float | None, cap_mb_list: list[float] | None
+) -> tuple[int, int, tuple[int, ...]]:
+    """Returns the caps of the first bucket, of the others, and the listed caps, in bytes.
+
+    The first bucket is smaller only with the default size.
+    """
+    if cap_mb_list is not None and not isinstance(cap_mb_list, (list, tuple)):
+        raise _bad_cap_list(cap_mb_list)
+    if cap_mb_list:
+        listed = tuple(_cap_bytes("bucket_cap_mb_list", cap) for cap in cap_mb_list)
+        return max(listed), max(listed), listed
+    if cap_mb is None:
+        return _DEFAULT_FIRST_CAP_BYTES, _DEFAULT_CAP_MB * _MIB, ()
+    cap = _cap_bytes("bucket_cap_mb", cap_mb)
+    return cap, cap, ()
+
+
+def _cap_bytes(name: str, cap_mb: float) -> int:
+    is_number = isinstance(cap_mb, (int, float)) and not isinstance(cap_mb, bool)
+    if not is_number or not math.isfinite(cap_mb) or cap_mb < 0:
+        raise _bad_cap(name, cap_mb)
+    return min(int(cap_mb * _MIB), _LARGEST_CAP_BYTES)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _bad_dtype(name: str, value: object) -> TypeError:
+    return TypeError(
+        f"{name} must be a floating-point torch.dtype or None, but got {value!r}. "
+        f"Pass e.g. {name}=torch.float32."
+    )
+
+
+def _dtype_without_sums(name: str, dtype: object) -> ValueError:
+    return ValueError(
+        f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 bits or "
+        f"less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
+    )
+
+
+def _bad_cap(name: str, value: object) -> ValueError:
+    return ValueError(
+        f"{name}={value!r} is not a bucket size. "
+        f"Pass a finite number of MiB, 0 or more, e.g. {name}=25."
+    )
+
+
+def _bad_cap_list(value: object) -> TypeError:
+    return TypeError(
+        f"bucket_cap_mb_list must be a list of numbers of MiB, but got {value!r}. "
+        "Pass e.g. [1, 25, 25]."
+    )

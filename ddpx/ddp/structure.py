@@ -1,0 +1,91 @@
+"""Detects layers and parameters that were replaced after wrapping."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpx import errors
+from ddpx.ddp import nested
+
+
+class Structure:
+    """The submodules and parameters of a module, by identity.
+
+    Every forward runs the check, which is one pass in C over the dicts of all submodules.
+    """
+
+    def __init__(self, module: nn.Module, ignored: Collection[str]) -> None:
+        self._module = module
+        self._ignored = ignored
+        self._dicts: list[dict[str, Any]] = []
+        for submodule in module.modules():
+            self._dicts.append(submodule._parameters)
+            self._dicts.append(submodule._modules)
+        self._expected = list(chain.from_iterable(d.values() for d in self._dicts))
+        self._known = {id(p) for p in module.parameters()}
+
+    def unchanged(self) -> bool:
+        """Whether the module has the same submodules and parameters as at construction."""
+        if sum(map(len, self._dicts)) != len(self._expected):
+            return False
+        return all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected))
+
+    def has_plain_tensors(self) -> bool:
+        """Whether plain tensors replace parameters, as ``torch.func.functional_call`` does.
+
+        Assignment to an attribute of an ``nn.Module`` accepts only an ``nn.Parameter``.
+        """
+        current = chain.from_iterable(d.values() for d in self._dicts)
+        changed = (
+            value for value, old in zip(current, self._expected, strict=False) if value is not old
+        )
+        return any(
+            isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+            for value in changed
+        )
+
+    def replaced(self) -> list[str]:
+        """Names of parameters that are new since construction, and would not be averaged."""
+        return [
+            name
+            for name, param in self._module.named_parameters()
+            if isinstance(param, nn.Parameter)
+            and param.requires_grad
+            and id(param) not in self._known
+            and name not in self._ignored
+        ]
+
+    def refuse_backward(self, replaced: Sequence[str], output: object) -> None:
+        """Makes a backward through ``output`` raise, if parameters are still replaced then.
+
+        ``torch.func.functional_call`` replaces parameters during a forward only.
+
+        Raises:
+            RuntimeError: No tensor of ``output`` requires a gradient, so that no backward can be
+                refused.
+        """
+
+        def check(_: torch.Tensor) -> None:
+            if self.replaced():
+                raise _params_replaced(replaced)
+
+        outputs = [tensor for tensor in nested.tensors_in(output) if tensor.requires_grad]
+        if not outputs:
+            raise _params_replaced(replaced)
+        for tensor in outputs:
+            tensor.register_hook(check)
+
+
+def _params_replaced(names: Sequence[str]) -> RuntimeError:
+    gradients = "Its gradient" if len(names) == 1 else "Their gradients"
+    return RuntimeError(
+        f"the wrapped module now has {errors.count_names(names, 'new parameter')}. {gradients} "
+        "would not be averaged. Replace layers before wrapping, or wrap the module again: "
+        "model = ReducerDDP(model.module, ...)."
+    )

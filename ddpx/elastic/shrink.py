@@ -1,0 +1,359 @@
+"""``shrink``: training continues after ranks were lost, without a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from operator import index
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ddpx import _C, params
+from ddpx.comm import state_sync
+from ddpx.ddp.module import ReducerDDP
+from ddpx.elastic import errors
+from ddpx.elastic.regroup import Regrouping
+from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous
+from ddpx.errors import nobody_watches
+from ddpx.health.failure import RankFailure, RankMismatch
+from ddpx.params import ownership
+from ddpx.settings import seconds
+
+_POLL_INTERVAL_S = 0.005
+
+
+class Stateful(Protocol):
+    """An optimizer, a learning-rate schedule or a gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The new process group, as :func:`shrink` returns it.
+
+    Attributes:
+        step: The next step. The number counts as ``step=`` of :func:`shrink` counts. Without
+            ``step=``, the number of synchronized backwards of this wrapper.
+        rank: The rank of this process in the new group.
+        world_size: The number of ranks in the new group.
+        lost: The lost ranks, by their old numbers.
+        survivors: For each new rank, the old rank.
+        caught_up: True if this rank took over the state of a rank that was a step ahead.
+
+    Example:
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ... except ddpx.RankFailure:
+        ...     shrunk = ddpx.shrink(model, optimizer)
+        >>> shrunk.rank, shrunk.world_size, shrunk.lost
+        (0, 1, (1,))
+    """
+
+    step: int
+    rank: int
+    world_size: int
+    lost: tuple[int, ...]
+    survivors: tuple[int, ...]
+    caught_up: bool
+
+
+def shrink(
+    model: ReducerDDP, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
+) -> Shrunk:
+    """Continues training without the lost ranks. Every survivor calls this after RankFailure.
+
+    The call destroys all process groups. A new default process group contains the survivors in
+    their old order. ``model`` averages over the new group from here on. Its buckets are those of a
+    new wrapper. Gradients are set to None.
+
+    If only some survivors finished the step of the failure, the others get parameters, buffers and
+    the states of ``stateful`` from a survivor that finished the step. If no survivor finished the
+    step, the training loop repeats the step. ``step`` of the result is the next step in both
+    cases. A rank that is lost during the call is left out, too.
+
+    Requirements:
+
+    - All survivors are on one machine.
+    - The launcher does not kill survivors. ``ddpx run --keep-survivors`` is such a launcher.
+    - All parameters are on the CPU. On a device, the host counts a step before the all-reduces of
+      the step have ended. A rank with an aborted all-reduce could then become the source of state.
+
+    Args:
+        model: The only wrapper of its process group. The process group contains all ranks.
+        stateful: All other objects that change with every step: optimizers, schedules, scalers.
+        step: The next step of this rank, which is the number of optimizer steps in its
+            parameters. Default: the number of synchronized backwards. Pass the number if a step
+            is not one synchronized backward, or if the job continues from a checkpoint.
+        timeout_s: Seconds to wait for other survivors. Default 30.
+
+    Returns:
+        A :class:`Shrunk`, with the new rank and the next step.
+
+    Raises:
+        RuntimeError: No rank was lost, as after RankMismatch. Or survivors did not call in time.
+            The text names these ranks. Or this wrapper cannot change its process group. The text
+            names the reason.
+        NotImplementedError: Ranks are on several machines, or the process group of ``model`` has
+            only some of the ranks.
+
+    Example:
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ...     optimizer.step()
+        ... except ddpx.RankFailure:
+        ...     shrunk = ddpx.shrink(model, optimizer)
+        >>> shrunk.step, shrunk.world_size
+        (0, 1)
+        >>> model(inputs).sum().backward()  # the step again, on the only survivor
+        >>> model.module.weight.grad
+        tensor([[8., 8., 8., 8.]])
+    """
+    step = None if step is None else index(step)
+    seconds("timeout_s", timeout_s)
+    monitor = _monitor_of_failure(model, step)
+    reason = _why_not(model, stateful)
+    if reason is not None:
+        raise _cannot_shrink(reason)
+    model.reset()
+    num_steps = model.reducer.num_steps
+    move = _Move(model, stateful, monitor, num_steps if step is None else step, timeout_s)
+    try:
+        return move.run()
+    except BaseException:
+        move.rendezvous.give_up()
+        raise
+
+
+class _Move:
+    """The change from the old process group to a new one, in several attempts if necessary."""
+
+    def __init__(
+        self,
+        model: ReducerDDP,
+        stateful: Sequence[Stateful],
+        monitor: _C.Monitor,
+        step: int,
+        timeout_s: float,
+    ) -> None:
+        self._model = model
+        self._stateful = stateful
+        self._monitor = monitor
+        self._world_size = model.process_group.size()
+        # The time limit of each part of an attempt. Other ranks wait for a rank whose part fails.
+        self._attempt = timedelta(seconds=timeout_s / 4)
+        self._regrouping = Regrouping(model.process_group)
+        self.rendezvous = Rendezvous(
+            monitor, self._world_size, step, model.reducer.num_steps, timeout_s
+        )
+
+    def run(self) -> Shrunk:
+        """Makes attempts until the survivors have a group.
+
+        Raises:
+            RuntimeError: All attempts failed.
+        """
+        cause: Exception | None = None
+        for _ in range(self._world_size + 2):  # every other rank may be lost during an attempt
+            agreement = self.rendezvous.agree()
+            if not (agreement.same_state or self._stateful):
+                self.rendezvous.reach(
+                    agreement, ACCEPTED
+                )  # all members must read the agreement first
+                raise _shrink_without_state(agreement.step)
+            if not self.rendezvous.reach(agreement, ACCEPTED):
+                continue
+            try:
+                group = self._make_group(agreement)
+                take_over = self._fetch_state(agreement, group)
+            except RuntimeError as error:
+                cause = error.with_traceback(None)  # frames of the traceback hold groups
+                continue
+            if self.rendezvous.reach(agreement, READY):
+                self._regrouping.finish(group)
+                return self._finish(agreement, group, take_over)
+        raise errors.shrink_failed() from cause
+
+    def _make_group(self, agreement: Agreement) -> dist.ProcessGroup:
+        group = self._regrouping.make(
+            self.rendezvous.store(agreement, self._attempt.total_seconds()),
+            agreement.members.index(self._monitor.rank),
+            len(agreement.members),
+            self._attempt,
+        )
+        # From here on the new group detects lost ranks. For this, all ranks must have published
+        # their state in this group.
+        monitor = _C.monitor_of(group)
+        if monitor is not None:
+            self._await_published_state(monitor, agreement)
+        return group
+
+    def _await_published_state(self, monitor: _C.Monitor, agreement: Agreement) -> None:
+        deadline = time.monotonic() + self._attempt.total_seconds()
+        others = len(agreement.members) - 1
+        while sum(bool(state) for state in monitor.ranks()) < others:
+            if time.monotonic() > deadline or not self.rendezvous.all_live(agreement):
+                raise errors.shrink_failed()
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _fetch_state(
+        self, agreement: Agreement, group: dist.ProcessGroup
+    ) -> Callable[[], None] | None:
+        """Fetches the state of the source.
+
+        Returns:
+            A function that takes over the fetched state, which is called when all ranks are ready.
+            None if this rank has the state already.
+        """
+        if agreement.same_state:
+            return None
+        model = self._model
+        source = agreement.members.index(agreement.source)
+        state = params.module_state(model.module, model.parameters_to_ignore, with_buffers=True)
+        fetched = [tensor.clone() for tensor in state]
+        state_sync.broadcast(fetched, group, source)
+        dicts: list[Any] = [[item.state_dict() for item in self._stateful]]
+        dist.broadcast_object_list(dicts, src=source)
+        if group.rank() == source:
+            return None
+
+        def take_over() -> None:
+            with torch.no_grad():
+                for tensor, new in zip(state, fetched, strict=True):
+                    tensor.copy_(new)
+            for item, saved in zip(self._stateful, dicts[0], strict=True):
+                item.load_state_dict(saved)
+
+        return take_over
+
+    def _finish(
+        self, agreement: Agreement, group: dist.ProcessGroup, take_over: Callable[[], None] | None
+    ) -> Shrunk:
+        if take_over is not None:
+            take_over()
+        self._model._move_to(group, agreement.num_steps)
+        self._monitor.retire()
+        members = agreement.members
+        return Shrunk(
+            step=agreement.step,
+            rank=group.rank(),
+            world_size=len(members),
+            lost=tuple(rank for rank in range(self._world_size) if rank not in members),
+            survivors=members,
+            caught_up=take_over is not None,
+        )
+
+
+def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
+    """Returns the monitor of the model's group, which has lost ranks.
+
+    Peers then see that this rank knows of the failure.
+    """
+    monitor = _C.monitor_of(model.process_group)
+    if monitor is None:
+        raise nobody_watches()
+    # If False, the error came from another call, maybe between backward and optimizer step.
+    raised_here = monitor.has_raised
+    try:
+        monitor.explain_error("")
+    except RankMismatch:
+        raise _shrink_after_mismatch() from None
+    except RankFailure:
+        if step is None and not raised_here:
+            raise _shrink_needs_step() from None
+        return monitor
+    raise _shrink_without_loss()
+
+
+def _all_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all tensors are on the CPU, so that a step has ended when the host has ended it."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
+    """The reason why this wrapper cannot change its group. None if it can.
+
+    The answer is the same on every rank.
+    """
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    if not _all_on_cpu(model.module.parameters()):
+        return "device"
+    if model._comm_hook.has_group:
+        return "hook"
+    if model._optimizers.active:
+        return "optimizer in backward"
+    if model._join_config.enable:
+        return "join"
+    if model.device_mesh is not None:
+        return "mesh"
+    if model.reducer.recorded:
+        return "recording"
+    if any(isinstance(item, ZeroRedundancyOptimizer) for item in stateful):
+        return "sharded optimizer"
+    if ownership.others_than(model):
+        return "several wrappers"
+    return None
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+_WHY_NOT_SHRINK = {
+    "device": "not all parameters of the wrapper are on the CPU. A device may still be running a "
+    "step that the host has counted, so no rank knows which rank has the last complete step",
+    "hook": "its communication hook or mixed_precision keeps the process group that existed when "
+    "it was set",
+    "optimizer in backward": "its optimizer runs inside backward, so some parameters may have made "
+    "the step and others not",
+    "join": "it is inside join(), where ranks may be at different batches",
+    "mesh": "it was made with a device_mesh, and the mesh would still contain the lost ranks",
+    "recording": "it is being recorded, and a recording needs the same ranks in all steps. Leave "
+    "the ddpx.record() block first, or unset DDPX_TIMELINE",
+    "sharded optimizer": "a ZeroRedundancyOptimizer keeps a part of its state on each rank, and "
+    "the parts of the lost ranks are lost",
+    "several wrappers": "there is another ReducerDDP, which would be left without a process group",
+}
+
+
+def _cannot_shrink(reason: str) -> RuntimeError:
+    return RuntimeError(
+        "ddpx.shrink() cannot move this wrapper to another process group: "
+        f"{_WHY_NOT_SHRINK[reason]}. {errors.FROM_CHECKPOINT}"
+    )
+
+
+def _shrink_without_loss() -> RuntimeError:
+    return RuntimeError(
+        "ddpx.shrink() was called, but no rank of this wrapper's process group is lost. Call "
+        "ddpx.shrink() on every surviving rank, after ddpx.RankFailure."
+    )
+
+
+def _shrink_after_mismatch() -> RuntimeError:
+    return RuntimeError(
+        "ddpx.shrink() removes lost ranks, but no rank is lost. Ranks made different collective "
+        "calls (ddpx.RankMismatch), and the parameters of ranks may differ now. "
+        f"{errors.FROM_CHECKPOINT}"
+    )
+
+
+def _shrink_needs_step() -> RuntimeError:
+    return RuntimeError(
+        "ddpx.shrink() was called after an error that did not come from forward or backward of the "
+        "wrapper. ddpx.shrink() cannot tell whether the optimizer made the last step on this rank. "
+        "Pass step=, the number of optimizer steps that the parameters of this rank contain."
+    )
+
+
+def _shrink_without_state(step: int) -> RuntimeError:
+    return RuntimeError(
+        f"one rank is at step {step} already and other ranks are not. ddpx.shrink() got only the "
+        f"model, and cannot bring the other ranks to step {step}. Pass all objects that change in "
+        "every step: ddpx.shrink(model, optimizer, scheduler)."
+    )

@@ -1,0 +1,21 @@
+"""The parameters and buffers of a module that take part, and their special kinds."""
+
+from ddpx.params.managed import (
+    ManagedParam,
+    frozen_params,
+    ignored_names,
+    managed_params,
+    module_state,
+    named_managed_buffers,
+    names_by_index,
+)
+
+__all__ = [
+    "ManagedParam",
+    "frozen_params",
+    "ignored_names",
+    "managed_params",
+    "module_state",
+    "named_managed_buffers",
+    "names_by_index",
+]

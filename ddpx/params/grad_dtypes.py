@@ -1,0 +1,78 @@
+"""Gradients whose dtype differs from the dtype of their parameter."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from ddpx import errors
+from ddpx.params.managed import ManagedParam
+
+
+class GradDtypes:
+    """Allows ``param.grad`` of floating-point parameters to have the dtypes of the reducer.
+
+    :meth:`reset` ends this, and so does the end of this object.
+
+    Args:
+        managed: The averaged parameters.
+        reduce_dtype: The dtype of sums. Local gradients have this dtype, too, if it is wider.
+        grad_dtype: The dtype of ``param.grad``. None: the parameter's dtype after a sum.
+        param_dtype: The dtype in which forward and backward run. None: the parameter's dtype.
+
+    Raises:
+        ValueError: ``grad_dtype`` is narrower than the dtype of a parameter.
+    """
+
+    def __init__(
+        self,
+        managed: Sequence[ManagedParam],
+        reduce_dtype: torch.dtype | None,
+        grad_dtype: torch.dtype | None,
+        param_dtype: torch.dtype | None,
+    ) -> None:
+        changed = [p.tensor for p in managed if p.tensor.is_floating_point()]
+        if reduce_dtype is None and grad_dtype is None:
+            changed = [p for p in changed if param_dtype not in (None, p.dtype)]
+        if grad_dtype is not None:
+            names = [
+                p.name
+                for p in managed
+                if p.tensor.is_floating_point()
+                and torch.promote_types(p.tensor.dtype, grad_dtype) is not grad_dtype
+            ]
+            if names:
+                raise _grad_dtype_too_narrow(grad_dtype, names)
+        for param in changed:
+            _set(param, grad_dtype)  # None allows any dtype
+        self._end = weakref.finalize(self, _reset, changed)
+        self._end.atexit = False
+
+    def reset(self) -> None:
+        """Casts gradients to the dtype of their parameter. A second call has no effect."""
+        self._end()
+
+
+def _reset(params: Sequence[torch.Tensor]) -> None:
+    for param in params:
+        if param.grad_dtype is not param.dtype:
+            _set(param, param.dtype)
+
+
+def _set(param: torch.Tensor, dtype: torch.dtype | None) -> None:
+    grad, param.grad = param.grad, None  # torch checks the dtype of an existing gradient
+    param.grad_dtype = dtype
+    param.grad = grad if grad is None or dtype is None else grad.to(dtype)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _grad_dtype_too_narrow(dtype: object, names: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"grad_dtype={dtype} cannot hold gradients in the dtype of "
+        f"{errors.count_names(names, 'parameter')}. "
+        "Pass a wider dtype, such as torch.float32 for a 16-bit model."
+    )

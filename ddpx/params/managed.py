@@ -1,0 +1,103 @@
+"""The parameters and buffers of a module that take part, with their names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ddpx import errors
+
+
+@dataclass(frozen=True)
+class ManagedParam:
+    """A parameter of a wrapped module.
+
+    Attributes:
+        name: The name in the module.
+        tensor: The parameter.
+        expect_sparse: Whether gradients are sparse.
+        delayed: Whether the all-reduce waits (``delay_all_reduce_named_params``).
+    """
+
+    name: str
+    tensor: nn.Parameter
+    expect_sparse: bool
+    delayed: bool = False
+
+
+def ignored_names(module: nn.Module) -> frozenset[str]:
+    """The names of parameters and buffers to ignore, from the attribute that DDP reads, too."""
+    return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def managed_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedParam]:
+    """The parameters that require a gradient, in registration order. No parameter occurs twice."""
+    managed: dict[nn.Parameter, ManagedParam] = {}
+    for module_name, submodule in module.named_modules():
+        sparse = isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
+        for param_name, param in submodule.named_parameters(recurse=False):
+            name = f"{module_name}.{param_name}" if module_name else param_name
+            if param.requires_grad and name not in ignored and param not in managed:
+                managed[param] = ManagedParam(name, param, bool(sparse))
+    return list(managed.values())
+
+
+def frozen_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedParam]:
+    """The parameters that take part but require no gradient."""
+    return [
+        ManagedParam(name, param, False)
+        for name, param in module.named_parameters()
+        if not param.requires_grad and name not in ignored
+    ]
+
+
+def named_managed_buffers(
+    module: nn.Module, ignored: Collection[str]
+) -> list[tuple[str, torch.Tensor]]:
+    """The buffers in registration order. Modules may replace buffers between two calls."""
+    return [(name, buffer) for name, buffer in module.named_buffers() if name not in ignored]
+
+
+def module_state(
+    module: nn.Module, ignored: Collection[str], with_buffers: bool
+) -> list[torch.Tensor]:
+    """The parameters and buffers that must be equal on all ranks, including frozen parameters."""
+    state = [p.detach() for name, p in module.named_parameters() if name not in ignored]
+    if with_buffers:
+        state += [b.detach() for _, b in named_managed_buffers(module, ignored)]
+    return state
+
+
+def names_by_index(
+    managed: Sequence[ManagedParam], tensors: Sequence[nn.Parameter]
+) -> dict[int, str]:
+    """Returns the name of each of ``tensors``, by index.
+
+    Raises:
+        ValueError: ``tensors`` are not the parameters in ``managed``.
+    """
+    names = {id(p.tensor): p.name for p in managed}
+    given = {id(p) for p in tensors}
+    for name in (name for key, name in names.items() if key not in given):
+        raise _param_not_given(name)
+    if len(given) != len(names):
+        raise _params_not_managed(len(given), len(names))
+    return {index: names[id(p)] for index, p in enumerate(tensors)}
+
+
+def _param_not_given(name: str) -> ValueError:
+    return ValueError(
+        f"Param with name {name} is averaged, but was not passed. "
+        "Pass the result of _build_params_for_reducer()."
+    )
+
+
+def _params_not_managed(num_given: int, num_managed: int) -> ValueError:
+    return ValueError(
+        "Expected param to name mapping for "
+        f"{errors.count(num_managed, 'averaged parameter')}, but got "
+        f"{errors.count(num_given, 'parameter')}. Pass the result of _build_params_for_reducer()."
+    )

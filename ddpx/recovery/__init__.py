@@ -1,5 +1,0 @@
-"""Training continues on the surviving ranks after a failure, without a restart."""
-
-from ddpx.recovery.shrink import Shrunk, shrink
-
-__all__ = ["Shrunk", "shrink"]

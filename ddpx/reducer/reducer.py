@@ -1,0 +1,150 @@
+"""The reducer of a wrapper: ``model.reducer``.
+
+The class also has the names of DDP's reducer that torch's communication hooks and scripts use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddpx import _C, health
+from ddpx.params import ManagedParam
+from ddpx.params.dtensors import Shard, is_dtensor
+from ddpx.reducer.options import ReducerOptions
+
+
+class Reducer(_C.Reducer):
+    """A ``_C.Reducer`` over the parameters of a module.
+
+    A wrapper owns this object. ``csrc/reducer/reducer.h`` describes the threads that call it.
+
+    Args:
+        managed: The parameters to average.
+        frozen: Parameters of the same module that require no gradient.
+        process_group: The ranks to average over.
+        options: How gradients are grouped, copied and summed.
+        trigger: The index of the parameter that delayed parameters wait for. None: no parameter is
+            delayed.
+    """
+
+    def __init__(
+        self,
+        managed: Sequence[ManagedParam],
+        frozen: Sequence[ManagedParam],
+        process_group: dist.ProcessGroup,
+        options: ReducerOptions,
+        trigger: int | None = None,
+    ) -> None:
+        self.monitor = health.begin(process_group)
+        super().__init__(
+            [_as_reducer_param(p) for p in managed],
+            process_group,
+            options.caps,
+            options.mode,
+            options.gradient_as_bucket_view,
+            options.batched_grad_copy,
+            options.skip_unused_buckets,
+            [_C.ReducerParam(p.tensor, p.name) for p in frozen],
+            trigger,
+            options.precision,
+        )
+        self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
+        self._process_group = process_group
+        self._device = managed[0].tensor.device
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The ranks that this reducer averages over."""
+        return self._process_group
+
+    def move_to(self, process_group: dist.ProcessGroup, num_steps: int | None = None) -> None:
+        """Averages over other ranks, with buckets as before the first step.
+
+        Args:
+            process_group: The new ranks.
+            num_steps: The number of steps of these ranks. None: the number of this rank.
+        """
+        self.monitor = health.begin(process_group)
+        self.set_collective(process_group, num_steps)
+        if self.monitor is not None:
+            self.monitor.begin_construction()
+            self.number_as_constructed()
+        self._process_group = process_group
+
+    def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+        """Sums the bucket over all ranks, without a division."""
+        buffer = bucket.buffer()
+        real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        work = self._process_group.allreduce([real])
+        return work.get_future()
+
+    def _set_sparse_metadata(self, metadata: Mapping[str, torch.Tensor]) -> None:
+        for name, ids in metadata.items():
+            if name not in self._sparse_params:
+                raise _unknown_sparse_param(name)
+            rows = ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
+            self.set_sparse_rows(self._sparse_params[name], rows)
+
+    def _get_local_used_map(self) -> torch.Tensor:
+        """For each parameter, the number of ranks that used it in the last agreed step."""
+        return torch.tensor(self.used_by_ranks, dtype=torch.int32, device=self._device)
+
+    def prepare_for_backward(self, outputs: object = ()) -> None:
+        """Makes the next backward average gradients, even if its forward ran in ``no_sync``.
+
+        Pipelines and trainers call this method of ``model.reducer`` before the last backward of
+        several micro-batches.
+
+        Args:
+            outputs: DDP starts its search for unused parameters from these outputs. ddpx ignores
+                them.
+
+        Raises:
+            RuntimeError: In the next backward, if ``torch.autograd.grad`` computes the gradients
+                of parameters, as zero-bubble pipeline schedules do. Such gradients would stay
+                local.
+
+        Example:
+            >>> with model.no_sync():
+            ...     loss = model(inputs).sum()
+            >>> model.reducer.prepare_for_backward()
+            >>> loss.backward()
+            >>> model.module.weight.grad
+            tensor([[16., 16., 16., 16.]])
+        """
+        super().prepare_for_backward()
+
+    def _rebuild_buckets(self) -> bool:
+        return self.rebuild_buckets()
+
+    def _remove_autograd_hooks(self) -> None:
+        self.remove_hooks()
+
+    def _ddp_graph_static(self) -> bool:
+        return self.graph_was_static
+
+    def _set_static_graph(self) -> None:
+        self.set_static_graph()
+
+
+def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:
+    if not is_dtensor(param.tensor):
+        return _C.ReducerParam(param.tensor, param.name, param.expect_sparse, param.delayed)
+    shard = Shard(param.tensor)  # type: ignore[arg-type]
+    return _C.ReducerParam.of_dtensor(
+        param.tensor, shard.tensor, param.name, param.delayed, shard.pull, shard.push
+    )
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _unknown_sparse_param(name: str) -> ValueError:
+    return ValueError(
+        f"_set_sparse_metadata() got row indices for {name!r}, but the module has no parameter of "
+        "this name with sparse gradients. Pass names of weights of nn.Embedding(..., sparse=True)."
+    )

@@ -1,0 +1,1 @@
+"""Evaluates recorded steps: intervals, figures, summaries and advice."""

@@ -1,0 +1,88 @@
+"""Selects the step to show. Computes the extents of steps and of bucket states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpx.timeline import errors
+from ddpx.timeline.analyze.figures import computing, holdup
+from ddpx.timeline.model import Interval, RankStep, Recording, Step
+
+
+def rank_extent(rank_step: RankStep) -> Interval:
+    """The time from the first forward, or from backward without a forward, to the end."""
+    return Interval(min(span.begin for span in computing(rank_step)), rank_step.end)
+
+
+def step_extent(step: Step) -> Interval:
+    """The time from the start on the first rank to the end on the last rank."""
+    extents = [rank_extent(rank_step) for rank_step in step.ranks.values()]
+    return Interval(min(e.begin for e in extents), max(e.end for e in extents))
+
+
+def find_step(recording: Recording, number: int | None) -> Step:
+    """Returns a step of the recording.
+
+    Args:
+        recording: The recording.
+        number: The number of the step. None: the step of median duration, or the shorter of the two
+            middle steps.
+
+    Raises:
+        RuntimeError: No complete step was recorded.
+        ValueError: The recording has no step of this number.
+    """
+    if not recording.steps:
+        raise errors.no_complete_step()
+    if number is None:
+        by_length = sorted(recording.steps, key=lambda step: step_extent(step).ns)
+        return by_length[(len(by_length) - 1) // 2]
+    for step in recording.steps:
+        if step.number == number:
+            return step
+    raise _no_such_step(number, [step.number for step in recording.steps])
+
+
+def filling(step: Step, rank: int, bucket_index: int) -> Interval | None:
+    """The time from the first gradient of a bucket until the bucket was ready.
+
+    None if the bucket was not communicated. Empty if no gradient of the bucket arrived.
+    """
+    rank_step = step.ranks[rank]
+    bucket = rank_step.buckets[bucket_index]
+    if bucket is None:
+        return None
+    members = set(step.layout[bucket_index].params)
+    first = min((a.at for a in rank_step.arrivals if a.param in members), default=bucket.ready)
+    return Interval(min(first, bucket.ready), bucket.ready)
+
+
+def all_launched(step: Step, bucket_index: int) -> int | None:
+    """The time at which the last rank launched a bucket. None if no rank launched the bucket."""
+    buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
+    return max((bucket.launched for bucket in buckets if bucket is not None), default=None)
+
+
+def straggler(step: Step) -> int | None:
+    """The rank that others waited for longest in this step. None if no rank waited."""
+    kept_waiting = dict.fromkeys(step.ranks, 0)
+    for index in range(len(step.layout)):
+        if (found := holdup(step, index)) is not None:
+            kept_waiting[found.rank] += found.waited_ns
+    slowest = max(kept_waiting, key=lambda rank: kept_waiting[rank])
+    return slowest if kept_waiting[slowest] > 0 else None
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
+    """``recorded`` has at least one step."""
+    if len(recorded) <= 10:
+        there_are = ", ".join(str(number) for number in recorded)
+    else:
+        there_are = f"{len(recorded)} from {recorded[0]} to {recorded[-1]}"
+    return ValueError(
+        f"step {step} is not in this timeline. Recorded "
+        f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
+    )

@@ -1,0 +1,160 @@
+"""Figures of a step: overlap, exposed communication, bandwidth, and ranks that others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddpx.timeline.model import BucketTimes, Interval, RankStep, Step
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Returns the union of intervals, as disjoint intervals in order."""
+    joined: list[Interval] = []
+    for interval in sorted(intervals, key=lambda i: (i.begin, i.end)):
+        if joined and interval.begin <= joined[-1].end:
+            joined[-1] = Interval(joined[-1].begin, max(joined[-1].end, interval.end))
+        else:
+            joined.append(interval)
+    return joined
+
+
+def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
+    """Returns the intersection of two unions of intervals."""
+    found = []
+    second = union(b)
+    for x in union(a):
+        for y in second:
+            begin, end = max(x.begin, y.begin), min(x.end, y.end)
+            if begin < end:
+                found.append(Interval(begin, end))
+    return found
+
+
+def total_ns(intervals: Iterable[Interval]) -> int:
+    """The length of the union of intervals, in ns."""
+    return sum(interval.ns for interval in union(intervals))
+
+
+def launched_buckets(rank_step: RankStep) -> list[BucketTimes]:
+    return [bucket for bucket in rank_step.buckets if bucket is not None]
+
+
+def in_flight(rank_step: RankStep) -> list[Interval]:
+    """For each bucket, the time from its launch to its end."""
+    return [Interval(b.launched, b.completed) for b in launched_buckets(rank_step)]
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """A step of one rank, in ns.
+
+    Attributes:
+        whole: The time from the first forward through the wrapper to the end of the step. Without
+            such a forward, the time from the start of backward.
+        compute: The time of forwards and backwards, including earlier ones in ``no_sync()``.
+        communication: The time in which a bucket was in flight, or ranks agreed on something.
+        exposed: The part of ``communication`` in which the end of backward only waited.
+        overlapped: The part of ``communication`` that was hidden behind other work.
+    """
+
+    whole: int
+    compute: int
+    communication: int
+    overlapped: int
+    exposed: int
+
+
+def computing(rank_step: RankStep) -> list[Interval]:
+    """The forwards and backwards of a step. Never empty."""
+    return [*rank_step.forwards, *rank_step.local_backwards, rank_step.backward]
+
+
+def step_figures(rank_step: RankStep) -> StepFigures:
+    begin = min(span.begin for span in computing(rank_step))
+    flying = [*in_flight(rank_step), rank_step.agreement]
+    waits = [*(bucket.wait for bucket in launched_buckets(rank_step)), rank_step.agreement]
+    communication = total_ns(flying)
+    exposed = total_ns(common(flying, waits))
+    return StepFigures(
+        whole=rank_step.end - begin,
+        compute=total_ns(computing(rank_step)),
+        communication=communication,
+        overlapped=communication - exposed,
+        exposed=exposed,
+    )
+
+
+def transfer_ns(step: Step, rank: int) -> int:
+    """The time in which buckets were in flight on all ranks, as seen by this rank.
+
+    The time does not contain waits for other ranks to launch a bucket.
+    """
+    spans = []
+    for index, bucket in enumerate(step.ranks[rank].buckets):
+        if bucket is not None:
+            launches = [b.launched for r in step.ranks.values() if (b := r.buckets[index])]
+            begin = min(max(launches), bucket.completed)
+            spans.append(Interval(begin, bucket.completed))
+    return total_ns(spans)
+
+
+@dataclass(frozen=True)
+class Holdup:
+    """A bucket whose all-reduce waited for one rank.
+
+    Attributes:
+        rank: The last rank to launch the bucket.
+        param: The parameter whose gradient made the rank launch the bucket. The parameter is in
+            this bucket or in an earlier bucket, because buckets are launched in order. None if no
+            gradient did: parameters were unused, or backward ended.
+        waited_ns: The time from the first rank's launch to the last rank's launch.
+    """
+
+    rank: int
+    param: int | None
+    waited_ns: int
+
+
+def holdup(step: Step, bucket_index: int) -> Holdup | None:
+    """Returns the rank that a bucket waited for. None if fewer than two ranks recorded it."""
+    launches = {
+        rank: bucket.launched
+        for rank, rank_step in step.ranks.items()
+        if (bucket := rank_step.buckets[bucket_index]) is not None
+    }
+    if len(launches) < 2:
+        return None
+    last = max(launches, key=lambda rank: launches[rank])
+    return Holdup(
+        rank=last,
+        param=_launched_on(step, last, bucket_index),
+        waited_ns=launches[last] - min(launches.values()),
+    )
+
+
+def _launched_on(step: Step, rank: int, bucket_index: int) -> int | None:
+    rank_step = step.ranks[rank]
+    ready = {
+        index: bucket.ready
+        for index, bucket in enumerate(rank_step.buckets[: bucket_index + 1])
+        if bucket is not None
+    }
+    latest = max(ready, key=lambda index: ready[index])
+    members = set(step.layout[latest].params)
+    arrived = [arrival.param for arrival in rank_step.arrivals if arrival.param in members]
+    return arrived[-1] if arrived else None
+
+
+def bandwidth(step: Step, bucket_index: int) -> float | None:
+    """The bandwidth of a bucket's all-reduce, in bytes per second.
+
+    The time counts from the last rank's launch to the end on the last rank. None if no rank
+    launched the bucket, or its size is unknown.
+    """
+    times = [b for r in step.ranks.values() if (b := r.buckets[bucket_index]) is not None]
+    num_bytes = step.layout[bucket_index].num_bytes
+    if not times or not num_bytes:
+        return None
+    ns = max(b.completed for b in times) - max(b.launched for b in times)
+    return num_bytes / ns * 1e9 if ns > 0 else None

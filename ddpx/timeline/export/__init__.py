@@ -1,0 +1,1 @@
+"""Writes timelines: files for trace viewers, pictures and HTML pages."""

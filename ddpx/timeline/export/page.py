@@ -1,0 +1,124 @@
+"""Writes a recording as one HTML page, which shows a step in detail.
+
+``page.html`` refers to its style sheets and scripts. The written page contains them, and the data.
+``page_state.js`` decodes the data. Times are whole µs since the first rank began the step. Values
+that are the same in many steps are stored once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ddpx.timeline.analyze.extent import find_step, step_extent
+from ddpx.timeline.analyze.figures import holdup, step_figures
+from ddpx.timeline.model import RankStep, Recording, Step
+
+
+def write(recording: Recording, path: str | Path) -> None:
+    """Writes the page.
+
+    Raises:
+        RuntimeError: No complete step was recorded.
+    """
+    find_step(recording, None)
+    # Without `<`, the data cannot end the script element or begin a comment.
+    data = json.dumps(page_data(recording), separators=(",", ":")).replace("<", "\\u003c")
+    page = _file("page.html").replace(">{}</script>", f">{data}</script>")
+    page = re.sub(
+        r'<link rel="stylesheet" href="([a-z_.]+)">',
+        lambda found: f"<style>\n{_file(found[1])}</style>",
+        page,
+    )
+    page = re.sub(
+        r'<script src="([a-z_.]+)"></script>',
+        lambda found: f"<script>\n{_file(found[1])}</script>",
+        page,
+    )
+    Path(path).write_text(page, encoding="utf-8")
+
+
+def _file(name: str) -> str:
+    return (resources.files("ddpx.timeline.export") / name).read_text(encoding="utf-8")
+
+
+def page_data(recording: Recording) -> dict[str, Any]:
+    """The data of the page, as values that JSON supports."""
+    layouts, orders = _Distinct(), _Distinct()
+    steps = [_step(step, layouts, orders) for step in recording.steps]
+    return {
+        "backend": recording.backend,
+        "device": recording.device,
+        "worldSize": recording.world_size,
+        "hosts": recording.hosts,
+        "clockErrors": {rank: clock.error_ns / 1e3 for rank, clock in recording.clocks.items()},
+        "params": recording.param_names,
+        "paramBytes": recording.param_bytes,
+        "layouts": layouts.values,
+        "orders": orders.values,
+        "steps": steps,
+        "shown": recording.steps.index(find_step(recording, None)),
+    }
+
+
+class _Distinct:
+    """A list that stores equal values once."""
+
+    def __init__(self) -> None:
+        self.values: list[Hashable] = []
+        self._indices: dict[Hashable, int] = {}
+
+    def index(self, value: Hashable) -> int:
+        if value not in self._indices:
+            self._indices[value] = len(self.values)
+            self.values.append(value)
+        return self._indices[value]
+
+
+def _step(step: Step, layouts: _Distinct, orders: _Distinct) -> dict[str, Any]:
+    extent = step_extent(step)
+    return {
+        "number": step.number,
+        "length": _us(extent.end, extent.begin),
+        "layout": layouts.index(tuple((bucket.params, bucket.num_bytes) for bucket in step.layout)),
+        "ranks": {rank: _rank(r, extent.begin, orders) for rank, r in step.ranks.items()},
+        "holdups": [
+            None if found is None else [found.rank, found.param, _us(found.waited_ns)]
+            for found in (holdup(step, index) for index in range(len(step.layout)))
+        ],
+    }
+
+
+def _rank(rank_step: RankStep, begin: int, orders: _Distinct) -> dict[str, Any]:
+    def at(ns: int) -> int:
+        return _us(ns, begin)
+
+    arrived = [at(arrival.at) for arrival in rank_step.arrivals]
+    return {
+        "forwards": [[at(span.begin), at(span.end)] for span in rank_step.forwards],
+        "localBackwards": [[at(span.begin), at(span.end)] for span in rank_step.local_backwards],
+        "backward": [at(rank_step.backward.begin), at(rank_step.backward.end)],
+        "end": at(rank_step.end),
+        "phases": [[p.phase, at(p.span.begin), at(p.span.end)] for p in rank_step.phases],
+        "order": orders.index(tuple(arrival.param for arrival in rank_step.arrivals)),
+        # The differences of times have fewer digits than the times.
+        "arrivals": [b - a for a, b in zip([0, *arrived], arrived, strict=False)],
+        "buckets": [
+            None
+            if b is None
+            else [
+                *(at(b.ready), at(b.launched), at(b.completed)),
+                *(at(b.wait.begin), at(b.wait.end), at(b.written_back)),
+            ]
+            for b in rank_step.buckets
+        ],
+        "figures": {name: _us(ns) for name, ns in vars(step_figures(rank_step)).items()},
+    }
+
+
+def _us(ns: int, since: int = 0) -> int:
+    return round((ns - since) / 1e3)

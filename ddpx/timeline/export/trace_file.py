@@ -1,0 +1,112 @@
+"""Files of timelines: Chrome trace events for viewers, and all recorded data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpx.timeline.export.chrome import to_events
+from ddpx.timeline.model import Recording
+from ddpx.timeline.record.rank_data import RankData
+
+_VERSION = 1
+_FILE_NAME = re.compile(r"(?:model(\d+)-)?rank\d+\.json")
+
+
+def write(path: str | Path, recording: Recording, ranks: Sequence[RankData]) -> None:
+    """Writes a file.
+
+    Args:
+        path: The file.
+        recording: The recording that viewers show.
+        ranks: The data that :func:`read` returns.
+    """
+    contents = {
+        "traceEvents": to_events(recording),
+        "displayTimeUnit": "ms",
+        "ddpx": {"version": _VERSION, "ranks": [data.to_json() for data in ranks]},
+    }
+    Path(path).write_text(json.dumps(contents))
+
+
+def file_name(rank: int, model: int) -> str:
+    """The name of the file with one rank's data of one model."""
+    return f"model{model}-rank{rank}.json" if model else f"rank{rank}.json"
+
+
+def read(path: str | Path, model: int = 0) -> list[RankData]:
+    """Reads the data of all ranks from a file, or from a folder with a file of each rank.
+
+    Args:
+        path: The file or the folder.
+        model: The number of a model in the folder, from 0, in the order of wrapping.
+
+    Raises:
+        ValueError: The path has no timeline, or no such model; or files do not belong together.
+    """
+    path = Path(path)
+    if path.is_dir():
+        by_model = models_in(path)
+        if not by_model:
+            raise _not_a_timeline(path, "the folder has no rank*.json files")
+        files = by_model.get(model, [])
+    else:
+        by_model = {0: [path]}
+        files = [path] if model == 0 else []
+    if not files:
+        raise _no_such_model(path, model, sorted(by_model))
+    ranks = [data for file in files for data in _read_file(file)]
+    ranks.sort(key=lambda data: data.rank)
+    if len({data.rank for data in ranks}) < len(ranks) or len({data.name for data in ranks}) > 1:
+        raise _not_a_timeline(
+            path, "its files are from several jobs or process groups. Use one folder for each"
+        )
+    if len({data.clock for data in ranks}) > 1:
+        raise _not_a_timeline(
+            path,
+            "its ranks ran on several machines, and the clocks of the machines were not compared. "
+            "Load the file of one rank, or record again with init_sync=True or ddpx.record()",
+        )
+    return ranks
+
+
+def models_in(folder: Path) -> dict[int, list[Path]]:
+    """Returns the files in a folder, by the number of the model."""
+    found: dict[int, list[Path]] = defaultdict(list)
+    for file in sorted(folder.glob("*.json")):
+        if (match := _FILE_NAME.fullmatch(file.name)) is not None:
+            found[int(match[1] or 0)].append(file)
+    return dict(found)
+
+
+def _read_file(path: Path) -> list[RankData]:
+    try:
+        contents = json.loads(path.read_text())
+        stored = contents["ddpx"]
+        version = stored["version"]
+        ranks = [RankData.from_json(v) for v in stored["ranks"]] if version == _VERSION else []
+    except (ValueError, KeyError, TypeError, RuntimeError) as cause:
+        raise _not_a_timeline(path, f"{type(cause).__name__}: {cause}") from cause
+    if version != _VERSION:
+        raise _not_a_timeline(
+            path, f"the file has version {version}, but this ddpx reads version {_VERSION}"
+        )
+    return ranks
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _not_a_timeline(path: object, why: str) -> ValueError:
+    return ValueError(f"{path} holds no usable timeline of ddpx: {why}.")
+
+
+def _no_such_model(path: object, model: object, recorded: Sequence[int]) -> ValueError:
+    numbers = ", ".join(str(number) for number in recorded)
+    return ValueError(
+        f"{path} has no recording of model {model!r}. Recorded "
+        f"{'model' if len(recorded) == 1 else 'models'}: {numbers}."
+    )

@@ -1,0 +1,40 @@
+"""Gathers tensors of different lengths from all ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def all_gather_rows(
+    rows: torch.Tensor, group: dist.ProcessGroup, device: torch.device
+) -> list[torch.Tensor]:
+    """Returns the rows of every rank, on the CPU, by rank. A collective call.
+
+    Args:
+        rows: A tensor whose first dimension may differ between ranks.
+        group: The ranks.
+        device: The device of tensors that the group can send.
+    """
+    own = torch.tensor([len(rows)], dtype=torch.int64, device=device)
+    counts = [int(count.item()) for count in _all_gather(own, group)]
+    padded = rows.new_zeros(max(counts), *rows.shape[1:], device=device)
+    padded[: len(rows)] = rows.to(device)
+    gathered = _all_gather(padded, group) if max(counts) else [padded] * len(counts)
+    return [each[:count].cpu() for each, count in zip(gathered, counts, strict=True)]
+
+
+def all_gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+    """Returns the JSON value of every rank, by rank. A collective call."""
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    texts = all_gather_rows(text, group, device)
+    return [json.loads(bytes(each.tolist())) for each in texts]
+
+
+def _all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    gathered = [torch.empty_like(tensor) for _ in range(group.size())]
+    dist.all_gather(gathered, tensor, group=group)
+    return gathered

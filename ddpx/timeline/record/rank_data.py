@@ -1,0 +1,91 @@
+"""The recorded data of one rank. Ranks exchange this data, and files contain this data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ddpx.timeline.record.clocks import Reading
+
+
+@dataclass(frozen=True)
+class RawPlan:
+    """A bucket plan that was in force during a recording.
+
+    Attributes:
+        first_step: The first step with this plan.
+        buckets: For each bucket, the indices of its parameters and its size in bytes.
+    """
+
+    first_step: int
+    buckets: tuple[tuple[tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True, eq=False)  # comparing tensors does not give a bool
+class RankData:
+    """The recorded data of one rank.
+
+    Attributes:
+        name: The name of the recording, which is the same on all ranks.
+        rank: The rank in the process group.
+        world_size: The number of ranks in the process group.
+        host: The host name.
+        backend: The backend of the process group.
+        device: The device of the module.
+        param_names: The names of the averaged parameters.
+        param_bytes: The size of each gradient. 0 for a sparse gradient.
+        readings: One or two readings of the clock.
+        device_error_ns: The error bound of the device's times against the host's clock.
+        num_lost: The number of events for which the ring buffer had no room.
+        plans: The bucket plans, in order.
+        events: Rows of time in ns on this rank's clock, step, kind and index, as in
+            ``_C.Recording``.
+        param_kinds: The dtype, the device and the delay of each gradient. A bucket contains one
+            kind. Empty in files of older versions.
+        clock: The identity of the clock, if this clock was not compared with the clock of rank 0.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    host: str
+    backend: str
+    device: str
+    param_names: tuple[str, ...]
+    param_bytes: tuple[int, ...]
+    readings: tuple[Reading, ...]
+    device_error_ns: int
+    num_lost: int
+    plans: tuple[RawPlan, ...]
+    events: torch.Tensor
+    param_kinds: tuple[str, ...] = ()
+    clock: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the data as values that JSON supports."""
+        rest = asdict(replace(self, events=torch.empty(0)))
+        return {**rest, "events": self.events.tolist()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> RankData:
+        """Reverses :meth:`to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError, RuntimeError: ``to_json`` did not make the values.
+        """
+        values = dict(values)
+        for key in ("param_names", "param_bytes"):
+            values[key] = tuple(values[key])
+        values["param_kinds"] = tuple(values.get("param_kinds", ()))
+        values["events"] = torch.tensor(values["events"], dtype=torch.int64).view(-1, 4)
+        values["readings"] = tuple(Reading(**reading) for reading in values["readings"])
+        values["plans"] = tuple(
+            RawPlan(
+                plan["first_step"],
+                tuple((tuple(params), num_bytes) for params, num_bytes in plan["buckets"]),
+            )
+            for plan in values["plans"]
+        )
+        return cls(**values)
