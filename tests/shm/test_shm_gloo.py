@@ -1,4 +1,4 @@
-"""Bit for bit what gloo gives: the transport's core against torch's own gloo group."""
+"""Compares the transport's core with torch's gloo group, bit for bit."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def cases_of(size: int) -> list[Case]:
 
 
 def gloo_rank(rank: int, size: int, port: int, directory: str) -> None:
-    """Write the inputs of this rank, and what gloo makes of them."""
+    """Write the inputs of this rank and the results of gloo."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size)
@@ -105,8 +105,10 @@ def gloo_rank(rank: int, size: int, port: int, directory: str) -> None:
 
 
 def same(ours: bytes, gloo: bytes, dtype: torch.dtype) -> bool:
-    """Bit for bit, but for the sign and payload of a NaN: which of two NaN goes on through a sum
-    is the compiler's choice, in gloo as here."""
+    """Compare bit for bit, but ignore the sign and payload of NaN.
+
+    The compiler chooses which of two NaN becomes the result of a sum, in gloo and in ddpx.
+    """
     if ours == gloo:
         return True
     a, b = (torch.frombuffer(bytearray(data), dtype=dtype) for data in (ours, gloo))
