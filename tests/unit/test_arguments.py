@@ -1,4 +1,4 @@
-"""Arguments of ReducerDDP: the same as DDP's, and clear errors for bad ones."""
+"""Arguments of ReducerDDP: the same as those of DDP, with clear errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _names(cls: type) -> list[str]:
 
 
 def test_arguments_stand_in_ddps_order():
-    """A torch older than 2.13 has fewer, in the same order."""
+    """A torch older than 2.13 has fewer arguments, in the same order."""
     theirs = _names(DistributedDataParallel)
     assert _names(ReducerDDP)[: len(theirs)] == theirs
 
@@ -173,7 +173,7 @@ def test_device_ids_on_cpu_name_the_fix(ids):
 
 
 def test_several_device_ids_name_the_fix(monkeypatch):
-    """With accelerators, where the module lies on one of them: the device is pretended."""
+    """The error for a module on one accelerator of several. The device is simulated."""
     from ddpx import placement
 
     module = nn.Linear(2, 2, device="meta")
