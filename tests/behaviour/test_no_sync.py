@@ -330,7 +330,7 @@ def _check_refused_gradients() -> None:
     for bypass, prepared in ((False, False), (False, True), (True, True)):
         loss = loss_of((ours.module if bypass else ours)(data()))
         if prepared:
-            params[0].register_hook(lambda grad: None)  # hooks of the first param are dropped
+            params[0].register_hook(lambda grad: None)  # the first Python hook drops C++ hooks
             _prepare(ours)
         text = error_of(lambda loss=loss: torch.autograd.grad(loss, params))
         assert ("prepare_for_backward()" in text) is prepared, text
