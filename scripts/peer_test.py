@@ -3,8 +3,8 @@
     make peer-test
 
 The run fails in two cases. A test passes with torch's class but not with ReducerDDP, and no table
-of docs/divergences.md names it. Or a table names a test that passes. Outcomes with torch's class are
-cached under build/, for this torch and this harness. --refresh ignores the cache.
+of docs/divergences.md names it. Or a table names a test that passes. Outcomes with torch's class
+are cached under build/, for this torch and this harness. --refresh ignores the cache.
 """
 
 from __future__ import annotations

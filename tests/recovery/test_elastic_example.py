@@ -52,7 +52,7 @@ def test_from_its_checkpoint_after_a_restart(tmp_path):
     """The result equals that of an undisturbed run."""
     arguments = ("--checkpoint", tmp_path / "elastic.pt")
     killed = run(*TORCHRUN, "--max-restarts=2", EXAMPLE, *arguments, "--kill", "1:12", cwd=tmp_path)
-    assert killed.count("goes on from step 10") == 3
+    assert killed.count("resumes at step 10") == 3
     # torchrun may reap the process first. Older kernels then do not tell other processes how it
     # ended.
     assert re.search(r"rank 1 \(host [^)]+\) (was killed by SIGKILL|died)", killed), killed
@@ -68,6 +68,6 @@ def test_without_a_restart(tmp_path, kill):
     )
     rank, step = kill.split(":")
     assert output.count(f"of 2, without [{rank}]") == 2
-    assert output.count(f"goes on at step {step} as rank") == 2
+    assert output.count(f"continues at step {step} as rank") == 2
     assert f"ddpx: rank {rank} was killed by SIGKILL; the other ranks continue" in output
     assert "the same weights on 2 ranks" in output
