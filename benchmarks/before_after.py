@@ -196,7 +196,7 @@ def main() -> None:
         "--contender", dest="contenders", action="append", choices=CONTENDERS, help="default: all"
     )
     parser.add_argument(
-        "--cpu-time", action="store_true", help="measure that of the training thread"
+        "--cpu-time", action="store_true", help="measure CPU time of the training thread"
     )
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
