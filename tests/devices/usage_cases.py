@@ -317,14 +317,14 @@ def errors_under_capture(options: dict[str, Any], check_finite: bool) -> list[st
     for step in range(3):
         ours.zero_grad()
         loss = loss_of(ours, batch("late", step))
-        controls().pretend_to_capture(step == 1)
+        controls().set_capture_reported(step == 1)
         try:
             loss.backward()
             texts.append("")
         except RuntimeError as error:
             texts.append(str(error))
         finally:
-            controls().pretend_to_capture(False)
+            controls().set_capture_reported(False)
     return texts
 
 
