@@ -1,4 +1,4 @@
-"""Builds the extension ``ddpx._C``; everything else about the package is in pyproject.toml."""
+"""Builds the extension ``ddpx._C``. Everything else about the package is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) 
     print(f"warning: ddpx supports torch 2.11 to 2.13, but torch {torch.__version__} is installed")
 
 DEBUG = os.environ.get("DDPX_BUILD_DEBUG", "0") == "1"
-# For an editable install whose extension is built apart, in place, so that ninja can reuse objects.
+# For an editable install whose extension is built separately in place, so that ninja reuses
+# objects.
 METADATA_ONLY = os.environ.get("DDPX_METADATA_ONLY", "0") == "1"
 
 
@@ -51,8 +52,8 @@ extension = cpp_extension.CppExtension(
     name="ddpx._C",
     sources=sorted(glob.glob("csrc/**/*.cpp", recursive=True)),
     depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
-    # No include_dirs of ours: CppExtension then puts torch's own first, with the pybind11 that
-    # torch was built with. With another one, a ProcessGroup does not cross into the extension.
+    # No include_dirs here: CppExtension then puts torch's own first, with the pybind11 of torch's
+    # build. With another pybind11, a ProcessGroup cannot be passed to the extension.
     extra_compile_args={"cxx": ["-O0", "-g"] if DEBUG else ["-O3", "-g0"]},
 )
 

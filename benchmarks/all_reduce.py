@@ -1,6 +1,6 @@
-"""The all-reduce alone: gloo, shm resident and staged, MPICH, and what copying alone takes.
+"""Measures the all-reduce: gloo, shm resident and staged, MPICH, and a copy as the lower bound.
 
-MPICH needs processes of its own. They run after those of the others, size by size, so that the
+MPICH needs processes of its own. They run after those of the others for each size, so that the
 blocks of both alternate.
 """
 
@@ -35,7 +35,7 @@ RESIDENT, STAGED = "shm, resident", "shm, staged"
 COPY, COPY_WITHIN = "copy", "copy within"
 _TIMEOUT_S = 300.0
 Array = np.ndarray[Any, np.dtype[np.float32]]
-# Beyond this, it is memory that is measured, and the goals of bandwidth hold.
+# Above this size memory bandwidth is measured, and the goals of bandwidth apply.
 _LARGE_BYTES = 25 * MIB
 _SMALL_BYTES = 64 * KIB
 _WHY_SMALL = (
@@ -45,7 +45,10 @@ _WHY_SMALL = (
 
 
 def _burst_of(num_bytes: int) -> int:
-    """Operations in a row: short ones need company, or leaving the barrier is what is timed."""
+    """The number of operations in a row.
+
+    With one short operation, leaving the barrier would be timed.
+    """
     return min(max(MIB // num_bytes, 1), 32)
 
 
@@ -55,7 +58,7 @@ def _repeat(run: Callable[[], object], times: int) -> None:
 
 
 def _all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor) -> Callable[[], object]:
-    """As ``dist.all_reduce`` calls it, without its checks."""
+    """Calls the backend as ``dist.all_reduce`` does, without its checks."""
     options = dist.AllreduceOptions()
     options.asyncOp = False
     tensors = [tensor]
@@ -67,14 +70,17 @@ def _all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor) -> Callable[[], 
 
 
 def _copy_within(buffer: Array) -> None:
-    """One half over the other, and back: moves as much as one copy of all, in half the room."""
+    """Copies one half over the other, and back.
+
+    Moves as many bytes as one copy of all, in half the memory.
+    """
     half = buffer.size // 2
     np.copyto(buffer[half:], buffer[:half])
     np.copyto(buffer[:half], buffer[half:])
 
 
 def time_all_reduces(num_bytes: int, effort: Effort) -> Seconds:
-    """Runs on every rank; seconds of one operation."""
+    """Runs on every rank. Returns seconds per operation."""
     numel, burst = num_bytes // 4, _burst_of(num_bytes)
     group, gloo = contenders.shm_group(), dist.group.WORLD
     assert gloo is not None
@@ -83,7 +89,7 @@ def time_all_reduces(num_bytes: int, effort: Effort) -> Seconds:
     plain = [torch.zeros(numel) for _ in range(3)]
     source, target, alone = (np.zeros(numel, np.float32) for _ in range(3))
     for buffer in (resident, *plain):
-        buffer.zero_()  # takes the pages; zeros stay zeros, however often they are summed
+        buffer.zero_()  # allocates the pages; sums of zeros stay zeros
     for array in (source, target, alone):
         array.fill(0)
     runs: dict[str, Callable[[], object]] = {
@@ -95,25 +101,29 @@ def time_all_reduces(num_bytes: int, effort: Effort) -> Seconds:
         COPY_WITHIN: partial(_copy_within, alone),
     }
     bursts = {name: partial(_repeat, run, burst) for name, run in runs.items()}
-    # An operation of its own first: gloo's barrier lets ranks go one after another.
+    # A separate operation first, since gloo's barrier releases ranks one after another.
     times = time_rounds(bursts, effort, before_each=lambda name: runs[name]())
     return {name: [seconds / burst for seconds in per_round] for name, per_round in times.items()}
 
 
 def why_no_mpich() -> str:
-    """Empty if it can be run. Both packages are from PyPI: see the extra `bench`."""
-    if importlib.util.find_spec("mpi4py") is None:  # not imported: that would start MPI in here
+    """The reason why MPICH cannot run, or an empty string.
+
+    Both packages are from PyPI: see the extra `bench`.
+    """
+    # not imported, since an import would start MPI in this process
+    if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
     return "" if _mpiexec().exists() else f"there is no {_mpiexec().name} beside the interpreter"
 
 
 def _mpiexec() -> Path:
-    # Not any that is on the path: mpi4py would find another library than the one it starts.
+    # Not another mpiexec on the path: mpi4py would use another library than the one that it starts.
     return Path(sys.executable).parent / "mpiexec"
 
 
 def _time_mpich(ranks: int, num_bytes: int, rounds: int, warm_up: int) -> tuple[list[float], str]:
-    """Seconds of one operation by round, and the version."""
+    """Seconds per operation by round, and the version."""
     command = [str(_mpiexec()), "-n", str(ranks), sys.executable]
     command += [str(Path(__file__).with_name("mpi_all_reduce.py"))]
     for option, value in {

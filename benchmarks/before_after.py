@@ -1,14 +1,14 @@
-"""Step time of this checkout beside that of another one, taking turns on one machine.
+"""Compares the step time of this checkout with that of another, in turns on one machine.
 
     python benchmarks/before_after.py ../other --rounds 40
     python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" --cpu-time
 
-The second command has no waits in it: the CPU time of the thread that trains, for forward and
-backward of a model with next to no arithmetic, with all of a reducer's work (DDPX_FORCE_COMM=1).
+The second command measures no waits. It measures the CPU time of the training thread, for forward
+and backward of a model with almost no arithmetic, with all work of a reducer (DDPX_FORCE_COMM=1).
 
 Each checkout has ranks of its own, with its own build of the extension. In each round every setting
-runs in both checkouts, one directly after the other, in an order that changes. DDP, whose code is
-the same on both sides, shows how far a ratio is off by chance.
+runs in both checkouts, one directly after the other, in alternating order. DDP has the same code on
+both sides, so its ratio shows the noise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES = ("before", "after")
-# By name: the wrapper's options, and whether a rank leaves a layer out in some steps.
+# name -> the wrapper's options, and whether a rank leaves out a layer in some steps
 SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     "default": ({}, False),
     "views": ({"gradient_as_bucket_view": True}, False),
@@ -100,10 +100,10 @@ def sides(other: Path, world_size: int, arguments: list[str]) -> Iterator[dict[s
 def measure(
     pair: dict[str, Side], contenders: Sequence[str], rounds: int
 ) -> dict[str, list[list[float]]]:
-    """Seconds a step, by contender; of each round before and after."""
+    """Seconds per step, by contender, with (before, after) for each round."""
     order = random.Random(0)
     times: dict[str, list[list[float]]] = {contender: [] for contender in contenders}
-    for number in range(rounds + 1):  # the first one warms up
+    for number in range(rounds + 1):  # the first round warms up
         for contender in order.sample(contenders, len(contenders)):
             found = {s: pair[s].seconds_a_step(contender) for s in order.sample(SIDES, len(SIDES))}
             if number > 0:
@@ -178,24 +178,26 @@ def _step(contender: str, model: str) -> Callable[[int], None]:
         use = not varies or (number + dist.get_rank()) % 2 == 0
         wrapped(module.x, use).float().sum().backward()
 
-    for number in range(3):  # buckets are made again after the first
+    for number in range(3):  # buckets are rebuilt after the first step
         step(number)
     return step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("other", nargs="?", type=Path, help="a built checkout, from before")
+    parser.add_argument("other", nargs="?", type=Path, help="the other checkout, built")
     parser.add_argument(
         "--model", default="1,000 small tensors", help=f"{TINY}, or one of benchmarks/models.py"
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=3, help="of a round")
+    parser.add_argument("--steps", type=int, default=3, help="steps per round")
     parser.add_argument(
-        "--contender", dest="contenders", action="append", choices=CONTENDERS, help="all by default"
+        "--contender", dest="contenders", action="append", choices=CONTENDERS, help="default: all"
     )
-    parser.add_argument("--cpu-time", action="store_true", help="of the thread that trains")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="measure CPU time of the training thread"
+    )
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker is not None:

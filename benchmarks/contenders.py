@@ -1,4 +1,4 @@
-"""Who runs a step: the bare module, DDP at its settings, ReducerDDP over gloo and over shm."""
+"""The contenders of a step: the bare module, DDP at its settings, ReducerDDP over gloo and shm."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "static, views, batched copy": {**STATIC, **BATCHED},
 }
 
-# Of DDP over shm.
+# Settings of DDP over shm.
 DDP_OVER_SHM_SETTINGS: dict[str, dict[str, Any]] = {
     "views": VIEWS,
     "views, batched copy": {**VIEWS, **BATCHED},
 }
 
-# Theirs compete with each of DDP's. The first is what verdicts are about.
+# Settings of ReducerDDP, compared with each setting of DDP. The verdicts are about the first.
 OUR_SETTINGS: dict[str, dict[str, Any]] = {"views": VIEWS, "static, views": STATIC}
 
 
 @functools.cache
 def shm_group() -> dist.ProcessGroup:
-    """One a process, beside its default group, which is gloo's."""
+    """The shm group of this process, beside its default group, which uses gloo."""
     group = dist.new_group(backend="shm")
     assert isinstance(group, dist.ProcessGroup)
     return group
@@ -57,7 +57,7 @@ def ddp(**options: Any) -> Wrap:
 
 
 def ddp_over_shm(**options: Any) -> Wrap:
-    """Tells what the transport gains from what the reducer gains."""
+    """DDP over shm, which separates the gain of the transport from that of the reducer."""
     return lambda module: DistributedDataParallel(module, process_group=shm_group(), **options)
 
 
@@ -70,7 +70,7 @@ def ours_over_shm(**options: Any) -> Wrap:
 
 
 def with_best_settings() -> dict[str, Wrap]:
-    """Few contenders, for where the step is not what is looked into."""
+    """Few contenders, for parts that do not study the step itself."""
     return {
         "bare": bare(),
         "bare again": bare(),
@@ -83,7 +83,7 @@ def with_best_settings() -> dict[str, Wrap]:
 
 
 def make_models(build: Build, wraps: Mapping[str, Wrap]) -> tuple[dict[str, nn.Module], Any]:
-    """A model for each contender, and an input. They share weights, which no step changes."""
+    """A model for each contender, and an input. All models share weights, which no step changes."""
     models: dict[str, nn.Module] = {}
     shared: list[torch.Tensor] = []
     for name, wrap in wraps.items():
@@ -103,6 +103,6 @@ def make_steps(build: Build, wraps: Mapping[str, Wrap]) -> dict[str, Callable[[]
 
 
 def step(model: nn.Module, x: torch.Tensor) -> None:
-    """Without an optimizer, which would be the same for all."""
+    """A step without an optimizer, which would be the same for all contenders."""
     model.zero_grad()
     model(x).square().mean().backward()

@@ -1,7 +1,7 @@
-"""What find_unused_parameters=True costs, in DDP and in ReducerDDP.
+"""Measures the cost of find_unused_parameters=True in DDP and in ReducerDDP.
 
-For each, a step with it is compared with one without it in the same round: as a share of that step,
-and as nanoseconds a parameter; then the same for the CPU time of the thread that trains.
+A step with the option is compared with a step without it in the same round: as a share of that
+step, and as nanoseconds per parameter. The same is done for the CPU time of the training thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RANKS = 2
 _NUM_PARAMS, _FEW_PARAMS = 2000, 100
 _WRAPPERS = {"DDP": DistributedDataParallel, "ddpx": ReducerDDP}
 _OFF = "off"
-# Label: whether it is on, and whether it finds something.
+# label: whether the option is on, and whether there are unused params
 _LABELS = {
     _OFF: (False, False),
     "off again": (False, False),
@@ -39,7 +39,7 @@ _LABELS = {
 
 
 class WithUnused(nn.Module):
-    """Layers all of which are used, and two params that never are."""
+    """A model that uses all layers, with two params that it never uses."""
 
     def __init__(self, used: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class WithUnused(nn.Module):
 
 
 def time_steps(num_params: int, effort: Effort) -> dict[str, Seconds]:
-    """Runs on every rank; by clock."""
+    """Runs on every rank. Returns seconds by clock."""
     steps = {}
     for name, wrapper in _WRAPPERS.items():
         for label, (find, has_unused) in _LABELS.items():

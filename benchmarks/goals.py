@@ -1,22 +1,21 @@
-"""What the figures are held against."""
+"""Goals for the measured figures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PERCENT = " %"  # a difference of shares is no share of anything
+PERCENT = " %"  # a difference of shares has no relative excess
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One demand on one figure.
+    """A limit for one figure.
 
     Attributes:
-        what: which figure, in words.
-        measured, limit: in ``unit``.
-        at_least: the figure is to reach the limit, rather than stay at or under it.
-        noise: how far two copies of the same contender lie apart, as a share.
-        why: what is known about a miss; shown only then.
+        what: The figure, in words. measured, limit: In ``unit``.
+        at_least: True if the figure must reach the limit, False if it must not exceed it.
+        noise: The difference between two copies of the same contender, as a share.
+        why: What is known about a miss. Shown only after a miss.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Capture of a step into a CUDA graph: whether it works, its gradients, and its time."""
+"""Captures a step into a CUDA graph, and measures its success, its gradients and its time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-# DDP's own documentation asks for 11 before a capture.
+# DDP's documentation requires 11 steps before a capture.
 _WARM_UP = 11
 _TIMED_STEPS = 20
 
 
 class _Repeat:
-    """In a graph's place where there is no CUDA, so that all else here can be run."""
+    """Replaces a graph without CUDA, so that all other code can run."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         self.replay = step
@@ -44,9 +44,9 @@ def _median_ms(step: Callable[[], object], device: str) -> float:
 def capture(
     module: nn.Module, x: torch.Tensor, wrap: Callable[[nn.Module], nn.Module], device: str
 ) -> dict[str, object]:
-    """Wraps, warms up, captures and replays. Raises what a step, capture or replay raises."""
+    """Wraps, warms up, captures and replays. Raises the error of a step, a capture or a replay."""
     side = torch.cuda.Stream() if device != "cpu" else None
-    with torch.cuda.stream(side):  # of None: nothing
+    with torch.cuda.stream(side):  # a stream of None has no effect
         model = wrap(module)
 
         def step() -> None:
@@ -63,7 +63,7 @@ def capture(
     with torch.no_grad():
         for param in model.parameters():
             if param.grad is not None:
-                param.grad.fill_(float("nan"))  # what a replay does not write must show
+                param.grad.fill_(float("nan"))  # shows what a replay does not write
     graph.replay()
     if device != "cpu":
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Models of the sizes that people train, in plain torch: nothing else is to be installed."""
+"""Models of common sizes in plain torch, so that no further package is needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet(batch: int, side: int, depths: tuple[int, ...] = (3, 4, 6, 3)) -> Build:
-    """With the default depths, ResNet-50: 25.6 M parameters in 161 tensors."""
+    """ResNet-50 with the default depths: 25.6 M parameters in 161 tensors."""
 
     def build() -> tuple[nn.Module, torch.Tensor]:
         layers: list[nn.Module] = [
@@ -61,7 +61,7 @@ def resnet(batch: int, side: int, depths: tuple[int, ...] = (3, 4, 6, 3)) -> Bui
 
 
 class Block(nn.Module):
-    """GPT-2's: attention and MLP, each after a LayerNorm."""
+    """The block of GPT-2: attention and MLP, each after a LayerNorm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The output layer is the embedding, tied."""
+    """The output layer is tied to the embedding."""
 
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, depth: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def gpt(
     heads: int = 12,
     depth: int = 12,
 ) -> Build:
-    """With the defaults and 1024 tokens, GPT-2's smallest: 124 M parameters in 148 tensors."""
+    """The smallest GPT-2 with the defaults and 1024 tokens: 124 M parameters in 148 tensors."""
 
     def build() -> tuple[nn.Module, torch.Tensor]:
         model = GPT(vocabulary, length, width, heads, depth)

@@ -1,4 +1,5 @@
-"""What a step launches on a device, and how much communication runs beside computation."""
+"""Counts what a step launches on a device, and measures how communication and computation
+overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Span = tuple[int, int]  # begin and end, in ns
 
 @dataclass(frozen=True)
 class Event:
-    """One kernel, copy or fill on a device; without a device, one operator."""
+    """One kernel, copy or fill on a device. Without a device, one operator."""
 
     name: str
     span: Span
@@ -30,13 +31,15 @@ class Event:
 
     @property
     def is_communication(self) -> bool:
-        """Kernels of NCCL's. gloo has none: it copies to the host and back. Operators of gloo's."""
+        """Whether it is a kernel of NCCL, or an operator of gloo. gloo has no kernels: it copies
+        to the host and back."""
         to_or_from_host = self.is_copy and ("HtoD" in self.name or "DtoH" in self.name)
         return to_or_from_host or "nccl" in self.name.lower() or self.name.startswith("gloo:")
 
 
 def profile_steps(step: Callable[[], object], num_steps: int, device: str) -> list[Event]:
-    """Runs ``step`` so often under torch's profiler, which reads a GPU's own records (CUPTI)."""
+    """Runs ``step`` several times under torch's profiler, which reads the records of a GPU
+    (CUPTI)."""
     on_device = device != "cpu"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
     with profile(activities=activities) as profiler:
@@ -54,7 +57,10 @@ def profile_steps(step: Callable[[], object], num_steps: int, device: str) -> li
 
 
 def count(events: Sequence[Event], num_steps: int) -> dict[str, float]:
-    """Kernels, copies and bytes copied, a step. What kernels move is not in these records."""
+    """Kernels, copies and bytes copied, per step.
+
+    The records do not have the bytes that kernels move.
+    """
     copies = [event for event in events if event.is_copy]
     fills = [event for event in events if event.is_fill]
     return {
@@ -67,7 +73,7 @@ def count(events: Sequence[Event], num_steps: int) -> dict[str, float]:
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """The same instants as spans that neither touch nor overlap, in order."""
+    """The same instants as ordered spans that neither touch nor overlap."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -82,15 +88,15 @@ def length(spans: Iterable[Span]) -> int:
 
 
 def common_length(some: Iterable[Span], others: Iterable[Span]) -> int:
-    """ns that lie in both."""
+    """The time in ns that is in both."""
     some, others = merge(some), merge(others)
     return length(some) + length(others) - length([*some, *others])
 
 
 def overlap(events: Sequence[Event]) -> dict[str, float | None]:
-    """How long communication ran, and what share of that beside kernels that compute.
+    """The time of communication, and the share of it that overlaps with kernels that compute.
 
-    ``share`` is None where nothing was sent: NCCL launches no kernel for a group of one rank.
+    ``share`` is None if nothing was sent: NCCL launches no kernel for a group of one rank.
     """
     sent = [event.span for event in events if event.is_communication]
     computed = [

@@ -1,12 +1,12 @@
 """A step on a GPU: tax over the bare module and DDP, kernels and bytes, overlap, CUDA graphs.
 
     python benchmarks/gpu_step.py --ranks 1 --json figures.json      # one GPU, NCCL
-    python benchmarks/gpu_step.py --ranks 2 --json figures.json      # two ranks share it, gloo
-    python benchmarks/gpu_step.py --device cpu --tiny --json f.json  # only to see that it runs
+    python benchmarks/gpu_step.py --ranks 2 --json figures.json      # two ranks on one GPU, gloo
+    python benchmarks/gpu_step.py --device cpu --tiny --json f.json  # a smoke run
 
-It needs nothing but torch and ddpx; scripts/gpu.py runs it. With one rank NCCL communicates (gloo
-on CPU), and ReducerDDP is measured as it is, and with DDPX_FORCE_COMM=1, under which it does all
-that several ranks do. NCCL refuses several ranks on one GPU, hence gloo there.
+The script needs only torch and ddpx. scripts/gpu.py runs it. One rank communicates by NCCL (on CPU
+by gloo). ReducerDDP is measured twice there: unchanged, and with DDPX_FORCE_COMM=1, under which it
+does all the work of several ranks. Several ranks on one GPU use gloo, since NCCL refuses them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}
 STATIC: dict[str, Any] = {**VIEWS, "static_graph": True}
 BATCHED: dict[str, Any] = {"batched_grad_copy": True}
 WHAT = ("time", "counts", "overlap", "graph")
-_START_S = 25.0  # until ranks have imported torch and can send
+_START_S = 25.0  # for the imports of torch, and the first connections
 _PROFILED_STEPS = 3
 Wrap = Callable[[nn.Module], nn.Module]
 Figures = dict[str, Any]
@@ -49,7 +49,7 @@ def _bare(module: nn.Module) -> nn.Module:
 
 
 def ddp_settings() -> dict[str, dict[str, Any]]:
-    """As far as this torch has them."""
+    """DDP's settings, as far as this torch has them."""
     known = inspect.signature(DistributedDataParallel).parameters
     settings = {
         "default": {},
@@ -66,7 +66,7 @@ def ddp_settings() -> dict[str, dict[str, Any]]:
 
 
 def _forced(module: nn.Module, **options: Any) -> nn.Module:
-    """Communicates even with itself."""
+    """A wrapper that communicates even in a group of one rank."""
     os.environ["DDPX_FORCE_COMM"] = "1"
     try:
         return ReducerDDP(module, **options)
@@ -75,7 +75,7 @@ def _forced(module: nn.Module, **options: Any) -> nn.Module:
 
 
 def wraps(ranks: int) -> dict[str, Wrap]:
-    """The contenders. Those whose name ends with "again" show the noise."""
+    """The contenders. Names that end with "again" show the noise."""
     made: dict[str, Wrap] = {"bare": _bare, "bare again": _bare}
     for name, options in ddp_settings().items():
         made[f"DDP, {name}"] = functools.partial(DistributedDataParallel, **options)
@@ -103,7 +103,10 @@ def _build(model_name: str, device: str, tiny: bool) -> tuple[nn.Module, torch.T
 def measure(
     model_name: str, device: str, tiny: bool, ranks: int, effort: Effort, what: list[str]
 ) -> tuple[Seconds, Figures]:
-    """Runs on every rank. Times by contender and round; the rest is of this rank alone."""
+    """Runs on every rank.
+
+    Times are by contender and round. The other results are of this rank only.
+    """
     module, x = _build(model_name, device, tiny)
     made = {name: wrap(copy.deepcopy(module)) for name, wrap in wraps(ranks).items()}
     steps = {name: functools.partial(_step, model, x, device) for name, model in made.items()}
@@ -120,10 +123,10 @@ def measure(
 
 
 def add_times(figures: Figures, times: Seconds) -> str:
-    """Medians, and medians of each round's ratio to the bare module and to the best of DDP's.
+    """Adds medians, and medians of each round's ratio to the bare module and to DDP's best.
 
     Returns:
-        The name of the best of DDP's.
+        The name of DDP's best contender.
     """
     best = min(
         (name for name in times if name.startswith("DDP") and not name.endswith("again")),
@@ -159,8 +162,8 @@ def capture_one(model_name: str, name: str, device: str, tiny: bool) -> Figures:
 
 
 def run_graphs(arguments: argparse.Namespace, backend: str, deadline: float) -> Figures:
-    """Each in a process of its own: a capture that fails can leave CUDA unusable."""
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # DDP's documentation asks for it
+    """Runs each capture in a process of its own, since a failed capture can make CUDA unusable."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # required by DDP's documentation
     model_name = next(iter(models(arguments.tiny)))
     figures: Figures = {}
     for name in ("bare", "DDP, views", "ddpx, views, forced", "ddpx, static, views, forced"):
@@ -184,8 +187,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models, for a smoke run")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
-    parser.add_argument("--limit-s", type=float, default=300.0, help="for all of it, about")
-    parser.add_argument("--json", type=Path, required=True, help="written anew after each model")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="approximate time limit")
+    parser.add_argument("--json", type=Path, required=True, help="rewritten after each model")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.limit_s
     backend = "nccl" if arguments.ranks == 1 and arguments.device == "cuda" else "gloo"
@@ -194,7 +197,7 @@ def main() -> None:
     def save() -> None:
         arguments.json.write_text(json.dumps(figures, indent=1))
 
-    # Over gloo a step of the second one would take seconds.
+    # Over gloo, a step of the second model would take seconds.
     names = list(models(arguments.tiny))[: 2 if arguments.ranks == 1 else 1]
     if set(arguments.what) - {"graph"}:
         left_s = max(arguments.limit_s - _START_S, 1.0)

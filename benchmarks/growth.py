@@ -1,4 +1,4 @@
-"""How costs grow with the number of parameters, and with the number of ranks."""
+"""Measures how costs grow with the number of parameters, and with the number of ranks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NAME = "growth"
 TITLE = "Growth with parameters and ranks"
 
 _RANKS_OF_PARAMS = 2
-# From here on, fixed costs of a step no longer blur what one parameter costs.
+# From this number on, fixed costs of a step are small against the cost per parameter.
 _MANY_PARAMS = 10_000
-# DDP's construction and its second step take time with the square of the number: minutes beyond.
+# DDP's construction and second step grow with the square of the number: larger models take minutes.
 _DDP_MAX_PARAMS = 10_000
-_SETUP_STEPS = 2  # the first learns, before the second buckets are laid out anew
+_SETUP_STEPS = 2  # the first step learns the order, the second begins with the new buckets
 _REDUCE_BYTES = 4 * MIB
 T = TypeVar("T")
 Setup = dict[str, float]  # seconds, by contender
@@ -57,7 +57,7 @@ def _time_params(number: int, effort: Effort) -> tuple[Seconds, Setup]:
     def wrap_timed(name: str, module: nn.Module) -> nn.Module:
         return timed(name, partial(wraps[name], module))
 
-    # What is made or imported only once is not the first wrapper's to pay for.
+    # One-time initializations and imports must not count for the first wrapper.
     contenders.make_models(partial(joined, 1), wraps)
     steps = contenders.make_steps(
         partial(joined, number), {name: partial(wrap_timed, name) for name in wraps}
@@ -73,7 +73,7 @@ def _layers(tiny: bool) -> tuple[nn.Module, torch.Tensor]:
 
 
 def time_ranks(tiny: bool, effort: Effort) -> Seconds:
-    """Runs on every rank: steps, and all-reduces alone."""
+    """Runs on every rank: steps, and all-reduces without steps."""
     runs = contenders.make_steps(partial(_layers, tiny), contenders.with_best_settings())
     group = contenders.shm_group()
     backend = group._get_backend(torch.device("cpu"))

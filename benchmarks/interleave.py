@@ -1,4 +1,4 @@
-"""Times contenders that take turns, so that a noisy moment of the machine hits all alike."""
+"""Times contenders in turns, so that noise of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Seconds = dict[str, list[float]]  # by contender, round by round
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds to run: as many as fit into ``seconds``, within limits."""
+    """The number of rounds: as many as fit into ``seconds``, within limits."""
 
     seconds: float
     min_rounds: int
     max_rounds: int = 200
-    warm_up: int = 2  # before the second step, DDP and ReducerDDP lay their buckets out anew
+    warm_up: int = 2  # DDP and ReducerDDP rebuild their buckets before the second step
 
     def rounds(self, seconds_per_round: float) -> int:
-        """The same on all ranks, which may pass different arguments."""
-        # NCCL sends nothing that lies on the host.
+        """The number of rounds, the same on all ranks even if their arguments differ."""
+        # NCCL cannot send tensors of the host.
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         slowest = torch.tensor([seconds_per_round], device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -40,19 +40,22 @@ def time_rounds(
     before_each: Callable[[str], object] | None = None,
     after_each: Callable[[str], object] | None = None,
 ) -> Seconds:
-    """Runs on every rank: each contender once a round, all ranks together, in shuffled order.
+    """Runs on every rank: each contender once per round, on all ranks at once, in shuffled
+    order.
 
-    The order differs from round to round, so that none always runs in the caches of the same other.
+    The order differs from round to round, so that no contender always follows the same other one in
+    the caches.
 
     Args:
-        clock: with ``time.thread_time`` it is the work of the thread that trains which is
-            measured, without its waits: steadier on a busy machine.
-        before_each: called, untimed, with the name of the contender whose turn it is, when all
-            ranks have come.
-        after_each: the same, when it has run in a measured round.
+        clock: With ``time.thread_time``, the CPU time of the training thread is measured, without
+            its waits. This is steadier on a busy machine.
+        before_each: Called with the name of the next contender, untimed, after all ranks have
+            arrived.
+        after_each: Called in the same way after the contender has run in a measured round.
     """
     times: Seconds = {name: [] for name in contenders}
-    # Thousands of modules would make a full collection long, and put it on somebody's bill.
+    # With thousands of modules a full garbage collection takes long, and would count for one
+    # contender.
     gc.collect()
     gc.freeze()
     for number in range(effort.warm_up):
@@ -67,7 +70,7 @@ def time_rounds(
 
 
 def slowest_rank(per_rank: Sequence[Seconds]) -> Seconds:
-    """A step takes as long as on its slowest rank."""
+    """The time of a step on its slowest rank."""
     return {
         name: [max(at) for at in zip(*(rank[name] for rank in per_rank), strict=True)]
         for name in per_rank[0]

@@ -1,4 +1,4 @@
-"""Where and with what the figures were taken."""
+"""The machine and the versions of a measurement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe() -> dict[str, str]:
 
 
 def now() -> dict[str, str]:
-    """Date and load average, at the start of a part."""
+    """Date and load average at the start of a part."""
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())
     return {"date": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"), "load": load}
 

@@ -1,6 +1,7 @@
-"""Memory of a rank after backward, and at its peak, as multiples of the gradients' bytes.
+"""Measures the memory of a rank after backward, and at its peak, in multiples of the gradients'
+bytes.
 
-Each contender has processes of its own, so that none finds memory that another has left.
+Each contender has processes of its own, so that no contender reuses memory of another.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TITLE = "Memory"
 _RANKS = 2
 _NUM_STEPS = 6
 _TIMEOUT_S = 120.0
-# The goal is 1.0: to the precision it is stated in. Not all that is resident is gradients.
+# The goal is 1.0, in the precision in which it is stated. Not all resident memory is gradients.
 _LIMIT = 1.05
 FIRST, LATER = "first step", "later steps"
 FIGURES = ("after", "peak", "after, RSS", "arena")
@@ -55,13 +56,14 @@ def _status_bytes(file: str, field: str) -> int:
 
 
 def _own_bytes() -> int:
-    """A page that n processes map counts 1/n; pages of files do not count."""
+    """A page that n processes map counts 1/n. Pages of files do not count."""
     return sum(_status_bytes("smaps_rollup", field) for field in ("Pss_Anon", "Pss_Shmem"))
 
 
 def _return_free_memory() -> None:
-    """What malloc keeps of freed temporaries is nobody's gradient."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    """Returns freed memory to the system: what malloc keeps of temporaries is not part of
+    gradients."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # exists in glibc only
     if trim is not None:
         trim(0)
 
@@ -71,7 +73,7 @@ def _forget_peak() -> None:
 
 
 def _warm_up(wrap: Wrap) -> None:
-    """Makes what any first step would make, whatever the model: connections, threads, code."""
+    """Creates everything that a first step creates for any model: connections, threads, code."""
     model = wrap(nn.Linear(64, 64))
     for _ in range(3):
         contenders.step(model, torch.randn(8, 64))
@@ -84,7 +86,8 @@ def _snapshot(base: dict[str, int], unit: int) -> Snapshot:
         "peak": _status_bytes("status", "VmHWM") - base["rss"],
     }
     _return_free_memory()
-    dist.barrier()  # pages that peers map count as theirs, too: all look at the same moment
+    # peers' mappings of a page change its share, so all ranks measure at the same moment
+    dist.barrier()
     after = {
         "after": _own_bytes() - base["own"],
         **with_free,
@@ -95,13 +98,13 @@ def _snapshot(base: dict[str, int], unit: int) -> Snapshot:
 
 
 def take_snapshots(name: str, tiny: bool) -> list[Snapshot]:
-    """Runs on every rank: one after each step."""
+    """Runs on every rank. Takes one snapshot after each step."""
     wrap = _wraps()[name]
     _warm_up(wrap)
     module, x = build(WIDE, tiny)
     unit = sum(param.numel() * param.element_size() for param in module.parameters())
     with torch.no_grad():
-        module(x)  # its own scratch memory
+        module(x)  # allocates the module's own scratch memory
     gc.collect()
     _return_free_memory()
     dist.barrier()
@@ -153,7 +156,7 @@ def goals(results: Results) -> list[Goal]:
 
 
 def summary(results: Results) -> str:
-    """For README.md."""
+    """The summary for README.md."""
     names = ("DDP, views", "ddpx over gloo", "ddpx over shm")
     peaks = []
     for name in names:

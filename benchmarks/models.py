@@ -1,4 +1,4 @@
-"""The models that are timed, each with an input."""
+"""The measured models, each with an input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Build = Callable[[], tuple[nn.Module, torch.Tensor]]
 
 
 def small_layers(num_params: int) -> tuple[nn.Module, torch.Tensor]:
-    """Layers of 16 x 16 and 16: ``num_params`` tensors in all."""
+    """Layers of 16 x 16 and 16, with ``num_params`` tensors in all."""
     layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(num_params // 2)]
     return nn.Sequential(*layers), torch.randn(8, 16)
 
@@ -32,7 +32,7 @@ def wide(width: int = 2048, depth: int = 6) -> tuple[nn.Module, torch.Tensor]:
 
 
 class Joined(nn.Module):
-    """Next to no arithmetic: what a step costs is what each tensor costs."""
+    """A model with almost no arithmetic: the cost of a step is the cost per tensor."""
 
     def __init__(self, num_params: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ SMALL, TRANSFORMER, WIDE = "1,000 small tensors", "transformer, 10 M", "wide lay
 
 MODELS: dict[str, Build] = {SMALL: many_small, TRANSFORMER: transformer, WIDE: wide}
 
-# In their place in a smoke run, under the same names.
+# Small models under the same names, for a smoke run.
 TINY_MODELS: dict[str, Build] = {
     SMALL: lambda: small_layers(100),
     TRANSFORMER: lambda: transformer(64, 2),

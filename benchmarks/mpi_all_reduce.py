@@ -1,7 +1,7 @@
-"""The all-reduce of MPICH, in processes of its own; all_reduce.py starts this with mpiexec.
+"""Measures the all-reduce of MPICH in separate processes, which all_reduce.py starts by mpiexec.
 
-The same loop as ``interleave.time_rounds`` makes of ``all_reduce._burst``. Rank 0 prints the
-seconds of one operation, round by round, on the slowest rank.
+The loop is that of ``interleave.time_rounds`` with ``all_reduce._burst``. Rank 0 prints the seconds
+per operation on the slowest rank, for each round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         parser.add_argument(name, type=int, required=True)
     arguments = parser.parse_args()
     buffer = np.zeros(arguments.numel, np.float32)
-    buffer.fill(0)  # takes the pages
+    buffer.fill(0)  # allocates the pages
     for _ in range(arguments.warm_up):
         _time_burst(buffer, arguments.burst)
     mine = [_time_burst(buffer, arguments.burst) for _ in range(arguments.rounds)]

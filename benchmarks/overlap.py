@@ -1,4 +1,5 @@
-"""Communication that nothing hides: per step, as the wrappers' own clocks and the step have it."""
+"""Measures communication that no computation hides, by the wrappers' clocks and by the step
+time."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TITLE = "Exposed communication and overlap"
 
 _MODELS = (TRANSFORMER, WIDE)
 _RANKS = 2
-# What both wrappers report of a step, under DDP's names, in nanoseconds.
+# Times in ns that both wrappers report of a step, under DDP's names.
 _PARTS = {
     "backward": "backward_compute_time",
     "comm": "backward_comm_time",

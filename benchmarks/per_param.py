@@ -1,10 +1,10 @@
-"""What a wrapper does for each parameter, in nanoseconds of CPU time: no network, no waits.
+"""Measures a wrapper's CPU time per parameter in nanoseconds, without network and waits.
 
     python benchmarks/per_param.py --params 4000 --rounds 60
 
-One rank that walks the whole path (DDPX_FORCE_COMM=1), over a model of tiny parameters with next to
-no arithmetic. Contenders take turns, wrapped ones twice over; figures are medians beyond the bare
-module of the same round, for forward and backward of the thread that trains.
+One rank runs all code paths (DDPX_FORCE_COMM=1) on a model of tiny parameters with almost no
+arithmetic. Contenders take turns, wrapped ones twice. Figures are medians of the difference to the
+bare module of the same round, for forward and backward of the training thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class TinyParams(nn.Module):
-    """Its forward and backward are one operation each."""
+    """A model whose forward and backward are one operation each."""
 
     def __init__(self, num_params: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def _contenders(num_params: int) -> dict[str, nn.Module]:
 
 
 def measure(num_params: int, rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
-    """CPU seconds of forward and backward, by contender, round by round."""
+    """CPU seconds of forward and backward, by contender and round."""
     contenders = _contenders(num_params)
     x = torch.ones(())
     times: dict[str, list[float]] = {name: [] for name in contenders}

@@ -1,4 +1,4 @@
-"""How much is measured: in full, or just enough to see that everything runs."""
+"""The amount of measurement: in full, or just enough to see that everything runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class Plan:
-    """Attributes:
-    launches: sets of fresh processes, over which figures are pooled.
-    effort: for each cell of a table, in each launch.
-    step_effort: the same for step times, whose slow models would get few rounds.
-    tiny: take small models.
-    start_method: of ranks. Forks share memory with each other, which is quick, and not as users
-        have it.
-    step_ranks, sizes_bytes, reduce_ranks, num_params, growth_ranks: what is varied.
+    """The settings of a run.
+
+    Attributes:
+        launches: Number of sets of new processes, over which figures are pooled.
+        effort: Effort per cell of a table, in each launch.
+        step_effort: The same for step times, since slow models would get few rounds.
+        tiny: Use small models.
+        start_method: Start method of ranks. Forked ranks start fast, but share memory, unlike those
+            of users. step_ranks, sizes_bytes, reduce_ranks, num_params, growth_ranks: The varied
+            values.
     """
 
     launches: int

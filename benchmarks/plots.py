@@ -1,4 +1,7 @@
-"""The plots of docs/benchmarks.md. matplotlib is imported here alone: ranks need not load it."""
+"""The plots of docs/benchmarks.md.
+
+Only this module imports matplotlib, so that ranks need not load it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _step_time(results: Results, path: Path) -> None:
-    """Ratios to bare: a panel a model, a group of bars a number of ranks."""
+    """Ratios to bare: one panel per model, one group of bars per number of ranks."""
     cells = results["cells"]
     models = list(dict.fromkeys(cell["model"] for cell in cells))
     figure, panels = plt.subplots(1, len(models), figsize=(10, 3.4), squeeze=False)
@@ -51,7 +54,7 @@ def _step_time(results: Results, path: Path) -> None:
 
 
 def _all_reduce(results: Results, path: Path) -> None:
-    """Time by size: a panel a number of ranks."""
+    """Time by size: one panel per number of ranks."""
     cells = results["cells"]
     counts = sorted({cell["ranks"] for cell in cells})
     figure, panels = plt.subplots(1, len(counts), figsize=(10, 3.6), squeeze=False)
@@ -71,7 +74,8 @@ def _all_reduce(results: Results, path: Path) -> None:
 
 
 def _growth(results: Results, path: Path) -> None:
-    """Cost of a parameter by their number; step and all-reduce by the number of ranks."""
+    """Cost per parameter by the number of parameters; step and all-reduce by the number of
+    ranks."""
     figure, (of_params, of_ranks) = plt.subplots(1, 2, figsize=(10, 3.6))
     cells = results["by_params"]
     for name in [name for name in cells[0]["ns"] if not name.startswith("bare")]:
@@ -97,6 +101,6 @@ _PLOTS = {"step_time": _step_time, "all_reduce": _all_reduce, "growth": _growth}
 
 
 def draw(name: str, results: Results, folder: Path) -> None:
-    """The plot of a part, if it has one."""
+    """The plot of a part, or None."""
     if name in _PLOTS:
         _PLOTS[name](results, folder / f"{name}.png")

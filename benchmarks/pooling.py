@@ -1,7 +1,7 @@
-"""Figures pooled over launches: several sets of fresh processes that measured the same.
+"""Figures pooled over launches, which are sets of new processes with the same measurements.
 
-A figure is the median over the rounds of all launches, with the lowest and the highest median of
-a single launch beside it: what differs from launch to launch is noise.
+A figure is the median over the rounds of all launches. The lowest and the highest median of a
+single launch show the noise between launches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from interleave import Seconds
 
 
 class Figure(TypedDict):
-    """As it stands in the JSON files."""
+    """A figure as in the JSON files."""
 
     median: float
     low: float
@@ -22,24 +22,24 @@ class Figure(TypedDict):
 
 
 def figure(launches: Sequence[Sequence[float]]) -> Figure:
-    """Of values by launch."""
+    """The figure of values by launch."""
     medians = [statistics.median(values) for values in launches]
     pooled = statistics.median(value for values in launches for value in values)
     return {"median": _short(pooled), "low": _short(min(medians)), "high": _short(max(medians))}
 
 
 def level(launches: Sequence[Seconds], name: str, scale: float = 1.0) -> Figure:
-    """Seconds of a contender, times ``scale``."""
+    """The seconds of a contender, times ``scale``."""
     return figure([[scale * seconds for seconds in times[name]] for times in launches])
 
 
 def ratio(launches: Sequence[Seconds], name: str, base: str) -> Figure:
-    """To another contender in the same round."""
+    """The ratio to another contender in the same round."""
     return _paired(launches, name, base, lambda a, b: a / b)
 
 
 def difference(launches: Sequence[Seconds], name: str, base: str, scale: float = 1.0) -> Figure:
-    """Seconds beyond another contender in the same round, times ``scale``."""
+    """The difference in seconds to another contender in the same round, times ``scale``."""
     return _paired(launches, name, base, lambda a, b: scale * (a - b))
 
 
@@ -48,16 +48,19 @@ def num_rounds(launches: Sequence[Seconds]) -> int:
 
 
 def lowest(launches: Sequence[Seconds], prefix: str) -> str:
-    """The contender with the lowest median among those whose names start with ``prefix``, but
-    for second copies, which stand there for the noise.
+    """The contender with the lowest median among names with this prefix.
+
+    Second copies, which show the noise, are left out.
     """
     names = [name for name in launches[0] if name.startswith(prefix) and "again" not in name]
     return min(names, key=lambda name: level(launches, name)["median"])
 
 
 def ratio_to_lowest(launches: Sequence[Seconds], name: str, prefix: str) -> Figure:
-    """To the lowest with ``prefix``, which is chosen for each launch by what the other launches
-    measured: the least of many noisy medians is too low, and would be so in its own favour.
+    """The ratio to the lowest contender with ``prefix``.
+
+    For each launch, that contender is chosen by the measurements of the other launches. The minimum
+    of many noisy medians is too low, which would favor this contender.
     """
     values = []
     for index, times in enumerate(launches):

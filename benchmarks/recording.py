@@ -1,4 +1,4 @@
-"""What a recording of the timeline costs: nanoseconds an event, times the events of a step."""
+"""Measures the cost of recording a timeline: nanoseconds per event, times the events of a step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DEMO = Path(__file__).parent.parent / "scripts" / "demo.py"
 
 
 def _num_events(model: nn.Module, x: torch.Tensor) -> int:
-    """Of one step."""
+    """The number of events of one step."""
     assert isinstance(model, ddpx.ReducerDDP)
     core = ddpx._C.Recording(1 << 20, torch.device("cpu"))
     model.reducer.add_recording(core)
@@ -43,7 +43,7 @@ def _num_events(model: nn.Module, x: torch.Tensor) -> int:
 
 
 def time_recording(num_params: int, effort: Effort) -> tuple[Seconds, int]:
-    """Runs on the one rank: CPU seconds of the thread that trains, and the events of a step."""
+    """Runs on the single rank: CPU seconds of the training thread, and the events of a step."""
     wraps = {name: contenders.ours_over_gloo() for name in (_OFF, _AGAIN, _ON)}
     models, x = contenders.make_models(partial(joined, num_params), wraps)
     for model in models.values():
@@ -56,7 +56,7 @@ def time_recording(num_params: int, effort: Effort) -> tuple[Seconds, int]:
 
 
 def _demo(steps: int) -> Results:
-    """Events and milliseconds of a step of the main example, from a recording of it."""
+    """Events and milliseconds of a step of the main example, from a recording."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "DDPX_TIMELINE": folder}
         command = [sys.executable, str(_DEMO), f"--steps={steps}", f"--out={folder}/run"]
@@ -85,7 +85,7 @@ def measure(plan: Plan) -> Results:
 
 
 def _share(results: Results) -> float:
-    """Of the demo's step, in percent."""
+    """The share of the demo's step, in percent."""
     demo = results["demo"]
     return 100 * demo["events"] * results["ns_per_event"]["median"] / (1e6 * demo["step_ms"])
 

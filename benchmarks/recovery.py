@@ -1,9 +1,9 @@
-"""How soon survivors train on: one of 3 ranks is killed, the others call ddpx.shrink().
+"""Measures how soon survivors train again: one of 3 ranks is killed, the others call ddpx.shrink().
 
     python benchmarks/recovery.py [--launches 5]
 
-Seconds from the kill to the end of the survivors' next step, the slower survivor counts. Each
-launch checks that the survivors' weights are equal after ten more steps.
+Prints the seconds from the kill to the end of the next step of the slower survivor. Each launch
+checks that the survivors' weights are equal after ten more steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMEOUT_S = 120
 
 
 def train(folder: Path, backend: str) -> None:
-    """One rank; writes what it saw into the folder."""
+    """One rank. Writes its results into the folder."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group(backend)
@@ -66,7 +66,7 @@ def train(folder: Path, backend: str) -> None:
 
 
 def launch(backend: str) -> dict[str, Any]:
-    """Seconds to the error and to the next step, and a survivor's error."""
+    """Seconds to the error and to the next step, and the error of a survivor."""
     with tempfile.TemporaryDirectory(prefix="ddpx-recovery-") as folder:
         flags = ["--keep-survivors", f"--nproc-per-node={_RANKS}"]
         script = [__file__, "--rank", folder, "--backend", backend]

@@ -4,7 +4,7 @@ README.md gets a summary between its marks.
 
     python benchmarks/run.py [--quick] [--only NAME]...
 
-The page is made from the JSON files of all parts, so that one part can be measured anew alone.
+The page is made from the JSON files of all parts, so that one part can be measured again alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Part(Protocol):
-    """A module that measures something; results are what its JSON file holds."""
+    """A module with measurements. Its results are the contents of its JSON file."""
 
     NAME: str
     TITLE: str
@@ -107,7 +107,7 @@ def _goals(records: dict[str, Results]) -> list[Goal]:
 
 
 def _summary(records: dict[str, Results]) -> str:
-    """For README.md."""
+    """The summary for README.md."""
     record = records[step_time.NAME]
     text = (
         f"On {record['cores']} cores ({record['processor']}), {record['versions']}, medians over "
@@ -119,7 +119,7 @@ def _summary(records: dict[str, Results]) -> str:
 
 
 def _origin(records: dict[str, Results]) -> str:
-    """Machine, versions and command; and of each part, when."""
+    """Machine, versions and command, and the date of each part."""
     keys = [*machine.describe(), "command"]
     found = {key: dict.fromkeys(record[key] for record in records.values()) for key in keys}
     rows = [[key, "; ".join(values)] for key, values in found.items()]
@@ -132,7 +132,7 @@ def _origin(records: dict[str, Results]) -> str:
 
 
 def _write_page(output: Path) -> None:
-    import plots  # with matplotlib, which the ranks, who import this file, need not load
+    import plots  # imports matplotlib, which ranks, which import this file, need not load
 
     files = {part.NAME: output / "benchmarks" / "results" / f"{part.NAME}.json" for part in PARTS}
     records = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
@@ -152,9 +152,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run, into runs/bench")
     names = [part.NAME for part in PARTS]
     parser.add_argument("--only", choices=names, action="append", help="may be repeated")
-    parser.add_argument("--output", type=Path, help="in place of the checkout")
+    parser.add_argument("--output", type=Path, help="folder instead of the checkout")
     arguments = parser.parse_args()
-    # DDP warns in each process that it found nothing unused, which is what is timed.
+    # DDP warns in each process that there were no unused params, which is the measured case.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     output = arguments.output or (ROOT / "runs" / "bench" if arguments.quick else ROOT)
     flags = sys.argv[1:] if arguments.output is None else []

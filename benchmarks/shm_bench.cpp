@@ -1,11 +1,11 @@
-// Times the all-reduce of the shared-memory transport, and a copy as its floor.
+// Measures the all-reduce of the shared-memory transport, and a copy as its lower bound.
 //
 //   shm_bench RANKS [seconds per figure]
 //
-// For each size: resident (in place, in an arena), staged (private buffers), and the copy floor:
-// every rank copies as many bytes from one private buffer to another at the same time, which moves
-// what an in-place all-reduce must move at least. Each is the median over repetitions of the time
-// of the slowest rank. One JSON object per line.
+// Prints one JSON object per line, with three times per size: resident (in place in an arena),
+// staged (private buffers), and the copy. For the copy, all ranks at the same time copy as many
+// bytes from one private buffer to another. An in-place all-reduce must move at least as many
+// bytes. Each time is the median over repetitions of the time of the slowest rank.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ class Bench {
     for (int i = 0; i < repetitions; ++i) {
       times.push_back(once(work));
     }
-    // By repetition, over ranks.
+    // The maximum over ranks, per repetition.
     group_.run(
         all_reduce_call(times.data(), times.data(), times.size(), DType::kFloat64, ReduceOp::kMax));
     std::nth_element(times.begin(), times.begin() + repetitions / 2, times.end());
@@ -81,8 +81,8 @@ void run_rank(const std::filesystem::path& directory, int rank, int size, double
   }
   if (const char* spin = std::getenv("DDPX_SHM_SPIN_US")) {
     const char* yields = std::getenv("DDPX_SHM_YIELDS");
-    options.patience =
-        Patience{std::chrono::microseconds(std::atoi(spin)), yields ? std::atoi(yields) : 0};
+    options.spin_policy =
+        SpinPolicy{std::chrono::microseconds(std::atoi(spin)), yields ? std::atoi(yields) : 0};
   }
   Group group(channel, rank, size, options, arena);
   Bench bench(group, seconds);

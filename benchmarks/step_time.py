@@ -1,6 +1,7 @@
-"""Step time: the bare module, DDP at its settings, ReducerDDP over gloo and over shm.
+"""Step time of the bare module, DDP at its settings, and ReducerDDP over gloo and shm.
 
-Everything stands in the same processes: gloo is their default group, and shm a second one.
+All contenders run in the same processes. Their default group uses gloo, and a second group uses
+shm.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tables import Results, num_ranks, table, with_range
 NAME = "step_time"
 TITLE = "Step time"
 
-# By transport and cell; everywhere else the goal is 1, to be no slower.
+# Goals by transport and cell. Elsewhere the goal is 1: not slower.
 GOALS = {
     "gloo": {(SMALL, 1): 0.9, (SMALL, 2): 0.9, (SMALL, 4): 0.9},
     "shm": {(WIDE, 2): 0.7, (WIDE, 4): 0.7, (TRANSFORMER, 2): 0.92},
@@ -103,7 +104,7 @@ def _noise(rows: Results) -> float:
 
 
 def summary(results: Results) -> str:
-    """For README.md: in a sentence for each number of ranks what the plot shows."""
+    """The summary for README.md: what the plot shows, in one sentence per number of ranks."""
     ours = {
         "over gloo": lambda _: f"ddpx over gloo, {VERDICT_SETTING}",
         "over shm": lambda _: f"ddpx over shm, {VERDICT_SETTING}",

@@ -14,14 +14,14 @@ _BEGIN, _END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Numbers are formatted by the caller, and stay as they are."""
+    """A table. The caller formats numbers."""
     text = [[str(cell) for cell in row] for row in rows]
     align = ["left"] + ["right"] * (len(headers) - 1)
     return tabulate(text, headers, tablefmt="github", colalign=align, disable_numparse=True)
 
 
 def with_range(figure: Figure, digits: int = 2) -> str:
-    """The median, and between which medians of single launches it lies."""
+    """The median, and the range of the medians of single launches."""
     median, low, high = (f"{figure[key]:.{digits}f}" for key in ("median", "low", "high"))
     return median if low == high else f"{median} ({low} - {high})"
 
@@ -41,7 +41,7 @@ def num_ranks(count: int) -> str:
 
 
 def goal_table(goals: Sequence[Goal]) -> str:
-    """And a line on each that was missed, where something is known about it."""
+    """A table of goals, and a line per missed goal if something is known about the miss."""
     rows = [[goal.what, goal.demand, goal.found, goal.verdict] for goal in goals]
     text = table(["figure", "goal", "measured", "verdict"], rows)
     reasons: dict[str, list[str]] = {}
@@ -53,11 +53,11 @@ def goal_table(goals: Sequence[Goal]) -> str:
 
 
 def splice(path: Path, text: str) -> None:
-    """Puts text between the marks of a file, if it has them."""
+    """Replaces the text between the marks of a file, if the file has them."""
     before, begin, rest = path.read_text().partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if begin and end:
         path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
-Results = dict[str, Any]  # what a part measured, as it stands in its JSON file
+Results = dict[str, Any]  # the results of a part, as in its JSON file

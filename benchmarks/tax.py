@@ -1,4 +1,4 @@
-"""One rank alone: what a wrapper costs where there is nobody to talk to; and around forward."""
+"""Measures the cost of a wrapper on one rank without communication, and the cost around forward."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torch import nn
 NAME = "tax"
 TITLE = "One rank alone, and around forward"
 
-_FORWARDS = 500  # in a row
-_TAX = 0.01  # of a step, beyond noise
+_FORWARDS = 500  # number of forwards in a row
+_TAX = 0.01  # share of a step, beyond noise
 _FORWARD_US = 20.0
 _WHY = (
     "a hook tells of each gradient that it has arrived, without which unused parameters could not "
@@ -35,7 +35,7 @@ _BYPASS = ("ddpx, default", "ddpx, views")
 
 @contextmanager
 def _communication_forced() -> Iterator[None]:
-    """Wrappers made within it communicate even with themselves."""
+    """Wrappers created in the block communicate even in a group of one rank."""
     os.environ["DDPX_FORCE_COMM"] = "1"
     try:
         yield
@@ -62,7 +62,7 @@ def _wraps() -> dict[str, Wrap]:
 
 
 def time_models(tiny: bool, effort: Effort) -> dict[str, Seconds]:
-    """Runs on the one rank."""
+    """Runs on the single rank."""
     return {
         name: time_rounds(contenders.make_steps(partial(build, name, tiny), _wraps()), effort)
         for name in MODELS
@@ -70,7 +70,7 @@ def time_models(tiny: bool, effort: Effort) -> dict[str, Seconds]:
 
 
 class Scale(nn.Module):
-    """One tensor in, no buffers, next to no work."""
+    """One tensor as input, no buffers, almost no work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class Scale(nn.Module):
 
 
 def time_forward(rounds: int) -> Seconds:
-    """Runs on every rank; seconds of one forward, graphs recorded."""
+    """Runs on every rank. Returns the seconds of one forward that records a graph."""
     models, x = contenders.make_models(
         lambda: (Scale(), torch.ones(8)),
         {name: wrap for name, wrap in _wraps().items() if "batched" not in name},
     )
     for model in models.values():
-        for _ in range(3):  # buckets are laid out anew after the first
+        for _ in range(3):  # buckets are rebuilt after the first step
             contenders.step(model, x)
     times: Seconds = {name: [] for name in models}
     for number in range(rounds):

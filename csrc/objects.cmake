@@ -1,8 +1,8 @@
-# What scripts/build.py has made of the sources, in their place: nothing is compiled twice, and what
-# is tested and measured is what users run.
-option(DDPX_PREBUILT "take the objects of scripts/build.py, if they are up to date" OFF)
+# Uses the objects of scripts/build.py instead of the sources. No source is compiled twice, and tests
+# and benchmarks run the same code as users.
+option(DDPX_PREBUILT "use the objects of scripts/build.py, if they are up to date" OFF)
 
-# Replaces a list of sources in this folder by their objects; not if a sanitizer is to watch them.
+# Replaces a list of sources in this folder by their objects, unless a sanitizer is on.
 function(ddpx_take_objects sources)
   set(csrc ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   file(GLOB extensions "${csrc}/../ddpx/_C*.so")
@@ -23,7 +23,7 @@ function(ddpx_take_objects sources)
     file(RELATIVE_PATH object ${csrc} ${source})
     string(REGEX REPLACE "\\.cpp$" ".o" object "${csrc}/../build/objects/csrc/${object}")
     if(NOT EXISTS "${object}")
-      message(STATUS "${object} is not there")
+      message(STATUS "${object} does not exist")
       return()
     endif()
     list(APPEND objects ${object})

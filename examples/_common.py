@@ -1,7 +1,7 @@
-"""Small things that every example needs and none is about.
+"""Helpers that the examples share.
 
-Run the examples as scripts (``python examples/basic_spawn.py``), and Python finds this module
-beside them.
+If you run an example as a script (``python examples/basic_spawn.py``), Python finds this module in
+the same folder.
 """
 
 import argparse
@@ -15,43 +15,43 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Imported here, before any process group exists. torch.optim imports it on first use, and then its
-# default arguments would keep the group, and so gloo's threads, alive into the interpreter's exit,
-# where a thread that still wants the interpreter aborts the process.
+# Imported here, before any process group exists. Otherwise torch.optim imports it on first use. Its
+# default arguments would then keep the group and gloo's threads alive until the interpreter exits,
+# where a thread that needs the interpreter aborts the process.
 import torch.distributed.nn.functional
 from torch import nn
 
 
 def pick_device(local_rank: int, local_world_size: int) -> torch.device:
-    """Return a GPU of this rank's own where there is one for every local rank, else the CPU."""
+    """Return a GPU of this rank's own if every local rank can have one, else the CPU."""
     if torch.cuda.device_count() >= local_world_size:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device
-    # All ranks share the cores: more threads a rank would only make them wait for each other.
+    # All ranks share the cores. More threads per rank would only wait for each other.
     torch.set_num_threads(1)
     return torch.device("cpu")
 
 
 def backend_for(device: torch.device) -> str:
-    """Return the process-group backend that moves tensors of this device."""
+    """Return the process-group backend for tensors of this device."""
     return "nccl" if device.type == "cuda" else "gloo"
 
 
 def device_ids_for(device: torch.device) -> list[int] | None:
-    """Return what ``device_ids`` wants: the one GPU of this process, or None on the CPU."""
+    """Return the value for ``device_ids``: the one GPU of this process, or None on the CPU."""
     return [device.index] if device.type == "cuda" else None
 
 
 @contextmanager
 def process_group(device: torch.device, **rendezvous: Any) -> Iterator[None]:
-    """Join the default process group, and leave it even when the body raises.
+    """Join the default process group, and leave it even if the body raises.
 
     Without ``rendezvous`` arguments, the rank, world size and address come from the environment
     variables that torchrun sets.
 
-    Keep the model inside a function that the body calls, so that it is gone by the end of the
-    body: a wrapped model holds on to the group.
+    Keep the model in a function that the body calls, so that the model is gone at the end of the
+    body. A wrapped model holds a reference to the group.
     """
     dist.init_process_group(backend_for(device), **rendezvous)
     try:
@@ -71,14 +71,14 @@ def torchrun_local_ranks() -> tuple[int, int]:
 
 
 def mean_over_ranks(value: torch.Tensor) -> float:
-    """Average a one-element tensor over all ranks; every rank gets the result."""
+    """Average a one-element tensor over all ranks. Every rank gets the result."""
     total = value.detach().clone()
     dist.all_reduce(total)
     return total.item() / dist.get_world_size()
 
 
 def ranks_agree(module: nn.Module) -> bool:
-    """Tell, on every rank alike, whether all ranks hold bit-identical parameters."""
+    """Return whether all ranks hold bit-identical parameters. Every rank gets the same answer."""
     parameters = [p.detach() for p in module.parameters()]
     device = parameters[0].device
     mine = torch.cat([p.flatten().to(device) for p in parameters])
@@ -90,7 +90,7 @@ def ranks_agree(module: nn.Module) -> bool:
 
 
 def expect(condition: bool, message: str) -> None:
-    """Fail the script, with a non-zero exit status, when what it set out to show is not so."""
+    """End the script with a non-zero exit status if a result is not as expected."""
     if not condition:
         raise RuntimeError(f"FAILED: {message}")
 
@@ -107,7 +107,7 @@ def positive_int(text: str) -> int:
 
 
 def path_in_folder(text: str) -> Path:
-    """Argument type: a file path whose folder exists, so that saving can't fail after training."""
+    """Argument type: a file path whose folder exists, so that saving cannot fail after training."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"folder {str(path.parent)!r} does not exist")

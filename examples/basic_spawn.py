@@ -1,8 +1,8 @@
 """Train a toy model in processes that ``mp.spawn`` starts: the smallest complete example.
 
-Each rank builds its own model from its own seed, draws its own data and computes its own
-gradients. ReducerDDP makes the weights start equal (it broadcasts rank 0's) and stay equal (it
-averages the gradients during ``backward``).
+Each rank builds its own model from its own seed, draws its own data and computes its own gradients.
+ReducerDDP makes the initial weights equal by broadcasting rank 0's. It keeps them equal by
+averaging the gradients during ``backward``.
 
     python examples/basic_spawn.py --world-size 2
 """
@@ -44,7 +44,7 @@ class ToyModel(nn.Module):
 
 
 def setup(rank: int, world_size: int, port: int) -> torch.device:
-    """Join the process group and return the device this rank trains on."""
+    """Join the process group and return the device of this rank."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     os.environ["MASTER_PORT"] = str(port)
     device = pick_device(rank, world_size)
@@ -58,8 +58,8 @@ def cleanup() -> None:
 
 
 def train(rank: int, world_size: int, device: torch.device, steps: int) -> None:
-    """Train on this rank's batches, then check what training was to show."""
-    torch.manual_seed(rank)  # every rank starts from other weights and sees other data
+    """Train on this rank's batches, then check the results."""
+    torch.manual_seed(rank)  # every rank has other initial weights and other data
     model = ReducerDDP(ToyModel().to(device), device_ids=device_ids_for(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -69,7 +69,7 @@ def train(rank: int, world_size: int, device: torch.device, steps: int) -> None:
         targets = inputs.mean(dim=1, keepdim=True)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()  # the gradients are averaged over all ranks in here
+        loss.backward()  # averages the gradients over all ranks
         optimizer.step()
         losses.append(mean_over_ranks(loss))
 
@@ -84,7 +84,7 @@ def train(rank: int, world_size: int, device: torch.device, steps: int) -> None:
 
 
 def run(rank: int, world_size: int, port: int, steps: int) -> None:
-    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
+    """Run one rank. ``mp.spawn`` passes the rank as the first argument."""
     device = setup(rank, world_size, port)
     try:
         train(rank, world_size, device, steps)
@@ -93,7 +93,7 @@ def run(rank: int, world_size: int, port: int, steps: int) -> None:
 
 
 def find_free_port() -> int:
-    """Return a port nobody listens on, for the ranks to meet at."""
+    """Return a free port, at which the ranks meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -108,9 +108,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Start one process a rank and wait for all of them."""
+    """Start one process per rank and wait for all of them."""
     args = parse_args()
-    # The port is chosen here, once: ranks that chose for themselves would never meet.
+    # The port is chosen once, here. Ranks that chose their own ports would not meet.
     mp.spawn(run, args=(args.world_size, find_free_port(), args.steps), nprocs=args.world_size)
 
 

@@ -1,7 +1,8 @@
-"""Save on rank 0, load on every rank, and go on as if nothing had happened.
+"""Save on rank 0, load on every rank, and continue the training.
 
-The script trains once without a break, leaving a checkpoint half way. Then it starts again from
-other weights, loads the checkpoint and trains the second half: both must end at the same weights.
+The script trains once without a break, and saves a checkpoint half way. Then it starts again from
+other weights, loads the checkpoint and trains the second half. Both trainings must end with the
+same weights.
 
     python examples/checkpoint.py --world-size 2
 """
@@ -29,11 +30,11 @@ from ddpx import ReducerDDP
 
 
 def build(seed: int, device: torch.device) -> tuple[ReducerDDP, torch.optim.Optimizer]:
-    """Return a fresh wrapped model and its optimizer."""
+    """Return a new wrapped model and its optimizer."""
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)).to(device)
     model = ReducerDDP(module, device_ids=device_ids_for(device))
-    # Adam carries state of its own, so forgetting to restore the optimizer would show.
+    # Adam has a state of its own, so a missing restore of the optimizer would show.
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -44,7 +45,7 @@ def train(
     rank: int,
     device: torch.device,
 ) -> None:
-    """Train for the given steps; rank and step number alone decide the data."""
+    """Train for the given steps. The data depends only on rank and step number."""
     for step in steps:
         generator = torch.Generator().manual_seed(1000 * rank + step)
         inputs = torch.randn(16, 6, generator=generator).to(device)
@@ -60,10 +61,10 @@ def save(
     rank: int,
     device: torch.device,
 ) -> None:
-    """Write the checkpoint on rank 0; on return it is there for every rank."""
-    if rank == 0:  # all ranks hold the same weights: one copy is enough
+    """Write the checkpoint on rank 0. On return every rank can read it."""
+    if rank == 0:  # all ranks hold the same weights, so one copy is enough
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    # Nobody may read the file before rank 0 has finished writing it.
+    # No rank may read the file before rank 0 has finished writing it.
     dist.barrier(device_ids=device_ids_for(device))
 
 
@@ -71,7 +72,7 @@ def load(
     path: Path, model: ReducerDDP, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> None:
     """Read the checkpoint on every rank."""
-    # The tensors were saved from rank 0's device; map_location puts them on this rank's own.
+    # The tensors were saved from rank 0's device. map_location puts them on this rank's device.
     state = torch.load(path, map_location=device, weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -104,7 +105,7 @@ def compare(rank: int, device: torch.device, path: Path, steps: int) -> None:
 
 
 def run(rank: int, world_size: int, folder: str, steps: int) -> None:
-    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
+    """Run one rank. ``mp.spawn`` passes the rank as the first argument."""
     device = pick_device(rank, world_size)
     init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
@@ -122,7 +123,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Start one process a rank, around a folder for the rendezvous file and the checkpoint."""
+    """Start one process per rank, with a folder for the rendezvous file and the checkpoint."""
     args = parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, args=(args.world_size, folder, args.steps), nprocs=args.world_size)

@@ -1,9 +1,10 @@
-"""Do one job with torch.nn.DataParallel and with ReducerDDP, and compare the weights.
+"""Run one job with torch.nn.DataParallel and with ReducerDDP, and compare the weights.
 
-DataParallel is one process: each step it copies the model to every GPU, splits the batch, and
-collects the gradients on the first GPU. ReducerDDP is one process a GPU: each keeps its own copy
-and its own slice of the batch, and only gradients travel. The mean of equal slices' gradients is
-the gradient of the whole batch, so both must end at the same weights.
+DataParallel is one process. In each step it copies the model to every GPU, splits the batch, and
+collects the gradients on the first GPU. ReducerDDP uses one process per GPU. Each process keeps its
+own copy of the model and its own slice of the batch, and sends only gradients. The mean of the
+gradients of equal slices is the gradient of the whole batch, so both must end with the same
+weights.
 
     python examples/data_parallel_comparison.py --world-size 2
 """
@@ -21,7 +22,7 @@ from torch.nn.utils import parameters_to_vector
 from ddpx import ReducerDDP
 
 SAMPLES_PER_RANK = 16
-TOLERANCE = 1e-4  # the two add up the same numbers in a different order
+TOLERANCE = 1e-4  # both add the same numbers in a different order
 
 
 def build_module() -> nn.Module:
@@ -37,20 +38,22 @@ def make_batch(step: int, world_size: int) -> torch.Tensor:
 
 
 def train_step(model: nn.Module, inputs: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Take one optimizer step; this part of a script is the same for both wrappers."""
+    """Make one optimizer step. This part of a script is the same for both wrappers."""
     optimizer.zero_grad()
     nn.functional.mse_loss(model(inputs), inputs[:, :3].square()).backward()
     optimizer.step()
 
 
 def train_data_parallel(world_size: int, steps: int) -> list[float]:
-    """Train in this one process, on whole batches, and return the weights."""
+    """Train in this process, on whole batches, and return the weights."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     model = nn.DataParallel(build_module().to(device))
     if len(model.device_ids) > 1:
         print(f"DataParallel: one process on GPUs {model.device_ids}")
     else:
-        print(f"DataParallel: one process; nothing to split over, it just runs on {device.type}")
+        print(
+            f"DataParallel: one process, which runs on {device.type} without a split of the batch"
+        )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
         train_step(model, make_batch(step, world_size).to(device), optimizer)
@@ -60,7 +63,7 @@ def train_data_parallel(world_size: int, steps: int) -> list[float]:
 def compare(
     rank: int, world_size: int, device: torch.device, steps: int, reference: list[float]
 ) -> None:
-    """Train this rank's slices with ReducerDDP and compare with DataParallel's weights."""
+    """Train this rank's slices with ReducerDDP, and compare with DataParallel's weights."""
     model = ReducerDDP(build_module().to(device), device_ids=device_ids_for(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
@@ -80,7 +83,7 @@ def compare(
 
 
 def run(rank: int, world_size: int, folder: str, steps: int, reference: list[float]) -> None:
-    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
+    """Run one rank. ``mp.spawn`` passes the rank as the first argument."""
     device = pick_device(rank, world_size)
     init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
@@ -96,10 +99,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train with DataParallel here, then with ReducerDDP in one process a rank."""
+    """Train with DataParallel here, then with ReducerDDP in one process per rank."""
     args = parse_args()
     reference = train_data_parallel(args.world_size, args.steps)
-    with tempfile.TemporaryDirectory() as folder:  # holds the file the ranks meet at
+    with tempfile.TemporaryDirectory() as folder:  # has the rendezvous file
         job = (args.world_size, folder, args.steps, reference)
         mp.spawn(run, args=job, nprocs=args.world_size)
 

@@ -1,8 +1,9 @@
-"""The shape of a whole training script, on synthetic images.
+"""A complete training script, on synthetic images.
 
-What a real script needs is all here: arguments, a train/validation split, samplers, SyncBatchNorm,
-a learning-rate schedule, a validation metric averaged over the ranks, and saving the plain module
-(no wrapper) on rank 0. Each image is noise with one bright quadrant; the label says which.
+It has everything that a real script needs: arguments, a train/validation split, samplers,
+SyncBatchNorm, a learning-rate schedule, a validation metric averaged over the ranks, and saving the
+plain module (no wrapper) on rank 0. Each image is noise with one bright quadrant, whose number is
+the label.
 
     torchrun --standalone --nproc-per-node=2 examples/full_training.py --output model.pt
 """
@@ -53,9 +54,9 @@ def make_images(samples: int, seed: int) -> TensorDataset:
 def split(
     data: TensorDataset, world_size: int, seed: int
 ) -> tuple[Dataset[Sample], Dataset[Sample]]:
-    """Split into training and validation data, alike on every rank."""
-    # A sampler pads uneven shards with repeated samples, which would count twice in the metric:
-    # a multiple of the world size leaves nothing to pad.
+    """Split into training and validation data, in the same way on every rank."""
+    # A sampler pads uneven shards with repeated samples, which would count twice in the metric. A
+    # multiple of the world size needs no padding.
     validation = int(len(data) * VALIDATION_SHARE) // world_size * world_size
     generator = torch.Generator().manual_seed(seed)
     training_set, validation_set = random_split(
@@ -65,7 +66,7 @@ def split(
 
 
 def build_module() -> nn.Module:
-    """Return a small convolutional classifier with batch normalisation."""
+    """Return a small convolutional classifier with batch normalization."""
     return nn.Sequential(
         nn.Conv2d(1, 8, kernel_size=3, padding=1),
         nn.BatchNorm2d(8),
@@ -77,7 +78,7 @@ def build_module() -> nn.Module:
 
 
 def synchronise_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Make batch normalisation use the statistics of the global batch, where that is possible."""
+    """Make batch normalization use the statistics of the global batch, if possible."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     if dist.get_rank() == 0:
@@ -91,7 +92,7 @@ def train_epoch(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
 ) -> None:
-    """Go once through this rank's shard of the training data."""
+    """Run once over this rank's shard of the training data."""
     model.train()
     for images, labels in loader:
         optimizer.zero_grad()
@@ -120,16 +121,17 @@ def to_metrics(totals: torch.Tensor) -> Metrics:
 
 
 def validate(model: ReducerDDP, loader: DataLoader[Sample], device: torch.device) -> Metrics:
-    """Evaluate each rank's shard and average over all ranks; every rank gets the result."""
-    # Through the wrapper: its forward first gives every rank rank 0's batch-norm statistics, so
-    # that all shards are judged by one model, the one that rank 0 will save.
+    """Evaluate each rank's shard and average over all ranks. Every rank gets the result."""
+    # Calls the wrapper: its forward first broadcasts rank 0's batch-norm statistics, so that all
+    # shards are evaluated with the model that rank 0 will save.
     totals = sum_metrics(model, loader, device)
-    dist.all_reduce(totals)  # sums, not means: the average stays right for shards of any size
+    # sums instead of means, so that the average is correct for shards of any size
+    dist.all_reduce(totals)
     return to_metrics(totals)
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train, validate each epoch, save, and check the saved file."""
+    """Train, validate after each epoch, save, and check the saved file."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
     training_set, validation_set = split(
@@ -143,7 +145,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         sampler=DistributedSampler(validation_set, shuffle=False),
     )
 
-    # Convert before wrapping: the wrapper must see the parameters it is going to average.
+    # Convert before wrapping: the wrapper must see the parameters that it averages.
     module = synchronise_batch_norm(build_module().to(device), device)
     model = ReducerDDP(module, device_ids=device_ids_for(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
@@ -164,7 +166,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     expect(ranks_agree(model), "ranks hold different weights")
     expect(metrics.accuracy > 0.9, f"accuracy is only {metrics.accuracy:.3f}")
     if rank == 0:
-        # The inner module's names have no "module." prefix: the file loads without a wrapper.
+        # The inner module's names have no "module." prefix, so the file loads without a wrapper.
         torch.save(model.module.state_dict(), args.output)
         saved = check_saved(args, validation_set, device)
         expect(
@@ -179,7 +181,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def check_saved(args: argparse.Namespace, data: Dataset[Sample], device: torch.device) -> Metrics:
-    """Evaluate the saved file as a later user would: no wrapper, no sampler, all the data."""
+    """Evaluate the saved file as a later user would: without wrapper and sampler, on all data."""
     module = build_module().to(device)
     module.load_state_dict(torch.load(args.output, map_location=device, weights_only=True))
     return to_metrics(sum_metrics(module, DataLoader(data, args.batch_size), device))
@@ -203,7 +205,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Join the group that torchrun set up, and train."""
+    """Join the group of torchrun's ranks, and train."""
     args = parse_args()
     device = pick_device(*torchrun_local_ranks())
     with process_group(device):

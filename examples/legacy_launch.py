@@ -1,7 +1,7 @@
-"""Accept the older ways of launching that many tutorials still show.
+"""Support the older launchers that many tutorials still show.
 
-New scripts should use torchrun. This one shows what an old script has to read, and that ReducerDDP
-doesn't care how its process group came about.
+New scripts should use torchrun. This script shows what an old script has to read. ReducerDDP works
+with every kind of launch.
 
 The launcher passes ``--local-rank`` (before PyTorch 2.0: ``--local_rank``) to the script:
 
@@ -11,7 +11,8 @@ With ``--use-env`` it sets LOCAL_RANK instead, as torchrun does:
 
     python -m torch.distributed.launch --use-env --nproc-per-node=2 examples/legacy_launch.py
 
-No launcher at all; the ranks meet at a file that they all see and that must not exist beforehand:
+Without a launcher, the ranks meet at a file that all of them can access, and that must not exist
+beforehand:
 
     python examples/legacy_launch.py --init-method=file:///tmp/meet --world-size=2 --rank=0 &
     python examples/legacy_launch.py --init-method=file:///tmp/meet --world-size=2 --rank=1
@@ -66,7 +67,7 @@ def train(device: torch.device, steps: int, origin: str) -> None:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line and check that it says, or the environment does, who we are."""
+    """Read the command line, and check that it or the environment gives the rank."""
     parser = argparse.ArgumentParser(description="the older launch forms")
     parser.add_argument(
         "--local-rank", "--local_rank", type=int, help="passed by torch.distributed.launch"
@@ -101,7 +102,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def find_local_rank(args: argparse.Namespace) -> tuple[int, str]:
-    """Return the local rank and where it came from, the most explicit source first."""
+    """Return the local rank and its source. The most explicit source comes first."""
     if args.local_rank is not None:
         return args.local_rank, "--local-rank"
     if "LOCAL_RANK" in os.environ:
@@ -110,7 +111,7 @@ def find_local_rank(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Join the process group in whichever way was asked for, and train."""
+    """Join the process group in the requested way, and train."""
     args = parse_args()
     local_rank, source = find_local_rank(args)
     if args.init_method == "env://":

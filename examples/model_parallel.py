@@ -1,8 +1,8 @@
 """Wrap a module that itself spans two devices.
 
-Each rank owns two devices and keeps half of the model on each (model parallelism); ReducerDDP
+Each rank has two devices and keeps half of the model on each (model parallelism). ReducerDDP
 averages the gradients between the ranks (data parallelism). Such a module moves its own data, so
-``device_ids`` must stay unset. With fewer than two GPUs a rank, both "devices" are the CPU.
+``device_ids`` must stay unset. With fewer than two GPUs per rank, both "devices" are the CPU.
 
     python examples/model_parallel.py --world-size 2
 """
@@ -27,7 +27,7 @@ from ddpx import ReducerDDP
 
 
 class TwoDeviceModel(nn.Module):
-    """A network whose first layer lives on one device and whose second lives on another."""
+    """A network with its first layer on one device and its second layer on another."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
         """Put one layer on each device."""
@@ -37,7 +37,7 @@ class TwoDeviceModel(nn.Module):
         self.decoder = nn.Linear(20, 2).to(second)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Carry the inputs through both devices; the result is on the second."""
+        """Run the inputs through both devices. The result is on the second."""
         hidden = torch.relu(self.encoder(inputs.to(self.first)))
         return self.decoder(hidden.to(self.second))
 
@@ -53,16 +53,18 @@ def pick_device_pair(rank: int, world_size: int) -> tuple[torch.device, torch.de
 
 
 def train(rank: int, first: torch.device, second: torch.device, steps: int) -> None:
-    """Train this rank's copy of the two-device model, then check it against the other ranks'."""
+    """Train this rank's copy of the two-device model, then compare it with those of other ranks."""
     torch.manual_seed(rank)
-    model = ReducerDDP(TwoDeviceModel(first, second))  # no device_ids: the module decides
+    # no device_ids: the module moves its data itself
+    model = ReducerDDP(TwoDeviceModel(first, second))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     losses = []
     for _ in range(steps):
         inputs = torch.randn(32, 10)
         outputs = model(inputs)
-        targets = inputs[:, :2].to(outputs.device)  # the loss is computed where the outputs are
+        # the loss is computed on the device of the outputs
+        targets = inputs[:, :2].to(outputs.device)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(outputs, targets)
         loss.backward()
@@ -81,7 +83,7 @@ def train(rank: int, first: torch.device, second: torch.device, steps: int) -> N
 
 
 def run(rank: int, world_size: int, folder: str, steps: int) -> None:
-    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
+    """Run one rank. ``mp.spawn`` passes the rank as the first argument."""
     first, second = pick_device_pair(rank, world_size)
     if rank == 0:
         note = "" if first != second else " (no two GPUs a rank here: both halves are on the cpu)"
@@ -100,9 +102,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Start one process a rank."""
+    """Start one process per rank."""
     args = parse_args()
-    with tempfile.TemporaryDirectory() as folder:  # holds the file the ranks meet at
+    with tempfile.TemporaryDirectory() as folder:  # has the rendezvous file
         mp.spawn(run, args=(args.world_size, folder, args.steps), nprocs=args.world_size)
 
 

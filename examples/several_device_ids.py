@@ -1,8 +1,8 @@
 """Replace an old pattern: several ``device_ids`` in one process.
 
-Early versions of DistributedDataParallel could drive several GPUs from one process. That is gone:
-each process drives one device, and more devices mean more processes. The old call raises a
-ValueError; this script shows its message and then does what replaces it.
+Early versions of DistributedDataParallel could use several GPUs from one process. This is no longer
+possible: each process uses one device, and more devices need more processes. The old call raises a
+ValueError. This script shows the message, then the replacement.
 
     python examples/several_device_ids.py --world-size 2
 """
@@ -21,7 +21,7 @@ from ddpx import ReducerDDP
 
 
 def try_old_pattern(module: nn.Module) -> str:
-    """Wrap a module for two devices at once and return the error message that follows."""
+    """Wrap a module for two devices at once, and return the resulting error message."""
     try:
         ReducerDDP(module, device_ids=[0, 1])
     except ValueError as error:
@@ -30,7 +30,7 @@ def try_old_pattern(module: nn.Module) -> str:
 
 
 def replace_old_pattern(rank: int, device: torch.device) -> None:
-    """Meet the error on every rank, then wrap the module for this rank's one device."""
+    """Show the error on every rank, then wrap the module for this rank's one device."""
     torch.manual_seed(rank)
     module = nn.Linear(4, 1).to(device)
 
@@ -38,7 +38,7 @@ def replace_old_pattern(rank: int, device: torch.device) -> None:
     if rank == 0:
         print(f"device_ids=[0, 1] raises ValueError: {message}", flush=True)
 
-    # The fix: one process a device. On a GPU that is device_ids=[local rank], on the CPU None.
+    # The fix: one process per device, with device_ids=[local rank] on a GPU, and None on the CPU.
     device_ids = device_ids_for(device)
     model = ReducerDDP(module, device_ids=device_ids)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -54,7 +54,7 @@ def replace_old_pattern(rank: int, device: torch.device) -> None:
 
 
 def run(rank: int, world_size: int, folder: str) -> None:
-    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
+    """Run one rank. ``mp.spawn`` passes the rank as the first argument."""
     device = pick_device(rank, world_size)
     init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
@@ -69,9 +69,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Start one process a rank."""
+    """Start one process per rank."""
     args = parse_args()
-    with tempfile.TemporaryDirectory() as folder:  # holds the file the ranks meet at
+    with tempfile.TemporaryDirectory() as folder:  # has the rendezvous file
         mp.spawn(run, args=(args.world_size, folder), nprocs=args.world_size)
 
 

@@ -1,8 +1,8 @@
 """Fit y = x under torchrun, with a DistributedSampler and a checkpoint to resume from.
 
-torchrun starts the processes and tells each its rank through the environment. It also restarts
-them after a failure; a script that resumes from its checkpoint then loses one epoch at most.
-Run the command twice, the second time with more epochs, to see it resume.
+torchrun starts the processes and gives each its rank through the environment. It also restarts them
+after a failure. A script that resumes from its checkpoint then loses at most one epoch. Run the
+command twice, the second time with more epochs, to see it resume.
 
     torchrun --standalone --nproc-per-node=2 examples/torchrun_sampler.py --checkpoint line.pt
 """
@@ -35,7 +35,7 @@ class Line(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Points of y = x, evenly spaced over [-1, 1]."""
 
     def __init__(self, points: int) -> None:
-        """Lay out the points."""
+        """Create the points."""
         self.x = torch.linspace(-1, 1, points).unsqueeze(1)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Line(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def save(path: Path, model: ReducerDDP, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Write the checkpoint in one move, so that a crash can't leave half a file."""
+    """Write the checkpoint atomically, so that a crash cannot leave half a file."""
     unfinished = path.with_name(path.name + ".tmp")
     state = {
         "model": model.module.state_dict(),
@@ -60,7 +60,7 @@ def save(path: Path, model: ReducerDDP, optimizer: torch.optim.Optimizer, epoch:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train from the checkpoint, or from scratch, up to ``args.epochs``."""
+    """Train from the checkpoint, or from the start, up to ``args.epochs``."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     module = nn.Linear(1, 1).to(device)
@@ -81,7 +81,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     loader = DataLoader(data, batch_size=8, sampler=sampler)
 
     for epoch in range(first_epoch, args.epochs):
-        sampler.set_epoch(epoch)  # without this, every epoch would have the same order
+        sampler.set_epoch(epoch)  # otherwise every epoch would have the same order
         for x, y in loader:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
@@ -90,7 +90,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if rank == 0:
             points = " ".join(str(index) for index in list(sampler)[:6])
             print(f"epoch {epoch}: loss {loss.item():.6f}, rank 0 began with points {points}")
-            # No rank can still be reading the old file: `backward` has waited for all of them.
+            # No rank can still be reading the old file, since `backward` has waited for all of
+            # them.
             save(args.checkpoint, model, optimizer, epoch)
 
     slope, intercept = module.weight.item(), module.bias.item()
@@ -120,7 +121,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Join the group that torchrun set up, and train."""
+    """Join the group of torchrun's ranks, and train."""
     args = parse_args()
     device = pick_device(*torchrun_local_ranks())
     with process_group(device):

@@ -1,9 +1,8 @@
 """Split the optimizer state over the ranks with ZeroRedundancyOptimizer.
 
-With a plain optimizer every rank keeps the whole state (Adam: two numbers a parameter).
-ZeroRedundancyOptimizer lets each rank keep and update one share, then sends the new weights round.
-ReducerDDP does what it always does: it averages the gradients. Both trainings must end at the same
-weights.
+With a plain optimizer every rank keeps the whole state (Adam: two numbers per parameter).
+ZeroRedundancyOptimizer lets each rank keep and update one share, then broadcasts the new weights.
+ReducerDDP averages the gradients, as always. Both trainings must end with the same weights.
 
     python examples/zero_redundancy.py --world-size 2
 """
@@ -29,7 +28,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """Return the memory that the state tensors of an optimizer take on this rank."""
+    """Return the size of the optimizer's state tensors on this rank."""
     tensors = [t for state in optimizer.state.values() for t in state.values()]
     return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -40,7 +39,7 @@ def train(
     device: torch.device,
     steps: int,
 ) -> tuple[ReducerDDP, AnyOptimizer]:
-    """Train a fresh model; equal arguments give equal starting weights and equal data."""
+    """Train a new model. Equal arguments give equal initial weights and equal data."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(4)]
     module = nn.Sequential(*layers).to(device)
@@ -72,10 +71,10 @@ def compare(rank: int, world_size: int, device: torch.device, steps: int) -> Non
     sharded_model, sharded = train(make_sharded, rank, device, steps)
 
     plain_bytes = state_bytes(plain)
-    # `optim` is the optimizer inside, the one that holds this rank's share.
+    # `optim` is the inner optimizer, which holds this rank's share.
     shares = torch.zeros(world_size, dtype=torch.int64, device=device)
     shares[rank] = state_bytes(sharded.optim)
-    dist.all_reduce(shares)  # each rank filled in its own entry
+    dist.all_reduce(shares)  # each rank has filled in its own entry
     largest = int(shares.max())
     if rank == 0:
         print(f"plain Adam: {plain_bytes} bytes of optimizer state on every rank")
@@ -98,7 +97,7 @@ def compare(rank: int, world_size: int, device: torch.device, steps: int) -> Non
 
 
 def run(rank: int, world_size: int, folder: str, steps: int) -> None:
-    """Do the whole life of one rank; ``mp.spawn`` passes the rank first."""
+    """Run one rank. ``mp.spawn`` passes the rank as the first argument."""
     device = pick_device(rank, world_size)
     init_method = f"file://{folder}/rendezvous"
     with process_group(device, init_method=init_method, rank=rank, world_size=world_size):
@@ -114,9 +113,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Start one process a rank."""
+    """Start one process per rank."""
     args = parse_args()
-    with tempfile.TemporaryDirectory() as folder:  # holds the file the ranks meet at
+    with tempfile.TemporaryDirectory() as folder:  # has the rendezvous file
         mp.spawn(run, args=(args.world_size, folder, args.steps), nprocs=args.world_size)
 
 

@@ -1,4 +1,4 @@
-"""Builds the extension in place; prints one line if all is well, the whole log if not."""
+"""Builds the extension in place. Prints one line on success, and the whole log on failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def main() -> int:
     print("building the C++ extension (2 to 6 minutes on 2 cores the first time) ...", flush=True)
     start = time.monotonic()
     build = subprocess.run(
-        # csrc/objects.cmake looks for the objects there.
+        # csrc/objects.cmake expects the objects there.
         [sys.executable, "setup.py", "build_ext", "--inplace", "--build-temp", "build/objects"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

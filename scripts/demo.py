@@ -1,4 +1,4 @@
-"""Runs the main job: one rank a GPU with NCCL, or two CPU ranks with gloo."""
+"""Runs the main example, with one rank per GPU over NCCL, or with two CPU ranks over gloo."""
 
 from __future__ import annotations
 

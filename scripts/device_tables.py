@@ -1,4 +1,4 @@
-"""Measures the tables of docs/devices.md on the late device, and writes them there."""
+"""Measures the tables of docs/devices.md on the late device, and writes them into that file."""
 
 from __future__ import annotations
 

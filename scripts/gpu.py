@@ -1,19 +1,19 @@
-"""On a machine with a CUDA GPU: builds, runs every device test, measures; writes one JSON file.
+"""Builds, tests and measures on a machine with a CUDA GPU, and writes the results as JSON.
 
-    make gpu                                     # all, in at most 10 minutes
-    python3 scripts/gpu.py --parts build step    # some of it
-    python3 scripts/gpu_report.py runs/gpu.json  # then: the README's table
+    make gpu                                     # all parts, in at most 10 minutes
+    python3 scripts/gpu.py --parts build step    # some parts
+    python3 scripts/gpu_report.py runs/gpu.json  # writes the README's table afterwards
 
 The Python that runs this script needs torch 2.11 to 2.13, setuptools and ninja, and pytest for the
-tests. Nothing is installed. The file is written anew after each part, so that a run that is cut
-short leaves what it has. A part that fails does not keep the others from running, unless it is the
-build; its error is in the file.
+tests. The script installs nothing. It rewrites the file after each part, so that an interrupted run
+keeps its results. After a failed part the other parts still run, except after a failed build. The
+file has the errors.
 
-Part ``sanitizer`` is the device tests once more under TORCH_CUDA_SANITIZER=1, torch's check for
-accesses that no stream wait or event orders; a part of large matrices, since the check slows every
-operator down. Each Python process reads the variable when it imports torch, so ranks that are
-spawned have it, too. It sees operators that go through torch's dispatcher, those of the reducer's
-hooks among them, but no kernels of NCCL's.
+Part ``sanitizer`` repeats the device tests under TORCH_CUDA_SANITIZER=1, torch's check for accesses
+that no stream wait or event orders. It runs a part of large matrices, since the check slows down
+every operator. Each Python process reads the variable when it imports torch, so spawned ranks have
+it, too. The check covers operators that go through torch's dispatcher, also in the reducer's hooks,
+but not the kernels of NCCL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 TOTAL_S = 570.0
-# What a part may take, in order of running. The last one gets all that is left.
+# Time limit in s of each part, in order of running. The last part gets all remaining time.
 LIMITS_S = {
     "build": 180.0,
     "tests": 170.0,
@@ -48,18 +48,18 @@ LIMITS_S = {
     "shared_step": 60.0,
     "sanitizer": 1000.0,
 }
-_TEXT_BYTES = 4000  # of a part's output that is kept if it fails
-_MAX_FAILURES = 40  # that are kept with their text
+_TEXT_BYTES = 4000  # size of the output that is kept of a failed part
+_MAX_FAILURES = 40  # number of failures that are kept with their text
 Part = dict[str, Any]
 
 
 def _run(
     command: list[str], limit_s: float, environment: dict[str, str] | None = None
 ) -> tuple[int | None, str]:
-    """Runs a command in a process group of its own, which ends with it.
+    """Runs a command in a process group of its own, and ends the group afterwards.
 
     Returns:
-        Its exit code, None if it was ended for want of time; and what it printed.
+        The exit code, or None if the time limit ended the command; and the output.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
@@ -77,7 +77,7 @@ def _run(
             code = None
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # ranks that outlive the command
+                os.killpg(process.pid, signal.SIGKILL)  # ends ranks that outlive the command
             process.wait()
         output.seek(0)
         return code, output.read()
@@ -89,7 +89,7 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONUNBUFFERED": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # cuBLAS sums in a fixed order only with a workspace of its own.
+        # cuBLAS sums in a fixed order only with this workspace.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
 
@@ -110,13 +110,16 @@ _OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def _group(test: str) -> str:
-    """By the ranks that a test's params name: the same code runs over each of them."""
+    """The group of a test, by the ranks in its params.
+
+    The same code runs over each kind of ranks.
+    """
     match = re.search(r"\b(nccl|gloo)-(\d)\b", test)
     return f"{match[1]}, {match[2]} rank{'' if match[2] == '1' else 's'}" if match else "others"
 
 
 def summarize_tests(lines: list[dict[str, Any]], code: int | None, output: str) -> Part:
-    """What became of a run of pytest, from what its plugin wrote."""
+    """The results of a run of pytest, from the log of its plugin."""
     ended = {line["id"]: line for line in lines if line["outcome"] in _OUTCOMES}
     started = [line["id"] for line in lines if line["outcome"] == "started"]
     groups: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -149,7 +152,7 @@ def _tests(arguments: argparse.Namespace, limit_s: float, sanitizer: bool = Fals
         log = Path(directory) / "tests.jsonl"
         log.touch()
         command = [sys.executable, "-m", "pytest", "-p", "gpu_pytest", "-q", "-m", "gpu"]
-        # Modules that need what is not installed here must not keep the others from running.
+        # A module whose requirements are not installed here must not stop the others.
         command += ["--continue-on-collection-errors", "-p", "no:cacheprovider", *arguments.tests]
         environment = {"GPU_PYTEST_LOG": str(log)}
         if sanitizer:
@@ -169,7 +172,7 @@ def _sanitizer(arguments: argparse.Namespace, limit_s: float) -> Part:
 
 
 def _measure(arguments: argparse.Namespace, limit_s: float, *options: str) -> Part:
-    """One run of benchmarks/gpu_step.py, which plans its effort by the time that it is given."""
+    """One run of benchmarks/gpu_step.py, which adapts its effort to its time limit."""
     with tempfile.TemporaryDirectory(prefix="ddpx-gpu-") as directory:
         figures = Path(directory) / "figures.json"
         command = [sys.executable, "benchmarks/gpu_step.py", "--device", arguments.device]
@@ -206,7 +209,10 @@ PARTS: dict[str, Callable[[argparse.Namespace, float], Part]] = {
 
 
 def sources_digest() -> str:
-    """Of all that is built and measured: says which sources a result is of where git is not."""
+    """A digest of all files that are built and measured.
+
+    Identifies the sources of a result without git.
+    """
     digest = hashlib.sha256()
     folders = ("csrc", "ddpx", "benchmarks", "scripts", "tests")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
@@ -217,7 +223,7 @@ def sources_digest() -> str:
 
 
 def _commit() -> str:
-    """With "+" behind it if files have changed since. "unknown" where there is no git."""
+    """The commit, with "+" if files have changed since. "unknown" without git."""
     try:
         options: Any = {"cwd": ROOT, "text": True, "stderr": subprocess.DEVNULL, "timeout": 10}
         commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], **options)
@@ -250,7 +256,7 @@ def _machine(device: str) -> dict[str, Any]:
 
 
 def _why_not(device: str) -> str | None:
-    """A reason why nothing can run here, if there is one."""
+    """The reason why nothing can run here, or None."""
     try:
         import torch
     except ImportError as error:
@@ -267,7 +273,7 @@ def _summary(name: str, part: Part) -> str:
 
 
 def _write(record: dict[str, Any], out: Path) -> None:
-    """At once, so that whoever reads meanwhile finds a whole file."""
+    """Writes the file atomically, so that a reader always finds a complete file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_suffix(".draft")
     draft.write_text(json.dumps(record, indent=1))
@@ -278,12 +284,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu.json")
-    parser.add_argument("--total-s", type=float, default=TOTAL_S, help="for all parts together")
+    parser.add_argument(
+        "--total-s", type=float, default=TOTAL_S, help="time limit of all parts in s"
+    )
     parser.add_argument(
         "--tests", nargs="+", default=[], help="only the device tests in these files"
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it")
-    parser.add_argument("--tiny", action="store_true", help="small models, to try it")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a trial"
+    )
+    parser.add_argument("--tiny", action="store_true", help="small models, for a trial")
     arguments = parser.parse_args()
     reason = _why_not(arguments.device)
     if reason:

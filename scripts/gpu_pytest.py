@@ -1,6 +1,6 @@
-"""A plugin for pytest (``-p gpu_pytest``): one line of JSON for each test when it has ended.
+"""A plugin for pytest (``-p gpu_pytest``): writes one line of JSON at the end of each test.
 
-So a run that is cut short still tells what came before. The file is named by GPU_PYTEST_LOG.
+The log of an interrupted run thus has all earlier tests. GPU_PYTEST_LOG names the file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-_TEXT_BYTES = 1500  # of an error: its end, where pytest has what was raised
+_TEXT_BYTES = 1500  # size of the kept end of an error, which has the exception
 
 
 def _write(**line: Any) -> None:

@@ -1,4 +1,4 @@
-"""Turns what ``make gpu`` wrote into the tables of docs/gpu.md and a sentence of README.md.
+"""Writes the results of ``make gpu`` into the tables of docs/gpu.md and a sentence of README.md.
 
 python scripts/gpu_report.py runs/gpu.json
 """
@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 class Unusable(Exception):
-    """The file is no result of a run on a GPU."""
+    """The file is not the result of a run on a GPU."""
 
 
 def load(path: Path) -> Record:
@@ -127,7 +127,7 @@ def report(record: Record) -> str:
 
 
 def status(record: Record) -> str:
-    """One sentence for the README's first screen."""
+    """One sentence for the first screen of the README."""
     counts = record["parts"]["tests"].get("counts", {})
     wrong = counts.get("failed", 0) + counts.get("error", 0)
     day = record["date"].split()[0]
@@ -148,7 +148,7 @@ def between(text: str, marks: tuple[str, str], new: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("file", type=Path, help="what make gpu wrote")
+    parser.add_argument("file", type=Path, help="the results of make gpu")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
     arguments = parser.parse_args()

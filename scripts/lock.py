@@ -21,7 +21,10 @@ OLDEST_PYTHON = (3, 10)
 
 
 def line(name: str, version: str, requires_python: str) -> str:
-    """A constraint; on Pythons that the version does not support pip chooses another one."""
+    """A constraint.
+
+    On Python versions that the package version does not support, pip chooses another.
+    """
     supported = SpecifierSet(requires_python)
     constraint = f"{name}=={Version(version).public}"
     for minor in range(OLDEST_PYTHON[1], sys.version_info.minor + 1):

@@ -1,9 +1,9 @@
-"""Builds sdist and wheel into dist/, and tries each in an environment of its own.
+"""Builds sdist and wheel into dist/, and tests each in an environment of its own.
 
     make wheel
 
-Each package is installed beside torch alone, into a fresh virtual environment outside the
-checkout. There it has to pass scripts/smoke.py, in an empty folder.
+Each package is installed into a new virtual environment outside the checkout, which has only torch.
+There it must pass scripts/smoke.py, in an empty folder.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-# The folder of a script or of -m does not become importable, so that ddpx is the installed one.
+# The folder of a script, or of -m, is not importable, so that ddpx is the installed one.
 INSTALLED_ONLY = "-P" if sys.version_info >= (3, 11) else "-s"
 
 
 def run(*command: object, cwd: Path = ROOT, limit_s: float | None = None) -> str:
-    """What the command printed; RuntimeError with it if the command fails."""
+    """Runs a command and returns its output. Raises RuntimeError with the output if it fails."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -42,7 +42,10 @@ def run(*command: object, cwd: Path = ROOT, limit_s: float | None = None) -> str
 
 
 def build(*kinds: str) -> Sequence[Path]:
-    """Packages in dist/: ``sdist`` or ``wheel``; by default both, the wheel made from the sdist."""
+    """Packages in dist/: ``sdist`` or ``wheel``.
+
+    By default both, with the wheel built from the sdist.
+    """
     shutil.rmtree(DIST, ignore_errors=True)
     flags = [f"--{kind}" for kind in kinds]
     run(sys.executable, "-m", "build", "--no-isolation", *flags, "--outdir", DIST)
@@ -56,7 +59,10 @@ def build(*kinds: str) -> Sequence[Path]:
 def installed(
     package: Path, torch: str, *others: str, torch_limit_s: float | None = None
 ) -> Iterator[tuple[Path, Path]]:
-    """A fresh environment with torch, the package and others; its Python and an empty folder."""
+    """A new environment with torch, the package and others.
+
+    Returns its Python and an empty folder.
+    """
     with tempfile.TemporaryDirectory(prefix="ddpx-packages-") as folder:
         environment, elsewhere = Path(folder) / "env", Path(folder) / "elsewhere"
         elsewhere.mkdir()

@@ -19,12 +19,12 @@ from ddpx.testing.compare import Comparison, summarize
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- parity table: begin -->", "<!-- parity table: end -->"
 WORLD_SIZES = (2, 3, 4)
-TRANSPORTS = ("gloo", "shm")  # ours; DDP's is gloo
+TRANSPORTS = ("gloo", "shm")  # transports of ddpx; DDP always uses gloo
 
 
 def _run(transport: str, case_name: str, mode: str, pool: RankPool) -> Comparison:
     """One case in one mode with all bucket caps, on all ranks, as one comparison."""
-    # From tests/parity, which main puts on the path.
+    # From tests/parity, which main adds to the path.
     from parity_cases import compare_case  # type: ignore[import-not-found]
 
     own = None if transport == "gloo" else transport

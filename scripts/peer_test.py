@@ -1,10 +1,10 @@
-"""Runs torch's own tests of DDP with ReducerDDP in DDP's place, beside torch's class.
+"""Runs torch's own tests of DDP, both with ReducerDDP in DDP's place and with torch's class.
 
-make peer-test
+    make peer-test
 
-Fails if a test passes with torch's class and not with ReducerDDP, unless docs/divergences.md names
-it in a table; and if it names one that passes. Outcomes with torch's class are kept under
-build/, for this torch and this harness; --refresh runs them again.
+The run fails in two cases. A test passes with torch's class but not with ReducerDDP, and no table
+of docs/divergences.md names it. Or a table names a test that passes. Outcomes with torch's class
+are cached under build/, for this torch and this harness. --refresh ignores the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Ranks share few cores. Has to be set before torch is imported.
+# Ranks share few cores. Must be set before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
@@ -87,19 +87,19 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-k", metavar="PATTERN", default="", help="tests whose name it matches")
+    parser.add_argument("-k", metavar="PATTERN", default="", help="only tests with matching names")
     parser.add_argument("--class", dest="contestant", choices=["torch", "ddpx", "both"])
-    parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one test")
-    parser.add_argument("--verbose", action="store_true", help="tracebacks of tests that fail")
+    parser.add_argument("--jobs", type=int, default=2, help="number of tests at a time")
+    parser.add_argument("--limit", type=float, default=120, help="time limit of a test in s")
+    parser.add_argument("--verbose", action="store_true", help="print tracebacks of failed tests")
     parser.add_argument("--refresh", action="store_true", help="run torch's class again, too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the outcomes there")
     parser.set_defaults(contestant="both")
     return parser.parse_args()
 
 
 def _import_what_ranks_need() -> None:
-    """Once for all, before the first fork; and while DDP's name still means torch's class."""
+    """Runs once, before the first fork, and while DDP's name still means torch's class."""
     import torch._dynamo.convert_frame
     import torch.distributed.device_mesh  # noqa: F401
 
@@ -113,7 +113,7 @@ def _torch_version() -> str:
 
 
 def _cache_file() -> Path:
-    """A file for this torch and this harness."""
+    """The cache file for this torch and this harness."""
     digest = hashlib.sha256(_torch_version().encode())
     for source in (Path(__file__), *sorted(PEER.glob("*.py"))):
         digest.update(source.read_bytes())

@@ -27,7 +27,7 @@ PICTURE = ROOT / "docs" / "images" / "readme.png"
 RECORDING = ROOT / "runs" / "readme"
 SCRIPT = "examples/char_gpt/train.py"
 WIDTH_IN, REPORT_IN, DPI = 11.0, 2.25, 110
-COLUMNS = 122  # of the report's text
+COLUMNS = 122  # width of the report's text
 DARK, LIGHT, RED, GREEN = "#1e2430", "#e6e6e6", "#ff9d96", "#8fd6a8"
 
 
@@ -47,7 +47,7 @@ def lose_a_rank() -> tuple[str, float]:
     from recovery import launch
 
     launched = launch("gloo")
-    # What the backend said follows; docs/reliability.md has such texts in full.
+    # The text of the backend is cut. docs/reliability.md has such texts in full.
     return launched["error"].split(" The backend said:")[0], launched["next_step_s"]
 
 

@@ -1,4 +1,4 @@
-"""Lets ranks fail under ddpx and under torch's DDP, and writes what users see: docs/reliability.md.
+"""Makes ranks fail under ddpx and torch's DDP. Writes what users see into docs/reliability.md.
 
 make reliability
 """
@@ -36,7 +36,7 @@ CONTENDERS: dict[str, tuple[str, type[nn.Module]]] = {
     "ddpx over shm": ("shm", ReducerDDP),
     "DDP over gloo": ("gloo", DistributedDataParallel),
 }
-# What happens: who, how, where. All with three ranks.
+# The faults: which rank, how, where. All with three ranks.
 TROUBLE: dict[str, Case] = {
     "killed (as by the out-of-memory killer), in backward": Case("kill", "gradient hook"),
     "killed, while it waits for a bucket": Case("kill", "waiting"),
@@ -65,8 +65,8 @@ class Sight:
     """What a user sees on one surviving rank.
 
     Attributes:
-        text: an error or a warning; empty if none.
-        seconds: from the fault to it; None if there was none.
+        text: An error or a warning. Empty if there was none.
+        seconds: Seconds from the fault to the text. None if there was none.
     """
 
     text: str
@@ -74,7 +74,7 @@ class Sight:
 
 
 def _see(endings: list[Ending], victim: int) -> Sight:
-    """On the survivor whose report came last."""
+    """What the survivor with the last report shows."""
     fault = endings[victim].marks["fault"]
     sights = []
     for rank, ending in enumerate(endings):
@@ -92,7 +92,7 @@ def _see(endings: list[Ending], victim: int) -> Sight:
 
 
 def _shortened(text: str) -> str:
-    """Without what says the same every time, and in one line."""
+    """The text in one line, without parts that are always the same."""
     text = text.split(" The gradients of this step")[0]
     text = " ".join(text.split()).replace("|", "\\|").replace(str(ROOT), "...")
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."
@@ -137,7 +137,7 @@ def _seconds(sight: Sight) -> str:
 
 
 def _cost(path: Path) -> str:
-    """Of the watch, as `make bench` measured it last."""
+    """The cost of health monitoring, from the last `make bench`."""
     if not path.exists():
         return "Not measured yet: `python benchmarks/run.py --only health`."
     record = json.loads(path.read_text())
@@ -165,7 +165,7 @@ def _cost(path: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "reliability.md")
-    parser.add_argument("--only", help="faults whose names hold this text; nothing is written")
+    parser.add_argument("--only", help="only faults with this text in their names; writes no file")
     arguments = parser.parse_args()
     names = [n for n in [*TROUBLE, *MISTAKE_NAMES] if arguments.only is None or arguments.only in n]
     sections, summary = [], []

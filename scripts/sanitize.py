@@ -1,15 +1,15 @@
-"""Builds with sanitizers and runs what they can watch; fails on any finding.
+"""Builds and runs tests under sanitizers. Fails on any finding.
 
-    make sanitize            everything
+    make sanitize                           all parts
     python scripts/sanitize.py core fuzz    some parts
 
 core    the C++ tests, under AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer
-threads the same tests under ThreadSanitizer, of which torch itself knows nothing
-suites  tests/torch_free: what knows nothing of torch, under both and under ThreadSanitizer
-fuzz    the bindings called at random, with an extension built under AddressSanitizer
+threads the same tests under ThreadSanitizer (torch itself is not instrumented)
+suites  tests/torch_free, the tests without torch, under all three sanitizers
+fuzz    random calls of the bindings, with an extension built under AddressSanitizer
 leaks   tests/robustness: leaks of memory, fds, threads and processes, fuzz, bad input
 
-The first builds compile for some minutes; later ones what changed.
+The first builds take some minutes. Later builds compile only changed files.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ FUZZ_SEEDS = (1, 2, 3)
 FUZZ_EXAMPLES = 300
 
 OPTIONS = {
-    # Leaks count: torch and what it links to have none at exit that LeakSanitizer sees.
+    # Leaks are errors: LeakSanitizer finds none at exit in torch and its libraries.
     "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
-# Within Python: the interpreter and its modules keep much to the end, so leaks are for the tests in
-# tests/robustness. Too large an allocation is to fail as it does without sanitizers.
+# Leaks are not checked within Python, since the interpreter and its modules keep much until the
+# end. tests/robustness tests leaks there. Too large allocations must fail as without sanitizers.
 OPTIONS_IN_PYTHON = {
     **OPTIONS,
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
@@ -44,7 +44,7 @@ OPTIONS_IN_PYTHON = {
 
 
 def run(*command: object, env: dict[str, str] | None = None) -> str:
-    """What a command prints; RuntimeError with that if it fails."""
+    """The output of a command. Raises RuntimeError with the output if the command fails."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
@@ -61,10 +61,10 @@ def run(*command: object, env: dict[str, str] | None = None) -> str:
 
 
 def tool(name: str) -> str:
-    """The program of that name, this interpreter's own environment first."""
+    """The path of a program, preferably from this interpreter's environment."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
-        raise RuntimeError(f"{name} was not found; pip install {name}")
+        raise RuntimeError(f"{name} was not found. Run: pip install {name}")
     return found
 
 
@@ -92,7 +92,7 @@ def threads() -> None:
 def suites() -> None:
     output = run(sys.executable, "-m", "pytest", "-q", "-rs", "tests/torch_free")
     if "SKIPPED" in output:
-        raise RuntimeError(f"some did not run:\n{output}")
+        raise RuntimeError(f"some tests did not run:\n{output}")
 
 
 def fuzz() -> None:
@@ -100,8 +100,8 @@ def fuzz() -> None:
     env = {
         **OPTIONS_IN_PYTHON,
         "PYTHONPATH": str(_package_with(next(BUILD.glob("_C*.so")))),
-        # Python is not instrumented, so the runtime has to be there before it; and the library with
-        # the exceptions that it intercepts.
+        # Python is not instrumented, so the sanitizer's runtime must be loaded first. So must the
+        # library of the exceptions that the runtime intercepts.
         "LD_PRELOAD": f"{_library('libasan.so')} {_library('libstdc++.so.6')}",
     }
     program = ROOT / "tests" / "robustness" / "fuzz_bindings.py"
@@ -122,7 +122,7 @@ def leaks() -> None:
 
 
 def _package_with(extension: Path) -> Path:
-    """A directory in which ddpx is this one with another extension."""
+    """A directory in which ``ddpx`` is this checkout with another extension."""
     package = BUILD / "python" / "ddpx"
     shutil.rmtree(package, ignore_errors=True)
     package.mkdir(parents=True)
@@ -134,11 +134,11 @@ def _package_with(extension: Path) -> Path:
 
 
 def _library(name: str) -> str:
-    """Where the compiler's runtime library of that name lies."""
+    """The path of a runtime library of the compiler."""
     compiler = os.environ.get("CXX", "g++")
     found = subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
     if not Path(found).is_absolute():
-        raise RuntimeError(f"{compiler} knows no {name}; is it installed?")
+        raise RuntimeError(f"{compiler} does not find {name}. Install the sanitizer's runtime.")
     return found
 
 
@@ -155,7 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all if none is named")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     failed = []
     for name in parser.parse_args().parts or PARTS:
         start = time.monotonic()

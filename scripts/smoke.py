@@ -1,8 +1,8 @@
-"""A few steps with an installed ddpx: 2 ranks, over gloo and over shm, compared with DDP.
+"""Trains a few steps with an installed ddpx on 2 ranks, over gloo and shm. Compares with DDP.
 
     python scripts/smoke.py
 
-Runs with whatever ddpx the interpreter finds; needs torch and ddpx alone.
+Tests the ddpx that the interpreter finds. Needs only torch and ddpx.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_STEPS = 5
 
 
 def train(wrapper: type[nn.Module], **options: bool) -> list[torch.Tensor]:
-    """The weights in the end."""
+    """Trains, and returns the final weights."""
     torch.manual_seed(0)
     model = wrapper(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -45,7 +45,7 @@ def main() -> int:
         with RankPool(2, backend) as ranks:
             ranks.run(check)
     where = Path(ddpx.__file__).parent
-    print(f"ddpx {ddpx.__version__} in {where}, torch {torch.__version__}: as DDP, to the bit")
+    print(f"ddpx {ddpx.__version__} in {where}, torch {torch.__version__}: the same bits as DDP")
     return 0
 
 

@@ -2,14 +2,14 @@
 
     make test-torch VERSION=2.12.0
 
-Builds an sdist, installs torch and the sdist into a fresh virtual environment outside the
-checkout, and runs there: scripts/smoke.py; the tests of tests/unit and tests/behaviour; the parity
-matrix at 2 ranks. On CPU, also with a CUDA build of torch.
+Builds an sdist, and installs torch and the sdist into a new virtual environment outside the
+checkout. There it runs scripts/smoke.py, tests/unit, tests/behaviour, and the parity matrix at 2
+ranks. Everything runs on CPU, even with a CUDA build of torch.
 
     make test-torch VERSION=2.12.0 QUICK=1
 
-As CI does: only scripts/smoke.py and the parity matrix at 2 ranks. README.md stays as it is. If
-torch cannot be installed within 5 minutes, the command says so and succeeds.
+The short run of CI: only scripts/smoke.py and the parity matrix at 2 ranks, without a change of
+README.md. If torch cannot be installed within 5 minutes, the command says so and succeeds.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ REQUIRED = ("numpy", "pytest==9.0.3", "pytest-timeout==2.4.0", "tabulate", "clic
 
 
 def test(version: str, quick: bool) -> Sequence[str]:
-    """The table's row for this version of torch.
+    """Returns the table's row for this version of torch.
 
     Raises:
-        RuntimeError: something failed.
-        subprocess.TimeoutExpired: ``quick``, and torch could not be installed in time.
+        RuntimeError: A part failed. subprocess.TimeoutExpired: ``quick``, and torch could not be
+            installed in time.
     """
     (package,) = build("sdist")
     limit_s = QUICK_INSTALL_S if quick else None
@@ -55,7 +55,7 @@ def test(version: str, quick: bool) -> Sequence[str]:
 
 
 def write(readme: Path, row: Sequence[str]) -> None:
-    """Puts the row into the table of the README, in place of the same version's row."""
+    """Writes the row into the table of the README. Replaces a row of the same version."""
     text = readme.read_text()
     before, rest = text.split(BEGIN)
     table, after = rest.split(END)
@@ -68,8 +68,8 @@ def write(readme: Path, row: Sequence[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("version", help="of torch, as 2.12.0")
-    parser.add_argument("--quick", action="store_true", help="smoke tests and parity alone")
+    parser.add_argument("version", help="version of torch, such as 2.12.0")
+    parser.add_argument("--quick", action="store_true", help="only smoke tests and parity")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     arguments = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
-"""Prints what CMake must know to build against the installed torch, as ``KEY=value;value`` lines.
+"""Prints what CMake needs to build against the installed torch, as ``KEY=value;value`` lines.
 
-Nothing is looked up in a table: torch's own ``BuildExtension`` is asked for the flags with which it
-would compile an extension, so CMake builds as ``setup.py`` does.
+The values come from torch itself: the flags with which ``BuildExtension`` would compile an
+extension. CMake thus builds as ``setup.py`` does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.utils import cpp_extension
 
 
 class FlagsKnown(Exception):
-    """Ends a build where the compiler would start; its arguments are the flags."""
+    """Ends a build at the start of the compiler. The arguments are the flags."""
 
 
 class ProbeBuild(cpp_extension.BuildExtension):
-    """A build that goes as far as the flags of its first source."""
+    """A build that stops when it knows the flags of its first source."""
 
     def build_extensions(self) -> None:
-        # distutils calls _compile once a source, and BuildExtension wraps it to add its flags.
+        # distutils calls _compile once per source, and BuildExtension wraps it to add its flags.
         self.compiler._compile = self.report_flags
         super().build_extensions()
 
@@ -45,7 +45,7 @@ def extension_flags() -> list[str]:
         build = ProbeBuild(Distribution({"ext_modules": [extension]}), use_ninja=False)
         build.build_lib = build.build_temp = folder
         build.ensure_finalized()
-        # setuptools reports on stdout what it does, which is for our lines alone.
+        # setuptools prints its progress to stdout, which is reserved for our lines.
         with contextlib.redirect_stdout(sys.stderr):
             try:
                 build.run()
@@ -61,7 +61,7 @@ def torch_config() -> dict[str, list[str]]:
     of_the_module = ("-DTORCH_EXTENSION_NAME=", "-DTORCH_API_INCLUDE_EXTENSION_H")
     return {
         "CXX_STANDARD": [f.removeprefix("-std=c++") for f in flags if f.startswith("-std=c++")],
-        # Where torch was not built with libstdc++'s new ABI, the flag that says so is one of these.
+        # If torch was built without libstdc++'s new ABI, one of these flags says so.
         "DEFINITIONS": [
             f.removeprefix("-D")
             for f in flags
@@ -69,7 +69,7 @@ def torch_config() -> dict[str, list[str]]:
         ],
         "INCLUDE_DIRS": cpp_extension.include_paths(),
         "LIBRARY_DIRS": cpp_extension.library_paths(),
-        # libtorch_python needs an interpreter around it, so only a Python module links to it.
+        # libtorch_python needs an interpreter, so only a Python module links to it.
         "LIBRARIES": [name for name in libraries if name != "torch_python"],
         "PYTHON_INCLUDE_DIRS": [sysconfig.get_path("include")],
         "PYTHON_MODULE_SUFFIX": [sysconfig.get_config_var("EXT_SUFFIX")],

@@ -1,11 +1,10 @@
-"""How files of tests are spread over workers of pytest-xdist. Imported by its hook alone."""
+"""Assigns test files to the workers of pytest-xdist. Imported only by pytest-xdist's hook."""
 
 from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 
-# Files of many cases that share little, with which one worker would still be busy when the others
-# are done.
+# Files with many independent cases. One worker would run such a file long after the others ended.
 SPREAD = (
     "tests/faults/test_faults.py",
     "tests/parity/test_parity.py",
@@ -14,9 +13,11 @@ SPREAD = (
 
 
 class ByFile(LoadFileScheduling):
-    """A file is one worker's, so that its ranks live on from test to test. Of those in ``SPREAD``
-    a worker's share is what has the first two params in common: a fault in one phase, as many ranks
-    over one transport, one seed."""
+    """Gives each file to one worker, so that ranks live on from test to test.
+
+    Files in ``SPREAD`` are divided further: a worker gets the cases with the same first two params.
+    Such cases share a fault in one phase, a number of ranks over one transport, or a seed.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)

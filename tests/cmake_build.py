@@ -1,4 +1,4 @@
-"""Builds C++ with CMake, and runs it."""
+"""Builds C++ programs with CMake and runs them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Reports end the process with an error code of their own. Leaks count.
+# A sanitizer's report ends the process with an exit code of its own. Leaks are errors.
 _SANITIZERS = {
-    # Tests fork; the child of a process with threads only waits for its end.
+    # Tests fork. The child of a process with threads only waits for its end.
     "TSAN_OPTIONS": "halt_on_error=1 exitcode=66 die_after_fork=0",
     "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -24,7 +24,7 @@ _SANITIZERS = {
 
 
 def run(*command: object, input: str | None = None, time_limit_s: float = 1200) -> str:
-    """Run a command and return its output, which is the report if it fails."""
+    """Run a command. Return its output, or fail the test with the output."""
     done = subprocess.run(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -40,18 +40,21 @@ def run(*command: object, input: str | None = None, time_limit_s: float = 1200) 
 
 
 def run_suite(program: Path, *left_out: str) -> None:
-    """Run a program of GoogleTest, without the tests that fit one of these patterns."""
+    """Run a GoogleTest program without the tests that match the patterns in ``left_out``."""
     without = [f"--gtest_filter=-{':'.join(left_out)}"] if left_out else []
     print(run(program, "--gtest_brief=1", *without, time_limit_s=300))
 
 
 @functools.cache
 def build(source: Path, name: str, target: str, *definitions: str) -> Path:
-    """Build ``target`` of ``source`` in ``build-NAME``, once a process; return what was built."""
+    """Build ``target`` of ``source`` in ``build-NAME``, once per process.
+
+    Return the program's path.
+    """
     directory = ROOT / f"build-{name}"
     directory.mkdir(exist_ok=True)
     with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of tests may build it, too
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may run the same build
         run(
             *(_tool("cmake"), "-S", source, "-B", directory, "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
@@ -69,14 +72,18 @@ def build(source: Path, name: str, target: str, *definitions: str) -> Path:
 
 
 def build_torch_free(sanitizers: str, target: str) -> Path:
-    """Build one of what knows nothing of torch: ``shm_tests``, ``health_tests``, ``core_tests``,
-    ``shm_worker``."""
+    """Build a program of tests/torch_free.
+
+    Args:
+        sanitizers: The value of DDPX_SANITIZE.
+        target: ``shm_tests``, ``health_tests``, ``core_tests`` or ``shm_worker``.
+    """
     name = "-".join(["torch_free", *filter(None, sanitizers.split(","))])
     return build(ROOT / "tests" / "torch_free", name, target, f"DDPX_SANITIZE={sanitizers}")
 
 
 def _tool(name: str) -> str:
-    """Return the program of that name, this interpreter's own environment first."""
+    """Return the path of a program, preferably from this interpreter's environment."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
         pytest.skip(f"{name} was not found; pip install {name}")

@@ -1,4 +1,4 @@
-"""Fixtures that many test files share."""
+"""Fixtures and hooks that many test files share."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pairwise import cover_pairs
 
 from ddpx.testing import RankPool
 
-# torch's stores ask name servers who connects, 127.0.0.1 too, and wait for the answer: not for the
-# resolver's own 5 or 10 s.
+# torch's stores ask name servers for the name of each client, including 127.0.0.1, and wait for the
+# answer. The options shorten that wait from the resolver's default of 5 or 10 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# Cases of a test function; from here on only enough of them for every two values to meet.
+# The number of cases of a test function from which on only a part of them runs: enough that every
+# two values of two params meet.
 SMALL_MATRIX = 12
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
-    """Called by pytest-xdist, where it is installed."""
+    """Called by pytest-xdist if it is installed."""
     from by_file import ByFile
 
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
@@ -48,13 +49,16 @@ def _is_whole(config: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def whole(pytestconfig: pytest.Config) -> bool:
-    """Whether matrices are run in full; for those that are no params of pytest's."""
+    """Whether to run matrices in full. For matrices that are not params of pytest."""
     return _is_whole(pytestconfig)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of matrices, a part: unless ``--full`` is given, or the command line names files. What is
-    compiled comes first: it takes longest, and no other file is then waited for in the end."""
+    """Reduce large matrices, and put compiled tests first.
+
+    Matrices run in full with ``--full``, or if the command line names files. Tests that compile
+    take longest, so they must start first.
+    """
     items.sort(key=lambda item: item.path.parent.name not in ("cpp", "torch_free"))
     if _is_whole(config):
         return
@@ -80,7 +84,10 @@ def _part(name: str, cases: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.fixture(scope="session")
 def late_library() -> None:
-    """The late device is compiled: that was done before the first test, whose time is limited."""
+    """The late device is compiled.
+
+    This happens before the first test, since tests have time limits.
+    """
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -91,7 +98,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], RankPool]]:
-    """``ranks(n)``: a pool of n gloo ranks that lives for the session; idle, it costs memory."""
+    """``ranks(n)`` returns a pool of n gloo ranks, which lives until the end of the session."""
     pools: dict[int, RankPool] = {}
 
     def get(world_size: int) -> RankPool:
@@ -104,5 +111,5 @@ def ranks() -> Iterator[Callable[[int], RankPool]]:
 
 @pytest.fixture(scope="session", params=[2, 3])
 def world(request: pytest.FixtureRequest) -> int:
-    """Number of ranks. Tests are grouped by it, since starting ranks takes seconds."""
+    """The number of ranks. Tests are grouped by this number, since starting ranks takes seconds."""
     return int(request.param)

@@ -131,7 +131,7 @@ class Host(_Namespaces):
     def freeze(self) -> None:
         """Stops all processes. The kernel still acknowledges packets, unless the link is down."""
         deadline = time.monotonic() + _SHORT_LIMIT_S
-        # The first process goes on, so that it ends with the test process.
+        # The first process continues, so that it ends with the test process.
         while running := {*self.pids("DRS")} - {self._first_pid}:
             assert time.monotonic() < deadline, f"processes {running} do not stop"
             self._signal(running, signal.SIGSTOP)

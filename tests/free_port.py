@@ -1,4 +1,4 @@
-"""A port for a process that binds it seconds later."""
+"""Ports for processes that bind them seconds later."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import socket
 from contextlib import suppress
 from itertools import count
 
-# Below those that the kernel gives out by itself (net.ipv4.ip_local_port_range), as to any listener
-# of gloo's: one of these may be taken until it is bound. Each of pytest's workers has its own.
+# Below the range from which the kernel assigns ports (net.ipv4.ip_local_port_range), for example to
+# gloo's listeners: the kernel could assign such a port before the process binds it. Each of
+# pytest's workers has its own range.
 _FIRST, _PER_WORKER, _MOST_WORKERS = 20_000, 1_000, 9
-_tries = count(os.getpid())  # so that none is given out twice, nor soon by the next run of tests
+_tries = count(os.getpid())  # prevents reuse of a port in this run, and soon after in the next run
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""A part of a matrix of test cases in which every two values of two parameters meet."""
+"""Selects a part of a matrix of test cases, so that every two values of two parameters meet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Case = Mapping[str, Hashable]
 def all_rows(
     values: Mapping[str, Sequence[Any]], valid: Callable[[dict[str, Any]], bool]
 ) -> list[dict[str, Any]]:
-    """Every valid case of a matrix."""
+    """All valid cases of a matrix."""
     rows = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
     return [row for row in rows if valid(row)]
 
 
 def cover_pairs(cases: Sequence[Case], seed: object) -> list[int]:
-    """Indices of a few cases that have every pair of values that any case has.
+    """Return indices of a few cases that contain every pair of values of all cases.
 
-    Greedy: each time the case that brings most new pairs, of equals one by chance (with ``seed``).
+    The selection is greedy: each round takes the case with the most new pairs. Among equal cases, a
+    random generator with ``seed`` decides.
     """
     order = list(range(len(cases)))
     random.Random(str(seed)).shuffle(order)

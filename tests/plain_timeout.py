@@ -1,4 +1,4 @@
-"""Time limits of tests where pytest-timeout is not installed, by a signal of the system's."""
+"""Time limits of tests without pytest-timeout, by SIGALRM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Set-up and tear-down count, as with pytest-timeout. A limit of 0 is none."""
+    """The limit includes set-up and tear-down, as in pytest-timeout.
+
+    A limit of 0 means no limit.
+    """
     before = signal.signal(signal.SIGALRM, _raise)
     signal.setitimer(signal.ITIMER_REAL, _limit_s(item))
     yield

@@ -1,7 +1,7 @@
-"""The slow, obvious reference: gradients of a bare module, averaged after backward.
+"""The slow and simple reference: averages the gradients of a bare module after backward.
 
-A usage is a function of a model, written once; it runs with ``SlowDDP`` and with ``ReducerDDP``.
-Everything is in double precision, so that the tolerance is for the order of sums alone.
+A usage is a function of a model. The same function runs with ``SlowDDP`` and ``ReducerDDP``.
+Everything is in double precision, so that the tolerance only has to cover the order of sums.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ MODES: dict[str, dict[str, bool]] = {
     "unused": {"find_unused_parameters": True},
     "unused-view": {"find_unused_parameters": True, "gradient_as_bucket_view": True},
 }
-# Several buckets, even of the small models here.
+# Small, so that even the small models here have several buckets.
 SMALL_CAP = 0.0005
 ZERO_STYLES = ("none", "zeros", "keep")
 
 modes = pytest.mark.parametrize("mode", MODES)
 
-# Collections within a test then pass by what torch made at import: they take half a second else.
+# Collections within a test then skip the objects that torch created at import. Otherwise each
+# collection takes half a second.
 gc.freeze()
 
 
 def on_ranks(ranks: Any, world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Runs ``function`` on every rank, under a time limit: nothing hangs."""
+    """Runs ``function`` on every rank, under a time limit."""
     return ranks(world).run(function, *args, timeout=30.0)
 
 
 class SlowDDP(nn.Module):
-    """Averages ``grad`` of each parameter over ranks when backward has ended.
+    """Averages ``grad`` of each parameter over all ranks at the end of backward.
 
-    A missing gradient counts as zeros. A parameter that no rank used since the last averaging
-    keeps its ``grad`` as it was, and so does one that is frozen on this rank.
+    A missing gradient counts as zeros. ``grad`` stays unchanged if no rank has used the parameter
+    since the last averaging, or if the parameter is frozen on this rank.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -87,7 +88,7 @@ class SlowDDP(nn.Module):
 
     @staticmethod
     def all_reduce(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Sums over ranks; in one call, to save time."""
+        """Sums tensors over all ranks, in one call to save time."""
         together = torch.cat(list(tensors))
         dist.all_reduce(together)
         return together.split([tensor.numel() for tensor in tensors])
@@ -101,14 +102,14 @@ def backward(model: nn.Module, loss: torch.Tensor, **kwargs: Any) -> None:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The module within the wrapper, or within several."""
+    """The module inside the wrapper, or inside several wrappers."""
     while isinstance(model, (SlowDDP, ReducerDDP)):
         model = model.module
     return model
 
 
 def seed(number: int) -> None:
-    """What is drawn from here on differs by step and by rank, and is the same for all models."""
+    """Seeds the random generators by step and rank. All models of a step get the same numbers."""
     torch.manual_seed(7919 * (number + 1) + dist.get_rank())
 
 
@@ -135,7 +136,7 @@ def zero_grads(style: str, *models: nn.Module) -> None:
 
 
 def differences(ours: nn.Module, slow: nn.Module, unspecified: Collection[str] = ()) -> list[str]:
-    """One sentence for each gradient of ``ours`` that is not that of ``slow``."""
+    """One sentence for each gradient of ``ours`` that differs from that of ``slow``."""
     found = []
     pairs = zip(bare(ours).named_parameters(), bare(slow).parameters(), strict=True)
     for (name, param), expected in pairs:
@@ -160,7 +161,10 @@ def assert_same(ours: nn.Module, slow: nn.Module, unspecified: Collection[str] =
 
 
 def run_both(ours: nn.Module, slow: nn.Module, step: Step, number: int) -> None:
-    """One step with either; the reference goes first, so that an error leaves ranks in step."""
+    """Runs one step with both wrappers.
+
+    The reference runs first, so that an error of ours leaves the ranks in step.
+    """
     for model in (slow, ours):
         seed(number)
         step(model, number)
@@ -174,7 +178,7 @@ def check_steps(
     zero_style: str = "none",
     first: int = 0,
 ) -> None:
-    """After each step all gradients are the mean over ranks."""
+    """Checks after each step that all gradients are the mean over ranks."""
     for number in range(first, first + num_steps):
         zero_grads(zero_style, ours, slow)
         run_both(ours, slow, step, number)
@@ -183,7 +187,7 @@ def check_steps(
 
 
 def assert_in_step() -> None:
-    """The next collective pairs up: no rank has left one to the others."""
+    """Checks that the next collective call matches on all ranks, so that no call is left over."""
     total = torch.full((5,), 1.0 + dist.get_rank())
     dist.all_reduce(total)
     world = dist.get_world_size()
@@ -191,7 +195,7 @@ def assert_in_step() -> None:
 
 
 def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """The text of the RuntimeError that the call raises; empty if it raises none."""
+    """The text of the RuntimeError that the call raises, or an empty string."""
     try:
         function(*args, **kwargs)
     except RuntimeError as error:
@@ -200,12 +204,15 @@ def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 
 def says(text: str, name: str) -> bool:
-    """Whether the text has this very name, and not only one that has it in it."""
+    """Whether the text contains the name as a whole, and not only as a part of another name."""
     return re.search(rf"(?<![\w.]){re.escape(name)}(?!\.?\w)", text) is not None
 
 
 def assert_names(text: str, names: Collection[str], *remedy: str) -> None:
-    """The error names each parameter, or the first ones and how many more; and says the words."""
+    """Checks that the error contains ``words`` and the parameter names.
+
+    A long list may be cut, with the number of further names.
+    """
     missing = [name for name in names if not says(text, name)]
     more = re.search(r"' and (\d+) more", text)
     if more and len(missing) < len(names):
@@ -215,7 +222,7 @@ def assert_names(text: str, names: Collection[str], *remedy: str) -> None:
 
 
 def anywhere(flag: bool) -> bool:
-    """Whether ``flag`` is set on some rank."""
+    """Whether ``flag`` is true on at least one rank."""
     total = torch.tensor([int(flag)])
     dist.all_reduce(total)
     return bool(total.item())

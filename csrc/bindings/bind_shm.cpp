@@ -20,7 +20,7 @@ void bind_shm(py::module_& module) {
       .value("GLOO", shm::Order::kGloo)
       .value("FIXED", shm::Order::kFixed);
 
-  // torch has bound the base class; importing it makes a ShmBackend pass for one.
+  // torch binds the base class. pybind11 must know it before the derived class.
   py::module_::import("torch._C._distributed_c10d");
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<ShmBackend, NoGilIntrusive<ShmBackend>, c10d::Backend>(module, "ShmBackend")

@@ -1,4 +1,4 @@
-// All-gather: every rank copies from every other rank's memory, or staging memory.
+// All-gather: each rank copies from the buffers or staging buffers of all other ranks.
 #include <algorithm>
 
 #include "collectives.h"
@@ -12,7 +12,7 @@ std::byte* output_of(const Call& call, int index) {
                               : static_cast<std::byte*>(call.outputs[index]);
 }
 
-// Each rank copies piece k+1 of its own in, then piece k of the others out.
+// Between two steps, each rank copies piece k of the other ranks out, then its own piece k+1 in.
 void staged(Team& team, const Call& call) {
   const auto* input = static_cast<const std::byte*>(call.input);
   const auto num_bytes = call.num_bytes();

@@ -1,13 +1,14 @@
-// All-reduce, in one of three ways.
+// All-reduce by one of three algorithms.
 //
-// One-shot    small buffers: every rank handed its input over and reduces everything itself.
-// Resident    the buffers lie in shared memory: rank i owns slice i, reduces it over all buffers
-//             and writes the result into all of them. Every line is read and written once.
-// Staged      private buffers: the same, piece by piece through staging memory that stays in
-//             cache. A rank's own slice is not staged: it is read and written where it is.
+// One-shot    small buffers: each rank copies its input with the first step, and each rank reduces
+//             all elements itself.
+// Resident    buffers in shared memory: rank i owns slice i. It reduces the slice over all buffers
+//             and writes the result into all of them. Each cache line is read and written once.
+// Staged      private buffers: the same, piece by piece through staging buffers that stay in the
+//             cache. A rank reads and writes its own slice in place, without staging.
 //
-// The second is DeepSpeed's idea (shared-memory all-reduce of its CPU inference) without its
-// staging copies.
+// The resident algorithm is that of DeepSpeed's CPU inference (shared-memory all-reduce), without
+// its staging copies.
 #include <algorithm>
 
 #include "collectives.h"
@@ -26,8 +27,8 @@ struct Range {
   }
 };
 
-// The part of [begin, end) that local rank `index` owns. Cut at cache lines, so that no two ranks
-// write to the same line.
+// The part of [begin, end) that local rank `index` owns. Slices end at cache lines, so that no two
+// ranks write to the same line.
 Range slice(
     std::size_t begin, std::size_t end, int index, int num_ranks, std::size_t element_bytes) {
   const auto ranks = static_cast<std::size_t>(num_ranks);
@@ -60,7 +61,7 @@ void resident(Team& team, const Call& call, RangeReducer& reducer) {
   team.step();
 }
 
-// Private buffers, piece by piece.
+// The staged algorithm. Lives on the stack of all_reduce(); one thread uses it.
 class Staged {
  public:
   Staged(Team& team, const Call& call, RangeReducer& reducer)
@@ -72,8 +73,8 @@ class Staged {
         input_(static_cast<const std::byte*>(call.input)),
         output_(static_cast<std::byte*>(call.output)) {}
 
-  // Between two steps a rank works on three pieces, so that one step is enough for each: it copies
-  // piece k+1 in, reduces its slice of piece k and copies piece k-1 out.
+  // Between two steps a rank works on three pieces, so that each piece needs only one step. It
+  // copies piece k-1 out, reduces its slice of piece k, and copies piece k+1 in.
   void run() {
     int half = team_.next_half();
     copy_in(0, half);
@@ -98,12 +99,13 @@ class Staged {
   }
 
  private:
-  // A slice is the piece's share rounded up to lines; all slices must fit their areas.
+  // A slice is its share of the piece, rounded up to cache lines. All slices must fit into the
+  // result areas.
   std::size_t largest_piece() const {
     const auto ranks = static_cast<std::size_t>(team_.size());
     const auto per_line = kLine / element_bytes_;
-    const auto most = std::min(team_.piece_bytes(), team_.result_bytes() * ranks) / element_bytes_;
-    return most / (ranks * per_line) * ranks * per_line;
+    const auto limit = std::min(team_.piece_bytes(), team_.result_bytes() * ranks) / element_bytes_;
+    return limit / (ranks * per_line) * ranks * per_line;
   }
 
   std::size_t end_of(std::size_t begin) const {

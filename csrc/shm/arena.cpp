@@ -8,7 +8,8 @@
 namespace ddpx::shm {
 namespace {
 
-// Small blocks share a segment; a large one gets one of its own, so that its pages go when it goes.
+// Small blocks share a segment. A large block has its own segment, so that its pages return to the
+// system when it is freed.
 constexpr std::size_t kSharedSegmentBytes = std::size_t{4} << 20;
 constexpr std::size_t kOwnSegmentBytes = std::size_t{1} << 20;
 constexpr const char* kPurpose = "tensors (gradient buckets)";
@@ -22,47 +23,47 @@ bool Arena::Segment::contains(const void* data, std::size_t num_bytes) const {
          num_bytes <= mapping->num_bytes() - (address - first);
 }
 
-// First fit.
-void* Arena::Segment::take(std::size_t num_bytes) {
-  const auto fits = [&](const auto& gap) { return gap.second >= num_bytes; };
-  const auto gap = std::find_if(gaps.begin(), gaps.end(), fits);
-  if (gap == gaps.end()) {
+// Takes the first free range that is large enough.
+void* Arena::Segment::allocate(std::size_t num_bytes) {
+  const auto fits = [&](const auto& range) { return range.second >= num_bytes; };
+  const auto range = std::find_if(free_ranges.begin(), free_ranges.end(), fits);
+  if (range == free_ranges.end()) {
     return nullptr;
   }
-  const auto offset = gap->first;
+  const auto offset = range->first;
   blocks.emplace(offset, num_bytes);
-  auto rest = gaps.extract(gap);
+  auto rest = free_ranges.extract(range);
   rest.key() += num_bytes;
   rest.mapped() -= num_bytes;
   if (rest.mapped() > 0) {
-    gaps.insert(std::move(rest));
+    free_ranges.insert(std::move(rest));
   }
   return begin() + offset;
 }
 
-bool Arena::Segment::give_back(void* block) {
+bool Arena::Segment::free(void* block) {
   const auto known =
       blocks.find(static_cast<std::size_t>(static_cast<std::byte*>(block) - begin()));
   if (known == blocks.end()) {
     return false;
   }
-  auto gap = gaps.insert(blocks.extract(known)).position;
-  const auto next = std::next(gap);
-  if (next != gaps.end() && gap->first + gap->second == next->first) {
-    gap->second += next->second;
-    gaps.erase(next);
+  auto range = free_ranges.insert(blocks.extract(known)).position;
+  const auto next = std::next(range);
+  if (next != free_ranges.end() && range->first + range->second == next->first) {
+    range->second += next->second;
+    free_ranges.erase(next);
   }
-  if (gap != gaps.begin()) {
-    const auto previous = std::prev(gap);
-    if (previous->first + previous->second == gap->first) {
-      previous->second += gap->second;
-      gaps.erase(gap);
+  if (range != free_ranges.begin()) {
+    const auto previous = std::prev(range);
+    if (previous->first + previous->second == range->first) {
+      previous->second += range->second;
+      free_ranges.erase(range);
     }
   }
   return true;
 }
 
-void* Arena::take_from_new_segment(std::size_t num_bytes) {
+void* Arena::allocate_in_new_segment(std::size_t num_bytes) {
   const auto segment_bytes =
       num_bytes >= kOwnSegmentBytes ? round_up(num_bytes, page_bytes()) : kSharedSegmentBytes;
   std::list<Segment> segments(1);
@@ -70,8 +71,8 @@ void* Arena::take_from_new_segment(std::size_t num_bytes) {
   segment.id = next_id_++;
   segment.fd = create_memory(segment_bytes, kPurpose);
   segment.mapping = map_shared(segment.fd.get());
-  segment.gaps.emplace(0, segment_bytes);
-  auto* block = segment.take(num_bytes);
+  segment.free_ranges.emplace(0, segment_bytes);
+  auto* block = segment.allocate(num_bytes);
   segments_.splice(segments_.end(), segments);
   return block;
 }
@@ -80,11 +81,11 @@ void* Arena::allocate(std::size_t num_bytes) {
   const auto block_bytes = round_up(std::max(num_bytes, std::size_t{1}), kAlignment);
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& segment : segments_) {
-    if (auto* block = segment.take(block_bytes)) {
+    if (auto* block = segment.allocate(block_bytes)) {
       return block;
     }
   }
-  return take_from_new_segment(block_bytes);
+  return allocate_in_new_segment(block_bytes);
 }
 
 void Arena::free(void* block) {
@@ -92,14 +93,14 @@ void Arena::free(void* block) {
   const auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const auto& candidate) {
     return candidate.contains(block, 1);
   });
-  if (segment == segments_.end() || !segment->give_back(block)) {
-    throw Error(ErrorKind::kMisuse, "[ddpx shm] freed a block that the arena does not know");
+  if (segment == segments_.end() || !segment->free(block)) {
+    throw Error(ErrorKind::kMisuse, "[ddpx shm] the freed block does not belong to this arena");
   }
   drop_if_empty(segment);
 }
 
-// One empty segment for small blocks is kept, lest a loop that allocates and frees one of them
-// creates memory each time.
+// The arena keeps one empty segment for small blocks. A loop that allocates and frees a small block
+// then does not create a segment in each round.
 void Arena::drop_if_empty(std::list<Segment>::iterator segment) {
   const auto is_spare = [](const Segment& candidate) {
     return candidate.blocks.empty() && candidate.mapping->num_bytes() == kSharedSegmentBytes;
@@ -108,7 +109,7 @@ void Arena::drop_if_empty(std::list<Segment>::iterator segment) {
       (is_spare(*segment) && std::count_if(segments_.begin(), segments_.end(), is_spare) == 1)) {
     return;
   }
-  // Peers may have it mapped until they hear of it; the pages shall not wait for that.
+  // Peers unmap the segment later, in `Peers::receive_segment`. The pages are released now.
   release_pages(segment->fd.get(), 0, segment->mapping->num_bytes());
   segments_.erase(segment);
 }

@@ -1,4 +1,4 @@
-// Memory that operations can work on in place, since local peers can map it.
+// Shared memory for tensors. Local peers can map it, so operations can work on it in place.
 #pragma once
 
 #include <cstddef>
@@ -13,32 +13,34 @@
 
 namespace ddpx::shm {
 
-// Where a buffer lies: what a peer needs to find it, but for the file itself.
+// The position of a buffer in the segments of an arena.
 struct Location {
   uint32_t segment;
   uint64_t offset;
 };
 
-// One rank's own allocations, in memory files that it grows by. Thread-safe. Blocks must be freed
-// before it is destroyed; peers that have mapped a segment keep it for themselves until they leave.
+// The allocator of one rank. It grows by memory files, called segments. The backend, the group and
+// every allocated tensor share its ownership. Thread-safe; `mutex_` guards all members. All blocks
+// must be freed before the arena is destroyed. A peer's mapping of a segment is independent of the
+// arena.
 class Arena {
  public:
   static constexpr std::size_t kAlignment = 64;
 
-  // Not zeroed. Throws kOutOfMemory.
+  // The memory is not zeroed. Throws kOutOfMemory.
   void* allocate(std::size_t num_bytes);
 
-  // The memory of a segment with nothing left in it goes back to the system, though peers may still
-  // have it mapped. No operation may be using the block, on any rank.
+  // No operation on any rank may be using the block. An empty segment returns its memory to the
+  // system, even if peers still have the segment mapped.
   void free(void* block);
 
-  // Nothing unless the whole range lies in one allocated segment.
+  // Returns nullopt unless the whole range lies in one segment.
   std::optional<Location> locate(const void* data, std::size_t num_bytes) const;
 
-  // To hand over to a peer; -1 if there is no such segment (any more). Owned by the arena.
+  // The descriptor to pass to peers, which the arena owns; -1 if the segment does not exist.
   int segment_fd(uint32_t segment) const;
 
-  // Bytes of memory that it holds, used or not.
+  // The size of all segments in bytes, including memory that is not allocated.
   std::size_t resident_bytes() const;
 
  private:
@@ -46,9 +48,9 @@ class Arena {
     uint32_t id;
     UniqueFd fd;
     std::shared_ptr<Mapping> mapping;
-    // Offset -> bytes. A block that is freed becomes a gap by moving its node, which cannot fail:
-    // tensors free their memory in destructors.
-    std::map<std::size_t, std::size_t> gaps;  // never adjacent
+    // Maps of offset to size. `free` moves the node of the block to `free_ranges`, which cannot
+    // fail: tensors free their memory in destructors.
+    std::map<std::size_t, std::size_t> free_ranges;  // no two of them are adjacent
     std::map<std::size_t, std::size_t> blocks;
 
     std::byte* begin() const {
@@ -56,11 +58,11 @@ class Arena {
     }
 
     bool contains(const void* data, std::size_t num_bytes) const;
-    void* take(std::size_t num_bytes);  // null if there is no room
-    bool give_back(void* block);        // false if it does not know the block
+    void* allocate(std::size_t num_bytes);  // null if no free range is large enough
+    bool free(void* block);                 // false if the block is unknown
   };
 
-  void* take_from_new_segment(std::size_t num_bytes);
+  void* allocate_in_new_segment(std::size_t num_bytes);
   void drop_if_empty(std::list<Segment>::iterator segment);
 
   mutable std::mutex mutex_;

@@ -1,5 +1,5 @@
-// Broadcast: the others copy from the root's memory, where the buffer lies there, or from its
-// staging memory, piece by piece.
+// Broadcast: the other ranks copy from the root's buffer, if it is in shared memory, or else from
+// the root's staging buffer, piece by piece.
 #include <algorithm>
 
 #include "collectives.h"
@@ -7,7 +7,7 @@
 namespace ddpx::shm {
 namespace {
 
-// The root copies piece k+1 in while the others copy piece k out.
+// The root copies piece k+1 in while the other ranks copy piece k out.
 void staged(Team& team, const Call& call) {
   const bool is_root = call.root == team.own_index();
   auto* data = static_cast<std::byte*>(call.output);
@@ -50,7 +50,7 @@ void broadcast(Team& team, const Call& call) {
     if (!is_root) {
       std::memcpy(call.output, team.resident_buffer(call.root), call.num_bytes());
     }
-    team.step();  // only then may the root change its buffer
+    team.step();  // the root may change its buffer after this step
   } else {
     staged(team, call);
   }

@@ -89,22 +89,22 @@ void check_call(const Call& call, int num_ranks) {
   if (reduces(call.kind) && find_kernel(call.dtype, call.op) == nullptr) {
     fail(
         std::string(name_of(call.op)) + " of " + name_of(call.dtype) +
-        " is not defined. Convert to a dtype for which it is.");
+        " is not defined. Convert the input to a dtype that supports it.");
   }
   if (call.root < 0 || call.root >= num_ranks) {
-    fail("there is no local rank " + std::to_string(call.root));
+    fail("the root, local rank " + std::to_string(call.root) + ", does not exist");
   }
   if (call.kind == Kind::kBarrier || call.count == 0) {
     return;
   }
   const bool needs_input = call.kind != Kind::kBroadcast && call.inputs.empty();
   if ((needs_input && call.input == nullptr) || (call.outputs.empty() && call.output == nullptr)) {
-    fail("a buffer is missing");
+    fail("the input or output buffer is missing");
   }
   if ((!call.inputs.empty() && call.inputs.size() != ranks) ||
       (!call.outputs.empty() && call.outputs.size() != ranks)) {
     fail(
-        "a list of buffers must have one for each of the " + std::to_string(num_ranks) +
+        "a list of buffers must have one buffer for each of the " + std::to_string(num_ranks) +
         " local ranks");
   }
 }

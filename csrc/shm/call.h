@@ -1,4 +1,4 @@
-// One call of a collective operation, as one rank makes it.
+// One rank's call of a collective operation.
 #pragma once
 
 #include <chrono>
@@ -11,27 +11,30 @@
 
 namespace ddpx::shm {
 
-// Buffers belong to the caller and must stay until the operation has ended. Inputs must be final
-// when the call is submitted. `input == output` is allowed wherever the sizes are the same.
+// The arguments of one call. The caller owns the buffers, and must keep them until the operation
+// has ended. Inputs must be final when the call is submitted. `input == output` is allowed if both
+// have the same size.
 struct Call {
   Kind kind{};
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  int root = 0;           // local rank; broadcast only
-  std::size_t count = 0;  // elements; see below
+  int root = 0;           // a local rank; broadcast only
+  std::size_t count = 0;  // number of elements, see below
 
-  // all_reduce      count in, count out
-  // broadcast       count, `output`: read on the root, written elsewhere
-  // all_gather      count in, count per rank out: into `outputs` by local rank, or else one
-  //                 after another into `output`
-  // reduce_scatter  count per rank in: from `inputs` by local rank, or else one after another
-  //                 from `input`; count out
+  // operation       input                            output
+  // all_reduce      count                            count
+  // broadcast       `output` of the root: count      count
+  // all_gather      count                            count per rank
+  // reduce_scatter  count per rank                   count
+  //
+  // "count per rank" means `inputs` or `outputs`, indexed by local rank. If that list is empty, it
+  // means the parts one after another in `input` or `output`.
   const void* input = nullptr;
   void* output = nullptr;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
 
-  // 0: the group's. Counted from when the operation is begun, not from when it was submitted.
+  // 0 means the timeout of the group. It counts from the start of the operation, not from `submit`.
   std::chrono::milliseconds timeout{0};
 
   std::size_t num_bytes() const {
@@ -49,10 +52,10 @@ Call barrier_call();
 // "all_reduce #5 (SUM of 100 float32)". `sequence` counts from 0.
 std::string describe(const Descriptor& descriptor);
 
-// Whether two ranks mean the same operation. Where their buffers lie may differ.
+// Whether two ranks have called the same operation. The locations of their buffers may differ.
 bool same_operation(const Descriptor& a, const Descriptor& b);
 
-// Throws kMisuse if no group of ranks could carry it out.
+// Throws kMisuse if the call is invalid in a group of this size.
 void check_call(const Call& call, int num_ranks);
 
 }  // namespace ddpx::shm

@@ -1,4 +1,4 @@
-// How ranks find each other before they share memory: a few keys that one sets and others get.
+// The key-value store through which ranks find each other before they share memory.
 #pragma once
 
 #include <chrono>
@@ -6,15 +6,16 @@
 
 namespace ddpx::shm {
 
-// c10d's Store behind an adapter, or a map in tests. Keys are used once and never removed, so a
-// second group needs a channel with another prefix. Called by one thread of each rank.
+// Implemented by an adapter of c10d's Store, and by a map in tests. The caller of the rendezvous
+// owns it, and one thread of each rank calls it. Keys are used once and never removed, so a second
+// group needs a channel with another prefix.
 class Channel {
  public:
   virtual ~Channel() = default;
 
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  // Waits until the key is set. Throws whatever it likes if that takes longer than `timeout`.
+  // Waits until the key is set. Throws an exception of any type after `timeout`.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
 };
 

@@ -1,16 +1,17 @@
-// The operations' algorithms. Each runs after the first step of its operation: all ranks have
-// called the same, and the inputs of small ones have been handed over.
+// The algorithms of the operations. Each runs after the first step of its operation: all ranks have
+// made the same call, and the inputs of small operations are in the one-shot buffers.
 #pragma once
 
 #include "team.h"
 
 namespace ddpx::shm {
 
-// Whether the inputs go along with the first step: one wait, at the price of a copy.
+// Whether ranks copy their inputs into the one-shot buffers before the first step. The operation
+// then needs one step, at the price of a copy.
 bool fits_one_shot(const Team& team, const Call& call);
 
-// Copies this rank's input to where the others will read it.
-void hand_over_input(const Team& team, const Call& call, std::byte* one_shot);
+// Copies the input of this rank into its one-shot buffer, where peers read it.
+void copy_to_one_shot(const Team& team, const Call& call, std::byte* one_shot);
 
 void all_reduce(Team& team, const Call& call);
 void broadcast(Team& team, const Call& call);

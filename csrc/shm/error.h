@@ -1,4 +1,4 @@
-// The one error type of the shared-memory transport, and where its texts get their opening.
+// The error type of the shared-memory transport, and the parts that its texts share.
 #pragma once
 
 #include <stdexcept>
@@ -8,13 +8,13 @@
 namespace ddpx::shm {
 
 enum class ErrorKind : int {
-  kMisuse,       // a call that can never work: an unknown dtype, AVG of integers
+  kMisuse,       // the call is invalid on every rank: an unknown dtype, AVG of integers
   kMismatch,     // ranks called different operations
-  kPeerLost,     // a rank died or left
+  kPeerLost,     // a rank died or left the group
   kTimeout,      // ranks did not arrive in time
-  kOutOfMemory,  // shared memory could not be had
-  kSystem,       // a system call failed that should not
-  kAborted,      // someone gave up on purpose
+  kOutOfMemory,  // memory could not be allocated
+  kSystem,       // a system call failed unexpectedly
+  kAborted,      // a rank aborted or destroyed the group
 };
 
 class Error : public std::runtime_error {
@@ -26,7 +26,7 @@ class Error : public std::runtime_error {
     return kind_;
   }
 
-  // Ranks (of the whole group) that it is about: the dead, the missing. May be empty.
+  // The ranks of the whole group that caused the error: lost ranks, missing ranks. May be empty.
   const std::vector<int>& culprits() const {
     return culprits_;
   }
@@ -39,13 +39,14 @@ class Error : public std::runtime_error {
 // "[ddpx shm rank R, phase P] ".
 std::string opening(int rank, const std::string& phase);
 
-// An error's text as it goes into a failure, which every rank puts an opening of its own before.
+// The text without its opening. Failures are stored in this form, since each rank that reports a
+// failure adds its own opening.
 std::string without_opening(const std::string& text);
 
 // "rank 3", "ranks 1, 2 and 5".
 std::string list_ranks(const std::vector<int>& ranks);
 
-// kSystem, with errno's text; `call` says what failed. Reads errno.
+// A kSystem error with the text of errno, which must still be that of the failed `call`.
 Error system_error(const std::string& call);
 
 }  // namespace ddpx::shm

@@ -7,7 +7,7 @@
 namespace ddpx::shm {
 namespace {
 
-// kWriting is left within microseconds, or never: if its writer was killed meanwhile.
+// kWriting lasts for microseconds, or forever if its writer is killed meanwhile.
 enum State : uint32_t { kNone = 0, kWriting = 1, kWritten = 2 };
 
 constexpr auto kMaxWriting = std::chrono::milliseconds(100);
@@ -25,7 +25,9 @@ std::optional<Failure> read_failure(const FailureRecord& record) {
   const auto deadline = std::chrono::steady_clock::now() + kMaxWriting;
   while (record.state.load(std::memory_order_acquire) != kWritten) {
     if (std::chrono::steady_clock::now() >= deadline) {
-      return Failure{ErrorKind::kPeerLost, "a local rank died while it reported a failure"};
+      return Failure{
+          ErrorKind::kPeerLost,
+          "a local rank died while it reported a failure. See the output of the other ranks."};
     }
     std::this_thread::yield();
   }

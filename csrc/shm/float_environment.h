@@ -1,4 +1,4 @@
-// Arithmetic as IEEE 754 has it, whatever the thread was set to.
+// The default floating-point environment of IEEE 754.
 #pragma once
 
 #if defined(__SSE2__)
@@ -9,14 +9,15 @@
 
 namespace ddpx::shm {
 
-// A user's thread may flush denormals or round otherwise (torch.set_flush_denormal), and another
-// rank's may not: results would differ between ranks.
+// Sets the default environment of the calling thread in its scope. Otherwise results could differ
+// between ranks: the user's thread of one rank may flush denormals (torch.set_flush_denormal) or
+// use another rounding mode.
 class DefaultFloatEnvironment {
  public:
 #if defined(__SSE2__)
-  // All that the kernels' instructions heed; the C library's way takes as long as a small sum.
+  // MXCSR controls all instructions of the kernels. fegetenv takes as long as a small sum.
   DefaultFloatEnvironment() : saved_(_mm_getcsr()) {
-    _mm_setcsr(0x1f80);  // all exceptions masked, rounding to nearest, denormals kept
+    _mm_setcsr(0x1f80);  // all exceptions masked, round to nearest, keep denormals
   }
   ~DefaultFloatEnvironment() {
     _mm_setcsr(saved_);

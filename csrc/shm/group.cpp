@@ -7,7 +7,7 @@
 namespace ddpx::shm {
 namespace {
 
-std::unique_ptr<Team> assemble(
+std::unique_ptr<Team> make_team(
     Channel& channel,
     int rank,
     int size,
@@ -16,16 +16,18 @@ std::unique_ptr<Team> assemble(
   if (rank < 0 || rank >= size) {
     throw Error(
         ErrorKind::kMisuse,
-        "[ddpx shm] there is no rank " + std::to_string(rank) + " among " + std::to_string(size));
+        "[ddpx shm] rank " + std::to_string(rank) + " is not in the range of " +
+            std::to_string(size) + " ranks");
   }
-  auto meeting =
-      meet(channel, rank, size, {options.sizes, options.meeting_timeout, options.host_identity});
-  const auto num_local_ranks = static_cast<int>(meeting.neighbours.size());
-  const auto patience = options.patience.value_or(choose_patience(num_local_ranks, usable_cores()));
+  auto result = run_rendezvous(
+      channel, rank, size, {options.sizes, options.rendezvous_timeout, options.host_identity});
+  const auto num_local_ranks = static_cast<int>(result.local_peers.size());
+  const auto spin_policy =
+      options.spin_policy.value_or(choose_spin_policy(num_local_ranks, usable_cores()));
   return std::make_unique<Team>(
-      std::move(meeting),
+      std::move(result),
       rank,
-      TeamOptions{options.order, options.timeout, patience},
+      TeamOptions{options.order, options.timeout, spin_policy},
       std::move(arena));
 }
 
@@ -34,7 +36,7 @@ std::unique_ptr<Team> assemble(
 Group::Group(
     Channel& channel, int rank, int size, const GroupOptions& options, std::shared_ptr<Arena> arena)
     : rank_(rank), owner_(getpid()) {
-  auto team = assemble(channel, rank, size, options, std::move(arena));
+  auto team = make_team(channel, rank, size, options, std::move(arena));
   topology_ = team->peers().topology();
   queue_ = std::make_shared<OperationQueue>(std::move(team));
 }
@@ -47,7 +49,7 @@ void Group::leave() {
   if (getpid() == owner_) {
     queue_->close();
   } else {
-    queue_->abandon();
+    queue_->leak();
   }
 }
 

@@ -1,4 +1,4 @@
-// The shared-memory transport as others use it: a group of ranks, and its operations.
+// The interface of the shared-memory transport: a group of ranks, and its operations.
 #pragma once
 
 #include <optional>
@@ -11,19 +11,21 @@ namespace ddpx::shm {
 
 struct GroupOptions {
   Order order = Order::kGloo;
-  std::chrono::milliseconds timeout{std::chrono::minutes(30)};  // of an operation
-  std::chrono::milliseconds meeting_timeout{std::chrono::minutes(5)};
-  HomeSizes sizes{std::size_t{64} << 10, std::size_t{512} << 10};  // the same on all ranks
-  std::optional<Patience> patience;  // chosen by cores and local ranks, if not given
-  std::string host_identity;         // see MeetingOptions
+  std::chrono::milliseconds timeout{std::chrono::minutes(30)};  // default for an operation
+  std::chrono::milliseconds rendezvous_timeout{std::chrono::minutes(5)};
+  HomeSizes sizes{std::size_t{64} << 10, std::size_t{512} << 10};  // must be equal on all ranks
+  std::optional<SpinPolicy> spin_policy;                           // default: choose_spin_policy()
+  std::string host_identity;                                       // see RendezvousOptions
 };
 
-// Operations are among the ranks of one host (`topology().neighbours(rank)`), in the order in which
-// they are submitted, which must be the same on all of them. Thread-safe; at most one thread of its
-// own. After any failure all operations fail, on all local ranks, with the same reason.
+// One rank's membership in a group. The backend owns it, and each pending operation shares its
+// queue. Thread-safe. Operations are among the ranks of one host (`topology().local_ranks(rank)`).
+// They run in the order in which they are submitted, which must be the same on all these ranks. A
+// group has at most one thread of its own. After a failure, all operations on all local ranks fail
+// for the same reason.
 class Group {
  public:
-  // Collective over all ranks, of all hosts. `arena` may be null: then nothing is done in place.
+  // Collective over all ranks of all hosts. Without an `arena`, no operation works in place.
   Group(
       Channel& channel,
       int rank,
@@ -40,53 +42,55 @@ class Group {
     return topology_;
   }
 
-  // This rank's place among the ranks of its host.
+  // The index of this rank among the ranks of its host.
   int local_rank() const {
     return topology_.local_rank_of[rank_];
   }
 
   int local_size() const {
-    return static_cast<int>(topology_.neighbours(rank_).size());
+    return static_cast<int>(topology_.local_ranks(rank_).size());
   }
 
-  // Throws at once if the call makes no sense (kMisuse) or could not be queued, for want of memory
-  // or of a thread; then the group has failed. All else comes with the ticket.
-  Ticket submit(Call call, Completion completion = {}) {
+  // Throws kMisuse if the call is invalid. If the call cannot be queued, because of missing memory
+  // or threads, the group fails and `submit` throws. The handle reports all other errors.
+  OperationHandle submit(Call call, Completion completion = {}) {
     return queue_->submit(std::move(call), std::move(completion));
   }
 
-  // Carries it out on this thread, once it is its turn. Throws what ended it.
+  // Runs the operation, and pending ones before it, on the calling thread unless another thread
+  // does. Throws the error of the operation.
   void run(Call call, Completion completion = {}) {
     queue_->run(std::move(call), std::move(completion));
   }
 
-  // As the destructor does: operations that have not ended fail, and fail for peers that need this
-  // rank for them; none can be submitted any more. In a forked child nothing happens: the group is
-  // the parent's.
+  // Leaves the group, as the destructor does. Pending operations fail, also on peers that need this
+  // rank for them. Later calls of `submit` and `run` throw. Does nothing in a forked child, since
+  // the group belongs to the parent.
   void leave();
 
-  // Fails all operations, on all local ranks, from now on.
+  // Fails all pending and later operations on all local ranks.
   void abort(const std::string& reason);
 
-  // The same, for what local ranks do together by other means. The first failure stands; it is
-  // returned as the error of this rank at `phase`.
+  // The same for a failure outside the group's own operations. The first failure of a group is
+  // kept. It is returned as the error of this rank in `phase`.
   Error fail(const Failure& failure, const std::string& phase) {
     return queue_->fail(failure, phase);
   }
 
-  // The same for the exception that is being handled: a rank that could not make a call must not
-  // make the ones after it. Needs no memory. Returns the error of this rank at `phase`, or the
-  // exception itself if there is no memory for an error.
+  // The same for the exception that is being handled: a rank that leaves out a call must not make
+  // later calls. Recording the failure allocates no memory. Returns the error of this rank in
+  // `phase`, or the exception itself if there is no memory for an error.
   std::exception_ptr fail_with_current_exception(const char* phase) noexcept {
     return queue_->fail_with_current_exception(phase);
   }
 
-  // Nothing as long as the group has not failed.
+  // The failure of the group as the error of this rank in `phase`; nullopt if there is none.
   std::optional<Error> failure(const std::string& phase) {
     return queue_->failure(phase);
   }
 
-  // Local ranks that are gone. They may have done all that others need of them.
+  // Local ranks that are gone. This alone is no failure: such a rank may have done its part in all
+  // operations before it left.
   std::vector<Loss> losses() {
     return queue_->losses();
   }

@@ -1,4 +1,4 @@
-// One rank's home segment, and where its parts lie.
+// The home segment of one rank, and the addresses of its parts.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,19 @@
 namespace ddpx::shm {
 
 struct HomeSizes {
-  std::size_t one_shot_bytes;  // operations up to this size go in one step
-  std::size_t piece_bytes;     // larger ones are staged in pieces of this size
+  std::size_t one_shot_bytes;  // operations of at most this size take one step
+  std::size_t piece_bytes;     // larger operations are staged in pieces of this size
 };
 
+// A mapping of a home segment (see layout.h). Rendezvous creates it, and Peers owns it. All threads
+// may call it; access to the memory itself follows the rules in layout.h.
 class HomeSegment {
  public:
-  // A new one, for this rank. Throws kOutOfMemory.
+  // Creates the segment of this rank. Throws kOutOfMemory.
   static HomeSegment create(int rank, const HomeSizes& sizes, const std::string& token);
 
-  // A peer's, handed over. Nothing if it is not the home of that rank with that token and sizes.
+  // Maps the segment of a peer. Returns null unless the file is the home of that rank, with that
+  // token and these sizes.
   static std::shared_ptr<HomeSegment> open(
       UniqueFd fd, int rank, const HomeSizes& sizes, const std::string& token);
 

@@ -1,4 +1,4 @@
-// The arithmetic: combines several ranks' values of a range of elements.
+// The arithmetic: kernels that combine the values of several ranks.
 #pragma once
 
 #include <cstddef>
@@ -7,23 +7,24 @@
 
 namespace ddpx::shm {
 
-// `results` may be the very buffers of `sources`; otherwise nothing may overlap. Buffers are
-// aligned to their elements at least.
+// The arguments of a kernel. A result may be one of the sources; other buffers must not overlap.
+// Buffers must be aligned to their elements.
 struct Reduction {
-  const std::byte* const* sources;  // in the order in which they are combined
+  const std::byte* const* sources;  // in the order of combination
   int num_sources;
-  std::byte* const* results;  // all get the same
+  std::byte* const* results;  // each receives the same values
   int num_results;
-  std::size_t count;  // elements
-  int divisor;        // of kAvg; otherwise ignored
+  std::size_t count;  // number of elements
+  int divisor;        // used by kAvg only
 };
 
-// acc = sources[0]; then acc = combine(sources[k], acc) for k = 1, 2, ..., each time rounded to the
-// dtype. To the bit what gloo computes: the later source is the left operand, which decides what
-// MIN and MAX make of NaN and of zeros; 16-bit floats are added as float and rounded to even.
+// Computes acc = sources[0], then acc = combine(sources[k], acc) for k = 1, 2, ..., and rounds to
+// the dtype after each combination. The bits are those of gloo. The later source is the left
+// operand, which determines the results of MIN and MAX for NaN and signed zeros. 16-bit floats are
+// added as float and rounded to nearest even.
 using Kernel = void (*)(const Reduction&);
 
-// None if the op is not defined for the dtype.
+// Returns null if the op is not defined for the dtype.
 Kernel find_kernel(DType dtype, ReduceOp op);
 
 }  // namespace ddpx::shm

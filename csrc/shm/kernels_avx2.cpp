@@ -1,5 +1,5 @@
-// The kernels for x86 processors since about 2013. Nothing but these loops is compiled for them:
-// a template of the standard library compiled here could be chosen by the linker for everyone.
+// The kernels for x86 processors with AVX2 (since about 2013). Only these loops are compiled for
+// AVX2: the linker could choose an AVX2 instance of a standard library template for all callers.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

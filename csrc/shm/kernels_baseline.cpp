@@ -1,11 +1,12 @@
-// The kernels for any machine that the compiler targets.
+// The kernels for every machine that the compiler targets.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "kernels.h"
 
-// Vectorised whatever the build's own level is: these loops are what a large all-reduce takes.
+// Vectorized at every optimization level of the build: a large all-reduce spends its time in these
+// loops.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif

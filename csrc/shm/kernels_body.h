@@ -1,12 +1,12 @@
-// The kernels' loops, for inclusion into one source per instruction set, which defines
-// DDPX_SHM_ISA (a namespace of its own) and opens it to the compiler before this. Everything that
-// is included here is included by those sources before that.
+// The loops of the kernels. One source per instruction set includes this file. That source first
+// includes all headers that this file needs, then enables the instruction set, then defines
+// DDPX_SHM_ISA, the name of a namespace.
 
 namespace ddpx::shm {
 namespace DDPX_SHM_ISA {
 namespace {
 
-// ---- dtypes: how a value is stored, and what it is for arithmetic
+// ---- dtypes: the stored form of a value, and its form in arithmetic
 
 template <class T>
 struct Plain {
@@ -24,7 +24,7 @@ struct BFloat16 {
   static float load(uint16_t stored) {
     return __builtin_bit_cast(float, static_cast<uint32_t>(stored) << 16);
   }
-  // To nearest, ties to even; every NaN becomes the same, as c10::BFloat16 has it.
+  // Rounds to nearest, ties to even. All NaN become the same NaN, as in c10::BFloat16.
   static uint16_t round(float value) {
     const auto bits = __builtin_bit_cast(uint32_t, value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -35,7 +35,7 @@ struct BFloat16 {
 
 struct Float16 {
   using Stored = uint16_t;
-  // Exponents are moved by a multiplication, which also puts denormals right.
+  // The multiplication rebiases the exponent, and normalizes denormals.
   static float load(uint16_t stored) {
     const uint32_t magnitude = (stored & 0x7fffu) << 13;
     const uint32_t sign = (stored & 0x8000u) << 16;
@@ -44,13 +44,14 @@ struct Float16 {
     const uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;
     return __builtin_bit_cast(float, bits | sign);
   }
-  // To nearest, ties to even; a NaN keeps its sign only, as c10::Half has it.
+  // Rounds to nearest, ties to even. A NaN keeps only its sign, as in c10::Half.
   static uint16_t round(float value) {
     const auto bits = __builtin_bit_cast(uint32_t, value);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-    // Half's denormals are multiples of 2^-24, as are floats near one half.
+    // Denormals of half are multiples of 2^-24, and so are floats in [0.5, 1). Adding 0.5 therefore
+    // rounds to a denormal of half.
     const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
     const uint32_t denormal = __builtin_bit_cast(uint32_t, shifted) - 0x3f000000u;
     uint32_t half = magnitude < 0x38800000u ? denormal : normal;
@@ -62,7 +63,8 @@ struct Float16 {
 
 // ---- ops
 
-// Signed overflow is undefined, unsigned is not; and small types are widened first.
+// Arithmetic on integers uses unsigned types, since signed overflow is undefined. Types smaller
+// than 4 bytes use uint32_t.
 template <class T>
 using Wide = std::conditional_t<
     std::is_integral_v<T>,
@@ -109,7 +111,7 @@ struct Product {
   }
 };
 
-// std::max(local, acc): the left one, unless it is less.
+// std::max(local, acc): the left operand unless it is less.
 template <class D>
 struct Max {
   using Stored = typename D::Stored;
@@ -121,7 +123,7 @@ struct Max {
   }
 };
 
-// std::min(local, acc): the left one, unless the right one is less.
+// std::min(local, acc): the left operand unless the right operand is less.
 template <class D>
 struct Min {
   using Stored = typename D::Stored;
@@ -151,7 +153,7 @@ struct Bitwise {
 
 // ---- loops
 
-// All in one pass over memory: every line is read once and written once.
+// One pass over memory: every cache line is read once and written once.
 template <class F, int kSources, int kResults>
 void fused(const Reduction& work) {
   using T = typename F::Stored;
@@ -182,7 +184,7 @@ void fused(const Reduction& work) {
   }
 }
 
-// Any numbers of sources and results: block by block, within the first-level cache.
+// For any numbers of sources and results: block by block, in the L1 cache.
 template <class F>
 void blockwise(const Reduction& work) {
   using T = typename F::Stored;

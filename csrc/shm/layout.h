@@ -1,11 +1,12 @@
-// What lies in a rank's home segment: the memory that its local peers map when they meet.
+// The layout of a rank's home segment, which all local peers map in the rendezvous.
 //
-//   Home                      one page or more: who it is, how far it is, its descriptors
+//   Home                      at least one page: identity, progress and descriptors of the rank
 //   one-shot buffers          kRing x one_shot_bytes
 //   staging, 2 halves         each: input area (piece_bytes), result area (piece_bytes / 2)
 //
-// Every field has one writer, the owner, but for `Board`, which is shared by all and used only in
-// the home of local rank 0. Fresh memory is zero, which is the right start for every counter.
+// Each field has one writer, the owner of the segment. The exception is `SharedState`: all local
+// ranks write it, and only that of local rank 0 is used. Fresh memory is zero, which is the right
+// start value of every counter.
 #pragma once
 
 #include <atomic>
@@ -17,22 +18,22 @@
 
 namespace ddpx::shm {
 
-constexpr std::size_t kLine = 64;  // bytes that cores pass between them as one
+constexpr std::size_t kLine = 64;  // size of a cache line
 constexpr uint64_t kHomeMagic = 0x6464'7078'2d73'686d;
 constexpr uint32_t kLayoutVersion = 1;
 constexpr std::size_t kTokenBytes = 16;
 
-// A rank can be one operation ahead of another (see steps.h), so two would do.
+// A rank can be one operation ahead of another rank (see steps.h), so two would be enough.
 constexpr std::size_t kRing = 4;
 
-// A buffer in an arena segment of the rank that names it; segment 0 means that it is private.
+// A buffer in an arena segment of the descriptor's rank. Segment 0 means private memory.
 struct BufferRef {
   uint32_t segment = 0;
   uint64_t offset = 0;
 };
 
-// One rank's view of one operation. Written before the rank arrives at the operation's first step,
-// read by the others after it.
+// The operation that one rank has called. The rank writes it before it arrives at the first step of
+// the operation; other ranks read it after that step.
 struct Descriptor {
   uint64_t sequence = 0;
   Kind kind{};
@@ -45,18 +46,18 @@ struct Descriptor {
 };
 
 struct alignas(kLine) StepCounter {
-  Word count;     // arrivals, of all ranks and all steps
-  Word sleepers;  // ranks that sleep, or are about to
+  Word count;     // arrivals of all ranks at all steps
+  Word sleepers;  // ranks that sleep on `count`, or are about to
 };
 
 struct alignas(kLine) FailureRecord {
-  Word state;  // see failure.h
+  Word state;  // see failure.cpp
   int32_t kind;
   int32_t culprit;
   char text[500];
 };
 
-struct Board {
+struct SharedState {
   StepCounter steps;
   FailureRecord failure;
 };
@@ -71,10 +72,10 @@ struct Home {
   uint64_t piece_bytes;
   char token[kTokenBytes];
   alignas(kLine) Word presence;           // a Presence
-  alignas(kLine) Word steps;              // steps that the owner has arrived at
-  std::atomic<int32_t> core;              // on which it last arrived at a step
-  alignas(kLine) Descriptor ring[kRing];  // by sequence number
-  Board board;
+  alignas(kLine) Word steps;              // number of steps at which the owner has arrived
+  std::atomic<int32_t> core;              // CPU of the owner's last arrival
+  alignas(kLine) Descriptor ring[kRing];  // indexed by sequence number modulo kRing
+  SharedState shared;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);

@@ -24,7 +24,7 @@ struct Registry {
   std::map<FileId, std::weak_ptr<Mapping>> mappings;
 };
 
-// Never destroyed: mappings may be released by static destructors.
+// Never destroyed, since static destructors may release mappings.
 Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
@@ -33,13 +33,13 @@ Registry& registry() {
 Error out_of_memory(std::size_t num_bytes, const std::string& purpose, const std::string& cause) {
   return Error(
       ErrorKind::kOutOfMemory,
-      "[ddpx shm] could not get " + std::to_string(num_bytes) + " bytes of shared memory for " +
-          purpose + ": " + cause +
-          ". Lower the number of ranks on this host or the size of the model, raise the memory "
+      "[ddpx shm] could not allocate " + std::to_string(num_bytes) +
+          " bytes of shared memory for " + purpose + ": " + cause +
+          ". Reduce the number of ranks on this host or the size of the model, raise the memory "
           "limit of the container, or use the gloo backend.");
 }
 
-// In steps, so that a signal that interrupts one does not undo all of them.
+// Allocates in steps: a signal that interrupts `fallocate` undoes the current step only.
 void allocate_pages(int fd, std::size_t offset, std::size_t num_bytes, const std::string& purpose) {
   constexpr std::size_t kStep = std::size_t{64} << 20;
   const auto end = offset + num_bytes;
@@ -59,7 +59,7 @@ void check_limit(std::size_t num_bytes, const std::string& purpose) {
     throw out_of_memory(
         num_bytes,
         purpose,
-        "only " + std::to_string(limit.num_bytes) + " are available (" + limit.source + ")");
+        "only " + std::to_string(limit.num_bytes) + " bytes are available (" + limit.source + ")");
   }
 }
 
@@ -77,7 +77,9 @@ Mapping::~Mapping() {
 std::shared_ptr<Mapping> map_shared(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    throw Error(ErrorKind::kSystem, "[ddpx shm] a memory file is not sealed against shrinking");
+    throw Error(
+        ErrorKind::kSystem,
+        "[ddpx shm] a memory file that a local rank passed is not sealed against shrinking");
   }
   struct stat status{};
   if (fstat(fd, &status) != 0) {
@@ -90,7 +92,8 @@ std::shared_ptr<Mapping> map_shared(int fd) {
     return mapping;
   }
   const auto num_bytes = static_cast<std::size_t>(status.st_size);
-  // Populated: the pages exist, and the first operation should not pay for thousands of faults.
+  // MAP_POPULATE: the pages exist already, and the first operation should not cause a page fault
+  // for each of them.
   void* data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (data == MAP_FAILED && errno == ENOMEM) {
     throw out_of_memory(num_bytes, "a mapping", std::strerror(errno));
@@ -121,7 +124,7 @@ UniqueFd create_memory(std::size_t num_bytes, const std::string& purpose) {
 }
 
 void release_pages(int fd, std::size_t offset, std::size_t num_bytes) {
-  // A failure costs memory, not correctness.
+  // A failure is ignored: it costs memory, but no correctness.
   (void)fallocate(
       fd,
       FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,

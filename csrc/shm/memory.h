@@ -1,4 +1,4 @@
-// Anonymous shared memory: a file that has no name anywhere, and its mapping.
+// Anonymous shared memory: memory files without a name, and mappings of them.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace ddpx::shm {
 
-// One mapping, unmapped with the last reference. Within a process a memory file is mapped once,
-// however many ranks run in it: ThreadSanitizer then sees that they touch the same memory.
+// One mapping, unmapped by the destructor. A process maps a memory file once, even if several ranks
+// run in the process. ThreadSanitizer then sees that these ranks access the same memory.
 class Mapping {
  public:
   Mapping(std::byte* data, std::size_t num_bytes) : data_(data), num_bytes_(num_bytes) {}
@@ -31,15 +31,16 @@ class Mapping {
   std::size_t num_bytes_;
 };
 
-// Maps the whole file behind `fd`. It must be sealed against shrinking (else a peer could turn a
-// later access into SIGBUS).
+// Maps the whole file behind `fd`. Thread-safe. Throws kSystem unless the file is sealed against
+// shrinking: a peer that shrank the file would turn a later access into SIGBUS.
 std::shared_ptr<Mapping> map_shared(int fd);
 
-// A memory file of that size, with every page there (no SIGBUS later), sealed against resizing.
-// Throws kOutOfMemory if there is not enough; `purpose` says for what it was wanted.
+// Creates a memory file of this size, sealed against resizing. All pages are allocated, so that too
+// little memory is an error here and not SIGBUS later. Throws kOutOfMemory, with `purpose` in the
+// text.
 UniqueFd create_memory(std::size_t num_bytes, const std::string& purpose);
 
-// Gives the pages of a range back to the system; they read as zeros when they are back.
+// Returns the pages of a range to the system. Later reads of the range give zeros.
 void release_pages(int fd, std::size_t offset, std::size_t num_bytes);
 
 std::size_t page_bytes();

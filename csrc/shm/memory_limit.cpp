@@ -10,11 +10,11 @@
 namespace ddpx::shm {
 namespace {
 
-std::atomic<std::size_t> pretended{0};
+std::atomic<std::size_t> overridden_bytes{0};
 
 constexpr auto kNoLimit = std::numeric_limits<std::size_t>::max();
 
-// The number in a file of one number; nothing if there is no such file, or it says "max".
+// Reads a file that holds one number. Returns nullopt if the file is missing or contains "max".
 std::optional<std::size_t> read_number(const std::string& path) {
   std::ifstream file(path);
   std::size_t number = 0;
@@ -30,7 +30,7 @@ void lower(MemoryLimit& limit, std::size_t num_bytes, const std::string& source)
   }
 }
 
-// Of a "Name:  123 kB" line.
+// The value of a line "Name:  123 kB" in /proc/meminfo, in bytes.
 std::optional<std::size_t> mem_info(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -45,16 +45,17 @@ std::optional<std::size_t> mem_info(const std::string& name) {
   return std::nullopt;
 }
 
-// What a control group has left. Its page cache can be dropped, so it does not count as used.
+// Lowers `limit` to the memory that a control group has left. The kernel can drop the group's page
+// cache, so the cache does not count as used.
 void lower_to_group(
     MemoryLimit& limit,
     const std::string& directory,
-    const char* most_file,
+    const char* max_file,
     const char* used_file,
     const char* cache_key) {
-  const auto most = read_number(directory + most_file);
+  const auto max_bytes = read_number(directory + max_file);
   const auto used = read_number(directory + used_file);
-  if (!most || !used) {
+  if (!max_bytes || !used) {
     return;
   }
   std::size_t cache = 0;
@@ -64,11 +65,12 @@ void lower_to_group(
       cache = std::stoull(value);
     }
   }
-  const auto held = *used > cache ? *used - cache : 0;
-  lower(limit, *most > held ? *most - held : 0, "limit of control group " + directory);
+  const auto in_use = *used > cache ? *used - cache : 0;
+  lower(
+      limit, *max_bytes > in_use ? *max_bytes - in_use : 0, "limit of control group " + directory);
 }
 
-// All control groups that the process is in, from its own up to the root.
+// Considers all control groups of the process, from its own group up to the root.
 void lower_to_groups(MemoryLimit& limit) {
   std::ifstream file("/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -103,10 +105,10 @@ void lower_to_groups(MemoryLimit& limit) {
 }  // namespace
 
 MemoryLimit available_memory() {
-  if (const auto num_bytes = pretended.load()) {
-    return {num_bytes, "as a test pretends"};
+  if (const auto num_bytes = overridden_bytes.load()) {
+    return {num_bytes, "set by a test"};
   }
-  MemoryLimit limit{kNoLimit, "no limit known"};
+  MemoryLimit limit{kNoLimit, "no known limit"};
   if (const auto available = mem_info("MemAvailable")) {
     lower(limit, *available, "MemAvailable of /proc/meminfo");
   }
@@ -114,8 +116,8 @@ MemoryLimit available_memory() {
   return limit;
 }
 
-void pretend_available_memory(std::size_t num_bytes) {
-  pretended.store(num_bytes);
+void override_available_memory(std::size_t num_bytes) {
+  overridden_bytes.store(num_bytes);
 }
 
 }  // namespace ddpx::shm

@@ -1,5 +1,5 @@
-// How much memory may still be taken, asked before taking it: the kernel would otherwise answer
-// with its out-of-memory killer instead of an error.
+// How much memory a process may still allocate. The transport checks this before it allocates,
+// since the kernel would otherwise start its out-of-memory killer instead of returning an error.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@ namespace ddpx::shm {
 
 struct MemoryLimit {
   std::size_t num_bytes;
-  std::string source;  // where the figure is from, for the error's text
+  std::string source;  // where the limit comes from, for error texts
 };
 
-// The least of what the system and the control groups of this process have left.
+// The minimum over the memory left in the system and in the control groups of this process.
 MemoryLimit available_memory();
 
-// For tests: pretend that this much is left; 0 ends the pretence.
-void pretend_available_memory(std::size_t num_bytes);
+// For tests: makes available_memory() return this size; 0 removes the override.
+void override_available_memory(std::size_t num_bytes);
 
 }  // namespace ddpx::shm

@@ -14,7 +14,7 @@ bool fits_one_shot(const Team& team, const Call& call) {
   return team.size() > 1 && one_shot_bytes(team, call) <= team.one_shot_bytes();
 }
 
-void hand_over_input(const Team& team, const Call& call, std::byte* one_shot) {
+void copy_to_one_shot(const Team& team, const Call& call, std::byte* one_shot) {
   const auto num_bytes = call.num_bytes();
   if (num_bytes == 0) {
     return;

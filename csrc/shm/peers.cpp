@@ -10,22 +10,24 @@
 namespace ddpx::shm {
 namespace {
 
-// A segment is sent before the operation that refers to it, so it is there unless the peer is not.
+// A peer sends a segment before the operation that refers to the segment. The message is therefore
+// missing only if the peer is gone.
 constexpr auto kSegmentTimeout = std::chrono::seconds(5);
 
-// Ids that fit into one message with room to spare; the rest goes with the next.
+// The number of ids that fit into one message. Further ids go into the next message.
 constexpr std::size_t kMaxDrops = 32;
 
 }  // namespace
 
-Peers::Peers(Meeting meeting, int rank)
-    : topology_(std::move(meeting.topology)),
-      ranks_(topology_.neighbours(rank)),
-      neighbours_(std::move(meeting.neighbours)),
-      segments_(neighbours_.size()),
+Peers::Peers(RendezvousResult rendezvous, int rank)
+    : topology_(std::move(rendezvous.topology)),
+      ranks_(topology_.local_ranks(rank)),
+      local_peers_(std::move(rendezvous.local_peers)),
+      segments_(local_peers_.size()),
       own_index_(topology_.local_rank_of[rank]) {
-  for (const auto& neighbour : neighbours_) {
-    processes_.push_back(neighbour.connection ? neighbour.connection->watch_process() : UniqueFd());
+  for (const auto& local_peer : local_peers_) {
+    processes_.push_back(
+        local_peer.connection ? local_peer.connection->watch_process() : UniqueFd());
   }
 }
 
@@ -33,8 +35,8 @@ std::optional<std::string> Peers::loss_of(int index) const {
   if (index == own_index_) {
     return std::nullopt;
   }
-  // Both, because either may fail to tell: a child of a dead process can hold its sockets open,
-  // and a process in another namespace cannot be watched.
+  // Both the process and the connection are checked, since each can fail to show a death: a child
+  // of a dead process may hold its sockets open, and a process in another namespace has no pidfd.
   pollfd process{processes_[index].get(), POLLIN, 0};
   if (processes_[index] && poll(&process, 1, 0) > 0) {
     return "died (its process ended without leaving the group)";
@@ -43,7 +45,7 @@ std::optional<std::string> Peers::loss_of(int index) const {
   if (home(index).presence.load(std::memory_order_acquire) == left) {
     return "left the group (its process group was destroyed)";
   }
-  if (neighbours_[index].connection->hung_up()) {
+  if (local_peers_[index].connection->hung_up()) {
     return "closed its connection (it died, or its process group was destroyed)";
   }
   return std::nullopt;
@@ -77,12 +79,13 @@ void Peers::announce(const Arena& arena, uint32_t segment) {
   for (int index = 0; index < size(); ++index) {
     if (index != own_index_) {
       try {
-        neighbours_[index].connection->send(message, arena.segment_fd(segment));
+        local_peers_[index].connection->send(message, arena.segment_fd(segment));
       } catch (const Error& error) {
         throw Error(
             ErrorKind::kPeerLost,
             list_ranks({rank_of(index)}) + " " +
-                loss_of(index).value_or("did not take memory over") + ": " + error.what(),
+                loss_of(index).value_or("did not accept a segment of shared memory") + ": " +
+                error.what(),
             {rank_of(index)});
       }
     }
@@ -92,12 +95,13 @@ void Peers::announce(const Arena& arena, uint32_t segment) {
 }
 
 void Peers::receive_segment(int index) {
-  auto message = neighbours_[index].connection->receive(Clock::now() + kSegmentTimeout);
+  auto message = local_peers_[index].connection->receive(Clock::now() + kSegmentTimeout);
   if (!message || !message->fd) {
     throw Error(
         ErrorKind::kPeerLost,
         list_ranks({rank_of(index)}) + " " +
-            loss_of(index).value_or("did not hand over its memory") + ". See that rank's output.",
+            loss_of(index).value_or("did not pass a segment of shared memory") +
+            ". See the output of that rank.",
         {rank_of(index)});
   }
   std::istringstream ids(message->bytes);

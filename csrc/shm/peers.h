@@ -1,4 +1,4 @@
-// The local ranks, as one of them sees them: their memory, and whether they are alive.
+// The local ranks from the view of one of them: their memory, and whether they are alive.
 #pragma once
 
 #include <map>
@@ -11,27 +11,28 @@
 
 namespace ddpx::shm {
 
-// A rank (of the whole group) that is gone, and what became of it: "died", "left the group".
+// A rank (of the whole group) that is gone, and the reason: "died …", "left the group …".
 struct Loss {
   int rank;
   std::string what;
 };
 
-// Indices are local ranks. Called by the one thread that executes operations, but for `announce`,
-// which the thread that posts may call at the same time, and what tells of losses: any may ask.
+// All local ranks of a group. Owned by its Team. The thread that executes operations calls it.
+// Exceptions: the thread that posts may call `announce` at the same time, and any thread may call
+// `loss_of` and `losses`. It needs no lock. Indices are local ranks.
 class Peers {
  public:
-  Peers(Meeting meeting, int rank);
+  Peers(RendezvousResult rendezvous, int rank);
 
   int size() const {
-    return static_cast<int>(neighbours_.size());
+    return static_cast<int>(local_peers_.size());
   }
 
   int own_index() const {
     return own_index_;
   }
 
-  // The rank, in the whole group, of a local rank.
+  // The rank in the whole group that belongs to a local rank.
   int rank_of(int index) const {
     return ranks_[index];
   }
@@ -41,7 +42,7 @@ class Peers {
   }
 
   const HomeSegment& segment(int index) const {
-    return *neighbours_[index].home;
+    return *local_peers_[index].home;
   }
 
   Home& home(int index) const {
@@ -52,21 +53,23 @@ class Peers {
     return home(own_index_);
   }
 
-  // All use local rank 0's.
-  Board& board() const {
-    return home(0).board;
+  // All local ranks use that of local rank 0.
+  SharedState& shared_state() const {
+    return home(0).shared;
   }
 
-  // What became of a peer: "died", "left the group"; nothing while it is there.
+  // The reason why a peer is gone, or nullopt if the peer is alive.
   std::optional<std::string> loss_of(int index) const;
 
-  // Of all peers.
+  // All peers that are gone.
   std::vector<Loss> losses() const;
 
-  // Hands a segment of this rank's arena to all peers, once; before an operation refers to it.
+  // Passes a segment of this rank's arena to all peers, unless they have it. Must come before an
+  // operation that refers to the segment. Throws kPeerLost if a peer cannot receive it.
   void announce(const Arena& arena, uint32_t segment);
 
-  // A peer's buffer, mapped if it was not. Throws kPeerLost if the peer did not hand it over.
+  // The address of a peer's buffer. Maps the segment if necessary. Throws kPeerLost if the peer did
+  // not pass the segment.
   std::byte* locate(int index, const BufferRef& buffer);
 
  private:
@@ -74,11 +77,11 @@ class Peers {
 
   Topology topology_;
   std::vector<int> ranks_;
-  std::vector<Neighbour> neighbours_;
-  std::vector<UniqueFd> processes_;                                     // per neighbour
-  std::vector<std::map<uint32_t, std::shared_ptr<Mapping>>> segments_;  // per neighbour
+  std::vector<LocalPeer> local_peers_;
+  std::vector<UniqueFd> processes_;                                     // pidfds, by local rank
+  std::vector<std::map<uint32_t, std::shared_ptr<Mapping>>> segments_;  // by local rank
   int own_index_;
-  std::vector<uint32_t> announced_;  // ids of own segments that peers have
+  std::vector<uint32_t> announced_;  // ids of the own segments that peers have mapped
 };
 
 }  // namespace ddpx::shm

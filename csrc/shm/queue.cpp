@@ -8,19 +8,20 @@ namespace ddpx::shm {
 
 namespace {
 
-std::exception_ptr destroyed() noexcept {
+std::exception_ptr destroyed_error() noexcept {
   try {
     return std::make_exception_ptr(Error(
-        ErrorKind::kAborted, "[ddpx shm] the process group was destroyed before this operation"));
+        ErrorKind::kAborted,
+        "[ddpx shm] the process group was destroyed before this operation ran"));
   } catch (...) {
-    return std::current_exception();  // no memory for the text; any error will do
+    return std::current_exception();  // no memory for the text; the operation fails all the same
   }
 }
 
 }  // namespace
 
-// Guarded by the queue's mutex, but for `call` and `sequence`, which do not change.
-struct Ticket::State {
+// The queue's mutex guards all members except `call` and `sequence`, which do not change.
+struct OperationHandle::State {
   Call call;
   uint64_t sequence = 0;
   Completion completion;
@@ -29,24 +30,24 @@ struct Ticket::State {
   std::exception_ptr error;
 };
 
-bool Ticket::done() const {
+bool OperationHandle::done() const {
   const std::lock_guard<std::mutex> lock(queue_->mutex_);
   return state_->done;
 }
 
-std::exception_ptr Ticket::error() const {
+std::exception_ptr OperationHandle::error() const {
   const std::lock_guard<std::mutex> lock(queue_->mutex_);
   return state_->error;
 }
 
-void Ticket::wait() {
-  queue_->drive_until_done(state_);
+void OperationHandle::wait() {
+  queue_->run_until_done(state_);
   if (const auto cause = error()) {
     std::rethrow_exception(cause);
   }
 }
 
-bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
+bool OperationHandle::wait_for(std::chrono::milliseconds timeout) const {
   OperationQueue::Lock lock(queue_->mutex_);
   return queue_->ended_.wait_for(lock, timeout, [this] { return state_->done; });
 }
@@ -55,25 +56,25 @@ OperationQueue::StatePtr OperationQueue::enqueue(
     Call call, Completion completion, bool needs_thread, const Lock&) {
   if (closed_) {
     throw Error(
-        ErrorKind::kAborted, "[ddpx shm] an operation was called on a group that is destroyed");
+        ErrorKind::kAborted, "[ddpx shm] an operation was called on a destroyed process group");
   }
   check_call(call, team_->size());
   StatePtr state;
   try {
     if (needs_thread && !thread_.joinable()) {
-      thread_ = std::thread([this] { work(); });
+      thread_ = std::thread([this] { run_thread(); });
     }
-    state = std::make_shared<Ticket::State>();
+    state = std::make_shared<OperationHandle::State>();
     pending_.push_back(state);
   } catch (...) {
-    // Peers would wait for this call, or take this rank's next one for it.
+    // Otherwise peers would wait for this call, or match it with this rank's next call.
     std::rethrow_exception(team_->steps().fail_with_current_exception(name_of(call.kind)));
   }
   state->call = std::move(call);
   state->completion = std::move(completion);
   state->sequence = next_sequence_++;
-  // Peers need not wait for this rank's thread to wake up. Only the first in the queue: the others
-  // may use buffers that the ones before them still work on.
+  // Posting here spares peers the wake-up time of this rank's thread. Only the first operation of
+  // the queue may be posted: later ones may use buffers of the operations before them.
   if (pending_.size() == 1) {
     team_->post(state->call, state->sequence);
     state->posted = true;
@@ -81,14 +82,14 @@ OperationQueue::StatePtr OperationQueue::enqueue(
   return state;
 }
 
-Ticket OperationQueue::submit(Call call, Completion completion) {
+OperationHandle OperationQueue::submit(Call call, Completion completion) {
   StatePtr state;
   {
     const Lock lock(mutex_);
     state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/true, lock);
   }
-  work_.notify_one();
-  return Ticket(shared_from_this(), std::move(state));
+  work_added_.notify_one();
+  return OperationHandle(shared_from_this(), std::move(state));
 }
 
 void OperationQueue::run(Call call, Completion completion) {
@@ -97,35 +98,36 @@ void OperationQueue::run(Call call, Completion completion) {
     const Lock lock(mutex_);
     state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/false, lock);
   }
-  drive_until_done(state);
+  run_until_done(state);
   if (state->error) {
     std::rethrow_exception(state->error);
   }
 }
 
-void OperationQueue::drive_until_done(const StatePtr& state) {
+void OperationQueue::run_until_done(const StatePtr& state) {
   Lock lock(mutex_);
   while (!state->done) {
     if (!busy_ && !pending_.empty()) {
-      carry_out_first(lock);
+      run_first(lock);
     } else {
       ended_.wait(lock);
     }
   }
 }
 
-void OperationQueue::work() {
+// Body of the queue's own thread.
+void OperationQueue::run_thread() {
   Lock lock(mutex_);
   while (!closed_) {
     if (!busy_ && !pending_.empty()) {
-      carry_out_first(lock);
+      run_first(lock);
     } else {
-      work_.wait(lock);
+      work_added_.wait(lock);
     }
   }
 }
 
-void OperationQueue::carry_out_first(Lock& lock) {
+void OperationQueue::run_first(Lock& lock) {
   busy_ = true;
   const auto state = pending_.front();
   if (!state->posted) {
@@ -140,17 +142,17 @@ void OperationQueue::carry_out_first(Lock& lock) {
     error = std::current_exception();
   }
   lock.lock();
-  end(state, std::move(error), lock);
-  // Busy until its completion has run, so that completions come in order, too.
+  finish(state, std::move(error), lock);
+  // `busy_` stays set until the completion has run, so that completions run in order, too.
   pending_.pop_front();
   busy_ = false;
   if (!pending_.empty()) {
-    work_.notify_one();
+    work_added_.notify_one();
   }
   ended_.notify_all();
 }
 
-void OperationQueue::end(const StatePtr& state, std::exception_ptr error, Lock& lock) {
+void OperationQueue::finish(const StatePtr& state, std::exception_ptr error, Lock& lock) {
   if (state->completion) {
     lock.unlock();
     try {
@@ -194,16 +196,16 @@ void OperationQueue::close() {
     return;
   }
   closed_ = true;
-  team_->steps().give_up();
+  team_->steps().cancel();
   ended_.wait(lock, [this] { return !busy_; });
-  busy_ = true;  // lest a thread that waits begins one of them while its completion runs
-  const auto cause = destroyed();
+  busy_ = true;  // waiting threads must not run a pending operation while a completion runs
+  const auto cause = destroyed_error();
   while (!pending_.empty()) {
-    end(pending_.front(), cause, lock);
+    finish(pending_.front(), cause, lock);
     pending_.pop_front();
   }
   busy_ = false;
-  work_.notify_all();
+  work_added_.notify_all();
   ended_.notify_all();
   lock.unlock();
   if (thread_.joinable()) {
@@ -214,11 +216,11 @@ void OperationQueue::close() {
   team_.reset();
 }
 
-void OperationQueue::abandon() {
-  // Kept for good: the thread that does not exist here may have held its locks or waited on its
-  // conditions, so that they can be neither used nor destroyed.
-  static auto* abandoned = new std::vector<std::shared_ptr<OperationQueue>>;
-  abandoned->push_back(shared_from_this());
+void OperationQueue::leak() {
+  // At the fork, the thread of the parent may have held the mutex or waited on a condition. The
+  // child can therefore neither use nor destroy them.
+  static auto* leaked = new std::vector<std::shared_ptr<OperationQueue>>;
+  leaked->push_back(shared_from_this());
 }
 
 }  // namespace ddpx::shm

@@ -1,4 +1,4 @@
-// Operations in the order in which they were submitted, and who carries them out.
+// The queue of submitted operations, and the threads that run them.
 #pragma once
 
 #include <sys/types.h>
@@ -20,25 +20,27 @@
 
 namespace ddpx::shm {
 
-// Called once when the operation has ended, before its ticket says so, on the thread that carried
-// it out (the queue's own, or one in `wait` or `run`). Must not call the group.
+// Called once at the end of the operation, before its handle is done. It runs on the thread that
+// ran the operation: the queue's own thread, or a thread in `wait` or `run`. It must not call the
+// group.
 using Completion = std::function<void(std::exception_ptr)>;
 
 class OperationQueue;
 
-// One operation that was submitted. Thread-safe; may outlive the group.
-class Ticket {
+// The handle of a submitted operation. The caller of `submit` owns it, and may keep it longer than
+// the group. Thread-safe; the queue's mutex guards its state.
+class OperationHandle {
  public:
-  // None while it has not ended, and if it went well.
+  // Null while the operation is pending, and after a success.
   std::exception_ptr error() const;
 
   bool done() const;
 
-  // Waits for the end; carries out the operation, and those before it, if no other thread does.
-  // Throws the error that ended it.
+  // Waits for the end. Runs the operation, and pending ones before it, on the calling thread unless
+  // another thread does. Throws the error of the operation.
   void wait();
 
-  // Leaves the work to others. False if it has not ended in time.
+  // Waits without running operations. Returns false after the timeout.
   bool wait_for(std::chrono::milliseconds timeout) const;
 
  private:
@@ -46,56 +48,59 @@ class Ticket {
 
   struct State;
 
-  Ticket(std::shared_ptr<OperationQueue> queue, std::shared_ptr<State> state)
+  OperationHandle(std::shared_ptr<OperationQueue> queue, std::shared_ptr<State> state)
       : queue_(std::move(queue)), state_(std::move(state)) {}
 
   std::shared_ptr<OperationQueue> queue_;
   std::shared_ptr<State> state_;
 };
 
-// Thread-safe. One thread at a time carries operations out: the queue's own, which the first
-// `submit` starts, or one that waits for an operation.
+// The operations of one rank in one group. The group and all operation handles share its ownership.
+// Thread-safe; no lock is needed, and the callee takes `mutex_`. One thread at a time runs
+// operations: the queue's own thread, which the first `submit` starts, or a thread that waits for
+// an operation.
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   explicit OperationQueue(std::unique_ptr<Team> team) : team_(std::move(team)) {}
 
-  Ticket submit(Call call, Completion completion);
+  OperationHandle submit(Call call, Completion completion);
   void run(Call call, Completion completion);
 
-  // For all local ranks; the first failure stands. Returns the error of this rank.
+  // Fails the group on all local ranks; see Steps. Does not write the failure of a closed queue.
   Error fail(const Failure& failure, const std::string& phase);
 
-  // See Steps. The exception itself once the queue is closed.
+  // See Steps. Returns the exception itself if the queue is closed.
   std::exception_ptr fail_with_current_exception(const char* phase) noexcept;
 
-  // Nothing once it is closed. These do not wait for an operation that is under way.
+  // Both return nothing if the queue is closed. They do not wait for a running operation.
   std::optional<Error> failure(const std::string& phase);
   std::vector<Loss> losses();
 
-  // Ends what has not ended with an error, and the thread. Nothing can be submitted afterwards.
+  // Ends all pending operations with kAborted, and joins the thread. Later calls throw.
   void close();
 
-  // In a forked child, where neither the thread nor the peers are this process's.
-  void abandon();
+  // Keeps the queue alive for the rest of the process. For a forked child, which has neither the
+  // thread nor the peers of its parent.
+  void leak();
 
  private:
-  friend class Ticket;
+  friend class OperationHandle;
 
-  using StatePtr = std::shared_ptr<Ticket::State>;
+  using StatePtr = std::shared_ptr<OperationHandle::State>;
   using Lock = std::unique_lock<std::mutex>;
 
   StatePtr enqueue(Call call, Completion completion, bool needs_thread, const Lock& lock);
-  void drive_until_done(const StatePtr& state);
-  void carry_out_first(Lock& lock);
-  void end(const StatePtr& state, std::exception_ptr error, Lock& lock);
-  void work();
+  void run_until_done(const StatePtr& state);
+  void run_first(Lock& lock);
+  void finish(const StatePtr& state, std::exception_ptr error, Lock& lock);
+  void run_thread();
 
-  std::mutex mutex_;
-  std::condition_variable work_;   // the thread waits for operations
-  std::condition_variable ended_;  // others wait for the end of one
-  std::unique_ptr<Team> team_;     // used by whoever has set `busy_`, and to post
-  std::deque<StatePtr> pending_;   // the first may be under way
-  bool busy_ = false;              // a thread carries out the first
+  std::mutex mutex_;                    // guards all members
+  std::condition_variable work_added_;  // awaited by the queue's own thread
+  std::condition_variable ended_;       // awaited by threads that wait for an operation
+  std::unique_ptr<Team> team_;          // execution needs `busy_`; posting needs `mutex_`
+  std::deque<StatePtr> pending_;        // the first operation may be running
+  bool busy_ = false;                   // a thread runs the first operation
   bool closed_ = false;
   uint64_t next_sequence_ = 0;
   std::thread thread_;

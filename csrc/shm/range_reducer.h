@@ -1,4 +1,4 @@
-// Reduces ranges of a buffer that every rank has, each element in the right order of ranks.
+// Reduces ranges of a buffer over all ranks, in the order of ranks that each element requires.
 #pragma once
 
 #include <vector>
@@ -8,17 +8,18 @@
 
 namespace ddpx::shm {
 
+// The reduction of one operation. Lives on the stack of the algorithm; one thread uses it.
 class RangeReducer {
  public:
-  // `count` elements in the whole buffer, of which ranges will be reduced.
+  // `count` is the number of elements in the whole buffer.
   RangeReducer(Order order, DType dtype, ReduceOp op, int num_ranks, std::size_t count);
 
   std::size_t element_bytes() const {
     return element_bytes_;
   }
 
-  // Elements [begin, end). `sources` has, by rank, where element `begin` lies; all `results` get
-  // what comes out, and may be the sources.
+  // Reduces elements [begin, end). `sources[rank]` is the address of element `begin` of that rank.
+  // Each of `results` receives the same values, and may be one of `sources`.
   void reduce(
       std::size_t begin,
       std::size_t end,

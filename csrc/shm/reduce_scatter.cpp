@@ -1,6 +1,6 @@
-// Reduce-scatter: every rank reduces its own part over all ranks' inputs. In the order in which an
-// all-reduce would do it, since gloo has it so: one of the whole input, or, where the parts are
-// apart, one of each.
+// Reduce-scatter: each rank reduces its own part over the inputs of all ranks. The order of
+// summation is that of an all-reduce, as in gloo: an all-reduce of the whole input, or of each part
+// if the parts are separate buffers.
 #include <algorithm>
 
 #include "collectives.h"
@@ -10,6 +10,7 @@
 namespace ddpx::shm {
 namespace {
 
+// One reduce-scatter. Lives on the stack of reduce_scatter(); one thread uses it.
 class ReduceScatter {
  public:
   ReduceScatter(Team& team, const Call& call)
@@ -23,7 +24,7 @@ class ReduceScatter {
             call.inputs.empty() ? call.count * static_cast<std::size_t>(team.size()) : call.count),
         element_bytes_(size_of(call.dtype)) {}
 
-  // From memory in which all parts of a rank's input follow each other.
+  // Reads memory in which the parts of a rank's input follow each other.
   template <class WholeInput>
   void direct(const WholeInput& whole_input) {
     std::vector<const std::byte*> sources;
@@ -74,14 +75,14 @@ class ReduceScatter {
   }
 
  private:
-  // This rank's input for a target.
+  // The input of this rank for a target rank.
   const std::byte* part(int target) const {
     return call_.inputs.empty() ? static_cast<const std::byte*>(call_.input) +
                                       static_cast<std::size_t>(target) * call_.num_bytes()
                                 : static_cast<const std::byte*>(call_.inputs[target]);
   }
 
-  // Elements of this rank's part.
+  // Reduces elements [begin, end) of this rank's part.
   void reduce(std::size_t begin, std::size_t end, const std::vector<const std::byte*>& sources) {
     const auto first =
         call_.inputs.empty() ? static_cast<std::size_t>(team_.own_index()) * call_.count : 0;

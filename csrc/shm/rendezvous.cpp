@@ -10,8 +10,8 @@
 namespace ddpx::shm {
 namespace {
 
-// What a rank tells everyone about itself.
-struct Card {
+// What a rank publishes so that peers can connect to it.
+struct Endpoint {
   std::string socket_name;
   std::string token;
   std::string identity;
@@ -35,16 +35,19 @@ std::string to_hex(const std::string& bytes) {
   return text;
 }
 
-// The socket's name and the token have fixed lengths; the identity is the rest.
+// The lengths of the socket name and the token are fixed; the identity is the rest of the text.
 constexpr std::size_t kNameBytes = 5 + 2 * kTokenBytes;
 
-std::string encode(const Card& card) {
-  return card.socket_name + card.token + card.identity;
+std::string encode(const Endpoint& endpoint) {
+  return endpoint.socket_name + endpoint.token + endpoint.identity;
 }
 
-Card decode_card(const std::string& text) {
+Endpoint decode_endpoint(const std::string& text) {
   if (text.size() < kNameBytes + kTokenBytes) {
-    throw Error(ErrorKind::kSystem, "[ddpx shm] a rank's entry in the store is not ours");
+    throw Error(
+        ErrorKind::kSystem,
+        "[ddpx shm] the store has an invalid endpoint of a rank. All ranks must use the same "
+        "version of ddpx, and no other program may use this part of the store.");
   }
   return {
       text.substr(0, kNameBytes),
@@ -52,40 +55,41 @@ Card decode_card(const std::string& text) {
       text.substr(kNameBytes + kTokenBytes)};
 }
 
-// One rank's part in a meeting.
-class Attendant {
+// One rank's side of the rendezvous. Lives on the stack of run_rendezvous(); one thread uses it.
+class Rendezvous {
  public:
-  Attendant(Channel& channel, int rank, int size, const MeetingOptions& options)
+  Rendezvous(Channel& channel, int rank, int size, const RendezvousOptions& options)
       : channel_(channel),
         rank_(rank),
         size_(size),
         options_(options),
         deadline_(Clock::now() + options.timeout),
-        card_{"ddpx-" + to_hex(random_bytes(kTokenBytes)), random_bytes(kTokenBytes), ""},
+        endpoint_{"ddpx-" + to_hex(random_bytes(kTokenBytes)), random_bytes(kTokenBytes), ""},
         own_home_(
-            std::make_shared<HomeSegment>(HomeSegment::create(rank, options.sizes, card_.token))),
-        listener_(card_.socket_name, size) {
-    card_.identity = options.host_identity;
+            std::make_shared<HomeSegment>(
+                HomeSegment::create(rank, options.sizes, endpoint_.token))),
+        listener_(endpoint_.socket_name, size) {
+    endpoint_.identity = options.host_identity;
   }
 
-  // Lower ranks are called, higher ranks call. A call needs no answer to succeed, so that nobody
-  // waits in a circle: first all call, then all answer, then all hear the answers.
-  Meeting attend() {
-    publish("card", encode(card_));
+  // Each rank connects to all lower ranks. Connecting needs no answer, so that ranks cannot wait in
+  // a circle: first all ranks connect, then all accept, then all receive the replies.
+  RendezvousResult run() {
+    publish("endpoint", encode(endpoint_));
     for (int rank = 0; rank < size_; ++rank) {
-      cards_.push_back(rank == rank_ ? card_ : decode_card(hear(rank, "card")));
+      endpoints_.push_back(rank == rank_ ? endpoint_ : decode_endpoint(read(rank, "endpoint")));
     }
     for (int rank = 0; rank < rank_; ++rank) {
-      call(rank);
+      connect_to_rank(rank);
     }
-    publish("called", called());
-    answer_callers();
+    publish("connected", connected_ranks());
+    accept_higher_ranks();
     for (auto& [rank, connection] : connections_) {
       if (rank < rank_) {
-        finish_call(rank, *connection);
+        receive_reply(rank, *connection);
       }
     }
-    return agree();
+    return exchange_reachability();
   }
 
  private:
@@ -93,7 +97,7 @@ class Attendant {
     channel_.set("shm/" + what + "/" + std::to_string(rank_), value);
   }
 
-  std::string hear(int rank, const std::string& what) {
+  std::string read(int rank, const std::string& what) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
     try {
@@ -107,27 +111,27 @@ class Attendant {
   Error missing(int rank, const std::string& what, const std::string& cause) const {
     return Error(
         ErrorKind::kTimeout,
-        opening(rank_, "rendezvous") + "rank " + std::to_string(rank) + " did not send its '" +
+        opening(rank_, "rendezvous") + "rank " + std::to_string(rank) + " did not publish its '" +
             what + "' within " + std::to_string(options_.timeout.count()) + " ms: " + cause +
-            ". See that rank's output: it may have died, or never started.",
+            ". See the output of that rank: it may have died, or never started.",
         {rank});
   }
 
-  void call(int rank) {
-    const auto& card = cards_[rank];
-    if (card.identity != card_.identity) {
+  void connect_to_rank(int rank) {
+    const auto& endpoint = endpoints_[rank];
+    if (endpoint.identity != endpoint_.identity) {
       return;
     }
-    auto connection = connect_to(card.socket_name);
+    auto connection = connect_to(endpoint.socket_name);
     if (!connection || !connection->same_user()) {
       return;
     }
-    // The callee's token shows that this is a rank of the job, not some program of the same user.
-    connection->send(card.token + std::to_string(rank_), own_home_->fd());
+    // The peer's token proves that this process is a rank of the job.
+    connection->send(endpoint.token + std::to_string(rank_), own_home_->fd());
     connections_.emplace(rank, std::make_shared<Connection>(std::move(*connection)));
   }
 
-  std::string called() const {
+  std::string connected_ranks() const {
     std::string ranks;
     for (const auto& entry : connections_) {
       ranks += std::to_string(entry.first) + " ";
@@ -135,33 +139,36 @@ class Attendant {
     return ranks;
   }
 
-  void answer_callers() {
-    int num_callers = 0;
+  void accept_higher_ranks() {
+    int num_expected = 0;
     for (int rank = rank_ + 1; rank < size_; ++rank) {
-      std::istringstream called(hear(rank, "called"));
-      for (int callee = 0; called >> callee;) {
-        num_callers += callee == rank_ ? 1 : 0;
+      std::istringstream connected(read(rank, "connected"));
+      for (int target = 0; connected >> target;) {
+        num_expected += target == rank_ ? 1 : 0;
       }
     }
-    for (int answered = 0; answered < num_callers;) {
+    for (int num_accepted = 0; num_accepted < num_expected;) {
       auto connection = listener_.accept(deadline_);
       if (!connection) {
+        const auto num_lost = num_expected - num_accepted;
         throw Error(
             ErrorKind::kTimeout,
-            opening(rank_, "rendezvous") + std::to_string(num_callers - answered) +
-                " local ranks called, and were gone before they could be answered. See the "
-                "output of the other ranks.");
+            opening(rank_, "rendezvous") + std::to_string(num_lost) + " local " +
+                (num_lost == 1 ? "rank" : "ranks") +
+                " connected, but sent no valid message in time. See the output of the other "
+                "ranks.");
       }
-      // Strangers are not counted, and not answered.
-      if (answer(std::move(*connection))) {
-        ++answered;
+      // Connections of other programs do not count.
+      if (accept_rank(std::move(*connection))) {
+        ++num_accepted;
       }
     }
   }
 
-  bool answer(Connection connection) {
+  // Returns false if the connection is not from a higher rank of this job.
+  bool accept_rank(Connection connection) {
     auto hello = connection.receive(deadline_);
-    if (!hello || !connection.same_user() || hello->bytes.rfind(card_.token, 0) != 0) {
+    if (!hello || !connection.same_user() || hello->bytes.rfind(endpoint_.token, 0) != 0) {
       return false;
     }
     const int rank = std::atoi(hello->bytes.c_str() + kTokenBytes);
@@ -169,26 +176,26 @@ class Attendant {
       return false;
     }
     open_home(rank, std::move(hello->fd));
-    connection.send(card_.token, own_home_->fd());
+    connection.send(endpoint_.token, own_home_->fd());
     connections_.emplace(rank, std::make_shared<Connection>(std::move(connection)));
     return true;
   }
 
-  void finish_call(int rank, const Connection& connection) {
-    auto welcome = connection.receive(deadline_);
-    if (welcome && welcome->bytes == cards_[rank].token) {
-      open_home(rank, std::move(welcome->fd));
+  void receive_reply(int rank, const Connection& connection) {
+    auto reply = connection.receive(deadline_);
+    if (reply && reply->bytes == endpoints_[rank].token) {
+      open_home(rank, std::move(reply->fd));
     }
   }
 
-  // Mapping it and finding the token in it is the proof that memory is shared.
+  // The token in the mapped segment proves that both ranks share the memory.
   void open_home(int rank, UniqueFd fd) {
     if (fd) {
-      homes_[rank] = HomeSegment::open(std::move(fd), rank, options_.sizes, cards_[rank].token);
+      homes_[rank] = HomeSegment::open(std::move(fd), rank, options_.sizes, endpoints_[rank].token);
     }
   }
 
-  Meeting agree() {
+  RendezvousResult exchange_reachability() {
     std::string reached(static_cast<std::size_t>(size_), '0');
     for (const auto& [rank, home] : homes_) {
       reached[rank] = home ? '1' : '0';
@@ -197,38 +204,39 @@ class Attendant {
     publish("reached", reached);
     std::vector<std::vector<bool>> all;
     for (int rank = 0; rank < size_; ++rank) {
-      const auto text = rank == rank_ ? reached : hear(rank, "reached");
+      const auto text = rank == rank_ ? reached : read(rank, "reached");
       auto& row = all.emplace_back(static_cast<std::size_t>(size_), false);
       for (std::size_t i = 0; i < std::min(row.size(), text.size()); ++i) {
         row[i] = text[i] == '1';
       }
     }
-    Meeting meeting{group_by_reach(all), {}};
-    for (const int rank : meeting.topology.neighbours(rank_)) {
-      meeting.neighbours.push_back(
-          rank == rank_ ? Neighbour{own_home_, nullptr}
-                        : Neighbour{homes_.at(rank), connections_.at(rank)});
+    RendezvousResult result{group_by_reachability(all), {}};
+    for (const int rank : result.topology.local_ranks(rank_)) {
+      result.local_peers.push_back(
+          rank == rank_ ? LocalPeer{own_home_, nullptr}
+                        : LocalPeer{homes_.at(rank), connections_.at(rank)});
     }
-    return meeting;
+    return result;
   }
 
   Channel& channel_;
   int rank_;
   int size_;
-  const MeetingOptions& options_;
+  const RendezvousOptions& options_;
   Clock::time_point deadline_;
-  Card card_;
+  Endpoint endpoint_;
   std::shared_ptr<HomeSegment> own_home_;
   Listener listener_;
-  std::vector<Card> cards_;
+  std::vector<Endpoint> endpoints_;  // by rank
   std::map<int, std::shared_ptr<Connection>> connections_;
   std::map<int, std::shared_ptr<HomeSegment>> homes_;
 };
 
 }  // namespace
 
-Meeting meet(Channel& channel, int rank, int size, const MeetingOptions& options) {
-  return Attendant(channel, rank, size, options).attend();
+RendezvousResult run_rendezvous(
+    Channel& channel, int rank, int size, const RendezvousOptions& options) {
+  return Rendezvous(channel, rank, size, options).run();
 }
 
 }  // namespace ddpx::shm

@@ -1,4 +1,4 @@
-// How ranks meet: each finds out by trying with whom it can share memory, and all agree on it.
+// At start-up, ranks detect which peers share memory, and compute the same topology from that.
 #pragma once
 
 #include <chrono>
@@ -13,26 +13,27 @@
 
 namespace ddpx::shm {
 
-struct MeetingOptions {
+struct RendezvousOptions {
   HomeSizes sizes;
   std::chrono::milliseconds timeout;
-  // For tests: ranks with different identities do not try to reach each other.
+  // For tests: ranks with different identities do not connect to each other.
   std::string host_identity;
 };
 
-// A rank on the same host, as this rank holds it.
-struct Neighbour {
+// A rank on the same host.
+struct LocalPeer {
   std::shared_ptr<HomeSegment> home;
-  std::shared_ptr<Connection> connection;  // none to oneself
+  std::shared_ptr<Connection> connection;  // null for this rank itself
 };
 
-struct Meeting {
+struct RendezvousResult {
   Topology topology;
-  std::vector<Neighbour> neighbours;  // by local rank, oneself among them
+  std::vector<LocalPeer> local_peers;  // indexed by local rank; includes this rank
 };
 
-// Collective over all ranks of the group. Throws kTimeout naming the rank that did not come,
-// kOutOfMemory if there is no room for this rank's staging buffers.
-Meeting meet(Channel& channel, int rank, int size, const MeetingOptions& options);
+// Collective over all ranks of the group. Throws kTimeout with the rank that did not arrive, and
+// kOutOfMemory if the staging buffers of this rank cannot be allocated.
+RendezvousResult run_rendezvous(
+    Channel& channel, int rank, int size, const RendezvousOptions& options);
 
 }  // namespace ddpx::shm

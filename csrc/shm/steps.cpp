@@ -11,33 +11,35 @@
 namespace ddpx::shm {
 namespace {
 
-// How long a sleeper may miss that a peer died or that the time is up.
+// Poll interval for dead peers and for the deadline while a rank sleeps.
 constexpr auto kSlice = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Steps::Steps(Peers& peers, Patience patience)
-    : peers_(peers), counter_(peers.board().steps), patience_(patience) {}
+Steps::Steps(Peers& peers, SpinPolicy spin_policy)
+    : peers_(peers), counter_(peers.shared_state().steps), spin_policy_(spin_policy) {}
 
 void Steps::arrive() {
   peers_.own_home().core.store(sched_getcpu(), std::memory_order_relaxed);
-  awaited_ += static_cast<uint32_t>(peers_.size());
-  // Sequentially consistent, as in `await`: either this rank sees the sleeper, or the sleeper sees
-  // the arrival. The chain of increments passes on what earlier ranks released.
+  complete_count_ += static_cast<uint32_t>(peers_.size());
+  // Both operations are sequentially consistent, as in `await`: either this rank sees the sleeper,
+  // or the sleeper sees the arrival. The increments form one release sequence, so that an acquire
+  // of the complete count acquires the data of all ranks.
   const auto count = counter_.count.fetch_add(1) + 1;
-  if (count == awaited_ && counter_.sleepers.load() > 0) {
+  if (count == complete_count_ && counter_.sleepers.load() > 0) {
     futex_wake_all(counter_.count);
   }
-  // After the arrival: who dies in between is not taken for someone who arrived.
+  // Must come after the increment: a rank that dies between the two has not arrived by `steps`,
+  // and peers report its death unless the step is complete.
   peers_.own_home().steps.store(++own_steps_, std::memory_order_release);
 }
 
 bool Steps::complete() const {
-  return static_cast<int32_t>(counter_.count.load() - awaited_) >= 0;
+  return static_cast<int32_t>(counter_.count.load() - complete_count_) >= 0;
 }
 
-// Whether a rank that is waited for was last seen on the core of this thread.
-bool Steps::keeps_peer_from_running() const {
+// An awaited rank that last ran on this core may need the core: spinning would delay it.
+bool Steps::awaited_rank_was_on_this_core() const {
   const auto core = peers_.own_home().core.load(std::memory_order_relaxed);
   for (int index = 0; index < peers_.size(); ++index) {
     if (index != peers_.own_index() && !has_arrived(index) &&
@@ -53,22 +55,22 @@ bool Steps::has_arrived(int index) const {
   return static_cast<int32_t>(steps - own_steps_) >= 0;
 }
 
-bool Steps::look_briefly() const {
+bool Steps::spin() const {
   if (complete()) {
     return true;
   }
-  if (patience_.spin.count() > 0 && !keeps_peer_from_running()) {
-    const auto end = Clock::now() + patience_.spin;
+  if (spin_policy_.spin.count() > 0 && !awaited_rank_was_on_this_core()) {
+    const auto end = Clock::now() + spin_policy_.spin;
     do {
       for (int i = 0; i < 16; ++i) {
         if (complete()) {
           return true;
         }
-        relax();
+        cpu_relax();
       }
     } while (Clock::now() < end);
   }
-  for (int i = 0; i < patience_.yields; ++i) {
+  for (int i = 0; i < spin_policy_.yields; ++i) {
     sched_yield();
     if (complete()) {
       return true;
@@ -77,61 +79,63 @@ bool Steps::look_briefly() const {
   return false;
 }
 
-void Steps::await(const Waiting& waiting) {
-  if (look_briefly()) {
+void Steps::await(const WaitContext& context) {
+  if (spin()) {
     return;
   }
   auto next_check = Clock::now() + kSlice;
   while (true) {
     counter_.sleepers.fetch_add(1);
     const auto seen = counter_.count.load();
-    const bool done = static_cast<int32_t>(seen - awaited_) >= 0;
-    // A failure that came before does not wake anyone any more.
-    if (!done && !given_up_.load() && !has_failed(peers_.board().failure)) {
+    const bool done = static_cast<int32_t>(seen - complete_count_) >= 0;
+    // A failure wakes only ranks that sleep already, so the state is checked before each sleep.
+    if (!done && !cancelled_.load() && !has_failed(peers_.shared_state().failure)) {
       futex_wait(counter_.count, seen, kSlice);
     }
     counter_.sleepers.fetch_sub(1);
     if (complete()) {
       return;
     }
-    if (given_up_.load() || has_failed(peers_.board().failure) || Clock::now() >= next_check) {
-      check_on_peers(waiting);
+    if (cancelled_.load() || has_failed(peers_.shared_state().failure) ||
+        Clock::now() >= next_check) {
+      check_peers(context);
       next_check = Clock::now() + kSlice;
     }
   }
 }
 
-void Steps::check_on_peers(const Waiting& waiting) {
-  check(waiting.descriptor);
-  const auto phase = describe(waiting.descriptor);
+void Steps::check_peers(const WaitContext& context) {
+  check(context.descriptor);
+  const auto phase = describe(context.descriptor);
   std::vector<int> missing;
   for (int index = 0; index < peers_.size(); ++index) {
     if (has_arrived(index)) {
       continue;
     }
-    // Only those who have not arrived: what a rank did before it died still counts.
+    // Only ranks that have not arrived are checked: the work of a rank before its death counts.
     if (const auto loss = peers_.loss_of(index)) {
       if (complete()) {
         return;
       }
       throw fail(
           {ErrorKind::kPeerLost,
-           list_ranks({peers_.rank_of(index)}) + " " + *loss + " while others waited for it in " +
-               phase + ". See that rank's output; the group cannot go on, start the job again.",
+           list_ranks({peers_.rank_of(index)}) + " " + *loss +
+               " while other ranks waited for it in " + phase +
+               ". See the output of that rank. The group cannot continue: restart the job.",
            peers_.rank_of(index)},
           phase);
     }
     missing.push_back(peers_.rank_of(index));
   }
-  if (Clock::now() < waiting.deadline || complete()) {
+  if (Clock::now() < context.deadline || complete()) {
     return;
   }
   throw fail(
       {ErrorKind::kTimeout,
-       phase + " timed out after " + std::to_string(waiting.timeout.count()) +
-           " ms: " + list_ranks(missing) +
-           " did not arrive. They are slower, stuck, or called fewer operations; if slower, raise "
-           "the timeout.",
+       phase + " timed out after " + std::to_string(context.timeout.count()) +
+           " ms: " + list_ranks(missing) + " did not arrive. " +
+           (missing.size() == 1 ? "This rank is" : "These ranks are") +
+           " slower, stuck, or called fewer operations. If slower, raise the timeout.",
        missing.empty() ? -1 : missing.front()},
       phase);
 }
@@ -148,9 +152,9 @@ Error Steps::error_of(const Failure& failure, const std::string& phase) const {
 }
 
 Error Steps::fail(const Failure& failure, const std::string& phase) {
-  const auto standing = record_failure(peers_.board().failure, failure);
+  const auto first = record_failure(peers_.shared_state().failure, failure);
   futex_wake_all(counter_.count);
-  return error_of(standing, phase);
+  return error_of(first, phase);
 }
 
 std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcept {
@@ -164,9 +168,8 @@ std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcep
     std::snprintf(
         text,
         sizeof(text),
-        "rank %d: no memory was left in %s (%s). See the memory limits of its process and host; "
-        "the "
-        "group cannot go on, start the job again.",
+        "rank %d: no memory was left in %s (%s). Check the memory limits of its process and host. "
+        "The group cannot continue: restart the job.",
         rank,
         phase,
         error.what());
@@ -175,7 +178,7 @@ std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcep
   } catch (...) {
     std::snprintf(text, sizeof(text), "rank %d: %s failed with an unknown exception", rank, phase);
   }
-  record_failure(peers_.board().failure, kind, text, rank);
+  record_failure(peers_.shared_state().failure, kind, text, rank);
   futex_wake_all(counter_.count);
   try {
     return std::make_exception_ptr(*failure(phase));
@@ -185,24 +188,24 @@ std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcep
 }
 
 std::optional<Error> Steps::failure(const std::string& phase) const {
-  const auto failure = read_failure(peers_.board().failure);
+  const auto failure = read_failure(peers_.shared_state().failure);
   return failure ? std::optional<Error>(error_of(*failure, phase)) : std::nullopt;
 }
 
 void Steps::check(const Descriptor& current) const {
-  // What it is at is described only once there is something to say: this runs in every operation.
-  if (const auto failure = read_failure(peers_.board().failure)) {
+  // This runs in every operation, so `current` is described only if there is an error.
+  if (const auto failure = read_failure(peers_.shared_state().failure)) {
     throw error_of(*failure, describe(current));
   }
-  if (given_up_.load()) {
+  if (cancelled_.load()) {
     throw error_of(
-        {ErrorKind::kAborted, "the process group of this rank was destroyed meanwhile"},
+        {ErrorKind::kAborted, "the process group of this rank was destroyed during the operation"},
         describe(current));
   }
 }
 
-void Steps::give_up() {
-  given_up_.store(true);
+void Steps::cancel() {
+  cancelled_.store(true);
   futex_wake_all(counter_.count);
 }
 

@@ -1,12 +1,13 @@
-// How local ranks wait for each other.
+// Steps synchronize the local ranks.
 //
-// Operations are carried out one after another, in the same order on every rank, and consist of
-// *steps*. A rank *arrives* at a step when its share of what lies before it is written, and
-// *awaits* it: all ranks have arrived, and what they wrote before can be read. A single counter of
-// arrivals serves all steps: a rank arrives at step n+1 only after step n is complete, so step n is
-// complete when the count has reached n x ranks (modulo 2^32; only differences count).
+// Ranks run operations one after another, in the same order on every rank. An operation consists of
+// *steps*. A rank *arrives* at a step when it has written its share of the data before the step. A
+// rank *awaits* a step: the wait ends when all ranks have arrived. Then the rank may read what the
+// other ranks wrote before their arrival.
 //
-// Hence a rank is at most one step ahead of the slowest, and at most one operation.
+// One counter of arrivals serves all steps. A rank arrives at step n+1 only after step n is
+// complete. Step n is therefore complete at a count of n x ranks (modulo 2^32; only differences
+// count). Hence a rank is at most one step, and at most one operation, ahead of the slowest rank.
 #pragma once
 
 #include <atomic>
@@ -16,62 +17,65 @@
 #include <string>
 
 #include "failure.h"
-#include "patience.h"
 #include "peers.h"
+#include "spin_policy.h"
 
 namespace ddpx::shm {
 
-// What a rank is doing while it waits.
-struct Waiting {
+// What a rank waits for, and how long.
+struct WaitContext {
   const Descriptor& descriptor;
   Clock::time_point deadline;
-  std::chrono::milliseconds timeout;  // that the deadline was made from
+  std::chrono::milliseconds timeout;  // the timeout that gave the deadline, for error texts
 };
 
-// One thread at a time arrives and awaits; the functions about failures, and `give_up`, may be
-// called by any.
+// The steps of one rank. Owned by its Team. One thread at a time arrives and awaits. Any thread may
+// call `cancel` and the functions about failures. It needs no lock.
 class Steps {
  public:
-  Steps(Peers& peers, Patience patience);
+  Steps(Peers& peers, SpinPolicy spin_policy);
 
-  // The release that publishes all that this rank wrote.
+  // Releases all data that this rank has written.
   void arrive();
 
-  // The acquire by which all of it is seen. Throws if the step cannot be completed: kPeerLost,
-  // kTimeout, or whatever failed the group. The group has then failed for everyone.
-  void await(const Waiting& waiting);
+  // Acquires all data that the ranks wrote before they arrived. Throws if the step cannot be
+  // completed: kPeerLost, kTimeout, or an earlier failure of the group. The group has then failed
+  // on all ranks.
+  void await(const WaitContext& context);
 
-  // Fails the group for all ranks; the first failure stands. Returns the error of this rank.
+  // Fails the group on all ranks; only the first failure is kept. Returns that failure as the error
+  // of this rank.
   Error fail(const Failure& failure, const std::string& phase);
 
-  // The same with the exception that is being handled, whatever it is. Records it without
-  // allocating memory, which is what may be missing. Returns the error of this rank, or the
-  // exception itself if there is no memory for an error. `phase` is what this rank is at.
+  // The same for the exception that is being handled, of any type. Recording the failure allocates
+  // no memory, since the exception may be std::bad_alloc. Returns the error of this rank, or the
+  // exception itself if there is no memory for an error. `phase` names the current work of this
+  // rank.
   std::exception_ptr fail_with_current_exception(const char* phase) noexcept;
 
-  // The group's failure, if there is one, as the error of this rank.
+  // The failure of the group as the error of this rank; nullopt if there is none.
   std::optional<Error> failure(const std::string& phase) const;
 
-  // Throws it. `current` is what this rank is at.
+  // Throws the failure of the group if there is one. `current` is the operation of this rank.
   void check(const Descriptor& current) const;
 
-  // This rank stops waiting, now and later, without failing the others.
-  void give_up();
+  // Ends the current wait and all later waits of this rank with kAborted. Other ranks do not fail.
+  void cancel();
 
  private:
   bool complete() const;
   bool has_arrived(int index) const;
-  bool keeps_peer_from_running() const;
-  bool look_briefly() const;
-  void check_on_peers(const Waiting& waiting);
+  bool awaited_rank_was_on_this_core() const;
+  bool spin() const;
+  void check_peers(const WaitContext& context);
   Error error_of(const Failure& failure, const std::string& phase) const;
 
   Peers& peers_;
   StepCounter& counter_;
-  Patience patience_;
-  uint32_t awaited_ = 0;  // the count at which the step that was arrived at is complete
-  uint32_t own_steps_ = 0;
-  std::atomic<bool> given_up_{false};
+  SpinPolicy spin_policy_;
+  uint32_t complete_count_ = 0;  // the count at which the current step is complete
+  uint32_t own_steps_ = 0;       // number of steps at which this rank has arrived
+  std::atomic<bool> cancelled_{false};
 };
 
 }  // namespace ddpx::shm

@@ -7,7 +7,7 @@
 namespace ddpx::shm {
 namespace {
 
-// The buffer that others could work on in place, and its size; none if there is no such thing.
+// A buffer that peers could access in place; null if the call has no such buffer.
 struct Shareable {
   const void* data = nullptr;
   std::size_t num_bytes = 0;
@@ -33,11 +33,12 @@ Shareable shareable(const Call& call, int num_ranks, int own_index) {
 
 }  // namespace
 
-Team::Team(Meeting meeting, int rank, const TeamOptions& options, std::shared_ptr<Arena> arena)
-    : peers_(std::move(meeting), rank),
+Team::Team(
+    RendezvousResult rendezvous, int rank, const TeamOptions& options, std::shared_ptr<Arena> arena)
+    : peers_(std::move(rendezvous), rank),
       options_(options),
       arena_(std::move(arena)),
-      steps_(peers_, options.patience) {}
+      steps_(peers_, options.spin_policy) {}
 
 void Team::post(const Call& call, uint64_t sequence) noexcept {
   try {
@@ -52,12 +53,12 @@ void Team::take_first_step(const Call& call, uint64_t sequence) {
   auto& descriptor = peers_.own_home().ring[sequence % kRing];
   descriptor = {
       sequence, call.kind, call.dtype, call.op, options_.order, call.root, call.count, {}};
-  if (has_failed(peers_.board().failure)) {
+  if (has_failed(peers_.shared_state().failure)) {
     return;  // `execute` reports it
   }
   try {
     if (fits_one_shot(*this, call)) {
-      hand_over_input(*this, call, peers_.segment(own_index()).one_shot(sequence));
+      copy_to_one_shot(*this, call, peers_.segment(own_index()).one_shot(sequence));
     } else {
       share_buffer(call, descriptor);
     }
@@ -68,7 +69,8 @@ void Team::take_first_step(const Call& call, uint64_t sequence) {
   steps_.arrive();
 }
 
-// As others shall read it. An error that names no culprit is this rank's own.
+// The failure that all ranks report for an error of this rank. This rank is the culprit unless the
+// error names other ranks.
 Failure Team::failure_of(const Error& error) const {
   const auto text = without_opening(error.what());
   if (!error.culprits().empty()) {
@@ -78,7 +80,7 @@ Failure Team::failure_of(const Error& error) const {
   return {error.kind(), list_ranks({rank}) + ": " + text, rank};
 }
 
-// Tells peers where the buffer lies, if they can work on it in place.
+// Writes the location of the buffer into the descriptor if peers can access it in place.
 void Team::share_buffer(const Call& call, Descriptor& descriptor) {
   const auto buffer = shareable(call, size(), own_index());
   if (!arena_ || size() == 1 || buffer.data == nullptr) {
@@ -111,8 +113,8 @@ void Team::carry_out(const Call& call) {
     check_match();
     dispatch(call);
   } catch (const Error& error) {
-    // Whatever it was, the ranks are no longer at the same step: the group cannot go on.
-    if (!has_failed(peers_.board().failure) && error.kind() != ErrorKind::kAborted) {
+    // After any error the ranks are no longer at the same step, so the group cannot continue.
+    if (!has_failed(peers_.shared_state().failure) && error.kind() != ErrorKind::kAborted) {
       throw steps_.fail(failure_of(error), describe(own));
     }
     throw;
@@ -122,7 +124,7 @@ void Team::carry_out(const Call& call) {
 void Team::leave() {
   const auto left = static_cast<uint32_t>(Presence::kLeft);
   peers_.own_home().presence.store(left, std::memory_order_release);
-  futex_wake_all(peers_.board().steps.count);
+  futex_wake_all(peers_.shared_state().steps.count);
 }
 
 void Team::step() {
@@ -130,7 +132,7 @@ void Team::step() {
   steps_.await({descriptor(own_index()), deadline_, timeout_});
 }
 
-// Everyone sees the same descriptors, so everyone comes to the same verdict.
+// All ranks read the same descriptors, so all ranks reach the same verdict.
 void Team::check_match() {
   const auto& first = descriptor(0);
   for (int index = 1; index < size(); ++index) {
@@ -167,7 +169,8 @@ std::byte* Team::resident_buffer(int index) {
 
 void Team::dispatch(const Call& call) {
   const DefaultFloatEnvironment environment;
-  // Also those that will not be used: messages that announce segments must not pile up.
+  // Every named segment is mapped, even if the operation does not use it. Otherwise messages would
+  // accumulate in the sockets.
   for (int index = 0; index < size(); ++index) {
     if (index != own_index() && resident(index)) {
       resident_buffer(index);

@@ -1,4 +1,4 @@
-// What the algorithms of the operations see of the group: ranks, buffers, steps.
+// The local ranks of a group as the algorithms see them: ranks, buffers and steps.
 #pragma once
 
 #include <cstring>
@@ -13,24 +13,30 @@ namespace ddpx::shm {
 struct TeamOptions {
   Order order;
   std::chrono::milliseconds timeout;
-  Patience patience;
+  SpinPolicy spin_policy;
 };
 
-// One operation after another: post, then execute. One thread at a time posts, and one executes.
+// Runs one operation after another: post, then execute. Owned by the OperationQueue, which makes
+// sure that one thread at a time posts and one thread at a time executes. It has no lock of its
+// own.
 class Team {
  public:
-  Team(Meeting meeting, int rank, const TeamOptions& options, std::shared_ptr<Arena> arena);
+  Team(
+      RendezvousResult rendezvous,
+      int rank,
+      const TeamOptions& options,
+      std::shared_ptr<Arena> arena);
 
-  // The first step of an operation: says what this rank calls, and for a small one hands over its
-  // input. Does not wait. Only once the operation before is over on this rank. If it fails, the
-  // group has failed, and `execute` throws.
+  // Arrives at the first step of an operation: publishes the descriptor, and the input of a small
+  // operation. Does not wait. The previous operation must have ended on this rank. A failure fails
+  // the group, and `execute` throws it.
   void post(const Call& call, uint64_t sequence) noexcept;
 
-  // Waits for the others and does the work. Throws if that fails; then the group has failed,
-  // whatever the exception is: a rank that leaves out a step must not make the ones after it.
+  // Waits for the other ranks and runs the operation. Every exception fails the group, since a rank
+  // that leaves out a step must not make later steps. Throws the error of this rank.
   void execute(const Call& call);
 
-  // Tells the others that this rank will not take part any more.
+  // Marks this rank as gone, so that peers stop waiting for it.
   void leave();
 
   Peers& peers() {
@@ -41,7 +47,7 @@ class Team {
     return steps_;
   }
 
-  // ---- for the algorithms, while an operation is executed
+  // ---- for the algorithms, while an operation runs
 
   int size() const {
     return peers_.size();
@@ -67,14 +73,14 @@ class Team {
     return peers_.segment(own_index()).result_bytes();
   }
 
-  // What local rank `index` handed over when it posted.
+  // The input that local rank `index` copied in its `post`.
   const std::byte* one_shot(int index) const {
     return peers_.segment(index).one_shot(sequence_);
   }
 
-  // Staging is in two halves that are used by turns, from piece to piece and over the ends of
-  // operations. There is at least one step in every piece, so a half is free when its turn comes:
-  // who reads it does so before arriving at the step of the next piece.
+  // The two halves of the staging buffer alternate from piece to piece, also across operations.
+  // Every piece has at least one step, and a rank reads a half before it arrives at the step of
+  // the next piece. A half is therefore free when its turn comes.
   int next_half() {
     return static_cast<int>(num_pieces_++ & 1);
   }
@@ -87,12 +93,14 @@ class Team {
     return peers_.segment(index).result_area(half);
   }
 
-  // Whether the buffers that ranks named in their descriptors are all in arenas (of `root` alone,
-  // if one is given), and where they are.
-  bool all_resident() const;
+  // Whether the buffer in the descriptor of local rank `index`, or of all ranks, is in an arena.
   bool resident(int index) const;
+  bool all_resident() const;
+
+  // The address of that buffer in this process.
   std::byte* resident_buffer(int index);
 
+  // Arrives at the next step and awaits it.
   void step();
 
  private:
@@ -111,8 +119,8 @@ class Team {
   TeamOptions options_;
   std::shared_ptr<Arena> arena_;
   Steps steps_;
-  uint64_t sequence_ = 0;    // of the operation that was posted last
-  uint64_t num_pieces_ = 0;  // that were staged so far, by all operations
+  uint64_t sequence_ = 0;    // sequence number of the last posted operation
+  uint64_t num_pieces_ = 0;  // pieces that all operations so far have staged
   std::chrono::milliseconds timeout_{0};
   Clock::time_point deadline_;
 };

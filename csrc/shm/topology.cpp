@@ -4,7 +4,7 @@
 
 namespace ddpx::shm {
 
-Topology group_by_reach(const std::vector<std::vector<bool>>& reached) {
+Topology group_by_reachability(const std::vector<std::vector<bool>>& reached) {
   const auto size = reached.size();
   Topology topology;
   for (std::size_t rank = 0; rank < size; ++rank) {

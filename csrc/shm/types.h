@@ -1,4 +1,4 @@
-// What is reduced, and how: the transport's own names, as it knows nothing of torch.
+// The transport's own enums of dtypes, reductions and operations, since it does not include torch.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace ddpx::shm {
 
-// Complex tensors are passed as twice as many reals, as torch passes them to gloo.
+// A complex tensor is passed as a tensor of twice as many reals, as torch does for gloo.
 enum class DType : uint8_t {
   kFloat16,
   kBFloat16,
@@ -17,24 +17,24 @@ enum class DType : uint8_t {
   kInt16,
   kInt32,
   kInt64,
-  kBool,  // bytes of 0 or 1, and they stay so: SUM is "or", PRODUCT is "and"
+  kBool,  // bytes of 0 or 1; results are 0 or 1, too: SUM is "or", PRODUCT is "and"
 };
 
 enum class ReduceOp : uint8_t {
   kSum,
-  kAvg,  // SUM, then divided by the number of ranks; floating point only
+  kAvg,  // SUM divided by the number of ranks; floating point only
   kMin,
   kMax,
   kProduct,
-  kBitAnd,  // integers and bool only, as the next two
+  kBitAnd,  // the three bitwise ops are for integers and bool only
   kBitOr,
   kBitXor,
 };
 
-// In which order the ranks' values of one element are combined.
+// The order in which the ranks' values of one element are combined.
 enum class Order : uint8_t {
-  kGloo,   // as gloo's ring does it: depends on where in the buffer the element lies
-  kFixed,  // rank 0, 1, 2, ... for every element: independent of buffer size and layout
+  kGloo,   // the order of gloo's ring, which depends on the element's position in the buffer
+  kFixed,  // rank 0, 1, 2, ... for every element, whatever the size and layout of the buffer
 };
 
 enum class Kind : uint8_t {

@@ -1,4 +1,4 @@
-// Owns a file descriptor.
+// A file descriptor with one owner, closed by the destructor.
 #pragma once
 
 #include <unistd.h>

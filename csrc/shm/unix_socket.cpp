@@ -22,7 +22,7 @@ struct Address {
   socklen_t length = 0;
 };
 
-// A leading zero byte makes the name abstract.
+// A leading zero byte puts the name into the abstract namespace.
 Address abstract_address(const std::string& name) {
   Address result;
   result.address.sun_family = AF_UNIX;
@@ -40,7 +40,7 @@ UniqueFd new_socket() {
   return fd;
 }
 
-// Whether one of `events` (or an end of the connection) happens by the deadline.
+// Returns true if one of `events`, or the end of the connection, happens by the deadline.
 bool wait_for(int fd, short events, Clock::time_point deadline) {
   while (true) {
     const auto left =
@@ -74,24 +74,24 @@ std::optional<ucred> credentials(int fd) {
 
 }  // namespace
 
-void Connection::send(const std::string& bytes, int fd_to_hand_over) const {
+void Connection::send(const std::string& bytes, int fd_to_pass) const {
   iovec data{const_cast<char*>(bytes.data()), bytes.size()};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   ControlBuffer control;
-  if (fd_to_hand_over >= 0) {
+  if (fd_to_pass >= 0) {
     message.msg_control = control.bytes;
     message.msg_controllen = sizeof(control.bytes);
     auto* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &fd_to_hand_over, sizeof(int));
+    std::memcpy(CMSG_DATA(header), &fd_to_pass, sizeof(int));
   }
   while (sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno != EINTR) {
-      throw system_error("sending to a local rank");
+      throw system_error("sendmsg to a local rank");
     }
   }
 }

@@ -1,4 +1,4 @@
-// Private connections between processes of one user, over which memory is handed.
+// Private connections between processes of one user. Ranks pass memory files through them.
 #pragma once
 
 #include <chrono>
@@ -14,37 +14,37 @@ using Clock = std::chrono::steady_clock;
 
 struct Message {
   std::string bytes;
-  UniqueFd fd;  // none, if none came along
+  UniqueFd fd;  // empty if the message carried no descriptor
 };
 
-// One end of a connection that keeps message boundaries. Sending and receiving may happen on two
-// threads at a time.
+// One end of a connection that keeps message boundaries. One thread may send while another thread
+// receives.
 class Connection {
  public:
   explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
 
-  // Does not block: messages are few and short. Throws kSystem, also if the peer is gone.
-  void send(const std::string& bytes, int fd_to_hand_over = -1) const;
+  // Does not block, since messages are few and short. Throws kSystem, also if the peer is gone.
+  void send(const std::string& bytes, int fd_to_pass = -1) const;
 
-  // The next message; nothing if none came by the deadline or the peer is gone.
+  // The next message. Returns nullopt if no message arrived by the deadline, or the peer is gone.
   std::optional<Message> receive(Clock::time_point deadline) const;
 
-  // Whether the peer has closed its end, or died.
+  // Whether the peer has closed its end or died.
   bool hung_up() const;
 
   // Whether the peer runs as the same user as this process.
   bool same_user() const;
 
-  // A descriptor that becomes readable when the peer's process ends; none where the kernel or a
-  // process namespace does not let us have one, or the peer is this process.
+  // A pidfd, which becomes readable when the peer's process ends. Empty if the kernel or a process
+  // namespace does not allow a pidfd, or if the peer is this process.
   UniqueFd watch_process() const;
 
  private:
   UniqueFd fd_;
 };
 
-// A listening socket in Linux's abstract namespace: no file, gone with the last descriptor. Only
-// processes in the same network namespace can reach it.
+// A listening socket in Linux's abstract namespace. The socket has no file, and disappears with its
+// last descriptor. Only processes in the same network namespace can reach it.
 class Listener {
  public:
   Listener(const std::string& name, int backlog);
@@ -55,7 +55,7 @@ class Listener {
   UniqueFd fd_;
 };
 
-// Nothing if nobody listens under this name here.
+// Returns nullopt if no process listens on this name in this network namespace.
 std::optional<Connection> connect_to(const std::string& name);
 
 }  // namespace ddpx::shm

@@ -12,18 +12,18 @@
 namespace ddpx {
 namespace {
 
-// How often a leader reads the bulletin.
+// Poll interval of a leader for failures of other hosts.
 constexpr auto kPeriod = std::chrono::milliseconds(200);
 
-// How long leaders have to answer when the roll is called: some periods, and a slow store.
+// Time limit for answers to a roll call: several poll intervals, and a slow store.
 constexpr auto kRollTime = std::chrono::seconds(2);
 
-// Who waits for another's result waits longer than that one, so that the error comes from where
-// the rank that is missing is known.
+// Added to the timeouts of later parts of an all-reduce. The part with the missing rank then times
+// out first, and its error names that rank.
 constexpr auto kForOtherHosts = std::chrono::seconds(5);
 constexpr auto kForLeader = std::chrono::seconds(10);
 
-// Set when a work has ended.
+// Signals the end of a work.
 struct Signal {
   std::mutex mutex;
   std::condition_variable changed;
@@ -50,7 +50,7 @@ BetweenHosts::~BetweenHosts() {
     closed_ = true;
   }
   changed_.notify_all();
-  local_->leave();  // the thread may be waiting for peers
+  local_->leave();  // ends a wait of the thread for peers
   if (watcher_.joinable()) {
     watcher_.join();
   }
@@ -65,9 +65,8 @@ void BetweenHosts::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
 }
 
 void BetweenHosts::submit(AllReduce operation) {
-  // wait() on the work of another thread: until end() has been called.
   auto* raw = operation.work.get();
-  operation.work->submitted(
+  operation.work->set_waits(
       [raw] { raw->wait_until_ended(); },
       [raw](std::chrono::milliseconds timeout) { return raw->wait_until_ended(timeout); });
   {
@@ -112,7 +111,7 @@ void BetweenHosts::work() {
   }
 }
 
-// Carries it out. Null if that went well.
+// Runs an all-reduce. Returns null on success.
 std::exception_ptr BetweenHosts::error_of(const AllReduce& operation) noexcept {
   try {
     throw_failure();

@@ -1,4 +1,4 @@
-// An all-reduce over several hosts: within each through shared memory, between them through gloo.
+// An all-reduce over several hosts: through shared memory within hosts, through gloo between hosts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,15 +21,16 @@
 
 namespace ddpx {
 
-// Each all-reduce is three operations (reduce within the host, all-reduce between the leaders,
-// share back), so they are carried out one after another by a thread of its own. The first rank of
-// a host leads it, and has a second thread: it reads the bulletin, so that the ranks of its host
-// hear of failures elsewhere, and answers when the roll is called. Thread-safe.
+// The all-reduces of one rank. Owned by ShmBackend. Thread-safe; no lock is needed, and the callee
+// takes `mutex_`. An all-reduce has three parts: a reduction within each host, an all-reduce among
+// the leaders, and a broadcast within each host. The object's own thread runs one all-reduce after
+// another. The leader of a host is its first rank. The second thread of a leader reads failures of
+// other hosts from the bulletin, and answers roll calls.
 class BetweenHosts {
  public:
   struct AllReduce {
     at::Tensor tensor;
-    shm::Call call;  // in place, on the tensor's memory; with its timeout
+    shm::Call call;  // in place on the tensor's memory; `call.timeout` must be set
     c10d::ReduceOp op;
     c10::intrusive_ptr<ShmWork> work;
   };
@@ -37,22 +38,23 @@ class BetweenHosts {
   BetweenHosts(
       std::shared_ptr<shm::Group> local, const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
-  // Ends what has not ended with an error.
+  // Ends pending operations with an error.
   ~BetweenHosts();
 
-  // Of the first rank of each host; on these ranks only.
+  // Gives the gloo backend of the leaders. To be called on leaders only.
   void set_leaders(c10::intrusive_ptr<c10d::Backend> leaders);
 
   void submit(AllReduce operation);
 
-  // Fails all operations from now on, on all hosts.
+  // Fails all pending and later operations on all hosts.
   void fail(const std::string& reason);
 
-  // The same with an error that this host has been told already. Does as much as memory allows.
+  // The same with an error that the local group has already. With too little memory, other hosts
+  // may not learn of it.
   void fail_with(const std::exception_ptr& error) noexcept;
 
-  // The same as `fail`, without waiting for the store: other hosts hear of it a little later, if
-  // this rank leads its host.
+  // Like `fail`, but does not wait for the store. The leader's second thread informs the other
+  // hosts later.
   void abort(const std::string& reason);
 
  private:
@@ -74,16 +76,16 @@ class BetweenHosts {
   int rank_;
   std::vector<int> leader_ranks_;
   c10::intrusive_ptr<c10d::Backend> leaders_;
-  std::atomic<uint64_t> num_begun_{0};  // all-reduces between hosts, by this leader
+  std::atomic<uint64_t> num_begun_{0};  // all-reduces that this leader has begun
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members up to `closed_`
   std::condition_variable changed_;
   std::deque<AllReduce> pending_;
-  std::optional<std::string> failure_;  // once there is one, all operations end with it
+  std::optional<std::string> failure_;  // if set, all operations end with this error
   bool closed_ = false;
 
-  std::thread thread_;   // started by the first operation
-  std::thread watcher_;  // of a leader
+  std::thread thread_;   // runs operations; started by the first of them
+  std::thread watcher_;  // the second thread of a leader
 };
 
 }  // namespace ddpx

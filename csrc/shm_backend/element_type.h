@@ -1,4 +1,4 @@
-// torch's dtypes and reductions as the transport's.
+// Translates torch's dtypes, reductions and tensors into those of the transport.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,28 +11,28 @@
 
 namespace ddpx {
 
-// The memory of a tensor as the transport sees it.
+// The elements of a tensor as the transport counts them.
 struct Elements {
   shm::DType dtype;
   std::size_t count;
 };
 
-// Nothing if the transport cannot work on tensors like this one: they are not on CPU, or of a dtype
-// that it does not know. A complex number counts as two reals. Only what is the same on all ranks
-// may count, since all must go the same way: so not the strides.
+// Returns nullopt if the tensor is not on CPU, or the transport lacks its dtype. A complex number
+// counts as two reals. All ranks must take the same way, so the result depends only on properties
+// that are the same on all ranks. Strides are not.
 std::optional<Elements> elements_of(const at::Tensor& tensor);
 
-// As elements_of(), but for moving only: every dtype will do, as bytes.
+// Like elements_of(), for operations that only copy: supports every dtype, as bytes.
 std::optional<Elements> bytes_of(const at::Tensor& tensor);
 
-// The memory to work on in a tensor's stead: its own where its elements lie side by side, in
-// whatever order (gloo takes them as they lie, too), else a copy.
+// Returns the tensor itself if its elements have no gaps between them, in any order of dimensions
+// (gloo uses such tensors as they are, too). Otherwise returns a copy.
 at::Tensor dense(const at::Tensor& tensor);
 
-// The same in row-major order, for operations that put tensors together or take them apart.
+// The same in row-major order, for operations that concatenate or split tensors.
 at::Tensor row_major(const at::Tensor& tensor);
 
-// Nothing if the transport cannot reduce `tensor` in this way.
+// Returns nullopt if the transport does not support `op` for tensors like `tensor`.
 std::optional<shm::ReduceOp> reduction(const c10d::ReduceOp& op, const at::Tensor& tensor);
 
 }  // namespace ddpx

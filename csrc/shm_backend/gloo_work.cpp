@@ -9,10 +9,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long who waits may miss that the group has failed.
+// Poll interval for a failure of the group.
 constexpr auto kSlice = milliseconds(100);
 
-// What can be completed in spite of a failure, as by ranks that live, is.
+// Grace time after a failure of the group. An operation among live ranks may still complete.
 constexpr auto kTimeToComplete = std::chrono::seconds(1);
 
 }  // namespace
@@ -24,41 +24,41 @@ bool GlooWork::wait(milliseconds timeout) {
   const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   try {
     if (!faults_.collective()) {
-      return inner_->wait(timeout);  // not in slices: gloo takes the end of one for a fault
+      return inner_->wait(timeout);  // not in slices: gloo treats the end of a wait as a fault
     }
     await_end(deadline);
     return wait_until(deadline);
   } catch (...) {
     if (!inner_->isCompleted()) {
-      throw;  // the time that the caller gave is up, or the group has failed
+      throw;  // the caller's timeout is over, or the group has failed
     }
     std::rethrow_exception(faults_.explain(std::current_exception()));
   }
 }
 
-// Until it has ended or the time is up; throws if the group has failed. That a rank is gone is no
-// reason to: it may have done its part.
+// Waits for the end of the operation or the deadline. Throws if the group has failed. A lost rank
+// alone is no failure, since it may have done its part.
 void GlooWork::await_end(Clock::time_point deadline) {
-  std::optional<Clock::time_point> patience;
+  std::optional<Clock::time_point> grace_end;
   while (!inner_->isCompleted() && Clock::now() < deadline) {
     try {
       wait_until(std::min(deadline, Clock::now() + kSlice));
       return;
     } catch (...) {
-      // The slice is over, or gloo has failed: then it throws the same to who waits next.
+      // The slice is over, or gloo has failed. After a failure, gloo throws again in the next wait.
     }
     const auto failure = faults_.group_failure();
     if (!failure) {
       continue;
     }
-    patience = patience.value_or(Clock::now() + kTimeToComplete);
-    if (Clock::now() >= *patience && !inner_->isCompleted()) {
+    grace_end = grace_end.value_or(Clock::now() + kTimeToComplete);
+    if (Clock::now() >= *grace_end && !inner_->isCompleted()) {
       std::rethrow_exception(failure);
     }
   }
 }
 
-// Throws if the time is up.
+// Throws after the deadline.
 bool GlooWork::wait_until(Clock::time_point deadline) {
   if (deadline == Clock::time_point::max()) {
     return inner_->wait(kNoTimeout);
@@ -67,7 +67,7 @@ bool GlooWork::wait_until(Clock::time_point deadline) {
   return inner_->wait(std::max(left, milliseconds(1)));
 }
 
-// ---- gloo's ------------------------------------------------------------------------------------
+// ---- forwarded to gloo's work ------------------------------------------------------------------
 
 bool GlooWork::isCompleted() {
   return inner_->isCompleted();

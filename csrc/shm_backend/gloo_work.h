@@ -1,4 +1,4 @@
-// One operation through gloo, as torch sees it.
+// The c10d::Work of an operation through gloo.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,9 @@
 
 namespace ddpx {
 
-// gloo's work, but that errors of wait() name the ranks that are gone, and that the wait for a
-// collective ends when the local group has failed. Its future has gloo's errors.
+// Wraps gloo's work. The caller owns it. Thread-safe; it needs no lock. It adds two things: errors
+// of wait() name lost ranks, and the wait for a collective ends after a failure of the local group.
+// The future has gloo's own errors.
 class GlooWork final : public c10d::Work {
  public:
   GlooWork(c10::intrusive_ptr<c10d::Work> inner, int rank, GlooFaults faults);

@@ -15,7 +15,7 @@ namespace {
 
 using Tensors = ShmBackend::Tensors;
 
-constexpr const char* kDestroyed = "[ddpx shm] the process group was destroyed";
+constexpr const char* kDestroyed = "[ddpx shm] the process group was destroyed before this call";
 
 bool same_dtype_and_size(const Tensors& tensors, const at::Tensor& like) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
@@ -32,8 +32,8 @@ Tensors each(at::Tensor (*change)(const at::Tensor&), const Tensors& tensors) {
   return changed;
 }
 
-// What gloo, which goes between hosts, can reduce.
-bool known_between_hosts(at::ScalarType dtype) {
+// Whether gloo, which connects hosts, can reduce the dtype.
+bool supported_between_hosts(at::ScalarType dtype) {
   return dtype != at::kBool && dtype != at::kShort;
 }
 
@@ -69,24 +69,29 @@ ShmBackend::ShmBackend(
 ShmBackend::~ShmBackend() = default;
 
 void ShmBackend::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
-  TORCH_CHECK(!single_host(), "all ranks are on one host: there is nothing to lead");
+  TORCH_CHECK(
+      !single_host(), "set_leaders() was called, but all ranks of this process group share a host");
   between_hosts()->set_leaders(std::move(leaders));
 }
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// CPU devices have no index.
+// The index of a CPU device is negative.
 bool ShmBackend::supportsTensorAlloc(c10::DeviceIndex device_index) {
-  return device_index < 0 && topology_.neighbours(rank_).size() > 1;
+  return device_index < 0 && topology_.local_ranks(rank_).size() > 1;
 }
 
 at::Tensor ShmBackend::allocateTensor(long numel, at::TensorOptions options) {
-  TORCH_CHECK(options.device().is_cpu(), "shm allocates on CPU, not on ", options.device());
-  // Peers that have enough memory would wait for this rank in their next operation.
+  TORCH_CHECK(
+      options.device().is_cpu(),
+      "the shm backend allocates tensors on CPU only, but got device ",
+      options.device());
+  // Every error fails the group: otherwise peers with enough memory would wait for this rank in
+  // their next operation.
   try {
     return allocate(numel, options);
   } catch (const shm::Error&) {
-    throw;  // they have been told
+    throw;  // allocate() has failed the group
   } catch (...) {
     std::rethrow_exception(fail_with_current_exception("allocation"));
   }
@@ -147,7 +152,7 @@ void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
   inner()->setTimeout(timeout);
 }
 
-void ShmBackend::setSequenceNumberForGroup() {}  // all ranks count from 0
+void ShmBackend::setSequenceNumberForGroup() {}  // nothing to set: all ranks count from 0
 
 uint64_t ShmBackend::getSequenceNumberForGroup() {
   return sequence_;
@@ -173,7 +178,7 @@ void ShmBackend::shutdown() {
     std::swap(between_hosts, between_hosts_);
     std::swap(inner, inner_);
   }
-  // They wait for threads that may need the lock.
+  // The lock must be free here: these calls wait for threads that may need it.
   between_hosts.reset();
   if (group) {
     group->leave();
@@ -189,11 +194,11 @@ std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::millisecon
   return timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_) : timeout;
 }
 
-ShmBackend::Work ShmBackend::natively(const char* phase, c10::function_ref<Work()> start) {
+ShmBackend::Work ShmBackend::through_shm(const char* phase, c10::function_ref<Work()> start) {
   try {
     return start();
   } catch (const shm::Error&) {
-    // The group has failed, or the call makes no sense.
+    // The group has failed already, or the call is invalid.
     std::rethrow_exception(as_torch_error(std::current_exception()));
   } catch (...) {
     std::rethrow_exception(fail_with_current_exception(phase));
@@ -202,41 +207,41 @@ ShmBackend::Work ShmBackend::natively(const char* phase, c10::function_ref<Work(
 
 ShmBackend::Work ShmBackend::submit(
     shm::Call call,
-    const Terms& terms,
-    const Title& title,
+    const CommonOptions& options,
+    const OpInfo& info,
     Tensors inputs,
     Tensors outputs,
     Tensors results) {
   const auto local = group();
-  call.timeout = timeout_or_default(terms.timeout);
+  call.timeout = timeout_or_default(options.timeout);
   auto work = c10::make_intrusive<ShmWork>(
       rank_,
-      title.type,
-      title.text,
+      info.type,
+      info.profiling_title,
       std::move(inputs),
       std::move(outputs),
       std::move(results),
       ++sequence_);
   if (!single_host()) {
     const auto& tensor = work->results()[0];
-    between_hosts()->submit({tensor, std::move(call), title.op, work});
+    between_hosts()->submit({tensor, std::move(call), info.reduce_op, work});
     return work;
   }
-  if (!terms.async) {
+  if (!options.async) {
     run(*local, std::move(call), *work);
     return work;
   }
-  auto ticket =
+  auto handle =
       local->submit(std::move(call), [work](std::exception_ptr error) { work->end(error); });
-  work->submitted(
-      [ticket]() mutable {
+  work->set_waits(
+      [handle]() mutable {
         try {
-          ticket.wait();
+          handle.wait();
         } catch (...) {
-          // The work has it, as an error of torch's.
+          // The work reports this error, translated for torch.
         }
       },
-      [ticket](std::chrono::milliseconds limit) { return ticket.wait_for(limit); });
+      [handle](std::chrono::milliseconds limit) { return handle.wait_for(limit); });
   return work;
 }
 
@@ -245,7 +250,7 @@ void ShmBackend::run(shm::Group& group, shm::Call call, ShmWork& work) {
     group.run(std::move(call), [&work](std::exception_ptr error) { work.end(error); });
   } catch (...) {
     if (!work.isCompleted()) {
-      throw;  // the call makes no sense, and was not begun
+      throw;  // the call is invalid, and the operation was not started
     }
   }
 }
@@ -253,16 +258,16 @@ void ShmBackend::run(shm::Group& group, shm::Call call, ShmWork& work) {
 ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto elements = tensors.size() == 1 ? elements_of(tensors[0]) : std::nullopt;
   const auto op = elements ? reduction(options.reduceOp, tensors[0]) : std::nullopt;
-  if (!op || (!single_host() && !known_between_hosts(tensors[0].scalar_type()))) {
+  if (!op || (!single_host() && !supported_between_hosts(tensors[0].scalar_type()))) {
     return through_gloo(
         {"all_reduce"}, [&](c10d::Backend& gloo) { return gloo.allreduce(tensors, options); });
   }
-  return natively("all_reduce", [&] {
+  return through_shm("all_reduce", [&] {
     const auto results = each(dense, tensors);
     auto* data = results[0].mutable_data_ptr();
     return submit(
         shm::all_reduce_call(data, data, elements->count, elements->dtype, *op),
-        Terms(options),
+        CommonOptions(options),
         {c10d::OpType::ALLREDUCE, "shm:all_reduce", options.reduceOp},
         tensors,
         tensors,
@@ -281,11 +286,11 @@ ShmBackend::Work ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
       "broadcast: invalid root rank ",
       options.rootRank);
   const int root = topology_.local_rank_of[static_cast<std::size_t>(options.rootRank)];
-  return natively("broadcast", [&] {
+  return through_shm("broadcast", [&] {
     const auto results = each(dense, tensors);
     return submit(
         shm::broadcast_call(results[0].mutable_data_ptr(), bytes->count, bytes->dtype, root),
-        Terms(options),
+        CommonOptions(options),
         {c10d::OpType::BROADCAST, "shm:broadcast"},
         tensors,
         tensors,
@@ -303,7 +308,7 @@ ShmBackend::Work ShmBackend::allgather(
       return gloo.allgather(outputs, inputs, options);
     });
   }
-  return natively("all_gather", [&] {
+  return through_shm("all_gather", [&] {
     const auto bytes = *bytes_of(inputs[0]);
     const auto sources = each(row_major, inputs);
     const auto results = each(row_major, outputs[0]);
@@ -314,7 +319,7 @@ ShmBackend::Work ShmBackend::allgather(
     }
     return submit(
         std::move(call),
-        Terms(options),
+        CommonOptions(options),
         {c10d::OpType::ALLGATHER, "shm:all_gather"},
         sources,
         outputs[0],
@@ -332,14 +337,14 @@ ShmBackend::Work ShmBackend::_allgather_base(
       return gloo._allgather_base(output, input, options);
     });
   }
-  return natively("all_gather_into_tensor", [&] {
+  return through_shm("all_gather_into_tensor", [&] {
     const auto bytes = *bytes_of(input);
     const auto source = row_major(input);
     const auto result = row_major(output);
     return submit(
         shm::all_gather_call(
             source.const_data_ptr(), result.mutable_data_ptr(), bytes.count, bytes.dtype),
-        Terms(options),
+        CommonOptions(options),
         {c10d::OpType::_ALLGATHER_BASE, "shm:all_gather_into_tensor"},
         {source},
         {output},
@@ -358,7 +363,7 @@ ShmBackend::Work ShmBackend::reduce_scatter(
       return gloo.reduce_scatter(outputs, inputs, options);
     });
   }
-  return natively("reduce_scatter", [&] {
+  return through_shm("reduce_scatter", [&] {
     const auto elements = *elements_of(outputs[0]);
     const auto sources = each(row_major, inputs[0]);
     const auto results = each(row_major, outputs);
@@ -373,7 +378,7 @@ ShmBackend::Work ShmBackend::reduce_scatter(
     }
     return submit(
         std::move(call),
-        Terms(options),
+        CommonOptions(options),
         {c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter"},
         sources,
         outputs,
@@ -392,7 +397,7 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
       return gloo._reduce_scatter_base(output, input, options);
     });
   }
-  return natively("reduce_scatter_tensor", [&] {
+  return through_shm("reduce_scatter_tensor", [&] {
     const auto elements = *elements_of(output);
     const auto source = row_major(input);
     const auto result = row_major(output);
@@ -403,7 +408,7 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
             elements.count,
             elements.dtype,
             *reduction(options.reduceOp, output)),
-        Terms(options),
+        CommonOptions(options),
         {c10d::OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter_tensor"},
         {source},
         {output},
@@ -415,9 +420,14 @@ ShmBackend::Work ShmBackend::barrier(const c10d::BarrierOptions& options) {
   if (!single_host()) {
     return through_gloo({"barrier"}, [&](c10d::Backend& gloo) { return gloo.barrier(options); });
   }
-  return natively("barrier", [&] {
+  return through_shm("barrier", [&] {
     return submit(
-        shm::barrier_call(), Terms(options), {c10d::OpType::BARRIER, "shm:barrier"}, {}, {}, {});
+        shm::barrier_call(),
+        CommonOptions(options),
+        {c10d::OpType::BARRIER, "shm:barrier"},
+        {},
+        {},
+        {});
   });
 }
 

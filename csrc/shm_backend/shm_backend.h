@@ -1,4 +1,4 @@
-// The shared-memory transport as a backend of torch's: a c10d::Backend named "shm".
+// The shared-memory transport as a c10d::Backend named "shm".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,13 +24,20 @@ namespace ddpx {
 struct ShmOptions {
   shm::Order order = shm::Order::kGloo;
   std::chrono::milliseconds timeout{kBackendDefaultTimeout};
-  std::string host_identity;  // for tests: ranks with different ones do not share memory
+  std::string host_identity;  // for tests: ranks with different identities do not share memory
 };
 
-// all_reduce, broadcast, all_gather, reduce_scatter and barrier of CPU tensors go through shared
-// memory, everything else through `inner`, a gloo backend of the same ranks. Where the ranks are on
-// several hosts, all_reduce goes through shared memory within each and `leaders` between them, and
-// the rest through `inner`. Thread-safe, as far as all ranks make their calls in the same order.
+// The backend of one rank. torch's process group owns it. Any thread may call it, if all ranks make
+// their calls in the same order; the callee takes `mutex_`. The route of an operation:
+//
+//   operation                           on one host      on several hosts
+//   all_reduce of CPU tensors           shared memory    shared memory within hosts, `leaders`
+//                                                        between them
+//   broadcast, all_gather,
+//   reduce_scatter, barrier (CPU)       shared memory    `inner`
+//   others                              `inner`          `inner`
+//
+// `inner` is a gloo backend of all ranks, `leaders` a gloo backend of the first rank of each host.
 class ShmBackend final : public c10d::Backend {
  public:
   // Collective over all ranks. Throws shm::Error.
@@ -43,8 +50,8 @@ class ShmBackend final : public c10d::Backend {
 
   ~ShmBackend() override;
 
-  // A gloo backend of the first rank of each host; to be given to those if there are several hosts,
-  // before the first operation.
+  // Must be called on the first rank of each host, before the first operation, if there are several
+  // hosts.
   void set_leaders(c10::intrusive_ptr<c10d::Backend> leaders);
 
   const shm::Topology& topology() const {
@@ -63,7 +70,7 @@ class ShmBackend final : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex device_index) override;
   at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
-  std::size_t resident_bytes() const;  // of memory that allocateTensor() holds
+  std::size_t resident_bytes() const;  // size of the arena behind allocateTensor()
 
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override;
@@ -75,7 +82,7 @@ class ShmBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using Sizes = std::vector<int64_t>;
 
-  // Natively where it can be.
+  // Through shared memory if possible.
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Work allgather(
@@ -92,7 +99,7 @@ class ShmBackend final : public c10d::Backend {
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
   Work barrier(const c10d::BarrierOptions& options) override;
 
-  // By `inner`: shm_backend_gloo.cpp.
+  // Through `inner`; defined in shm_backend_gloo.cpp.
   Work allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Work allreduce_coalesced(
       Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
@@ -121,48 +128,51 @@ class ShmBackend final : public c10d::Backend {
   Work recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  // How an operation appears in profiles, and what it is for gloo.
-  struct Title {
+  // An operation in torch's terms: for profiles, and for the all-reduce between leaders.
+  struct OpInfo {
     c10d::OpType type;
-    const char* text;
-    c10d::ReduceOp op = c10d::ReduceOp();
+    const char* profiling_title;
+    c10d::ReduceOp reduce_op = c10d::ReduceOp();
   };
 
   bool single_host() const {
     return topology_.hosts.size() == 1;
   }
-  // In the arena. If there is too little memory there, the group has failed.
+  // Allocates in the arena. Too little memory fails the group on all hosts.
   at::Tensor allocate(long numel, const at::TensorOptions& options);
-  // Lets `start` make copies and submit the operation. If it cannot, the group has failed: peers
-  // would wait for this call, or take this rank's next one for it.
-  Work natively(const char* phase, c10::function_ref<Work()> start);
-  // Fails the group, on all hosts, with the exception that is being handled. Returns this rank's.
+  // Calls `start`, which copies inputs and submits the operation. If `start` throws, the group
+  // fails: otherwise peers would wait for this call, or match it with this rank's next call.
+  Work through_shm(const char* phase, c10::function_ref<Work()> start);
+  // Fails the group on all hosts with the exception that is being handled. Returns the error of
+  // this rank.
   std::exception_ptr fail_with_current_exception(const char* phase);
-  // Carries it out on this thread: waking the group's own would only take a core from a peer.
+  // Runs the operation on the calling thread: waking the group's thread would take a core from a
+  // peer.
   static void run(shm::Group& group, shm::Call call, ShmWork& work);
-  // These throw after shutdown().
+  // These three throw after shutdown().
   std::shared_ptr<shm::Group> group() const;
   std::shared_ptr<BetweenHosts> between_hosts() const;
   c10::intrusive_ptr<c10d::Backend> inner() const;
-  // Lets `start` begin the operation on `inner`; on a single host its errors name who is gone.
+  // Calls `start`, which starts the operation on `inner`. On a single host, its errors name the
+  // lost ranks.
   Work through_gloo(const GlooCall& call, c10::function_ref<Work(c10d::Backend&)> start);
 
-  // What all options of torch's have: how long peers may take, and whether the caller goes on
-  // meanwhile or waits at once.
-  struct Terms {
+  // The options that all operations of torch have.
+  struct CommonOptions {
     std::chrono::milliseconds timeout;
-    bool async;
+    bool async;  // false: the call waits for the end of the operation
 
     template <class Options>
-    explicit Terms(const Options& options) : timeout(options.timeout), async(options.asyncOp) {}
+    explicit CommonOptions(const Options& options)
+        : timeout(options.timeout), async(options.asyncOp) {}
   };
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
-  // `results` is what the operation writes in the outputs' stead, or the outputs themselves.
+  // The operation writes `results`: the outputs themselves, or copies of them.
   Work submit(
       shm::Call call,
-      const Terms& terms,
-      const Title& title,
+      const CommonOptions& options,
+      const OpInfo& info,
       Tensors inputs,
       Tensors outputs,
       Tensors results);
@@ -170,7 +180,7 @@ class ShmBackend final : public c10d::Backend {
   std::shared_ptr<shm::Arena> arena_;
   shm::Topology topology_;
   const shm::Order order_;
-  mutable std::mutex mutex_;  // guards what follows, of which shutdown() leaves nothing
+  mutable std::mutex mutex_;  // guards the next three members, which shutdown() clears
   std::shared_ptr<shm::Group> group_;
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<BetweenHosts> between_hosts_;  // null on a single host

@@ -1,4 +1,4 @@
-// Operations of the shm backend that gloo carries out.
+// The operations of the shm backend that run through gloo.
 #include <c10/util/Exception.h>
 
 #include "gloo_work.h"
@@ -16,7 +16,7 @@ ShmBackend::Work ShmBackend::through_gloo(
   try {
     return c10::make_intrusive<GlooWork>(start(*gloo), rank_, faults);
   } catch (const c10::Error&) {
-    throw;  // the call makes no sense
+    throw;  // the call is invalid
   } catch (...) {
     std::rethrow_exception(faults.explain(std::current_exception()));
   }

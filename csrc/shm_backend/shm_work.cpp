@@ -25,7 +25,7 @@ ShmWork::ShmWork(
       results_(std::move(results)),
       sequence_(sequence) {}
 
-void ShmWork::submitted(Wait wait, WaitFor wait_for) {
+void ShmWork::set_waits(Wait wait, WaitFor wait_for) {
   wait_ = std::move(wait);
   wait_for_ = std::move(wait_for);
 }
@@ -54,9 +54,9 @@ void ShmWork::end(std::exception_ptr error) noexcept {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::function<void()> at_end;
   {
-    // One critical section decides who completes the future: this thread, if the future exists by
-    // now; otherwise getFuture(), which makes the future later. Hence not Work::finish(), which
-    // releases the lock before the future can be looked at.
+    // One critical section decides which thread completes the future: this thread if the future
+    // exists, else the thread in getFuture(). Work::finish() cannot be used, since it releases the
+    // lock before `future_` can be read.
     const std::lock_guard<std::mutex> lock(mutex_);
     completed_ = true;
     exception_ = std::move(error);
@@ -68,19 +68,19 @@ void ShmWork::end(std::exception_ptr error) noexcept {
     at_end();
   }
   if (future) {
-    complete_elsewhere(std::move(future));
+    complete_in_pool(std::move(future));
   }
 }
 
-// On a thread of torch's: a callback may wait for another operation, which must not stop the
-// thread that carries operations out.
-void ShmWork::complete_elsewhere(c10::intrusive_ptr<c10::ivalue::Future> future) {
+// A callback of the future may wait for another operation. It must therefore not block the thread
+// that runs operations.
+void ShmWork::complete_in_pool(c10::intrusive_ptr<c10::ivalue::Future> future) {
   try {
     at::launch([self = c10::intrusive_ptr<ShmWork>::reclaim_copy(this), future] {
       self->complete(*future);
     });
   } catch (...) {
-    complete(*future);  // no memory for the launch; a future that is never completed is worse
+    complete(*future);  // no memory for the launch; an incomplete future would block its waiters
   }
 }
 
@@ -107,14 +107,14 @@ bool ShmWork::wait_until_ended(std::chrono::milliseconds timeout) {
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
   if (!wait_) {
-    // carried out before anyone could wait
+    // the operation ran within the call, so it has ended
   } else if (timeout == kNoTimeout) {
     wait_();
   } else if (!wait_for_(timeout)) {
     throw c10::DistBackendError(
         {__func__, __FILE__, __LINE__},
-        "[ddpx shm] an operation had not ended after the " + std::to_string(timeout.count()) +
-            " ms that wait() was given; it goes on");
+        "[ddpx shm] wait() timed out after " + std::to_string(timeout.count()) +
+            " ms. The operation is still running. Wait again, or pass a longer timeout.");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (exception_) {
@@ -156,7 +156,7 @@ void ShmWork::complete(c10::ivalue::Future& future) const noexcept {
       future.markCompleted(c10::IValue(outputs_));
     }
   } catch (...) {
-    // No memory for the value, or a callback threw after the future was completed.
+    // There is no memory for the value, or a callback has thrown after the future was completed.
     if (!future.completed()) {
       future.setErrorIfNeeded(std::current_exception());
     }
@@ -178,7 +178,7 @@ std::exception_ptr as_torch_error(std::exception_ptr error) noexcept {
       }
       return std::make_exception_ptr(c10::DistBackendError(here, cause.what()));
     } catch (...) {
-      return error;  // no memory for another one
+      return error;  // no memory for another error
     }
   } catch (...) {
     return error;

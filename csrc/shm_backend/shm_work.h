@@ -1,4 +1,4 @@
-// One operation over shared memory, as torch sees it.
+// The c10d::Work of an operation over shared memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,15 +16,17 @@
 
 namespace ddpx {
 
-// Its tensors live until it has ended. `results` are what the operation writes: the outputs, or
-// memory in their stead from which end() copies. Whoever runs the operation calls end(), once,
-// before the operation counts as done anywhere else. Thread-safe. The members of c10d::Work that
-// say whether it has ended are set in one critical section with `future_` and `at_end_`.
+// One operation, from its submission to its end. The caller and the pending operation share its
+// ownership. Thread-safe: `mutex_` of c10d::Work guards the state, `future_` and `at_end_`, which
+// change in one critical section. The thread that runs the operation calls end() once, before the
+// operation is done for any other thread. The work keeps its tensors alive. The operation writes
+// `results`: the outputs themselves, or copies of them, from which end() copies back.
 class ShmWork final : public c10d::Work, public GivesEndNotice {
  public:
-  // How a thread waits for the end; it may carry the operation out. Throws nothing of its errors.
+  // Wait for the end of the operation. `Wait` may run the operation. Neither throws the operation's
+  // error. `WaitFor` returns false after the timeout.
   using Wait = std::function<void()>;
-  using WaitFor = std::function<bool(std::chrono::milliseconds)>;  // false if time ran out
+  using WaitFor = std::function<bool(std::chrono::milliseconds)>;
 
   ShmWork(
       int rank,
@@ -35,10 +37,10 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
       std::vector<at::Tensor> results,
       uint64_t sequence);
 
-  // From when the operation has been submitted; not called if it has ended by then.
-  void submitted(Wait wait, WaitFor wait_for);
+  // Must be called once the operation has been submitted, unless it has ended in the call.
+  void set_waits(Wait wait, WaitFor wait_for);
 
-  // An exception that comes up meanwhile, as in copying results, is the work's error.
+  // Ends the work. An exception in end(), such as one from copying results, becomes its error.
   void end(std::exception_ptr error) noexcept;
 
   void notify_at_end(std::function<void()> callback) override;
@@ -47,21 +49,21 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
     return results_;
   }
 
-  // Without lending a hand.
+  // Wait without running the operation. The second form returns false after the timeout.
   void wait_until_ended();
-  bool wait_until_ended(std::chrono::milliseconds timeout);  // false if time ran out
+  bool wait_until_ended(std::chrono::milliseconds timeout);
 
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
   uint64_t getSequencenumber() const override;
 
-  // Of the list of outputs. Its callbacks run on a thread of torch's, where they may wait for
-  // further operations.
+  // The future's value is the list of outputs. Its callbacks run on torch's thread pool, so they
+  // may wait for other operations.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   void copy_results() const;
-  void complete_elsewhere(c10::intrusive_ptr<c10::ivalue::Future> future);
+  void complete_in_pool(c10::intrusive_ptr<c10::ivalue::Future> future);
   void complete(c10::ivalue::Future& future) const noexcept;
 
   std::vector<at::Tensor> inputs_;
@@ -71,11 +73,11 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   Wait wait_;
   WaitFor wait_for_;
   std::function<void()> at_end_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when it is asked for
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // created by the first getFuture()
 };
 
-// Errors of the transport as torch's DistBackendError, which scripts catch. The error itself if
-// there is no memory for another one.
+// Translates an error of the transport into torch's DistBackendError, which scripts catch. Returns
+// the error itself if there is no memory for another error.
 std::exception_ptr as_torch_error(std::exception_ptr error) noexcept;
 
 }  // namespace ddpx

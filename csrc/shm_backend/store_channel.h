@@ -1,4 +1,4 @@
-// torch's Store as the channel on which ranks meet.
+// torch's Store as the channel of the rendezvous.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -11,6 +11,7 @@
 
 namespace ddpx {
 
+// Lives on the stack of ShmBackend's constructor; the constructing thread uses it. Needs no lock.
 class StoreChannel final : public shm::Channel {
  public:
   explicit StoreChannel(c10::intrusive_ptr<c10d::Store> store);

@@ -1,7 +1,7 @@
 """Text that every machine has: the sources of Python's own standard library.
 
-Some files are held out. The model never trains on them, so its loss there tells whether it
-learned how Python code reads or merely memorised the training files.
+Some files are held out of training. The loss on them shows whether the model has learned to predict
+Python code, or has only memorized the training files.
 """
 
 import hashlib
@@ -13,25 +13,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# A fixed alphabet rather than the characters found: the model then has the same shape on
-# every machine, whatever Python version supplies the text.
+# A fixed alphabet instead of the characters found, so that the model has the same shape on every
+# machine and Python version.
 ALPHABET = "\n\t" + "".join(chr(code) for code in range(ord(" "), ord("~") + 1))
 
-INDENT = " " * 4  # becomes one tab, as the context is too short to spend it on blanks
+INDENT = " " * 4  # becomes one tab, since the context is short
 
-# Installed packages and tests are not the library; the last two hold tables and prose.
+# Installed packages and tests are not part of the library. The last two folders hold tables and
+# prose.
 SKIPPED_DIRECTORIES = {
     "__pycache__", "dist-packages", "site-packages", "idle_test", "test", "tests",
     "encodings", "pydoc_data",
 }  # fmt: skip
 
 MAX_CHARACTERS = 4_000_000  # more than a short run reads
-MIN_CHARACTERS = 100_000  # less would be memorised rather than learned
+MIN_CHARACTERS = 100_000  # the model would memorize a shorter text
 HELD_OUT_EVERY = 10  # one file in ten is held out
 
 
 class CorpusError(Exception):
-    """The machine does not have the text to train on."""
+    """The machine does not have the training text."""
 
 
 class Corpus(NamedTuple):
@@ -42,9 +43,9 @@ class Corpus(NamedTuple):
 
 
 def encode(text: str) -> Tensor:
-    """Text -> ids (n,), int64, n characters once each INDENT is a tab.
+    """Text -> ids (n,), int64, with n characters after each INDENT has become a tab.
 
-    "?" stands in for whatever is not in ALPHABET.
+    Characters outside ALPHABET become "?".
     """
     id_of_code = torch.full((256,), ALPHABET.index("?"))
     id_of_code[list(ALPHABET.encode("ascii"))] = torch.arange(len(ALPHABET))
@@ -59,22 +60,22 @@ def decode(ids: Tensor) -> str:
 
 
 def source_files(root: Path) -> list[Path]:
-    """All Python files of the library in `root`, in a shuffled order that never changes."""
+    """All Python files of the library in `root`, in a shuffled order that is always the same."""
     files = []
     for directory, subdirectories, names in os.walk(root):
-        subdirectories[:] = set(subdirectories) - SKIPPED_DIRECTORIES  # os.walk then skips them
+        subdirectories[:] = set(subdirectories) - SKIPPED_DIRECTORIES  # os.walk skips them
         files += [Path(directory, name) for name in names if name.endswith(".py")]
 
     def path_hash(file: Path) -> str:
         path = file.relative_to(root).as_posix()
         return hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()
 
-    # Sorting by a hash mixes the packages: each part of the list is a fair sample of the whole.
+    # Sorting by a hash mixes the packages, so that each part of the list is a fair sample.
     return sorted(files, key=path_hash)
 
 
 def load_corpus(context: int) -> Corpus:
-    """Read the running Python's library, the same way on every rank.
+    """Read the library of the running Python, in the same way on every rank.
 
     Both sets of files must hold at least one window of `context` + 1 characters.
     """
@@ -86,7 +87,7 @@ def load_corpus(context: int) -> Corpus:
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            continue  # a file that cannot be read is no reason to stop
+            continue  # unreadable files are skipped
         (held_out if number % HELD_OUT_EVERY == 0 else training).append(text)
         size += len(text)
         if size >= MAX_CHARACTERS:
@@ -114,7 +115,7 @@ def windows_at(tokens: Tensor, starts: Tensor, context: int) -> Tensor:
 
 
 def random_starts(tokens: Tensor, count: int, context: int, generator: torch.Generator) -> Tensor:
-    """Draw where `count` training windows begin -> (count,), int64."""
+    """Draw the start positions of `count` training windows -> (count,), int64."""
     return torch.randint(len(tokens) - context, (count,), generator=generator)
 
 

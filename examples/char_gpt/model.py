@@ -28,7 +28,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention moves information between positions, the MLP then works on each one alone."""
+    """Attention moves information between positions. The MLP then works on each position alone."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class GPT(nn.Module):
     def __init__(
         self, alphabet_size: int, context: int, layers: int, heads: int, width: int
     ) -> None:
-        """Build the model; `context` is the longest window it can read, in characters."""
+        """Build the model. `context` is the longest window that it can read, in characters."""
         super().__init__()
         self.context = context
         self.character_embedding = nn.Embedding(alphabet_size, width)
@@ -59,7 +59,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.final_norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, alphabet_size)
-        # The usual 0.02 is meant for wider models; a small one learns faster from larger weights.
+        # The usual 0.02 is meant for wider models. A small model learns faster from larger weights.
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.05)
@@ -83,9 +83,9 @@ def next_character_loss(logits: Tensor, targets: Tensor, reduction: str = "mean"
 def generate(model: GPT, prompt: Tensor, count: int, seed: int, temperature: float) -> Tensor:
     """Append `count` sampled characters to the prompt ids (T,) -> ids (T + count,).
 
-    A lower temperature favours the likelier characters.
+    A lower temperature favors the likelier characters.
     """
-    # Drawing on the CPU gives the same random numbers whatever device holds the model.
+    # Drawing on the CPU gives the same random numbers on every device.
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     ids = prompt

@@ -20,7 +20,7 @@ SMOKE_DEFAULTS = {
 
 
 class Options(argparse.Namespace):
-    """The parsed options; see `build_parser` for what each one means."""
+    """The parsed options. See `build_parser` for their meanings."""
 
     steps: int
     batch_size: int
@@ -123,10 +123,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
-    """Parse and check the command line; exits with a message when it makes no sense."""
+    """Parse and check the command line. Exits with a message if it is invalid."""
     parser = build_parser()
     if parser.parse_args(argv).smoke:
-        parser.set_defaults(**SMOKE_DEFAULTS)  # as defaults, so that given options win
+        parser.set_defaults(**SMOKE_DEFAULTS)  # as defaults, so that given options take precedence
     options = parser.parse_args(argv, namespace=Options())
     if options.width % options.heads:
         parser.error(f"--width {options.width} is not a multiple of --heads {options.heads}")

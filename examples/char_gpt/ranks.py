@@ -1,4 +1,4 @@
-"""This process's place among the ranks, and what the ranks do together."""
+"""This process's rank, and operations over all ranks."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of the job: its number, how many there are, and the hardware it uses."""
+    """One process of the job: its number, the number of processes, and its hardware."""
 
     rank: int
     world_size: int
@@ -30,16 +30,16 @@ class Rank:
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0, which alone prints and writes files."""
+        """True on rank 0, the only rank that prints and writes files."""
         return self.rank == 0
 
     def share_of(self, items: Tensor) -> Tensor:
-        """Every world_size-th row of `items`: each row goes to exactly one rank."""
+        """Every world_size-th row of `items`. Each row goes to exactly one rank."""
         return items[self.rank :: self.world_size]
 
 
 def rank_from_environment(device_choice: str) -> Rank:
-    """Read what torchrun tells this process, and choose its device: "auto", "cpu" or "cuda"."""
+    """Read torchrun's environment variables, and choose the device: "auto", "cpu" or "cuda"."""
     missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:
         raise LaunchError(
@@ -50,7 +50,7 @@ def rank_from_environment(device_choice: str) -> Rank:
     rank, local_rank, world_size, local_world_size = (
         int(os.environ[name]) for name in LAUNCHER_VARIABLES
     )
-    # NCCL wants a GPU for each process; where there are fewer, all ranks take the CPU.
+    # NCCL requires a GPU for each process. With fewer GPUs, all ranks use the CPU.
     enough_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= local_world_size
     if device_choice == "cuda" and not enough_gpus:
         raise LaunchError(
@@ -77,17 +77,17 @@ def process_group(rank: Rank) -> Iterator[None]:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256, in hex, of all parameters and buffers: one flipped bit changes it."""
+    """SHA-256 in hex of all parameters and buffers. One flipped bit changes it."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # Flattened first, because a tensor without dimensions cannot be viewed as bytes.
+        # Flattened first, since a tensor without dimensions cannot be viewed as bytes.
         digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
 def gather_digests(model: nn.Module, world_size: int) -> list[str]:
-    """The weights digest of each rank, in rank order; every rank gets the whole list."""
+    """The weights digest of each rank, in rank order. Every rank gets the whole list."""
     digests = [""] * world_size
     dist.all_gather_object(digests, weights_digest(model))
     return digests

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its numbers as metrics.json and its curves as loss.png."""
+"""The output files of a run: metrics.json with its numbers, and loss.png with its curves."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,19 +7,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Metrics:
-    """The record of one run; losses are in nats per character, averaged over the ranks."""
+    """The record of one run. Losses are in nats per character, averaged over the ranks."""
 
     world_size: int
     backend: str
     device: str
     parameters: int
     bucket_cap_mb: float
-    train_loss: list[float]  # one for each step
-    held_out_steps: list[int]  # steps taken before each evaluation
-    held_out_loss: list[float]  # one for each evaluation
-    seconds: float  # the training loop, with its evaluations
+    train_loss: list[float]  # one per step
+    held_out_steps: list[int]  # number of steps before each evaluation
+    held_out_loss: list[float]  # one per evaluation
+    seconds: float  # time of the training loop with its evaluations
     tokens_per_second: float  # of all ranks together, over `seconds`
-    weights_sha256: list[str]  # one for each rank
+    weights_sha256: list[str]  # one per rank
 
 
 def write_metrics(metrics: Metrics, path: Path) -> None:
@@ -28,7 +28,7 @@ def write_metrics(metrics: Metrics, path: Path) -> None:
 
 
 def smoothed(values: list[float], decay: float = 0.8) -> list[float]:
-    """Exponential moving average, corrected for its start from nothing."""
+    """Exponential moving average, with bias correction for its start at zero."""
     averages, total, weight = [], 0.0, 0.0
     for value in values:
         total = decay * total + (1 - decay) * value
@@ -39,7 +39,7 @@ def smoothed(values: list[float], decay: float = 0.8) -> list[float]:
 
 def plot_losses(metrics: Metrics, path: Path) -> None:
     """Draw the training and held-out curves as a PNG."""
-    # Imported here, as only rank 0 draws. A bare Figure renders with Agg and needs no display.
+    # Imported here, since only rank 0 draws. A bare Figure renders with Agg and needs no display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

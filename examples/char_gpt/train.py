@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node=2 examples/char_gpt/train.py
 
-Every rank holds the whole model and reads its own share of each batch. ReducerDDP averages
-the gradients over the ranks while backward still runs, so that all ranks take the same step.
-The run ends by checking exactly that: the weights must agree bit for bit.
+Every rank holds the whole model and reads its own share of each batch. ReducerDDP averages the
+gradients over the ranks while backward still runs, so that all ranks make the same step. At the end
+the run checks that the weights agree bit for bit.
 """
 
 import math
@@ -28,20 +28,20 @@ from ddpx import ReducerDDP
 PROMPT = "def "
 TEMPERATURE = 0.8
 MAX_GRADIENT_NORM = 1.0
-BAR_SECONDS_TERMINAL, BAR_SECONDS_LOG = 0.2, 10.0  # between two drawings of the bar
+BAR_SECONDS_TERMINAL, BAR_SECONDS_LOG = 0.2, 10.0  # seconds between two updates of the bar
 
 
 class History(NamedTuple):
-    """How a training run went; losses in nats per character, averaged over the ranks."""
+    """The results of a training run. Losses are in nats per character, averaged over the ranks."""
 
-    train_loss: list[float]  # one for each step
-    held_out_steps: list[int]  # steps taken before each evaluation
-    held_out_loss: list[float]  # one for each evaluation
-    seconds: float  # the whole loop, with its evaluations
+    train_loss: list[float]  # one per step
+    held_out_steps: list[int]  # number of steps before each evaluation
+    held_out_loss: list[float]  # one per evaluation
+    seconds: float  # time of the whole loop with its evaluations
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Share of the peak learning rate at `step`: linear warm-up, then half a cosine to 5 %."""
+    """The factor of the peak learning rate at `step`: linear warm-up, then half a cosine to 5 %."""
     warm_up = max(1, steps // 10)
     if step < warm_up:
         return (step + 1) / warm_up
@@ -50,16 +50,16 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def batch_loss(model: nn.Module, windows: Tensor, device: torch.device, reduction: str) -> Tensor:
-    """Loss of predicting each next character in windows (B, T + 1) -> a scalar."""
+    """The loss of predicting each next character in windows (B, T + 1) -> a scalar."""
     windows = windows.to(device)
     return next_character_loss(model(windows[:, :-1]), windows[:, 1:], reduction)
 
 
 @torch.no_grad()
 def evaluate(model: GPT, windows: Tensor, batch_size: int, rank: Rank) -> float:
-    """Mean loss over all windows (N, T + 1), each rank computing its share of them."""
+    """Mean loss over all windows (N, T + 1). Each rank computes its share of them."""
     share = rank.share_of(windows)
-    # The ranks' shares may differ by a window, so totals are added up rather than means.
+    # Shares may differ by a window, so ranks add totals instead of averaging means.
     total = torch.zeros(2, dtype=torch.float64, device=rank.device)  # nats, characters
     for start in range(0, len(share), batch_size):
         batch = share[start : start + batch_size]
@@ -84,11 +84,11 @@ def train(model: GPT, corpus: Corpus, options: Options, rank: Rank) -> History:
     starts = data.even_starts(corpus.held_out, options.eval_windows, options.context)
     held_out = data.windows_at(corpus.held_out, starts, options.context)
 
-    # All ranks draw the whole batch from the same generator and keep their share of it: two
-    # ranks of 16 windows then take the steps (up to rounding) that one rank of 32 would.
+    # All ranks draw the whole batch from the same generator and keep their shares. Two ranks of 16
+    # windows thus make the same steps, up to rounding, as one rank of 32.
     generator = torch.Generator().manual_seed(options.seed)
     global_batch = options.batch_size * rank.world_size
-    step_losses = torch.zeros(options.steps, device=rank.device)  # this rank's own
+    step_losses = torch.zeros(options.steps, device=rank.device)  # losses of this rank
 
     began = time.perf_counter()
     held_out_steps = [0]
@@ -100,7 +100,7 @@ def train(model: GPT, corpus: Corpus, options: Options, rank: Rank) -> History:
         unit_scale=True,
         mininterval=interval,
         maxinterval=interval,
-        smoothing=0,  # shows the mean rate since the start, not the last moment's
+        smoothing=0,  # shows the mean rate since the start
         disable=not rank.is_first,
     ) as bar:
         for step in range(options.steps):
@@ -119,7 +119,7 @@ def train(model: GPT, corpus: Corpus, options: Options, rank: Rank) -> History:
             if steps_done % options.eval_every == 0 or is_last:
                 held_out_steps.append(steps_done)
                 held_out_loss.append(evaluate(model, held_out, options.batch_size, rank))
-            # Reading the loss makes the CPU wait for a GPU, so not after every step.
+            # Reading the loss makes the CPU wait for a GPU, so it is not read after every step.
             if steps_done % 10 == 0 or is_last:
                 bar.set_postfix(
                     loss=f"{loss.item():.2f}", held_out=f"{held_out_loss[-1]:.2f}", refresh=False
@@ -133,13 +133,13 @@ def train(model: GPT, corpus: Corpus, options: Options, rank: Rank) -> History:
 
 
 def run(corpus: Corpus, options: Options, rank: Rank) -> list[str]:
-    """Train, report and check -> what went wrong, as one sentence each; the same on all ranks."""
+    """Train, report and check -> problems, one sentence each, the same on all ranks."""
 
     def say(text: str) -> None:
         if rank.is_first:
             print(text, flush=True)
 
-    # Each rank draws different weights on purpose: ReducerDDP has to hand out those of rank 0.
+    # Each rank draws different weights on purpose: ReducerDDP must broadcast those of rank 0.
     torch.manual_seed(options.seed + rank.rank)
     model = GPT(len(ALPHABET), options.context, options.layers, options.heads, options.width)
     model.to(rank.device)
@@ -160,7 +160,7 @@ def run(corpus: Corpus, options: Options, rank: Rank) -> list[str]:
         f"held-out loss {first:.3f} -> {last:.3f} nats per character "
         f"in {history.seconds:.1f} s ({tokens / history.seconds:,.0f} tokens/s)"
     )
-    if rank.is_first and math.isfinite(last):  # NaN is no probability to draw from
+    if rank.is_first and math.isfinite(last):  # cannot draw from NaN
         ids = generate(model, data.encode(PROMPT), options.sample_chars, options.seed, TEMPERATURE)
         say(f"--- sample ---\n{data.decode(ids)}\n--- end of sample ---")
 
@@ -191,13 +191,13 @@ def run(corpus: Corpus, options: Options, rank: Rank) -> list[str]:
     if rank.is_first:
         for problem in problems:
             print(f"FAILED: {problem}", file=sys.stderr, flush=True)
-    # torchrun stops all ranks as soon as one exits with an error: let rank 0 finish first.
+    # torchrun stops all ranks as soon as one exits with an error, so rank 0 finishes first.
     dist.barrier()
     return problems
 
 
 def main() -> None:
-    """Set this rank up, run, and leave with status 1 if anything went wrong."""
+    """Set up this rank, run, and exit with status 1 if anything failed."""
     options = parse_options()
     torch.set_num_threads(options.threads)
     try:

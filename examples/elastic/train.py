@@ -1,15 +1,15 @@
-"""A training that outlives its ranks, in two ways.
+"""A training that continues after the loss of a rank, in one of two ways.
 
-From its checkpoint, when torchrun starts all ranks anew:
+From its checkpoint, after torchrun has restarted all ranks:
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node=3 --max-restarts=2 \
         examples/elastic/train.py --checkpoint elastic.pt
 
-Without a restart, when the launcher spares survivors:
+Without a restart, if the launcher keeps the survivors running:
 
     ddpx run --keep-survivors --nproc-per-node=3 examples/elastic/train.py --shrink
 
-``--kill RANK:STEP`` makes a rank kill itself, once, to see it.
+``--kill RANK:STEP`` makes a rank kill itself once, as a demonstration.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ import ddpx
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--checkpoint", type=Path, help="go on from it, and write it every 5 steps")
-    parser.add_argument("--shrink", action="store_true", help="go on without lost ranks")
+    parser.add_argument("--checkpoint", type=Path, help="read and written, every 5 steps")
+    parser.add_argument("--shrink", action="store_true", help="continue without lost ranks")
     parser.add_argument("--kill", default="", metavar="RANK:STEP")
     parser.add_argument("--backend", default="gloo")
     return parser.parse_args()
 
 
 class Training:
-    """One rank's part.
+    """The training of one rank.
 
     Attributes:
-        step: the next one; as many optimizer steps are in the parameters.
+        step: The number of the next step, and of the optimizer steps so far.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Training:
         self.step = 0
 
     def make_step(self) -> float:
-        # Which rank of how many this is may change at any step: ask here, not at the start.
+        # The rank and the world size may change at any step, so they are read here.
         generator = torch.Generator().manual_seed(self.step)
         batch = torch.randn(60, 16, generator=generator)
         x = batch[dist.get_rank() :: dist.get_world_size()]
@@ -67,13 +67,13 @@ class Training:
         shrunk = ddpx.shrink(self.model, self.optimizer, step=self.step)
         self.step = shrunk.step
         print(
-            f"rank {shrunk.survivors[shrunk.rank]} goes on at step {shrunk.step} as rank "
+            f"rank {shrunk.survivors[shrunk.rank]} continues at step {shrunk.step} as rank "
             f"{shrunk.rank} of {shrunk.world_size}, without {list(shrunk.lost)}",
             flush=True,
         )
 
     def save(self, path: Path) -> None:
-        """Whole or not at all: a rank may be killed at any time."""
+        """Writes the file atomically, since a rank may be killed at any time."""
         state = {
             "step": self.step,
             "net": self.net.state_dict(),
@@ -98,7 +98,7 @@ def main() -> None:
     training = Training()
     if arguments.checkpoint and arguments.checkpoint.exists():
         training.load(arguments.checkpoint)
-        print(f"rank {first_rank} goes on from step {training.step}", flush=True)
+        print(f"rank {first_rank} resumes at step {training.step}", flush=True)
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     loss = 0.0
     while training.step < arguments.steps:

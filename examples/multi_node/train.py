@@ -54,7 +54,7 @@ def make_batch(step: int, device: torch.device) -> tuple[torch.Tensor, torch.Ten
 
 
 def save(path: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Writes the checkpoint in one move, since a node may be lost at any time."""
+    """Writes the checkpoint atomically, since a node may be lost at any time."""
     unfinished = path.with_name(path.name + ".unfinished")
     state = {"step": step, "module": module.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, unfinished)
@@ -97,7 +97,7 @@ def main() -> None:
     if device.type == "cpu":
         torch.set_num_threads(1)  # ranks share the cores
     backend = arguments.backend or ("nccl" if device.type == "cuda" else "gloo")
-    # The default of 30 minutes is long for a node that is lost without a trace.
+    # The default of 30 minutes is long for a node that disappears without a message.
     dist.init_process_group(backend, timeout=timedelta(seconds=arguments.timeout_s))
 
     nodes: list[str] = [""] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Process groups written in Python: one that records, one that fails, over a real gloo group."""
+"""Process groups written in Python, over a real gloo group: one records calls, one fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class RecordingGroup(dist.ProcessGroup):
-    """Passes all-reduces on to the default group and notes each in ``log``."""
+    """Forwards all-reduces to the default group and records each in ``log``."""
 
     def __init__(self, log: list[str]) -> None:
         inner = dist.group.WORLD
@@ -33,7 +33,7 @@ class BrokenWork(dist.Work):
 
 
 class BreakableGroup(RecordingGroup):
-    """While ``broken`` is set, its all-reduces fail when they are waited for."""
+    """While ``broken`` is set, the waits for its all-reduces fail."""
 
     broken = False
 

@@ -1,4 +1,4 @@
-"""The slow, obvious reference: a bare module's gradients, each averaged by one all-reduce."""
+"""The slow and simple reference: averages each gradient of a bare module by one all-reduce."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def average_grads(module: nn.Module) -> None:
-    """Averages the gradients of ``module`` in place; ranks without one count as zeros."""
+    """Averages the gradients of ``module`` in place. A missing gradient counts as zeros."""
     for param in module.parameters():
         grad = torch.zeros_like(param) if param.grad is None else param.grad
         dist.all_reduce(grad)
@@ -19,7 +19,7 @@ def average_grads(module: nn.Module) -> None:
 
 
 def copy_from_rank_0(module: nn.Module) -> nn.Module:
-    """A copy of ``module`` with rank 0's parameters."""
+    """A copy of ``module`` with the parameters of rank 0."""
     twin = copy.deepcopy(module)
     for param in twin.parameters():
         dist.broadcast(param.detach(), 0)
@@ -29,9 +29,9 @@ def copy_from_rank_0(module: nn.Module) -> nn.Module:
 def assert_grads_averaged(
     wrapped: nn.Module, plain: nn.Module, run: Callable[[nn.Module], None]
 ) -> None:
-    """``wrapped`` holds the gradients that ``run`` gives on ``plain``, averaged over ranks.
+    """Checks that ``wrapped`` has the gradients of ``plain`` after ``run``, averaged over ranks.
 
-    The tolerance is for the order of sums, which the bucket layout decides.
+    The tolerance covers the order of sums, which depends on the bucket layout.
     """
     run(plain)
     average_grads(plain)

@@ -1,4 +1,4 @@
-"""One rank and no communication hook: nothing is copied, scaled or launched."""
+"""One rank without a communication hook: the reducer copies, scales and launches nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 def _operators_of_a_step(model: nn.Module, inputs: torch.Tensor) -> list[str]:
-    """In order, with their input shapes."""
+    """The operators of a step in order, with their input shapes."""
     model.zero_grad()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         model(inputs).square().mean().backward()

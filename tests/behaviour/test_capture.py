@@ -1,7 +1,6 @@
-"""A forward that a CUDA graph captures is refused where a step reads on the host.
+"""A forward captured by a CUDA graph is refused if a step must read results on the host.
 
-The wrapper believes here that torch is older than 2.12, that its module lies on CUDA, and that the
-current stream is captured.
+The test simulates a torch older than 2.12, a module on CUDA, and a captured stream.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ddpx import ReducerDDP
 
 
 def _texts(options: dict[str, Any], check_finite: bool, no_sync: bool) -> list[str]:
-    """Of three steps, the middle one captured."""
+    """The errors of three steps. The middle step is captured."""
     model = ReducerDDP(nn.Linear(4, 4), **options)
     model.set_check_finite(check_finite)
     model.device_type = "cuda"

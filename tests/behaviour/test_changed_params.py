@@ -52,7 +52,10 @@ def _frozen_first() -> nn.Module:
 
 
 def _check_unfrozen(bypass: bool, mode: str) -> None:
-    """Found at forward, or at the backward where forward is bypassed; then frozen again."""
+    """Forward reports the parameters, or the backward if forward is bypassed.
+
+    Then they are frozen again.
+    """
     ours, slow = make_pair(_frozen_first, mode)
 
     def step(model: nn.Module, number: int) -> None:
@@ -83,7 +86,10 @@ WHERE: dict[str, Callable[[int], bool]] = {
 
 
 def _check_frozen(where: str, mode: str, num_before: int) -> None:
-    """Its own ``grad`` stays None; where it still trains, the mean counts zeros for others."""
+    """A frozen ``grad`` stays None.
+
+    On ranks that still train, the mean counts zeros for the others.
+    """
     ours, slow = make_pair(Net, mode)
     check_steps(ours, slow, plain_step, num_before)
     for number in range(4):
@@ -103,7 +109,7 @@ def test_frozen(ranks, where, num_before, mode, world):
 
 
 def _check_frozen_keeps_grad(where: str, mode: str) -> None:
-    """What it holds from before is left alone, also where it lay in a bucket."""
+    """A frozen parameter keeps its earlier ``grad``, even if that was in a bucket."""
     ours, slow = make_pair(Net, mode)
     check_steps(ours, slow, plain_step, 2)
     held = copy.deepcopy([param.grad for param in ours.module.second.parameters()])
@@ -116,7 +122,7 @@ def _check_frozen_keeps_grad(where: str, mode: str) -> None:
                 model.module.second.zero_grad()
             _freeze(frozen, model.module.second)
         run_both(ours, slow, plain_step, number)
-        # Whether a frozen rank's gradient counts for its peers or zeros do, is left open.
+        # Not specified: whether the gradient of a frozen rank counts for its peers, or zeros do.
         assert_same(ours, slow, SECOND)
         if frozen:
             for param, before in zip(ours.module.second.parameters(), held, strict=True):
@@ -139,7 +145,7 @@ def _adversarial_step(generator: nn.Module, critic: nn.Module, log: list[str]) -
     _freeze(True, critic)
     before = log.count("launch")
     loss = loss_of(critic(generator(noise)))
-    # Both wrappers' backwards end here; the critic's has nothing to average.
+    # The backwards of both wrappers end here. The critic has nothing to average.
     loss.backward()
     if isinstance(generator, SlowDDP):
         generator.average()
@@ -148,7 +154,7 @@ def _adversarial_step(generator: nn.Module, critic: nn.Module, log: list[str]) -
 
 
 def _check_adversarial(mode: str) -> None:
-    """The generator's step goes through the frozen critic, which then does not communicate."""
+    """The generator's step goes through the frozen critic, which does not communicate."""
     generator, slow_generator = make_pair(Net, mode)
     critic = build_same(lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
     slow_critic = SlowDDP(copy.deepcopy(critic))
@@ -212,7 +218,8 @@ def _check_replaced(change: str, mode: str) -> None:
     zero_grads("none", ours, slow)
     make_change = CHANGES_BY_NAME[change]
     make_change(ours.module)
-    loss = loss_of(ours(data()))  # accepted: functional_call does the same, for a forward
+    # accepted, since functional_call does the same for the time of a forward
+    loss = loss_of(ours(data()))
     assert_names(error_of(loss.backward), CHANGES[make_change], "wrap")
     module = ours.module
     module.zero_grad()
@@ -227,7 +234,7 @@ def _check_replaced(change: str, mode: str) -> None:
 @modes
 @pytest.mark.parametrize("change", CHANGES_BY_NAME)
 def test_replaced_or_added(ranks, change, mode, world):
-    """Named when the next backward begins; wrapping again works."""
+    """The start of the next backward names the parameter. Wrapping again works."""
     on_ranks(ranks, world, _check_replaced, change, mode)
 
 
@@ -272,7 +279,10 @@ MOVES = {"cast and back": _cast_and_back, "channels last": _channels_last}
 
 
 def _check_moved(move: str, mode: str) -> None:
-    """The same parameters, elsewhere or otherwise laid out in memory, before and after steps."""
+    """First-order gradients are averaged.
+
+    Each then holds a graph, unless ``grad`` is set to None.
+    """
     for zero_style in ("none", "zeros"):
         ours, slow = make_pair(ConvNet, mode)
         check_steps(ours, slow, _conv_step, 1, zero_style)
@@ -291,7 +301,7 @@ def test_moved(ranks, move, mode, world):
 
 
 def _check_functional_call(mode: str) -> None:
-    """With other tensors there is nothing to average; with the wrapped ones there is."""
+    """With other tensors there is nothing to average. With the wrapped parameters there is."""
     ours, slow = make_pair(Net, mode)
 
     def with_own(model: nn.Module, number: int) -> None:

@@ -1,4 +1,4 @@
-"""``check_finite``: NaN and infinity are named, by step, rank and parameter, on every rank."""
+"""``check_finite`` reports NaN and infinity with step, rank and parameter, on every rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ddpx import ReducerDDP
 
 
 class _Spoiled(nn.Module):
-    """Three layers, whose weights' gradients are spoiled on demand."""
+    """Three layers. ``spoil`` makes the gradients of their weights NaN or infinite."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
-        self.spoil: dict[int, float] = {}  # by layer, a factor of its weight's gradient
+        self.spoil: dict[int, float] = {}  # layer index -> factor of the weight's gradient
         for index, layer in enumerate(self.layers):
             layer.weight.register_hook(lambda grad, i=index: grad * self.spoil.get(i, 1.0))
 
@@ -73,7 +73,7 @@ def test_first_of_each_rank_is_named(ranks, world, options):
             "step 1, phase Draining] gradients contain NaN or infinity, first in "
             "'layers.1.weight' on rank 1. " in inf
         )
-        # The last layer's gradient arrives first.
+        # The gradient of the last layer arrives first.
         assert (
             "step 2, phase Draining] gradients contain NaN or infinity, first in "
             "'layers.2.weight' on rank 0. " in nan

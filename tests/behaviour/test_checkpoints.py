@@ -1,4 +1,4 @@
-"""A layer that is used several times, under checkpoints of both kinds, from the first step on."""
+"""A layer that is used several times, under both kinds of checkpoints, from the first step on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ddpx import ReducerDDP
 class Chain(nn.Module):
     """Runs the layers that a program names, such as ``"A r(L) B r(LC)"``.
 
-    ``r(..)`` is a reentrant checkpoint over layers, ``n(..)`` one that is not.
+    ``r(..)`` is a reentrant checkpoint over layers, ``n(..)`` a non-reentrant one.
     """
 
     def __init__(self, layers: str = "ABCL", width: int = 6) -> None:
@@ -109,12 +109,12 @@ bypassed = pytest.mark.parametrize("program", BYPASSED)
 @modes
 @bypassed
 def test_bypassed(ranks, program, mode, world):
-    """No output of the wrapper tells where such a backward begins."""
+    """The forward bypasses the wrapper, so no output shows where the backward begins."""
     on_ranks(ranks, world, _check_bypassed, program, mode)
 
 
 def _check_bypassed_with_unused(program: str, mode: str) -> None:
-    """When a checkpoint's own backward ends, what is still to come is not what is unused."""
+    """At the end of a checkpoint's own backward, missing parameters may still come."""
 
     def step(model: nn.Module, number: int) -> None:
         backward(model, loss_of(bare(model)(data().requires_grad_(), program)))
@@ -130,11 +130,11 @@ def test_bypassed_with_unused_params(ranks, program, mode, world):
 
 
 class Nested(nn.Module):
-    """Each layer runs in a checkpoint within the checkpoint of the layer before."""
+    """Each layer runs in a checkpoint inside the checkpoint of the previous layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Torch runs a backward that is nested more than 60 deep on a thread of its own.
+        # torch runs backwards that are nested more than 60 deep on a separate thread.
         self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(66))
 
     def forward(self, x: torch.Tensor, index: int = 0) -> torch.Tensor:
@@ -164,7 +164,7 @@ DROPPED = ("A r(B) r(C) L", "A r(C) L", "A r(B) L", "A L", "r(B) r(C) L", "A r(B
 
 
 def _check_dropped(per_rank: bool, mode: str) -> None:
-    """A checkpointed layer may be left out in any step, once one of them has been used."""
+    """Once a checkpointed layer has been used, any step may leave it out."""
 
     def step(model: nn.Module, number: int) -> None:
         shift = dist.get_rank() if per_rank else 0
@@ -182,7 +182,7 @@ def test_checkpointed_layers_are_dropped(ranks, per_rank, mode, world):
 
 
 def _check_branches_in_turn(bypass: bool, mode: str) -> None:
-    """Of two checkpointed branches each backward uses one, or begins with another one."""
+    """Each backward uses one of two checkpointed branches, or begins with the other one."""
 
     def accumulated(model: nn.Module, number: int) -> None:
         programs = ("r(A) L", "r(B) L")
@@ -205,7 +205,10 @@ def test_checkpointed_branches_in_turn(ranks, bypass, mode, world):
 
 
 def _check_first_checkpoint(mode: str) -> None:
-    """The first checkpointed use of a layer in a later step is named; the next step is right."""
+    """The first checkpointed use of a layer in a later step is an error.
+
+    The next step is correct.
+    """
     ours, slow = make_pair(Chain, mode)
     programs = ("A L", "A r(B) L", "A r(B) L", "A L", "A r(B) r(C) L")
     for number, program in enumerate(programs):
@@ -248,7 +251,7 @@ THRICE = "A r(L) B r(L) r(L) C"
 
 
 def _check_fewer(mode: str) -> None:
-    """Correct; in a static graph, an error that says so and names the layer is as good."""
+    """Gradients are correct. A static graph may instead raise an error that names the layer."""
     programs = (TWICE, ONCE, TWICE, ONCE, ONCE, TWICE)
     ours, slow = make_pair(Chain, mode)
     for number, program in enumerate(programs):
@@ -271,7 +274,7 @@ def test_used_fewer_times(ranks, mode, world):
 
 
 def _check_more(where: str, mode: str) -> None:
-    """That very backward names the layer, on the ranks that had more parts than ever before."""
+    """The same backward names the layer, on ranks with more parts than ever before."""
     ours, slow = make_pair(Chain, mode)
     programs = (TWICE, TWICE, THRICE, TWICE, THRICE, TWICE)
     for number, program in enumerate(programs):
@@ -283,7 +286,7 @@ def _check_more(where: str, mode: str) -> None:
         _chain_step(here, slow)
         seed(number)
         text = error_of(_chain_step, here, ours)
-        # A static graph learns from its first step alone.
+        # A static graph learns the number of parts from its first step only.
         unheard_of = here == THRICE and ("static" in mode or number == programs.index(THRICE))
         assert bool(text) == unheard_of, text
         if text:
@@ -300,9 +303,12 @@ def test_used_more_often_than_before(ranks, where, mode, world):
 
 
 def _check_more_while_in_flight() -> None:
-    """The surplus is added to a view of a bucket on its way, so that peers can receive other means
-    than each other. That one rank says so; it is no news of theirs."""
-    width = 700  # its all-reduce takes longer than the third use
+    """An extra part is added to a view of a bucket during its all-reduce, so results may differ
+    by rank.
+
+    Only the rank with the extra part raises an error.
+    """
+    width = 700  # so large that the all-reduce takes longer than the third use
     for number in range(60):
         surplus = number % 3 == 1 and dist.get_rank() == 1
         if number % 3 == 0:

@@ -1,4 +1,4 @@
-"""Construction: what is broadcast, what is checked, copies, and what a wrapper leaves behind."""
+"""Construction: broadcasts, checks, copies, and what remains after a wrapper is gone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _buffers_at_forward() -> None:
     x = torch.ones(3, 4) * (dist.get_rank() + 1)
     ours = ReducerDDP(_differing_module())
     ours.module[1].running_mean.fill_(dist.get_rank())
-    ours(x)  # broadcasts, then updates from each rank's batch
+    ours(x)  # forward broadcasts buffers, then updates them from each rank's batch
     assert not _same_on_all_ranks(ours.module[1].running_mean)
     ours.eval()
     ours(x)
@@ -79,7 +79,7 @@ class _Sized(nn.Module):
 
 
 def _change(name: str, module: nn.Module, options: dict[str, Any]) -> nn.Module:
-    """Makes the last rank's module or options different."""
+    """Changes the module or the options of the last rank."""
     weights = module.weights
     if name == "shape":
         weights[1] = nn.Parameter(torch.ones(4))
@@ -149,7 +149,7 @@ def test_mismatch_is_reported_alike_on_every_rank(ranks, name):
     report = reports.pop()
     for part in DIFFERENCES[name]:
         assert part in report, report
-    # Of each thing that differs, a line; and nothing else is named.
+    # One line for each difference. No other name appears.
     num_lines = 2 if name == "name" else 1
     assert len(report.splitlines()) == num_lines + 2, report
 
@@ -217,7 +217,10 @@ def test_state_dict_has_ddps_prefix(ranks):
 
 
 def _nothing_is_left_behind(explicitly: bool) -> None:
-    """After the wrapper is gone, rank 0 alone runs a backward: with a hook left it would hang."""
+    """Rank 0 alone runs a backward after the wrapper is gone.
+
+    A remaining hook would make it hang.
+    """
     module = nn.Linear(4, 4)
     ours = ReducerDDP(module)
     ours(torch.ones(2, 4)).sum().backward()
@@ -244,7 +247,7 @@ def test_nothing_is_left_behind(ranks, explicitly):
 
 
 def _dropped_before_backward() -> None:
-    """The wrapper dies between forward and backward: a plain, local backward."""
+    """The wrapper is dropped between forward and backward. The backward is then local."""
     module = nn.Linear(4, 4)
     loss = ReducerDDP(module)(torch.ones(2, 4)).sum()
     gc.collect()
@@ -258,7 +261,7 @@ def test_wrapper_dropped_before_backward(ranks):
 
 
 def _two_groups() -> None:
-    """A subgroup averages over its members alone."""
+    """A subgroup averages over its own members only."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2])]
     rank = dist.get_rank()
     ours = ReducerDDP(nn.Linear(1, 1, bias=False), process_group=pairs[rank // 2])

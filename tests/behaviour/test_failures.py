@@ -1,4 +1,4 @@
-"""What goes wrong is said by name, and the reducer can be used again."""
+"""Errors name their cause, and the reducer can be used again after them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _error_of(function, *args, **kwargs) -> str:
 
 
 def _exception_in_backward(mode: str, when: int) -> None:
-    """The user's own code raises on every rank after some gradients have arrived."""
+    """User code raises on every rank after some gradients have arrived."""
     ours, plain = _wrapped_and_plain(MODES[mode])
     for _ in range(when):
         _good_step(ours)
@@ -83,7 +83,7 @@ def test_usable_after_exception_in_backward(ranks, mode, when):
 
 
 def _unused_on_one_rank(mode: str) -> None:
-    """Named on that rank from the same backward; the peer gets the mean and goes on."""
+    """The rank raises an error in the same backward. Its peer gets the mean and continues."""
     ours, plain = _wrapped_and_plain(MODES[mode])
     _good_step(ours)
     ours.zero_grad()
@@ -175,7 +175,7 @@ def test_failed_communication_names_bucket_and_params(ranks):
 
 
 class FunctionalEmbedding(nn.Module):
-    """A sparse gradient that no nn.Embedding announces."""
+    """An embedding with sparse gradients that is not an nn.Embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,8 +196,10 @@ def test_gradient_that_does_not_fit_is_named(ranks):
 
 
 def _raise_late(model: nn.Module, raises: bool, use_spare: bool = True) -> None:
-    """Who ``raises`` does so when all its buckets have left: a peer that does not has a whole
-    step."""
+    """The rank ``raises`` fails after all its buckets were launched.
+
+    Its peer has a complete step.
+    """
     x = (torch.ones(3, 8) * (dist.get_rank() + 1)).requires_grad_() * 1.0
 
     def raise_in_backward(grad: torch.Tensor) -> None:
@@ -227,7 +229,7 @@ def test_late_exception_on_one_rank(ranks, mode, when):
 
 
 def _static_graph_after_a_late_exception(mode: str) -> None:
-    """What ranks agreed on in a step that broke off is nothing to a graph that is static now."""
+    """A graph made static after a failed step ignores what ranks agreed on in that step."""
     ours, plain = _wrapped_and_plain(MODES[mode])
     _raise_late(ours, True)
     ours._set_static_graph()
@@ -240,7 +242,7 @@ def test_static_graph_after_a_late_exception(ranks, mode):
 
 
 def _late_exception_beside_unused_params(peer_uses_spare: bool) -> None:
-    """The rank that raised agrees with its peer on used parameters all the same."""
+    """The rank that raised still agrees with its peer on used parameters."""
     ours, plain = _wrapped_and_plain(MODES["find unused"])
     rank = dist.get_rank()
 
@@ -268,7 +270,10 @@ def test_late_exception_beside_unused_params(ranks, peer_uses_spare):
 
 
 def _one_of_two_wrappers_fails() -> None:
-    """Both end with the same backward; an error of the first must not cost the other its step."""
+    """Both wrappers end with the same backward.
+
+    An error of the first must not stop the second's step.
+    """
     failing, _ = _wrapped_and_plain({})
     other, plain = _wrapped_and_plain({})
     x = torch.ones(3, 8) * (dist.get_rank() + 1)

@@ -1,4 +1,4 @@
-"""Gradients by other ways than a plain ``backward()``: ``autograd.grad``, hooks, switches."""
+"""Gradients without a plain ``backward()``: ``autograd.grad``, hooks, switches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def _mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_refused(mode: str) -> None:
-    """By name, with the remedies, and before anything was sent; in no_sync() they are local."""
+    """The call is refused before anything is sent.
+
+    The error has names and remedies. In no_sync() gradients are local.
+    """
     ours, slow = make_pair(Net, mode)
     for number in range(3):
         for names in (NAMES, ["second.bias"]):
@@ -83,14 +86,14 @@ def _grad_of_inputs(model: nn.Module, number: int) -> torch.Tensor:
 
 
 def _check_inputs(mode: str) -> None:
-    """They are this rank's own, cost no communication and leave no step open."""
+    """Gradients of inputs are local. They need no communication and leave no step open."""
     ours, slow = make_pair(Net, mode)
     for number in range(3):
         seed(number)
         expected = _grad_of_inputs(slow, number)
         seed(number)
         torch.testing.assert_close(_grad_of_inputs(ours, number), expected)
-        if dist.get_rank() == 1:  # the others do not have to take part
+        if dist.get_rank() == 1:  # other ranks need not take part
             _grad_of_inputs(ours, number)
         assert all(param.grad is None for param in ours.parameters()) or number
         check_steps(ours, slow, plain_step, 1, first=number)
@@ -115,7 +118,7 @@ def _gradient_penalty_of_a_second_forward(model: nn.Module, number: int) -> None
 
 
 def _gradient_penalty_alone(model: nn.Module, number: int) -> None:
-    """Of two backwards; the second one reaches no bias of the last layer by itself."""
+    """The second of two backwards reaches no bias of the last layer by itself."""
     x = data().requires_grad_()
     (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     backward(model, grad.square().mean() + 0 * model(data()).sum())
@@ -154,7 +157,7 @@ def test_gradient_penalty(ranks, name, mode, world):
 
 
 def _check_synchronized_grads(mode: str) -> None:
-    """The mean over ranks, of params and of inputs; ``grad`` and the next step are untouched."""
+    """The mean over ranks, for params and for inputs. ``grad`` and the next step do not change."""
     ours, slow = make_pair(Net, mode)
     for number in range(3):
         check_steps(ours, slow, plain_step, 1, first=number)
@@ -188,7 +191,10 @@ def test_synchronized_grads(ranks, mode, world):
 
 
 def _check_synchronized_grads_of_unused(mode: str) -> None:
-    """None where no rank used it, else zeros count; an error where unused is not allowed."""
+    """None if no rank used the param, else zeros count.
+
+    An error unless unused params are allowed.
+    """
     ours, slow = make_pair(Net, mode)
     rank, world = dist.get_rank(), dist.get_world_size()
     outside = torch.ones(2, dtype=torch.float64, requires_grad=True)
@@ -218,7 +224,7 @@ def _backward_to(names: Sequence[str], model: nn.Module) -> None:
 
 
 def _check_backward_inputs(mode: str) -> None:
-    """The params that are asked for are averaged, or named by an error; the others are not used."""
+    """Params in ``inputs`` are averaged or named by an error. Other params count as unused."""
     for names in (NAMES, ["third.weight"], ["first.bias", "second.bias"]):
         ours, slow = make_pair(Net, mode)
         check_steps(ours, slow, plain_step, 2)
@@ -250,7 +256,7 @@ def test_backward_with_inputs(ranks, mode, world):
 
 
 def _check_switch(mode: str) -> None:
-    """It is what no_sync() does, without a block."""
+    """The switch has the effect of no_sync(), without a block."""
     ours, slow = make_pair(Net, mode)
 
     def step(model: SlowDDP | ReducerDDP, number: int) -> None:
@@ -278,7 +284,7 @@ def test_set_requires_gradient_sync(ranks, mode, world):
 
 
 def _check_post_sync_hooks(mode: str) -> None:
-    """Each sees ``grad`` averaged, once per synchronised backward, until it is removed."""
+    """Each hook sees the averaged ``grad`` once per synchronized backward, until it is removed."""
     ours, slow = make_pair(Net, mode)
     module = ours.module
     names = {id(param): name for name, param in module.named_parameters()}
@@ -328,7 +334,7 @@ def test_post_sync_hooks(ranks, mode, world):
 
 
 def _check_post_sync_hook_steps(mode: str) -> None:
-    """A hook may change what it sees, let go of it, and raise; the next step is as ever."""
+    """A hook may change ``grad``, release it, or raise. The next step is not affected."""
     ours, slow = make_pair(Net, mode)
 
     def halve_and_raise(param: torch.Tensor) -> None:

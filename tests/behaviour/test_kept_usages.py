@@ -1,4 +1,4 @@
-"""Usages that work, each with a test of its own, so that they stay so."""
+"""Usages that must keep working, with one test each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpx import ReducerDDP
 
 
 def _check_export() -> None:
-    """The inner module is exported before the first step, and between steps."""
+    """The inner module is exported before the first step and between steps."""
     ours, slow = make_pair(Net, "default")
     x = data()
     for _ in range(2):
@@ -29,7 +29,7 @@ def test_export_of_the_inner_module(ranks):
 
 
 def _check_two_threads() -> None:
-    """Each thread trains a model over a group of its own."""
+    """Each of two threads trains a model over its own group."""
     groups = [dist.new_group() for _ in range(2)]
     module = build_same(Net)
     models = [
@@ -68,7 +68,7 @@ def test_two_models_in_two_threads(ranks):
 
 
 def _check_thousand_wrappers() -> None:
-    """All of them alive, and each takes a step."""
+    """A thousand wrappers exist at the same time, and each runs a step."""
     wrappers = [ReducerDDP(nn.Linear(2, 1, bias=False)) for _ in range(1000)]
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for wrapper in wrappers:

@@ -1,4 +1,4 @@
-"""Forwards and backwards in any order and number: the mean over ranks after each of them."""
+"""Forwards and backwards in any order and number. Gradients are the mean over ranks after each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _two_forwards_one_backward(model: nn.Module, number: int) -> None:
 
 
 def _one_of_two_forwards(model: nn.Module, number: int) -> None:
-    """The other one's graph is dropped."""
+    """The graph of the other forward is dropped."""
     loss, _ = loss_of(model(data())), model(data())
     backward(model, loss)
 
@@ -125,7 +125,7 @@ def test_usage(ranks, usage, mode, world):
     on_ranks(ranks, world, _check_usage, usage, mode)
 
 
-# For each step, whether each of its backwards is synchronised.
+# For each step: whether each of its backwards is synchronized.
 ACCUMULATIONS = {
     "first in no_sync": ("-+", "-+", "+"),
     "only the first in no_sync": ("-", "+", "+"),
@@ -158,7 +158,7 @@ def test_accumulation(ranks, name, mode, world):
 
 
 class Heads(nn.Module):
-    """Outputs that share a trunk, or nothing."""
+    """Two outputs that share a trunk, or share nothing."""
 
     def __init__(self, shared: bool) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def _check_outputs(kind: str, order: str, mode: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @heads
 def test_several_outputs_with_a_backward_each(ranks, kind, order, mode, world):
-    """In a static graph, an error that names what came otherwise is as good."""
+    """A static graph may instead raise an error that names the difference."""
     on_ranks(ranks, world, _check_outputs, kind, order, mode)
 
 
@@ -220,7 +220,7 @@ def _all_outputs(model: nn.Module, number: int) -> None:
 
 
 def _check_output_never_used(kind: str, mode: str) -> None:
-    """While ``right`` could still have a backward, there is no error; the next forward has one."""
+    """While ``right`` may still have a backward, there is no error. The next forward raises it."""
     ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
     check_steps(ours, slow, _all_outputs, 2)
     zero_grads("none", ours, slow)
@@ -246,7 +246,8 @@ def test_output_that_never_had_a_backward(ranks, kind, mode, world):
 
 
 def _check_output_dropped(kind: str, mode: str) -> None:
-    """``right`` can have no backward any more, so this very one says what is missing."""
+    """``right`` can have no backward any more, so the same backward reports the missing
+    parameters."""
     ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
 
     def without_right(model: nn.Module, number: int) -> None:
@@ -272,7 +273,10 @@ def test_output_that_was_dropped(ranks, kind, mode, world):
 
 
 def _check_create_graph(mode: str) -> None:
-    """First-order gradients are averaged. Without ``grad=None`` after it, each holds a graph."""
+    """First-order gradients are averaged.
+
+    Each then holds a graph, unless ``grad`` is set to None.
+    """
     ours, slow = make_pair(Net, mode)
 
     def step(model: nn.Module, number: int) -> None:
@@ -280,7 +284,7 @@ def _check_create_graph(mode: str) -> None:
 
     for zero_style in ("none", "zeros"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, about reference cycles; and ours
+            warnings.simplefilter("ignore")  # warnings of torch about reference cycles, and of ddpx
             check_steps(ours, slow, step, 2, zero_style)
         for param in [*ours.parameters(), *slow.parameters()]:
             param.grad = None if param.grad is None else param.grad.detach()

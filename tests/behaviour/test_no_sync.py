@@ -1,4 +1,5 @@
-"""Which backwards average, by where forward and backward ran; docs/gradient_accumulation.md."""
+"""Which backwards average: the rule of docs/gradient_accumulation.md, for forwards and
+backwards."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ Model = SlowDDP | ReducerDDP | DistributedDataParallel
 
 
 def _local(model: Model, loss: torch.Tensor) -> None:
-    """What the rule says of ReducerDDP, spelled out for the reference."""
+    """The rule for ReducerDDP, written out for the reference."""
     if isinstance(model, SlowDDP):
         with model.no_sync():
             backward(model, loss)
@@ -71,14 +72,14 @@ def _two_forwards_inside(model: Model) -> None:
 
 
 def _prepared_backward_inside(model: Model) -> None:
-    """The one that is announced comes later."""
+    """prepare_for_backward() announces a later backward."""
     _prepare(model)
     _both_inside(model)
     backward(model, _forward_inside(model, model))
 
 
 def _prepared_before_a_penalty(model: Model) -> None:
-    """autograd.grad() for inputs is not the backward that was announced."""
+    """autograd.grad() for inputs is not the announced backward."""
     loss = _forward_inside(model, model)
     _prepare(model)
     x = data().requires_grad_()
@@ -112,19 +113,19 @@ def _bypass_outside(model: Model) -> None:
 
 
 def _bypass_after_outside(model: Model) -> None:
-    """The output of the forward outside has no backward."""
+    """The output of the forward outside no_sync has no backward."""
     model(data())
     _bypass_outside(model)
 
 
 def _inside_after_outside(model: Model) -> None:
-    """The output of the forward outside has no backward."""
+    """The output of the forward outside no_sync has no backward."""
     model(data())
     _forward_inside_alone(model)
 
 
 def _inside_then_outside(model: Model) -> None:
-    """Backward goes through the later forward first: its gradients come late."""
+    """Backward goes through the later forward first, so the first forward's gradients come late."""
     backward(model, _forward_inside(model, model) + loss_of(model(data())))
 
 
@@ -175,7 +176,7 @@ def test_gradients(ranks, usage, mode, world):
 
 def _check_communication(usage: Callable[[Model], None], mode: str, num_steps: int) -> None:
     ours, _ = make_pair(Net, mode)
-    for number in range(3):  # buckets are made again after the first, or second
+    for number in range(3):  # buckets are rebuilt after the first or second step
         plain_step(ours, number)
     before = ours.reducer.num_steps
     with torch.profiler.profile() as profile:
@@ -198,7 +199,7 @@ def test_an_averaged_one_is_one_step(ranks, usage, mode):
 
 
 class TwoParts(nn.Module):
-    """Runs one of its layers a call; the other's gradient stays away."""
+    """Each call runs one of two layers. The other layer gets no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +211,7 @@ class TwoParts(nn.Module):
 
 
 def _check_parts(mode: str, first_inside: bool) -> None:
-    """Params of the part inside no_sync alone are counted when the other part is reached."""
+    """Params that only the part inside no_sync uses count when backward reaches the other part."""
     ours, slow = make_pair(TwoParts, mode)
 
     def step(model: Model, number: int) -> None:
@@ -234,7 +235,7 @@ def test_parts_of_a_module(ranks, mode, first_inside):
 
 
 class Hidden:
-    """An output in which no tensor is found."""
+    """An output type in which no tensor can be found."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -262,7 +263,7 @@ def test_an_output_that_cannot_be_watched_counts_as_outside(ranks, mode):
 
 
 def _check_failed_backward(mode: str) -> None:
-    """One that raised is forgotten: the next backward is judged by itself."""
+    """A failed backward has no effect on the rule. The next backward follows its own forward."""
     ours, slow = make_pair(Net, mode)
 
     def fail(grad: torch.Tensor) -> None:
@@ -295,7 +296,7 @@ class _Fails(torch.autograd.Function):
 
 
 def _check_failed_above(mode: str) -> None:
-    """An announced backward that does not come as far as the wrapper is forgotten by reset()."""
+    """reset() discards an announcement whose backward failed before it reached the wrapper."""
     ours, slow = make_pair(Net, mode)
     loss = _Fails.apply(_forward_inside(ours, ours))
     _prepare(ours)
@@ -320,13 +321,16 @@ def test_after_a_backward_that_raised(ranks, mode):
 
 
 def _check_refused_gradients() -> None:
-    """A refused autograd.grad() is forgotten, too; one that passes the wrapper by is refused."""
+    """A refused autograd.grad() has no effect on later backwards.
+
+    With an announced backward, autograd.grad() is refused even if forward bypasses the wrapper.
+    """
     ours, slow = make_pair(Net, "default")
     params = list(ours.parameters())
     for bypass, prepared in ((False, False), (False, True), (True, True)):
         loss = loss_of((ours.module if bypass else ours)(data()))
         if prepared:
-            params[0].register_hook(lambda grad: None)  # the first one drops hooks of others
+            params[0].register_hook(lambda grad: None)  # the first Python hook drops C++ hooks
             _prepare(ours)
         text = error_of(lambda loss=loss: torch.autograd.grad(loss, params))
         assert ("prepare_for_backward()" in text) is prepared, text
@@ -371,7 +375,7 @@ OF_DDP: dict[Callable[[Model], None], bool] = {
 
 
 def _check_ddp(usage: Callable[[Model], None], averages: bool) -> None:
-    """DDP's gradients, against those of a module that is never averaged."""
+    """Compares DDP's gradients with those of a module that is never averaged."""
     module = build_same(Hides if usage is _hidden_inside else Net)
     local = SlowDDP(copy.deepcopy(module))
     local.require_backward_grad_sync = False
@@ -410,7 +414,7 @@ def _num_broadcasts(model: Model, usage: Callable[[Model], None]) -> int:
 
 
 def _check_buffers() -> None:
-    """Buffers are broadcast at the forwards at which DDP broadcasts them."""
+    """Buffers are broadcast at the same forwards as in DDP."""
     module = build_same(Normed)
     ours = ReducerDDP(copy.deepcopy(module))
     silent = ReducerDDP(copy.deepcopy(module), forward_sync_buffers=False)
@@ -421,7 +425,7 @@ def _check_buffers() -> None:
                 plain_step(model, 0)
         counts = [[_num_broadcasts(m, usage) for _ in range(3)] for m in (ours, silent, ddp)]
         assert counts[0] == counts[2] and not any(counts[1]), (usage.__name__, counts)
-        # A broadcast of floats, and one of integers.
+        # One broadcast of floats, and one of integers.
         after_the_first = 0 if usage in (_forward_inside_alone, _both_inside) else 2
         assert counts[0] == [2, after_the_first, after_the_first], (usage.__name__, counts)
 

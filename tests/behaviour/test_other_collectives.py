@@ -1,7 +1,8 @@
-"""Other collectives in the same backward, on the same group: they pair up as under DDP.
+"""Other collective calls in the same backward, on the same group, match as under DDP.
 
-With ``find_unused_parameters`` the use of parameters may differ by rank. A bucket must leave at the
-same place among all collectives of a backward on every rank, whatever this rank uses.
+With ``find_unused_parameters``, the use of parameters may differ by rank. Each bucket must then be
+launched at the same position among the collective calls of a backward on every rank, whatever
+parameters this rank uses.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 
 class Decoder(nn.Module):
-    """Uses ``optional`` in the steps in which it is told to."""
+    """Uses ``optional`` in the selected steps."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class SumInBackward(torch.autograd.Function):
 
 
 class WithCollective(nn.Module):
-    """A collective call in backward lies between its optional layers and its first layer."""
+    """Has a collective call in backward, between its optional layers and its first layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +86,8 @@ class Checkpointed(nn.Module):
 
 
 class CheckpointedDecoder(Decoder):
-    """A decoder with a checkpoint: over no parameter, over its first layer, or over its last one.
+    """A decoder with a checkpoint over no parameter, over its first layer, or over its last
+    layer.
 
     The optional layer is never in the checkpoint.
     """
@@ -143,7 +145,7 @@ def _checkpoint_upstream(wrap: Callable[..., Any], uses: Callable[[int], bool], 
 
 
 def _checkpoint_inside(wrap: Callable[..., Any], uses: Callable[[int], bool], over: str, mode: str):
-    """DDP refuses reentrant checkpoints over parameters, so its model has the other kind."""
+    """DDP refuses reentrant checkpoints over parameters, so its model has non-reentrant ones."""
     reentrant = wrap is ReducerDDP
     encoder = wrap(Decoder(8), **MODES[mode])
     module = CheckpointedDecoder(3, over, reentrant)

@@ -1,4 +1,4 @@
-"""Communication starts while backward runs, and costs no Python per gradient."""
+"""Communication starts while backward runs, without Python code per gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def _layers(count: int = 6) -> nn.Sequential:
 
 
 def _log_of_steps(num_steps: int) -> list[list[str]]:
-    """Per step: each gradient's arrival and each all-reduce's launch, in order of time."""
+    """Per step: the arrival of each gradient and the launch of each all-reduce, in order of
+    time."""
     log: list[str] = []
     model = _layers()
     for name, param in model.named_parameters():
@@ -37,10 +38,10 @@ def _log_of_steps(num_steps: int) -> list[list[str]]:
 def _first_launch_comes_before_last_gradient() -> None:
     first, second, third = _log_of_steps(3)
     gradients = [name for name, _ in _layers().named_parameters()]
-    # One bucket until arrival order is known: it leaves last.
+    # One bucket until the arrival order is known. It is launched last.
     assert first[-1] == "launch"
     assert first.count("launch") == 1
-    # Rebuilt: a bucket a layer, which leaves as soon as it is full.
+    # After the rebuild, each layer has a bucket, which is launched as soon as it is full.
     assert second[0] == "broadcast"
     for step in (second, third):
         assert step.count("launch") == len(gradients) // 2

@@ -1,4 +1,4 @@
-"""The buckets of each step against those that DDP's communication hook shows."""
+"""Compares the buckets of each step with those that DDP's communication hook gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAPS = {
 
 
 class Tower(nn.Module):
-    """Ten layers of 1 MiB, used in another order than they are registered in; one sparse."""
+    """Ten layers of 1 MiB, used in another order than registered. One layer is sparse."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def _ddp_buckets(options: dict) -> list[list[list[str]]]:
     ddp = DistributedDataParallel(model, **options)
     seen: list[list[str]] = []
 
-    # DDP compares annotations by identity, which postponed ones do not have: hence none.
+    # No annotations here: DDP compares them by identity, which fails for postponed annotations.
     def hook(state, bucket):
         seen.append([names[id(param)] for param in bucket.parameters()])
         work = dist.all_reduce(bucket.buffer(), async_op=True)

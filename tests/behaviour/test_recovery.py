@@ -1,4 +1,4 @@
-"""The step after one that failed, and ``reset()``."""
+"""The step after a failed step, and ``reset()``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Explode(torch.autograd.Function):
 
 
 class Fragile(nn.Module):
-    """``failure`` says what goes wrong in the middle of it."""
+    """``failure`` selects the error in the middle of the step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def _fail(ours: ReducerDDP, failure: str) -> None:
 
 
 def _check_failure(failure: str, mode: str) -> None:
-    """On all ranks, in the first step, the second and the fourth; also within ``no_sync()``."""
+    """A failure on all ranks, in the first, second and fourth step, also within ``no_sync()``."""
     for when, reset in ((0, False), (1, True), (3, False)):
         ours, slow = make_pair(Fragile, mode)
         check_steps(ours, slow, _step, when)
@@ -144,7 +144,7 @@ def test_gradients_zeroed_after_a_failure(ranks, failure, mode, world):
 
 
 def _check_reset(mode: str) -> None:
-    """It changes no gradient and costs no step, wherever it is called between backwards."""
+    """reset() changes no gradient and costs no step, wherever it is called between backwards."""
     ours, slow = make_pair(Fragile, mode)
 
     def reset(model: nn.Module) -> None:
@@ -183,7 +183,10 @@ def test_reset_between_steps(ranks, mode, world):
 
 
 def _check_reset_within_backward(mode: str) -> None:
-    """Refused, and the backward goes on if its caller does."""
+    """reset() is refused within a backward.
+
+    The backward continues if its caller catches the error.
+    """
     ours, slow = make_pair(Fragile, mode)
     texts: list[str] = []
     handle = ours.module.second.weight.register_hook(

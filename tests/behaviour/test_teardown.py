@@ -1,4 +1,4 @@
-"""The group is destroyed, and the wrapper goes after it, over and over: nobody hangs."""
+"""Repeats: the group is destroyed, then the wrapper is dropped. No rank may hang."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _rounds(rank: int, port: int) -> None:
         dist.init_process_group("gloo", store=round_store, rank=rank, world_size=2)
         _wrap_and_destroy()
     if rank == 0:
-        store.wait(["done 1"])  # whose store's server is here
+        store.wait(["done 1"])  # rank 0 serves the store, so it must wait
     else:
         store.set("done 1", "")
 
 
 @pytest.mark.timeout(150)
 def test_a_wrapper_may_outlive_its_group():
-    """The last reference to the group is then the reducer's; gloo's threads may need the GIL."""
+    """The reducer then has the last reference to the group, whose gloo threads may need the GIL."""
     context = mp.start_processes(_rounds, (free_port(),), 2, join=False, start_method="forkserver")
     try:
         assert context.join(timeout=120) or context.join(timeout=1), "hangs"

@@ -1,4 +1,4 @@
-"""The tools of ddpx.testing: they find differences, and they report ranks that fail."""
+"""The tools of ddpx.testing find differences, and report ranks that fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_compare_with_ddp(ranks):
 
 
 def _nudged(model: nn.Module, number: int) -> None:
-    """Differs from _step in one bit of one gradient, in step 2, on rank 1."""
+    """Differs from _step in one bit of one gradient, in step 2 on rank 1."""
     _step(model, number)
     if number == 2 and dist.get_rank() == 1:
         grad = model.module.bias.grad

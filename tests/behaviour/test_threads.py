@@ -1,4 +1,4 @@
-"""Other threads look at a wrapper while it waits for communication: nobody waits forever."""
+"""Other threads use a wrapper while it waits for communication. There is no deadlock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddpx import _C, ReducerDDP
 
 def _look(model: ReducerDDP) -> Any:
     reducer = model.reducer
-    # Settings of the next step, and calls that may come at any time.
+    # Settings of the next step, and calls that are allowed at any time.
     reducer.set_divisor(None)
     reducer.set_after_sync(lambda: None)
     reducer.remove_recording(_C.Recording(64, torch.device("cpu"), 0))
@@ -73,7 +73,7 @@ def test_a_hook_may_look_at_the_wrapper_from_another_thread(ranks, mode, hook):
 
 
 def _check_while_waiting() -> None:
-    """Rank 1 is late on purpose; meanwhile a thread of rank 0 looks at the wrapper."""
+    """Rank 1 is late on purpose. Meanwhile a thread of rank 0 uses the wrapper."""
     ours, slow = make_pair(Net, "default")
     check_steps(ours, slow, plain_step, 2)
     looks: list[float] = []
@@ -87,7 +87,7 @@ def _check_while_waiting() -> None:
     thread = threading.Thread(target=watch, daemon=True)
     x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     if dist.get_rank() == 1:
-        # Holds this rank's gradients back, within backward.
+        # Blocks this rank's gradients within backward.
         ours.register_forward_hook(_held_back)
     loss = ours(x).square().mean()
     thread.start()

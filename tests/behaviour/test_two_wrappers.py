@@ -1,4 +1,4 @@
-"""Two wrappers over one module: its gradients are averaged once."""
+"""Two wrappers of one module: its gradients are averaged once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_wrapper_in_a_wrapper(ranks, mode, world):
     on_ranks(ranks, world, _check_nested, mode)
 
 
-# Which wrapper makes each step, and how many steps the older makes before there is a newer.
+# The wrapper of each step, and the number of steps before the second wrapper exists.
 ORDERS = {
     "older": ("aaa", 0),
     "newer": ("bbb", 2),
@@ -57,7 +57,7 @@ ORDERS = {
 
 
 def _check_beside(order: str, num_before: int, mode: str) -> None:
-    """Both alive; then the newer one is dropped, and the older works on."""
+    """Both wrappers exist. Then the newer one is dropped, and the older one still works."""
     module = build_same(Net)
     slow = SlowDDP(copy.deepcopy(module))
     a = _wrap(module, mode)
@@ -77,7 +77,7 @@ def test_two_alive(ranks, order, mode, world):
 
 
 def _check_other_mode(mode: str) -> None:
-    """The newer wrapper has another mode than the older."""
+    """The newer wrapper has another mode than the older one."""
     for other in ("default", "static-view", "unused"):
         module = build_same(Net)
         slow = SlowDDP(copy.deepcopy(module))
@@ -97,7 +97,7 @@ def test_two_of_different_modes(ranks, mode, world):
 
 
 def _check_forward_through_both(mode: str) -> None:
-    """An evaluation through one wrapper and a step through the other."""
+    """An evaluation through one wrapper, and a step through the other."""
     module = build_same(Net)
     slow = SlowDDP(copy.deepcopy(module))
     a, b = _wrap(module, mode), _wrap(module, mode)
@@ -106,7 +106,7 @@ def _check_forward_through_both(mode: str) -> None:
         with torch.no_grad():
             model(data())
         if bare(model) is module:
-            a(data())  # its graph is dropped
+            a(data())  # the graph of this forward is dropped
         else:
             model(data())
         plain_step(b if bare(model) is module else model, number)
@@ -120,7 +120,7 @@ def test_forward_through_both(ranks, mode, world):
 
 
 def _check_shares_some(mode: str) -> None:
-    """Refused by name, on construction; the first wrapper is as it was."""
+    """The construction is refused with names. The first wrapper does not change."""
     ours, slow = make_pair(Net, mode)
     check_steps(ours, slow, plain_step, 2)
     shared, extra = ours.module.second, nn.Linear(3, 3).double()
@@ -138,7 +138,7 @@ def test_sharing_some_params(ranks, mode, world):
 
 
 def _check_within_a_larger(mode: str) -> None:
-    """The newer wrapper averages the older one's parameters and more, each of them once."""
+    """The newer wrapper averages the older wrapper's parameters and others, each once."""
     inner, _ = make_pair(Net, mode)
     module = nn.Sequential(inner.module, nn.Linear(3, 3).double())
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Parameters that get no gradient in a step, on all ranks or on some of them."""
+"""Parameters without a gradient in a step, on all ranks or on some."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ from torch import nn
 from ddpx import ReducerDDP
 from ddpx.testing import compare_with_ddp
 
-# Of each step, which branches are used on rank 0, on rank 1, and so on, from the start again where
-# there are more ranks.
+# The branches that rank 0, rank 1, and so on use, per step. With more ranks the list repeats.
 Pattern = tuple[tuple[str, ...], ...]
 BRANCHES = "abc"
 PATTERNS: dict[str, Pattern] = {
@@ -66,7 +65,7 @@ patterns = pytest.mark.parametrize("pattern", PATTERNS)
 
 
 class Branches(nn.Module):
-    """A trunk, and branches of which forward uses those that it is told to."""
+    """A trunk and branches. Each forward uses the selected branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +81,7 @@ class Branches(nn.Module):
 
 
 class Custom:
-    """Says nothing of the tensors that it holds."""
+    """A type that does not reveal its tensors."""
 
     __slots__ = ("hidden",)
 
@@ -137,7 +136,7 @@ def _step(model: nn.Module, used: str, output_type: str = "tensor") -> None:
 
 
 def _check_default(pattern: str, mode: str) -> None:
-    """Named by that very backward on the ranks that did not use it, and by no other."""
+    """On ranks that did not use a parameter, the same backward names it. It names no other."""
     ours, slow = make_pair(Branches, mode)
     for number in range(len(PATTERNS[pattern])):
         used = _used(pattern, number)
@@ -163,7 +162,7 @@ def test_named_by_default(ranks, pattern, mode, world):
 
 
 def _check_static(pattern: str, mode: str) -> None:
-    """What the first step did not use is no matter; named is what differs from then on."""
+    """Parameters without use in the first step are ignored. Later differences are named."""
     ours, slow = make_pair(Branches, mode)
     first = _used(pattern, 0)
     for number in range(len(PATTERNS[pattern])):
@@ -180,7 +179,7 @@ def _check_static(pattern: str, mode: str) -> None:
         elif missing or text:
             assert_names(text, missing, "static_graph")
         unspecified = missing | (extra if text else set())
-        # Where a peer has said that it used it otherwise, nobody knows its mean.
+        # If a peer has reported other use of a parameter, its mean is not specified.
         unspecified = {name for name in sorted(_names(BRANCHES)) if anywhere(name in unspecified)}
         assert_same(ours, slow, unspecified)
     check_steps(ours, slow, lambda model, _: _step(model, _used(pattern, 0)))
@@ -193,7 +192,10 @@ def test_named_in_a_static_graph(ranks, pattern, mode, world):
 
 
 def _check_find_unused(pattern: str, mode: str) -> None:
-    """No error; zeros from those that did not use it; as it was where nobody did."""
+    """No error. Ranks without use count as zeros.
+
+    Without use on any rank, ``grad`` stays unchanged.
+    """
     for zero_style in ZERO_STYLES:
         ours, slow = make_pair(Branches, mode)
         check_steps(
@@ -212,7 +214,7 @@ def test_find_unused(ranks, pattern, mode, world):
 
 
 def _accumulate(model: SlowDDP | ReducerDDP, pattern: str, number: int) -> None:
-    """A micro-batch of the last step's branches and one of this step's."""
+    """One micro-batch with the branches of the last step, one with those of this step."""
     with model.no_sync():
         _step(model, _used(pattern, number - 1))
     _step(model, _used(pattern, number))
@@ -245,7 +247,7 @@ def _check_output_type(output_type: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("output_type", OUTPUT_TYPES)
 def test_output_types(ranks, output_type, mode, world):
-    """What forward returns makes no difference: ddpx does not look for graphs in it."""
+    """The type of the output makes no difference, since ddpx does not search it for graphs."""
     on_ranks(ranks, world, _check_output_type, output_type, mode)
 
 
@@ -271,19 +273,19 @@ def _check_against_ddp(pattern: str, mode: str, accumulate: bool) -> None:
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 @patterns
 def test_same_bits_as_ddp(ranks, pattern, mode, accumulate, world):
-    """Whatever is unused on this rank leaves no trace in the numbers."""
+    """Parameters that this rank does not use have no effect on the bits of the results."""
     on_ranks(ranks, world, _check_against_ddp, pattern, mode, accumulate)
 
 
 class BesideTheModel(Branches):
-    """Its second output reaches no parameter, but has a graph."""
+    """The second output reaches no parameter, but has a graph."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return super().forward(x, BRANCHES), x * 2
 
 
 def _backward_beside(model: nn.Module, kept: list[torch.Tensor] | None = None) -> None:
-    """Rank 1's loss touches no parameter; ``kept`` keeps the output that does."""
+    """Rank 1's loss reaches no parameter. ``kept`` keeps the output that does."""
     output, beside = model(data().requires_grad_())
     if kept is not None:
         kept.append(output)
@@ -297,7 +299,7 @@ def _everything(model: nn.Module, number: int) -> None:
 
 
 def _check_beside(mode: str, when: int) -> None:
-    """Rank 1's peers get their means, and nobody waits."""
+    """The peers of rank 1 get their means, and no rank waits."""
     ours, slow = make_pair(BesideTheModel, mode)
     check_steps(ours, slow, _everything, when)
     names = {name for name, _ in ours.module.named_parameters()}
@@ -325,7 +327,7 @@ def test_loss_that_reaches_no_parameter(ranks, mode, when, world):
 
 
 def _check_beside_kept(mode: str) -> None:
-    """While the other output lives, the error may wait for the next forward, but no longer."""
+    """While the other output exists, the error may be delayed until the next forward."""
     ours, slow = make_pair(BesideTheModel, mode)
     names = {name for name, _ in ours.module.named_parameters()}
     kept: list[torch.Tensor] = []
@@ -347,7 +349,7 @@ def test_loss_that_reaches_no_parameter_beside_a_live_output(ranks, mode, world)
 
 
 class TwoInputs(nn.Module):
-    """Two outputs, each of a layer of its own, and a layer that nobody uses."""
+    """Two outputs with one layer each, and a layer without use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,7 +362,7 @@ class TwoInputs(nn.Module):
 
 
 def _backwards_at_once(model: nn.Module) -> None:
-    """Each output has a backward on a thread of its own; both run when a gradient arrives."""
+    """Each output has a backward on its own thread. Both run when a gradient arrives."""
     outputs = [output * 1.0 for output in model(data())]
     both = threading.Barrier(2, timeout=10)
     errors: list[Exception] = []
@@ -395,5 +397,5 @@ def _check_two_threads(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 def test_two_backwards_at_once(ranks, mode, world):
-    """The graph of either leads to a part of the parameters; DDP raises."""
+    """The graph of each output leads to a part of the parameters. DDP raises."""
     on_ranks(ranks, world, _check_two_threads, mode)

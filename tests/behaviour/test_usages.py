@@ -1,4 +1,4 @@
-"""Usages beside the plain step, against the bare module's averaged gradients."""
+"""Usages beside the plain step, compared with the bare module's averaged gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class CheckpointedNet(Net):
-    """Its middle, or all of it, is recomputed in backward."""
+    """Part or all of it is recomputed in backward."""
 
     def __init__(self, use_reentrant: bool, whole: bool) -> None:
         super().__init__()
@@ -184,5 +184,5 @@ def _check_disjoint_outputs(options: dict) -> None:
 
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_disjoint_outputs_with_a_backward_each(ranks, mode):
-    """The remedy that the README names for default mode, which raises."""
+    """The remedy of the README for default mode, which raises."""
     ranks(2).run(_check_disjoint_outputs, MODES[mode])

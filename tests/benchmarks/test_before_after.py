@@ -1,4 +1,4 @@
-"""benchmarks/before_after.py, with this checkout on both sides."""
+"""Tests benchmarks/before_after.py, with this checkout on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run from end to end, on small models and with few rounds, and write everything."""
+"""Runs all benchmarks from end to end, on small models and with few rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = ("step_time", "all_reduce", "overlap", "memory", "find_unused", "growth"
 MARKS = ("<!-- benchmarks: begin -->", "<!-- benchmarks: end -->")
 PLOTS = ("step_time", "all_reduce", "growth")
 
-pytestmark = pytest.mark.timeout(400)  # a minute on two idle cores
+pytestmark = pytest.mark.timeout(400)  # takes a minute on two idle cores
 
 
 def _run(*command: str) -> str:

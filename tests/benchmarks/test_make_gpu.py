@@ -1,6 +1,6 @@
-"""``make gpu`` where there is no GPU: the driver, the measuring code on CPU, the report.
+"""``make gpu`` without a GPU: the driver, the measuring code on CPU, and the report.
 
-The record in this file is made up, and marked so. None of its figures was measured.
+The record in this file is invented and marked as such. None of its numbers was measured.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _made_up_record() -> dict[str, Any]:
 
 
 def _pages(folder: Path) -> list[str]:
-    """Options that name a README and a page with old texts between the marks."""
+    """Options that name a README and a page, both with old texts between the marks."""
     readme, page = folder / "README.md", folder / "gpu.md"
     readme.write_text("a\n{}\nold status\n{}\nb\n".format(*gpu_report.STATUS))
     page.write_text("b\n{}\nold table\n{}\nc\n".format(*gpu_report.TABLE))
@@ -261,7 +261,7 @@ def test_the_measuring_code_runs_on_cpu(tmp_path: Path, monkeypatch: pytest.Monk
     assert "ddpx, views, forced" in step["models"]["GPT-like"]["contenders"]
     for row in graph["graph"]["contenders"].values():
         assert row["captured"] and row["identical"] and row["not_written"] == 0
-    text = gpu_report.report(record)  # of the same form as a GPU's
+    text = gpu_report.report(record)  # of the same form as the record of a GPU
     assert "| ddpx, views, forced | yes | identical |" in text and "ResNet-like, 2 ranks" in text
 
 

@@ -15,7 +15,7 @@ _OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT
 
 
 def environment(*first_on_path: Path) -> dict[str, str]:
-    """One that no launcher around the tests has left its marks on, with ddpx on the path."""
+    """An environment without the variables of a launcher, with ddpx on the path."""
     kept = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
     folders = [*first_on_path, ROOT, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
     kept["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in folders)
@@ -29,7 +29,7 @@ def run(
     start: tuple[str, ...] = ("-m", "ddpx"),
     limit_s: float = _TIME_LIMIT_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, in the folder of the scripts if no other is given."""
+    """Runs a command to its end. The default folder is that of the scripts."""
     return subprocess.run(
         [sys.executable, *start, *(str(word) for word in words)],
         cwd=cwd or SCRIPTS,
@@ -42,7 +42,7 @@ def run(
 
 
 def assert_code(done: subprocess.CompletedProcess[str], code: int) -> None:
-    """The exit code is ``code``; no mistake of the user's, and no verdict, is told by traceback."""
+    """Checks the exit code. Mistakes of the user, and verdicts, must not show as tracebacks."""
     text = f"exit code {done.returncode}; it printed:\n{done.stdout}\n{done.stderr}"
     assert done.returncode == code, text
     assert "Traceback" not in done.stderr, text

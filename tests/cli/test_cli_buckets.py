@@ -1,4 +1,4 @@
-"""``ddpx buckets`` says what ReducerDDP does."""
+"""``ddpx buckets`` shows the buckets of ReducerDDP."""
 
 import pytest
 from cli_process import SCRIPTS, assert_code, run
@@ -12,7 +12,7 @@ def _models_are_found(monkeypatch):
 
 
 def _rows(text: str) -> list[list[str]]:
-    """Of all tables, without their headers."""
+    """The rows of all tables, without headers."""
     return [line.split() for line in text.splitlines() if line[:1].isdigit() and "MiB" not in line]
 
 
@@ -20,8 +20,9 @@ def test_first_and_rebuilt_buckets(capsys):
     assert run_command_line(["buckets", "models_to_build:mlp", "--bucket-cap-mb", "1"]) == 0
     said = capsys.readouterr().out
     assert _rows(said) == [
-        ["0", "6", "4.52", "0.weight", "3.bias"],  # everything, until the order is known
-        ["0", "4", "4.01", "3.bias", "2.weight"],  # closed by the param that makes it reach 1 MiB
+        ["0", "6", "4.52", "0.weight", "3.bias"],  # one bucket until the order is known
+        # full at the param with which the bucket reaches 1 MiB
+        ["0", "4", "4.01", "3.bias", "2.weight"],
         ["1", "2", "0.51", "0.bias", "0.weight"],
     ]
     assert "assumes that\ngradients arrive in reverse order of registration. " in said

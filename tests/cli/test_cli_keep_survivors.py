@@ -1,4 +1,4 @@
-"""``ddpx run --keep-survivors``: ranks live on when another one ends, and none is left behind."""
+"""``ddpx run --keep-survivors``: ranks continue after the end of another rank, and none remains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_survivors_come_to_a_good_end():
 
 
 def test_no_rank_comes_to_a_good_end():
-    """As a module, after a restart, which counts by itself."""
+    """Runs a module, also after a restart. A restart counts by itself."""
     done = run("run", "--keep-survivors", "--max-restarts=1", "-m", "ends", "3", "killed")
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("ddpx: rank 0 ended with exit code 3") == 2

@@ -9,10 +9,11 @@ pytestmark = pytest.mark.timeout(400)  # up to four launches; a rank takes secon
 
 
 def test_same_training_is_identical():
-    """With accumulation, and beyond the steps that are compared."""
+    """A training with accumulation, which is longer than the compared steps."""
     done = run("parity", "train.py", "--steps", 3, "--accumulate", "--num-steps", 5)
     assert_code(done, 0)
-    # On 2 ranks 6 params, and 3 buffers of BatchNorm's; weights at the start, too; 2 losses a step.
+    # 2 ranks with 6 params and 3 buffers of BatchNorm; also weights at the start, and 2 losses per
+    # step.
     assert "36 gradients, 12 losses, 72 weights compared, bit for bit, on 2 ranks." in done.stdout
     assert done.stdout.endswith("Identical.\n")
     rows = re.findall(r"^(\d) +(\S+) +(\S+) +identical +identical +identical", done.stdout, re.M)
@@ -25,7 +26,7 @@ def test_same_training_is_identical():
 
 
 def test_first_difference_is_named():
-    """One element of one gradient of one rank, from which everything else follows."""
+    """One element of one gradient of one rank differs. All later differences follow from it."""
     done = run("parity", "train.py", "--spoil", 3)
     assert_code(done, 1)
     last = done.stdout.splitlines()[-1]
@@ -83,7 +84,7 @@ def test_failed_script_is_no_verdict():
     ],
 )
 def test_another_class_is_compared_with_ddp(wrapper, code, last):
-    """One that derives from DDP, and one that has nothing of it."""
+    """One class derives from DDP, and one does not."""
     done = run("parity", "--class", f"wrappers:{wrapper}", "train.py", "--num-steps", 2)
     assert_code(done, code)
     assert f"loss, {wrapper}" in done.stdout

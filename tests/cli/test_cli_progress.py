@@ -1,4 +1,4 @@
-"""Bars of steps: for someone at a terminal, and for nobody else."""
+"""Progress bars of steps, which appear only at a terminal."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_a_bar_counts_steps(monkeypatch, total):
     monkeypatch.setenv("RANK", "0")
     advance = step_bar("training", total)
     assert advance is not None
-    for _ in range(5):  # also beyond the end
+    for _ in range(5):  # also after the last step
         advance()
-        time.sleep(0.12)  # a bar is drawn ten times a second at most
+        time.sleep(0.12)  # a bar is drawn at most ten times a second
     said = sys.stderr.getvalue()
     assert "training" in said
     assert ("2/3" in said and "4/3" not in said) if total else "4step" in said
@@ -65,7 +65,8 @@ def test_at_a_terminal(tmp_path, words, titles):
     if words[0] == "timeline":
         words = (*words, "--out", str(tmp_path / "out"))
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # it has no size yet
+    # the terminal has no size yet
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "ddpx", *words],
         cwd=SCRIPTS,
@@ -90,5 +91,5 @@ def test_at_a_terminal(tmp_path, words, titles):
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
-    except OSError:  # on Linux, the end
+    except OSError:  # the end of the output, on Linux
         return b""

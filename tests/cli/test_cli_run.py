@@ -1,4 +1,4 @@
-"""``ddpx run``: whatever name a script has for DDP, ReducerDDP does the work."""
+"""``ddpx run``: ReducerDDP does the work, whatever name a script uses for DDP."""
 
 import os
 import signal
@@ -21,14 +21,14 @@ def test_ddp_is_replaced_wherever_it_is_imported_from():
 
 
 def test_ddp_is_replaced_where_it_was_imported_before(tmp_path):
-    """In libraries, in torch's own modules, and nowhere else."""
+    """Replaced in libraries and in torch's own modules, and nowhere else."""
     done = run(tmp_path / "store", start=("patch_late.py",))
     assert_code(done, 0)
     assert "TooEarly was derived from torch's DistributedDataParallel before" in done.stdout
 
 
 def test_module_with_arguments_starts_as_python_starts_it():
-    """With torchrun's options; a script without DDP is told so."""
+    """With torchrun's options. A script without DDP gets a hint."""
     done = run("run", "--nproc-per-node=1", "-m", "says_where", "-m", "x")
     assert_code(done, 0)
     assert "name __main__, argv ['says_where.py', '-m', 'x']" in done.stdout
@@ -57,7 +57,8 @@ def test_interrupt_ends_all_ranks():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # as a terminal: all that are in the foreground get the signal
+        # like a terminal, which sends the signal to all processes in the foreground
+        start_new_session=True,
     )
     try:
         ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""``ddpx timeline``: recording a script, showing and comparing what was recorded."""
+"""``ddpx timeline``: records a script, shows recordings, and compares them."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,10 @@ _FORMS = ["summary.txt", "timeline.html", "timeline.png", "trace.json"]
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A folder with all forms, of 5 steps of a script with DDP that makes 9; and what was said."""
+    """A folder with all output forms, and the printed text.
+
+    Of 9 steps of a script, 5 are recorded.
+    """
     out = tmp_path_factory.mktemp("recorded") / "out"
     words = ("timeline", "train.py", "--num-steps", 9, "--steps", 5, "--out", out)
     done = run(*words)
@@ -53,7 +56,7 @@ def test_recording_against_itself(recorded):
 def test_slower_recording_is_said_to_be(recorded):
     base = Timeline.load(recorded[0] / "trace.json").summary()
     base = replace(base, ranks=tuple(replace(rank, step_error_ms=0.0) for rank in base.ranks))
-    # By the same time on each rank, so that the slowest stays the slowest.
+    # Adds the same time on each rank, so that the slowest rank stays the slowest.
     more_ms = max(rank.step_ms for rank in base.ranks)
     slow = replace(
         base,

@@ -1,4 +1,4 @@
-"""``ddpx timeline show A --against B``: its verdict, as a sentence and as an exit code."""
+"""``ddpx timeline show A --against B``: the verdict as a sentence and as an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISY = [100.0, 160.0, 60.0, 100.0, 140.0, 55.0, 145.0]
 
 
 def _write(path: Path, steps_ms: Sequence[float]) -> None:
-    """A recording of one rank alone, with steps of these lengths."""
+    """Writes a recording of one rank with steps of these lengths."""
     kind = _C.EventKind
     rows = []
     begin = 1000 * MS

@@ -1,4 +1,4 @@
-"""Wrong usage: exit code 2 and one line that says what is wrong, for every command."""
+"""Invalid usage of every command: exit code 2 and one line with the reason."""
 
 import subprocess
 import sys

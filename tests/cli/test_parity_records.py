@@ -1,4 +1,4 @@
-"""What ``ddpx parity`` compares: digests of every bit; the earliest difference comes first."""
+"""``ddpx parity`` compares digests of every bit. The earliest difference comes first."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_the_same_is_identical():
 
 
 def test_the_earliest_difference_of_all_ranks_comes_first():
-    """Though rank 0 differs as well, later in the step."""
+    """Rank 0 differs as well, but later in the step."""
     plain = [_rank(*_training())] * 2
     verdict = compare(plain, [_rank(*_training(weight="x")), _rank(*_training(grad=None))])
     first, second = verdict.differences

@@ -10,7 +10,7 @@ from device_ranks import DeviceRanks
 
 @pytest.fixture(scope="session")
 def device_ranks(late_library: None) -> Iterator[Callable[[str, int], DeviceRanks]]:
-    """``device_ranks(device, world_size)``; ranks live for the session."""
+    """``device_ranks(device, world_size)`` returns ranks that live for the session."""
     made: dict[tuple[str, int], DeviceRanks] = {}
 
     def get(device: str, world_size: int) -> DeviceRanks:

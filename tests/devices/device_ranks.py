@@ -1,4 +1,4 @@
-"""Ranks whose tensors lie on a device: the late one, or CUDA."""
+"""Ranks whose tensors are on a device: the late device or CUDA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ddpx.testing import RankPool
 
-# CUDA cases bear the marker that `pytest -m gpu` asks for.
+# CUDA cases have the marker of `pytest -m gpu`.
 _CUDA_MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -28,7 +28,7 @@ DEVICES = ("late", pytest.param("cuda", marks=_CUDA_MARKS))
 
 
 def on_devices(*world_sizes: int) -> pytest.MarkDecorator:
-    """Parametrizes a test's ``device`` and ``world_size``; CUDA also gets 3 ranks on one GPU."""
+    """Parametrizes a test's ``device`` and ``world_size``. CUDA also gets 3 ranks on one GPU."""
     late = [pytest.param("late", size, id=f"late-{size}") for size in world_sizes]
     cuda = [
         pytest.param("cuda", size, marks=_CUDA_MARKS, id=f"cuda-{size}")
@@ -40,14 +40,15 @@ def on_devices(*world_sizes: int) -> pytest.MarkDecorator:
 class DeviceRanks:
     """A :class:`RankPool` whose default group communicates on ``device``.
 
-    NCCL refuses two ranks on one GPU; gloo takes CUDA tensors, so several ranks can share one.
+    NCCL refuses two ranks on one GPU. gloo supports CUDA tensors, so several ranks can share a GPU.
     """
 
     def __init__(self, device: str, world_size: int) -> None:
         if device == "late":
-            late_device.build()  # unless a test run has done so; not within a rank's time limit
+            late_device.build()  # the build must not count against a rank's time limit
         nccl = device == "cuda" and world_size == 1
-        # Forks are made of a process without the device, which has threads of its own.
+        # Ranks are forked from a process without the device, since the device has threads of its
+        # own.
         self._pool = RankPool(world_size, "nccl" if nccl else "gloo")
         self._device = device
         self._directory = tempfile.TemporaryDirectory(prefix="ddpx-late-")
@@ -56,7 +57,7 @@ class DeviceRanks:
     def run(
         self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any
     ) -> list[Any]:
-        """As :meth:`RankPool.run`."""
+        """See :meth:`RankPool.run`."""
         rendezvous = str(Path(self._directory.name, str(next(self._numbers))))
         call = functools.partial(function, *args, **kwargs)
         run = functools.partial(_run_on_device, self._device, rendezvous, call)
@@ -69,18 +70,18 @@ class DeviceRanks:
 
 
 def _run_on_device(device: str, rendezvous: str, call: Callable[[], Any]) -> Any:
-    os.environ["DDPX_FORCE_COMM"] = "1"  # a single rank walks the whole path, too
+    os.environ["DDPX_FORCE_COMM"] = "1"  # a single rank runs the whole communication path, too
     if device == "late":
         _enter_late_group(rendezvous)
         controls().set_hold(late_device.milliseconds(HOLD_MS))
-        for index in range(controls().NUM_DEVICES):  # what the last function left
+        for index in range(controls().NUM_DEVICES):  # work of the previous function
             controls().synchronize(index)
     torch.accelerator.set_device_index(0)
     return call()
 
 
 def _enter_late_group(rendezvous: str) -> None:
-    """Once in the life of a rank: the default group gets the late device's backend."""
+    """Gives the default group the backend of the late device, once per rank."""
     if dist.is_initialized() and "late" in str(dist.get_backend_config()):
         return
     late_device.load()
@@ -95,18 +96,18 @@ def _enter_late_group(rendezvous: str) -> None:
     )
 
 
-# While nothing demands it, work is held for this long.
+# Time for which the device holds work that nothing demands.
 HOLD_MS = float(os.environ.get("LATE_HOLD_MS", "20"))
 
 
 def controls() -> types.ModuleType:
-    """Of the late device, in a rank."""
+    """The controls of the late device, in a rank."""
     return late_device.load()
 
 
 def keep_busy(device: str, time_ms: int) -> None:
-    """Queues something on the current stream that takes about so long."""
+    """Queues work on the current stream that takes about ``time_ms``."""
     if device == "late":
         controls().sleep(late_device.milliseconds(time_ms))
     else:
-        torch.cuda._sleep(time_ms * 1_500_000)  # in cycles
+        torch.cuda._sleep(time_ms * 1_500_000)  # the argument is in cycles

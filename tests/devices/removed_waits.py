@@ -1,7 +1,8 @@
-"""Every wait of the reducer's device path: where it is, and what notices that it is gone.
+"""Every wait of the reducer's device path: its place, and the check that detects its removal.
 
-The late device leaves a wait out if the functions that make it are on the call stack; nothing in
-the product knows of that. scripts/device_tables.py writes the table of docs/devices.md from this.
+The late device leaves a wait out if the functions that make it are on the call stack. No code of
+ddpx takes part in this. scripts/device_tables.py writes the table of docs/devices.md from this
+module.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class Proof:
     """One wait.
 
     Attributes:
-        name: what waits for what, for the table.
-        kind, callers: as for ``late_device.without``.
-        check: runs on every rank and raises if anything is wrong.
-        slow: work with this in its name takes ``slow_ms`` longer, removed wait or not.
+        name: What waits for what, for the table.
+        kind, callers: As for ``late_device.without``.
+        check: Runs on every rank and raises an error if a result is wrong.
+        slow: Work with this in its name takes ``slow_ms`` longer, with and without the wait.
     """
 
     name: str
@@ -89,7 +90,7 @@ def _records_when_collectives_end() -> None:
 
 
 def _records_one_end_of_a_collective() -> None:
-    """Ranks leave an all-reduce at the same time, by whichever rank's clock."""
+    """Ranks record the same end of an all-reduce, by the clock of any rank."""
     timeline = usage_cases.recorded_late("late", [0])
     for step in timeline.steps:
         ends = [
@@ -253,7 +254,10 @@ PROOFS = (
 
 
 def run(number: int, remove: bool) -> tuple[int, str]:
-    """How often the wait of a proof was left out, and what was noticed; on every rank."""
+    """Runs a proof on every rank.
+
+    Returns how often the wait was left out, and the detected errors.
+    """
     proof = PROOFS[number]
     slow = late_device.slow(proof.slow or "nothing", proof.slow_ms)
     noticed = ""

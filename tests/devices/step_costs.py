@@ -1,4 +1,4 @@
-"""What a wrapper adds to a step of 200 parameters: operations of the device, and bytes moved."""
+"""The cost that a wrapper adds to a step of 200 parameters: device operations and bytes moved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BF16 = _MixedPrecision(
 
 @dataclass(frozen=True)
 class Setting:
-    """Options of both wrappers; DDP has no ``check_finite``, and is measured without."""
+    """Options of both wrappers. DDP has no ``check_finite`` and runs without it."""
 
     options: dict[str, Any]
     check_finite: bool = False
@@ -45,15 +45,15 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one step, more than that of the bare module.
+    """The cost of one step, less the cost of the bare module's step.
 
     Attributes:
-        operations: kernels and copies.
-        bytes: that those read and write.
-        collectives: how many.
-        collective_bytes: of the tensors that they are about.
-        synchronisations: how often the host waited for the device.
-        memory_bytes: of the device, in use after the step.
+        operations: Kernels and copies.
+        bytes: Bytes that the operations read and write.
+        collectives: The number of collective calls.
+        collective_bytes: The size of their tensors.
+        synchronisations: How often the host waited for the device.
+        memory_bytes: Device memory in use after the step.
     """
 
     operations: int
@@ -68,8 +68,11 @@ class Cost:
 
 
 def cost_of(name: str, wrapper: str) -> Cost | str:
-    """On every rank. Of ``wrapper`` "ddpx" or "DDP"; a text if it does not run on the device."""
-    controls().set_hold(late_device.milliseconds(0))  # what is counted does not depend on it
+    """The cost of ``wrapper``, "ddpx" or "DDP", on every rank.
+
+    A text if it does not run on the device.
+    """
+    controls().set_hold(late_device.milliseconds(0))  # the counts do not depend on the hold time
     setting = SETTINGS[name]
     dtype = torch.bfloat16 if "mixed_precision" in setting.options else torch.float32
     bare = _measure(lambda module: module.to(dtype), dtype)

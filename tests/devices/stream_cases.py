@@ -1,6 +1,6 @@
-"""Trainings whose gradients come from several streams; each returns what it is compared with, too.
+"""Trainings whose gradients come from several streams. Each also returns the expected results.
 
-They run on every rank, on "late" or "cuda".
+The functions run on every rank, on "late" or "cuda".
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import nn
 
 from ddpx import ReducerDDP
 
-# What a case returns: gradients, and what they should be.
+# The results of a case: pairs of a gradient and its expected value.
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def layers(device: str, number: int = 4, width: int = 16) -> nn.Sequential:
-    """The same on every rank."""
+    """Layers with the same weights on every rank."""
     torch.manual_seed(1)
     return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(number))).to(device)
 
@@ -38,7 +38,7 @@ def batch(device: str, step: int, rank: int | None = None, width: int = 16) -> t
 def expected_grads(
     module: nn.Module, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor], step: int
 ) -> list[torch.Tensor]:
-    """The mean over ranks of the gradients of ``module``, computed on CPU by this rank alone."""
+    """The mean over ranks of the gradients of ``module``. Each rank computes it on CPU."""
     copies = [param.detach().cpu() for param in module.parameters()]
     size = dist.get_world_size()
     total = [torch.zeros_like(copy) for copy in copies]
@@ -58,7 +58,7 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def backward(loss: torch.Tensor) -> None:
-    """On the late device collectives then get the time to run before other work does."""
+    """Runs backward. On the late device, collectives then have time to run before other work."""
     if loss.device.type != "late":
         loss.backward()
         return
@@ -70,7 +70,10 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def pair_up(module: nn.Module, expected: Sequence[torch.Tensor]) -> Pairs:
-    """To be called on the stream that the user reads gradients on."""
+    """Pairs gradients with expected values.
+
+    Must run on the stream on which the user reads gradients.
+    """
     pairs = []
     for param, value in zip(module.parameters(), expected, strict=True):
         assert param.grad is not None
@@ -87,9 +90,10 @@ def check(per_rank: Sequence[Pairs]) -> None:
 
 
 def accumulate_on(param: torch.Tensor, stream: torch.Stream) -> Any:
-    """Lets the param's gradients be accumulated, and its hooks run, on ``stream``.
+    """Makes the accumulation of the param's gradient, and its hooks, run on ``stream``.
 
-    The node keeps the stream that is current when it is made; it lives as long as what is returned.
+    The accumulator keeps the stream that is current at its creation. It lives as long as the
+    returned object.
     """
     with stream:
         return param.expand_as(param).grad_fn.next_functions[0][0]
@@ -101,7 +105,7 @@ def make_grads(module: nn.Module) -> None:
 
 
 def gradients_made_on_a_side_stream(device: str, **options: Any) -> Pairs:
-    """Half of forward, and so half of backward, runs on a stream of its own."""
+    """Half of forward, and thus half of backward, runs on a side stream."""
     module = layers(device)
     ours = ReducerDDP(module, **options)
     side, main = torch.Stream(device=device), torch.accelerator.current_stream()
@@ -122,7 +126,7 @@ def gradients_made_on_a_side_stream(device: str, **options: Any) -> Pairs:
 
 
 def wrapped_on_a_side_stream(device: str, **options: Any) -> Pairs:
-    """Hooks then run on that stream, while gradients come from the main one."""
+    """Hooks run on the side stream, while gradients come from the main stream."""
     module = layers(device)
     side = torch.Stream(device=device)
     with side:
@@ -145,9 +149,9 @@ def hooks_on_several_streams(
     check_finite: bool = False,
     **options: Any,
 ) -> Pairs:
-    """Each param's hook runs on a stream of its own; all gradients lie in one bucket.
+    """The hook of each param runs on a stream of its own. All gradients are in one bucket.
 
-    ``keep``: gradients are added to zeros, which is work on that stream.
+    ``keep``: gradients are added to zeros, which is work on the hook's stream.
     """
     module = layers(device)
     main = torch.accelerator.current_stream()
@@ -180,10 +184,10 @@ class _Branches(nn.Module):
 
 
 def local_gradients_first(device: str, **options: Any) -> Pairs:
-    """A backward reaches an output of ``no_sync()`` first, then one that makes it average.
+    """A backward reaches an output of ``no_sync()`` first, then an output that makes it average.
 
-    The gradient that came before is packed where the second output is reached; its hook ran on
-    another stream, which added it to zeros.
+    The earlier gradient is packed when backward reaches the second output. Its hook ran on another
+    stream, which added the gradient to zeros.
     """
     module = _Branches(device)
     main, side = torch.accelerator.current_stream(), torch.Stream(device=device)
@@ -202,7 +206,7 @@ def local_gradients_first(device: str, **options: Any) -> Pairs:
         x = batch(device, step)
         averaged = ours(x, 0)
         with ours.no_sync():
-            local = ours(x, 1)  # made last, so that backward comes to it first
+            local = ours(x, 1)  # computed last, so that backward reaches it first
         backward(averaged.square().mean() + local.square().mean())
         pairs += pair_up(module, expected)
         side.wait_stream(main)
@@ -211,7 +215,7 @@ def local_gradients_first(device: str, **options: Any) -> Pairs:
 
 
 class _MayPassBy(nn.Module):
-    """Layers, or an output that leads to no parameter."""
+    """Returns the result of the layers, or an output that depends on no parameter."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -222,7 +226,8 @@ class _MayPassBy(nn.Module):
 
 
 def a_loss_that_reaches_no_param(device: str, **options: Any) -> tuple[Pairs, list[str]]:
-    """Of rank 0, in two of five steps; it takes part with zeros. And texts of errors.
+    """The loss of rank 0 reaches no parameter in two of five steps. Returns gradients and error
+    texts.
 
     Backward is called, and gradients are read, on a side stream.
     """
@@ -236,7 +241,7 @@ def a_loss_that_reaches_no_param(device: str, **options: Any) -> tuple[Pairs, li
         unreached = step in (2, 4)
         expected = expected_grads(module, loss_of, step)
         if unreached:
-            alone = layers("cpu")  # rank 0's gradients; no step changes the parameters
+            alone = layers("cpu")  # the gradients of rank 0 alone; no step changes the parameters
             loss_of(alone, batch("cpu", step, 0)).backward()
             for value, param in zip(expected, alone.parameters(), strict=True):
                 assert param.grad is not None
@@ -257,7 +262,7 @@ def a_loss_that_reaches_no_param(device: str, **options: Any) -> tuple[Pairs, li
 
 
 def gradients_dropped_while_read(device: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
-    """Packing a bucket, which drops the gradients in it, takes long; backward goes on meanwhile.
+    """Packing a bucket takes long and releases its gradients. Backward continues meanwhile.
 
     The gradients were accumulated on other streams than the one that packs.
     """
@@ -281,7 +286,7 @@ def gradients_dropped_while_read(device: str, wrapper: Any = ReducerDDP, **optio
 
 @contextlib.contextmanager
 def slow_copies(device: str) -> Iterator[None]:
-    """On the late device: nothing is held, but copies of many tensors at once take 60 ms."""
+    """On the late device: no work is held, but copies of many tensors at once take 60 ms."""
     if device != "late":
         yield
         return
@@ -296,14 +301,14 @@ def slow_copies(device: str) -> Iterator[None]:
 
 
 def slow_looks(device: str) -> contextlib.AbstractContextManager[None]:
-    """On the late device: ``set_check_finite()`` takes 60 ms to look at a bucket's gradients."""
+    """On the late device: ``set_check_finite()`` takes 60 ms to check the gradients of a bucket."""
     return late_device.slow("_foreach_norm", 60) if device == "late" else contextlib.nullcontext()
 
 
 def launched_from_another_stream(
     device: str, wrapper: Any = ReducerDDP, check_finite: bool = False, **options: Any
 ) -> Pairs:
-    """A full bucket waits for its turn; the hook that launches it runs on another stream."""
+    """A full bucket waits for its turn. The hook that launches it runs on another stream."""
     module = layers(device, 2)
     main = torch.accelerator.current_stream()
     streams = [torch.Stream(device=device) for _ in range(2)]
@@ -321,7 +326,7 @@ def launched_from_another_stream(
         return first(second(x)).square().mean()
 
     for step in range(7):
-        reverse = step > 3  # buckets have been made by the other order of arrival
+        reverse = step > 3  # buckets have been rebuilt by the reverse arrival order
         expected = expected_grads(module, backwards if reverse else forwards, step)
         ours.zero_grad()
         x = batch(device, step)
@@ -334,9 +339,10 @@ def launched_from_another_stream(
 
 
 def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **options: Any) -> Pairs:
-    """A hook of a later param replaces, or clears, an earlier param's gradient, which still counts.
+    """A hook of a later param replaces or clears an earlier param's gradient, which still
+    counts.
 
-    From the first step on, in which buckets leave at the end of backward.
+    This also holds in the first step, in which buckets are launched at the end of backward.
     """
     module = layers(device, 2)
     ours = wrapper(module, **options)
@@ -361,9 +367,10 @@ def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **opt
 
 
 def aborted_after_the_last_gradient(device: str, keep: bool = False, **options: Any) -> Pairs:
-    """The first backward raises on rank 0 when every gradient is there; its peers finish the step.
+    """The first backward raises on rank 0 after all gradients have arrived. Its peers finish the
+    step.
 
-    Returns the gradients of the peers in that step, and those of all ranks in the next ones.
+    Returns the gradients of the peers in that step, and those of all ranks in later steps.
     """
     module = layers(device)
     main = torch.accelerator.current_stream()
@@ -382,14 +389,14 @@ def aborted_after_the_last_gradient(device: str, keep: bool = False, **options: 
         def fail(grad: torch.Tensor) -> None:
             raise ValueError("on purpose")
 
-        x = x * 1  # whose node runs behind the accumulation of every gradient
+        x = x * 1  # the node runs after the accumulation of every gradient
         if raises:
             x.register_hook(fail)
         try:
             backward(loss_of(ours, x))
         except ValueError:
             assert raises
-            for stream in streams:  # torch does that after a backward that ends well only
+            for stream in streams:  # torch does this only after a successful backward
                 main.wait_stream(stream)
         else:
             assert not raises
@@ -401,9 +408,9 @@ def aborted_after_the_last_gradient(device: str, keep: bool = False, **options: 
 
 
 def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
-    """Texts of errors, step by step. In the third, rank 0 raises after its last gradient.
+    """Error texts per step. In the third step, rank 0 raises after its last gradient.
 
-    Its gradients are not finite then, which its peers report.
+    The gradients of that step are not finite, which the peers report.
     """
     module = layers(device)
     main = torch.accelerator.current_stream()
@@ -422,7 +429,7 @@ def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
         raises = step == 2 and dist.get_rank() == 0
         if raises:
             x[0, 0] = float("inf")
-        x = x.requires_grad_() * 1  # whose node runs behind the accumulation of every gradient
+        x = x.requires_grad_() * 1  # the node runs after the accumulation of every gradient
         if raises:
             x.register_hook(fail)
         try:
@@ -439,7 +446,7 @@ def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
 
 
 def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
-    """On every rank; the step after it, and those that follow, are right."""
+    """Backward raises on every rank. The next steps are correct."""
     module = layers(device)
     ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
     pairs: Pairs = []
@@ -465,7 +472,7 @@ def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
 
 
 def arrived_in_another_order(device: str, **options: Any) -> Pairs:
-    """Ranks agree on rank 0's order of arrival."""
+    """Ranks agree on the arrival order of rank 0."""
     module = layers(device, 3)
     ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
 
@@ -485,7 +492,7 @@ def arrived_in_another_order(device: str, **options: Any) -> Pairs:
 
 
 def used_differently_by_rank(device: str, **options: Any) -> Pairs:
-    """With find_unused_parameters; guesses are wrong in some steps, and repaired."""
+    """With find_unused_parameters. Predictions are wrong in some steps, and are corrected."""
     module = layers(device)
     ours = ReducerDDP(module, find_unused_parameters=True, bucket_cap_mb=0.0001, **options)
     size = dist.get_world_size()
@@ -518,7 +525,7 @@ def used_differently_by_rank(device: str, **options: Any) -> Pairs:
 
 
 def checked_for_finite(device: str, **options: Any) -> list[str]:
-    """Texts of errors, step by step: a gradient of rank 0 is infinite in the second of them."""
+    """Error texts per step. A gradient of rank 0 is infinite in the second step."""
     module = layers(device)
     ours = ReducerDDP(module, **options)
     ours.set_check_finite()

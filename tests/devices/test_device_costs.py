@@ -1,4 +1,4 @@
-"""A step costs the device no more than under DDP: by the late device's counters."""
+"""A step costs the device no more than under DDP, by the counters of the late device."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_no_more_than_ddp(device_ranks, name):
 
 
 def _allowance(name: str, quantity: str) -> int:
-    """DDP does not look whether gradients are finite: for one look at all of them."""
+    """The additional cost of checking once whether gradients are finite, which DDP does not do."""
     if "check_finite" not in name:
         return 0
-    # The norms of 200 gradients, and the ranks' findings.
+    # The norms of 200 gradients, and the results of all ranks.
     allowances = {
         "operations": 16,
         "bytes": FLOAT_BYTES + 16 * 1024,

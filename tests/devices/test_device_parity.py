@@ -1,4 +1,4 @@
-"""On a device, the bits of DDP on that device."""
+"""The bits of ddpx on a device equal those of DDP on that device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpx.testing.compare import summarize
 pytestmark = pytest.mark.timeout(300)
 
 PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
-# The late device has neither sparse tensors nor convolutions.
+# The late device supports neither sparse tensors nor convolutions.
 NOT_LATE = ("sparse embedding", "conv + BatchNorm", "channels last")
 
 

@@ -1,4 +1,4 @@
-"""What else a wrapper is used for, on a device: with the results that it has on CPU."""
+"""Other usages of a wrapper on a device, compared with their results on CPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def _compare(ranks, case, device, *args, same_buckets=True, **options):
-    """Late kernels are CPU's, so that bits are the same; CUDA's are not.
+    """Late kernels are those of the CPU, so the bits are equal. Those of CUDA differ.
 
-    The place of a gradient in its bucket decides in which order three ranks are summed.
+    The order in which three ranks are summed depends on a gradient's position in its bucket.
     """
     expected = ranks.run(case, "cpu", *args, **options)
     actual = ranks.run(case, device, *args, **options)
@@ -32,7 +32,7 @@ def test_two_devices_in_one_module(device_ranks, device, world_size, mode):
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device only")
     ranks = device_ranks(device, world_size)
-    same_buckets = world_size == 2  # each device has some of its own
+    same_buckets = world_size == 2  # the layout of buckets may differ between devices
     _compare(ranks, cases.on_two_devices, device, same_buckets=same_buckets, **MODES[mode])
 
 
@@ -127,13 +127,14 @@ def test_reads_on_the_host_are_refused_under_capture(device_ranks, options, chec
 
 @on_devices(1, 2)
 def test_times_are_the_devices(device_ranks, device, world_size):
-    """The host is done long before the device has come to the last layer."""
+    """The host finishes long before the device reaches the last layer."""
     ranks = device_ranks(device, world_size)
     timeline, busy_ns = ranks.run(cases.recorded_busy_layers, device, 20)[0]
     assert len(timeline.steps) == 4
     for step in timeline.steps:
         for rank_step in step.ranks.values():
-            # Of the weights: each one's comes before its layer's sleep, after those behind it.
+            # Times of weights: that of a layer comes before its own sleep and after the sleeps of
+            # later layers.
             weights = [a for a in rank_step.arrivals if "weight" in _name(timeline, a.param)]
             between = [b.at - a.at for a, b in pairwise(weights)]
             assert all(0.7 * busy_ns < time_ns < 5 * busy_ns for time_ns in between), between
@@ -144,7 +145,7 @@ def test_times_are_the_devices(device_ranks, device, world_size):
 
 @on_devices(1, 2)
 def test_communication_overlaps_backward(device_ranks, device, world_size):
-    """A bucket is reduced while the device computes the gradients of the next ones."""
+    """A bucket is reduced while the device computes the gradients of later buckets."""
     if device == "cuda" and world_size > 1:
         pytest.skip("gloo copies to the host on the same stream")
     ranks = device_ranks(device, world_size)

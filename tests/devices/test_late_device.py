@@ -1,6 +1,6 @@
-"""The late device itself: what it does late, in which order, and what it does to freed memory.
+"""The late device itself: which work is late, in which order, and the contents of freed memory.
 
-Ranks run these: a process with the device has another default accelerator.
+Ranks run these tests, since the device changes the default accelerator of its process.
 """
 
 from __future__ import annotations

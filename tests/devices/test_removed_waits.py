@@ -1,4 +1,7 @@
-"""The suite fails without each of the reducer's waits; else the late device proves nothing."""
+"""The suite fails without any one of the reducer's waits.
+
+Otherwise the late device proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ def test_a_removed_wait_is_noticed(device_ranks, number):
     ranks = device_ranks("late", 2)
     for _, noticed in ranks.run(removed_waits.run, number, remove=False):
         assert noticed == ""
-    # A missing wait is a race: on a busy machine the late work may come in time by chance.
+    # A missing wait is a race. On a busy machine the late work may be in time by chance.
     for _ in range(3):
         try:
             answers = ranks.run(removed_waits.run, number, remove=True, timeout=8)
         except RankFailed as failure:
-            assert "did not return" in str(failure)  # noticed, too
+            assert "did not return" in str(failure)  # also detected
             return
         assert any(num_applied for num_applied, _ in answers), "the wait was never made"
         if any(noticed for _, noticed in answers):

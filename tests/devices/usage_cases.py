@@ -1,4 +1,4 @@
-"""Trainings on a device, to be compared with the same ones on CPU; they run on every rank."""
+"""Trainings on a device, for comparison with the same trainings on CPU. They run on every rank."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def on_two_devices(device: str, **options: Any) -> State:
 
 
 class _CheckpointOnTwoDevices(_OnTwoDevices):
-    """The checkpoint's own backward begins on one device and ends on the other one's thread."""
+    """The checkpoint's own backward begins on one device and ends on the thread of the other."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first[0](x.to(self.devices[0]))
@@ -66,7 +66,7 @@ class _CheckpointOnTwoDevices(_OnTwoDevices):
 
 
 def checkpoint_on_two_devices(device: str, **options: Any) -> State:
-    """The wrapper is bypassed, so that nothing tells where a backward begins."""
+    """The forward bypasses the wrapper, so that the start of backward is not known."""
     ours = ReducerDDP(_CheckpointOnTwoDevices(device), **options)
     state = _train(ours.module, device)
     assert ours.reducer.num_steps == 4
@@ -74,7 +74,7 @@ def checkpoint_on_two_devices(device: str, **options: Any) -> State:
 
 
 def _plus_one(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
-    """Its continuation is work of its own, on the stream that the future names."""
+    """The hook's continuation runs its own work on the stream that the future gives."""
     summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
     return summed.then(lambda done: done.value()[0].div(dist.get_world_size()) + 1)
 
@@ -115,10 +115,11 @@ def in_mixed_precision(device: str, **options: Any) -> State:
 
 
 def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> State:
-    """Gradients after backwards of which the last one raises, on all ranks.
+    """Gradients after several backwards, the last of which raises on all ranks.
 
-    They are then cast to float32. Each was copied on a stream of its own when it arrived.
-    ``launched``: it raises behind the last gradient, when the bucket was launched; else before.
+    They are cast to float32 afterwards. On arrival, each gradient was copied on a stream of its
+    own. ``launched``: The backward raises after the last gradient, when the bucket is launched.
+    Otherwise before.
     """
     precision = _MixedPrecision(
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
@@ -129,7 +130,7 @@ def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> S
     nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=on_device)]
     kept: list[torch.Tensor] = []
     for param in module.parameters():
-        param.register_hook(kept.append)  # so that autograd copies the gradient
+        param.register_hook(kept.append)  # makes autograd copy the gradient
     ours = ReducerDDP(module, mixed_precision=precision, **options)
     last = next(module.parameters())
 
@@ -146,9 +147,10 @@ def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> S
             backward(loss_of(ours, x))
         except ValueError:
             assert step == 2
-            while ours.reducer.phase != _C.Phase.IDLE:  # a thread of the engine ends the step
+            # a thread of the autograd engine ends the step
+            while ours.reducer.phase != _C.Phase.IDLE:
                 time.sleep(0.001)
-            for stream in streams:  # torch does that after a backward that ends well only
+            for stream in streams:  # torch does this only after a successful backward
                 torch.accelerator.current_stream().wait_stream(stream)
         state += [param.grad.cpu() for param in module.parameters() if param.grad is not None]
         kept.clear()
@@ -157,7 +159,7 @@ def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> S
 
 
 def in_sixteen_bits(device: str, dtypes: dict[str, torch.dtype], **options: Any) -> State:
-    """Gradients of two steps of three micro-steps each, summed in float32."""
+    """Gradients of two steps with three micro-steps each, summed in float32."""
     ours = ReducerDDP(layers(device).to(torch.bfloat16), bucket_cap_mb=0.0015, **options, **dtypes)
     grads = []
     for step in range(2):
@@ -170,7 +172,7 @@ def in_sixteen_bits(device: str, dtypes: dict[str, torch.dtype], **options: Any)
     return grads
 
 
-# Half a unit in the last place of bfloat16, and a little for float32 on the way there.
+# Half a unit in the last place of bfloat16, plus a small float32 rounding error.
 _ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
 _FLOAT32 = 2.0**-21
 
@@ -178,7 +180,7 @@ _FLOAT32 = 2.0**-21
 def sums_against_float64(
     device: str, dtypes: dict[str, torch.dtype], num_micro_steps: int, **options: Any
 ) -> None:
-    """The error of sums over micro-steps and ranks is that of one rounding at the end."""
+    """The error of sums over micro-steps and ranks equals that of one rounding at the end."""
     module = layers(device).to(torch.bfloat16)
     plain = copy.deepcopy(module)
     params = list(plain.parameters())
@@ -205,7 +207,7 @@ def sums_against_float64(
             rounds = "grad_dtype" not in dtypes
             assert param.grad.dtype is (torch.bfloat16 if rounds else torch.float32)
             error = (param.grad.cpu().double() - expected).abs()
-            # Sums cancel: float32's error is relative to what is added up.
+            # Sums cancel, so the error of float32 is relative to the summands.
             allowed = (_ONE_ROUNDING if rounds else 0) * expected.abs()
             allowed += _FLOAT32 * num_micro_steps
             assert (error <= allowed).all(), (step, (error - allowed).max())
@@ -222,7 +224,7 @@ def steps_without_synchronisation(device: str, **options: Any) -> None:
         loss_of(ours, x).backward()
         optimizer.step()
 
-    for _ in range(3):  # agreeing on buckets may synchronise
+    for _ in range(3):  # agreeing on buckets may synchronize
         step()
     torch.accelerator.synchronize()
     if device == "late":
@@ -265,7 +267,7 @@ class _BusyLayer(nn.Module):
 
 
 def recorded_busy_layers(device: str, time_ms: int) -> tuple[Timeline, float]:
-    """And how many ns the device is busy for so long."""
+    """Returns also the time in ns for which each layer keeps the device busy."""
     if device == "late":
         controls().set_hold(late_device.milliseconds(0))
     begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
@@ -287,7 +289,10 @@ def recorded_busy_layers(device: str, time_ms: int) -> tuple[Timeline, float]:
 
 
 def unequal_at_first(device: str) -> State:
-    """Ranks make different modules; rank 0's counts, and so do its buffers at each forward."""
+    """Ranks construct different modules.
+
+    Rank 0's parameters are used, and its buffers at each forward.
+    """
     torch.manual_seed(dist.get_rank())
     module = _WithBuffer().to(device)
     ours = ReducerDDP(module)
@@ -302,21 +307,24 @@ def unequal_at_first(device: str) -> State:
 
 
 def errors_under_capture(options: dict[str, Any], check_finite: bool) -> list[str]:
-    """Of three backwards, the middle one while the device says that it is capturing a graph."""
+    """Error texts of three backwards.
+
+    In the middle one, the device reports a capture of a graph.
+    """
     ours = ReducerDDP(layers("late"), **options)
     ours.set_check_finite(check_finite)
     texts = []
     for step in range(3):
         ours.zero_grad()
         loss = loss_of(ours, batch("late", step))
-        controls().pretend_to_capture(step == 1)
+        controls().set_capture_reported(step == 1)
         try:
             loss.backward()
             texts.append("")
         except RuntimeError as error:
             texts.append(str(error))
         finally:
-            controls().pretend_to_capture(False)
+            controls().set_capture_reported(False)
     return texts
 
 
@@ -333,16 +341,20 @@ class _WithBuffer(nn.Module):
 
 
 def error_of_recording_while_busy(device: str) -> float:
-    """By how many ns the times of a recording may be off that begins while the device is busy.
+    """The error in ns of the times of a recording that begins while the device is busy.
 
-    As one that the environment asks for; ``ddpx.record`` communicates first, which waits anyway.
+    Such a recording is one that an environment variable starts. ``ddpx.record`` communicates first,
+    which waits for the device.
     """
     keep_busy(device, 100)
     return _C.Recording(64, torch.device(device, 0), 0).device_error_ns
 
 
 def recorded_late(device: str, late_ranks: Collection[int]) -> Timeline:
-    """The devices of these ranks do nothing until something waits for them; those of others do."""
+    """The devices of ``late_ranks`` hold work until something waits for it.
+
+    Other devices do not.
+    """
     model = ReducerDDP(layers(device))
     for step in range(3):
         loss_of(model, batch(device, step)).backward()

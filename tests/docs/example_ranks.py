@@ -77,7 +77,7 @@ def run_under_launcher(name: str, docstring: str, folder: str) -> str:
         WORLD_SIZE=world_size,
         LOCAL_WORLD_SIZE=world_size,
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="0",  # the process group exists, so no library connects
+        MASTER_PORT="0",  # no library connects, since the process group exists already
     )
     return run_example(name, docstring, folder)
 

@@ -11,7 +11,7 @@ from public_api import ADAPTERS, public_names
 
 from ddpx.testing import RankPool
 
-# Accelerate wraps models on several ranks only.
+# Accelerate wraps models only if there are several ranks.
 RANKS = {"accelerate": 2}
 
 

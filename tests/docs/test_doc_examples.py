@@ -1,4 +1,4 @@
-"""Docstrings of public names: complete, and with examples that run as doctests."""
+"""Docstrings of public names are complete, and their examples run as doctests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpx.testing import RankFailed, RankPool
 NAMES = public_names()
 EXAMPLES = [name for name in NAMES if ">>>" in name.docstring]
 OF_DDPX = [name for name in EXAMPLES if not name.name.startswith("ddpx.integrations.")]
-# Pools start processes, which ranks of a pool may not.
+# Pools start processes, which the ranks of a pool must not do.
 IN_THIS_PROCESS = ("ddpx.testing.RankPool", "ddpx.testing.RankFailed")
 RANK_1_IS_KILLED = ("ddpx.shrink", "ddpx.Shrunk", "ddpx.RankFailure")
 RANK_1_IS_LATE = ("ddpx.RankStalled",)

@@ -1,4 +1,4 @@
-"""`make docs` builds pages of all public names, without a warning."""
+"""`make docs` builds pages of all public names without a warning."""
 
 from __future__ import annotations
 

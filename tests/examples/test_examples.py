@@ -1,4 +1,4 @@
-"""Run every example for real, on two ranks, and look for the line that says what it proved."""
+"""Runs every example on two ranks, and checks the line with its result."""
 
 import importlib
 import json
@@ -15,8 +15,8 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TIME_LIMIT = 100.0  # seconds; a run takes about 5 on two idle cores, so this means it hangs
-pytestmark = pytest.mark.timeout(3 * TIME_LIMIT)  # some tests run two
+TIME_LIMIT = 100.0  # seconds; a run takes about 5 on two idle cores, so a run of this length hangs
+pytestmark = pytest.mark.timeout(3 * TIME_LIMIT)  # some tests have two runs
 SPAWN = (sys.executable,)
 TORCHRUN = (
     sys.executable,
@@ -29,7 +29,7 @@ LAUNCH = (sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node=2"
 
 
 def make_environment(visible_gpus: str | None) -> dict[str, str]:
-    """Return an environment that no launcher around the tests has left its marks on."""
+    """Return an environment without the variables of a launcher."""
     marks = re.compile(
         r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)"
     )
@@ -41,9 +41,9 @@ def make_environment(visible_gpus: str | None) -> dict[str, str]:
 
 
 def stop(process: subprocess.Popen[str]) -> str:
-    """End a process with its children and return what it had printed."""
-    # The polite signal first: torchrun puts its workers into sessions of their own, where only
-    # torchrun itself can end them.
+    """End a process with its children. Return the output so far."""
+    # SIGTERM comes first: torchrun puts its workers into sessions of their own, so only torchrun
+    # can end them.
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.killpg(process.pid, number)
         try:
@@ -57,10 +57,10 @@ def stop(process: subprocess.Popen[str]) -> str:
 def started(
     launcher: tuple[str, ...], script: str, *args: str, folder: Path, gpus: str | None = ""
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start an example, in a process group of its own that ends with the block at the latest."""
+    """Start an example in a process group of its own. The end of the block ends the group."""
     process = subprocess.Popen(
         [*launcher, str(EXAMPLES / script), *args],
-        cwd=folder,  # nothing gets written into the source tree
+        cwd=folder,  # the example must not write into the source tree
         env=make_environment(gpus),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -75,7 +75,7 @@ def started(
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for an example, demand success, and return what it printed."""
+    """Wait for an example, check that it succeeded, and return its output."""
     try:
         output = process.communicate(timeout=TIME_LIMIT)[0]
     except subprocess.TimeoutExpired:
@@ -85,13 +85,13 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def run(launcher: tuple[str, ...], script: str, *args: str, folder: Path) -> str:
-    """Run an example on CPU ranks and return what it printed."""
+    """Run an example on CPU ranks. Return its output."""
     with started(launcher, script, *args, folder=folder) as process:
         return finish(process)
 
 
 def assert_printed(output: str, *patterns: str) -> None:
-    """Demand a match of every pattern."""
+    """Check that each pattern matches the output."""
     for pattern in patterns:
         assert re.search(pattern, output), f"no match of {pattern!r} in:\n{output}"
 
@@ -108,7 +108,7 @@ def assert_printed(output: str, *patterns: str) -> None:
         ),
         (
             "data_parallel_comparison.py",
-            [r"DataParallel: .* it just runs on cpu", r"OK: same weights after 20 steps"],
+            [r"DataParallel: .* runs on cpu", r"OK: same weights after 20 steps"],
         ),
         (
             "several_device_ids.py",
@@ -117,12 +117,12 @@ def assert_printed(output: str, *patterns: str) -> None:
     ],
 )
 def test_spawned(script: str, patterns: list[str], tmp_path: Path) -> None:
-    """The scripts that start their own ranks prove their point."""
+    """Scripts that start their own ranks succeed."""
     assert_printed(run(SPAWN, script, "--world-size=2", folder=tmp_path), *patterns)
 
 
 def test_sampler_script_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    """The second run begins where the first stopped, and set_epoch reshuffles every epoch."""
+    """The second run resumes where the first run stopped, and set_epoch reshuffles every epoch."""
     script, checkpoint = "torchrun_sampler.py", f"--checkpoint={tmp_path / 'line.pt'}"
     first = run(TORCHRUN, script, checkpoint, "--epochs=5", folder=tmp_path)
     assert_printed(first, r"epoch 0: ", r"epoch 4: ", r"OK: 2 ranks on cpu .* after 5 epochs")
@@ -137,7 +137,7 @@ def test_sampler_script_resumes_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_full_training_saves_a_plain_module(tmp_path: Path) -> None:
-    """The script learns, says why SyncBatchNorm is left out, and saves names with no prefix."""
+    """The script learns, explains the missing SyncBatchNorm, and saves names without prefix."""
     path = tmp_path / "model.pt"
     output = run(TORCHRUN, "full_training.py", f"--output={path}", "--epochs=2", folder=tmp_path)
     assert_printed(output, r"SyncBatchNorm left out", r"epoch 1: lr", r"OK: 2 ranks .* reproduced")
@@ -154,14 +154,14 @@ def test_full_training_saves_a_plain_module(tmp_path: Path) -> None:
     ],
 )
 def test_legacy_launcher(option: tuple[str, ...], source: str, tmp_path: Path) -> None:
-    """torch.distributed.launch works, with the argument and with the environment variable."""
-    # --standalone, as for torchrun: the launcher's fixed default port may be taken.
+    """torch.distributed.launch works with the argument and with the environment variable."""
+    # --standalone, as for torchrun, since the launcher's fixed default port may be in use.
     output = run((*LAUNCH, "--standalone", *option), "legacy_launch.py", folder=tmp_path)
     assert_printed(output, rf"OK: 2 ranks .* env://, local rank from {source}\)")
 
 
 def test_char_gpt_learns_and_ranks_agree(tmp_path: Path) -> None:
-    """The main job, small: the same script as `make demo`."""
+    """A small run of the script of `make demo`."""
     output = run(TORCHRUN, "char_gpt/train.py", "--smoke", "--out", "out", folder=tmp_path)
     assert_printed(output, r"held-out loss \d", r"weights identical on all 2 ranks: sha256 \w{16}")
     assert (tmp_path / "out" / "loss.png").stat().st_size > 1000
@@ -170,7 +170,8 @@ def test_char_gpt_learns_and_ranks_agree(tmp_path: Path) -> None:
 
 
 def test_legacy_file_rendezvous(tmp_path: Path) -> None:
-    """Two processes without a launcher meet at a file; they use the older argument spelling."""
+    """Two processes without a launcher find each other through a file, with the older argument
+    spelling."""
     script = "legacy_launch.py"
     meet = (f"--init-method=file://{tmp_path / 'meet'}", "--world-size=2")
     with (
@@ -203,7 +204,7 @@ def test_bad_arguments_get_a_clear_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A bad command line ends the script before any process group exists."""
+    """An invalid command line ends the script before it creates a process group."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as exit_info:
@@ -213,7 +214,7 @@ def test_bad_arguments_get_a_clear_error(
 
 
 def test_torchrun_script_without_torchrun(tmp_path: Path) -> None:
-    """Started with plain python, a torchrun script says how to start it."""
+    """A script for torchrun, started by plain python, explains how to start it."""
     args = (f"--checkpoint={tmp_path / 'line.pt'}",)
     with started(SPAWN, "torchrun_sampler.py", *args, folder=tmp_path) as process:
         output = process.communicate(timeout=TIME_LIMIT)[0]
@@ -228,7 +229,7 @@ def test_torchrun_script_without_torchrun(tmp_path: Path) -> None:
     ["basic_spawn.py", "checkpoint.py", "zero_redundancy.py", "data_parallel_comparison.py"],
 )
 def test_spawned_on_gpus(script: str, tmp_path: Path) -> None:
-    """With GPUs, the same scripts run on NCCL, one rank a GPU."""
+    """With GPUs, the same scripts run on NCCL with one rank per GPU."""
     ranks = f"--world-size={min(2, torch.cuda.device_count())}"
     with started(SPAWN, script, ranks, folder=tmp_path, gpus=None) as process:
         assert_printed(finish(process), r"OK: ")

@@ -1,4 +1,4 @@
-"""The study guide docs/internals.md: its commands print what it shows, what it names exists."""
+"""The study guide docs/internals.md: its commands print the shown output, and its names exist."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GUIDE = ROOT / "docs" / "internals.md"
 TEXT = GUIDE.read_text()
 SCRIPTS = sorted((ROOT / "docs" / "internals").glob("*.py"))
 TIME_LIMIT = 100.0  # seconds; a command takes about 5 on two idle cores
-ANYTHING = "…"  # in a line: any text; a line of its own: any lines, or none
+ANYTHING = "…"  # within a line: any text; as a line: any number of lines
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that the guide shows, and the lines that it is said to print."""
+    """A command in the guide, and the lines that it must print."""
 
     line: str
     shown: tuple[str, ...]
@@ -70,7 +70,7 @@ def test_every_script_is_shown() -> None:
     for path in SCRIPTS:
         if "__main__" in path.read_text():
             assert f"docs/internals/{path.name}" in shown
-        else:  # a module that another script uses
+        else:  # a module that another script imports
             assert f"](internals/{path.name})" in TEXT
 
 
@@ -98,7 +98,7 @@ TORCH_REDUCER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c1
 
 
 def cpp_member_exists(owner: str, member: str) -> bool:
-    if owner == "ddpx":  # what torch's profiler shows
+    if owner == "ddpx":  # as shown by torch's profiler
         return f'"ddpx::{member}"' in SOURCES
     declares = re.compile(rf"\b(?:class|struct|enum class) (?:\w+\([^)]*\) )?{owner}\b[^;]*\{{")
     return any(
@@ -124,7 +124,7 @@ def function_exists(name: str) -> bool:
 
 
 def exists(name: str) -> bool:
-    """Whether a name that the guide puts in backticks is there; True for what is not a name."""
+    """Whether a name in backticks exists. True for text that is not a name."""
     if in_torch := re.fullmatch(r"c10d::Reducer::(\w+)", name):
         return re.search(rf"\b{in_torch[1]}\(", TORCH_REDUCER.read_text()) is not None
     if in_cpp := re.fullmatch(r"(\w+)::(\w+)", name):

@@ -1,4 +1,4 @@
-"""Trainings in which one rank gets into trouble, at a chosen place; and what the others report."""
+"""Trainings in which one rank fails at a chosen place, and the reports of the other ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import ddpx
 from ddpx import ReducerDDP
 from ddpx.comm import state_sync
 
-# The step that goes wrong; those before it lay the buckets out.
+# The step with the fault. The buckets are laid out in the steps before it.
 STEP = 2
 _LAST_STEP = 5
 STALL_S = 3.0
@@ -57,11 +57,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One training, and what goes wrong in it.
+    """One training and its fault.
 
     Attributes:
-        victim: the rank in trouble; negative ones count from the end.
-        hosts: 1, or 2: then the second half of the ranks passes for ranks of another host.
+        victim: The rank with the fault. Negative numbers count from the end.
+        hosts: 1 or 2. With 2, the second half of the ranks is on another simulated host.
     """
 
     fault: str
@@ -87,7 +87,7 @@ class Case:
 
     @property
     def raises(self) -> bool:
-        """Those that wait for the victim end their wait."""
+        """Whether ranks that wait for the victim raise an error."""
         return "raise" in self.fault
 
     @property
@@ -102,12 +102,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank that lives has to say.
+    """The report of a live rank.
 
     Attributes:
-        kind: of the exception; empty if it trained to the end.
-        at_s: when, by time.monotonic().
-        logged: event and message of each record of the logger "ddpx.health".
+        kind: The type of the exception. Empty if the rank trained to the end.
+        at_s: The time of the report by time.monotonic().
+        logged: Event and message of each record of the logger "ddpx.health".
     """
 
     kind: str
@@ -126,7 +126,7 @@ class Report:
 
 
 class _Layers(nn.Module):
-    """Three layers and a buffer, with a place for trouble in the forward."""
+    """Three layers and a buffer, with a place in forward for a fault."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _Layers(nn.Module):
 
 
 class _Training:
-    """A rank's training; if it is the victim's, the fault comes when it reaches its place."""
+    """The training of one rank. The victim fails when it reaches the place of its fault."""
 
     def __init__(self, case: Case, wrap: Callable[..., nn.Module]) -> None:
         self.case = case
@@ -174,7 +174,7 @@ class _Training:
             crash(fault)
 
     def run(self) -> None:
-        dist.barrier()  # dying in the middle of init_process_group() is no business of ddpx
+        dist.barrier()  # a death in the middle of init_process_group() is not a case for ddpx
         self.come_to("before wrapping")
         module = _Layers()
         model = self._wrapped(module)
@@ -183,7 +183,8 @@ class _Training:
             let_meet(model)
         for self.step in range(_LAST_STEP):
             if self.step == STEP and self.case.raises:
-                # Not before: any rank may be late by its machine's doing, and is not to be named.
+                # Not earlier: the machine may make any rank late, and a report must not name such a
+                # rank.
                 dist.barrier()
                 ddpx.set_patience(raise_s=RAISE_S)
             self.come_to("between steps", self.step)
@@ -206,16 +207,17 @@ class _Training:
         module.in_forward = lambda: self.come_to("forward", self.step)
         first, last = module.layers[0].weight, module.layers[-1].weight
         last.register_hook(lambda grad: self.come_to("gradient hook", self.step))
-        # The buckets of the later layers have left when the first one's gradient comes.
+        # The buckets of the later layers have been launched when the first layer's gradient
+        # arrives.
         first.register_hook(lambda grad: self.come_to("bucket in flight", self.step))
         if self.case.phase == "waiting":
             first.register_hook(lambda grad: self._wait_or_be_late(model))
         if self.case.phase == "communication hook":
-            # Not annotated: DDP evaluates annotations, and refuses those that are strings.
+            # No annotations: DDP evaluates annotations, and refuses strings.
             model.register_comm_hook(None, lambda state, bucket: self._hook(bucket))
 
     def _wait_or_be_late(self, model: nn.Module) -> None:
-        """The victim waits for a late rank, until its trouble comes by another thread."""
+        """The victim waits for a late rank, until another thread causes its fault."""
         if self.step != STEP:
             return
         if self.is_victim:
@@ -228,7 +230,7 @@ class _Training:
         self.get_into_trouble()
 
     def _outlast_victim(self, model: nn.Module) -> None:
-        if not isinstance(model, ReducerDDP):  # DDP's ranks do not tell what they do
+        if not isinstance(model, ReducerDDP):  # ranks of DDP do not publish their state
             time.sleep(0.3)
             announce("the victim waits")
             time.sleep(0.3)
@@ -242,7 +244,7 @@ class _Training:
         announce("the victim waits")
         monitor = ddpx._C.monitor_of(model.process_group)
         assert monitor is not None
-        # Of the dead: shm may end a call without who has done its part.
+        # The end of a dead rank. shm may end a call without a rank that has done its part.
         await_that(lambda: monitor.failed or is_stopped(victim().pid), "there is no trouble")
 
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -262,7 +264,8 @@ class _Collected(logging.Handler):
         self.records.append((getattr(record, "event", ""), record.getMessage()))
 
     def await_end_of_stall(self) -> None:
-        """The watch sees it when it looks again, and the log has a thread of its own."""
+        """Waits until the health monitor has seen the end of the stall, and the log thread has
+        written it."""
         deadline = time.monotonic() + 10
         while self._in_stall() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -288,7 +291,7 @@ def train(case: Case, wrap: Callable[..., nn.Module] = ReducerDDP) -> Report:
         error = raised
     at_s = time.monotonic()
     if training.trouble.ident is not None:
-        training.trouble.join()  # it may have yet to note when it woke up
+        training.trouble.join()  # the thread may not have recorded its wake-up yet
     collected.await_end_of_stall()
     return _report(error, at_s, tuple(collected.records))
 

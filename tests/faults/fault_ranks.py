@@ -1,7 +1,7 @@
-"""Fresh ranks that may die in any way, and what each of them had to say.
+"""New ranks that may die in any way, and their reports.
 
-A rank is forked from a server that has imported ddpx already, so that a case costs tens of
-milliseconds instead of an import of torch a rank.
+A rank is forked from a server that has already imported ddpx. A case then takes tens of
+milliseconds, instead of an import of torch per rank.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from torch import nn
 import ddpx
 from ddpx.testing.rank_pool import forking_context
 
-# Seconds until a group's own timeout: much later than anything that is tested here.
+# The timeout of the group in seconds, much longer than any tested time.
 GROUP_TIMEOUT_S = 60.0
 _CASE_TIMEOUT_S = 45.0
 _END_TIMEOUT_S = 8.0
 
 _NAP_S = 0.05
-# A third of what a store's answer may take, to which three threads have to wake.
+# A third of the time limit for an answer of the store, for which three threads must wake up.
 HELD_UP_S = 0.1
 
 
 @dataclass
 class Ending:
-    """How one rank ended.
+    """The end of one rank.
 
     Attributes:
-        value: what its function returned; None if it did not return.
-        marks: the readings of time.monotonic() that it noted, by name.
-        exit_code: of its process; -9 after SIGKILL. None if it hung and had to be killed.
-        end_s: seconds from the moment when all had said what they had to say to its end.
+        value: The result of its function. None if the function did not return.
+        marks: Recorded readings of time.monotonic(), by name.
+        exit_code: That of its process; -9 after SIGKILL. None if it hung and was killed.
+        end_s: Seconds from the moment when all ranks had reported to its end.
     """
 
     value: Any = None
@@ -67,13 +67,13 @@ _directory = Path()
 
 
 def mark(name: str) -> None:
-    """Notes the time, also of a rank that dies at once."""
+    """Records the time, also for a rank that dies at once."""
     assert _to_parent is not None
     _to_parent.send(("mark", (name, time.monotonic())))
 
 
 def announce(name: str) -> None:
-    """To other ranks of the case, through a file: no part of what is tested."""
+    """Signals other ranks of the case through a file, independent of the tested code."""
     (_directory / name).touch()
 
 
@@ -89,8 +89,10 @@ def await_that(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 def let_meet(model: nn.Module) -> None:
-    """Ranks that have not met, as in a job's first moments, know nothing of each other. Then all go
-    on at the same time."""
+    """Waits until ranks know each other, then lets all continue at once.
+
+    In the first moments of a job, ranks do not know each other yet.
+    """
     if isinstance(model, ddpx.ReducerDDP):
         others = dist.get_world_size() - 1
         await_that(lambda: len(ddpx.ranks(model)) == others, "ranks do not meet")
@@ -111,20 +113,23 @@ def crash(name: str) -> NoReturn:
 
 
 def stop_for(seconds: float) -> None:
-    """All threads of this process, as by ^Z; returns when it was woken up again."""
+    """Stops all threads of this process, as ^Z does. Returns after the process was continued."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
-    # To this thread, which would go on for a moment if another one were to take the signal.
+    # Sent to this thread: if another thread took the signal, this thread would run on for a moment.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def is_stopped(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
 
 
 class HoldUps:
-    """While entered, a thread naps on each core in turn: what is late to wake was held up."""
+    """In the block, a thread sleeps on each core in turn.
+
+    A late wake-up shows that the core was busy.
+    """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -142,7 +147,7 @@ class HoldUps:
     def _nap(self) -> None:
         for core in itertools.cycle(os.sched_getaffinity(0)):
             start = time.monotonic()
-            os.sched_setaffinity(0, {core})  # this thread's
+            os.sched_setaffinity(0, {core})  # pins this thread
             is_over = self._over.wait(_NAP_S)
             self.longest_s = max(self.longest_s, time.monotonic() - start - _NAP_S)
             if is_over:
@@ -150,8 +155,10 @@ class HoldUps:
 
 
 def again_if_held_up(test: Callable[..., None]) -> Callable[..., None]:
-    """Decorates what asserts how soon ranks report: it may fail once, but only if the machine held
-    processes up meanwhile."""
+    """Decorates tests of report times.
+
+    They may fail once, but only if the machine delayed processes.
+    """
 
     @functools.wraps(test)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -180,15 +187,16 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = GROUP_TIMEOUT_S,
 ) -> list[Ending]:
-    """Runs ``function(*args)`` on new ranks; rank 0 hosts the store. By rank, how they ended.
+    """Runs ``function(*args)`` on new ranks, and returns their ends by rank. Rank 0 hosts the
+    store.
 
-    A rank that has returned stays until all have returned or died: survivors must get their
-    reports while the other survivors live on.
+    A rank that has returned stays until all ranks have returned or died: survivors must report
+    while the other survivors are alive.
 
     Args:
-        identities: a letter a rank; ranks with different ones take each other for ranks of other
-            hosts. Empty: all are on one.
-        timeout_s: of the process group.
+        identities: A letter per rank. Ranks with different letters treat each other as ranks of
+            other hosts. Default: all are on one host.
+        timeout_s: The timeout of the process group.
     """
     context = forking_context()
     with tempfile.TemporaryDirectory(prefix="ddpx-faults-") as directory:
@@ -216,7 +224,7 @@ def run_ranks(
 
 
 def _listen(connections: list[Connection], endings: list[Ending]) -> None:
-    """Until every rank has returned or died."""
+    """Receives messages until every rank has returned or died."""
     deadline = time.monotonic() + _CASE_TIMEOUT_S
     pending = dict(zip(connections, range(len(connections)), strict=True))
     while pending and time.monotonic() < deadline:
@@ -239,7 +247,7 @@ def _end(
     processes: list[BaseProcess], connections: list[Connection], endings: list[Ending]
 ) -> None:
     for connection in connections:
-        connection.close()  # those that wait may go
+        connection.close()  # lets waiting ranks continue
     start = time.monotonic()
     for process, ending in zip(processes, endings, strict=True):
         process.join(max(0.1, start + _END_TIMEOUT_S - time.monotonic()))
@@ -267,18 +275,18 @@ def _serve(
     timeout = timedelta(seconds=timeout_s)
     store = _store(rank, world_size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    value = function(*args)  # what it raises ends this process as it ends a script
+    value = function(*args)  # an exception ends this process, as in a script
     connection.send(("value", value))
     with contextlib.suppress(EOFError, ConnectionResetError):
         connection.recv()
 
 
 def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Its server is a thread of rank 0, at a port that was free."""
+    """The store, whose server is a thread of rank 0, on a free port."""
     port = _directory / "port"
     if rank == 0:
-        # Its own socket would be an IPv6 one, for which 127.0.0.1 is not in /etc/hosts: torch would
-        # ask a name server who connects, and serve nobody until that has answered.
+        # The store's own socket would be an IPv6 socket, for which 127.0.0.1 is not in /etc/hosts.
+        # torch would then ask a name server for each client, and serve no client until the answer.
         listening = socket.create_server(("127.0.0.1", 0))
         store = dist.TCPStore(
             "127.0.0.1",
@@ -299,5 +307,5 @@ def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
 
 
 def text_of(error: BaseException) -> str:
-    """As a traceback ends."""
+    """The last line of a traceback."""
     return "".join(traceback.format_exception_only(error)).strip()

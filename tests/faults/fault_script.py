@@ -1,4 +1,7 @@
-"""A training as users write it, for torchrun and for plain processes; one rank ends it its way."""
+"""A training as users write it, for torchrun and for plain processes.
+
+One rank ends it in a given way.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from ddpx import ReducerDDP
 
 
 def _note(what: str) -> None:
-    """As one write: other threads log."""
+    """Prints in one write, since other threads log."""
     os.write(2, f"{what} {time.monotonic()}\n".encode())
 
 
 def main() -> None:
     fault, victim, transport = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    if fault == "own hook":  # as of who prints tracebacks in colours
+    if fault == "own hook":  # like a library that prints tracebacks in colors
         sys.excepthook = sys.__excepthook__
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -49,7 +52,7 @@ def main() -> None:
             elif fault == "system exit":
                 sys.exit(5)
             elif fault == "interrupt":
-                # A shell that starts a job in the background makes it ignore SIGINT.
+                # If a shell starts a job in the background, the job ignores SIGINT.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
                 time.sleep(30)
@@ -61,7 +64,7 @@ def main() -> None:
                 except ValueError as error:
                     sys.excepthook(type(error), error, error.__traceback__)
             elif fault == "thread":
-                # An exception in a thread of the script's is printed, and ends nothing.
+                # An exception in another thread of the script is printed, and ends nothing.
                 thread = threading.Thread(target=lambda: [][0])
                 thread.start()
                 thread.join()

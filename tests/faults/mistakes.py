@@ -1,4 +1,4 @@
-"""What the last rank does otherwise than the others, and what comes of it."""
+"""Mistakes: what the last rank does differently from the others, and the reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Wrap = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class Outcome:
-    """On one rank: what it raised, empty if nothing; and when, by time.monotonic()."""
+    """The result on one rank: its error text, empty if none, and the time by time.monotonic()."""
 
     kind: str
     text: str
@@ -64,7 +64,7 @@ CONSTRUCTION: dict[str, Callable[[Wrap], Any]] = {
 
 
 def swap_backwards(wrap: Wrap, num_steps: int = 1, pause_s: float = 0.0) -> None:
-    """Of two models of the same sizes."""
+    """Swaps the backwards of two models of the same sizes."""
     models = [wrap(nn.Linear(32, 32)) for _ in range(2)]
     let_meet(models[0])
     mark("fault")
@@ -83,7 +83,10 @@ def call_once_more(
     num_steps: int = 6,
     pause_s: float = 0.0,
 ) -> None:
-    """An all-reduce of its own, in one of the steps; behind the first, ranks lay out buckets."""
+    """An all-reduce of the rank's own in one of the steps.
+
+    After the first step, ranks lay out buckets.
+    """
     module = nn.Linear(32, 32)
     model = wrap(module)
     step = 0

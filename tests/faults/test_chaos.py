@@ -1,4 +1,4 @@
-"""Chaos: ranks in trouble at random moments, again and again; the same rounds for the same seed."""
+"""Chaos: faults at random moments, many times. Equal seeds give equal rounds."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ import ddpx
 from ddpx import ReducerDDP
 
 DEADLINE_S = 5.0
-SEED = 1492  # one whose first six rounds have each kind of fault, both transports, several hosts
+# a seed whose first six rounds have each kind of fault, both transports, and several hosts
+SEED = 1492
 SHORT_S, LONG_S = 30.0, 300.0
-_MOST_S = 15.0  # of training without any report: much longer than allowed
+_MOST_S = 15.0  # time limit for a training without a report, much longer than allowed
 
-# Of a rank that stops for a while. Peers wait for it, or, if they are told to, raise. The machine
-# may make others late, but not as much.
+# The stop time of a rank. Its peers wait, or raise if configured. The machine may delay other
+# ranks, but not for as long.
 _STOP_S = 6.0
 _PATIENCE_S = 3.0
 _PATIENCE = {
     "stop": {"DDPX_STALL_WARN_S": str(_PATIENCE_S)},
     "stop, raise": {"DDPX_STALL_RAISE_S": str(_PATIENCE_S)},
 }
-_KINDS = {"stop": "", "stop, raise": "RankStalled"}  # of what is raised; all others: RankFailure
+# errors per fault; all other faults give RankFailure
+_KINDS = {"stop": "", "stop, raise": "RankStalled"}
 
 
 @dataclass(frozen=True)
 class Round:
-    """Ranks ``victims`` meet ``fault`` so many seconds after they began."""
+    """The ranks ``victims`` get ``fault`` this many seconds after their start."""
 
     number: int
     world_size: int
@@ -66,7 +68,7 @@ def draw(number: int) -> Round:
 
 @dataclass(frozen=True)
 class Report:
-    """The error, when it came and whom it names; and the warnings before it."""
+    """The error, its time and the named ranks, and the warnings before it."""
 
     kind: str
     text: str
@@ -101,14 +103,14 @@ def _train(round_: Round) -> Report:
 
 
 def _train_until_struck(round_: Round) -> None:
-    """And until it is over, if it is a fault that ends."""
+    """Trains until the fault, and until its end if the fault ends."""
     struck = threading.Event()
     is_victim = dist.get_rank() in round_.victims
     if is_victim:
         threading.Timer(round_.after_s, _strike, (round_.fault, struck)).start()
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
-    # Linear in the input, of which (world size + 1) / 2 is the mean over ranks.
+    # Linear in the input, whose mean over ranks is (world size + 1) / 2.
     (grad,) = torch.autograd.grad(layers(torch.ones(2, 64)).sum(), layers[0].weight)
     expected = grad * (dist.get_world_size() + 1) / 2
     model = ReducerDDP(layers, bucket_cap_mb=0.02, **MODES[round_.mode])
@@ -127,14 +129,14 @@ def _train_until_struck(round_: Round) -> None:
 
 
 def _all(here: bool) -> bool:
-    """Whether it holds on all ranks."""
+    """Whether the condition holds on all ranks."""
     everywhere = torch.tensor(int(here))
     dist.all_reduce(everywhere, dist.ReduceOp.MIN)
     return bool(everywhere)
 
 
 def _strike(fault: str, struck: threading.Event) -> None:
-    if fault != "exception":  # which its own thread has to raise
+    if fault != "exception":  # the thread of the training has to raise it
         mark("fault")
         if fault.startswith("stop"):
             stop_for(_STOP_S)
@@ -150,14 +152,15 @@ def _check(round_: Round, endings: list[Ending]) -> None:
     for rank, ending in enumerate(endings):
         dies = rank in round_.victims and not round_.fault.startswith("stop")
         if dies and ending.value is None:
-            continue  # dead; a victim that reports another's death first is a survivor
+            continue  # dead; a victim that reports the death of another rank first is a survivor
         assert isinstance(ending.value, Report), (round_, endings)
         _check_report(round_, rank, ending.value, min(_since_s(round_, marks, ending)))
         assert ending.exit_code == 0, (round_, "did not end as it should", ending)
 
 
 def _since_s(round_: Round, marks: list[dict[str, float]], ending: Ending) -> list[float]:
-    """Who has slept itself has to be awake; others are as patient as they are told to be."""
+    """The times from which the report may come: after the wake-up of this rank, else after each
+    fault and the configured wait."""
     if "awake" in ending.marks:
         return [ending.marks["awake"]]
     patience_s = _PATIENCE_S if round_.fault == "stop, raise" else 0.0
@@ -198,7 +201,7 @@ def test_chaos(request: pytest.FixtureRequest) -> None:
     number = 0
     while time.monotonic() < end:
         round_ = draw(number)
-        # Where ranks hear of each other through a store alone, its late answers cost seconds.
+        # If ranks communicate through a store only, late answers of the store take seconds.
         go_through = again_if_held_up(_go_through) if round_.identities else _go_through
         go_through(round_)
         number += 1

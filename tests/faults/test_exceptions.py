@@ -1,4 +1,4 @@
-"""What the others hear of a rank whose script ends with an exception, or well behind one."""
+"""The reports of the other ranks if one script ends with an exception, or normally after one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Mute(Exception):
 
 
 ERRORS: dict[str, Callable[[], Exception]] = {
-    # Longer than its place, which is cut within a character.
+    # Longer than the space for it, which ends within a character.
     "long": lambda: ValueError("€" * 3000),
     "surrogate": lambda: ValueError("file \udc80"),
     "mute": _Mute,
@@ -46,8 +46,8 @@ def _raise(error: str) -> tuple[str, str, str, int]:
     try:
         model(torch.ones(2, 4)).sum().backward()
     except RuntimeError as failure:
-        await_that(lambda: bool(log.texts), "nothing is logged")  # by a thread of its own
-        time.sleep(0.3)  # nothing else follows
+        await_that(lambda: bool(log.texts), "nothing is logged")  # a separate thread logs
+        time.sleep(0.3)  # no other record follows
         cause = getattr(failure, "cause", "")
         return type(failure).__name__, text_of(failure), cause, len(log.texts)
     return "", "", "", 0
@@ -65,7 +65,7 @@ def test_exceptions_of_any_text_are_told(error: str, transport: str) -> None:
 
 
 def _raise_in_a_part() -> tuple[str, str]:
-    """The ranks of the job are two groups; the last one raises before it has wrapped a model."""
+    """The ranks of the job form two groups. The last rank raises before it has wrapped a model."""
     parts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     if dist.get_rank() == 3:
         raise ValueError("no such sample")
@@ -85,7 +85,7 @@ def test_exceptions_are_told_in_groups_for_which_no_model_is_wrapped_yet() -> No
 
 
 def _end_well_behind_an_exception() -> bool:
-    """Whether those that train no more take it for a failure."""
+    """Whether ranks that no longer train treat the end of another rank as a failure."""
     model = ReducerDDP(nn.Linear(4, 4))
     let_meet(model)
     if dist.get_rank() == 1:
@@ -94,7 +94,7 @@ def _end_well_behind_an_exception() -> bool:
         except StopIteration:
             sys.exit(0)
     await_that(lambda: len([rank for rank in ddpx.ranks(model) if not rank.alive]) == 1, "it lives")
-    time.sleep(0.5)  # for five looks a second
+    time.sleep(0.5)  # long enough: five polls run per second
     return model.reducer.monitor.failed
 
 

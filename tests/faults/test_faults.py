@@ -1,4 +1,4 @@
-"""One rank gets into trouble, anywhere: every survivor says who, what and where, in time."""
+"""One rank fails at any place. Every survivor reports the rank, the cause and the place in time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ENDINGS = {
 
 
 def _valid(row: dict[str, Any]) -> bool:
-    # Only another thread, or the kernel, can end a rank that waits. Its exceptions are no end, and
-    # if one thread sleeps the others go on.
+    # Only another thread, or the kernel, can end a rank that waits. An exception in another thread
+    # does not end it, and if one thread sleeps the others continue.
     own_thread = row["fault"] in ("exception", "stall", "stall, raise")
     if row["phase"] == "waiting":
         return not own_thread and row["world_size"] > 2
@@ -83,13 +83,14 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
     assert report.kind == "RankFailure", where
     assert report.text.startswith(f"ddpx.RankFailure: [ddpx rank {rank}, "), where
     at_construction = report.phase == "construction"
-    # Who is through with its construction waits in the first step for the one that died in its.
+    # Ranks that have finished their construction wait in the first step for the rank that died in
+    # its construction.
     step = -1 if at_construction else 0 if case.phase == "construction" else STEP
     assert report.step == step, where
     assert at_construction or f", step {step}, phase " in report.text, where
     assert f" rank {case.victim_rank} (host " in report.text, where
     assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, where)
-    if case.at_construction:  # ranks may not have met yet
+    if case.at_construction:  # ranks may not have exchanged addresses yet
         assert case.victim_rank in report.ranks, where
     else:
         assert report.ranks == (case.victim_rank,), where
@@ -109,7 +110,7 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
 
 
 def _doing(case: Case) -> str:
-    """What the victim was last seen doing."""
+    """The last state of the victim in the reports."""
     return {
         "before wrapping": "user code, before its first step",
         "construction": "construction of the wrapper",
@@ -123,15 +124,15 @@ def _doing(case: Case) -> str:
 
 
 def _check_patient(case: Case, rank: int, report: Report) -> None:
-    """It warns, and goes on when the late rank has come."""
+    """The rank warns, and continues after the late rank has arrived."""
     assert report.kind == "", (rank, report)
     if rank == case.victim_rank:
         return
     warnings = [text for event, text in report.logged if event == "stalled"]
     late = [text for text in warnings if f"missing: rank {case.victim_rank}, " in text]
-    if not case.at_construction:  # the machine may make it late in another step, too
+    if not case.at_construction:  # the machine may delay the rank in another step, too
         late = [text for text in late if f" s in step {STEP}, phase " in text]
-    # Who waits for nobody has nothing to warn of: rank 0 sends its buffers, and goes on.
+    # A rank that waits for no rank has no reason to warn: rank 0 sends its buffers and continues.
     assert late or (case.phase == "before wrapping"), (rank, report)
     assert all(text.startswith(f"rank {rank} has waited ") for text in late), late
     assert not late or ("stall_over" in [event for event, _ in report.logged]), report
@@ -139,7 +140,8 @@ def _check_patient(case: Case, rank: int, report: Report) -> None:
 
 def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> None:
     assert report.kind == "RankStalled", (rank, report)
-    if case.phase == "before wrapping":  # without rank 0's store ranks may not meet
+    # without the store of rank 0, ranks may not have exchanged addresses
+    if case.phase == "before wrapping":
         assert case.victim_rank in report.ranks, (rank, report)
     else:
         assert report.ranks == (case.victim_rank,), (rank, report)

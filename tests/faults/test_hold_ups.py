@@ -1,4 +1,4 @@
-"""Tests that assert seconds are done again where the machine was at fault, and only there."""
+"""Tests of report times run again if the machine delayed them, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of several hosts, which know of each other only through the store."""
+"""Ranks of several hosts, which know each other only through the store."""
 
 from __future__ import annotations
 

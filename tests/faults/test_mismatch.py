@@ -1,4 +1,7 @@
-"""Ranks that wrap different things, or make different collective calls: all say so, in time."""
+"""Ranks wrap different modules, or make different collective calls.
+
+All ranks report this in time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ VALUES: dict[str, Any] = {
     "transport": ("gloo", "shm"),
     "world_size": (2, 3, 4),
 }
-# What the report says of the rank that differs.
+# The part of the report about the rank that differs.
 DIFFERENCES = {
     "has one parameter more": "parameter 'bias': absent on ",
     "has a parameter of another shape": "; shape (5, 4), float32, strides (4, 1), trained on ",
@@ -44,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _outcomes(endings: list[Ending]) -> list[Outcome]:
-    """Of ranks that all raised in time, and ended as they should."""
+    """The outcomes of ranks that all raised in time and ended as expected."""
     start_s = min(ending.marks["fault"] for ending in endings)
     for rank, ending in enumerate(endings):
         assert isinstance(ending.value, Outcome), (rank, ending)
@@ -71,7 +74,7 @@ def _check_same_report(outcomes: list[Outcome]) -> None:
         assert outcome.kind == "RankMismatch", outcomes
         assert outcome.text.startswith(f"ddpx.RankMismatch: [ddpx rank {rank}, "), outcome
         assert "ranks made different collective calls" in outcome.text, outcome
-    # Behind the opening, which says who reports, and before what the backend may have said.
+    # After the opening, which names the reporting rank, and before the backend's own text.
     told = {out.text.split("] ", 1)[1].split(" The backend said: ")[0] for out in outcomes}
     assert len(told) == 1, told
 
@@ -87,7 +90,10 @@ def test_swapped_backwards(world_size: int, transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_an_extra_call_that_fits_by_chance(transport: str) -> None:
-    """As many elements as the bucket has: from there on each step meets one of another number."""
+    """The call has as many elements as a bucket.
+
+    From then on, each step meets a call of another number.
+    """
     _check_same_report(_outcomes(_call_once_more(3, "between steps", 1056, transport)))
 
 
@@ -137,8 +143,10 @@ def _call_once_more(
 @pytest.mark.parametrize("num_elements", [3, 5000])
 @pytest.mark.parametrize("place", PLACES)
 def test_an_extra_call_of_another_size_over_shm(place: str, num_elements: int) -> None:
-    """The transport compares what ranks call; the last one hears it from its own call, and a hook
-    from its own ones, where it is the hook's error that is raised."""
+    """The transport compares calls. The last rank gets the error from its own call.
+
+    If a hook makes the call, the hook raises the error.
+    """
     outcomes = _outcomes(_call_once_more(3, place, num_elements, "shm"))
     in_hook = place == "communication hook"
     kinds = ["RuntimeError"] * 3 if in_hook else ["RankMismatch"] * 2 + ["DistBackendError"]
@@ -152,8 +160,8 @@ def test_an_extra_call_of_another_size_over_shm(place: str, num_elements: int) -
 @pytest.mark.parametrize("num_elements", [3, 5000])
 @pytest.mark.parametrize("place", PLACES)
 def test_an_extra_call_of_another_size_over_gloo(place: str, num_elements: int) -> None:
-    """gloo ends one of the processes; the others say what that may have come from."""
-    # The last rank hears of it in its own call, which may wait until the group's timeout.
+    """gloo ends one of the processes. The others report possible causes."""
+    # The last rank gets the error from its own call, which may wait for the group's timeout.
     endings = _call_once_more(3, place, num_elements, "gloo", timeout_s=10.0)
     dead = [rank for rank, ending in enumerate(endings) if ending.value is None]
     assert dead and all(endings[rank].exit_code == -signal.SIGABRT for rank in dead), endings
@@ -161,7 +169,7 @@ def test_an_extra_call_of_another_size_over_gloo(place: str, num_elements: int) 
         kind, text = endings[rank].value.kind, endings[rank].value.text
         assert kind == "RankFailure", text
         assert any(f"rank {victim} (host " in text for victim in dead), text
-        # How a process ended the kernel may not tell any more.
+        # The kernel may no longer know how a process ended.
         gloo = "gloo does if ranks make different collective calls"
         assert gloo in text or (f"rank {dead[0]}" in text and ") died" in text), text
         assert endings[rank].exit_code == 0, endings

@@ -1,4 +1,4 @@
-"""Real scripts: what stands on stderr, whoever launched them, when a rank has died."""
+"""Scripts under several launchers: their stderr after the death of a rank."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _check_survivors(errors: list[str], victim: int, what: str) -> None:
 @pytest.mark.parametrize(
     "fault, victim, transport, exit_code, what",
     [
-        # How a process ended the kernel may not tell any more: then it just "died".
+        # The kernel may no longer know how a process ended. The report then says only "died".
         pytest.param(
             *("kill", 0, "gloo", -9, "; it was last seen in step 2, phase between"),
             marks=pytest.mark.full_only,
@@ -94,9 +94,9 @@ def _check_survivors(errors: list[str], victim: int, what: str) -> None:
         ("exception", 0, "shm", 1, "ended its script (ValueError: no such sample)"),
         ("own hook", 1, "gloo", 1, "ended its script (ValueError: no such sample)"),
         ("interrupt", 2, "gloo", 1, "ended its script (KeyboardInterrupt)"),
-        # Until the interpreter has come to its end, all that is known is that it left.
+        # Until the interpreter has ended, the report can only say that the rank left.
         ("system exit", 1, "shm", 5, "ended with exit code 5 | its script ended"),
-        # Survivors wait in a collective call of the script's own.
+        # Survivors wait in a collective call of the script itself.
         ("kill behind a call", 1, "gloo", -9, "; it was last seen in step 2, phase between"),
         ("kill behind a call", 0, "shm", -9, "; it was last seen in step 2, phase between"),
         ("leave early", 2, "gloo", 0, "has left"),
@@ -117,10 +117,10 @@ def test_survivors_of_plain_processes(
 
 
 def _torch_aborted(process: subprocess.Popen[str], error: str) -> bool:
-    """Whether a thread of gloo's let go of a tensor while the interpreter was ending.
+    """Whether a thread of gloo released a tensor while the interpreter was ending.
 
-    Any script may meet it that ends, with torch's DDP as well, without destroying its group: see
-    pytorch/pytorch, issue 190489 and pull request 179291.
+    Any script that ends without destroying its group may get this error, with torch's DDP as well:
+    see pytorch/pytorch, issue 190489 and pull request 179291.
     """
     text = "terminate called without an active exception"
     return process.returncode == -signal.SIGABRT and text in error
@@ -161,7 +161,7 @@ def test_survivors_hear_why_a_rank_has_wrapped_no_model(
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_survivors_that_wrap_later_hear_it_too(world_size: int) -> None:
-    """From the store, which is rank 0's."""
+    """Ranks that wrap later read the report from the store of rank 0."""
     victim = world_size - 1
     errors = _stderrs(_launch("late peers", victim, "gloo", world_size))
     for rank in range(victim):
@@ -210,7 +210,8 @@ def test_torchrun_ends_survivors_at_once_and_they_still_report(victim: int, faul
         if rank != victim:
             assert f"ddpx.RankFailure: [ddpx rank {rank}, " in done.stderr, done.stderr
     ends = {
-        # torchrun may take note of it first; older kernels then tell nobody else how.
+        # torchrun may reap the process first. Older kernels then do not tell other processes how it
+        # ended.
         "kill": "(was killed by SIGKILL|died)",
         "exception": r"raised an exception that ended its script \(ValueError: no such sample\)",
     }
@@ -220,10 +221,10 @@ def test_torchrun_ends_survivors_at_once_and_they_still_report(victim: int, faul
 def test_a_job_that_is_told_to_end_blames_nobody() -> None:
     processes = _launch("none", 1, "gloo")
     assert processes[1].stderr is not None
-    assert any("FAULT" in line for line in processes[1].stderr)  # it reads up to there
+    assert any("FAULT" in line for line in processes[1].stderr)  # the process reads up to that line
     for process in processes:
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.02)  # as where a launcher has many to tell
+        time.sleep(0.02)  # as with a launcher that has to inform many processes
     errors = _stderrs(processes)
     assert not any("Rank" in text for text in errors), errors
     assert [process.returncode for process in processes] == [-signal.SIGTERM] * WORLD_SIZE

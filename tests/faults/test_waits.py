@@ -1,4 +1,4 @@
-"""Whom a rank names that waits, and what it makes of what a lost rank has left behind."""
+"""The ranks that a waiting rank names, and the traces of a lost rank."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from ddpx.health.ending import end_with
 pytestmark = pytest.mark.timeout(120)
 STALL_S = 2.5
 GROUP_TIMEOUT_S = 3.0
-WARN_S = 2.0  # the machine may make others late, but not as much
+WARN_S = 2.0  # the machine may delay other ranks, but not for as long
 WARN, RAISE = "DDPX_STALL_WARN_S", "DDPX_STALL_RAISE_S"
 
 
 class Log(logging.Handler):
-    """The warnings of this rank, which others may await."""
+    """The warnings of this rank. Others can wait for them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -59,7 +59,10 @@ def run(
     exit_codes: Mapping[int, int] | None = None,
     **options: Any,
 ) -> list[Ending]:
-    """As ``run_ranks``; all end well, in time, but for those with another exit code here."""
+    """Like ``run_ranks``.
+
+    All ranks must end normally and in time, except those with an exit code here.
+    """
     endings = run_ranks(world_size, function, *args, **options)
     for rank, ending in enumerate(endings):
         assert ending.exit_code == (exit_codes or {}).get(rank, 0), (rank, endings)
@@ -70,26 +73,29 @@ def run(
 
 
 def _begin_trial(model: nn.Module, **patience: float) -> None:
-    """Patience ends here: before, the machine may make any rank late, and all begin together."""
+    """Starts the measured time.
+
+    Before it the machine may delay any rank, and all ranks begin together.
+    """
     let_meet(model)
     ddpx.set_patience(**patience)
 
 
 def _await_warnings() -> None:
-    """Of all others."""
+    """Waits for the warnings of all other ranks."""
     for rank in set(range(dist.get_world_size())) - {dist.get_rank()}:
         await_announcement(f"rank {rank} has warned")
 
 
 def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ...]]:
-    """Warnings, and the ranks that an error names."""
+    """One rank is late. Returns the warnings, and the ranks that an error names."""
     log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     for step in range(3):
         if step == 2:
             _begin_trial(model, **patience)
             if dist.get_rank() == late and "raise_s" in patience:
-                # Until it hears of it: calls of those that gave up may yet come to an end.
+                # Wait for the report of the failure: calls of ranks that gave up may still succeed.
                 await_that(lambda: bool(log.texts), "it is not given up")
             elif dist.get_rank() == late:
                 _await_warnings()
@@ -118,14 +124,14 @@ def test_only_the_late_of_other_hosts_are_given_up() -> None:
 
 
 def _limit_the_group(model: nn.Module) -> None:
-    """From here on it has its timeout, to which its own start might take too long."""
+    """Sets the timeout of the group only now. The start of a rank could take longer."""
     let_meet(model)
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     backend.set_timeout(timedelta(seconds=GROUP_TIMEOUT_S))
 
 
 def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
-    """One rank comes when the group's own timeout has long ended the calls of the others."""
+    """One rank arrives long after the group's own timeout has ended the calls of the others."""
     model = ReducerDDP(nn.Linear(4, 4))
     try:
         for step in range(3):
@@ -140,13 +146,13 @@ def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
 
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize(("transport", "hosts"), [("gloo", ""), ("gloo", "AAB"), ("shm", "")])
-@again_if_held_up  # who was stopped shortly before a timeout does not take that for its own
+@again_if_held_up  # a rank that was stopped shortly before a timeout may report another cause
 def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: int) -> None:
     endings = run(
         3,
         _outlast_the_group,
         late,
-        6.0 if hosts else 4.0,  # ranks of other hosts are asked for some seconds
+        6.0 if hosts else 4.0,  # ranks ask other hosts for some seconds
         backend=transport,
         identities=hosts,
     )
@@ -159,8 +165,11 @@ def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: in
 
 
 def _go_ways_of_ones_own(after_s: float) -> str:
-    """What is printed at the end: rank 1's own call waits for ranks that wait for rank 1, and that
-    began to do so ``after_s`` later, or earlier if negative."""
+    """Returns the last lines of output.
+
+    Rank 1 waits in a call of its own, for ranks that wait for rank 1. These began to wait
+    ``after_s`` later, or earlier if negative.
+    """
     model = ReducerDDP(nn.Linear(32, 32))
     try:
         model(torch.ones(2, 32)).sum().backward()
@@ -177,20 +186,21 @@ def _go_ways_of_ones_own(after_s: float) -> str:
 
 
 @pytest.mark.parametrize("after_s", [-0.5, 1.5])
-@again_if_held_up  # the order of timeouts counts
+@again_if_held_up  # the order of timeouts matters
 def test_calls_that_wait_for_each_other_until_the_groups_timeout(after_s: float) -> None:
     endings = run(3, _go_ways_of_ones_own, after_s)
     for rank, ending in enumerate(endings):
         if after_s < 0:
             assert f"RankStalled: [ddpx rank {rank}, " in ending.value, ending
-        elif rank != 1:  # whose call ends first, and tells why its script ends
+        elif rank != 1:  # the rank whose call ends first, and which reports why its script ends
             assert f"RankFailure: [ddpx rank {rank}, " in ending.value, ending
         if after_s < 0 or rank != 1:
             assert "] rank 1 (host " in ending.value, ending
 
 
 def _raise_in_a_hook() -> list[str]:
-    """The warnings of who has come out of it, and does something else for longer than allowed."""
+    """The warnings about a rank that has left the wait, and does other work for longer than
+    allowed."""
     log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
@@ -212,7 +222,7 @@ def test_who_has_come_out_of_a_hook_is_not_late() -> None:
 
 
 def _lose_a_rank_of_a_part() -> str:
-    """The ranks of the job are two groups; of the second one the last rank ends."""
+    """The ranks of the job form two groups. The last rank of the second group ends."""
     parts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     model = ReducerDDP(nn.Linear(4, 4), process_group=parts[dist.get_rank() // 2])
     model(torch.ones(2, 4)).sum().backward()
@@ -251,7 +261,7 @@ def _load_data_first() -> list[str]:
     log = Log()
     model = ReducerDDP(nn.Linear(4, 4), init_sync=False)
     time.sleep(2.5)
-    ddpx.set_patience(warn_s=20, raise_s=20)  # in the step one may well wait for the other
+    ddpx.set_patience(warn_s=20, raise_s=20)  # a rank may well wait for the other in the step
     dist.barrier()
     model(torch.ones(2, 4)).sum().backward()
     return log.texts
@@ -265,7 +275,7 @@ def test_who_has_not_begun_waits_for_nobody() -> None:
 def _outlast_stop(pid: int) -> None:
     await_that(lambda: is_stopped(pid), "it is not stopped")
     await_that(lambda: not is_stopped(pid), "it is not woken up")
-    time.sleep(0.4)  # it waits on, and looks twice
+    time.sleep(0.4)  # the rank continues to wait, and polls twice
 
 
 def _sleep_while_another_is_late() -> list[str]:
@@ -288,7 +298,7 @@ def test_who_was_stopped_has_waited_for_nobody() -> None:
 
 
 def _wait_in_a_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Not asynchronously, as DDP's tutorials do it, but until the others have come."""
+    """The hook waits for its peers in the call, instead of asynchronously as in DDP's tutorials."""
     dist.all_reduce(bucket.buffer())
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
@@ -320,7 +330,8 @@ def test_a_hook_that_waits_is_a_wait() -> None:
 
 
 def _wrap_twice() -> tuple[str, bool]:
-    """The error of the first time; whether the second one, without the variable, is watched."""
+    """The error of the first construction, and whether the second one, without the variable, is
+    monitored."""
     text = ""
     try:
         ReducerDDP(nn.Linear(4, 4))

@@ -1,7 +1,7 @@
-"""A device in host memory that does everything late, for tests of device streams without a GPU.
+"""A device in host memory that runs all work late. It tests device streams without a GPU.
 
-:func:`build` compiles it into ``build/late_device``; :func:`load` registers it with torch as the
-device type "late", for the rest of the process. docs/devices.md describes it.
+:func:`build` compiles the device into ``build/late_device``. :func:`load` registers it with torch
+as the device type "late", for the rest of the process. docs/devices.md describes it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _NAME = "late_device_C"
 
 
 def build() -> Path:
-    """Compiles the device unless that has been done, and returns the path of the library.
+    """Compiles the device if necessary. Returns the path of the library.
 
-    Another process that builds at the same time is waited for.
+    If another process runs the build, this call waits for it.
 
     Raises:
-        RuntimeError: the compiler failed; the text is its log.
+        RuntimeError: the compiler failed. The text is its log.
     """
     _FOLDER.mkdir(parents=True, exist_ok=True)
     library = _FOLDER / f"{_NAME}.so"
@@ -42,9 +42,9 @@ def build() -> Path:
     with open(_FOLDER / "lock_of_build", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists() or not stamp.exists() or stamp.read_text() != digest:
-            # torch's own lock outlives a process that was killed.
+            # torch's lock file remains after a process was killed.
             (_FOLDER / "lock").unlink(missing_ok=True)
-            # In a process of its own, since torch loads what it has built.
+            # torch loads what it has built, so the build runs in a separate process.
             compiler = subprocess.run(
                 [sys.executable, "-c", "import late_device; late_device._compile()"],
                 cwd=_SOURCES.parent,
@@ -82,9 +82,9 @@ def _compile() -> None:
 
 @functools.cache
 def load() -> types.ModuleType:
-    """Registers the device with torch, and the process group backend "late"; returns its controls.
+    """Registers the device and the process group backend "late" with torch. Returns its controls.
 
-    For ranks: in a process with the device, ``torch.accelerator`` is available.
+    Only ranks should load it: ``torch.accelerator`` is available in a process with the device.
     """
     spec = importlib.util.spec_from_file_location(_NAME, build())
     assert spec is not None and spec.loader is not None
@@ -98,7 +98,7 @@ def load() -> types.ModuleType:
 
 
 def _device_module(controls: Any) -> types.ModuleType:
-    """``torch.late``: what torch asks of the module of a device."""
+    """``torch.late``: the functions that torch expects in the module of a device."""
     module = types.ModuleType("torch.late")
     functions: dict[str, Any] = {
         "is_available": lambda: True,
@@ -110,7 +110,7 @@ def _device_module(controls: Any) -> types.ModuleType:
             controls.current_device() if device is None else torch.device(device).index
         ),
         "_is_in_bad_fork": lambda: False,
-        "manual_seed_all": lambda seed: None,  # numbers are drawn on the host
+        "manual_seed_all": lambda seed: None,  # random numbers are drawn on the host
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
     }
     for name, function in functions.items():
@@ -135,7 +135,7 @@ def milliseconds(number: float) -> datetime.timedelta:
 
 @contextlib.contextmanager
 def slow(part: str, time_ms: float) -> Iterator[None]:
-    """Within, work with ``part`` in its name takes so much longer."""
+    """In the block, work with ``part`` in its name takes longer by this time."""
     load().set_delay(part, milliseconds(time_ms))
     try:
         yield
@@ -147,7 +147,7 @@ class Removed:
     """A wait that :func:`without` removes.
 
     Attributes:
-        num_applied: how often it was left out; known at the end of the block.
+        num_applied: how often the wait was left out. Valid at the end of the block.
     """
 
     num_applied = 0
@@ -155,11 +155,11 @@ class Removed:
 
 @contextlib.contextmanager
 def without(kind: str, *callers: str) -> Iterator[Removed]:
-    """Within, waits of one kind are left out if all of ``callers`` are on the call stack.
+    """In the block, waits of one kind are left out if all of ``callers`` are on the call stack.
 
     Args:
         kind: "STREAM", "HOST" or "RECORD".
-        callers: parts of demangled names of functions that a shared library exports; one behind a
+        callers: parts of demangled names of functions that a shared library exports. A name after
             "!" must not be on the stack.
     """
     controls = load()

@@ -14,18 +14,18 @@
 namespace late {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // as torch's own on CPU: some kernels' bits depend on it
+constexpr std::size_t kAlignment = 64;  // that of torch on CPU, on which the bits of kernels depend
 constexpr int kPoison = 0xff;           // a NaN in every floating-point type, and -1
 
 struct Block {
   void* begin;
   std::size_t num_bytes;
-  Queue* home;                    // null for pinned host memory
-  std::map<Queue*, Ticket> uses;  // the last of each queue
+  Queue* home;                      // null for pinned host memory
+  std::map<Queue*, Position> uses;  // the last use of each queue
   std::set<Queue*> recorded;
 };
 
-using Waits = std::map<Queue*, Ticket>;
+using Waits = std::map<Queue*, Position>;
 
 bool passed(const Waits& waits) {
   return std::all_of(
@@ -36,7 +36,7 @@ struct Heap {
   std::mutex mutex;
   std::map<void*, Block*> blocks;                                      // in use
   std::map<std::pair<Queue*, std::size_t>, std::vector<Block*>> free;  // by home and size
-  std::vector<std::pair<Block*, Waits>> put_off;  // freed, but not to be reused yet
+  std::vector<std::pair<Block*, Waits>> deferred;  // freed, but not reusable yet
 };
 
 Heap& heap() {
@@ -48,7 +48,7 @@ void poison(const Block& block) {
   std::memset(block.begin, kPoison, block.num_bytes);
 }
 
-// All of these need the heap's mutex.
+// The caller of these functions must hold the heap's mutex.
 void reuse(Heap& h, Block* block) {
   if (block->home == nullptr) {
     poison(*block);
@@ -60,7 +60,7 @@ void reuse(Heap& h, Block* block) {
           return use.first != &home && !use.first->passed(use.second);
         });
     if (used_elsewhere) {
-      home.demand(poisoned);  // before the other stream gets there, if nothing keeps the order
+      home.demand(poisoned);  // without an event, this comes before the other stream's work
     }
   }
   block->uses.clear();
@@ -69,12 +69,14 @@ void reuse(Heap& h, Block* block) {
 }
 
 void reuse_what_has_waited(Heap& h) {
-  const auto due = std::stable_partition(
-      h.put_off.begin(), h.put_off.end(), [](const auto& entry) { return !passed(entry.second); });
-  for (auto entry = due; entry != h.put_off.end(); ++entry) {
+  const auto due =
+      std::stable_partition(h.deferred.begin(), h.deferred.end(), [](const auto& entry) {
+        return !passed(entry.second);
+      });
+  for (auto entry = due; entry != h.deferred.end(); ++entry) {
     reuse(h, entry->first);
   }
-  h.put_off.erase(due, h.put_off.end());
+  h.deferred.erase(due, h.deferred.end());
 }
 
 void release(void* context) {
@@ -92,7 +94,7 @@ void release(void* context) {
   if (passed(waits)) {
     reuse(h, block);
   } else {
-    h.put_off.emplace_back(block, std::move(waits));
+    h.deferred.emplace_back(block, std::move(waits));
   }
 }
 
@@ -147,7 +149,7 @@ class PinnedAllocator final : public c10::Allocator {
   }
 };
 
-// The block that the memory lies in, if it is one of these allocators'.
+// The block of one of these allocators that contains the memory, or null.
 Block* block_at(Heap& h, const void* pointer) {
   auto next = h.blocks.upper_bound(const_cast<void*>(pointer));
   if (next == h.blocks.begin()) {
@@ -177,11 +179,11 @@ bool is_pinned(const void* pointer) {
   return block != nullptr && block->home == nullptr;
 }
 
-void note_use(const c10::DataPtr& memory, Queue& queue, Ticket ticket) {
+void note_use(const c10::DataPtr& memory, Queue& queue, Position position) {
   auto& h = heap();
   const std::lock_guard<std::mutex> lock(h.mutex);
   if (auto* block = block_at(h, memory.get())) {
-    block->uses[&queue] = ticket;
+    block->uses[&queue] = position;
   }
 }
 

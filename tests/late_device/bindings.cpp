@@ -32,7 +32,7 @@ PYBIND11_MODULE(late_device_C, m) {
   m.attr("NUM_DEVICES") = kNumDevices;
   m.def("set_hold", &set_hold, py::arg("max_hold"), py::arg("seed") = 0);
   m.def("set_delay", &set_delay, py::arg("part"), py::arg("delay"));
-  m.def("pretend_to_capture", &pretend_to_capture, py::arg("capturing"));
+  m.def("set_capture_reported", &set_capture_reported, py::arg("capturing"));
   m.def("sleep", &sleep_on_current_stream, py::arg("time"), NoGil());
   m.def("current_device", [] { return int(current_device().index()); });
   m.def("set_device", [](int index) {

@@ -1,4 +1,4 @@
-// What was done on each device: operations, and the bytes that they read and write.
+// Counts the operations of each device, and the bytes that they read and write.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ struct Count {
   int64_t bytes = 0;
 };
 
-// Since the last reset.
+// Counts since the last reset.
 struct Counts {
   std::map<std::string, Count> native;      // by name: kernels and copies
   std::map<std::string, Count> fallback;    // operators that ran on the host
@@ -25,7 +25,7 @@ enum class Kind { kNative, kFallback, kCollective };
 void count(Kind kind, int device, const std::string& name, int64_t bytes);
 Counts counts_of(int device);
 
-// How often the host was blocked until a device had caught up.
+// How often the host blocked to wait for a device.
 void count_synchronisation();
 int64_t num_synchronisations();
 

@@ -1,4 +1,5 @@
-// What c10 and the accelerator API ask a device for: guards, streams, events, hooks.
+// The interface that c10 and the accelerator API require of a device: guards, streams, events,
+// hooks.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -17,10 +18,10 @@
 namespace late {
 namespace {
 
-// One recording of an event. Shared, because streams may wait for a recording that was replaced.
+// One recording of an event. Shared, since streams may wait for a recording that was replaced.
 struct Recording {
   Queue* queue;
-  Ticket ticket = 0;
+  Position position = 0;
   std::atomic<int64_t> time_ns{0};
 };
 
@@ -73,9 +74,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     const auto& queue = queue_of(stream);
     return queue.passed(queue.last());
   }
-  // Without "override", since torch 2.11 does not ask.
+  // Without "override", since torch 2.11 lacks this function.
   bool isStreamCapturing(const c10::Stream& /*stream*/) const {
-    return pretends_to_capture();
+    return is_capture_reported();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     if (!ignored(Wait::kHost)) {
@@ -99,7 +100,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     auto& queue = queue_of(stream);
     const auto recording = std::make_shared<Recording>();
     recording->queue = &queue;
-    recording->ticket = queue.push("event", [recording] {
+    recording->position = queue.push("event", [recording] {
       recording->time_ns =
           std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
               .count();
@@ -113,7 +114,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     const auto recording = as_event(event)->recording;
     auto& queue = queue_of(stream);
     if (recording->queue != &queue) {
-      queue.push("wait", [recording] { recording->queue->wait(recording->ticket); });
+      queue.push("wait", [recording] { recording->queue->wait(recording->position); });
     }
   }
   bool queryEvent(void* event) const override {
@@ -121,7 +122,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       return true;
     }
     const auto& recording = *as_event(event)->recording;
-    return recording.queue->passed(recording.ticket);
+    return recording.queue->passed(recording.position);
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr || !as_event(event)->recording || ignored(Wait::kHost)) {
@@ -129,7 +130,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
     const auto recording = as_event(event)->recording;
     count_synchronisation();
-    recording->queue->wait(recording->ticket);
+    recording->queue->wait(recording->position);
     throw_failure();
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex /*index*/) const override {

@@ -1,4 +1,4 @@
-// Operators that the device has: CPU's kernels, carried out later. All others run on the host.
+// The operators of the device: the CPU's kernels, run later. All other operators run on the host.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
@@ -19,14 +19,14 @@ namespace {
 
 using torch::jit::Stack;
 
-// The arguments of one call, and what a kernel for CPU gets instead.
+// The arguments of one call, and their replacements for a kernel of the CPU.
 struct Call {
-  bool overwrites = false;  // what it writes to is not read
+  bool overwrites = false;  // the operator does not read the tensors that it writes
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
   Stack on_cpu;
   std::optional<c10::Device> device;
-  bool possible = true;  // every tensor lies on that device, or is a number
+  bool possible = true;  // every tensor is on that device, or is a number
 };
 
 // A number on the host may change before the kernel runs.
@@ -133,8 +133,8 @@ at::Tensor zeros_of(const at::Tensor& tensor) {
              : tensor;
 }
 
-// What the operator makes of zeros of the same sizes. The meta device would do, too, but many of
-// its kernels are written in Python and take a millisecond.
+// The operator's results for zeros of the same sizes. The meta device would give the sizes, too,
+// but many of its kernels are written in Python and take a millisecond.
 Stack sample_results(const c10::OperatorHandle& op, const Stack& on_cpu) {
   Stack values;
   for (const auto& value : on_cpu) {
@@ -152,7 +152,7 @@ Stack sample_results(const c10::OperatorHandle& op, const Stack& on_cpu) {
   return values;
 }
 
-// Sizes come from a sample; the results are new.
+// Creates new results, with the sizes of a sample.
 void queue_functional(const c10::OperatorHandle& op, Stack* stack, Call call) {
   Stack results;
   std::vector<at::Tensor> made;
@@ -220,7 +220,7 @@ void on_device(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
-// What the reducer calls, and optimizers and small models.
+// The operators of the reducer, of optimizers and of small models.
 constexpr const char* kOperators[] = {
     // in place
     "add_.Tensor",
@@ -240,7 +240,7 @@ constexpr const char* kOperators[] = {
     "mul.out",
     "div.out",
     "add.out",
-    // of many tensors at once
+    // on many tensors at once
     "_foreach_copy_",
     "_foreach_zero_",
     "_foreach_mul_.Scalar",

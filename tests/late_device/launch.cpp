@@ -26,7 +26,7 @@ at::Tensor cpu_view(const at::Tensor& tensor) {
   return view;
 }
 
-Ticket launch(
+Position launch(
     const std::string& name,
     Queue& queue,
     const std::vector<at::Tensor>& read,
@@ -40,7 +40,7 @@ Ticket launch(
     }
   }
   count(kind, queue.device(), name, num_bytes);
-  const auto ticket = queue.push(name, [run = std::move(run)] {
+  const auto position = queue.push(name, [run = std::move(run)] {
     // The bits of a matrix product depend on the number of threads; tests run with one.
     thread_local const bool one_thread = (at::set_num_threads(1), true);
     static_cast<void>(one_thread);
@@ -50,10 +50,10 @@ Ticket launch(
   });
   for (const auto* tensors : {&read, &written}) {
     for (const auto& tensor : *tensors) {
-      note_use(tensor.storage().data_ptr(), queue, ticket);
+      note_use(tensor.storage().data_ptr(), queue, position);
     }
   }
-  return ticket;
+  return position;
 }
 
 void resize_storage(const c10::Storage& storage, std::size_t num_bytes) {
@@ -64,9 +64,9 @@ void resize_storage(const c10::Storage& storage, std::size_t num_bytes) {
     const auto kept = [to = memory.get(), from = storage.data(), num_kept] {
       std::memcpy(to, from, num_kept);
     };
-    const auto ticket = queue.push("resize_", kept);
-    note_use(storage.data_ptr(), queue, ticket);
-    note_use(memory, queue, ticket);
+    const auto position = queue.push("resize_", kept);
+    note_use(storage.data_ptr(), queue, position);
+    note_use(memory, queue, position);
   }
   auto* impl = storage.unsafeGetStorageImpl();
   impl->set_data_ptr_noswap(std::move(memory));

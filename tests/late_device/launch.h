@@ -1,4 +1,4 @@
-// Puts work on tensors into the queue of a stream.
+// Queues work on tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,9 +20,9 @@ inline bool is_late(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
 
-// Queues `run`, which uses the memory of these tensors, and counts the operation and the bytes that
-// it reads and writes; a tensor that is read and written stands in both.
-Ticket launch(
+// Queues `run`, which uses the memory of these tensors. Counts the operation and the bytes that it
+// reads and writes. A tensor that is both read and written must be in both lists.
+Position launch(
     const std::string& name,
     Queue& queue,
     const std::vector<at::Tensor>& read,
@@ -30,7 +30,7 @@ Ticket launch(
     std::function<void()> run,
     Kind kind = Kind::kNative);
 
-// Gives the storage this size, and copies what fits, on the current stream.
+// Resizes the storage on the current stream, and copies as many bytes as fit.
 void resize_storage(const c10::Storage& storage, std::size_t num_bytes);
 
 }  // namespace late

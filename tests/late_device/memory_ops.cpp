@@ -1,4 +1,4 @@
-// Operators that make tensors, view them, and move memory.
+// Operators that create tensors, view them, and move memory.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -60,7 +60,7 @@ const at::Tensor& resize_(
   return self;
 }
 
-// Both streams wait for each other, as with CUDA's copies between devices.
+// Both streams wait for each other, as in CUDA's copies between devices.
 void copy_between_devices(const at::Tensor& from, const at::Tensor& to) {
   auto& source = current_queue(from.device());
   auto& target = current_queue(to.device());
@@ -86,7 +86,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   const auto& host = is_late(from) ? to : from;
   const bool on_device = is_late(host);
   const bool pinned = !on_device && is_pinned(host.const_data_ptr());
-  // Of pageable memory a copy is staged before the call returns.
+  // Pageable memory is copied to a staging buffer before the call returns.
   const auto source = is_late(from) ? cpu_view(from) : pinned ? cpu_view(from) : from.clone();
   const auto target = is_late(to) || pinned ? cpu_view(to) : to;
   launch("copy_", queue, {from}, {to}, [source, target] { target.copy_(source); });

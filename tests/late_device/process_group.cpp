@@ -104,7 +104,7 @@ c10::intrusive_ptr<c10d::Work> LateBackend::queue(
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device});
   {
-    const c10::StreamGuard on_stream(stream);  // whose end the future stands for
+    const c10::StreamGuard on_stream(stream);  // the future completes with this stream's work
     future->markCompleted(c10::IValue(tensors));
   }
   return c10::make_intrusive<LateWork>(rank_, type, tensors, std::move(future), stream);

@@ -1,4 +1,4 @@
-// A process group that sums on a stream of its own, as NCCL does, through gloo.
+// A process group that runs collectives on a stream of its own, as NCCL does. gloo computes them.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -12,15 +12,14 @@
 
 namespace late {
 
-// Calls return before anything is sent. Nothing is held on the stream of the collectives, so that a
-// buffer is sent too early unless its packing is waited for. The stream of the collectives, one of
-// each device, waits for the caller's stream; Work::wait() makes the current stream wait, and
-// blocks the host only if it is given a timeout. gloo sums in place, in device memory, so that the
-// sums have gloo's bits. What gloo throws comes out of the next wait of the host, as with every
-// task.
+// Calls return before anything is sent. Each device has one stream for collectives, which waits for
+// the caller's stream. Tasks on it are not held, so a buffer is sent too early unless the stream
+// waits for its packing. Work::wait() makes the current stream wait. It blocks the host only if it
+// has a timeout. gloo sums in place, in device memory, so the sums have gloo's bits. As with every
+// task, the next wait of the host throws an exception of gloo.
 class LateBackend final : public c10d::Backend {
  public:
-  // One group of gloo's for each device: its calls pair up in the order of one stream.
+  // One gloo group per device, so that its calls match in the order of one stream.
   LateBackend(int rank, int size, std::vector<c10::intrusive_ptr<c10d::Backend>> gloo);
 
   const std::string getBackendName() const override {

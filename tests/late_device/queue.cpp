@@ -37,18 +37,18 @@ Queue::Queue(int device, int64_t stream_id) : device_(device), stream_id_(stream
   std::thread([this] { work(); }).detach();
 }
 
-Ticket Queue::push(std::string name, std::function<void()> run) {
-  Ticket ticket = 0;
+Position Queue::push(std::string name, std::function<void()> run) {
+  Position position = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     tasks_.push_back({std::move(name), std::move(run), Clock::now() + next_hold()});
-    ticket = ++pushed_;
+    position = ++pushed_;
     if (hurries_) {
-      demanded_ = ticket;
+      demanded_ = position;
     }
   }
   changed_.notify_all();
-  return ticket;
+  return position;
 }
 
 void Queue::hurry() {
@@ -56,28 +56,28 @@ void Queue::hurry() {
   hurries_ = true;
 }
 
-Ticket Queue::last() const {
+Position Queue::last() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return pushed_;
 }
 
-bool Queue::passed(Ticket ticket) const {
+bool Queue::passed(Position position) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return passed_ >= ticket;
+  return passed_ >= position;
 }
 
-void Queue::demand(Ticket ticket) {
+void Queue::demand(Position position) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    demanded_ = std::max(demanded_, ticket);
+    demanded_ = std::max(demanded_, position);
   }
   changed_.notify_all();
 }
 
-void Queue::wait(Ticket ticket) {
-  demand(ticket);
+void Queue::wait(Position position) {
+  demand(position);
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return passed_ >= ticket; });
+  changed_.wait(lock, [&] { return passed_ >= position; });
 }
 
 void Queue::work() {

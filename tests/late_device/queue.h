@@ -1,4 +1,4 @@
-// The work of one stream, carried out in order by a thread of its own, as late as permitted.
+// The work of one stream. A thread per queue runs it in order, as late as permitted.
 #pragma once
 
 #include <condition_variable>
@@ -15,12 +15,12 @@
 
 namespace late {
 
-// A task's place in its queue, from 1. 0 is the place before every task.
-using Ticket = uint64_t;
+// The position of a task in its queue, from 1. 0 is the position before all tasks.
+using Position = uint64_t;
 
-// A task runs when it is demanded, or when its hold time is over. Waiting for a task demands that
-// task and every task before it, and no task of another queue; so two queues that no event connects
-// run in the order that the program did not expect. Never destroyed. Thread-safe.
+// A task runs when it is demanded, or when its hold time is over. A wait for a task demands that
+// task and all tasks before it, but no task of another queue. Two queues that no event connects
+// therefore run in an order that the program does not expect. Thread-safe. Never destroyed.
 class Queue {
  public:
   Queue(int device, int64_t stream_id);
@@ -32,23 +32,23 @@ class Queue {
     return stream_id_;
   }
 
-  // `run` must hold no reference that keeps device memory alive: real kernels hold none.
-  Ticket push(std::string name, std::function<void()> run);
+  // `run` must not keep device memory alive, since real kernels do not.
+  Position push(std::string name, std::function<void()> run);
 
-  // From now on no task is held; each still waits for what it has to wait for.
+  // Later tasks are not held. They still wait for events.
   void hurry();
 
-  // The place of the task that was pushed last.
-  Ticket last() const;
+  // The position of the last task.
+  Position last() const;
 
-  // Whether the task at `ticket` has run. Demands nothing.
-  bool passed(Ticket ticket) const;
+  // Whether the task at `position` has run. Does not demand the task.
+  bool passed(Position position) const;
 
-  // Lets everything up to `ticket` run without being held.
-  void demand(Ticket ticket);
+  // Ends the hold of all tasks up to `position`.
+  void demand(Position position);
 
-  // Demands `ticket` and blocks the calling thread until it has passed.
-  void wait(Ticket ticket);
+  // Demands `position` and blocks the calling thread until that task has run.
+  void wait(Position position);
 
  private:
   struct Task {
@@ -61,21 +61,21 @@ class Queue {
 
   const int device_;
   const int64_t stream_id_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Task> tasks_;
-  Ticket pushed_ = 0;
-  Ticket passed_ = 0;
-  Ticket demanded_ = 0;
+  Position pushed_ = 0;
+  Position passed_ = 0;
+  Position demanded_ = 0;
   bool hurries_ = false;
 };
 
-// The first exception of a task. Kernels of a device cannot throw into the program: whoever next
-// waits for the device on the host gets it.
+// The first exception of a task. Kernels cannot throw into the program, so the next wait of the
+// host for the device throws it.
 void report_failure(std::exception_ptr failure);
 void throw_failure();
 
-// When tasks ran, for tests of overlap; collected while tracing is on.
+// The times of tasks, for tests of overlap. Collected while tracing is on.
 struct Span {
   std::string name;
   int device;
@@ -83,7 +83,7 @@ struct Span {
   int64_t begin_ns;
   int64_t end_ns;
 };
-void set_tracing(bool enabled);  // forgets what was collected
+void set_tracing(bool enabled);  // deletes collected times
 std::vector<Span> trace();
 
 }  // namespace late

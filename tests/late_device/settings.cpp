@@ -66,11 +66,11 @@ namespace {
 std::atomic<bool> capturing{false};
 }
 
-void pretend_to_capture(bool is_capturing) {
+void set_capture_reported(bool is_capturing) {
   capturing = is_capturing;
 }
 
-bool pretends_to_capture() {
+bool is_capture_reported() {
   return capturing;
 }
 

@@ -1,4 +1,4 @@
-// How late the device is: set from Python, read by every queue.
+// How late the device runs its work. Python sets it, and every queue reads it.
 #pragma once
 
 #include <chrono>
@@ -9,18 +9,17 @@ namespace late {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a task stays in its queue while nothing demands it. With `seed` 0 every task is held for
-// `max_hold`; otherwise for a pseudo-random part of it. Takes effect for tasks pushed from now on.
+// How long a task stays in its queue if nothing demands it: `max_hold` if `seed` is 0, else a
+// pseudo-random part of `max_hold`. Applies to tasks that are pushed later.
 void set_hold(std::chrono::microseconds max_hold, uint64_t seed);
 std::chrono::microseconds next_hold();
 
-// Tasks whose name contains `part` take this much longer, demanded or not. 0 removes the delay.
+// Tasks with `part` in their names take this much longer, also if demanded. 0 removes the delay.
 void set_delay(const std::string& part, std::chrono::milliseconds delay);
 std::chrono::milliseconds delay_of(const std::string& task_name);
 
-// What the device says when it is asked whether its streams are being captured into a graph. It
-// captures nothing.
-void pretend_to_capture(bool capturing);
-bool pretends_to_capture();
+// Whether the device reports that its streams are being captured into a graph. It never captures.
+void set_capture_reported(bool capturing);
+bool is_capture_reported();
 
 }  // namespace late

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kPoolSize = 4;
 
 struct Device {
-  std::vector<Queue*> queues;  // by stream id; 0 is the default stream's
+  std::vector<Queue*> queues;  // by stream id; 0 is the default stream
   std::vector<int64_t> pool;
   std::size_t next_in_pool = 0;
 };
@@ -38,7 +38,7 @@ int64_t add_queue(Device& device, int index) {
   return id;
 }
 
-// The default stream of a device is there from the first look at the device.
+// The first use of a device creates its default stream.
 Device& device_at(Registry& registry, c10::DeviceIndex index) {
   TORCH_CHECK(index >= 0 && index < kNumDevices, "there is no device late:", int(index));
   auto& device = registry.devices[static_cast<std::size_t>(index)];

@@ -1,4 +1,5 @@
-"""torch.distributed.pipelining x data parallel on 2 x 2 ranks, against averages made by hand."""
+"""torch.distributed.pipelining with data parallelism on 2 x 2 ranks, compared with averages
+computed here."""
 
 from __future__ import annotations
 
@@ -36,14 +37,14 @@ SCHEDULES = {
     "interleaved 1F1B": ScheduleInterleaved1F1B,
 }
 ZERO_BUBBLE = (ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV)
-V_SHAPED = (ScheduleZBVZeroBubble, ScheduleDualPipeV)  # the first rank has the last stage, too
+V_SHAPED = (ScheduleZBVZeroBubble, ScheduleDualPipeV)  # the first rank also has the last stage
 modes = pytest.mark.parametrize("mode", MODES)
 
 
 def _parts(
     count: int, last: type[nn.Module] = nn.Identity, dtype: torch.dtype = torch.double
 ) -> list[nn.Module]:
-    """One for each stage, the same on every rank."""
+    """The modules of all stages, the same on every rank."""
     torch.manual_seed(0)
     return [
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), last()).to(dtype)
@@ -58,7 +59,7 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def _batch(
     step: int, mesh: DeviceMesh, dp_rank: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of this rank's pipeline, or of another one."""
+    """The batch of this rank's pipeline, or of another pipeline."""
     torch.manual_seed(10 * step + (mesh["dp"].get_local_rank() if dp_rank is None else dp_rank))
     shape = (2 * NUM_MICRO_BATCHES, WIDTH)
     return torch.randn(shape, dtype=torch.double), torch.randn(shape, dtype=torch.double)
@@ -71,7 +72,7 @@ def _pipeline(
     last: type[nn.Module] = nn.Identity,
     dtype: torch.dtype = torch.double,
 ) -> tuple[Any, dict[int, ReducerDDP]]:
-    """The schedule, and this rank's stages by their index."""
+    """The schedule, and the stages of this rank by index."""
     rank = mesh["pp"].get_local_rank()
     several = schedule not in (ScheduleGPipe, Schedule1F1B)
     second = 3 - rank if schedule in V_SHAPED else rank + 2
@@ -133,7 +134,7 @@ DTYPES: dict[str, dict[str, torch.dtype]] = {
 
 
 def _check_dtypes(dtypes: str) -> None:
-    """Gradients of bfloat16 stages, as sums of those of micro-batches in float64."""
+    """Gradients of bfloat16 stages, compared with float64 sums over micro-batches."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     schedule, wrapped = _pipeline(
         ScheduleInterleaved1F1B, mesh, DTYPES[dtypes], dtype=torch.bfloat16
@@ -148,7 +149,8 @@ def _check_dtypes(dtypes: str) -> None:
         ):
             grads = torch.autograd.grad(_loss(whole(xs), targets), params)
             for total, grad in zip(totals, grads, strict=True):
-                total += grad.double() / NUM_MICRO_BATCHES  # a power of two: exact
+                # exact, since the divisor is a power of two
+                total += grad.double() / NUM_MICRO_BATCHES
         for total in totals:
             dist.all_reduce(total, group=mesh["dp"].get_group())
             total /= 2
@@ -173,18 +175,19 @@ def test_sixteen_bits(ranks, dtypes):
 
 
 def _check_zero_bubble(kind: type[Any], mode: str, last: type[nn.Module]) -> str:
-    """The schedule takes gradients of what is in front of ``last``, not of the stage's output."""
+    """The schedule takes gradients of the inputs of ``last``, and not of the stage's output."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     schedule, wrapped = _pipeline(kind, mesh, MODES[mode], last)
     failure = None
     try:
         _run(schedule, mesh, *_batch(0, mesh))
     except RuntimeError as error:
-        failure = error  # its frames keep this rank's sends, which peers may not have received yet
+        # the frames of the traceback keep this rank's sends, which peers may not have received yet
+        failure = error
     with contextlib.suppress(RuntimeError):
         dist.monitored_barrier(timeout=None)
     assert all(model.reducer.num_steps <= 1 for model in wrapped.values())
-    if failure is None:  # then gradients are right
+    if failure is None:  # without an error, gradients are correct
         whole = nn.Sequential(*_parts(4, last))
         for dp_rank in range(2):
             x, target = _batch(0, mesh, dp_rank)
@@ -201,7 +204,7 @@ def _check_zero_bubble(kind: type[Any], mode: str, last: type[nn.Module]) -> str
 @pytest.mark.parametrize("last", [nn.Identity, nn.Tanh])
 def test_zero_bubble_ends_with_an_error(ranks, mode, last, kind):
     texts = ranks(4).run(_check_zero_bubble, kind, mode, last, timeout=90.0)
-    for first, second in ((0, 1), (2, 3)):  # the ranks of a pipeline
+    for first, second in ((0, 1), (2, 3)):  # the two ranks of each pipeline
         raised = [text for text in (texts[first], texts[second]) if text]
         assert raised and (len(raised) == 2 or kind is ScheduleDualPipeV), texts
         for text in raised:

@@ -1,4 +1,5 @@
-"""Tensor parallel x data parallel on 2 x 2 ranks: against DDP to the bit, and against one rank."""
+"""Tensor parallelism with data parallelism on 2 x 2 ranks, compared with DDP (bit for bit) and with
+one rank."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def _sharded(mesh: DeviceMesh, sequence: bool) -> nn.Module:
 
 
 def _wholly_sharded(mesh: DeviceMesh) -> nn.Module:
-    """Every parameter is a DTensor, as torch's clip_grad_norm_ needs it."""
+    """A module whose parameters are all DTensors, as torch's clip_grad_norm_ requires."""
     net = _sharded(mesh, sequence=True)
     plan = {"head": ColwiseParallel(output_layouts=Replicate())}
     parallelize_module(net, mesh["tp"], plan)
@@ -101,7 +102,7 @@ def _wholly_sharded(mesh: DeviceMesh) -> nn.Module:
 
 
 def _data(step: int, mesh: DeviceMesh) -> torch.Tensor:
-    """The same on ranks that share a batch."""
+    """The same data on ranks that share a batch."""
     torch.manual_seed(100 * step + mesh["dp"].get_local_rank())
     return torch.randn(4, 6, WIDTH)
 
@@ -116,7 +117,7 @@ def _check_parity(mode: str, sequence: bool) -> None:
     options = {**MODES[mode], "device_mesh": mesh["dp"], "bucket_cap_mb": SMALL_CAP}
     theirs = DistributedDataParallel(_sharded(mesh, sequence), **options)
     ours = ReducerDDP(_sharded(mesh, sequence), **options)
-    their_params = list(theirs.parameters())  # DDP forgets those that were DTensors at forward
+    their_params = list(theirs.parameters())  # DDP loses parameters that were DTensors at forward
     our_params = list(ours.parameters())
     names = [name for name, _ in ours.named_parameters()]
     for step in range(4):
@@ -140,7 +141,7 @@ def test_parity(ranks, mode, sequence):
 
 
 def _check_training(mode: str) -> None:
-    """Optimizer, clipping and accumulation, against the whole model on each rank."""
+    """Optimizer, clipping and accumulation, compared with the whole model on each rank."""
     mesh = _mesh()
     model = ReducerDDP(
         _wholly_sharded(mesh), device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP, **MODES[mode]
@@ -184,7 +185,7 @@ def test_training(ranks, mode):
 
 
 def _check_checkpoint(folder: str) -> None:
-    """Saved from 2 x 2 ranks, loaded there, and where tensors are not parallel."""
+    """A checkpoint from 2 x 2 ranks is loaded on 2 x 2 ranks, and without tensor parallelism."""
     mesh = _mesh()
     model = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"])
     for step in range(2):
@@ -244,7 +245,7 @@ def test_buffers(ranks):
 
 
 def _check_frozen() -> None:
-    """A gradient of an earlier step is not counted, also where it was a view."""
+    """A gradient of an earlier step does not count, even if it is a view of a bucket."""
     mesh = _mesh()
     model = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"], gradient_as_bucket_view=True)
     plain = copy.deepcopy(_wholly_sharded(mesh))
@@ -252,7 +253,7 @@ def _check_frozen() -> None:
     model(x).square().mean().backward()
     model.zero_grad()
     model.module.head.weight.requires_grad_(False)
-    for _ in range(2):  # the second adds to views of buckets
+    for _ in range(2):  # the second backward adds to views of buckets
         model(x).square().mean().backward()
         plain(x).square().mean().backward()
     for (name, param), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -397,14 +398,14 @@ DTYPES: dict[str, dict[str, torch.dtype]] = {
     "grad": {"grad_dtype": torch.float32},
     "both": {"reduce_dtype": torch.float32, "grad_dtype": torch.float32},
 }
-# Half a unit in the last place of bfloat16, and a little for float32 on the way there.
+# Half a unit in the last place of bfloat16, plus a small float32 rounding error.
 ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
 FLOAT32 = 2.0**-21
 NUM_PARTS = 12
 
 
 class Repeated(nn.Module):
-    """The gradient of each parameter arrives in NUM_PARTS parts per backward."""
+    """A module in which each parameter's gradient arrives in NUM_PARTS parts per backward."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -423,7 +424,7 @@ class Repeated(nn.Module):
 
 
 def _sums_of_parts(plain: nn.Module, xs: torch.Tensor, mesh: DeviceMesh) -> list[torch.Tensor]:
-    """Of local shards: the mean over data-parallel ranks, of all parts, in float64."""
+    """The mean of the local shards over data-parallel ranks, over all parts, in float64."""
     params = list(plain.parameters())
     sums = [torch.zeros_like(local_part(param), dtype=torch.float64) for param in params]
 
@@ -482,7 +483,8 @@ def test_sums_of_several_parts_are_made_in_float32(ranks, mode, dtypes, num_micr
 
 
 def _check_late_count(mode: str, dtypes: str) -> None:
-    """Parts of an output inside no_sync come first, and are counted when the other one is reached.
+    """Parts of an output inside no_sync arrive first. They count once backward reaches the other
+    output.
 
     Backward goes through the later forward first.
     """

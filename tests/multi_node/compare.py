@@ -1,4 +1,4 @@
-"""One rank: trains by ReducerDDP over gloo and shm, and by DDP, and saves all final weights."""
+"""One rank: trains with ReducerDDP over gloo and shm, and with DDP, and saves all final weights."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Runs train.py; rank 3 of the first attempt kills itself when it sees the first checkpoint."""
+"""Runs train.py. Rank 3 of the first attempt kills itself at the first checkpoint."""
 
 import os
 import runpy

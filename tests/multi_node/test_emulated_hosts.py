@@ -1,4 +1,4 @@
-"""The emulated hosts themselves: what they share, and what link_down, freeze and kill do."""
+"""The emulated hosts themselves: what they share, and the effects of link_down, freeze and kill."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def test_link_freeze_and_kill(network, output):
             (node_b.freeze, node_b.thaw),
         ]:
             interrupt()
-            assert _soon(lambda: not _grows(output)), interrupt  # soon: packets may be queued
+            # not at once: packets may be queued
+            assert _soon(lambda: not _grows(output)), interrupt
             mend()
             assert _soon(lambda: _grows(output, 0.1)), mend
         node_a.kill()
@@ -109,7 +110,7 @@ def test_a_slow_command_is_an_error_with_its_output(network):
 
 
 def test_the_rate_is_limited(network):
-    """Half a megabyte takes a second over 4 Mbit/s; the first 128 KiB are not limited."""
+    """Half a megabyte takes a second at 4 Mbit/s. The first 128 KiB are not limited."""
     send = "import socket; socket.create_server(('', 5001)).accept()[0].sendall(bytes(500_000))"
     fetch = (
         "import socket, time\n"

@@ -1,4 +1,4 @@
-"""The files of docs/multi_node.md: run on two emulated hosts, each as far as that is possible."""
+"""The files of docs/multi_node.md run on two emulated hosts, as far as that is possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = ROOT / "examples" / "multi_node"
 HERE = Path(__file__).parent
 TRAIN = "examples/multi_node/train.py"
 LAUNCH = ["bash", "examples/multi_node/torchrun.sh"]
-POD_NAMES = ["ddpx-worker-0", "ddpx-worker-1"]  # as the operator names them
+POD_NAMES = ["ddpx-worker-0", "ddpx-worker-1"]  # names as the operator gives them
 LIMIT_S = 150.0  # a run takes about 10 s on two idle cores
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
@@ -38,7 +38,7 @@ def network() -> Iterator[EmulatedHosts]:
 
 
 def _environment(first_on_path: Path | None = None, **changes: str) -> dict[str, str]:
-    """Variables of a node, whose ``torchrun`` is this Python's."""
+    """The variables of a node. ``torchrun`` is that of this Python."""
     env = cli_process.environment(FILES)
     folders = [first_on_path, Path(sys.executable).parent, env["PATH"]]
     env["PATH"] = os.pathsep.join(str(folder) for folder in folders if folder)
@@ -46,7 +46,7 @@ def _environment(first_on_path: Path | None = None, **changes: str) -> dict[str,
 
 
 def _run(network: EmulatedHosts, command: list[str], env: dict[str, str]) -> str:
-    """Runs a command on both hosts; returns what both printed."""
+    """Runs a command on both hosts. Returns both outputs."""
     results = network.run(command, LIMIT_S, env, ROOT)
     text = "\n".join(result.stdout for result in results)
     assert [result.returncode for result in results] == [0, 0], text
@@ -96,7 +96,7 @@ def _submit(folder: Path, *arguments: str) -> dict[str, str]:
     """Runs job.sbatch as Slurm would, with an srun that saves its variables and its command.
 
     Returns:
-        The variables of srun's tasks; ``COMMAND`` has the words, one a line.
+        The variables of srun's tasks. ``COMMAND`` has the words of the command, one per line.
     """
     _write_program(
         folder / "scontrol",
@@ -176,7 +176,7 @@ def _container() -> Any:
 
 
 def _keys(value: Any, path: str = "") -> set[str]:
-    """Paths of all fields; an element of a list has the path of its list."""
+    """The paths of all fields. An element of a list has the path of its list."""
     if isinstance(value, list):
         return {key for element in value for key in _keys(element, path)}
     if isinstance(value, dict):
@@ -186,7 +186,7 @@ def _keys(value: Any, path: str = "") -> set[str]:
 
 
 def test_pytorchjob_has_the_fields_of_its_schema():
-    """The fields that this file uses, from the operator's v1 types and from Kubernetes' PodSpec."""
+    """All fields of the file exist in the operator's v1 types and in Kubernetes' PodSpec."""
     job = _pytorchjob()
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     spec = job["spec"]
@@ -217,7 +217,8 @@ def test_pytorchjob_has_the_fields_of_its_schema():
 
 @pytest.mark.full_only
 def test_pods_of_the_pytorchjob_train(network, tmp_path):
-    """The container's command, with the variables that the operator makes of the elastic policy."""
+    """Runs the container's command, with the variables that the operator derives from the elastic
+    policy."""
     job, container = _pytorchjob(), _container()
     policy = job["spec"]["elasticPolicy"]
     env = _environment(

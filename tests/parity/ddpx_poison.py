@@ -1,4 +1,4 @@
-"""Makes everything of DDP's that does the work raise, to prove that ddpx does its own."""
+"""Makes all parts of DDP that do work raise errors. This proves that ddpx does not use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _poison(name: str) -> Any:
 
 @contextmanager
 def ddp_poisoned() -> Iterator[None]:
-    """Within it, DDP's methods, reducer, logger and bucket assignment raise PoisonedCall."""
+    """In the block, DDP's methods, reducer, logger and bucket assignment raise PoisonedCall."""
     bindings = torch._C._distributed_c10d
     targets = [
         (owner, name)

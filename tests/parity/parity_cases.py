@@ -1,4 +1,4 @@
-"""The parity matrix: models with their step functions, modes, and bucket caps."""
+"""The parity matrix: models with step functions, modes, and bucket caps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ALL_CAPS: dict[str, dict[str, Any]] = {
     "huge caps": {"bucket_cap_mb": 10_000},
     "listed caps": {"bucket_cap_mb_list": [0.001, 0.03, 1]},
 }
-# An older torch's DDP has no listed caps to compare with; test_plan_against_ddp.py says so there.
+# DDP of an older torch has no list of caps to compare with. See test_plan_against_ddp.py.
 _DDP_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 CAPS = {name: caps for name, caps in _ALL_CAPS.items() if caps.keys() <= _DDP_ARGUMENTS.keys()}
 
@@ -64,9 +64,9 @@ def _tokens(model: nn.Module, number: int) -> None:
 
 
 def _accumulate(model: nn.Module, number: int) -> None:
-    """Three micro-batches, of which the last one synchronises; one in the first step.
+    """Three micro-batches, of which the last one synchronizes. The first step has one.
 
-    With static_graph DDP asserts when the very first backward is not synchronised.
+    With static_graph, DDP fails an assertion if the very first backward is not synchronized.
     """
     for micro_batch in range(3) if number else (2,):
         with model.no_sync() if micro_batch < 2 else nullcontext():
@@ -74,7 +74,7 @@ def _accumulate(model: nn.Module, number: int) -> None:
 
 
 def _alternate_sync(model: nn.Module, number: int) -> None:
-    """Synchronises every second step only, by the attribute, and starts without."""
+    """Synchronizes every second step by the attribute, and begins without."""
     model.require_backward_grad_sync = number % 2 == 1
     model(torch.randn(6, 24)).square().mean().backward()
 
@@ -140,7 +140,10 @@ def _wrap_each_child(wrapper: Callable[..., nn.Module]) -> Callable[..., nn.Modu
 
 @dataclass(frozen=True)
 class Case:
-    """A training to run under both wrappers. ``modes`` are keys of MODES that it is meant for."""
+    """A training to run under both wrappers.
+
+    ``modes`` has the keys of MODES for which it is suited.
+    """
 
     name: str
     build: Callable[[], nn.Module]
@@ -167,7 +170,7 @@ CASES = (
     Case("fp32 and fp64 mixed", MixedDtypes, _features),
     Case("sparse embedding", SparseEmbeddings, _tokens, training={"make_optimizer": _plain_sgd}),
     Case("accumulation with no_sync", Mlp, _accumulate),
-    # Starts without synchronising, at which DDP asserts in a static graph.
+    # Begins without synchronization, for which DDP fails an assertion in a static graph.
     Case(
         "sync every second step",
         Mlp,
@@ -194,16 +197,16 @@ CASES_BY_NAME = {case.name: case for case in CASES}
 
 @functools.cache
 def _group(transport: str) -> dist.ProcessGroup:
-    """All ranks over ``transport``; made once, as every rank asks for it at the same time."""
+    """All ranks over ``transport``. Cached, since the group is created collectively."""
     return dist.new_group(backend=transport)
 
 
 def compare_case(
     case_name: str, mode: str, device: str = "cpu", transport: str | None = None
 ) -> dict[str, Comparison]:
-    """Runs on every rank: one case in one mode with all caps, under DDP and under ReducerDDP.
+    """Runs on every rank: one case in one mode with all caps, under DDP and ReducerDDP.
 
-    DDP is given the default group, and so is ReducerDDP, unless there is a ``transport``.
+    DDP uses the default group. So does ReducerDDP, unless there is a ``transport``.
     """
     group = None if transport is None else _group(transport)
     return compare_wrapper(

@@ -1,4 +1,4 @@
-"""Small models that between them use every layout, dtype and graph shape that parity covers."""
+"""Small models that together use every layout, dtype and graph shape of the parity matrix."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
 
 
 class TiedEmbeddings(nn.Module):
-    """One parameter in two places: its gradient is accumulated twice before it is final."""
+    """One parameter in two places. Its gradient is accumulated twice before it is final."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class OddParams(nn.Module):
 
 
 class MixedDtypes(nn.Module):
-    """Two dtypes interleaved: each has its own buckets."""
+    """Two dtypes in alternation. Each dtype has its own buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SparseEmbeddings(nn.Module):
 
 
 class Branches(nn.Module):
-    """Which parameters a forward uses depends on its arguments; ``never`` is used by none."""
+    """Arguments of forward select the parameters in use. No forward uses ``never``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Branches(nn.Module):
 
 
 class Adversaries(nn.Module):
-    """A generator and a discriminator, to be wrapped one by one and trained by one backward."""
+    """A generator and a discriminator, wrapped separately and trained by one backward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ReducerDDP against torch's DDP: gradients, weights and buffers bit for bit."""
+"""Compares ReducerDDP with torch's DDP: gradients, weights and buffers, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from parity_cases import CASES, compare_case
 from ddpx.testing.compare import summarize
 
 PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
-# Over shared memory 3 ranks have to do, where sums in another order show; the parity table has all.
+# Over shared memory only 3 ranks run, for which another order of sums shows. The parity table has
+# all.
 SETUPS = [(2, None), (3, None), (4, None), (3, "shm")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every pair in two of the setups, in turn; in all of them with ``--full``."""
+    """Runs every pair in two of the setups, in turn. With ``--full`` in all setups."""
     full = metafunc.config.getoption("--full")
     chosen = [
         (*setup, *pair)
@@ -29,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_bits_match(ranks, world_size, transport, case_name, mode):
-    """Over shared memory, too, it is DDP over gloo that the bits have to match."""
+    """Over shared memory, too, the bits must equal those of DDP over gloo."""
     per_rank = ranks(world_size).run(compare_case, case_name, mode, transport=transport)
     for caps in per_rank[0]:
         total = summarize([comparisons[caps] for comparisons in per_rank])

@@ -1,4 +1,4 @@
-"""The reference reducer of docs/internals.md against torch's DDP, bit for bit."""
+"""Compares the reference reducer of docs/internals.md with torch's DDP, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from ddpx.testing import compare_traces, record_training
 from ddpx.testing.compare import summarize
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "internals"
-sys.path.append(str(SCRIPTS))  # at the end: other scripts there have the names of common modules
+# at the end of the path, since scripts there have the names of common modules
+sys.path.append(str(SCRIPTS))
 
 from reference_reducer import ReferenceDDP  # noqa: E402
 
-REFERENCE_MODES = ("default", "find unused")  # the reference has no views and no static graph
+REFERENCE_MODES = ("default", "find unused")  # the reference has neither views nor a static graph
 CASES = (
     "MLP",
     "tied embeddings",
@@ -38,7 +39,7 @@ CASES = (
 
 
 def compare_all(mode: str) -> dict[str, Comparison]:
-    """Runs on every rank: all cases that suit the mode, with all caps."""
+    """Runs on every rank: all cases that the mode supports, with all caps."""
     return {
         f"{case_name}, {caps_name}": comparison
         for case_name in CASES
@@ -61,7 +62,7 @@ def test_bits_match(ranks, world_size, mode):
 
 
 def test_length():
-    """docs/internals.md promises 150 lines."""
+    """The file has at most 150 lines, as docs/internals.md says."""
     assert len((SCRIPTS / "reference_reducer.py").read_text().splitlines()) <= 150
 
 
@@ -91,7 +92,7 @@ def test_param_used_in_no_sync_only_is_averaged(ranks):
 def plans(mode: str) -> list[tuple[Any, Any]]:
     """Runs on every rank: the plans of the reference and of ReducerDDP in three steps.
 
-    ReducerDDP rebuilds in forward, as DDP does, so plans are read behind the forward.
+    ReducerDDP rebuilds in forward, as DDP does, so plans are read after the forward.
     """
     pairs = []
     for caps in CAPS.values():
@@ -113,7 +114,7 @@ def test_plans_are_those_of_reducer_ddp(ranks, mode):
 
 
 class CountingDDP(ReferenceDDP):
-    """Knows how many buckets were launched before the end of backward."""
+    """Counts the buckets that were launched before the end of backward."""
 
     def _on_backward_end(self) -> None:
         self.num_launched_early = len(self.works)

@@ -1,4 +1,4 @@
-"""The two classes that are compared, and how one of them takes the place of DDP in a rank."""
+"""The two compared classes, and how to put one of them in DDP's place in a rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 CONTESTANTS = ("torch", "ddpx")
 
-# Where scripts import DDP from, and modules of torch that construct it by the name they imported.
-# Others ask isinstance only, of which ReducerDDP is a virtual subclass: those keep torch's class.
+# Modules from which scripts import DDP, and modules of torch that construct DDP by an imported
+# name. Others only call isinstance, and ReducerDDP is a virtual subclass of DDP: they keep torch's
+# class.
 _PLACES = (
     "torch.nn",
     "torch.nn.parallel",
@@ -29,7 +30,7 @@ built: Counter[str] = Counter()
 
 
 def install(contestant: str, test_module: Any) -> None:
-    """Lets the tests of ``test_module`` run with ``contestant``. For a process of its own."""
+    """Lets the tests of ``test_module`` run with ``contestant``. Needs a process of its own."""
     _prepare(TorchDDP, "torch")
     TorchDDP._passing_sync_batchnorm_handle = _sync_batch_norm_allowed(  # type: ignore[method-assign]
         TorchDDP._passing_sync_batchnorm_handle
@@ -49,7 +50,7 @@ def _install_ddpx(test_module: Any) -> None:
     for place in (*(sys.modules[name] for name in _PLACES), test_module):
         if getattr(place, "DistributedDataParallel", None) is TorchDDP:
             place.DistributedDataParallel = ddpx.ReducerDDP
-    # Nothing of DDP's may do the work.
+    # No part of DDP may do the work.
     dist.Reducer = _refuse_torch  # type: ignore[misc, assignment]
 
 
@@ -58,7 +59,7 @@ def _refuse_torch(*_args: Any, **_kwargs: Any) -> Any:
 
 
 def _prepare(cls: type[nn.Module], name: str) -> None:
-    """Counts constructions, and takes the devices away: on a CPU both classes want None."""
+    """Counts constructions, and removes device arguments: both classes require None on a CPU."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -77,7 +78,7 @@ def _prepare(cls: type[nn.Module], name: str) -> None:
 
 
 def _sync_batch_norm_allowed(check: Callable[..., None]) -> Callable[..., None]:
-    """Both classes refuse SyncBatchNorm on a CPU, for which the harness has kernels."""
+    """Both classes refuse SyncBatchNorm on a CPU. The harness has kernels for it."""
 
     @functools.wraps(check)
     def checked(*args: Any) -> None:

@@ -1,17 +1,19 @@
-"""Lets tests that ask for GPUs run where there is none: what they put on "cuda" lies on the CPU.
+"""Runs tests that require GPUs on a CPU: tensors that they put on "cuda" are on the CPU.
 
-Two layers, both the same for every class under test:
+Two layers do this, both in the same way for every class under test:
 
 * The test modules get a ``torch`` of their own (:class:`_Torch`), whose ``torch.cuda`` has
-  ``DEVICES`` devices that are all the CPU. torch itself goes on seeing that there is no CUDA: if it
-  believed otherwise, it would call into parts that a CPU build does not have.
-* What tests reach without that name is patched where it lives: ``Tensor.to``, ``Module.cuda``,
-  streams and events (on a CPU, work is done when the call returns, so that all of them are empty),
+  ``DEVICES`` devices that all mean the CPU. torch itself still sees no CUDA: otherwise it would
+  call parts that a CPU build does not have.
+* Functions that tests reach without that name are patched in their own modules: ``Tensor.to``,
+  ``Module.cuda``, streams and events (empty, since on a CPU work is done when the call returns),
   and ``init_device_mesh``.
 
-SyncBatchNorm is refused on CPUs by torch for want of kernels; ``sync_batch_norm_cpu`` has them.
+torch refuses SyncBatchNorm on CPUs, since it has no kernels there. ``sync_batch_norm_cpu`` has
+these kernels.
 
-Not imitated: a tensor's ``device`` is the CPU, so a test that looks at it fails for each class.
+One thing is not simulated: a tensor's ``device`` is the CPU, so a test that reads it fails for each
+class.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _FACTORIES = (
 
 
 def is_cuda(device: Any) -> bool:
-    """Whether ``device`` names an accelerator, in any of the forms that torch takes."""
+    """Whether ``device`` names an accelerator, in any form that torch accepts."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     if isinstance(device, str):
@@ -46,7 +48,7 @@ def is_cuda(device: Any) -> bool:
 
 
 def to_cpu(device: Any) -> Any:
-    """The device that stands for ``device``; what is not a device comes back as it is."""
+    """The device that stands for ``device``. Returns values unchanged that are no devices."""
     return torch.device("cpu") if is_cuda(device) else device
 
 
@@ -77,7 +79,7 @@ def _first_to_cpu(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class NoStream:
-    """Stands for a stream: work on a CPU is done when the call returns."""
+    """Stands for a stream. On a CPU, work is done when the call returns."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self.device = torch.device("cpu")
@@ -101,7 +103,7 @@ class NoStream:
 
 
 class NoEvent(NoStream):
-    """Stands for an event: it has always happened."""
+    """Stands for an event that has always happened."""
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
@@ -117,7 +119,7 @@ def _a_stream(*_args: Any, **_kwargs: Any) -> NoStream:
 
 
 class _Module(types.ModuleType):
-    """A module with some names of its own; the others are those of ``base``."""
+    """A module with some names of its own. All others come from ``base``."""
 
     def __init__(self, base: types.ModuleType, own: dict[str, Any]) -> None:
         super().__init__(base.__name__)
@@ -145,7 +147,7 @@ def _cuda() -> _Module:
             "Event": NoEvent,
             "current_stream": _a_stream,
             "default_stream": _a_stream,
-            # What is drawn on "cuda" is drawn on the CPU, so that is what has to be seeded.
+            # Values drawn on "cuda" are drawn on the CPU, so the CPU's generator must be seeded.
             "manual_seed": torch.manual_seed,
             "manual_seed_all": torch.manual_seed,
         },
@@ -153,7 +155,7 @@ def _cuda() -> _Module:
 
 
 def _device(device: Any, *index: int) -> torch.device:
-    """``torch.device``, which would refuse a plain number where there is no accelerator."""
+    """``torch.device``, which would refuse a plain number without an accelerator."""
     return to_cpu(device) if is_cuda(device) else torch.device(device, *index)
 
 
@@ -173,7 +175,7 @@ def _patch_torch() -> None:
         setattr(torch.Tensor, name, _kwarg_to_cpu(getattr(torch.Tensor, name)))
     nn.Module.to = _first_to_cpu(nn.Module.to)  # type: ignore[method-assign]
     nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
-    # With mixed precision, or an optimizer in backward, DDP makes streams on any device.
+    # With mixed precision, or an optimizer in backward, DDP creates streams on any device.
     torch.Stream = NoStream  # type: ignore[misc, assignment]
     torch.Event = NoEvent  # type: ignore[misc, assignment]
     torch.accelerator.current_stream = _a_stream  # type: ignore[assignment]

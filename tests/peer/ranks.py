@@ -1,7 +1,7 @@
-"""Runs one test: forks a process for each rank, and sees to it that all of them end.
+"""Runs one test: forks a process for each rank, and makes sure that all of them end.
 
-The parent has imported everything and has done no work with it (no autograd, no process group),
-so that its forks are warm and sound.
+The parent has imported everything but has used nothing of it (no autograd, no process group), so
+that forks start fast and in a valid state.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 import torch_tests
 
-# How long ranks may still take to report after one has failed: they may wait for it in vain.
+# How long ranks may still run after one has failed, since they may wait for that rank.
 GRACE_S = 3.0
 
 
 @dataclass
 class Outcome:
-    """What became of one test with one class."""
+    """The outcome of one test with one class."""
 
     status: str
     """"pass", "fail", "skip", "timeout" or "crash"."""
@@ -61,16 +61,17 @@ class _Report:
 def _rank_main(
     module: ModuleType, name: str, contestant: str, rank: int, world_size: int, connection: Any
 ) -> None:
-    """Body of a rank's process: everything that torch's launcher does in one."""
-    os.setsid()  # whatever the test starts dies with it
+    """Body of a rank's process, with the work of torch's launcher."""
+    os.setsid()  # processes that the test starts die with the rank
     temp = Path(os.environ["TEMP_DIR"])
     log = os.open(temp / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
     tempfile.tempdir = str(temp)  # some tests write files of fixed names there
-    # In some tests rank 0 removes a file that others may be about to read. All go with `temp`.
+    # In some tests rank 0 removes a file that others may be about to read. All are removed with
+    # `temp`.
     os.remove = lambda *_args, **_kwargs: None
-    # Tests of torch.load with objects of their own are older than its default of weights_only.
+    # Tests that load their own objects by torch.load are older than its default of weights_only.
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     torch.set_num_threads(1)
     report = _Report(rank, "pass")
@@ -91,7 +92,7 @@ def _rank_main(
     sys.stderr.flush()
     connection.send(report)
     connection.close()
-    # No way through the interpreter's shutdown: threads of a failed group may never end.
+    # Skips the interpreter's shutdown, since threads of a failed group may never end.
     os._exit(0)
 
 
@@ -123,7 +124,7 @@ def _run_test(module: ModuleType, name: str, rank: int, world_size: int) -> None
 
 
 def _skip_reason(code: Any) -> str:
-    """torch's decorators skip by leaving with one of these exit codes."""
+    """The skip reason of an exit code. torch's decorators skip by these exit codes."""
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
     for skip in TEST_SKIPS.values():
@@ -133,13 +134,16 @@ def _skip_reason(code: Any) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """Kind and first line of an error's text."""
+    """The type and first line of an error's text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 class RunningTest:
-    """One test in progress. Poll :attr:`connections`; :meth:`advance` says when it is over."""
+    """One running test.
+
+    Poll :attr:`connections`; :meth:`advance` returns the outcome at the end.
+    """
 
     def __init__(
         self, module: ModuleType, name: str, contestant: str, world_size: int, limit_s: float
@@ -151,7 +155,7 @@ class RunningTest:
         self._limit_s = limit_s
         self._reports: list[_Report] = []
         self._temp = tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True)
-        # The directories that torch's tests expect to find.
+        # The directories that torch's tests expect.
         for folder in ("barrier", "test_dir", "init_dir"):
             (Path(self._temp.name) / folder).mkdir()
         os.environ["TEMP_DIR"] = self._temp.name
@@ -169,7 +173,7 @@ class RunningTest:
             self.connections.append(ours)
 
     def advance(self) -> Outcome | None:
-        """Takes what ranks have reported; the outcome, once there is one."""
+        """Takes the reports of ranks. Returns the outcome once it is known."""
         for connection in wait(self.connections, timeout=0):
             assert isinstance(connection, Connection)
             self._take(connection)
@@ -196,7 +200,7 @@ class RunningTest:
         skipped = [r for r in self._reports if r.status == "skip"]
         built = max((r.built[self.contestant] for r in self._reports), default=0)
         if bad:
-            # The others' errors are mostly about the loss of this rank.
+            # The errors of other ranks are mostly about the loss of this rank.
             first = bad[0]
             outcome = Outcome(first.status, first.reason, built)
             outcome.details = "\n".join(f"rank {r.rank}: {r.details}" for r in bad)
@@ -216,7 +220,7 @@ class RunningTest:
     def _end(self) -> None:
         for process in self._processes:
             assert process.pid is not None
-            # Also what a rank started and left behind. There is no group before setsid().
+            # Also ends processes that a rank started. There is no process group before setsid().
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()

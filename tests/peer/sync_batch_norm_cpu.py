@@ -1,7 +1,8 @@
-"""The five kernels of SyncBatchNorm for CPUs, which torch has for accelerators only.
+"""The five kernels of SyncBatchNorm for CPUs. torch has them for accelerators only.
 
-Registered with torch's dispatcher, so that torch's own SyncBatchNorm runs unchanged over them.
-Like the kernels for CUDA they compute statistics of half-precision inputs in single precision.
+They are registered with torch's dispatcher, so that torch's own SyncBatchNorm runs on them
+unchanged. As the CUDA kernels, they compute statistics of half-precision inputs in single
+precision.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def install() -> None:
     forward = nn.SyncBatchNorm.forward
 
     def forward_on_cpu(self: nn.SyncBatchNorm, input: Tensor) -> Any:
-        # forward() lets through the device types that it knows, and the one of this name.
+        # forward() accepts the device types that it knows, and the one of this name.
         with mock.patch.object(torch._C, "_get_privateuse1_backend_name", lambda: "cpu"):
             return forward(self, input)
 

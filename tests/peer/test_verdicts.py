@@ -1,4 +1,7 @@
-"""What the harness concludes from outcomes. The peer tests themselves: make peer-test."""
+"""The verdicts that the harness derives from outcomes.
+
+`make peer-test` runs the peer tests themselves.
+"""
 
 from __future__ import annotations
 

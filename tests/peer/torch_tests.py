@@ -1,4 +1,4 @@
-"""Torch's own tests of DDP: imports them as they run here, and finds those that matter."""
+"""torch's own tests of DDP: imports them as they run here, and selects the relevant ones."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_WORLD_SIZE = 2
-# Tests that ask for more GPUs than two; with two ranks they would pass over half of what they test.
+# Tests that request more than two GPUs. With two ranks they would skip half of their checks.
 WORLD_SIZES = {
     "test_post_localSGD_optimizer_parity_with_hierarchical_sgd": 4,
     "test_post_localSGD_optimizer_parity_with_hierarchical_sgd_grad_is_view": 4,
 }
 
-# Numbers in the source of tests that are out of reach of a CPU, and what stands for them. This test
-# runs a convolution net on images of 1000 x 1000, several hundred times.
+# Numbers in the source of tests that take too long on a CPU, and their replacements. This test runs
+# a convolution net on images of 1000 x 1000, several hundred times.
 _SMALLER: dict[str, dict[object, object]] = {"test_ddp_uneven_inputs": {1000: 50}}
 
-# Decorators look at it while the module is imported; each rank sets its own later.
+# Decorators read it during the import of the module. Each rank sets its own value later.
 _LARGEST_WORLD = 4
-# torch's CI leaves these out for being flaky or broken there. Here a test counts only if it passes
-# with torch's class, so they may show what they do.
+# torch's CI disables these tests as flaky or broken. Here a test counts only if it passes with
+# torch's class, so they may run.
 _LIFTED = re.compile(r"github\.com/pytorch|flak|internal CI", re.IGNORECASE)
 _DDP = re.compile(r"DistributedDataParallel|nn\.parallel|\bDDP\b")
 
 
 def load() -> ModuleType:
-    """torch's module of distributed tests, for gloo, with flakiness skips lifted."""
+    """torch's module of distributed tests, for gloo, without skips for flaky tests."""
     os.environ["BACKEND"] = "gloo"
     os.environ["WORLD_SIZE"] = str(_LARGEST_WORLD)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -53,7 +53,7 @@ def load() -> ModuleType:
     common_utils.skip_but_pass_in_sandcastle = lambda reason: lifted_skip_if(True, reason)
     from torch.testing._internal.distributed import distributed_test
 
-    # Ranks meet by polling files; ten seconds are few on a machine that has other work.
+    # Ranks find each other by polling files. Ten seconds can be too short on a busy machine.
     sync: Any = distributed_test.Barrier.sync
     sync.__func__.__defaults__ = (None, 60)
     for name, numbers in _SMALLER.items():
@@ -62,7 +62,7 @@ def load() -> ModuleType:
 
 
 def test_case(module: ModuleType) -> type[Any]:
-    """A class with the tests of ``module``, such as torch's own launcher makes."""
+    """A class with the tests of ``module``, like those of torch's own launcher."""
 
     class PeerTest(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
         pass
@@ -73,9 +73,9 @@ def test_case(module: ModuleType) -> type[Any]:
 def ddp_tests(module: ModuleType) -> list[str]:
     """Names of the tests that exercise DDP, in order of the source.
 
-    Those whose source says ``DistributedDataParallel``, ``DDP`` or ``nn.parallel``, or calls (over
-    any number of steps) a method of the test class that does. That is too many rather than too few;
-    a test in which no wrapper is constructed is sorted out after it has run.
+    These are tests whose source contains ``DistributedDataParallel``, ``DDP`` or ``nn.parallel``,
+    or calls (in any number of steps) a method of the test class that does. The list may have too
+    many tests. A test that constructs no wrapper is removed after its run.
     """
     methods = {
         name: inspect.unwrap(value)
@@ -98,7 +98,7 @@ def ddp_tests(module: ModuleType) -> list[str]:
 
 
 def _names_used(function: Any) -> set[str]:
-    """Attribute and global names in ``function``, those of functions within it included."""
+    """Attribute and global names in ``function``, including functions within it."""
     names: set[str] = set()
     pending = [function.__code__]
     while pending:

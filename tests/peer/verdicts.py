@@ -1,4 +1,4 @@
-"""What the outcomes of a test with both classes mean, beside the list of excused tests."""
+"""Verdicts on tests from their outcomes with both classes and the list of excused tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXCUSE = re.compile(r"^\|\s*`(test_\w+)`\s*\|")
 
 @dataclass
 class Line:
-    """One test, with what both classes made of it."""
+    """One test with its outcomes under both classes."""
 
     name: str
     torch: Outcome | None
@@ -25,15 +25,15 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """One word.
+        """The verdict as one word.
 
-        * ok: both pass.
-        * WORSE: torch's class passes, ours does not, and no excuse stands for it.
-        * excused: the same, with an excuse.
-        * STALE: there is an excuse, and ours passes: the excuse has to go.
+        * ok: both classes pass.
+        * WORSE: torch's class passes, ours does not, and no excuse covers it.
+        * excused: torch's class passes, ours does not, and an excuse covers it.
+        * STALE: ours passes despite an excuse, so the excuse must be removed.
         * better: only ours passes.
-        * neither: torch's class does not pass here, so that the test says nothing.
-        * no DDP: no wrapper was constructed, so that it says nothing either.
+        * neither: torch's class does not pass here, so the test has no meaning.
+        * no DDP: the test constructed no wrapper, so it has no meaning.
         """
         if self.torch is None or self.ddpx is None:
             return ""
@@ -51,7 +51,7 @@ class Line:
 
 
 def excused_tests(divergences: Path) -> set[str]:
-    """Names in the first column, in backticks, of Markdown tables in ``divergences``."""
+    """Names in backticks in the first column of Markdown tables in ``divergences``."""
     if not divergences.exists():
         return set()
     lines = divergences.read_text().splitlines()
@@ -65,7 +65,7 @@ def table(lines: list[Line]) -> str:
 
 
 def summary(lines: list[Line]) -> str:
-    """Counts of the verdicts, or of what one class made of the tests if only one ran."""
+    """Counts of the verdicts, or of the outcomes of one class if only that class ran."""
     parts = []
     for contestant in ("torch", "ddpx"):
         outcomes = [getattr(line, contestant) for line in lines]

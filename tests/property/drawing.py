@@ -1,4 +1,4 @@
-"""How many random examples a property test draws, and how."""
+"""The number of random examples of a property test, and how they are drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
-# A number that is asked for is a search: other examples each time, and shrinking.
+# A given number means a search: other examples in each run, with shrinking.
 ASKED = os.environ.get("DDPX_PROPERTY_EXAMPLES")
 
 
@@ -15,7 +15,7 @@ def num_examples(usual: int) -> int:
 
 
 def draws(max_examples: int) -> settings:
-    """A decorator for a test that hypothesis gives its examples."""
+    """A decorator for a test that gets its examples from hypothesis."""
     return settings(
         max_examples=max_examples,
         derandomize=not ASKED,

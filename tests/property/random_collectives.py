@@ -1,14 +1,14 @@
-"""Random wrappers, groups and collective calls in one backward, beside DDP.
+"""Random wrappers, groups and collective calls in one backward, compared with DDP.
 
-A model is a chain of wrapped modules; a module is a chain of layers, of which a rank may leave out
-the optional ones. Collective calls in backward stand behind layers that every rank uses, or between
-modules, and every rank uses the last layer of a module. There DDP, too, has launched the same
-buckets on every rank; elsewhere DDP is wrong, or hangs.
+A model is a chain of wrapped modules. A module is a chain of layers, and a rank may leave out the
+optional ones. Collective calls in backward stand after layers that every rank uses, or between
+modules. Every rank uses the last layer of a module. At these places DDP, too, has launched the same
+buckets on every rank. Elsewhere DDP is wrong, or hangs.
 
-Each wrapper has a mode of its own. In the default mode every layer is used in every step; in a
-static graph a rank uses the same layers in every step. In these two modes reentrant checkpoints are
-over layers; with ``find_unused_parameters`` they are over no parameter, as DDP demands. In some
-steps a backward inside ``no_sync()`` comes first.
+Each wrapper has its own mode. In the default mode every layer is used in every step. In a static
+graph a rank uses the same layers in every step. In these two modes reentrant checkpoints are over
+layers. With ``find_unused_parameters`` they are over no parameter, as DDP requires. In some steps a
+backward inside ``no_sync()`` comes first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddpx import ReducerDDP
 WIDTH = 4
 KINDS = ("all_reduce", "all_gather", "broadcast", "barrier")
 NUM_STEPS = 4
-NUM_GROUPS = 2  # the default group, and another one of all ranks
+NUM_GROUPS = 2  # the default group, and a second group of all ranks
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "find unused": {"find_unused_parameters": True},
@@ -48,7 +48,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer, and a call in backward before its own gradient: not of optional layers."""
+    """A linear layer, with a call in backward before its own gradient unless the layer is
+    optional."""
 
     optional: bool
     call: Call | None
@@ -61,13 +62,13 @@ class Module:
     group: int
     mode: str  # a key of MODES
     options: tuple[tuple[str, Any], ...]
-    call: Call | None  # behind the module
+    call: Call | None  # after the module
 
 
 @dataclass(frozen=True)
 class Plan:
     modules: tuple[Module, ...]
-    # Per step, rank, module and layer: whether the rank leaves an optional layer out.
+    # Per step, rank, module and layer: whether the rank leaves out an optional layer.
     left_out: tuple[tuple[tuple[tuple[bool, ...], ...], ...], ...]
     accumulates: tuple[bool, ...]  # per step: whether a backward inside no_sync() comes first
 
@@ -202,12 +203,13 @@ def _backward(plan: Plan, wrapped: list[Any], number: int, device: str) -> None:
 
 
 def run_plan(plan: Plan, device: str) -> None:
-    """Trains on ``device`` with either wrapper and compares every bit; the body of a rank."""
+    """Trains on ``device`` with either wrapper and compares every bit. Body of a rank."""
     groups = [dist.group.WORLD, dist.new_group()]
     try:
         expected = _train(plan, DistributedDataParallel, groups, device)
         found = _train(plan, ReducerDDP, groups, device)
-        dist.barrier(groups[1])  # a rank need not read what ranks agree on last; its peers may
+        # a rank need not read the last agreement of ranks, but its peers may
+        dist.barrier(groups[1])
     finally:
         dist.destroy_process_group(groups[1])
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):

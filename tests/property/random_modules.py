@@ -1,4 +1,5 @@
-"""Modules that a plan describes, and the plan itself: small values that travel to every rank."""
+"""Modules that a plan describes, and the plan itself, of small values that are sent to every
+rank."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 4
-ROWS = 5  # of embeddings
+ROWS = 5  # number of rows of embeddings
 KINDS = ("linear", "no bias", "scale", "transposed", "embedding", "sparse", "complex")
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 SHAPES: tuple[tuple[int, ...], ...] = ((WIDTH,), (1,), (), (3, 1, WIDTH), (0, 2), (7, WIDTH))
@@ -22,14 +23,14 @@ OUTPUT_TYPES = ("tuple", "dict", "custom")
 class Layer:
     kind: str
     dtype: str = "float64"
-    shape: tuple[int, ...] = (WIDTH,)  # of a scale
-    frozen: bool = False  # before wrapping
-    tied: bool = False  # its weight is that of the first linear layer of its type
+    shape: tuple[int, ...] = (WIDTH,)  # shape of a scale
+    frozen: bool = False  # whether frozen before wrapping
+    tied: bool = False  # whether it shares the weight of the first linear layer of its type
 
 
 @dataclass(frozen=True)
 class Use:
-    """One run of a layer within forward."""
+    """One use of a layer in forward."""
 
     layer: int
     checkpoint: str = "none"  # or "reentrant", "non-reentrant"
@@ -44,7 +45,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Step:
-    """``left_out`` (indices of uses) and ``frozen`` (of layers): an entry per rank."""
+    """``left_out`` (indices of uses) and ``frozen`` (of layers) have an entry per rank."""
 
     micro_batches: tuple[MicroBatch, ...]
     left_out: tuple[frozenset[int], ...]
@@ -56,16 +57,16 @@ class Step:
 class Plan:
     layers: tuple[Layer, ...]
     uses: tuple[Use, ...]
-    cut: int  # after this use stands the second output
+    cut: int  # the second output comes after this use
     output_type: str
-    options: tuple[tuple[str, Any], ...]  # of ReducerDDP
-    hook: bool  # torch's allreduce_hook in the all-reduce's place
+    options: tuple[tuple[str, Any], ...]  # options of ReducerDDP
+    hook: bool  # whether torch's allreduce_hook replaces the all-reduce
     zero_style: str  # how gradients are zeroed before a step
     steps: tuple[Step, ...]
 
 
 class Scale(nn.Module):
-    """A param of any shape, also of none and of no elements."""
+    """A param of any shape, also without dimensions or without elements."""
 
     def __init__(self, param: torch.Tensor) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class Complex(nn.Module):
 
 
 class Custom:
-    """Says nothing of the tensors that it holds."""
+    """A type that does not reveal its tensors."""
 
     __slots__ = ("tensors",)
 
@@ -110,7 +111,7 @@ def make_layer(layer: Layer) -> nn.Module:
 
 
 class RandomModule(nn.Module):
-    """Runs the layers as its plan and the step say."""
+    """Runs the layers that the plan and the step select."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class RandomModule(nn.Module):
         for position, index in enumerate(order):
             x = self._use(self.plan.uses[index], x, rows)
             if position == min(self.plan.cut, len(order) - 1):
-                at_cut = x * 1.0  # an output of its own, even where it is the last use
+                at_cut = x * 1.0  # an output of its own, even after the last use
         outputs = (x, at_cut)
         if self.plan.output_type == "dict":
             return {"outputs": list(outputs), "nothing": None}

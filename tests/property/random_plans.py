@@ -1,4 +1,4 @@
-"""Draws plans of which every step has a right answer."""
+"""Draws plans whose every step has a correct result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _layer(index: int, draw: Draw) -> Layer:
 
 
 def _group(layers: tuple[Layer, ...], index: int) -> int:
-    """The layer whose weight this one has."""
+    """The layer whose weight this layer uses."""
     kind, dtype = layers[index].kind, layers[index].dtype
     if not layers[index].tied:
         return index
@@ -52,9 +52,10 @@ def _uses(layers: tuple[Layer, ...], all_used: bool, draw: Draw) -> tuple[Use, .
         order += [i for i in range(len(layers)) if i not in order]
     kinds = draw(st.sampled_from([("none",), ("none", "non-reentrant"), ("none", "reentrant")]))
     checkpoints = [draw(st.sampled_from(kinds)) for _ in order]
-    # If the number of parts of a gradient grew after the first step, an error would be right.
+    # An error would be correct if the number of parts of a gradient grew after the first step.
     fixed = {_group(layers, i) for i, c in zip(order, checkpoints, strict=True) if c == "reentrant"}
-    # A loss that reaches no parameter past a hidden output may wait for ever: the first one stays.
+    # A loss that bypasses a hidden output and reaches no parameter may wait forever, so the first
+    # output stays visible.
     return tuple(
         Use(i, c, position > 0 and _group(layers, i) not in fixed and draw(st.booleans()))
         for position, (i, c) in enumerate(zip(order, checkpoints, strict=True))
@@ -62,20 +63,20 @@ def _uses(layers: tuple[Layer, ...], all_used: bool, draw: Draw) -> tuple[Use, .
 
 
 def _kinds(mode: dict[str, bool], uses: tuple[Use, ...], output_type: str) -> list[str]:
-    """Usages in which each backward has as many parts of a gradient as the first one."""
+    """Usages in which each backward has as many parts of a gradient as the first backward."""
     reentrant = any(use.checkpoint == "reentrant" for use in uses)
     kinds = list(MICRO_BATCHES)
     if reentrant:  # and torch refuses autograd.grad there
         for kind in ("sum of two", "gradient of an input", "outputs apart, in reverse"):
             kinds.remove(kind)
-    # Which outputs may still have a backward is seen in default mode, where they are visible.
+    # Only default mode knows which outputs may still have a backward, since they are visible there.
     if "static_graph" in mode or (not mode and output_type == "custom"):
         kinds = [kind for kind in kinds if not kind.startswith("outputs apart")]
     return kinds
 
 
 def _per_rank(world: int, draw: Draw, among: list[int], likely: bool) -> tuple[frozenset[int], ...]:
-    """A set for each rank: none, the same everywhere, or each rank's own."""
+    """A set for each rank: empty, the same on all ranks, or one per rank."""
     if not among or draw(st.integers(0, 3)) >= (3 if likely else 1):
         return (frozenset(),) * world
     sets = st.frozensets(st.sampled_from(among))
@@ -114,13 +115,13 @@ def _steps(
             for i, layer in enumerate(layers)
             if i > 0
             and not (layer.tied or layer.frozen)
-            # Frozen when the number of parts is learned, it has to have one later. A static
-            # graph does not ask again who uses it.
+            # A param that is frozen when the number of parts is learned must be frozen later, too.
+            # A static graph does not check again who uses the param.
             and (learned or i not in in_parts)
             and (i in always or (learned and "static_graph" not in mode))
         ]
         frozen = _per_rank(world, draw, can_freeze, likely=False)
-        if apart and not mode:  # with zeros from one rank, a second mean is not the first
+        if apart and not mode:  # with zeros from one rank, a second mean differs from the first
             frozen = (frozenset(),) * world
         reverse = tuple(draw(st.booleans()) for _ in range(world))
         steps.append(Step(micro_batches, left_out, frozen, reverse))

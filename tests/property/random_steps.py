@@ -1,4 +1,4 @@
-"""Runs a plan on a rank, beside the reference: gradients averaged by one all-reduce a param."""
+"""Runs a plan on a rank, and the reference, which averages each gradient by one all-reduce."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ TOLERANCES = {
 
 
 class ParamByParam(SlowDDP):
-    """Averages gradients one by one, in double precision, dense; counts what each backward brings.
+    """Averages gradients one by one in double precision, and counts the parts of each backward.
 
-    A param that no rank used since the last averaging keeps its ``grad``.
+    Sparse gradients become dense. A param that no rank has used since the last averaging keeps its
+    ``grad``.
     """
 
     def __init__(self, module: RandomModule) -> None:
         super().__init__(module)
-        self.parts: Counter[str] = Counter()  # of the backward that runs
+        self.parts: Counter[str] = Counter()  # counts of the running backward
         for name, param in self.managed.items():
             param.register_post_accumulate_grad_hook(lambda _, name=name: self.parts.update([name]))
 
     def missing(self) -> list[str]:
-        """Params that the last backward did not reach, and might have."""
+        """Params that the last backward could have reached, but did not."""
         return [n for n, p in self.managed.items() if p.requires_grad and not self.parts[n]]
 
     def average(self) -> None:
@@ -57,13 +58,13 @@ Model = ReducerDDP | ParamByParam
 
 
 class StepRun:
-    """One step of one model. What a backward raises is kept, and the step goes on."""
+    """One step of one model. Errors of backward are recorded, and the step continues."""
 
     def __init__(self, model: Model, step: Step) -> None:
         self.model = model
         self.step = step
-        self.missing: list[list[str]] = []  # per synchronised backward; of the reference
-        self.errors: list[str] = []  # the same; of ours
+        self.missing: list[list[str]] = []  # per synchronized backward, for the reference
+        self.errors: list[str] = []  # per synchronized backward, for ours
 
     def run(self) -> None:
         for micro_batch in self.step.micro_batches:
@@ -172,7 +173,7 @@ KINDS: dict[str, Callable[[StepRun], None]] = {
 
 
 def freeze(model: Model, step: Step) -> None:
-    """Freezes what the step wants frozen on this rank, and thaws what an earlier one froze."""
+    """Freezes the params of this step on this rank, and unfreezes those of earlier steps."""
     module = bare(model)
     always = _ids(module, (i for i, layer in enumerate(module.plan.layers) if layer.frozen))
     now = _ids(module, step.frozen[dist.get_rank()])
@@ -186,7 +187,7 @@ def _ids(module: RandomModule, layers: Iterable[int]) -> set[int]:
 
 
 def run_plan(plan: Plan) -> None:
-    """Every step of the plan, compared; the body of a rank."""
+    """Runs and compares every step of the plan. Body of a rank."""
     torch.manual_seed(0)
     module = RandomModule(plan)
     slow = ParamByParam(copy.deepcopy(module))
@@ -203,7 +204,7 @@ def run_plan(plan: Plan) -> None:
             run.run()
         unspecified = check_errors(plan, step, runs[0].missing, runs[1].errors)
         check_grads(ours, slow, unspecified, number)
-        # What an error leaves in grad is not for the next step to build on.
+        # After an error grad is not specified, so the next step must not depend on it.
         style = "none" if anywhere_missing(plan, step) else plan.zero_style
     assert_in_step()
 
@@ -218,9 +219,9 @@ def tolerates_unused(plan: Plan) -> bool:
 
 
 def check_errors(plan: Plan, step: Step, missing: list[list[str]], errors: list[str]) -> set[str]:
-    """Params are named exactly where default mode misses them; the names."""
+    """Checks that errors name exactly the params that default mode misses. Returns the names."""
     assert len(missing) == len(errors)
-    # An output that is alive and had no backward yet may bring them.
+    # An output that is alive and had no backward yet may still reach them.
     apart = any(micro_batch.kind.startswith("outputs apart") for micro_batch in step.micro_batches)
     named: set[str] = set()
     for names, error in zip(missing, errors, strict=True):

@@ -1,4 +1,4 @@
-"""Random wrappers, groups and collective calls in one backward: the bits of DDP."""
+"""Random wrappers, groups and collective calls in one backward have the bits of DDP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLES = num_examples(25)
 
 @dataclass(frozen=True)
 class Place:
-    """Ranks, and the device of their tensors."""
+    """The number of ranks, and the device of their tensors."""
 
     ranks: RankPool | DeviceRanks
     device: str

@@ -1,4 +1,4 @@
-"""Random modules under random usages: after each step, the mean of the bare module's gradients."""
+"""Random modules under random usages: each step gives the mean of the bare module's gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from random_plans import plans
 from random_steps import run_plan
 
-# Per world size.
+# Examples per world size.
 EXAMPLES = num_examples(20)
 SECONDS = 60 + 2 * EXAMPLES
 

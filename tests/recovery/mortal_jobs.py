@@ -1,4 +1,4 @@
-"""Small trainings whose ranks die on cue, and what became of them."""
+"""Small trainings whose ranks die at given moments, and their results."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ import ddpx
 from ddpx.elastic import rendezvous
 from ddpx.testing.rank_pool import forking_context
 
-shrink = sys.modules["ddpx.elastic.shrink"]  # the package has a function of this name
+shrink = sys.modules["ddpx.elastic.shrink"]  # the package also has a function of this name
 
 TIME_LIMIT_S = 60.0
 _CONTEXT = forking_context()
 
 PHASES = (
     "forward",
-    "backward",  # before any bucket has left
+    "backward",  # before any bucket is launched
     "in flight",
     "waiting",
     "hook",
@@ -40,7 +40,7 @@ PHASES = (
     "optimizer",
 )
 
-# In ddpx.shrink(), whenever that is called. Only the rank that leads decides.
+# In ddpx.shrink(). Only the leading rank makes decisions.
 SHRINK_PHASES = ("came", "decided", "accepted", "with a group", "ready")
 
 State = dict[str, Any]
@@ -48,7 +48,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kill:
-    """``rank`` as it was numbered at the start."""
+    """A kill. ``rank`` is the number of the rank at the start of the job."""
 
     rank: int
     step: int
@@ -57,12 +57,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of a training are told.
+    """The parameters of a training, the same on all ranks.
 
     Attributes:
-        start: the state to begin with, and its step; None: as the seed makes it.
-        until: the step to end before.
-        stop_before_optimizer: a rank that looks after its peers between backward and optimizer.
+        start: The initial state and its step. None: made from the seed.
+        until: The step before which the training ends.
+        stop_before_optimizer: A rank that waits between backward and optimizer.
     """
 
     world_size: int
@@ -77,11 +77,11 @@ class Job:
 
 @dataclass
 class Report:
-    """What a rank that came to its end has seen."""
+    """The results of a rank that came to its end."""
 
     losses: list[tuple[int, int, float]] = field(default_factory=list)  # step, world size, loss
     shrunk: list[ddpx.Shrunk] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)  # behind each of them, and at the end
+    states: list[State] = field(default_factory=list)  # after each loss, and at the end
     errors: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -212,7 +212,7 @@ class Trainer:
             return lambda grad: die()
         waits = any(k.phase == "waiting" and k.step == self.step for k in self.job.kills)
         if waits and not phase and dist.get_rank() == min(_survivors(self.job)):
-            return lambda grad: time.sleep(0.8)  # so that the one that dies waits for this one
+            return lambda grad: time.sleep(0.8)  # so that the rank that dies waits for this one
         return None
 
     def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -234,7 +234,8 @@ class Trainer:
         return copy.deepcopy({name: dict(part.state_dict()) for name, part in parts.items()})
 
     def _load(self, state: State) -> None:
-        state = copy.deepcopy(state)  # what came by multiprocessing is memory that ranks share
+        # tensors sent by multiprocessing are in memory shared with other ranks
+        state = copy.deepcopy(state)
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -252,8 +253,11 @@ def train(job: Job, rank: int) -> Report:
 
 
 def run_job(job: Job, function: Callable[[Job, int], Any] = train) -> dict[int, Any]:
-    """What ``function(job, rank)`` returned on each rank that came to its end; those that are
-    neither killed nor come to it fail the test."""
+    """Runs ``function(job, rank)`` on each rank, and returns the results of ranks that came to
+    their end.
+
+    A rank that neither ends nor is killed fails the test.
+    """
     with tempfile.TemporaryDirectory(prefix="ddpx-recovery-") as folder:
         processes = [
             _CONTEXT.Process(
@@ -309,7 +313,7 @@ def _serve(
 
 
 def assert_same(a: Any, b: Any, where: str = "") -> None:
-    """To the bit."""
+    """Compares two states, bit for bit."""
     assert type(a) is type(b), where
     if isinstance(a, torch.Tensor):
         assert torch.equal(a, b), f"{where}: off by {(a - b).abs().max()}"

@@ -1,4 +1,4 @@
-"""The example that outlives its ranks, as a user starts it, with a real kill."""
+"""The example that survives the loss of ranks, started as a user starts it, with a real kill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)  # of which each launch may take 100
+pytestmark = pytest.mark.timeout(300)  # each launch may take 100 s
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "elastic" / "train.py"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=3")
@@ -19,11 +19,11 @@ _OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT
 
 
 def run(*words: object, cwd: Path) -> str:
-    """What it printed; it has to end well."""
+    """Runs the example, which must succeed. Returns its output."""
     kept = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
     kept["OMP_NUM_THREADS"] = "1"
-    kept["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the example's README says
+    kept["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as in the example's README
     process = subprocess.Popen(
         [sys.executable, "-m", *(str(word) for word in words)],
         cwd=cwd,
@@ -36,7 +36,7 @@ def run(*words: object, cwd: Path) -> str:
     try:
         output, _ = process.communicate(timeout=100)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # a launcher ends its ranks then
+        os.killpg(process.pid, signal.SIGTERM)  # the launcher then ends its ranks
         raise AssertionError(process.communicate(timeout=30)[0]) from None
     assert process.returncode == 0, output
     return output
@@ -49,11 +49,12 @@ def losses(output: str) -> str:
 
 
 def test_from_its_checkpoint_after_a_restart(tmp_path):
-    """With the result of a run that nothing happened to."""
+    """The result equals that of an undisturbed run."""
     arguments = ("--checkpoint", tmp_path / "elastic.pt")
     killed = run(*TORCHRUN, "--max-restarts=2", EXAMPLE, *arguments, "--kill", "1:12", cwd=tmp_path)
-    assert killed.count("goes on from step 10") == 3
-    # torchrun may take note of it first; older kernels then tell nobody else how.
+    assert killed.count("resumes at step 10") == 3
+    # torchrun may reap the process first. Older kernels then do not tell other processes how it
+    # ended.
     assert re.search(r"rank 1 \(host [^)]+\) (was killed by SIGKILL|died)", killed), killed
     assert losses(killed) == losses(run(*TORCHRUN, EXAMPLE, cwd=tmp_path))
 
@@ -67,6 +68,6 @@ def test_without_a_restart(tmp_path, kill):
     )
     rank, step = kill.split(":")
     assert output.count(f"of 2, without [{rank}]") == 2
-    assert output.count(f"goes on at step {step} as rank") == 2
+    assert output.count(f"continues at step {step} as rank") == 2
     assert f"ddpx: rank {rank} was killed by SIGKILL; the other ranks continue" in output
     assert "the same weights on 2 ranks" in output

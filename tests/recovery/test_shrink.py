@@ -1,4 +1,5 @@
-"""Survivors of a lost rank go on without it, as a job that was started with that many ranks."""
+"""Survivors of a lost rank continue without it, like a job that was started with that many
+ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ UNTIL = 6
 
 
 def check(job: Job) -> dict[int, Report]:
-    """Each stretch between two losses has the bits of a job of its own, with as many ranks, that
-    starts from the state which the survivors agreed on."""
+    """Compares each stretch between two losses with a new job, bit for bit.
+
+    The new job has as many ranks, and starts from the state on which the survivors agreed.
+    """
     reports = run_job(job)
     survivors = sorted(reports)
     first = reports[survivors[0]]
@@ -54,7 +57,10 @@ def check(job: Job) -> dict[int, Report]:
 
 
 def cases(full: bool) -> list[tuple[str, int, int, str]]:
-    """Backend, world size, who dies, phase: each phase once, with all else varied; or all."""
+    """Cases of backend, world size, killed ranks and phase.
+
+    Each phase once with varied other values, or all.
+    """
     if full:
         worlds = [(n, dies) for n in (2, 3, 4) for dies in range(n)]
         return [(b, *w, p) for b, w, p in itertools.product(("gloo", "shm"), worlds, PHASES)]
@@ -86,7 +92,10 @@ def test_kill_in_every_phase(case):
 
 
 def test_survivors_at_different_steps(backend):
-    """One has not made its optimizer step when it hears of the loss: it gets the other's state."""
+    """One rank learns of the loss before its optimizer step.
+
+    It gets the state of the other rank.
+    """
     job = Job(3, backend, UNTIL, (Kill(1, 2, "before optimizer"),), stop_before_optimizer=2)
     reports = check(job)
     assert [reports[rank].shrunk[0].caught_up for rank in (0, 2)] == [False, True]
@@ -106,8 +115,11 @@ def test_two_losses_at_once(backend):
 
 
 def test_loss_while_shrinking(death):
-    """Also of the rank that leads. One that dies when it is ready is left out, or, if all others
-    are ready before they can know of it, missed by the new group."""
+    """A loss during shrinking, also of the leading rank.
+
+    A rank that dies after it is ready is left out. If all others are ready before they can know of
+    the death, the new group detects it.
+    """
     phase, rank = death
     kills = (Kill(3, 2, "in flight"), Kill(rank, 2, phase))
     reports = check(Job(4, "shm", UNTIL, kills, stop_before_optimizer=None))

@@ -1,4 +1,4 @@
-"""What ``ddpx.shrink`` cannot do, it says, on every survivor and in time."""
+"""``ddpx.shrink`` reports what it cannot do, on every survivor and in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ JOB = Job(3, "shm", 3, (Kill(1, 1, "forward"),))
 
 
 def _error_of_shrink(model: ddpx.ReducerDDP, *stateful, **options) -> str:
-    """After rank 1 has died; its survivors come to the end of their script together."""
+    """The error after the death of rank 1.
+
+    The survivors reach the end of their scripts together.
+    """
     if dist.get_rank() == 1:
         die()
     with pytest.raises(ddpx.RankFailure):
@@ -61,7 +64,7 @@ def _sharded_optimizer(job: Job, rank: int) -> str:
 
 def _params_on_a_device(job: Job, rank: int) -> str:
     net = Net()
-    # In the place of a real device; nothing computes with it.
+    # Stands for a real device. Nothing computes with it.
     net.register_parameter("elsewhere", nn.Parameter(torch.empty(1, device="meta")))
     ddpx.ReducerDDP._set_params_and_buffers_to_ignore_for_model(net, ["elsewhere"])
     model = ddpx.ReducerDDP(net)
@@ -82,7 +85,7 @@ def _recording(job: Job, rank: int) -> str:
     model = ddpx.ReducerDDP(Net())
     with pytest.raises(KeyError), ddpx.record(model):
         error = _error_of_shrink(model)
-        raise KeyError  # no rank waits for others at the end of the block
+        raise KeyError  # no rank waits for other ranks at the end of the block
     return error
 
 
@@ -105,7 +108,7 @@ def _nobody_lost(job: Job, rank: int) -> str:
 def _survivor_stays_away(job: Job, rank: int) -> str:
     model = ddpx.ReducerDDP(Net())
     if rank == 2:
-        time.sleep(6)  # lives, and does not know yet
+        time.sleep(6)  # the rank is alive, and does not know of the loss yet
         return "RuntimeError: waited did not call ddpx.shrink(): rank 2"
     return _error_of_shrink(model)
 
@@ -152,7 +155,7 @@ def _calls_in_another_order(job: Job, rank: int) -> str:
 
 
 def test_a_mismatch_loses_nobody():
-    """Each rank would otherwise go on alone."""
+    """Without agreement, each rank would continue alone."""
     for error in run_job(Job(2, "shm", 1), _calls_in_another_order).values():
         assert "different collective calls (ddpx.RankMismatch)" in error
 
@@ -192,6 +195,6 @@ def _own_call_fails(job: Job, rank: int) -> str:
 
 
 def test_error_of_a_call_of_the_users():
-    """Nobody knows then whether the optimizer has stepped, unless it is said."""
+    """Whether the optimizer has made its step is then unknown, unless the user says so."""
     for error in run_job(JOB, _own_call_fails).values():
         assert "Pass step=" in error

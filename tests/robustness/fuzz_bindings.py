@@ -1,9 +1,9 @@
-"""Calls everything that ``ddpx._C`` binds, at random, as its stub tells: a program of its own.
+"""Calls all bindings of ``ddpx._C`` at random, by the types of its stub. Runs as a program.
 
     python tests/robustness/fuzz_bindings.py --seed 1 --examples 100 --log /tmp/calls
 
-Each example is a short sequence of calls; the log holds those of the one that runs, so that it
-tells what crashed or hung. A call may return or raise; what it raises must say something.
+Each example is a short sequence of calls. The log has the calls of the running example, and thus
+the call that crashed or hung. A call may return or raise. An exception must have a text.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from hypothesis import strategies as st
 import ddpx
 from ddpx import _C
 
-# Made to wait, or to end something for the whole process.
+# Functions that wait, or end something for the whole process.
 NOT_CALLED = {"next_health_record", "close_health_journal", "fail_rank", "leave_groups"}
-# The core alone makes these, and not in a group of one rank; test_bad_input.py calls a Monitor.
+# Only the core creates these, and not in a group of one rank. test_bad_input.py tests a Monitor.
 NOT_MADE = {"Casualty", "RankReport", "HealthRecord", "Monitor"}
-# Peers that are not there are waited for, so that a shared-memory group has one rank at most.
+# Groups would wait for absent peers, so a shared-memory group has at most one rank.
 BY_NAME = {"size": st.sampled_from([1, 0, -1])}
-# Where the stub has no constructor: the attribute of another object that gives one, or None.
+# For classes without a constructor in the stub: the attribute of another object that gives one, or
+# None.
 PARTS = {
     "StepReport": ("Reducer", lambda reducer: reducer.report),
     "StepTimes": ("Reducer", lambda reducer: reducer.report.times),
@@ -54,12 +55,12 @@ PARTS = {
     "PlanInForce": ("Recording", lambda recording: next(iter(recording.plans), None)),
 }
 MOST_CALLS = 8
-MEMORY_BYTES = 8 << 30  # beyond what the process has at the start
+MEMORY_BYTES = 8 << 30  # more than the process has at the start
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something bound: a function (``owner`` is empty), a constructor, a method or a property."""
+    """A binding: a function (``owner`` is empty), a constructor, a method or a property."""
 
     owner: str
     name: str
@@ -69,7 +70,7 @@ class Target:
 
 
 def targets() -> list[Target]:
-    """All that ``_C.pyi`` declares; tests/unit/test_stub.py compares it with the module."""
+    """All declarations of ``_C.pyi``. tests/unit/test_stub.py compares them with the module."""
     stub = ast.parse((Path(ddpx.__file__).parent / "_C.pyi").read_text())
     found = []
     for node in stub.body:
@@ -94,7 +95,7 @@ def _target(owner: str, node: ast.FunctionDef) -> Target:
 
 
 class Program:
-    """The calls of one example, and the objects that they made."""
+    """The calls of one example, and the objects that they created."""
 
     def __init__(self, data: st.DataObject, groups: Groups, log: Path) -> None:
         self._draw = data.draw
@@ -136,7 +137,7 @@ class Program:
             self._attempt(what, lambda: setattr(owner.value, target.name, values[0]))
 
     def _attempt(self, what: str, action: Any) -> Any:
-        """What it returns, or None if it raises."""
+        """The result of a call, or None if it raises."""
         with self._log.open("a") as log:
             log.write(what.encode("utf-8", "backslashreplace").decode() + "\n")
         try:
@@ -158,7 +159,7 @@ class Program:
         return made[-1]
 
     def _instance(self, class_name: str) -> Drawn | None:
-        """An old one, or a new one; None if there is no way to one."""
+        """An earlier instance or a new one. None if neither is possible."""
         made = self._made.get(class_name, [])
         if made and self._draw(st.integers(0, 4)) != 0:
             return self._draw(st.sampled_from(made))
@@ -184,7 +185,7 @@ class Program:
         return self._make(class_name, [a.value for a in args], ", ".join(a.text for a in args))
 
     def _reducer(self) -> Drawn | None:
-        """One that can most likely be trained with."""
+        """A reducer that can most likely be trained with."""
         tensors = [draw_tensor(self._draw) for _ in range(self._draw(st.integers(1, 3)))]
         self._params += [tensor.value for tensor in tensors]
         sparse = self._draw(st.integers(0, 3)) == 0
@@ -203,7 +204,7 @@ class Program:
         return self._right(name, annotation)
 
     def _right(self, name: str, annotation: ast.expr | None) -> Drawn:
-        """Of the type that the stub asks for; not always a sensible value."""
+        """A value of the type that the stub declares, though not always a sensible one."""
         if name in BY_NAME:
             return literal(self._draw(BY_NAME[name]))
         if isinstance(annotation, ast.BinOp):  # X | None
@@ -254,7 +255,7 @@ class Program:
         return self._instance(text) or literal(None)
 
     def _train(self) -> None:
-        """A step, over whichever reducers there are."""
+        """A step with all existing reducers."""
         reducers = [made.value for made in self._made.get("Reducer", [])]
         if not reducers:
             return
@@ -268,7 +269,8 @@ def _step(reducers: list[_C.Reducer], params: list[torch.Tensor]) -> None:
         reducer.prepare_forward()
     loss = torch.zeros(())
     for param in params:
-        with contextlib.suppress(RuntimeError, ValueError):  # nothing can be computed with it
+        # the tensors cannot be used in a computation
+        with contextlib.suppress(RuntimeError, ValueError):
             dense = param if param.layout == torch.strided else param.to_dense()
             loss = loss + dense.abs().sum().float()
     output = loss * 1

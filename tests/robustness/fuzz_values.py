@@ -1,4 +1,4 @@
-"""Values to call bindings with: right ones by annotation, and wrong ones of every kind."""
+"""Values for calls of bindings: valid values by annotation, and invalid values of every kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpx.comm.shm import one_thread_options
 
 @dataclass(frozen=True)
 class Drawn:
-    """A value, and how a report writes it."""
+    """A value, and its text in a report."""
 
     value: Any
     text: str
@@ -36,8 +36,8 @@ INTS = st.one_of(
     st.integers(0, 4), st.sampled_from([-1, -HUGE - 1, HUGE, 2**31, 2**32, 2**64, 10**30, 1 << 16])
 )
 FLOATS = st.sampled_from([0.0, 0.01, -1.0, math.nan, math.inf, -math.inf, 1e308, 5e-324])
-# Those that may be waited for are short. None overflow in pybind11's own conversion, which those of
-# 300,000 years do.
+# Times that a call may wait are short. No value overflows in pybind11's own conversion, as 300,000
+# years would.
 DURATIONS = st.sampled_from(
     [timedelta(milliseconds=50), timedelta(0), timedelta(seconds=-1)]
     + [timedelta(days=sign * 100_000) for sign in (-1, 1)]
@@ -55,7 +55,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_()
 
 
-# Each is made anew: a program may leave hooks on it.
+# Each value is created anew, since a program may leave hooks on it.
 TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "leaf": lambda: _leaf(torch.ones(3)),
     "wide leaf": lambda: _leaf(torch.ones(7, 5)),
@@ -124,14 +124,15 @@ CALLABLES: dict[str, Callable[..., Any]] = {
 
 
 class OneThreadGloo(dist.ProcessGroupGloo):
-    """torch's own has two, which corrupt memory: docs/divergences.md, sparse gradients."""
+    """torch's gloo has two threads, which corrupt memory: see docs/divergences.md, sparse
+    gradients."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, size, one_thread_options(timeout))
 
 
 class Groups:
-    """What stands for a process group, a store or a backend; made once, of one rank."""
+    """The process groups, stores and backends for all examples, each of one rank."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ddpx-fuzz-"))
@@ -163,7 +164,7 @@ class Groups:
 
 
 def draw_anything(draw: Callable[[Any], Any], groups: Groups) -> Drawn:
-    """Most likely of the wrong type."""
+    """A value that most likely has the wrong type."""
     kind = draw(st.integers(0, 9))
     if kind == 0:
         return draw_tensor(draw)

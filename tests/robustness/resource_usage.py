@@ -1,4 +1,4 @@
-"""What this process holds, exactly enough to see a leak of 100 bytes a step."""
+"""Measures the resources of this process, precisely enough to find a leak of 100 bytes a step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PROC = Path("/proc/self")
 
 @dataclass(frozen=True)
 class Usage:
-    """Held now, or, as a difference, held more."""
+    """Resources in use, or the difference of two measurements."""
 
     fds: int
     memfds: int
     threads: int
     children: int
-    mappings: int  # of memory, shared or not
-    python_blocks: int  # objects of up to 512 bytes, one each
-    malloc_bytes: int  # of all of C and C++, and of larger Python objects
+    mappings: int  # mappings of memory, shared or not
+    python_blocks: int  # each is an object of up to 512 bytes
+    malloc_bytes: int  # memory of C and C++, and of larger Python objects
     resident_bytes: int
 
     def minus(self, other: Usage) -> Usage:
@@ -43,7 +43,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _malloc_bytes() -> int:
-    """What malloc() has given out and free() has not got back, over all threads."""
+    """Bytes that malloc() has allocated and that are not freed, over all threads."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()
@@ -56,7 +56,7 @@ def _open_files() -> list[str]:
         try:
             targets.append(os.readlink(_PROC / "fd" / entry))
         except FileNotFoundError:
-            continue  # that of the listing itself
+            continue  # the descriptor of the listing itself
     return targets
 
 
@@ -66,13 +66,13 @@ def _num_children() -> int:
         try:
             after_name = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         count += int(after_name[1]) == os.getpid()
     return count
 
 
 def read_usage() -> Usage:
-    for _ in range(3):  # what a finalizer lets go of
+    for _ in range(3):  # finalizers may release further objects
         gc.collect()
     files = _open_files()
     return Usage(
@@ -96,14 +96,14 @@ def assert_no_leak(
     objects_per_call: int = 1,
     settle_s: float = 0.0,
 ) -> Usage:
-    """Calls ``act(0)``, ``act(1)``, ...: nothing may grow from the end of ``warm_up`` on.
+    """Calls ``act(0)``, ``act(1)``, ..., and checks that nothing grows from the end of
+    ``warm_up`` on.
 
-    Returns the growth. Other threads get ``settle_s`` seconds to let go of what they hold. What is
-    counted one by one must not grow at all. The other limits lie at half of what a leak would add
-    in ``times`` calls (at least 200), because caches of Python's and of torch's fill up slowly: one
-    mapping, ``objects_per_call``, ``bytes_per_call`` of malloc's.
-    Pages are resident or not for many reasons, so that only a leak of a page a call, as of mapped
-    memory, is seen there.
+    Returns the growth. Other threads get ``settle_s`` seconds to release resources. Counted
+    resources must not grow at all. The other limits are half of what a leak would add in ``times``
+    calls (at least 200), because caches of Python and of torch fill slowly: one mapping,
+    ``objects_per_call``, and ``bytes_per_call`` of malloc. Whether a page is resident has many
+    reasons, so only a leak of a page per call, as of mapped memory, is detected there.
     """
     assert times >= 200
     for number in range(warm_up):

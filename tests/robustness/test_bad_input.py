@@ -1,4 +1,4 @@
-"""Groups that are gone, several threads, forks, odd arguments: a clear error, never a crash."""
+"""Destroyed groups, several threads, forks, odd arguments: a clear error, and no crash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKENDS = ["gloo", "shm"]
 
 @pytest.fixture(params=BACKENDS)
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    """New ranks for each test, which may leave them in any state."""
+    """New ranks for each test, since a test may leave them in any state."""
     with RankPool(2, request.param) as ranks:
         yield ranks
 
@@ -40,7 +40,7 @@ def _step(model: nn.Module) -> None:
 
 
 def _error_of(action: Callable[[], Any]) -> str:
-    """The text of what ``action`` raises; empty if nothing."""
+    """The text of the exception that ``action`` raises. Empty if there is none."""
     try:
         action()
     except Exception as error:
@@ -54,7 +54,7 @@ def _error_of(action: Callable[[], Any]) -> str:
 
 def _wrap_in_destroyed_group() -> str:
     group = dist.new_group([0, 1])
-    dist.barrier()  # both are connected
+    dist.barrier()  # both ranks are connected
     dist.destroy_process_group(group)
     return _error_of(lambda: ReducerDDP(_model(), process_group=group))
 
@@ -66,7 +66,7 @@ def test_construction_with_a_destroyed_group(pool: RankPool) -> None:
 
 
 def _train_after_destroying(own_group: bool) -> tuple[str, str]:
-    """What a backward, and then another step, say that need a group that is gone."""
+    """The errors of a backward, and of a further step, whose group is destroyed."""
     group = dist.new_group([0, 1]) if own_group else None
     model = ReducerDDP(_model(), process_group=group)
     for _ in range(3):
@@ -79,7 +79,7 @@ def _train_after_destroying(own_group: bool) -> tuple[str, str]:
 
 @pytest.mark.parametrize("own_group", [True, False], ids=["own group", "default group"])
 def test_training_after_destroying_the_group(pool: RankPool, own_group: bool) -> None:
-    """Backends differ: some go on until the last reference is gone."""
+    """Backends differ: some work until the last reference is released."""
     for texts in pool.run(_train_after_destroying, own_group, timeout=30):
         for text in texts:
             assert re.search(r"^$|\[ddpx rank \d.*(destroyed|closed)", text, re.DOTALL), text
@@ -87,7 +87,7 @@ def test_training_after_destroying_the_group(pool: RankPool, own_group: bool) ->
 
 # ---- several threads ---------------------------------------------------------------------------
 
-# What a thread may hear whose step got in the way of another's.
+# Errors that a thread may get if its step overlaps with that of another thread.
 CLASHES = (
     "got another gradient after its gradient had been packed",
     "while a backward runs",
@@ -96,7 +96,7 @@ CLASHES = (
 
 
 def _train_from_threads(num_threads: int, num_steps: int, options: dict[str, Any]) -> list[str]:
-    """All at once through one wrapper, which communicates though it is alone."""
+    """Several threads train one wrapper at once. It communicates although it has one rank."""
     os.environ["DDPX_FORCE_COMM"] = "1"
     model = ReducerDDP(_model(), bucket_cap_mb=0.0005, **options)
     errors: list[str] = []
@@ -112,7 +112,7 @@ def _train_from_threads(num_threads: int, num_steps: int, options: dict[str, Any
         thread.start()
     for thread in threads:
         thread.join()
-    # Afterwards one thread alone gets the mean.
+    # Afterwards a single thread gets the mean.
     model.reducer.reset()
     model.zero_grad()
     _step(model)
@@ -139,7 +139,7 @@ def test_one_wrapper_in_several_threads(backend: str, options: dict[str, Any]) -
 
 
 def _forward_in_forked_child() -> tuple[str, int]:
-    """What forward says in the child, and how that ended; the parent trains on."""
+    """The error of forward in the child, and the child's end. The parent continues to train."""
     model = ReducerDDP(_model())
     for _ in range(3):
         _step(model)
@@ -202,18 +202,18 @@ def _odd_calls_of_the_monitor() -> None:
 
 
 def test_odd_calls_of_the_monitor(pool: RankPool) -> None:
-    """It needs a peer, so that the fuzz of the bindings has none."""
+    """The monitor needs a peer, so the fuzz of the bindings cannot test it."""
     pool.run(_odd_calls_of_the_monitor, timeout=60)
 
 
 # ---- arguments ---------------------------------------------------------------------------------
 
-# Of the wrong type for every argument but those that take anything of the kind.
+# Values of the wrong type for every argument, except arguments that accept all such values.
 WRONG = [object(), "text", b"x", 1j, {}, torch.ones(2), int, lambda: None]
 
 
 def _wrong_arguments() -> list[str]:
-    """What is amiss, as sentences."""
+    """The failures, as sentences."""
     names = list(inspect.signature(ReducerDDP.__init__).parameters)[1:]
     amiss = []
     for name in names:

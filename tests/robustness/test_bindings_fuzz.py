@@ -1,4 +1,4 @@
-"""Whatever ``ddpx._C`` is called with, it returns or raises: no crash, no hang."""
+"""Every call of ``ddpx._C`` returns or raises. None crashes or hangs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def run_fuzz(seed: int, examples: int, limit_s: float, log: Path) -> None:
-    """In a process of its own, so that a crash is a failure that names the calls."""
+    """Runs in a process of its own, so that a crash is a failure that names the calls."""
     command = [sys.executable, PROGRAM, f"--seed={seed}", f"--examples={examples}", f"--log={log}"]
     with log.with_suffix(".out").open("w+") as output:
         try:
@@ -50,7 +50,10 @@ def test_fuzz(seed: int, examples: int, limit_s: float, tmp_path: Path) -> None:
 
 
 def test_every_class_is_made() -> None:
-    """So that its methods are called; the exceptions stand there, with the reason."""
+    """The fuzz must create every class to call its methods.
+
+    Exceptions are listed with the reason.
+    """
     classes = {name for name, value in vars(_C).items() if isinstance(value, type)}
     enums = {name for name in classes if hasattr(getattr(_C, name), "__members__")}
     constructed = {target.owner for target in targets() if target.name == "__init__"}

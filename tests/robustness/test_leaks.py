@@ -1,4 +1,4 @@
-"""Steps, constructions and failures leave nothing behind: no memory, fds, threads, processes."""
+"""Steps, constructions and failures leak no memory, file descriptors, threads or processes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ddpx.testing import RankPool
 NUM_STEPS = {"short": 1000, "full": 10_000}
 NUM_CONSTRUCTIONS = 200
 NUM_FAILURES = 240  # 40 of each kind
-# A wrapper, a graph or a bucket is more; a call makes some forty collective calls, each of which
-# leaves some bytes of torch's in caches that fill slowly.
+# A leaked wrapper, graph or bucket is larger. One call makes some forty collective calls, each of
+# which leaves some bytes in caches of torch that fill slowly.
 AT_LEAST = {"bytes_per_call": 1000, "objects_per_call": 5}
 
 MODES = {
@@ -37,10 +37,10 @@ MODES = {
 
 @pytest.fixture(scope="module", params=["gloo", "shm"])
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    """Ranks of their own: what other tests have left behind would be noise."""
+    """Separate ranks, since resources of other tests would disturb the measurement."""
     with pytest.MonkeyPatch.context() as patch:
-        # torch's flight recorder keeps what it heard of the last 2000 collectives of gloo: about a
-        # kilobyte of each. Not a leak, but it would hide one.
+        # torch's flight recorder keeps the last 2000 collectives of gloo, about a kilobyte for
+        # each. This is no leak, but would hide one.
         patch.setenv("TORCH_FR_BUFFER_SIZE", "0")
         with RankPool(2, request.param) as ranks:
             yield ranks
@@ -72,7 +72,7 @@ def _step(model: nn.Module, use_spare: bool = True) -> None:
 
 
 def _steps(times: int) -> Usage:
-    """In every mode in turn, some of them recorded, some not synchronised."""
+    """Steps in every mode in turn. Some are recorded, some are not synchronized."""
     models = [_wrap(mode) for mode in MODES]
     hooked = _wrap("default")
     hooked.register_comm_hook(None, _sum_hook)
@@ -118,15 +118,15 @@ def _constructions(times: int) -> Usage:
         if number % 3 == 0:
             model.register_comm_hook(None, _sum_hook)
             model.register_post_sync_hook(model.module.trunk, _ignore)
-        for _ in range(3):  # buckets are rebuilt at the second or third
+        for _ in range(3):  # buckets are rebuilt at the second or third step
             _step(model)
         if number % 4 == 0:
             with ddpx.record(model):
                 _step(model)
         if number % 2 == 0:
-            ReducerDDP(model.module)  # the same parameters once more
+            ReducerDDP(model.module)  # a second wrapper of the same parameters
 
-    # The names of the last 255 wrappers are kept, for texts about what a peer does.
+    # The names of the last 255 wrappers are kept, for reports about peers.
     return assert_no_leak(act, warm_up=180, times=times, **AT_LEAST)
 
 
@@ -136,7 +136,7 @@ def test_constructions(pool: RankPool) -> None:
 
 
 def _constructions_that_fail(times: int) -> Usage:
-    """Caught early, by the agreement of ranks, and by ranks that differ in it."""
+    """Constructions that fail early: at the agreement of ranks, and since ranks differ in it."""
 
     def act(number: int) -> None:
         width = 4 + dist.get_rank() * (number % 2)
@@ -156,7 +156,7 @@ def test_constructions_that_fail(pool: RankPool) -> None:
 
 
 def _groups(times: int, backend: str) -> Usage:
-    """Each is watched over: by a page, descriptors of its peers, and a thread for a while."""
+    """Groups with monitors, which have a page, descriptors of peers, and threads for a while."""
 
     def act(number: int) -> None:
         group = dist.new_group([0, 1], backend=backend)
@@ -165,7 +165,7 @@ def _groups(times: int, backend: str) -> Usage:
         dist.barrier()
         dist.destroy_process_group(group)
 
-    # Of each group torch keeps some texts and keys, in the store's server, too.
+    # torch keeps some texts and keys per group, in the store's server, too.
     return assert_no_leak(
         act, warm_up=40, times=times, bytes_per_call=20_000, objects_per_call=400, settle_s=2.0
     )
@@ -229,7 +229,10 @@ FAILURES: tuple[Callable[[ReducerDDP], None], ...] = (
 
 
 def _failures(times: int) -> Usage:
-    """On all ranks alike, so that they go on together; each is followed by a step that is good."""
+    """Failures on all ranks alike, so that ranks stay in step.
+
+    A successful step follows each failure.
+    """
     models = [_wrap(mode) for mode in ("default", "view")]
     for model in models:
         model.set_check_finite()
@@ -238,7 +241,7 @@ def _failures(times: int) -> Usage:
         fail = FAILURES[number % len(FAILURES)]
         model = models[number % len(models)]
         with pytest.raises(RuntimeError):
-            # A communication hook stays, so that it gets a wrapper of its own.
+            # A communication hook cannot be removed, so it gets a wrapper of its own.
             fail(_wrap("default") if fail is _fail_in_hook else model)
         _step(model)
 

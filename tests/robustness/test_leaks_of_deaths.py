@@ -1,4 +1,4 @@
-"""Peers that die, one after another, leave nothing behind in the rank that outlives them."""
+"""Peers that die one after another cause no leak in the surviving rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONTEXT = forking_context()
 
 
 class Net(nn.Module):
-    """Dies in its backward, if told to."""
+    """Dies in its backward if told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def _step(model: ReducerDDP, optimizer: torch.optim.SGD) -> None:
 def _prepare(path: list[str]) -> None:
     sys.path[:] = path
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # torch's flight recorder keeps what it heard of the last 2000 collectives: not a leak.
+    # torch's flight recorder keeps the last 2000 collectives. This is no leak.
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     torch.set_num_threads(1)
 
@@ -91,7 +91,7 @@ def _outlive(path: list[str], backend: str, folder: str, to_parent: Connection) 
         os.unlink(f"{folder}/store{number}")
 
     try:
-        # Of each group torch keeps some texts and keys.
+        # torch keeps some texts and keys per group.
         usage = assert_no_leak(
             act,
             warm_up=30,
@@ -110,7 +110,10 @@ def _outlive(path: list[str], backend: str, folder: str, to_parent: Connection) 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_peers_that_die(backend: str, tmp_path: Path) -> None:
-    """The survivor is rank 0 and rank 1 by turns; after every third death it goes on alone."""
+    """Rank 0 and rank 1 alternate as survivor.
+
+    After every third death the survivor continues alone.
+    """
     ours, theirs = _CONTEXT.Pipe()
     folder, path = str(tmp_path), list(sys.path)
     survivor = _CONTEXT.Process(target=_outlive, args=(path, backend, folder, theirs), daemon=True)

@@ -1,5 +1,5 @@
-// Allocations that fail inside operations: whichever it is, no rank takes a wrong result for a
-// right one, no rank waits for long, and nothing terminates the process.
+// Allocations that fail inside operations. For each allocation that can fail: no rank reports a
+// wrong result as a success, no rank waits for long, and the process does not terminate.
 #include <gtest/gtest.h>
 #include <pthread.h>
 
@@ -32,15 +32,15 @@ struct Setting {
   int victim;
 };
 
-// What became of one operation on one rank.
+// The outcome of one operation on one rank.
 struct Outcome {
   bool error = false;
   bool right = false;
-  std::optional<ErrorKind> kind;  // of the transport's own errors
+  std::optional<ErrorKind> kind;  // set for errors of the transport
   std::string text;
 };
 
-// One rank's buffers for an operation.
+// The buffers of one rank for one operation.
 class Operation {
  public:
   Operation(const Rank& rank, const Setting& setting)
@@ -64,7 +64,7 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // The same elements everywhere; they differ from rank to rank and from call to call.
+  // All elements of a buffer are equal. They differ between ranks and between calls.
   Call call(int round) {
     round_ = round;
     std::fill(input_, input_ + count_ * kNumRanks, value_of(rank_.rank));
@@ -133,24 +133,24 @@ Outcome outcome_of(const std::function<void()>& body, const Operation& operation
   return outcome;
 }
 
-void await(Ticket ticket) {
-  if (!ticket.wait_for(2 * kTimeout)) {
+void await(OperationHandle handle) {
+  if (!handle.wait_for(2 * kTimeout)) {
     throw std::runtime_error("an operation did not end");
   }
-  if (const auto error = ticket.error()) {
+  if (const auto error = handle.error()) {
     std::rethrow_exception(error);
   }
 }
 
-// One operation in which the victim's allocations fail, and one after it.
+// Runs one operation in which the victim's allocations fail, and one operation after it.
 struct Round {
   bool happened = false;
   std::vector<Outcome> first = std::vector<Outcome>(kNumRanks);
   std::vector<Outcome> second = std::vector<Outcome>(kNumRanks);
 };
 
-// Both on the group's own thread, which alone can let its allocations fail. Peers wait until both
-// are queued, so that this thread makes the first step of the second one.
+// Runs both operations on the group's own thread, since FailingNew affects the calling thread only.
+// Peers wait until both are queued, so that this thread posts the second operation.
 void run_on_own_thread(
     const Rank& rank,
     const Call& call,
@@ -174,7 +174,7 @@ void run_on_this_thread(
     const Rank& rank, Place place, const Call& call, long nth, Which which, bool& happened) {
   rank.group.run(barrier_call());
   auto copy = call;
-  std::optional<Ticket> ticket;
+  std::optional<OperationHandle> handle;
   std::exception_ptr error;
   {
     const FailingNew failing(nth, which);
@@ -182,7 +182,7 @@ void run_on_this_thread(
       if (place == Place::kRun) {
         rank.group.run(std::move(copy));
       } else {
-        ticket = rank.group.submit(std::move(copy));
+        handle = rank.group.submit(std::move(copy));
       }
     } catch (...) {
       error = std::current_exception();
@@ -192,8 +192,8 @@ void run_on_this_thread(
   if (error) {
     std::rethrow_exception(error);
   }
-  if (ticket) {
-    await(*ticket);
+  if (handle) {
+    await(*handle);
   }
 }
 
@@ -206,7 +206,7 @@ Round run_round(const Setting& setting, long nth, Which which) {
   run_threads(
       kNumRanks,
       [&](const Rank& rank) {
-        // Buffers of their own: those of an operation that failed may still be in use by a peer.
+        // The second operation has its own buffers: a peer may still use those of a failed one.
         Operation first(rank, setting);
         Operation second(rank, setting);
         const auto index = static_cast<std::size_t>(rank.rank);
@@ -226,10 +226,10 @@ Round run_round(const Setting& setting, long nth, Which which) {
               }
             },
             first);
-        // What a script does that catches the error and goes on.
+        // A script that catches the error and continues makes the next call.
         const auto next = second.call(1);
         round.second[index] = outcome_of([&] { rank.group.run(next); }, second);
-        for (++num_through; num_through.load() < kNumRanks;) {  // lest someone is lost to another
+        for (++num_through; num_through.load() < kNumRanks;) {  // a rank that left counts as lost
           std::this_thread::sleep_for(std::chrono::microseconds(100));
         }
       },
@@ -306,7 +306,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, AllocationTest, testing::ValuesIn(settings())
 
 // ---- the group's own thread ------------------------------------------------------------------
 
-// Threads with stacks larger than the address space: none can be started.
+// Gives threads a stack size that exceeds the address space, so that no thread can start.
 class NoThreads {
  public:
   NoThreads() {
@@ -381,12 +381,13 @@ TEST(ArenaWithoutMemoryTest, FreesBlocks) {
   const auto before = arena.resident_bytes();
   {
     const FailingNew failing(1, Which::kAllFrom);
-    for (const std::size_t i : {1u, 3u, 5u, 2u, 0u, 4u}) {  // gaps that grow, and some that do not
+    for (const std::size_t i :
+         {1u, 3u, 5u, 2u, 0u, 4u}) {  // free ranges that grow, and some that do not
       arena.free(blocks[i]);
     }
   }
   void* whole = arena.allocate(6 * 1024);
-  EXPECT_EQ(whole, blocks[0]);  // the gaps have become one
+  EXPECT_EQ(whole, blocks[0]);  // the free ranges have been merged
   EXPECT_EQ(arena.resident_bytes(), before);
   arena.free(whole);
 }

@@ -1,4 +1,4 @@
-// Channels for tests and benchmarks: ranks as threads, ranks as processes.
+// Channels for tests and benchmarks, whose ranks are threads or processes.
 #pragma once
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 
 namespace ddpx::shm {
 
-// For threads of one process.
+// A channel for ranks that are threads of one process.
 class MemoryChannel : public Channel {
  public:
   void set(const std::string& key, const std::string& value) override {
@@ -30,7 +30,7 @@ class MemoryChannel : public Channel {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; })) {
-      throw std::runtime_error("nobody set " + key);
+      throw std::runtime_error("no rank set " + key);
     }
     return values_[key];
   }
@@ -41,7 +41,7 @@ class MemoryChannel : public Channel {
   std::map<std::string, std::string> values_;
 };
 
-// For processes: one file per key in a directory.
+// A channel for ranks that are processes: one file per key in a directory.
 class FileChannel : public Channel {
  public:
   explicit FileChannel(std::filesystem::path directory) : directory_(std::move(directory)) {}
@@ -58,7 +58,7 @@ class FileChannel : public Channel {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     while (!std::filesystem::exists(path)) {
       if (std::chrono::steady_clock::now() >= deadline) {
-        throw std::runtime_error("nobody set " + key);
+        throw std::runtime_error("no rank set " + key);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -77,7 +77,8 @@ class FileChannel : public Channel {
   std::filesystem::path directory_;
 };
 
-// A directory that goes with the object, in the process that made it.
+// A directory that the destructor removes. Forked children must leave with _exit(), which runs no
+// destructors.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {

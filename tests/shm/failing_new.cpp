@@ -11,7 +11,7 @@ struct Plan {
   bool active = false;
   bool all_from = false;
   bool happened = false;
-  long left = 0;  // allocations until one fails
+  long left = 0;  // number of allocations up to the one that fails
 };
 
 thread_local Plan plan;

@@ -1,10 +1,10 @@
-// Allocations that fail on purpose, on the threads that ask for it.
+// Makes allocations of the calling thread fail.
 #pragma once
 
 namespace ddpx::shm {
 
-// Lets allocations of this thread by `operator new` fail while it lives, from the `nth` one on
-// (counted from 1): the `nth` alone, or all that follow as well.
+// During its lifetime, `operator new` of this thread throws std::bad_alloc: for the `nth`
+// allocation (counted from 1) only, or for this one and all later ones.
 class FailingNew {
  public:
   enum class Which { kOne, kAllFrom };
@@ -14,7 +14,7 @@ class FailingNew {
   FailingNew(const FailingNew&) = delete;
   FailingNew& operator=(const FailingNew&) = delete;
 
-  // Whether one has failed so far.
+  // Whether an allocation has failed so far.
   bool happened() const;
 };
 

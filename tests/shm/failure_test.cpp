@@ -1,4 +1,4 @@
-// What goes wrong between ranks that are alive, with ranks as threads.
+// Failures among live ranks. The ranks are threads.
 #include <gtest/gtest.h>
 
 #include "ranks.h"
@@ -7,7 +7,7 @@
 namespace ddpx::shm {
 namespace {
 
-// What the rank's work threw.
+// The error that `work` throws.
 template <class Work>
 Error caught(const Work& work) {
   try {
@@ -68,14 +68,14 @@ TEST(TimeoutTest, NamesTheRanksThatDidNotArrive) {
       while (ended.load() < 2) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
-      // Late; the group is not usable any more, and says why.
+      // Late ranks get the same failure: the group is no longer usable.
       const auto late = caught([&] { rank.group.run(barrier_call()); });
       EXPECT_EQ(late.kind(), ErrorKind::kTimeout) << late.what();
       return;
     }
     auto call = barrier_call();
     call.timeout = std::chrono::milliseconds(1500);
-    for (++begun; begun.load() < 2;) {  // or the other one of the two is late, too
+    for (++begun; begun.load() < 2;) {  // otherwise the second waiting rank could be late, too
       std::this_thread::yield();
     }
     const auto error = caught([&] { rank.group.run(call); });
@@ -118,15 +118,15 @@ TEST(LeavingTest, EndsWhatIsSubmitted) {
     MemoryChannel channel;
     std::vector<float> data(10);
     std::atomic<int> ended{0};
-    std::optional<Ticket> ticket;
+    std::optional<OperationHandle> handle;
     {
-      // A group within the test's group: its only rank leaves with operations pending.
+      // A separate group of one rank, which leaves with pending operations.
       Group alone(channel, 0, 1, test_options(), nullptr);
-      ticket = alone.submit(sum_of(data), [&](std::exception_ptr) { ++ended; });
+      handle = alone.submit(sum_of(data), [&](std::exception_ptr) { ++ended; });
       alone.submit(barrier_call(), [&](std::exception_ptr) { ++ended; });
     }
     EXPECT_EQ(ended.load(), 2);
-    EXPECT_TRUE(ticket->done());
+    EXPECT_TRUE(handle->done());
   });
 }
 
@@ -134,7 +134,7 @@ TEST(LeavingTest, WithoutPeersThatNeverCome) {
   run_threads(2, [](const Rank& rank) {
     std::vector<float> data(10);
     if (rank.rank == 0) {
-      // Destroyed at the end of this function, while the worker waits for rank 1.
+      // Destroyed at the end of this function, while the group's thread waits for rank 1.
       rank.group.submit(sum_of(data), [](std::exception_ptr error) { EXPECT_TRUE(error); });
       rank.group.submit(barrier_call(), [](std::exception_ptr error) { EXPECT_TRUE(error); });
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -172,8 +172,8 @@ TEST(OtherMeansTest, AFailureOfOneRankIsHeardByAll) {
 }
 
 TEST(OtherMeansTest, LossesAreToldWhileAnOperationRuns) {
-  std::atomic<int> num_told{0};
-  run_threads(3, [&num_told](const Rank& rank) {
+  std::atomic<int> num_checked{0};
+  run_threads(3, [&num_checked](const Rank& rank) {
     rank.group.run(barrier_call());
     if (rank.rank == 2) {
       rank.group.leave();
@@ -181,17 +181,17 @@ TEST(OtherMeansTest, LossesAreToldWhileAnOperationRuns) {
       return;
     }
     std::vector<float> data(10);
-    auto ticket = rank.group.submit(sum_of(data));
+    auto handle = rank.group.submit(sum_of(data));
     while (rank.group.losses().empty()) {
       std::this_thread::yield();
     }
     const auto loss = rank.group.losses().front();
     EXPECT_EQ(loss.rank, 2);
     EXPECT_TRUE(contains(loss.what, "left the group")) << loss.what;
-    for (++num_told; num_told.load() < 2;) {  // or who returns first is lost to the other one
+    for (++num_checked; num_checked.load() < 2;) {  // a rank that returned would count as lost
       std::this_thread::yield();
     }
-    EXPECT_EQ(caught([&] { ticket.wait(); }).kind(), ErrorKind::kPeerLost);
+    EXPECT_EQ(caught([&] { handle.wait(); }).kind(), ErrorKind::kPeerLost);
   });
 }
 
@@ -227,7 +227,7 @@ TEST(MisuseTest, IsRefusedAtOnceAndTheGroupGoesOn) {
 TEST(MeetingTest, NamesTheRankThatDoesNotCome) {
   MemoryChannel channel;
   auto options = test_options();
-  options.meeting_timeout = std::chrono::milliseconds(200);
+  options.rendezvous_timeout = std::chrono::milliseconds(200);
   const auto error = caught([&] { Group(channel, 0, 2, options, nullptr); });
   EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
   EXPECT_TRUE(contains(error.what(), "rank 1 did not")) << error.what();
@@ -235,40 +235,41 @@ TEST(MeetingTest, NamesTheRankThatDoesNotCome) {
 
 TEST(MeetingTest, TooLittleMemoryIsAnErrorBeforeTheStart) {
   MemoryChannel channel;
-  pretend_available_memory(1000);
+  override_available_memory(1000);
   const auto error = caught([&] { Group(channel, 0, 1, test_options(), nullptr); });
-  pretend_available_memory(0);
+  override_available_memory(0);
   EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
 }
 
-// Who knows the socket's name, but not the token, gets nothing; the ranks still meet.
-TEST(MeetingTest, StrangersAreNotAnswered) {
-  class Crowded : public MemoryChannel {
+// A process that knows the socket's name, but not the token, gets no reply. The rendezvous of the
+// ranks succeeds.
+TEST(RendezvousTest, StrangersGetNoReply) {
+  class ChannelWithStranger : public MemoryChannel {
    public:
     void set(const std::string& key, const std::string& value) override {
-      if (key == "shm/card/0") {
+      if (key == "shm/endpoint/0") {
         stranger = connect_to(value.substr(0, 37));
         ASSERT_TRUE(stranger);
-        stranger->send("let me in, I am rank 1");
+        stranger->send("a message without the token, from rank 1");
       }
       MemoryChannel::set(key, value);
     }
     std::optional<Connection> stranger;
   };
-  Crowded channel;
-  const auto attend = [&](int rank) {
+  ChannelWithStranger channel;
+  const auto run_rank = [&](int rank) {
     Group group(channel, rank, 2, test_options(), nullptr);
     EXPECT_EQ(group.local_size(), 2);
     group.run(barrier_call());
   };
-  std::thread other(attend, 1);
-  attend(0);
+  std::thread other(run_rank, 1);
+  run_rank(0);
   other.join();
   EXPECT_FALSE(channel.stranger->receive(Clock::now()));
   EXPECT_TRUE(channel.stranger->hung_up());
 }
 
-// Threads of one rank submit and wait at the same time.
+// Several threads of a rank submit and wait at the same time.
 TEST(ThreadsTest, ManyThreadsOfOneRank) {
   run_threads(2, [](const Rank& rank) {
     std::vector<std::thread> threads;

@@ -1,4 +1,5 @@
-// The kernels against a slow reference: every dtype, op, number of sources and results.
+// Compares the kernels with a slow reference, for every dtype, op, and number of sources and
+// results.
 #include "shm/kernels.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +47,7 @@ TEST_P(KernelsTest, AgreeWithTheReference) {
       }
       ASSERT_NE(kernel, nullptr) << name_of(dtype) << name_of(op);
       for (const int num_ranks : {2, 3, 4, 5, 9}) {
-        // Behind one another, with an odd count; some blocks of the blockwise kernel, too.
+        // One element, an odd count, and several blocks of the blockwise kernel.
         for (const std::size_t count : {1u, 37u, 9001u}) {
           std::vector<Bytes> inputs;
           std::vector<int> ranks;
@@ -58,7 +59,7 @@ TEST_P(KernelsTest, AgreeWithTheReference) {
           for (std::size_t i = 0; i < count; ++i) {
             combine_element(dtype, op, inputs, ranks, i, expected.data());
           }
-          // In place in all of them, in one of them, in the first two.
+          // Results in place of all sources, of one source, and of the first two sources.
           for (const int num_results : {num_ranks, 1, 2}) {
             auto buffers = inputs;
             std::vector<const std::byte*> sources;
@@ -82,7 +83,7 @@ TEST_P(KernelsTest, AgreeWithTheReference) {
   }
 }
 
-// Adds 0 to every half, and -1 times every half to nothing: loads and rounding of all values.
+// Multiplies every half by 1, which tests load and rounding of all values.
 TEST_P(KernelsTest, EveryHalfSurvives) {
   std::vector<uint16_t> halves(65536);
   for (std::size_t i = 0; i < halves.size(); ++i) {

@@ -1,4 +1,4 @@
-// Memory files, the arena, and what happens when there is not enough.
+// Memory files, the arena, and the errors for too little memory.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ TEST(MemoryTest, IsMappedOnceInAProcess) {
 }
 
 TEST(MemoryTest, TooLittleIsAnErrorWithARemedy) {
-  pretend_available_memory(1 << 20);
+  override_available_memory(1 << 20);
   try {
     create_memory(2 << 20, "a test");
     ADD_FAILURE() << "no error";
@@ -44,7 +44,7 @@ TEST(MemoryTest, TooLittleIsAnErrorWithARemedy) {
     EXPECT_NE(std::string(error.what()).find("2097152 bytes"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("use the gloo backend"), std::string::npos);
   }
-  pretend_available_memory(0);
+  override_available_memory(0);
   EXPECT_GT(available_memory().num_bytes, std::size_t{1} << 20);
 }
 

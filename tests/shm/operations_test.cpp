@@ -1,4 +1,4 @@
-// Every operation, with ranks as threads: all ways of doing it, against a slow reference.
+// Compares every operation, in all its algorithms, with a slow reference. The ranks are threads.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace {
 
 enum class Where { kArena, kPrivate, kMixed };
 
-// A buffer in the arena or outside it.
+// A buffer in the arena or in private memory.
 class Buffer {
  public:
   Buffer(const Rank& rank, Where where, std::size_t num_bytes) : num_bytes_(num_bytes) {
@@ -70,7 +70,7 @@ Bytes expected_sum(
   return expected;
 }
 
-// Some less than a line, some for one shot, some with a last piece that is not full.
+// Sizes of less than a cache line, of one-shot operations, and with a partial last piece.
 constexpr std::size_t kCounts[] = {0, 1, 5, 100, 256, 1000, 1025, 5000, 20'011};
 
 struct Setting {
@@ -152,7 +152,7 @@ TEST_P(OperationsTest, Broadcast) {
         buffer.fill(inputs[rank.rank]);
         rank.group.run(broadcast_call(buffer.data(), count, DType::kFloat32, root));
         ASSERT_EQ(buffer.bytes(), inputs[root]) << count;
-        buffer.fill(inputs[rank.rank]);  // nobody reads it any more
+        buffer.fill(inputs[rank.rank]);  // no peer reads the buffer after the operation
       }
     }
   });
@@ -180,7 +180,7 @@ TEST_P(OperationsTest, AllGather) {
       rank.group.run(call);
       ASSERT_EQ(list, inputs) << count;
 
-      // From its own place in the output.
+      // The input is this rank's part of the output.
       const Buffer whole(rank, GetParam().where, expected.size());
       auto* own = whole.data() + static_cast<std::size_t>(rank.rank) * count * 4;
       std::copy(inputs[rank.rank].begin(), inputs[rank.rank].end(), own);
@@ -214,7 +214,7 @@ TEST_P(OperationsTest, ReduceScatter) {
         call.inputs.push_back(input.data() + static_cast<std::size_t>(part) * count * 4);
       }
       rank.group.run(call);
-      // Parts that lie apart are summed as an all-reduce of each would do it.
+      // Separate parts are summed in the order of one all-reduce per part.
       std::vector<Bytes> own_parts;
       for (const auto& whole : inputs) {
         const auto first = whole.begin() + (begin - sum.begin());
@@ -238,19 +238,20 @@ TEST_P(OperationsTest, NobodyPassesABarrierEarly) {
   });
 }
 
-// Many in flight: each has its own result, and they end in the order in which they were submitted.
+// Many operations are pending at once. Each has its own result, and they end in the order in which
+// they were submitted.
 TEST_P(OperationsTest, ManyInFlight) {
   constexpr int kNumOperations = 40;
   run([&](const Rank& rank) {
     std::vector<std::unique_ptr<Buffer>> buffers;
-    std::vector<Ticket> tickets;
+    std::vector<OperationHandle> handles;
     std::vector<int> ended;
     for (int i = 0; i < kNumOperations; ++i) {
       const std::size_t count = i % 3 == 0 ? 50 : 3000;
       buffers.push_back(std::make_unique<Buffer>(rank, GetParam().where, count * 4));
       buffers.back()->fill(
           random_input(DType::kFloat32, count, static_cast<unsigned>(i * 1000 + rank.rank)));
-      tickets.push_back(rank.group.submit(
+      handles.push_back(rank.group.submit(
           all_reduce_call(
               buffers.back()->data(),
               buffers.back()->data(),
@@ -262,12 +263,13 @@ TEST_P(OperationsTest, ManyInFlight) {
             ended.push_back(i);
           }));
     }
-    // Some are waited for early, by this thread; some are left to the group's.
-    tickets[7].wait();
-    EXPECT_TRUE(tickets[3].done());
-    for (auto& ticket : tickets) {
-      ticket.wait();
-      EXPECT_TRUE(ticket.done());
+    // The wait for one operation makes this thread run operations, too. The group's thread may run
+    // the others.
+    handles[7].wait();
+    EXPECT_TRUE(handles[3].done());
+    for (auto& handle : handles) {
+      handle.wait();
+      EXPECT_TRUE(handle.done());
     }
     for (int i = 0; i < kNumOperations; ++i) {
       ASSERT_EQ(ended[i], i);
@@ -280,20 +282,20 @@ TEST_P(OperationsTest, ManyInFlight) {
   });
 }
 
-// The second operation on one buffer starts from the result of the first.
+// The second operation on a buffer reads the result of the first.
 TEST_P(OperationsTest, QueuedOperationsOnOneBuffer) {
   run([&](const Rank& rank) {
     for (const std::size_t count : {10u, 2000u}) {
       const Buffer buffer(rank, GetParam().where, count * 4);
       auto* values = reinterpret_cast<float*>(buffer.data());
       std::fill_n(values, count, 1.0f);
-      std::vector<Ticket> tickets;
+      std::vector<OperationHandle> handles;
       for (int i = 0; i < 3; ++i) {
-        tickets.push_back(rank.group.submit(
+        handles.push_back(rank.group.submit(
             all_reduce_call(values, values, count, DType::kFloat32, ReduceOp::kSum)));
-        tickets.push_back(rank.group.submit(broadcast_call(values, count, DType::kFloat32, 0)));
+        handles.push_back(rank.group.submit(broadcast_call(values, count, DType::kFloat32, 0)));
       }
-      tickets.back().wait();
+      handles.back().wait();
       const auto expected = static_cast<float>(size() * size() * size());
       for (std::size_t i = 0; i < count; ++i) {
         ASSERT_EQ(values[i], expected);
@@ -325,7 +327,7 @@ INSTANTIATE_TEST_SUITE_P(
         Setting{7, Where::kPrivate, Order::kGloo}),
     name_of_setting);
 
-// The same gradients in one bucket or in two.
+// The same gradients in one bucket and in two buckets.
 TEST(FixedOrderTest, DoesNotDependOnTheLayout) {
   auto options = test_options();
   options.order = Order::kFixed;

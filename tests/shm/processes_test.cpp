@@ -1,4 +1,4 @@
-// Ranks as processes: operations, several hosts, segments that come and go, deaths.
+// Ranks as processes: operations, several hosts, new and deleted segments, deaths.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -38,7 +38,7 @@ bool all_are(const float* data, std::size_t count, float value) {
 
 TEST(ProcessesTest, ReduceInPlaceAndStaged) {
   const auto outcomes = run_processes(3, [](const Rank& rank) -> std::string {
-    // Segments come and go: peers must map the new ones and drop the old ones.
+    // Each round makes a new segment: peers must map it, and unmap the previous one.
     for (int round = 0; round < 40; ++round) {
       const std::size_t count = 300'000 + static_cast<std::size_t>(round);
       auto* resident = static_cast<float*>(rank.arena->allocate(count * sizeof(float)));
@@ -101,7 +101,7 @@ TEST(ProcessesTest, TwoHostsAreGroupedAndWorkApart) {
   EXPECT_EQ(results[4], "2 hosts, local 2 of 3, sum 3");
 }
 
-// Kills rank 1 before, or within, an operation that the others are in.
+// Kills rank 1 before an operation that the other ranks have called.
 void expect_death_is_noticed(std::size_t count, int operations_before) {
   const auto outcomes = run_processes(3, [&](const Rank& rank) -> std::string {
     std::vector<float> data(count);
@@ -153,7 +153,7 @@ TEST(FaultsTest, ARankThatDiesAmidOperationsIsNamed) {
   EXPECT_TRUE(contains(outcomes[0].text, "rank 1 died")) << outcomes[0].text;
 }
 
-// A child of the dead rank still holds its sockets open.
+// A child of the dead rank holds the rank's sockets open.
 TEST(FaultsTest, AChildOfADeadRankDoesNotHideItsDeath) {
   const auto outcomes = run_processes(2, [](const Rank& rank) -> std::string {
     if (rank.rank == 1) {
@@ -186,7 +186,8 @@ TEST(FaultsTest, NothingIsLeftInDevShm) {
   const auto count = [] {
     std::error_code ignored;
     const std::filesystem::directory_iterator files("/dev/shm", ignored);
-    return std::count_if(begin(files), end(files), [](const auto& file) {  // others come and go
+    // Files of other programs do not count.
+    return std::count_if(begin(files), end(files), [](const auto& file) {
       return contains(file.path().filename().string(), "ddpx");
     });
   };
@@ -200,7 +201,7 @@ TEST(FaultsTest, NothingIsLeftInDevShm) {
   EXPECT_EQ(count(), before);
 }
 
-// A forked child (a data loader's worker) may exit as it likes.
+// A forked child, such as a worker of a data loader, may destroy its copy of the group.
 TEST(ForkTest, AChildLeavesTheGroupAlone) {
   const auto outcomes = run_processes(2, [](const Rank& rank) -> std::string {
     std::vector<float> data(1000);

@@ -1,4 +1,4 @@
-// The parts that are pure: topology, order of summation, names.
+// Pure functions: topology, order of summation, texts.
 #include <gtest/gtest.h>
 
 #include "shm/chunk_order.h"
@@ -23,25 +23,25 @@ Reach reach_of(const std::vector<std::string>& rows) {
 }
 
 TEST(TopologyTest, AllOnOneHost) {
-  const auto topology = group_by_reach(reach_of({"111", "111", "111"}));
+  const auto topology = group_by_reachability(reach_of({"111", "111", "111"}));
   EXPECT_EQ(topology.hosts, (Hosts{{0, 1, 2}}));
   EXPECT_EQ(topology.local_rank_of, (std::vector<int>{0, 1, 2}));
 }
 
 TEST(TopologyTest, InterleavedHosts) {
-  const auto topology = group_by_reach(reach_of({"1010", "0101", "1010", "0101"}));
+  const auto topology = group_by_reachability(reach_of({"1010", "0101", "1010", "0101"}));
   EXPECT_EQ(topology.hosts, (Hosts{{0, 2}, {1, 3}}));
   EXPECT_EQ(topology.host_of, (std::vector<int>{0, 1, 0, 1}));
-  EXPECT_EQ(topology.neighbours(3), (std::vector<int>{1, 3}));
+  EXPECT_EQ(topology.local_ranks(3), (std::vector<int>{1, 3}));
 }
 
 TEST(TopologyTest, OneDirectionIsNotEnough) {
-  EXPECT_EQ(group_by_reach(reach_of({"11", "01"})).hosts, (Hosts{{0}, {1}}));
+  EXPECT_EQ(group_by_reachability(reach_of({"11", "01"})).hosts, (Hosts{{0}, {1}}));
 }
 
 TEST(TopologyTest, EveryoneReachesEveryoneOnTheirHost) {
   // 1 reaches both 0 and 2, which do not reach each other.
-  EXPECT_EQ(group_by_reach(reach_of({"110", "111", "011"})).hosts, (Hosts{{0, 1}, {2}}));
+  EXPECT_EQ(group_by_reachability(reach_of({"110", "111", "011"})).hosts, (Hosts{{0, 1}, {2}}));
 }
 
 // Chunk c: g[c-1], g[c-2], ..., g[c].

@@ -1,4 +1,4 @@
-// Runs a function once per rank: as threads of this process, or as processes of their own.
+// Runs a function once per rank, in threads of this process or in forked processes.
 #pragma once
 
 #include <sys/wait.h>
@@ -27,13 +27,13 @@ struct Rank {
 inline GroupOptions test_options() {
   GroupOptions options;
   options.timeout = std::chrono::seconds(60);
-  options.meeting_timeout = std::chrono::seconds(60);
-  // Small, so that buffers of some KiB have many pieces.
+  options.rendezvous_timeout = std::chrono::seconds(60);
+  // Small sizes, so that a buffer of a few KiB has many pieces.
   options.sizes = {1024, 4096};
   return options;
 }
 
-// Threads that meet in one process. Rethrows the first error when all have ended.
+// Runs each rank in a thread. Rethrows the first error after all threads have ended.
 inline void run_threads(
     int size,
     const std::function<void(const Rank&)>& work,
@@ -62,13 +62,13 @@ inline void run_threads(
   }
 }
 
-// What became of a process.
+// The outcome of a process.
 struct Outcome {
   bool killed = false;
-  std::string text;  // that `work` returned, or the error that it threw
+  std::string text;  // the text that `work` returned, or the error that it threw
 };
 
-// Ranks as forked processes. `work` runs in the child; what it returns comes back.
+// Runs each rank in a forked process. The child runs `work` and sends its result to the parent.
 inline std::vector<Outcome> run_processes(
     int size,
     const std::function<std::string(const Rank&)>& work,

@@ -1,4 +1,4 @@
-// Slow and obvious: what an all-reduce has to give, element by element.
+// A slow and simple reference of the results of an all-reduce, element by element.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace ddpx::shm {
 
 using Bytes = std::vector<std::byte>;
 
-// ---- 16-bit floats, by search rather than by bit tricks
+// ---- 16-bit floats: rounding by search instead of bit operations
 
 inline double half_value(uint16_t bits) {
   const double sign = bits & 0x8000 ? -1.0 : 1.0;
@@ -26,7 +26,7 @@ inline double half_value(uint16_t bits) {
                        : sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
 
-// To nearest, ties to even. Finite values only.
+// Rounds to nearest, ties to even. For finite values only.
 inline uint16_t nearest_half(double value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const double magnitude = std::fabs(value);
@@ -134,7 +134,8 @@ inline void combine_element(
   }
 }
 
-// Values that do not overflow integers when multiplied, and of very different sizes for floats.
+// Random values: for integers so small that products do not overflow, for floats of very different
+// magnitudes.
 inline Bytes random_input(DType dtype, std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;

@@ -1,10 +1,10 @@
-// Carries out operations on files, with ranks as threads, for tests in Python.
+// Runs operations on files for tests in Python. The ranks are threads.
 //
 //   shm_worker DIRECTORY RANKS < cases
 //
-// A case is a line "NAME KIND DTYPE OP ORDER PLACE COUNT", with the numbers of the enums of
-// types.h; PLACE is "resident" or "private". Reads DIRECTORY/NAME.in.RANK, writes
-// DIRECTORY/NAME.out.RANK. COUNT is what Call::count is.
+// A case is a line "NAME KIND DTYPE OP ORDER PLACE COUNT". KIND, DTYPE, OP and ORDER are numbers of
+// the enums in types.h, PLACE is "resident" or "private", and COUNT is Call::count. The worker
+// reads DIRECTORY/NAME.in.RANK and writes DIRECTORY/NAME.out.RANK.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>

@@ -1,4 +1,4 @@
-"""Bit for bit what gloo gives: the transport's core against torch's own gloo group."""
+"""Compares the transport's core with torch's gloo group, bit for bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ ALL_REDUCE, REDUCE_SCATTER = 0, 3
 GLOO_ORDER = 0
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
-# Fewer than ranks; odd; around one-shot's and a piece's size; where gloo's segments reach 1 MiB.
+# Fewer elements than ranks; odd; around the limits of one-shot and of a piece; where gloo's
+# segments reach 1 MiB.
 COUNTS = [1, 2, 7, 33, 1000, 16_384, 16_385, 100_003]
 LARGE_COUNTS = [1_835_009, 3_000_001]
 
@@ -41,7 +42,7 @@ class Case:
     kind: int
     dtype: torch.dtype
     op: str
-    count: int  # elements of a rank's input
+    count: int  # number of elements of a rank's input
     values: str = "normal"
 
     @property
@@ -56,7 +57,7 @@ class Case:
             return values.to(self.dtype)
         values = torch.randn(self.count, generator=generator, dtype=torch.float64)
         if self.values == "special":
-            # NaN on one rank alone; infinities, zeros of both signs, denormals, overflow.
+            # NaN on one rank only; infinities, zeros of both signs, denormals, overflow.
             special = torch.tensor(
                 [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, -6e-8, 6e4, 3e38]
             )
@@ -85,7 +86,7 @@ def cases_of(size: int) -> list[Case]:
 
 
 def gloo_rank(rank: int, size: int, port: int, directory: str) -> None:
-    """Write the inputs of this rank, and what gloo makes of them."""
+    """Write the inputs of this rank and the results of gloo."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size)
@@ -105,8 +106,10 @@ def gloo_rank(rank: int, size: int, port: int, directory: str) -> None:
 
 
 def same(ours: bytes, gloo: bytes, dtype: torch.dtype) -> bool:
-    """Bit for bit, but for the sign and payload of a NaN: which of two NaN goes on through a sum
-    is the compiler's choice, in gloo as here."""
+    """Compare bit for bit, but ignore the sign and payload of NaN.
+
+    The compiler chooses which of two NaN becomes the result of a sum, in gloo and in ddpx.
+    """
     if ours == gloo:
         return True
     a, b = (torch.frombuffer(bytearray(data), dtype=dtype) for data in (ours, gloo))

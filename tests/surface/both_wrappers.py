@@ -1,4 +1,4 @@
-"""Trains one model under torch's DDP and under ReducerDDP, with whatever a test adds to both."""
+"""Trains one model under torch's DDP and under ReducerDDP, with the same additions of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpx import ReducerDDP
 from ddpx.testing import compare_traces, record_training
 
-Wrapper = Any  # of either class; both have the same methods, of which torch annotates few
+# an instance of either class, whose methods are the same; torch annotates few of them
+Wrapper = Any
 WRAPPERS: tuple[Callable[..., Wrapper], ...] = (DistributedDataParallel, ReducerDDP)
 WORLD_SIZES = (2, 3)
 
@@ -23,12 +24,12 @@ MODES: dict[str, dict[str, Any]] = {
     "static": {"static_graph": True},
     "find unused": {"find_unused_parameters": True},
 }
-# Small enough for several buckets of the models below.
+# Small, so that the models below have several buckets.
 SMALL_CAP = {"bucket_cap_mb": 0.002}
 
 
 class Mlp(nn.Module):
-    """Three layers; ``wide`` ones are worth compressing."""
+    """Three layers. ``wide`` layers are large enough for compression."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Mlp(nn.Module):
 
 
 def mlp_step(model: nn.Module, number: int = 0) -> None:
-    """Forward and backward on random inputs, which differ by rank where the seed does."""
+    """Forward and backward on random inputs. Inputs differ between ranks if the seed does."""
     model(torch.randn(6, 16)).square().mean().backward()
 
 
@@ -51,11 +52,11 @@ def assert_trains_alike(
     step: Callable[[nn.Module, int], None],
     **training: Any,
 ) -> None:
-    """Raises unless gradients, parameters and buffers of all steps are the same, bit for bit.
+    """Checks that gradients, parameters and buffers of all steps are equal, bit for bit.
 
     Args:
-        wrap: wraps a module by the class that it is given, and sets it up.
-        training: as for ``ddpx.testing.record_training``.
+        wrap: Wraps a module in the given class, and sets up the wrapper.
+        training: As for ``ddpx.testing.record_training``.
     """
     traces = [
         record_training(build, lambda module, cls=cls: wrap(cls, module), step, **training)  # type: ignore[misc]
@@ -67,7 +68,7 @@ def assert_trains_alike(
 
 
 def assert_same_on_all_ranks(*tensors: torch.Tensor | None) -> None:
-    """Raises unless every rank has the same bits."""
+    """Checks that every rank has the same bits."""
     for tensor in tensors:
         assert tensor is not None
         reference = tensor.detach().clone()

@@ -1,4 +1,4 @@
-"""State dicts of the wrapper: plain, and by torch.distributed.checkpoint."""
+"""State dicts of the wrapper, saved plainly and by torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from ddpx import ReducerDDP
 
 
 class _Nested(nn.Module):
-    """With a child named like the wrapper's attribute, and a buffer, the same on all ranks."""
+    """Has a child named like the wrapper's attribute, and a buffer that is the same on all
+    ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ def _shared_directory() -> Path:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts and lists as one dict."""
+    """Flattens nested dicts and lists into one dict."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
@@ -74,7 +75,7 @@ def _assert_equal(ours: Any, theirs: Any) -> None:
 
 
 def _check_same_as_ddp(full: bool) -> None:
-    """The same keys, in the same order, without the wrapper's prefix, and the same values."""
+    """The same keys in the same order, without the wrapper's prefix, and the same values."""
     options = StateDictOptions(full_state_dict=full)
     (ddp, ddp_optimizer), (ours, our_optimizer) = (_trained(cls) for cls in WRAPPERS)
     assert list(ours.state_dict()) == list(ddp.state_dict())
@@ -101,7 +102,10 @@ def test_state_dicts_are_those_of_ddp(ranks, full):
 
 
 def _check_through_disk(saver: Any, loader: Any) -> None:
-    """Saved under one wrapper, loaded under another, or into the bare module; trained on alike."""
+    """A checkpoint of one wrapper is loaded into another wrapper, or into the bare module.
+
+    Training continues alike.
+    """
     directory = _shared_directory()
     model, optimizer = _trained(saver)
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -135,7 +139,7 @@ def test_through_disk(ranks, saver, loader):
 
 
 def _check_plain_file() -> None:
-    """``torch.save`` of a state dict, loaded by rank 0's path, by either class and strictly."""
+    """``torch.save`` of a state dict. Both classes load it from rank 0's path, strictly."""
     directory = _shared_directory()
     model, _ = _trained(ReducerDDP)
     if dist.get_rank() == 0:
@@ -159,7 +163,7 @@ def test_plain_file(ranks):
 
 
 def _check_isinstance() -> None:
-    """What torch.distributed.checkpoint and trainers ask."""
+    """The isinstance checks of torch.distributed.checkpoint and of trainers."""
     model, _ = _trained(ReducerDDP)
     assert isinstance(model, DistributedDataParallel)
     assert isinstance(model, nn.Module)
@@ -172,7 +176,7 @@ def test_isinstance_holds_without_inheriting(ranks):
 
 
 def _check_compiled() -> None:
-    """torch.compile's prefix goes as well, whichever of the two is outside."""
+    """torch.compile's prefix is removed, too, whichever of the two wrappers is outside."""
     names = {}
     for cls in WRAPPERS:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A communication hook that fails: the error names its bucket, and the next step works."""
+"""A communication hook fails. The error names its bucket, and the next step works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpx._C import Phase
 
 
 class _Fault:
-    """State of a hook that is well unless told to fail, and then does so at one bucket."""
+    """The state of a hook that succeeds, unless it is told to fail at one bucket."""
 
     def __init__(self) -> None:
         self.how = ""
@@ -26,7 +26,7 @@ class _Fault:
 def _faulty_hook(state: _Fault, bucket: dist.GradBucket):
     if not state.how or bucket.index() != state.bucket_index:
         return allreduce_hook(None, bucket)  # type: ignore[arg-type]
-    # Peers get what they wait for: only this rank's result is spoilt.
+    # Peers get their results: only this rank's result is invalid.
     buffer = bucket.buffer()
     dist.all_reduce(buffer)
     future: torch.futures.Future[Any] = torch.futures.Future()
@@ -40,7 +40,7 @@ def _faulty_hook(state: _Fault, bucket: dist.GradBucket):
         return None
     elif state.how == "future of a string":
         future.set_result("a string")
-    elif state.how == "future of a collective":  # a list, made in C++
+    elif state.how == "future of a collective":  # a list that C++ created
         return dist.all_reduce(buffer, async_op=True).get_future()
     elif state.how == "future of a list":
         future.set_result([buffer])
@@ -114,26 +114,26 @@ _BUCKET = 1
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", FAULTS)
 def test_failing_hook(ranks, how, mode):
-    """On every rank, so that collectives pair up afterwards whatever had been launched."""
+    """Fails on every rank, so that collectives match afterwards, whatever was launched before."""
     ranks(2).run(_check_fault, how, FAULTS[how], mode, _BUCKET, 2)
 
 
 @pytest.mark.parametrize("mode", ["default", "find unused"])
 @pytest.mark.parametrize("how", ["future has an error", "callback raises"])
 def test_hook_that_fails_on_one_rank(ranks, how, mode):
-    """When all has left: the peer has had a whole step, and both count it."""
+    """The hook fails after all launches. The peer has had a complete step, and both count it."""
     ranks(2).run(_check_fault, how, FAULTS[how], mode, _BUCKET, 1)
 
 
 @pytest.mark.parametrize("mode", ["default", "view"])
 @pytest.mark.parametrize("how", ["too few elements", "too many elements"])
 def test_result_of_another_size(ranks, how, mode):
-    """Too many must not pass for the first of them, as they do in DDP."""
+    """A result with too many elements must not be cut, as it is in DDP."""
     ranks(2).run(_check_fault, how, "elements", mode, _BUCKET, 2)
 
 
 def _check_first_step(how: str, mode: str, on_ranks: int) -> None:
-    """Also in the very first step, in which all is one bucket."""
+    """Fails in the first step, too, in which one bucket has everything."""
     model = ReducerDDP(Mlp(), **MODES[mode])
     fault = _Fault()
     model.register_comm_hook(fault, _faulty_hook)

@@ -1,4 +1,4 @@
-"""Every communication hook that comes with torch: the same bits as under DDP."""
+"""Every communication hook of torch gives the same bits as under DDP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from ddpx import ReducerDDP
 
-# Vanilla all-reduce before, compression from here on: the buckets have been rebuilt by then.
+# All-reduce before this step, compression from this step on. By then buckets have been rebuilt.
 _FIRST_COMPRESSED_STEP = 2
 
 
@@ -48,7 +48,7 @@ def _power_sgd(**options: Any) -> PowerSGDState:
     return PowerSGDState(None, start_powerSGD_iter=_FIRST_COMPRESSED_STEP, **options)
 
 
-# Each makes (state, hook) anew, because states keep count of steps.
+# Each creates a new (state, hook), since states count steps.
 HOOKS: dict[str, Callable[[], tuple[Any, Callable[..., Any]]]] = {
     "allreduce": lambda: (None, allreduce_hook),
     "allreduce, with a group": lambda: (dist.group.WORLD, allreduce_hook),
@@ -56,9 +56,9 @@ HOOKS: dict[str, Callable[[], tuple[Any, Callable[..., Any]]]] = {
     "fp16 around allreduce": lambda: (None, fp16_compress_wrapper(allreduce_hook)),
     "noop": lambda: (None, noop_hook),
 }
-# These start another collective when one is done, on a thread of gloo's. What else is communicated
-# meanwhile (another bucket, the used-map) may then go out in another order on each rank, under DDP
-# as well: so one bucket, and modes without a used-map once they compress.
+# These hooks start a second collective on a thread of gloo when the first is done. Its order among
+# other communication (another bucket, the used-map) may then differ between ranks, under DDP as
+# well. They are therefore tested with one bucket, in modes without a used-map during compression.
 CHAINED_HOOKS: dict[str, Callable[[], tuple[Any, Callable[..., Any]]]] = {
     "PowerSGD": lambda: (_power_sgd(), power_sgd.powerSGD_hook),
     "PowerSGD of rank 2": lambda: (
@@ -85,7 +85,8 @@ ALL_HOOKS = HOOKS | CHAINED_HOOKS
 
 
 def _orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:
-    """torch's, also for the single matrix of the batched hook, which torch 2.13's refuses."""
+    """torch's function, also for the single matrix of the batched hook, which that of torch 2.13
+    refuses."""
     _torchs_orthogonalize(matrices.unsqueeze(0) if matrices.dim() == 2 else matrices, epsilon)
 
 
@@ -103,7 +104,7 @@ def _check_hook(name: str, mode: str, caps: dict[str, float]) -> None:
 
 
 class _StackedGather:
-    """The future of NCCL's all_gather brings one stacked tensor, as the hooks expect; gloo's does
+    """The future of NCCL's all_gather has one stacked tensor, as the hooks expect. gloo's has
     not."""
 
     def __init__(self, tensors: list[torch.Tensor], tensor: torch.Tensor, **options: Any) -> None:
@@ -128,7 +129,7 @@ def _check_quantization(hook: Callable[..., Any], mode: str, caps: dict[str, flo
 
 
 def _check_bf16(wrapped: bool, mode: str) -> None:
-    """DDP refuses these hooks without NCCL; gloo can do it, so here they work."""
+    """DDP refuses these hooks without NCCL. gloo supports them, so here they work."""
     hook = bf16_compress_wrapper(allreduce_hook) if wrapped else bf16_compress_hook
     torch.manual_seed(0)
     module = Mlp()
@@ -154,7 +155,7 @@ def test_bf16_hook_works_without_nccl(ranks, wrapped, mode):
 
 
 def _check_power_sgd_compresses() -> None:
-    """The hook's state sees as many steps, buckets and tensors as under DDP, and warms up."""
+    """The hook's state gets the same steps, buckets and tensors as under DDP, and warms up."""
 
     def train(cls: Callable[..., Wrapper]) -> PowerSGDState:
         torch.manual_seed(0)
@@ -189,7 +190,8 @@ def _check_hook_type(name: str) -> None:
     assert_trains_alike(Mlp, wrap, mlp_step)
 
 
-# BF16_COMPRESS and the QUANTIZE ones need more than gloo has: see above for the hooks they name.
+# BF16_COMPRESS and the QUANTIZE hooks need features that gloo lacks. The hooks that they name are
+# tested above.
 @pytest.mark.parametrize(
     "name",
     [
@@ -216,7 +218,8 @@ _QUANTIZATION = {
     "quantization by tensor": quantization_hooks.quantization_pertensor_hook,
     "quantization by channel": quantization_hooks.quantization_perchannel_hook,
 }
-# All in one, so that pytest makes the ranks of a world once: (function, arguments) by name.
+# All in one test, so that pytest starts the ranks of a world size once: name -> (function,
+# arguments).
 CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     f"{name}, {mode}, {num_buckets}": (check, (argument, mode, caps))
     for check, arguments in (
@@ -243,7 +246,7 @@ def test_hook(ranks, world_size, case):
 
 
 def _check_builtin_compresses() -> None:
-    """Half precision was really used: a gradient above its range comes back infinite."""
+    """Half precision is really used: a gradient above its range becomes infinite."""
     for cls in WRAPPERS:
         model = cls(nn.Linear(2, 1, bias=False))
         model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
@@ -300,7 +303,7 @@ def _check_not_contiguous(name: str, as_view: bool, dtype: torch.dtype) -> None:
         expected = _NOT_CONTIGUOUS[name](torch.arange(float(numel))).reshape(-1)
         if dtype.is_complex:
             expected = torch.view_as_complex(expected.contiguous().view(-1, 2))
-        # In the order of params in the first step, in that of their gradients from then on.
+        # In the order of params in the first step, later in the order of their gradients.
         orders = (torch.cat(grads), torch.cat(grads[::-1]))
         assert any(torch.equal(order, expected) for order in orders)
 
@@ -313,7 +316,7 @@ def test_result_that_is_not_contiguous(ranks, name, as_view, dtype):
 
 
 def _check_accumulation(name: str, mode: str) -> None:
-    """The hook gets what has been accumulated under no_sync."""
+    """The hook gets the gradients that were accumulated under no_sync."""
 
     def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
         model = cls(module, **MODES[mode])
@@ -321,7 +324,7 @@ def _check_accumulation(name: str, mode: str) -> None:
         return model
 
     def step(model: Any, number: int) -> None:
-        if number:  # DDP asserts where a static graph starts without synchronisation
+        if number:  # DDP fails an assertion if a static graph begins without synchronization
             with model.no_sync():
                 mlp_step(model)
         mlp_step(model)

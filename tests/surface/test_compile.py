@@ -1,4 +1,5 @@
-"""torch.compile inside and around the wrapper: Dynamo splits its graphs at our buckets, too."""
+"""torch.compile inside and around the wrapper: Dynamo splits its graphs at the wrapper's
+buckets, too."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
 
-_WIDTH = 512  # a layer is 1 MiB: Dynamo's first bucket is no larger, and others no smaller
+# a layer has 1 MiB: Dynamo's first bucket is no larger, and its other buckets are no smaller
+_WIDTH = 512
 
 
 class _Deep(nn.Module):
@@ -32,7 +34,7 @@ class _Deep(nn.Module):
 
 
 class _Counter:
-    """A backend that notes how many operations each graph has, and runs it as it is."""
+    """A backend that counts the operations of each graph and runs the graph unchanged."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -101,7 +103,7 @@ def test_graph_is_split_at_buckets(ranks, make, options):
 
 
 class _Meeting(nn.Module):
-    """A forward that ends when the test lets it."""
+    """A forward that waits until the test lets it end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +117,10 @@ class _Meeting(nn.Module):
 
 
 def _check_forwards_that_overlap() -> None:
-    """Of two threads, the first to begin ends first: neither wrapper stays the active one."""
+    """Two threads: the forward that begins first also ends first.
+
+    Afterwards no wrapper is active.
+    """
     models = [ReducerDDP(_Meeting()) for _ in range(2)]
     threads = [threading.Thread(target=model, args=(torch.ones(1, 2),)) for model in models]
     for thread, model in zip(threads, models, strict=True):
@@ -138,7 +143,7 @@ def test_graph_is_whole_without_ddp_optimizer(ranks, make):
 
 
 def _check_ignored_params() -> None:
-    """Params that the wrapper leaves alone count in Dynamo's buckets as they do under DDP."""
+    """Params that the wrapper ignores count in Dynamo's buckets as under DDP."""
     lengths = []
     for cls in WRAPPERS:
         torch._dynamo.reset()
@@ -169,7 +174,7 @@ def _check_compiled_autograd() -> None:
             torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
         ):
             loss.backward()
-        loss.backward()  # of the same graph: the error came before anything ran
+        loss.backward()  # a backward of the same graph, since the error came before anything ran
         model.zero_grad()
 
 
@@ -179,16 +184,17 @@ def test_compiled_autograd_is_refused(ranks):
 
 
 def _check_hooks_under_compiled_autograd(bypass: bool) -> None:
-    """Each kind of hook says it, also where no other is in the graph."""
+    """Each kind of hook raises the error, also if it is the only hook in the graph."""
     model = ReducerDDP(nn.Linear(4, 4))
     module = model.module
     with pytest.raises(RuntimeError, match="compiled autograd cannot trace"):
         if bypass:
-            loss = module(torch.ones(1, 4)).sum()  # accumulators only
+            loss = module(torch.ones(1, 4)).sum()  # the graph has accumulator hooks only
         else:
             for param in model.parameters():
                 param.requires_grad_(False)
-            loss = model(torch.ones(1, 4, requires_grad=True)).sum()  # the output only
+            # the graph has an output hook only
+            loss = model(torch.ones(1, 4, requires_grad=True)).sum()
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
             loss.backward()
 
@@ -200,7 +206,7 @@ def test_each_hook_refuses_compiled_autograd(ranks, bypass):
 
 
 def _check_aot(make: Any) -> None:
-    """With graphs of the backward, too: one a bucket, so that communication overlaps."""
+    """Graphs of the backward, too: one per bucket, so that communication overlaps."""
     results = [_train(make, cls, "aot_eager", {"bucket_cap_mb": 1}) for cls in WRAPPERS]
     assert all(map(torch.equal, *results))
     for ours, eager in zip(results[1], _train(_eager, ReducerDDP, None, {}), strict=True):
@@ -213,7 +219,7 @@ def test_aot_autograd(ranks, make):
 
 
 def _check_no_recompilation(make: Any) -> None:
-    """Compiled once, whatever the reducer does between steps (it rebuilds buckets, say)."""
+    """Each graph is compiled once, even if the reducer rebuilds buckets between steps."""
     torch._dynamo.reset()
     counter = _Counter()
     model = make(ReducerDDP, counter, bucket_cap_mb=1)
@@ -232,7 +238,10 @@ def test_no_recompilation(ranks, make):
 
 
 def _check_python_reducer(mode: str) -> None:
-    """Modes that put another reducer in the place of DDP's: ours stays, and is right."""
+    """Modes that replace DDP's reducer by another one.
+
+    ReducerDDP keeps its own, with correct results.
+    """
     with torch._dynamo.config.patch(optimize_ddp=mode):
         counter = _Counter()
         grads = _train(_around, ReducerDDP, counter, {"bucket_cap_mb": 1})
@@ -258,7 +267,10 @@ class _Looks(nn.Module):
 
 
 def _check_active_module() -> None:
-    """Only while its forward runs, and also if that raises; the innermost of several."""
+    """The wrapper is active only while its forward runs, also if that raises.
+
+    The innermost one counts.
+    """
     inner = ReducerDDP(_Looks())
     outer = ReducerDDP(nn.Sequential(_Looks(), nn.Linear(4, 4)))
     outer(torch.ones(1, 4))

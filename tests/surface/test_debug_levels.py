@@ -1,4 +1,4 @@
-"""TORCH_DISTRIBUTED_DEBUG: at every level the same training, and errors with names."""
+"""TORCH_DISTRIBUTED_DEBUG: training is the same at every level, and errors have names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 
 @pytest.fixture(scope="module", params=["INFO", "DETAIL"])
 def level_and_pool(request) -> Iterator[tuple[str, RankPool]]:
-    """Ranks that were started at that level: torch reads it when the process group is made."""
+    """Ranks started at that level, which torch reads when it makes a process group."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = request.param
     try:
@@ -45,7 +45,7 @@ def _check_level(level: str) -> None:
 
 
 def _check_trains(mode: str) -> None:
-    """Against the bare module: at DETAIL DDP itself crashes over gloo."""
+    """Compares with the bare module, since DDP itself crashes over gloo at DETAIL."""
     torch.manual_seed(0)
     module = Mlp()
     twin = copy.deepcopy(module)
@@ -78,7 +78,7 @@ class _TwoHeads(nn.Module):
 
 
 def _check_errors() -> None:
-    """Parameters that differ between ranks, and those without a gradient, on one rank only."""
+    """Parameters that differ between ranks, and parameters without a gradient on one rank."""
     rank = dist.get_rank()
     with pytest.raises(RuntimeError, match=r"parameter 'weight': shape \(2, 4\)"):
         ReducerDDP(nn.Linear(4, 2 + rank))
@@ -119,7 +119,8 @@ def test_logging_data(level_and_pool):
 
 
 def _check_join_and_hook() -> None:
-    """Collectives of a shadow must look like the others': at DETAIL they are compared."""
+    """A shadow's collectives must have the form of its peers' collectives, which DETAIL
+    compares."""
     torch.manual_seed(dist.get_rank())
     for options in MODES.values():
         model = ReducerDDP(_TwoHeads(), **options, **SMALL_CAP)
@@ -135,7 +136,7 @@ def test_uneven_inputs(level_and_pool):
 
 
 def _check_varying_use() -> None:
-    """So must steps in which the use of parameters varies."""
+    """The same holds for steps in which the use of parameters varies."""
     torch.manual_seed(dist.get_rank())
     model = ReducerDDP(_TwoHeads(), find_unused_parameters=True, **SMALL_CAP)
     for number in range(6):

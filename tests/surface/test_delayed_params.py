@@ -1,4 +1,5 @@
-"""``delay_all_reduce_named_params``: averaged together, when another param's gradient is there."""
+"""``delay_all_reduce_named_params``: params are averaged together after another param's
+gradient."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Net(nn.Module):
         return x
 
 
-# name → (layers that are delayed, layer whose weight they wait for)
+# name -> (delayed layers, layer whose weight they wait for)
 CASES = {
     "late layers wait for the first": ([3, 4], 0),
     "a middle layer waits for the last": ([2], 4),
@@ -70,7 +71,7 @@ def _check(case: str, mode: str) -> None:
     names = [name for name, _ in net.named_parameters()]
     delayed = {names.index(f"layers.{i}.{kind}") for i in layers for kind in ("weight", "bias")}
     buckets = [set(bucket) for bucket in model.reducer.plan.buckets]
-    assert delayed in buckets  # together, apart from the others, whatever the cap
+    assert delayed in buckets  # one bucket with only these params, whatever the cap
     if gate not in layers:
         gate_bucket = next(
             i for i, b in enumerate(buckets) if names.index(f"layers.{gate}.weight") in b
@@ -85,7 +86,7 @@ def test_delayed_params_are_averaged_in_a_bucket_of_their_own(ranks, case, mode)
 
 
 def _check_launch_order() -> None:
-    """The delayed bucket is full long before it leaves."""
+    """The delayed bucket is full long before its launch."""
     net = Net()
     order: list[set[int]] = []
 
@@ -123,7 +124,7 @@ def _check_unused() -> None:
             others = [torch.zeros_like(param) for _ in range(2)]
             dist.all_gather(others, param.grad)
             assert torch.equal(others[0], others[1])
-    assert net.layers[3].weight.grad.abs().sum() > 0  # rank 0 used it
+    assert net.layers[3].weight.grad.abs().sum() > 0  # rank 0 used the layer
     assert net.layers[4].weight.grad.abs().sum() == 0
 
 

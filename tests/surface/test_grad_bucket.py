@@ -1,4 +1,4 @@
-"""What a communication hook sees of a bucket, and what it may make of it."""
+"""The bucket that a communication hook gets, and what the hook may do with it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _buckets_seen(cls: Callable[..., Wrapper], options: dict[str, Any]) -> list[
     model = cls(module, **options)
     seen: list[dict] = []
 
-    def hook(state, bucket):  # as text, which is all this file gives, DDP refuses annotations
+    def hook(state, bucket):  # no annotations: DDP refuses annotations as text, which this file has
         state.append(_describe(bucket, names))
         return _done(bucket.buffer())
 
@@ -72,7 +72,7 @@ def _check_contents(options: dict[str, Any]) -> None:
     assert [len(step) for step in ours] == [len(step) for step in theirs]
     assert len(ours[-1]) > 1
     for our_step, their_step in zip(ours, theirs, strict=True):
-        # In plan order, whatever the order in which buckets were filled.
+        # In plan order, whatever the order in which buckets became full.
         assert [bucket["index"] for bucket in our_step] == list(range(len(our_step)))
         for mine, other in zip(our_step, their_step, strict=True):
             assert mine["in the buffer"]
@@ -94,7 +94,7 @@ def test_bucket_has_the_same_contents(ranks, mode):
     ranks(2).run(_check_contents, MODES[mode] | SMALL_CAP)
 
 
-# What a hook may make of a bucket; `count` tells buckets and calls apart.
+# What a hook may do with a bucket. `count` distinguishes buckets and calls.
 
 
 def _in_place(count: int, bucket: dist.GradBucket) -> Future:
@@ -151,7 +151,7 @@ def test_hook_decides_what_gradients_become(ranks, transform, mode):
 
 
 class _CallableHook:
-    """A hook that is an object, and knows its wrapper."""
+    """A hook that is an object with a reference to its wrapper."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -163,7 +163,7 @@ class _CallableHook:
 
 
 def _check_callable_object() -> None:
-    """It may ask the wrapper for what it likes, and run the reducer's own all-reduce, a sum."""
+    """The hook may query the wrapper, and run the reducer's own all-reduce, which is a sum."""
     model = ReducerDDP(nn.Linear(2, 2, bias=False))
     hook = _CallableHook(model)
     model.register_comm_hook(None, hook)
@@ -211,12 +211,13 @@ def _check_complex(hook: Any, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hook", [allreduce_hook, fp16_compress_hook, "ALLREDUCE", "FP16_COMPRESS"])
 def test_hook_on_complex_params(ranks, hook, mode):
-    """No imaginary part gets lost in half precision. (DDP's result is wrong in most modes.)"""
+    """Half precision keeps imaginary parts. (DDP's result is wrong in most modes.)"""
     ranks(2).run(_check_complex, hook, mode)
 
 
 def _check_complex_views() -> None:
-    """DDP's are floats at the wrong places; here they are the gradients, in one form or another."""
+    """DDP gives floats at wrong positions. ddpx gives the gradients, as complex numbers or as
+    reals."""
     model = ReducerDDP(nn.Linear(3, 2, dtype=torch.complex64))
     seen: list[torch.Tensor] = []
 

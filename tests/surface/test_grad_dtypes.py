@@ -1,4 +1,4 @@
-"""``reduce_dtype`` and ``grad_dtype``: 16-bit models whose gradients are summed in float32."""
+"""``reduce_dtype`` and ``grad_dtype``: gradients of 16-bit models are summed in float32."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DTYPES: dict[str, dict[str, torch.dtype]] = {
 }
 modes = pytest.mark.parametrize("mode", MODES)
 dtypes = pytest.mark.parametrize("dtypes", DTYPES)
-# Half a unit in the last place of bfloat16, and a little for float32 on the way there.
+# Half a unit in the last place of bfloat16, plus a small float32 rounding error.
 ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
 FLOAT32 = 2.0**-21
 
 
 class Net(nn.Module):
-    """Gradients of the first layer come in two parts with a reentrant checkpoint."""
+    """With a reentrant checkpoint, gradients of the first layer arrive in two parts."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _build() -> nn.Module:
 
 
 def _micro_grads(plain: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Of one micro-step of this rank, as autograd makes them."""
+    """The gradients of one micro-step of this rank, as autograd computes them."""
     return list(torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters())))
 
 
@@ -94,7 +94,7 @@ def _check_error(
             assert param.grad is not None
             exact = dtypes != "reduce" or param.dtype is torch.float32
             assert param.grad.dtype is (torch.float32 if exact else torch.bfloat16), name
-            # Sums cancel: float32's error is relative to what is added up.
+            # Sums cancel, so the error of float32 is relative to the summands.
             allowed = (0 if exact else ONE_ROUNDING) * expected.abs() + FLOAT32 * len(xs) * 8
             error = (param.grad.double() - expected).abs()
             assert (error <= allowed).all(), (step, name, (error - allowed).max())
@@ -144,7 +144,7 @@ def test_many_ranks_and_micro_steps_over_shm(ranks):
 
 
 def _check_bits(mode: str) -> None:
-    """A float32 model is trained with the bits that it has without the arguments."""
+    """A float32 model has the same bits with and without the arguments."""
     torch.manual_seed(0)
     module = Net(torch.float32)
     models = [
@@ -196,7 +196,7 @@ def _check_sparse(dtypes: str) -> None:
     assert grad.is_sparse
     assert grad.dtype is (torch.bfloat16 if dtypes == "reduce" else torch.float32)
     error = (grad.to_dense().double() - total).abs()
-    # torch has summed the entries of one row in bfloat16 on each rank.
+    # On each rank, torch sums the entries of one row in bfloat16.
     assert (error <= 4 * ONE_ROUNDING * total.abs() + FLOAT32).all()
 
 
@@ -231,7 +231,7 @@ def test_communication_hook(ranks, mode):
 
 
 def _check_failed_step() -> None:
-    """Nothing is lost, and the next step is right."""
+    """No gradient gets lost, and the next step is correct."""
     model = ReducerDDP(_build(), **DTYPES["reduce"])
     plain = _build()
     xs = torch.randn(2, 5, 6, dtype=torch.bfloat16)
@@ -255,7 +255,10 @@ def test_after_a_step_that_failed(ranks):
 
 
 def _check_other_wrapper() -> None:
-    """A later wrapper of the same module rules; one whose hooks are gone leaves plain gradients."""
+    """A later wrapper of the same module determines the dtypes.
+
+    Without its hooks, gradients are plain.
+    """
     module = _build()
     ReducerDDP(module, **DTYPES["grad"])
     model = ReducerDDP(module)
@@ -283,7 +286,7 @@ def test_other_wrappers(ranks):
 
 
 def _check_alone(dtypes: str) -> None:
-    """One rank communicates nothing; gradients have the same dtypes."""
+    """One rank does not communicate. Gradients have the same dtypes."""
     model = ReducerDDP(_build(), **DTYPES[dtypes])
     plain = _build()
     for step in range(3):
@@ -304,7 +307,7 @@ def test_one_rank(ranks, dtypes):
 
 
 def _check_synchronised_dtype() -> None:
-    """Sums of synchronized_grads() have the dtype of the reducer's."""
+    """Results of synchronized_grads() have the same dtype as the reducer's sums."""
     module = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
     model = ReducerDDP(module, reduce_dtype=torch.float32)
     x = torch.tensor([[256.0 if dist.get_rank() == 0 else 1.0]], dtype=torch.bfloat16)
@@ -317,7 +320,7 @@ def test_synchronized_grads_are_summed_in_the_reducers_dtype(ranks):
 
 
 def _check_frozen() -> None:
-    """A gradient that is not averaged any more has the dtype that its user expects."""
+    """The gradient of a param that is no longer averaged has the dtype that the user expects."""
     model = ReducerDDP(_build(), **DTYPES["reduce"])
     x = torch.randn(5, 6, dtype=torch.bfloat16)
     with model.no_sync():
@@ -372,7 +375,7 @@ def test_arguments(ranks):
 
 
 def _check_optimizer() -> None:
-    """Master weights in float32, as 16-bit trainings keep them."""
+    """Master weights in float32, as in 16-bit trainings."""
     model = ReducerDDP(_build(), **DTYPES["grad"])
     masters = [param.detach().float() for param in model.parameters()]
     optimizer = torch.optim.AdamW(masters, lr=0.01)

@@ -1,4 +1,4 @@
-"""What torch's own tests are after that docs/divergences.md excuses, asked for more strictly."""
+"""Stricter tests in place of those tests of torch that docs/divergences.md excuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddpx._C import Phase
 
 
 class _Pair(nn.Module):
-    """Of which ``b`` is left out where one does not ask for it."""
+    """A model with a part ``b`` that forward may leave out."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -42,7 +42,10 @@ _UNUSED = ["outer.pair.b.weight", "outer.pair.b.bias", "outer.table.weight"]
 
 
 def _check_nested(ignored: list[str], options: dict[str, Any]) -> None:
-    """Each unused param by its full name, in order, no other one; everything else is averaged."""
+    """Each unused param is reported by its full name, in order, without others.
+
+    All others are averaged.
+    """
     torch.manual_seed(0)
     module = _Nested()
     twin = copy.deepcopy(module)
@@ -51,7 +54,7 @@ def _check_nested(ignored: list[str], options: dict[str, Any]) -> None:
     torch.manual_seed(dist.get_rank())
     x = torch.randn(6, 16)
     expected = [name for name in _UNUSED if name not in ignored]
-    for _ in range(3):  # from the first backward on, every time
+    for _ in range(3):  # from the first backward on, in each step
         model.zero_grad()
         with pytest.raises(RuntimeError) as caught:
             model(x).square().mean().backward()
@@ -77,7 +80,10 @@ def test_unused_params_of_nested_modules_are_named(ranks, ignored, mode):
 
 
 def _check_control_flow(same: bool) -> None:
-    """Used-maps as DDP's, step by step; without find_unused_parameters the backward raises."""
+    """Used-maps equal those of DDP in each step.
+
+    Without find_unused_parameters the backward raises.
+    """
     rank = dist.get_rank()
     maps = []
     for cls in WRAPPERS:
@@ -112,7 +118,7 @@ def test_control_flow(ranks, same):
 
 
 def _check_static_graph(first_with_b: bool) -> None:
-    """A change of either kind is named, in the step that makes it, as often as it is made."""
+    """Both kinds of changes are reported by name, in every step that makes them."""
     model = ReducerDDP(_Pair(16), static_graph=True)
     x = torch.randn(4, 16)
     for _ in range(2):
@@ -130,7 +136,7 @@ def _check_static_graph(first_with_b: bool) -> None:
         assert "'a.weight'" not in text
         assert model._get_ddp_logging_data()["error"] == text
         model.zero_grad()
-        model(x, first_with_b).sum().backward()  # the right graph still works
+        model(x, first_with_b).sum().backward()  # the unchanged graph still works
         assert_same_on_all_ranks(model.module.a.weight.grad)
 
 
@@ -140,20 +146,21 @@ def test_changed_static_graph(ranks, first_with_b):
 
 
 def _events(options: dict[str, Any], num_steps: int) -> tuple[dict[str, int], int]:
-    """How often each event comes in profiled steps, and the number of buckets."""
+    """The number of each event in profiled steps, and the number of buckets."""
     model = ReducerDDP(Mlp(), **options)
-    for _ in range(3):  # until buckets are as they stay
+    for _ in range(3):  # until the buckets no longer change
         mlp_step(model)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(num_steps):
             mlp_step(model)
-        time.sleep(1.0)  # gloo's thread notes the end of a call when it has let go who waits for it
+        # gloo's thread records the end of a call after it has released the waiting thread
+        time.sleep(1.0)
     counts = {event.key: event.count for event in profile.key_averages()}
     return counts, len(model.reducer.plan.buckets)
 
 
 def _check_profile(mode: str) -> None:
-    """An all-reduce a bucket (a used-map where it is needed), no broadcast, and no search."""
+    """One all-reduce per bucket (and a used-map if needed), no broadcast, and no search."""
     counts, num_buckets = _events(MODES[mode] | SMALL_CAP, 4)
     assert num_buckets > 1
     num_maps = 4 if mode == "find unused" else 0
@@ -177,7 +184,7 @@ class _Normed(nn.Module):
 
 
 def _check_one_rank_alone() -> None:
-    """Evaluation on rank 0 alone communicates nothing; a local backward has to be asked for."""
+    """Evaluation on rank 0 alone does not communicate. A local backward must be requested."""
     model = ReducerDDP(_Normed())
     for _ in range(3):
         mlp_step(model)
@@ -207,7 +214,7 @@ def test_one_rank_may_evaluate_alone(ranks):
 
 
 class _Table(nn.Module):
-    """Sparse gradients that no nn.Embedding announces."""
+    """An embedding with sparse gradients that is not an nn.Embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +226,7 @@ class _Table(nn.Module):
 
 
 def _check_sparse_error() -> None:
-    """Logged without a ``logger``, with the name; the next step is well, and keeps the record."""
+    """The error has the name, without a ``logger``. The next step works and keeps the record."""
     model = ReducerDDP(_Table())
     assert model.logger is None
     assert "error" not in model._get_ddp_logging_data()

@@ -1,4 +1,4 @@
-"""What trainers ask of a wrapper, and set on it, besides training."""
+"""What trainers read from a wrapper and set on it, besides training."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ddpx import ReducerDDP
 
-# What depends on the clock, and what DDP reports of its own search for unused params.
+# Fields that depend on time, and fields of DDP's own search for unused params.
 _TIMES = ("time", "unused_parameter_size")
 
 
 def _logging_data(cls: Callable[..., Wrapper], options: dict[str, Any]) -> list[dict]:
-    """Before the first step, and after each of four."""
+    """The logging data before the first step, and after each of four steps."""
     torch.manual_seed(0)
     model = cls(Mlp(), **options)
     data = [model._get_ddp_logging_data()]
@@ -43,12 +43,12 @@ def _logging_data(cls: Callable[..., Wrapper], options: dict[str, Any]) -> list[
 
 def _check_logging_data(options: dict[str, Any]) -> None:
     theirs, ours = (_logging_data(cls, options) for cls in WRAPPERS)
-    # DDP notes what changes with the steps one step late, so only the first and last are alike.
+    # DDP records per-step values one step late, so only the first and last data are equal.
     for mine, other in ((ours[0], theirs[0]), (ours[-1], theirs[-1])):
         for key, value in other.items():
             if key in mine and not any(part in key for part in _TIMES):
                 assert mine[key] == value, key
-        # No order is recorded where buckets are never rebuilt; no search is made for unused params.
+        # No order is recorded if buckets are never rebuilt. No search is made for unused params.
         not_here = {"unused_parameter_size"}
         if options.get("find_unused_parameters"):
             not_here.add("prev_iteration_grad_ready_order_indices")
@@ -88,7 +88,7 @@ def _check_set_static_graph(view: bool) -> None:
         model = cls(module, gradient_as_bucket_view=view, **SMALL_CAP)
         model._set_static_graph()
         assert model.static_graph
-        model._set_static_graph()  # again: nothing happens
+        model._set_static_graph()  # the second call has no effect
         return model
 
     assert_trains_alike(Mlp, wrap, mlp_step)
@@ -106,7 +106,8 @@ def test_set_static_graph(ranks, view):
 
 
 def _check_rebuild(mode: str) -> None:
-    """Due once, after the first step (the second in a static graph), and never with unused ones."""
+    """A rebuild is due once, after the first step (static graph: the second), and never with
+    unused params."""
     moments = []
     for cls in WRAPPERS:
         model = cls(Mlp(), **MODES[mode], **SMALL_CAP)
@@ -116,7 +117,7 @@ def _check_rebuild(mode: str) -> None:
             mlp_step(model)
         moments.append((rebuilt, model._has_rebuilt_buckets))
     assert [r for r, _ in moments[0][0]] == [r for r, _ in moments[1][0]]
-    # DDP's flag tells of rebuilds by forward only; ours of every one.
+    # DDP's flag covers rebuilds by forward only. Ours covers every rebuild.
     assert moments[1][1] == any(r for r, _ in moments[1][0])
 
 
@@ -126,7 +127,7 @@ def test_rebuild_buckets(ranks, mode):
 
 
 def _check_has_rebuilt_buckets(mode: str) -> None:
-    """Torch's hooks for ZeroRedundancyOptimizer ask for it."""
+    """torch's hooks for ZeroRedundancyOptimizer read the flag."""
     seen = []
     for cls in WRAPPERS:
         model = cls(Mlp(), **MODES[mode])
@@ -144,7 +145,7 @@ def test_has_rebuilt_buckets(ranks, mode):
 
 
 def _check_update_group() -> None:
-    """From all three ranks to the first two, and back: the sums follow."""
+    """From all three ranks to the first two, and back. Sums are over the current ranks."""
     pair = dist.new_group([0, 1])
     rank = dist.get_rank()
     for cls in WRAPPERS:
@@ -189,7 +190,7 @@ def test_device_mesh(ranks):
 
 
 def _check_module_hooks() -> None:
-    """Hooks on the wrapper see what they see under DDP; what they return counts."""
+    """Module hooks on the wrapper get the same arguments as under DDP. Their results are used."""
     logs = []
     for cls in WRAPPERS:
         torch.manual_seed(0)
@@ -240,7 +241,7 @@ class _Branches(nn.Module):
 
 
 def _branch_step(model: nn.Module, number: int) -> None:
-    """All ranks agree: where they don't, DDP loses step with skip_all_reduce_unused_params."""
+    """All ranks agree here. Otherwise DDP loses step with skip_all_reduce_unused_params."""
     model(torch.randn(6, 16), number % 4 < 2).square().mean().backward()
 
 
@@ -277,7 +278,8 @@ def test_argument(ranks, name, caps):
 
 
 def _check_skip_where_ranks_differ() -> None:
-    """Skipped by what all ranks agree on: a bucket that one rank uses is communicated."""
+    """Buckets are skipped by agreement of all ranks: a bucket that one rank uses is
+    communicated."""
     torch.manual_seed(0)
     module = _Branches()
     twin = copy.deepcopy(module)
@@ -303,9 +305,9 @@ def test_skip_where_ranks_differ(ranks):
 
 
 def _check_copies(options: dict[str, Any]) -> None:
-    """Copies average over the same ranks, by themselves, and keep settings.
+    """Copies average over the same ranks, independently, and keep settings.
 
-    Copies of a DDP with a static graph leave gradients local, so that one is left out.
+    Copies of a DDP with a static graph leave gradients local, so this mode is left out.
     """
     for cls in (ReducerDDP,) if options.get("static_graph") else WRAPPERS:
         torch.manual_seed(0)
@@ -354,7 +356,7 @@ _ATTRIBUTES = (
 
 
 def _check_module_surface() -> None:
-    """As a module: names, modes, casts of nothing, apply, and attributes that trainers read."""
+    """The wrapper as a module: names, modes, casts, apply, and attributes that trainers read."""
     ddp, ours = (cls(_Normed()) for cls in WRAPPERS)
     for names in ("named_parameters", "named_buffers", "named_modules", "named_children"):
         mine = [name for name, _ in getattr(ours, names)()]

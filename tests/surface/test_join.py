@@ -1,4 +1,5 @@
-"""Uneven inputs: ranks that run out shadow the others, to the bit as under DDP."""
+"""Uneven inputs: ranks without further inputs shadow the others, with the same bits as under
+DDP."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class _Normed(Mlp):
 
 
 class _Branches(Mlp):
-    """``spare`` is used in even steps only."""
+    """Uses ``spare`` in even steps only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class _Branches(Mlp):
 
 
 def _num_inputs(rank: int) -> int:
-    """Rank 1 runs out first."""
+    """Rank 1 runs out of inputs first."""
     return {0: 6, 1: 2}.get(rank, 4)
 
 
@@ -75,7 +76,7 @@ def _accumulating_step(model: Wrapper, number: int) -> None:
 def _train(
     model: Wrapper, step: Callable[[Wrapper, int], None], make_optimizer: Any, **join_options: Any
 ) -> Log:
-    """What this rank's gradients were at each of its steps, and the state at the end."""
+    """This rank's gradients in each of its steps, and the state at the end."""
     optimizer = make_optimizer(model.parameters())
     joinables = [model, optimizer] if isinstance(optimizer, ZeroRedundancyOptimizer) else [model]
     log: Log = []
@@ -142,9 +143,9 @@ _PARAMS = [
     for mode in MODES
     for caps in ({}, SMALL_CAP)
     for by_initial in (True, False)
-    # DDP asserts in a static graph that starts in a join context of which a step has no_sync.
+    # DDP fails an assertion in a static graph that begins in a join context with a step in no_sync.
     if not (case == "no_sync" and mode == "static")
-    # The other combinations add little to these and "plain", which has all.
+    # Other combinations test little more than these and "plain", which has all modes.
     if case == "plain" or (caps == SMALL_CAP and by_initial == (mode != "view"))
 ]
 
@@ -156,7 +157,7 @@ def test_uneven_inputs(ranks, world_size, case, mode, caps, by_initial):
 
 
 def _check_find_unused(caps: dict[str, float]) -> None:
-    """A shadow agrees on used parameters, too; at the end all have the same model."""
+    """A shadow also agrees on used parameters. At the end all ranks have the same model."""
     logs = []
     for cls in WRAPPERS:
         torch.manual_seed(0)
@@ -165,7 +166,7 @@ def _check_find_unused(caps: dict[str, float]) -> None:
         dist.barrier()
     for log in logs:
         for number, step in enumerate(log[:-1]):
-            if number % 2:  # DDP makes zeros of what nobody used, once a rank shadows
+            if number % 2:  # once a rank shadows, DDP writes zeros for params that no rank used
                 spare = [step.pop(f"module.spare.{name}", None) for name in ("weight", "bias")]
                 assert log is logs[0] or spare == [None, None]
                 assert all(grad is None or not grad.any() for grad in spare)
@@ -179,7 +180,7 @@ def test_find_unused(ranks, caps):
 
 
 def _check_divisor(by_initial: bool) -> None:
-    """By the number of ranks that still have inputs, or of all."""
+    """Divides by the number of ranks that still have inputs, or by the number of all ranks."""
     for cls in WRAPPERS:
         model = cls(nn.Linear(1, 1, bias=False))
         grads = []
@@ -190,7 +191,7 @@ def _check_divisor(by_initial: bool) -> None:
                 grads.append(model.module.weight.grad.item())
         alone = 0.5 if by_initial else 1.0
         assert grads == [1.0, 1.0] + [alone] * (len(grads) - 2)
-        # Afterwards division is by the world size again.
+        # After the context, gradients are divided by the world size again.
         model.zero_grad()
         model(torch.full((1, 1), dist.get_rank() + 1.0)).sum().backward()
         assert model.module.weight.grad.item() == 1.5
@@ -202,7 +203,7 @@ def test_divisor(ranks, by_initial):
 
 
 def _check_throw() -> None:
-    """As soon as one rank has run out, all raise."""
+    """All ranks raise as soon as one rank runs out of inputs."""
     for cls in WRAPPERS:
         model = cls(Mlp())
         num_steps = 0
@@ -255,7 +256,7 @@ def test_two_wrappers_in_one_context(ranks):
 
 
 def _check_again() -> None:
-    """A context after another, and steps between, by the same wrapper."""
+    """Two contexts one after another, and steps between them, with the same wrapper."""
     model = ReducerDDP(Mlp(), **SMALL_CAP)
     for _ in range(2):
         with model.join():
@@ -273,7 +274,7 @@ def test_contexts_may_follow_each_other(ranks):
 
 
 def _joined(use: Callable[[ReducerDDP, torch.Tensor], None]) -> str:
-    """The error of ``use`` in a join context; then the model trains on outside of it."""
+    """The error of ``use`` in a join context. Then the model continues to train outside."""
     model = ReducerDDP(Mlp(), **SMALL_CAP)
     text = ""
     try:
@@ -285,7 +286,7 @@ def _joined(use: Callable[[ReducerDDP, torch.Tensor], None]) -> str:
         text = str(error)
     dist.barrier()
     model.zero_grad()
-    _backward_inside(model, torch.randn(6, 16))  # nobody shadows any more
+    _backward_inside(model, torch.randn(6, 16))  # no rank shadows any more
     mlp_step(model)
     assert_same_on_all_ranks(*(param.grad for param in model.parameters()))
     return text
@@ -318,14 +319,14 @@ def _forward_inside(model: ReducerDDP, x: torch.Tensor) -> None:
 
 
 def _hidden(model: ReducerDDP, x: torch.Tensor) -> None:
-    """A backward that averages although the forward announced the opposite."""
+    """A backward that averages, although the forward announced a local one."""
     with model.no_sync():
         model(x)
     model.module(x).square().mean().backward()
 
 
 def _penalty(model: ReducerDDP, x: torch.Tensor) -> None:
-    """Passes through the output, and brings no gradient of a parameter."""
+    """A backward that passes through the output, but reaches no parameter."""
     x.requires_grad_()
     output = model(x)
     with model.no_sync():

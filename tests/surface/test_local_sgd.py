@@ -1,4 +1,4 @@
-"""post-localSGD: the hook, with torch's model averagers and its optimizer."""
+"""Post-local SGD: the hook, with torch's model averagers and its optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _START = 3
 
 
 def _alone() -> dist.ProcessGroup:
-    """This rank's subgroup, of itself."""
+    """A subgroup of this rank alone."""
     group, _ = dist.new_subgroups(group_size=1)
     return group
 
@@ -83,7 +83,7 @@ def test_post_local_sgd(ranks, local_allreduce, make_averager, mode):
 
 
 def _check_turns_local() -> None:
-    """Gradients are averaged until the start, and local from there on."""
+    """Gradients are averaged until the start step, and local from that step on."""
     model = _wrap(ReducerDDP, nn.Linear(1, 1, bias=False), {}, _alone(), True)
     grads = []
     for _ in range(2 * _START):

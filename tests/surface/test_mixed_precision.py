@@ -1,4 +1,4 @@
-"""``mixed_precision``: against a copy of the module in the lower precision, to the bit."""
+"""``mixed_precision``, compared with a copy of the module in the lower precision, bit for bit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS = {
 
 
 class Plain(nn.Module):
-    """A frozen param, a shared layer and a buffer of each kind."""
+    """Has a frozen param, a shared layer and a buffer of each kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Plain(nn.Module):
 
 
 class Checkpointed(Plain):
-    """Its first layer is run again in backward."""
+    """Backward runs the first layer again."""
 
     use_reentrant: bool
 
@@ -142,7 +142,10 @@ def test_modules_that_hold_on_to_their_params(ranks, build, mode):
 
 
 class Drifting(Plain):
-    """Each forward changes a buffer on rank 1 alone. One outside backward first notes its value."""
+    """Each forward changes a buffer on rank 1 only.
+
+    A forward outside backward first records its value.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +162,7 @@ class Drifting(Plain):
 def _noted_buffers() -> list[float]:
     model = ReducerDDP(Drifting(), mixed_precision=CONFIGS["bf16"])
     for _ in range(4):
-        with set_checkpoint_early_stop(False):  # else the forward in backward breaks off
+        with set_checkpoint_early_stop(False):  # otherwise the forward in backward stops early
             loss = checkpoint(model, torch.ones(2, 8), use_reentrant=False).sum()
         loss.backward()
     return model.module.noted
@@ -182,7 +185,7 @@ def _check_what_is_cast() -> None:
     module.register_forward_pre_hook(
         lambda *_: dtypes.update({name: p.dtype for name, p in module.named_parameters()})
     )
-    with pytest.raises(RuntimeError, match="dtype"):  # a bias in fp32, as asked for
+    with pytest.raises(RuntimeError, match="dtype"):  # the bias is in fp32, as requested
         model(torch.randn(2, 8))
     assert dtypes.pop("last.bias") == torch.float32
     assert set(dtypes.values()) == {torch.bfloat16}
@@ -210,7 +213,7 @@ def _check_failed_backward() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         model(Explode.apply(inputs)).sum().backward()
     assert all(isinstance(p, nn.Parameter) for p in module.parameters())
-    # The last layer's gradients had come; in the dtype that the optimizer expects.
+    # The gradients of the last layer had arrived. They have the dtype that the optimizer expects.
     assert module.last.weight.grad is not None
     assert {p.grad.dtype for p in module.parameters() if p.grad is not None} == {torch.float32}
     assert set(module.state_dict()) == {"scale", "shift", "count"} | {
@@ -227,7 +230,7 @@ def test_params_are_back_after_a_backward_that_failed(ranks):
 
 
 def _check_accumulation() -> None:
-    """Local gradients add up in full precision; only their sum is rounded."""
+    """Local gradients add up in full precision. Only their sum is rounded."""
     module = Plain()
     twin = copy.deepcopy(module)
     for param in twin.parameters():
@@ -266,7 +269,7 @@ def _check_arrival(view: bool) -> list[torch.dtype]:
 
 @pytest.mark.parametrize("view", [False, True])
 def test_gradients_arrive_in_low_precision(ranks, view):
-    """They are packed as they come: a cast to full precision and back would cost memory."""
+    """Gradients are packed as they arrive. A cast to full precision and back would cost memory."""
     for dtypes in ranks(2).run(_check_arrival, view):
         assert dtypes == [torch.bfloat16] * 4
 
@@ -298,7 +301,7 @@ def test_sparse_gradients(ranks, config):
 
 
 def _check_uneven_inputs() -> None:
-    """A rank that has run out sends zeros in the dtype in which its peers send."""
+    """A rank without inputs sends zeros in the dtype of its peers."""
     module = Plain()
     model = ReducerDDP(module, mixed_precision=CONFIGS["bf16"])
     inputs = [torch.randn(6, 8) for _ in range(2 - dist.get_rank())]

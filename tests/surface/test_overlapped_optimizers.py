@@ -1,4 +1,4 @@
-"""Optimizers that step while backward runs: by bucket, or in the autograd hooks of params."""
+"""Optimizers that step while backward runs: by bucket, or in autograd hooks of params."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 
 class _NoStep(torch.optim.Optimizer):
-    """For ``record_training``, where the wrapper steps by itself."""
+    """For ``record_training``, since the wrapper makes the optimizer's steps."""
 
     def __init__(self, params: Iterable[nn.Parameter]) -> None:
         super().__init__(params, {})
@@ -81,7 +81,7 @@ def test_fused_optimizer_of_some_params(ranks, mode):
 
 
 def _check_fused_equals_step(optimizer: str) -> None:
-    """The same weights as with the optimizer after backward."""
+    """The weights equal those of an optimizer step after backward."""
     cls_of_optimizer, options = OPTIMIZERS[optimizer]
     models = []
     for fused in (True, False):
@@ -136,7 +136,7 @@ def _check_refused() -> None:
     model = ReducerDDP(Mlp())
     with pytest.raises((RuntimeError, ValueError), match="functional"):
         model._register_fused_optim(torch.optim.LBFGS)
-    mlp_step(model)  # nothing has been registered
+    mlp_step(model)  # no optimizer has been registered
     assert_same_on_all_ranks(*(param.grad for param in model.module.parameters()))
 
 
@@ -144,7 +144,7 @@ def test_optimizer_without_functional_form_is_refused(ranks):
     ranks(2).run(_check_refused)
 
 
-# torch's hook asks for the accelerator's stream at the end of backward, also where there is none.
+# At the end of backward, torch's hook asks for the accelerator's stream, even without accelerator.
 _no_streams = functools.partial(
     mock.patch.object, torch.accelerator, "current_stream", return_value=mock.Mock()
 )
@@ -176,7 +176,7 @@ def test_optimizer_in_backward(ranks, optimizer, num_optimizers, mode):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizer_in_backward_of_some_params(ranks, optimizer):
-    """With views; without, DDP leaves the gradients of the other params local."""
+    """With views. Without views, DDP leaves the gradients of the other params local."""
     ranks(2).run(_check_in_backward, optimizer, "view", True, 1)
 
 

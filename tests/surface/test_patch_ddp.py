@@ -1,4 +1,4 @@
-"""ddpx.patch_ddp(): who gets which wrapper, and that it can be undone."""
+"""ddpx.patch_ddp(): who gets which wrapper, and how to undo the replacement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as ByName
 
 import ddpx
 
-TORCHS = ByName  # the class itself, which no replacement of names changes
+TORCHS = ByName  # the class itself, which a replacement of names does not change
 
 
 def make() -> type[nn.Module]:
@@ -37,7 +37,7 @@ def _twice() -> None:
     outer = ddpx.patch_ddp()
     with ddpx.patch_ddp():
         assert make() is ddpx.ReducerDDP
-    assert make() is ddpx.ReducerDDP  # the block changed nothing, and its end does not, either
+    assert make() is ddpx.ReducerDDP  # neither the block nor its end changed anything
     outer.undo()
     outer.undo()
     assert make() is TORCHS

@@ -30,7 +30,7 @@ def _plain(options: dict[str, Any]) -> Callable[..., Wrapper]:
 
 
 def _scaled_training(cls: Callable[..., Wrapper], options: dict[str, Any], bad_rank: int) -> list:
-    """Scales and weights per step; one rank's inputs overflow in step 2."""
+    """Scales and weights per step. The inputs of one rank overflow in step 2."""
     torch.manual_seed(0)
     model = cls(Mlp(), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -51,7 +51,7 @@ def _scaled_training(cls: Callable[..., Wrapper], options: dict[str, Any], bad_r
 
 
 def _check_grad_scaler(mode: str) -> None:
-    """An overflow on one rank makes every rank skip the step: their scales stay together."""
+    """An overflow on one rank makes every rank skip the step, so scales stay equal."""
     for bad_rank in (0, 1):
         theirs, ours = (
             _scaled_training(cls, MODES[mode] | SMALL_CAP, bad_rank) for cls in WRAPPERS
@@ -94,7 +94,7 @@ def test_autocast(ranks, inside, mode):
 
 
 class _ManyDtypes(nn.Module):
-    """A layer a dtype, in an order that mixes them; buckets hold one dtype each."""
+    """One dtype per layer, in mixed order. A bucket has only one dtype."""
 
     dtypes = (
         torch.float32,
@@ -135,7 +135,7 @@ def test_many_dtypes(ranks, world_size, caps, mode):
 
 
 def _check_float16_does_not_overflow() -> None:
-    """Scaled before it is summed: the sum of these gradients has no half."""
+    """Gradients are scaled before the sum, which would overflow in half precision."""
     for cls in WRAPPERS:
         model = cls(nn.Linear(2, 1, bias=False, dtype=torch.float16))
         model(torch.full((1, 2), 6e4, dtype=torch.float16)).sum().backward()
@@ -147,7 +147,7 @@ def test_half_precision_does_not_overflow(ranks):
 
 
 def _special_values(model: nn.Module, number: int) -> None:
-    """NaN, both infinities, both zeros, the smallest numbers: each in a place of its own."""
+    """NaN, both infinities, both zeros and the smallest numbers, each at a position of its own."""
     values = torch.tensor(
         [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-45, 1e38, -1e38]
     )
@@ -165,7 +165,7 @@ def test_special_values(ranks, mode):
 
 
 def _check_master_weights() -> None:
-    """A common pattern: a low-precision model, whose gradients are copied to fp32 by hand."""
+    """A common pattern: the user copies gradients of a low-precision model to fp32."""
     results = []
     for cls in (DistributedDataParallel, ReducerDDP):
         torch.manual_seed(0)

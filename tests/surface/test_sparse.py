@@ -1,4 +1,4 @@
-"""Sparse gradients: used or not, on some ranks or all, shared between embeddings."""
+"""Sparse gradients: used or unused, on some ranks or all, shared between embeddings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALL_MODES: dict[str, dict[str, Any]] = {**MODES, "find unused view": _VIEW_UNUS
 
 
 class _Tables(nn.Module):
-    """Two tables with sparse gradients, of which the second may stay unused."""
+    """Two tables with sparse gradients. The second may stay unused."""
 
     def __init__(self, kind: type[nn.Module] = nn.Embedding) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_used_with_a_hook(ranks, mode):
 
 
 def _mean_of_grads(model: nn.Module, step: Any, number: int) -> dict[str, torch.Tensor | None]:
-    """What a bare module gets, averaged densely; None for what no rank used."""
+    """The gradients of a bare module, averaged densely. None for params that no rank used."""
     torch.manual_seed(10 * number + dist.get_rank())
     model.zero_grad()
     step(model, number)
@@ -129,14 +129,15 @@ _UNUSED = [
     (step, mode)
     for step in (_never, _by_rank, _by_step)
     for mode in ("find unused", "find unused view", "static")
-    if not (mode == "static" and step is _by_step)  # the graph is to be the same in every step
+    # a static graph requires the same graph in every step
+    if not (mode == "static" and step is _by_step)
 ]
 
 
 @pytest.mark.parametrize("caps", [{}, SMALL_CAP], ids=["default caps", "small caps"])
 @pytest.mark.parametrize("step, mode", _UNUSED)
 def test_unused(ranks, step, caps, mode):
-    """DDP raises over a sparse param that is unused on all ranks."""
+    """DDP raises if a sparse param is unused on all ranks."""
     ranks(2).run(_check_against_mean, _Tables, step, _ALL_MODES[mode] | caps)
 
 
@@ -162,7 +163,7 @@ def test_added_embeddings(ranks, mode):
 
 
 def _check_ddp_is_wrong() -> None:
-    """If torch mends this, docs/divergences.md has a row too many."""
+    """If torch fixes this, a row of docs/divergences.md must be removed."""
     torch.manual_seed(0)
     module = _Added()
     expected = _mean_of_grads(copy.deepcopy(module), _added_step, 0)
@@ -181,7 +182,7 @@ def test_added_embeddings_are_wrong_under_ddp(ranks):
 
 
 class _Mixed(nn.Module):
-    """The same table read sparsely, and another densely."""
+    """One table is read both sparsely and densely, the other densely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,5 +200,5 @@ def _mixed_step(model: nn.Module, number: int) -> None:
 
 @pytest.mark.parametrize("mode", _ALL_MODES)
 def test_sparse_and_dense(ranks, mode):
-    """The table's gradient is uncoalesced: it is read twice."""
+    """The table's gradient is uncoalesced, since the table is read twice."""
     ranks(2).run(_check_against_mean, _Mixed, _mixed_step, _ALL_MODES[mode])

@@ -1,4 +1,4 @@
-"""``_set_sparse_metadata``: sparse gradients summed as dense blocks of known rows."""
+"""``_set_sparse_metadata``: sparse gradients are summed as dense blocks of known rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Net(nn.Module):
         return self.head(self.embedding(ids) * self.other(ids % 5))
 
 
-IDS = [[1, 3, 3, 7], [7, 1, 2, 0], [9, 9, 9, 3]]  # by rank
+IDS = [[1, 3, 3, 7], [7, 1, 2, 0], [9, 9, 9, 3]]  # row numbers by rank
 
 
 def _check_sums() -> None:
@@ -55,13 +55,13 @@ def _check_rows_set_within_a_step() -> None:
     model = ReducerDDP(Net())
     first, second = torch.tensor([1, 3, 7, 2, 0]), torch.tensor([4, 5])
     model._set_sparse_metadata({"embedding.weight": first})
-    handle = model.module.head.weight.register_hook(  # its gradient comes first
+    handle = model.module.head.weight.register_hook(  # the head's gradient arrives first
         lambda _: model._set_sparse_metadata({"embedding.weight": second})
     )
     model(torch.tensor(IDS[rank])).sum().backward()
     rows = model.module.embedding.weight.grad
     assert rows.indices()[0].tolist() == sorted(first.tolist())
-    assert rows.to_dense()[7].count_nonzero() == 3  # of both ranks
+    assert rows.to_dense()[7].count_nonzero() == 3  # the row has contributions of both ranks
     handle.remove()
     model.zero_grad()
     model(second).sum().backward()
@@ -91,7 +91,7 @@ def _check_impossible_rows() -> None:
 
 
 def test_rows_that_the_parameter_does_not_have_are_errors(ranks):
-    """Torch would write to wherever they point."""
+    """torch would write to any address that the rows give."""
     ranks(2).run(_check_impossible_rows)
 
 

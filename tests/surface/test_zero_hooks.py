@@ -21,8 +21,8 @@ def _train(cls: Callable[..., Any], options: dict[str, Any], shard: bool) -> lis
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
     )
-    # The hook refuses gloo by its name, because it may hang there: collectives that it starts on
-    # other threads. This hook (not the interleaved one) starts all of them on the backward's.
+    # The hook refuses gloo by name, because collectives that it starts on other threads may hang
+    # there. This hook (not the interleaved one) starts all of them on the thread of backward.
     with mock.patch.object(dist, "get_backend", return_value="nccl"):
         hook = ddp_zero_hook.hook_with_zero_step(allreduce_hook, model, optimizer, shard)
     model.register_comm_hook(None, hook)

@@ -1,4 +1,4 @@
-"""A model and a backend whose times are known: they take them, and write down when."""
+"""A model and a backend that take known times, and record the actual times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from ddpx import _C
 
-# When what was done, in ns: by what was done, the last time that it was. Of this process.
+# Event name -> time in ns of its last occurrence. For this process.
 instants: dict[str, int] = {}
 
 
@@ -24,7 +24,7 @@ def _now(what: str) -> None:
 
 
 class _Sleep(torch.autograd.Function):
-    """Takes known times, and changes nothing."""
+    """Takes a known time, and returns its input unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: SlowLayer) -> torch.Tensor:
@@ -43,7 +43,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class SlowLayer(nn.Module):
-    """Its gradient arrives ``backward_s`` after backward has come to it."""
+    """A layer whose gradient arrives ``backward_s`` after backward has reached it."""
 
     def __init__(self, number: int, numel: int, forward_s: float, backward_s: float) -> None:
         super().__init__()
@@ -53,20 +53,25 @@ class SlowLayer(nn.Module):
         self.backward_s = backward_s
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The product's gradients follow the sleep: the weight's arrives when it is over.
+        # The gradients of the product come after the sleep, so the weight's gradient arrives at its
+        # end.
         return _Sleep.apply(x * self.weight.mean(), self)
 
 
 def slow_model(times: Sequence[tuple[float, float]], numel: int = 1000) -> nn.Sequential:
-    """Args:
-    times: of forward and backward in s, layer by layer.
+    """A model of slow layers.
+
+    Args:
+        times: The seconds of forward and backward, layer by layer.
     """
     return nn.Sequential(*(SlowLayer(i, numel, *each) for i, each in enumerate(times)))
 
 
 class DelayedGroup(dist.ProcessGroup):
-    """Rank 0 of two, whose all-reduces end so many seconds after their launch, one after another
-    in the list (and again from its start), and leave everything as it is.
+    """A group of rank 0 of two, whose all-reduces end a given number of seconds after their
+    launch.
+
+    The delays follow each other in the list, which repeats. Tensors stay unchanged.
     """
 
     def __init__(self, delays: Sequence[float]) -> None:
@@ -75,7 +80,7 @@ class DelayedGroup(dist.ProcessGroup):
         self._num_launched = 0
 
     def restart(self) -> None:
-        """The next all-reduce has the first delay."""
+        """Gives the next all-reduce the first delay."""
         self._num_launched = 0
 
     def getBackendName(self) -> str:

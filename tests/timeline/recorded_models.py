@@ -1,4 +1,4 @@
-"""Models that are recorded, and what is true of every recording."""
+"""Models to record, and properties of every recording."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record_mode(options: dict[str, Any]) -> Timeline:
 
 
 def check_order(step: Step) -> None:
-    """What must come before what, in any step."""
+    """Checks the order of events in a step."""
     for rank_step in step.ranks.values():
         assert rank_step.forwards
         assert rank_step.forwards[-1].end <= rank_step.backward.begin <= rank_step.backward.end
@@ -56,7 +56,7 @@ def check_order(step: Step) -> None:
 def train_unaware(
     folder: str, steps: str | None = None, num_models: int = 1, **options: Any
 ) -> None:
-    """As a script does that knows nothing of timelines; four steps of each model."""
+    """Trains four steps of each model, as a script does that does not use timelines."""
     os.environ["DDPX_TIMELINE"] = folder
     if steps:
         os.environ["DDPX_TIMELINE_STEPS"] = steps

@@ -1,7 +1,8 @@
-"""Recordings made by hand, with round times, for tests of what is made of recordings.
+"""Recordings made by hand with round times, for tests of their analysis.
 
-The one that most tests take: steps 12 and 13 of two ranks, with three buckets each. Rank 1 is late
-in step 12, rank 0 in step 13, where bucket 1 is ready before bucket 0 and has to queue.
+The recording of most tests has steps 12 and 13 of two ranks, with three buckets each. Rank 1 is
+late in step 12. Rank 0 is late in step 13, in which bucket 1 is ready before bucket 0 and has to
+wait for its turn.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ LAYOUT = (
 )
 BEGIN_MS = {12: 100, 13: 150}
 LENGTH_MS = {12: 43, 13: 40}
-_LOCAL_MS = ((30, 20), (19, 4))  # before step 12: a forward, and its backward
+_LOCAL_MS = ((30, 20), (19, 4))  # before step 12: a local forward with its backward
 
-# Of a bucket: ready, launched, completed, wait begins, wait ends, written back.
+# Per bucket: ready, launched, completed, begin of wait, end of wait, written back.
 Bucket = tuple[float, float, float, float, float, float]
 
 
@@ -47,7 +48,10 @@ def rank_step(
     buckets: Sequence[Bucket],
     rebuilding: tuple[float, float] | None = None,
 ) -> RankStep:
-    """All in ms since ``begin_ms``; ``arrivals`` by param, in order."""
+    """One step of one rank.
+
+    All times are in ms after ``begin_ms``. ``arrivals`` are by param, in order.
+    """
 
     def at(ms: float) -> int:
         return round((begin_ms + ms) * MS)
@@ -143,7 +147,7 @@ def accumulated() -> Recording:
 
 
 def one_rank_alone() -> Recording:
-    """Step 12 of rank 0 as if it had nobody to communicate with."""
+    """Step 12 of rank 0 without other ranks."""
     rank_0 = _step_12().ranks[0]
     alone = RankStep(
         forwards=rank_0.forwards,
@@ -157,7 +161,10 @@ def one_rank_alone() -> Recording:
 
 
 def many_ranks(world_size: int) -> Recording:
-    """Step 12 on many ranks; the fifth before the last is as late as rank 1, the others like 0."""
+    """Step 12 on many ranks.
+
+    The fifth rank from the end is as late as rank 1, the others like rank 0.
+    """
     ranks = _step_12().ranks
     steps = {rank: ranks[int(rank == world_size - 5)] for rank in range(world_size)}
     return recording((Step(12, LAYOUT, steps),), PARAM_NAMES, PARAM_BYTES, world_size)
@@ -170,7 +177,7 @@ def recording(
     world_size: int = 2,
     **others: Any,
 ) -> Recording:
-    """Of ranks on one host, over gloo, with one clock, unless ``others`` has other fields."""
+    """A recording of ranks on one host over gloo, with one clock. ``others`` overrides fields."""
     fields: dict[str, Any] = {
         "clocks": {rank: Clock(0.0, 0.0) for rank in range(world_size)},
         "hosts": {rank: "host" for rank in range(world_size)},
@@ -191,7 +198,7 @@ def recording(
 def many_buckets(
     num_buckets: int, world_size: int, params_each: int = 1, num_steps: int = 1
 ) -> Recording:
-    """Steps from 12 on with buckets that follow one another every ms; all steps are alike."""
+    """Steps from 12 on, all alike, with buckets that follow each other every ms."""
     num_params = num_buckets * params_each
     names = tuple(f"layers.{index}.weight" for index in range(num_params))
     backward = (12, 14 + num_buckets)

@@ -1,4 +1,4 @@
-"""Which sentence comes when: recordings made up so that one thing is wrong with each."""
+"""When each advice is given: each recording here has one problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.model import BucketLayout, Clock, RankStep, Step
 
 MIB = 1 << 20
-PARAMS_EACH = 8  # in a bucket
+PARAMS_EACH = 8  # per bucket
 
 
 def _rank_step(
@@ -21,8 +21,8 @@ def _rank_step(
     """A forward of a third of ``compute`` ms, a backward of the rest, and these buckets.
 
     Args:
-        buckets: of each, ready, flight and wait in ms. It is launched when it is ready, and waited
-            for from the end of backward on.
+        buckets: Ready, flight and wait in ms, per bucket. A bucket is launched when it is ready.
+            The wait for it begins at the end of backward.
     """
     times = []
     for ready, flight, wait in buckets:
@@ -41,7 +41,7 @@ def _rank_step(
 def _advice(
     ranks: list[RankStep], mib: list[float], error_us: float = 0.0, **others: Any
 ) -> list[str]:
-    """Of buckets of eight params, of which the last to arrive are w0, w1, …"""
+    """Advice for buckets of eight params. The last to arrive are w0, w1, …"""
     num_buckets = len(mib)
     layout = []
     for i, size in enumerate(mib):
@@ -111,14 +111,15 @@ def _kinds(*of_buckets: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mib", "kinds", "advised"),
     [
-        # Alone of its dtype: it walks the list from its first cap, which holds for the other, too.
+        # The only bucket of its dtype uses the first cap of the list, which also fits the other
+        # bucket.
         ([3, 24], ("float32 on cpu", "float64 on cpu"), "[6]"),
-        # The other one would be divided by the cap that divides this one.
+        # The cap that splits this bucket would also split the other bucket.
         ([10, 24], ("float32 on cpu", "float64 on cpu"), None),
-        # The second of its dtype; the cap of the first leaves the other as it is, or does not.
+        # The second bucket of its dtype. The cap of the first bucket may or may not split it.
         ([10, 10, 24], ("float32 on cpu", "float64 on cpu", "float64 on cpu"), "[10, 6]"),
         ([30, 10, 24], ("float32 on cpu", "float64 on cpu", "float64 on cpu"), None),
-        # A delayed one takes no cap, and leaves the others theirs.
+        # A delayed bucket uses no cap.
         ([10, 30, 24], ("float32 on cpu", "float32 on cpu, delayed", "float32 on cpu"), "[10, 6]"),
         ([10, 24], ("float32 on cpu", "float32 on cpu, delayed"), None),
         ([10, 24], ("float32 on cuda:0", "float32 on cuda:1"), None),
@@ -146,7 +147,10 @@ def test_more_communication_than_computation():
 
 
 def test_waiting_for_a_rank_is_not_communication():
-    """Rank 0 launches early and waits long; on both ranks together buckets fly for a moment."""
+    """Rank 0 launches early and waits long.
+
+    On both ranks together, buckets are in flight only briefly.
+    """
     early = _rank_step([(10, 149, 140)], compute=20)
     late = _rank_step([(149, 10, 9)], compute=150)
     sentences = _advice([early, late], [10])

@@ -31,7 +31,7 @@ def _track_names(events: list[Event]) -> dict[tuple[int, int], str]:
 
 
 def _slices(events: list[Event], rank: int, track: str) -> list[tuple[str, float, float]]:
-    """Name, begin and end, in ms since step 12 began; in order of time."""
+    """Name, begin and end in ms since the start of step 12, in order of time."""
     names = _track_names(events)
     found = [
         (event["ts"], event["ts"] + event["dur"], event["name"])
@@ -53,7 +53,7 @@ def test_processes_and_threads_are_named(events):
     for (rank, _), name in sorted(_track_names(events).items()):
         tracks[rank].append(name)
     before = ["step", "forward/backward", "reducer phase"]
-    # Rank 0 has two buckets in flight at most, rank 1 three (in step 13).
+    # Rank 0 has at most two buckets in flight, rank 1 three (in step 13).
     assert tracks[0] == [*before, *["communication"] * 2, "wait"]
     assert tracks[1] == [*before, *["communication"] * 3, "wait"]
     in_order = [e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"]
@@ -63,7 +63,7 @@ def test_processes_and_threads_are_named(events):
 def test_threads_are_not_taken_for_others(events):
     tids = [tid for _, tid in _track_names(events)]
     assert len(set(tids)) == len(tids)
-    assert not set(tids) & {0, 1}  # the processes' numbers
+    assert not set(tids) & {0, 1}  # 0 and 1 are the numbers of the processes
 
 
 def test_times_of_every_track(events):
@@ -147,7 +147,7 @@ def test_what_a_bucket_tells(events):
 
 
 def test_queued_behind_an_earlier_bucket(events):
-    """Bucket 1 was ready first, and left on the gradient that bucket 0 waited for."""
+    """Bucket 1 was ready first, but was launched at the gradient for which bucket 0 waited."""
     args = next(
         e["args"]
         for e in events

@@ -1,4 +1,4 @@
-"""Clocks of several ranks, as one."""
+"""Clocks of several ranks are combined into one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _read_clocks() -> tuple[Reading, Reading]:
 
 
 def test_clocks_are_read(ranks):
-    """The ranks share a clock, so that a reading of it as a foreign one shows its error."""
+    """The ranks share a clock, so that reading it as a foreign clock shows the error."""
     same, foreign = zip(*ranks(2).run(_read_clocks), strict=True)
     assert [(reading.offset_ns, reading.error_ns) for reading in same] == [(0, 0), (0, 0)]
     assert foreign[0].error_ns == 0
@@ -36,14 +36,17 @@ def test_drift_is_evened_out():
 
 
 def test_drift_is_in_the_error():
-    """Of a clock that was read once: 0.1 ms a second. Read twice, drift is known."""
+    """A clock that was read once drifts by up to 0.1 ms per second.
+
+    With two readings the drift is known.
+    """
     once = (Reading(1_000_000_000, 100.0, 5_000.0),)
     assert error_of(1_000_000_000, once) == 5_000
     assert error_of(11_000_000_000, once) == pytest.approx(5_000 + 1_000_000)
-    assert error_of(0, once) == 5_000  # there was nothing after the reading
+    assert error_of(0, once) == 5_000  # there was no event after the reading
     twice = (*once, Reading(11_000_000_000, 90.0, 7_000.0))
     assert error_of(11_000_000_000, twice) == 7_000
-    assert error_of(11_000_000_000, (Reading(0, 0.0, 0.0),)) == 0  # it is rank 0's own clock
+    assert error_of(11_000_000_000, (Reading(0, 0.0, 0.0),)) == 0  # rank 0's own clock
 
 
 def _gather(num_rows: list[int]) -> tuple[list[torch.Tensor], list[object]]:

@@ -1,4 +1,4 @@
-"""Recorded times against known ones, from a model and a backend that were made for it."""
+"""Compares recorded times with known times of a model and a backend made for this."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ddpx.timeline.analyze.figures import holdup, step_figures
 from ddpx.timeline.model import BucketTimes, RankStep
 
 MS = 1_000_000
-# Of the median of several steps: between an instant that is noted here and the one that is recorded
-# there may be a switch of threads.
+# Tolerance for the median of several steps. A thread switch may come between an event and its
+# recording.
 TOLERANCE_MS = 2.0
 
-# Forward and backward of three layers, in s. Gradients come from the last layer to the first.
+# Forward and backward of three layers in s. Gradients arrive from the last layer to the first.
 LAYERS = ((0.004, 0.020), (0.006, 0.040), (0.010, 0.060))
 NAMES = ["2.weight", "1.weight", "0.weight"]
-# A bucket a layer, in the order of arrival. The first ends within backward, the second is waited
-# for, and the third ends while it is.
+# One bucket per layer, in order of arrival. The first ends within backward, the second is waited
+# for, and the third ends during that wait.
 DELAYS = (0.030, 0.070, 0.035)
 
-NUM_TRIES = 12  # of recordings, of which the machine may disturb some
+NUM_TRIES = 12  # number of recordings, some of which the machine may disturb
 
 
 def _train(model: torch.nn.Module, steps: int) -> None:
@@ -39,12 +39,12 @@ def _train(model: torch.nn.Module, steps: int) -> None:
 
 
 def _record_known_times() -> tuple[Timeline, list[dict[str, int]]]:
-    """With what really happened in each step."""
+    """Records steps, together with their actual times."""
     group = DelayedGroup(DELAYS)
     model = ReducerDDP(
         slow_model(LAYERS), process_group=group, bucket_cap_mb=0.001, init_sync=False
     )
-    _train(model, 3)  # from the second on the buckets are those of the arrival order
+    _train(model, 3)  # from the second step on, buckets follow the arrival order
     group.restart()
     known = []
     with ddpx.record(model) as timeline:
@@ -55,11 +55,11 @@ def _record_known_times() -> tuple[Timeline, list[dict[str, int]]]:
 
 
 class Disturbed(Exception):
-    """Other processes took the core for so long that buckets did not fly as they were to."""
+    """Other processes used the core for so long that buckets were not in flight as planned."""
 
 
 class Truth:
-    """What a step of one rank comes to, computed from when its parts were done."""
+    """The times of a step of one rank, computed from the actual times of its parts."""
 
     def __init__(self, at: dict[str, int]) -> None:
         self.forward = at["forward 2 ends"] - at["forward 0 begins"]
@@ -76,7 +76,8 @@ class Truth:
             now = max(completed, now)
             self.written_back.append(now)
         self.exposed = sum(self.waited)
-        # The first has ended before the second leaves; the third flies within the second's flight.
+        # The first bucket ends before the second is launched. The third is in flight within the
+        # second's flight.
         if not (self.completed[0] < self.launched[1] and self.completed[2] < self.completed[1]):
             raise Disturbed(at)
         self.communication = (self.completed[0] - self.launched[0]) + (
@@ -90,8 +91,10 @@ Recorded = tuple[Timeline, list[Truth]]
 
 @pytest.fixture(scope="module")
 def recorded() -> Recorded:
-    """Of three that went as they were to, the one that other processes have disturbed least; of
-    more if these were all disturbed."""
+    """The least disturbed of three recordings that went as planned.
+
+    Makes more recordings if all were disturbed.
+    """
     found: list[Recorded] = []
     with RankPool(1) as pool:
         for _ in range(NUM_TRIES):
@@ -105,7 +108,7 @@ def recorded() -> Recorded:
 
 
 def _disturbance(recorded: Recorded) -> float:
-    """Somebody took the core between an event and its noting, be it ours or the test's."""
+    """The time for which another process used the core between an event and its recording."""
     return max(_errors(recorded, lambda r: step_figures(r).whole, lambda t: t.whole)) + max(
         _errors(recorded, lambda r: step_figures(r).exposed, lambda t: t.exposed)
     )
@@ -114,7 +117,7 @@ def _disturbance(recorded: Recorded) -> float:
 def _errors(
     recorded: Recorded, found: Callable[[RankStep], int], true: Callable[[Truth], int]
 ) -> list[float]:
-    """Milliseconds, by step."""
+    """The error in milliseconds, by step."""
     timeline, truths = recorded
     ranks = [step.ranks[0] for step in timeline.steps]
     return [abs(found(r) - true(t)) / MS for r, t in zip(ranks, truths, strict=True)]
@@ -223,7 +226,7 @@ def _record_a_slow_rank() -> Timeline:
 
 
 def _disturbance_of_holdups(timelines: list[Timeline]) -> float:
-    """By how many ms, in the step that is most off, it was not the slower rank that was awaited."""
+    """The largest deviation in ms, over steps, of the recorded wait for the slower rank."""
     found = [holdup(step, index) for step in timelines[0].steps for index in (1, 2)]
     waited_ms = [h.waited_ns / MS if h is not None and h.rank == 1 else 0.0 for h in found]
     return max(abs(ms - 1e3 * SLOWER_S) for ms in waited_ms)
@@ -231,7 +234,7 @@ def _disturbance_of_holdups(timelines: list[Timeline]) -> float:
 
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_who_is_waited_for(backend):
-    """Rank 0 waits for the second gradient, and for all that follows it."""
+    """Rank 0 waits for the second gradient, and for everything after it."""
     found: list[list[Timeline]] = []
     with RankPool(2, backend) as pool:
         for _ in range(NUM_TRIES):
@@ -240,7 +243,7 @@ def test_who_is_waited_for(backend):
                 break
     timelines = min(found, key=_disturbance_of_holdups)
     slower_ms = pytest.approx(1e3 * SLOWER_S, rel=0.2)
-    for timeline in timelines:  # every rank has everything
+    for timeline in timelines:  # every rank has the whole recording
         assert [set(step.ranks) for step in timeline.steps] == [{0, 1}] * 5
         names = timeline.recording.param_names
         for index in (1, 2):
@@ -252,7 +255,7 @@ def test_who_is_waited_for(backend):
         assert summary.straggler == 1
         assert summary.buckets[1].waited_for_param == "1.weight"
         assert any("rank 1's 1.weight" in sentence for sentence in timeline.advice())
-        # Rank 0 waits, rank 1 does not: to its last launch follows a short all-reduce.
+        # Rank 0 waits, rank 1 does not: rank 1's last launch is followed by a short all-reduce.
         by_rank = {rank.rank: rank for rank in summary.ranks}
         assert by_rank[0].exposed_ms == slower_ms
         assert by_rank[1].exposed_ms < 0.1 * 1e3 * SLOWER_S

@@ -45,7 +45,7 @@ def browser(tmp_path_factory) -> Iterator[Any]:
 
 
 class Page:
-    """The page as a reader has it before the eyes. Fails if the browser complains."""
+    """The page as a reader sees it. Fails if the browser logs an error."""
 
     def __init__(self, browser: Any, path: Path, width: int = 1200) -> None:
         self.browser = browser
@@ -72,10 +72,11 @@ class Page:
         from selenium.webdriver.support.select import Select
 
         Select(self.find("#step")).select_by_visible_text(text)
-        self.browser.execute_script("document.activeElement.blur()")  # has the keys until then
+        # otherwise the list would get the keys
+        self.browser.execute_script("document.activeElement.blur()")
 
     def slide_to(self, ms: float) -> None:
-        """As a drag does: it sets the value and tells."""
+        """Sets the value and fires the event, as a drag does."""
         self.browser.execute_script(
             "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
             self.find("#time"),
@@ -91,7 +92,7 @@ class Page:
         return [item.text for item in self.find_all("#now li")]
 
     def rank(self, rank: int) -> tuple[str, int, list[str]]:
-        """Its phase, how many of its gradients have arrived, and the states of its buckets."""
+        """The phase of a rank, its number of arrived gradients, and the states of its buckets."""
         card = self.find(f".card[data-rank='{rank}']")
         current = card.find_element("css selector", "[aria-current]").text
         assert card.get_attribute("data-phase") == current
@@ -105,7 +106,7 @@ class Page:
         return current, arrived, states
 
     def point_at(self, element: Any) -> str:
-        """The tip there."""
+        """The tooltip at that position."""
         from selenium.webdriver import ActionChains
 
         ActionChains(self.browser).move_to_element(element).perform()
@@ -124,7 +125,7 @@ def page(browser, tmp_path) -> Iterator[Page]:
 
 WRITTEN = "written back"
 STATES = [
-    # At a time in ms, of ranks 0 and 1: phase, gradients that have arrived, states of buckets.
+    # At a time in ms, for ranks 0 and 1: phase, number of arrived gradients, states of buckets.
     (0, ("idle", 0, ["empty"] * 3), ("idle", 0, ["empty"] * 3)),
     (15.9, ("idle", 0, ["empty"] * 3), ("idle", 0, ["empty"] * 3)),
     (16, ("collecting", 1, ["filling", "empty", "empty"]), ("idle", 0, ["empty"] * 3)),
@@ -148,7 +149,7 @@ STATES = [
 
 
 def test_states_at_known_times(page):
-    for ms, *expected in [*STATES, *reversed(STATES)]:  # forth and back again
+    for ms, *expected in [*STATES, *reversed(STATES)]:  # forward and backward in time
         page.slide_to(ms)
         assert page.ms == ms
         assert [page.rank(0), page.rank(1)] == expected
@@ -209,7 +210,7 @@ def test_buttons_do_what_keys_do(page):
 
 
 def test_the_slider_by_mouse(page):
-    page.find("#time").click()  # its middle
+    page.find("#time").click()  # the middle of the slider
     assert page.ms == pytest.approx(43 / 2, abs=0.5)
 
 
@@ -231,7 +232,7 @@ def test_what_a_bar_is(page):
     from selenium.webdriver import ActionChains
 
     bars = page.find("#bars")
-    below_top = 24 + 33 + 5  # the axis, forward and backward, gradients
+    below_top = 24 + 33 + 5  # heights of the axis, of forward and backward, and of gradients
     ActionChains(page.browser).move_to_element_with_offset(
         bars, 0, round(below_top - bars.rect["height"] / 2)
     ).perform()
@@ -266,10 +267,10 @@ def test_ranks_are_chosen(page):
     assert shown() == ["0", "1"]
     page.find("#ranks [data-rank='0']").click()
     assert (shown(), pressed()) == (["1"], ["false", "true"])
-    page.press("\ue014")  # events of rank 1 alone
+    page.press("\ue014")  # only events of rank 1
     page.press("\ue014")
     assert page.ms == 14
-    page.find("#ranks [data-rank='1']").click()  # the last one stays
+    page.find("#ranks [data-rank='1']").click()  # the last visible rank cannot be hidden
     assert (shown(), pressed()) == (["1"], ["false", "true"])
     page.find("#ranks [data-rank='0']").click()
     assert shown() == ["0", "1"]
@@ -353,8 +354,9 @@ def test_everything_fits(browser, tmp_path, scheme, width):
 
 
 def test_a_large_recording(browser, tmp_path):
-    """A step with 16000 gradients is there, and moves, without a pause that one would notice; the
-    limit is far above that, because the machine may be busy.
+    """A step with 16000 gradients appears and moves without a noticeable pause.
+
+    The limit is much longer, since the machine may be busy.
     """
     path = tmp_path / "page.html"
     write(many_buckets(50, world_size=8, params_each=40, num_steps=50), path)

@@ -1,4 +1,4 @@
-"""The file of a page: what is stored in it, and that it needs no other."""
+"""The file of a page: its contents, and that it needs no other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_what_is_stored():
     assert data["params"] == list(PARAM_NAMES)
     assert data["hosts"] == {"0": "host", "1": "host"}
     assert data["shown"] == 1
-    # The steps have one layout, and the ranks of a step one order of arrival.
+    # The steps have one layout, and the ranks of a step one arrival order.
     assert len(data["layouts"]) == 1
     assert data["orders"] == [[4, 3, 2, 1, 0], [2, 4, 3, 1, 0]]
     first = data["steps"][0]

@@ -1,4 +1,4 @@
-"""Pictures of recordings made by hand: what stands where, and that nothing is cut."""
+"""Pictures of recordings made by hand: positions of all parts, and that nothing is cut off."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ FILLING, QUEUED, HELD_UP, MOVING, WRITING = "#f5cf80", "#e69f00", "#a6dccb", "#0
 
 
 def _bars(figure, position: int, color: str | None) -> list[tuple[float, float]]:
-    """From when to when the bars of a colour (None: hatched) of a rank last, in ms, from the top
-    row to the bottom one; those of no length left out.
+    """Begin and end in ms of the bars of a color (None: hatched), per rank from the top row to
+    the bottom row.
+
+    Bars of zero length are left out.
     """
     found = []
     for bars in figure.axes[position].collections:
@@ -45,7 +47,7 @@ def test_where_everything_is():
     assert _bars(figure, 0, BACKWARD) == [(12, 32)]
     assert _bars(figure, 0, FILLING) == [(16, 18), (28, 30)]
     assert _bars(figure, 0, QUEUED) == []
-    # Rank 1 launches the three at 22, 29 and 36.
+    # Rank 1 launches the three buckets at 22, 29 and 36 ms.
     assert _bars(figure, 0, HELD_UP) == [(18, 22), (24, 29), (30, 36)]
     assert _bars(figure, 0, MOVING) == [(22, 26), (29, 36), (36, 40)]
     assert _bars(figure, 0, None) == [(33, 36), (37, 40)]
@@ -96,7 +98,7 @@ def test_titles():
 
 
 def test_the_step_of_median_length():
-    """43 ms and 40 ms: of two in the middle the shorter."""
+    """Of two middle steps, 43 ms and 40 ms, the shorter one is chosen."""
     assert "Step 13: 40.0 ms" in _texts(make_figure(make_recording(), None))[0]
 
 

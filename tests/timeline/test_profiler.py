@@ -1,4 +1,4 @@
-"""torch's profiler shows what the reducer does with each bucket."""
+"""torch's profiler shows the reducer's work on each bucket."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def _check_names(batched: bool) -> None:
     layers = [nn.Linear(8, 8, bias=False) for _ in range(_NUM_LAYERS)]
     options = {"batched_grad_copy": True} if batched else {}
     model = ReducerDDP(nn.Sequential(*layers), bucket_cap_mb=2 * 8 * 8 * 4 / 2**20, **options)
-    for _ in range(2):  # buckets are made again after the first
+    for _ in range(2):  # buckets are rebuilt after the first step
         model(torch.ones(2, 8)).sum().backward()
     num_buckets = len(model.reducer.plan.buckets)
     assert num_buckets == _NUM_BUCKETS
-    num_packs = num_buckets if batched else _NUM_LAYERS  # else each gradient is packed alone
+    # otherwise each gradient is packed separately
+    num_packs = num_buckets if batched else _NUM_LAYERS
     counts = {f"ddpx::{name}": num_buckets for name in ("launch", "wait", "write_back")}
     assert _names(model) == {**counts, "ddpx::pack": num_packs}
 

@@ -1,4 +1,4 @@
-"""What is recorded of steps: in each mode, with accumulated gradients, of ranks that differ."""
+"""Recorded steps: in each mode, with accumulated gradients, and on ranks that differ."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _record_uneven_inputs() -> Timeline:
 
 
 def test_uneven_inputs(ranks):
-    """Ranks count the steps that they only shadow, so that steps of all ranks stay together."""
+    """Shadow steps count, so that step numbers of all ranks stay equal."""
     timeline = ranks(2).run(_record_uneven_inputs)[0]
     assert {step.number: set(step.ranks) for step in timeline.steps} == {
         0: {0, 1},
@@ -67,7 +67,7 @@ def test_uneven_inputs(ranks):
 
 
 def _record_an_abort() -> Timeline:
-    """Rank 1 raises when every bucket has left, so that rank 0 finishes that step."""
+    """Rank 1 raises after all buckets have been launched, so rank 0 finishes that step."""
     model = small_model()
 
     def explode(grad: torch.Tensor) -> None:
@@ -79,7 +79,7 @@ def _record_an_abort() -> Timeline:
             if number == 2 and dist.get_rank() == 1:
                 x.register_hook(explode)
             try:
-                model(2 * x).sum().backward()  # the hook comes behind all of the model
+                model(2 * x).sum().backward()  # the hook runs after the whole model
             except ArithmeticError:
                 assert number == 2
     return timeline
@@ -140,7 +140,7 @@ def test_one_rank_alone_has_arrivals_and_no_buckets():
 
 
 class _Alternating(nn.Module):
-    """Uses one of two layers on each rank, in turn."""
+    """Uses one of two layers on each rank, alternating."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def _record_with_buffers() -> Timeline:
     model = ReducerDDP(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     with ddpx.record(model) as timeline:
         for _ in range(4):
-            time.sleep(0.1 * (dist.get_rank() == 0))  # whose buffers are sent around
+            time.sleep(0.1 * (dist.get_rank() == 0))  # its buffers are broadcast
             model(torch.randn(4, 8)).sum().backward()
     return timeline
 
@@ -242,7 +242,7 @@ def _explode(grad: torch.Tensor) -> None:
 
 
 def _record_local_backwards() -> Timeline:
-    """Before each synchronised backward one that breaks off, and two that do not."""
+    """Before each synchronized backward: one backward that raises, and two that do not."""
     model = ReducerDDP(_Slow())
     with ddpx.record(model) as timeline:
         for _ in range(3):
@@ -262,7 +262,7 @@ def _record_local_backwards() -> Timeline:
 def test_backwards_in_no_sync_are_computation(ranks):
     timeline = ranks(2).run(_record_local_backwards)[0]
     assert [step.number for step in timeline.steps] == [0, 1, 2]
-    seconds = []  # of the backwards of each rank's step
+    seconds = []  # durations of the backwards in each rank's step
     for step in timeline.steps:
         check_order(step)
         for rank_step in step.ranks.values():
@@ -274,5 +274,5 @@ def test_backwards_in_no_sync_are_computation(ranks):
             assert rank_step.local_backwards[1].end <= rank_step.forwards[-1].begin
             figures = step_figures(rank_step)
             assert 3e9 * LOCAL_BACKWARD_S <= figures.compute <= figures.whole
-    # The machine may make some of them late.
+    # The machine may delay some of them.
     assert all(median(kind) < 10 * LOCAL_BACKWARD_S for kind in zip(*seconds, strict=True)), seconds

@@ -1,4 +1,4 @@
-"""Recordings as files, and files that are none."""
+"""Files of recordings, and invalid files."""
 
 from __future__ import annotations
 

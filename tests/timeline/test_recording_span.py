@@ -1,4 +1,4 @@
-"""Which steps a recording has: from start to stop, as many as fit, and whoever averages them."""
+"""The steps of a recording: from start to stop, as many as fit, of any wrapper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _record_parts() -> tuple[list[int], list[int], bool]:
         for _ in range(5):
             train_step(model)
     second = ddpx.record(torch.nn.ModuleList([model])).start()
-    with ddpx.record(model) as inner:  # several at a time
+    with ddpx.record(model) as inner:  # several recordings at a time
         train_step(model)
     train_step(model)
     second.stop()
@@ -54,7 +54,7 @@ def test_the_newest_steps_are_kept(ranks):
 
 
 def _record_from_two_threads() -> int:
-    """Recording begins and ends while another thread trains; between steps, whenever that is."""
+    """Recording begins and ends while another thread trains, but only between two steps."""
     model = small_model()
     stop = threading.Event()
 
@@ -73,7 +73,7 @@ def _record_from_two_threads() -> int:
                 break
             except RuntimeError:
                 assert time.monotonic() < deadline
-                time.sleep(0.001 * random.random())  # not in time with the steps
+                time.sleep(0.001 * random.random())  # not synchronous with the steps
         while core.num_added == 0 and time.monotonic() < deadline:
             time.sleep(0.01)
         model.reducer.remove_recording(core)

@@ -1,4 +1,4 @@
-"""``DDPX_TIMELINE``: scripts that know nothing of it."""
+"""``DDPX_TIMELINE`` records scripts that do not use timelines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_by_environment(ranks, tmp_path, steps, expected):
 
 @pytest.mark.parametrize("ending", ["", "break"])
 def test_a_script_that_ends(tmp_path, ending):
-    """The groups are gone by then, or Python is on its way out of an error."""
+    """The groups are destroyed by then, or Python ends after an error."""
     command = [*(sys.executable, "-m", "torch.distributed.run", "--standalone")]
     command += ["--nproc-per-node=2", str(Path(__file__).with_name("unaware.py")), ending]
     folder = tmp_path / "timeline"

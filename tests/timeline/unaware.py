@@ -1,4 +1,4 @@
-"""A script that knows nothing of timelines: trains, tears down, ends, or breaks."""
+"""A script that does not use timelines: trains, destroys its group, and ends or raises."""
 
 import sys
 

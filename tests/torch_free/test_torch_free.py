@@ -1,4 +1,4 @@
-"""The C++ tests of what knows nothing of torch, under sanitizers; with --full plain, too."""
+"""The C++ tests of parts that do not use torch, under sanitizers. With --full also without."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from cmake_build import build_torch_free, run_suite
 
 SUITES = ("shm_tests", "health_tests", "core_tests")
-# Memory is most at risk where ranks share it, other state where threads do. With checks for
-# undefined behaviour, too, shm_tests would compile half as long again.
+# Sanitizers for the short run: AddressSanitizer for memory that ranks share, ThreadSanitizer for
+# all suites with threads. UndefinedBehaviorSanitizer would add half to the compile time of
+# shm_tests.
 SHORT = [("address", "shm_tests"), *(("thread", suite) for suite in SUITES)]
 FULL = [(sanitizers, suite) for sanitizers in ("address,undefined", "") for suite in SUITES]
 
@@ -20,7 +21,8 @@ FULL = [(sanitizers, suite) for sanitizers in ("address,undefined", "") for suit
 def test_torch_free(sanitizers: str, suite: str, whole: bool) -> None:
     left_out = []
     if sanitizers == "thread":
-        left_out.append("*KernelsTest.*")  # which have no threads
+        left_out.append("*KernelsTest.*")  # the kernels have no threads
         if not whole:
-            left_out.append("*OperationsTest.*/7*")  # ranks, which take almost half of the time
+            # the cases with the most ranks take almost half of the time
+            left_out.append("*OperationsTest.*/7*")
     run_suite(build_torch_free(sanitizers, suite), *left_out)

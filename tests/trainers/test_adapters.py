@@ -1,6 +1,6 @@
-"""ddpx.integrations, with the real libraries: each trains as it does with DDP, to the bit.
+"""ddpx.integrations with the real libraries: each trains as with DDP, bit for bit.
 
-The versions stand in the extra ``trainers`` of pyproject.toml.
+The versions are in the extra ``trainers`` of pyproject.toml.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddpx.timeline.export import trace_file
 
 SCRIPTS = Path(__file__).parent / "adapters"
 _UNDER_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-pytestmark = pytest.mark.timeout(300)  # a rank takes seconds to import a trainer
+pytestmark = pytest.mark.timeout(300)  # a rank takes seconds to import a trainer library
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,8 @@ def test_adapter_trains_as_with_ddp_over_shm_and_writes_a_timeline(
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install -e '.[trainers]'")
     done = run(script, tmp_path, cwd=SCRIPTS, start=start, limit_s=280)
-    # Not assert_code: Ray's own actors log tracebacks that they recover from, on a busy machine.
+    # assert_code cannot be used: on a busy machine, Ray's own actors log tracebacks that they
+    # recover from.
     assert done.returncode == 0, f"it printed:\n{done.stdout}\n{done.stderr}"
     assert done.stdout.count("identical over shm") >= 2 * compared, done.stdout
     ranks = trace_file.read(tmp_path)

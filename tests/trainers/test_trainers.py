@@ -1,6 +1,6 @@
-"""Trainers whose calls reach the reducer, under ``ddpx``: the same bits as with torch's DDP.
+"""Trainer libraries that call DDP, run under ``ddpx``: the same bits as with torch's DDP.
 
-The versions stand in requirements.lock.
+The versions are in requirements.lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from cli_process import assert_code, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# A rank takes seconds to import a trainer, and a command launches up to four times.
+# A rank takes seconds to import a trainer library, and a command launches up to four times.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -30,7 +30,7 @@ def _needs(library: str) -> None:
     ],
 )
 def test_same_bits_as_ddp(library, script, compared):
-    """Of each backward, also those that are to stay local."""
+    """Compares the gradients of each backward, including local ones."""
     _needs(library)
     done = run("parity", script, cwd=SCRIPTS)
     assert_code(done, 0)
@@ -38,7 +38,7 @@ def test_same_bits_as_ddp(library, script, compared):
 
 
 def test_mmengine_averages_once_for_several_micro_steps():
-    """Its forward runs in no_sync, and its backward outside."""
+    """mmengine runs forward inside no_sync and backward outside."""
     _needs("mmengine")
     done = run("run", "mmengine_accumulate.py", cwd=SCRIPTS)
     assert_code(done, 0)

@@ -1,4 +1,4 @@
-"""Ranks some of which die: what the survivors say, and when."""
+"""Runs ranks of which some die. Records the errors of the survivors, and their times."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended: with what its function returned, or how it died."""
+    """How one rank ended: the result of its function, or its death."""
 
     value: Any
     exit_code: int | None
 
 
 def die() -> NoReturn:
-    """As the kernel's out-of-memory killer ends a process."""
+    """Dies by SIGKILL, as under the kernel's out-of-memory killer."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
 
 
 def error_of(action: Callable[[], Any]) -> tuple[str, float]:
-    """The text of what ``action`` raises, and the seconds that it took."""
+    """The text of the exception that ``action`` raises, and the seconds until then."""
     start = time.monotonic()
     try:
         action()
@@ -49,11 +49,13 @@ def error_of(action: Callable[[], Any]) -> tuple[str, float]:
 def run_mortal(
     world_size: int, function: Function, *args: Any, identities: str = "", timeout_s: float = 60.0
 ) -> list[Outcome]:
-    """Runs ``function(*args)`` on new ranks with a ``shm`` group; all must end, dead or alive.
+    """Runs ``function(*args)`` on new ranks with a ``shm`` group. All ranks must end, dead or
+    alive.
 
     Args:
-        identities: a letter per rank; ranks with different ones share no memory. Empty: all do.
-        timeout_s: the group's.
+        identities: A letter per rank. Ranks with different letters share no memory. Default: all
+            ranks share memory.
+        timeout_s: The timeout of the group.
     """
     context = forking_context()
     with tempfile.TemporaryDirectory(prefix="ddpx-mortal-") as directory:
@@ -120,5 +122,5 @@ def _serve(
     except BaseException:
         sender.send(traceback.format_exc())
         os._exit(1)
-    # Without destroying the group, as a script does that raises: nothing may hang then.
+    # The group is not destroyed, as in a script that raises. Nothing may hang then.
     os._exit(0)

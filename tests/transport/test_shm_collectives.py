@@ -1,4 +1,4 @@
-"""The ``shm`` backend beside gloo: every collective, dtype and reduction, bit for bit."""
+"""The ``shm`` backend compared with gloo: every collective, dtype and reduction, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-# Around the limits between algorithms and chunks, and odd ones.
+# Sizes around the limits between algorithms and chunks, and odd sizes.
 SIZES = [0, 1, 3, 1000, 16_383, 16_384, 16_385, 262_147, 1_048_577]
 
 
@@ -39,7 +39,7 @@ def _backend(group: dist.ProcessGroup) -> ddpx._C.ShmBackend:
 
 
 def _values(numel: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Different on each rank; small integers, so that no product overflows."""
+    """Values that differ between ranks. Integers are small, so that no product overflows."""
     torch.manual_seed(100 * seed + dist.get_rank())
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(numel, dtype=dtype if dtype.is_complex else torch.float64).to(dtype)
@@ -93,7 +93,7 @@ def _check_resident() -> None:
             dist.all_reduce(expected)
             dist.all_reduce(actual, group=_shm())
             assert _same_bits(actual, expected), (size, dtype)
-    # One rank's buffer is private: then nothing is done in place, and the bits are the same.
+    # With one private buffer, no rank works in place. The bits stay the same.
     expected = _values(100_003, torch.float32)
     actual = _resident(expected) if dist.get_rank() else expected.clone()
     dist.all_reduce(expected)
@@ -120,7 +120,7 @@ def test_average(ranks):
 
 
 def _check_fixed_order() -> None:
-    """The bits of a sum do not depend on the buffer in which it is made."""
+    """The bits of a sum do not depend on the buffer that contains the element."""
     values = _values(70_001, torch.float32)
     whole = values.clone()
     dist.all_reduce(whole, group=_shm("fixed"))

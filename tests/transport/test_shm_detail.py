@@ -18,7 +18,7 @@ _VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    """Ranks that were started at that level: torch reads it when the process group is made."""
+    """Ranks started at that debug level, which torch reads when it makes a process group."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "DETAIL"
     try:
@@ -33,12 +33,13 @@ def pool() -> Iterator[RankPool]:
 def _check_sequence_numbers() -> None:
     group = dist.group.WORLD
     assert group is not None
-    wrapper = group._get_backend(torch.device("cpu"))  # the group itself asks known names alone
+    # the group itself supports this call for known backend names only
+    wrapper = group._get_backend(torch.device("cpu"))
     assert type(wrapper).__name__ == "_ProcessGroupWrapper"
     before = wrapper._get_sequence_number_for_group()
     dist.all_reduce(torch.ones(3))
     dist.broadcast(torch.ones(3), 0)
-    dist.reduce(torch.ones(3), 0)  # through gloo
+    dist.reduce(torch.ones(3), 0)  # runs through gloo
     assert wrapper._get_sequence_number_for_group() == before + 3
 
 

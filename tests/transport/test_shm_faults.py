@@ -1,4 +1,4 @@
-"""Ranks that die, stall, call something else: errors in time, and they name the rank."""
+"""Ranks die, stall, or call another operation. Errors come in time and name the rank."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def test_stalled_rank_is_named_when_time_is_up():
     for rank in (0, 2):
         text, seconds = outcomes[rank].value
         assert "timed out after 4000 ms: rank 1 did not arrive" in text
-        assert 2.0 < seconds < 4.0 + DEADLINE_S  # from when this rank came, which may be later
+        # the timeout counts from this rank's call, which may be later
+        assert 2.0 < seconds < 4.0 + DEADLINE_S
 
 
 def _call_something_else() -> Any:
@@ -113,12 +114,15 @@ def _die_at_once() -> None:
 
 
 def _left_behind() -> set[str]:
-    """Names in /dev/shm, and of sockets that no process holds. Ranks of other tests hold some."""
+    """Names in /dev/shm, and sockets that no process holds.
+
+    Ranks of other tests may have some, too.
+    """
     with open("/proc/net/unix") as table:
         sockets = {line.split()[-1]: f"socket:[{line.split()[6]}]" for line in table}
     held = set()
     for fd in glob.glob("/proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # that process has ended
+        with contextlib.suppress(OSError):  # the process has ended
             held.add(os.readlink(fd))
     left = {name for name, socket in sockets.items() if socket not in held}
     return {name for name in left | set(os.listdir("/dev/shm")) if "ddpx" in name}
@@ -126,7 +130,8 @@ def _left_behind() -> set[str]:
 
 def test_nothing_is_left_behind():
     assert [outcome.exit_code for outcome in run_mortal(2, _die_at_once)] == [KILLED, KILLED]
-    deadline = time.monotonic() + DEADLINE_S  # some have no holder for a moment: not accepted yet
+    # a socket that is not accepted yet has no holder for a moment
+    deadline = time.monotonic() + DEADLINE_S
     while left := _left_behind():
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

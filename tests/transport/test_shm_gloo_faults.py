@@ -1,4 +1,4 @@
-"""Ranks that die in operations that ``shm`` leaves to gloo: the errors name them, too."""
+"""Ranks die in operations that ``shm`` runs through gloo. The errors name the ranks, too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _scatter(root: int) -> None:
 
 
 def _all_reduce_sparse(root: int) -> None:
-    """The core leaves sparse tensors to gloo."""
+    """An operation on sparse tensors, which runs through gloo."""
     dist.all_reduce(torch.eye(3).to_sparse())
 
 
@@ -61,7 +61,7 @@ def _die_in(name: str, root: int, victim: int, linger_s: float) -> Any:
     if dist.get_rank() == victim:
         time.sleep(0.5)
         die()
-    # A rank that only sends may be through before anyone knows: more than once.
+    # One send may succeed before the death is detected, so this rank sends several times.
     outcome = error_of(lambda: [collective(root) for _ in range(3)])
     time.sleep(linger_s)
     return outcome
@@ -79,7 +79,7 @@ def test_a_dead_root_is_named(name):
 
 
 def test_who_waits_for_a_failed_survivor_hears_of_the_dead():
-    """Rank 1 waits for the root alone, which lives on with its error."""
+    """Rank 1 waits for the root only. The root stays alive after its error."""
     outcomes = run_mortal(WORLD_SIZE, _die_in, "gather", 0, 2, DEADLINE_S + 2)
     _assert_survivors_name(outcomes, 2, "gather")
 
@@ -106,7 +106,8 @@ def test_death_of_a_partner(action):
 
 
 def _send_after_death() -> Any:
-    """The connection is known to be broken: it fails when it begins, not when it is waited for."""
+    """The connection is known to be broken, so the operation fails at its start instead of in its
+    wait."""
     dist.barrier()
     if dist.get_rank() == 1:
         die()
@@ -121,7 +122,7 @@ def test_sending_to_the_dead():
 
 
 def _outlive() -> Any:
-    """Rank 2 has done its part, and goes; the others go on."""
+    """Rank 2 leaves after its part of the operation. The other ranks continue."""
     rank = dist.get_rank()
     tensor = torch.full((1000,), float(rank))
     if rank == 2:
@@ -129,7 +130,7 @@ def _outlive() -> Any:
         dist.gather(tensor, None, 0)
         die()
     if rank == 1:
-        time.sleep(2.0)  # the root waits for this rank while another is gone
+        time.sleep(2.0)  # the root waits for this rank while rank 2 is gone
         dist.gather(tensor, None, 0)
         for _ in range(3):
             dist.send(tensor, 0)

@@ -1,4 +1,4 @@
-"""Groups of the ``shm`` backend: made, used beside each other, destroyed, and made wrongly."""
+"""Groups of the ``shm`` backend: creation, use of several groups, destruction, invalid creation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _sum_of_ranks(group: dist.ProcessGroup | None = None, size: int = 1000) -> f
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
 def test_init_process_group(world_size):
-    """Also with many more ranks than cores."""
+    """Creates groups, also with many more ranks than cores."""
     with RankPool(world_size, "shm") as pool:
         expected = world_size * (world_size + 1) / 2
         for size in (1, 100_000):
@@ -96,7 +96,8 @@ def _check_sparse_beside_others() -> None:
 
 
 def test_gloo_has_one_thread(ranks):
-    """With two, torch's gloo corrupts memory: docs/divergences.md, sparse gradients over gloo."""
+    """With two threads, torch's gloo corrupts memory: see docs/divergences.md, sparse gradients
+    over gloo."""
     ranks(2).run(_check_sparse_beside_others)
 
 
@@ -143,7 +144,7 @@ def _check_leaks() -> None:
     after = _used()
     assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
     assert after["threads"] <= before["threads"] + 1, (before, after)
-    # One group's home segments alone are 900 pages.
+    # The home segments of one group have 900 pages.
     assert after["shared pages"] <= before["shared pages"] + 1000, (before, after)
 
 
@@ -159,7 +160,7 @@ def _check_use_after_destroy() -> None:
     work.wait()
     dist.destroy_process_group(group)
     work.wait()
-    assert tensor.sum() == 2000  # its memory lives on
+    assert tensor.sum() == 2000  # the memory is still valid
     for call in (backend.allreduce, backend.reduce):
         with pytest.raises(RuntimeError, match="the process group was destroyed"):
             call([tensor]) if call == backend.allreduce else call([tensor], dist.ReduceOptions())
@@ -181,7 +182,7 @@ def test_wrong_options(ranks):
 
 
 def _orders_differ(number: int) -> bool:
-    """Whether the sum of an element depends on the buffer in which it lies."""
+    """Whether the sum of an element depends on the buffer that contains it."""
     torch.manual_seed(dist.get_rank() + number)
     values = torch.randn(30_000)
     whole, part = values.clone(), values[20_000:].clone()
@@ -205,14 +206,14 @@ def test_order_by_environment(ranks):
 
 
 def _check_strides_differ_by_rank() -> None:
-    """All ranks must go the same way, however their tensors lie."""
+    """All ranks take the same way, whatever the strides of their tensors."""
     group = dist.new_group(backend="shm")
     rank = dist.get_rank()
     values = torch.arange(24.0).view(4, 6)
     transposed = values.clone() if rank else values.t().contiguous().t()
     twin = transposed.clone()
     dist.all_reduce(transposed, group=group)
-    dist.all_reduce(twin)  # in the order in which they lie, in gloo as here
+    dist.all_reduce(twin)  # reduced in memory order, as in gloo
     assert torch.equal(transposed, twin)
 
     with_gaps = torch.zeros(4, 12)
@@ -231,7 +232,7 @@ def test_strides_may_differ_by_rank(ranks):
 
 
 def _check_futures() -> None:
-    """Callbacks may call collectives and wait for them, as PowerSGD's do."""
+    """Callbacks may call collectives and wait for them, as those of PowerSGD do."""
     group = dist.new_group(backend="shm")
 
     def again(future: torch.futures.Future[Any]) -> torch.Tensor:
@@ -243,7 +244,7 @@ def _check_futures() -> None:
     for size in (10, 100_000, 10):
         tensor = torch.ones(size)
         work = dist.all_reduce(tensor, group=group, async_op=True)
-        # Ranks must agree on the order, so one chain at a time.
+        # Ranks must agree on the order of calls, so only one chain runs at a time.
         futures.append(work.get_future().then(again).then(lambda f: f.value() + 1))
         assert (futures[-1].wait() == 7).all()
     done = dist.all_reduce(torch.ones(3), group=group, async_op=True)

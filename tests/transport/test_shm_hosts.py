@@ -1,4 +1,4 @@
-"""Ranks on several hosts, by injected identities: results as over gloo, deaths that are heard."""
+"""Ranks on several hosts, by injected identities: results equal gloo's, and deaths are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 import ddpx
 
-LAYOUTS = ["aabb", "aaab", "abc", "abab"]  # a letter per rank: its host
+LAYOUTS = ["aabb", "aaab", "abc", "abab"]  # a letter per rank names its host
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 
 
@@ -26,7 +26,7 @@ def _shm(layout: str) -> dist.ProcessGroup:
 
 
 def _values(size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Small integers: every order of summation has the same bits."""
+    """Small integers, whose sum has the same bits in every order."""
     torch.manual_seed(10 * seed + dist.get_rank())
     real = torch.randint(-8, 8, (size,))
     if dtype.is_complex:
@@ -117,7 +117,7 @@ def _die_on_a_host(victim: int) -> Any:
     return error_of(lambda: [dist.all_reduce(torch.ones(1000)) for _ in range(3)])
 
 
-# One that does not lead its host; leaders with and without others on their host; rank 0.
+# A rank that is not a leader; leaders with and without other ranks on their host; rank 0.
 @pytest.mark.parametrize("layout, victim", [("aabb", 3), ("aabb", 2), ("aaab", 3), ("abc", 0)])
 def test_every_host_hears_who_died(layout, victim):
     outcomes = run_mortal(len(layout), _die_on_a_host, victim, identities=layout)
@@ -161,7 +161,7 @@ def test_every_host_hears_who_stalls():
 
 
 def _destroy_with_work_in_flight() -> tuple[str, float]:
-    """The other host never joins: destroying the group must not wait for it."""
+    """The other host never joins. Destroying the group must not wait for it."""
     dist.all_reduce(torch.ones(10))
     if dist.get_rank() == 1:
         time.sleep(3.0)

@@ -1,4 +1,4 @@
-"""Two network namespaces as two hosts: who shares memory is found by trying, and found right."""
+"""Two network namespaces as two hosts: ranks detect which peers share memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-NAMES = [f"ddpx{os.getpid() % 100_000}{side}" for side in "ab"]  # also of the interfaces
+# names of the namespaces and of their interfaces
+NAMES = [f"ddpx{os.getpid() % 100_000}{side}" for side in "ab"]
 ADDRESSES = ["10.231.7.1", "10.231.7.2"]
 PORT = 29_631
 
@@ -24,7 +25,7 @@ def _ip(*arguments: str) -> None:
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """Two of them, joined by a pair of virtual interfaces."""
+    """Two network namespaces, connected by a pair of virtual interfaces."""
     try:
         for name in NAMES:
             _ip("netns", "add", name)
@@ -77,7 +78,7 @@ def test_ranks_in_two_namespaces(namespaces, layout):
 
 
 def _main(layout: list[int]) -> None:
-    """One rank."""
+    """Runs one rank."""
     import ddpx  # noqa: F401 - registers the backend
 
     dist.init_process_group("shm", timeout=timedelta(seconds=60))

@@ -1,4 +1,4 @@
-"""Too little memory for gradient buckets: an error that says what to do, on all ranks."""
+"""Too little memory for gradient buckets: all ranks raise an error with a remedy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ddpx import ReducerDDP
 
 DEADLINE_S = 5.0
 MIB = 1 << 20
-ADVICE = "Cannot allocate memory. Lower the number of ranks"
+ADVICE = "Cannot allocate memory. Reduce the number of ranks"
 
 
 @contextmanager
 def _room(num_bytes: int) -> Iterator[None]:
-    """Address space for ``num_bytes`` more than there is in use."""
+    """Limits the address space to ``num_bytes`` more than the process uses."""
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -49,12 +49,13 @@ def _allocate_too_much() -> Any:
 def test_allocation():
     for outcome in run_mortal(2, _allocate_too_much):
         text, _ = outcome.value
-        assert "could not get 134217728 bytes of shared memory" in text, text
+        assert "could not allocate 134217728 bytes of shared memory" in text, text
         assert ADVICE in text, text
 
 
 def _wrap(module: nn.Module) -> ReducerDDP:
-    return ReducerDDP(module, init_sync=False)  # the broadcast takes as much again, of torch's
+    # the broadcast would need as much memory again, in torch
+    return ReducerDDP(module, init_sync=False)
 
 
 def _train(module: nn.Module) -> None:
@@ -63,7 +64,10 @@ def _train(module: nn.Module) -> None:
 
 
 def _construct_with_room(num_bytes: int) -> Any:
-    """Rank 1 has this much; it lives on with its error."""
+    """Constructs a wrapper while rank 1 has this much memory.
+
+    Rank 1 stays alive after its error.
+    """
     module = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4)))
     dist.barrier()
     if dist.get_rank() != 1:
@@ -78,7 +82,10 @@ def test_buckets():
     for rank, outcome in enumerate(run_mortal(3, _construct_with_room, 40 * MIB)):
         text, seconds = outcome.value
         assert f"[ddpx shm rank {rank}, phase" in text, (rank, text)
-        assert f"] rank 1: could not get {64 * MIB} bytes of shared memory" in text, (rank, text)
+        assert f"] rank 1: could not allocate {64 * MIB} bytes of shared memory" in text, (
+            rank,
+            text,
+        )
         assert ADVICE in text, (rank, text)
         assert seconds < DEADLINE_S, (rank, seconds)
 
@@ -98,22 +105,25 @@ def _reduce_with_room(num_bytes: int) -> Any:
 
 
 def test_buckets_of_others():
-    """They are mapped by the first operation on them."""
+    """The first operation maps the buckets of other ranks."""
     for rank, outcome in enumerate(run_mortal(2, _reduce_with_room, 40 * MIB)):
         text, seconds = outcome.value
-        assert f"] rank 1: could not get {64 * MIB} bytes of shared memory" in text, (rank, text)
+        assert f"] rank 1: could not allocate {64 * MIB} bytes of shared memory" in text, (
+            rank,
+            text,
+        )
         assert ADVICE in text, (rank, text)
         assert seconds < DEADLINE_S, (rank, seconds)
 
 
 def _reduce_what_cannot_be_copied() -> Any:
-    """Rank 1 gives a tensor whose elements lie in one place: it is worked on in a copy."""
+    """Rank 1 passes an expanded tensor, whose elements share one address. It needs a copy."""
     tensor = torch.ones(8)
     if dist.get_rank() == 1:
         tensor = torch.ones(1).expand(1 << 46)
     dist.barrier()
     first = error_of(lambda: dist.all_reduce(tensor))
-    # What a script does that catches the error: peers must not take this for the call before.
+    # A script that catches the error makes the next call. Peers must not match it with this call.
     second = error_of(lambda: dist.all_reduce(torch.ones(8)))
     time.sleep(DEADLINE_S)
     return first, second
@@ -121,7 +131,7 @@ def _reduce_what_cannot_be_copied() -> Any:
 
 @pytest.mark.parametrize("identities", ["", "aab"])
 def test_copies(identities: str) -> None:
-    """A copy that cannot be made fails the group: peers do not wait for the call."""
+    """A failed copy fails the group, so that peers do not wait for the call."""
     outcomes = run_mortal(3, _reduce_what_cannot_be_copied, identities=identities)
     for rank, outcome in enumerate(outcomes):
         for text, seconds in outcome.value:

@@ -1,4 +1,4 @@
-"""Training over ``shm``: ReducerDDP and torch's DDP, with gloo's bits."""
+"""Training over ``shm`` with ReducerDDP and torch's DDP: the bits are those of gloo."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ Wrapper = Any
 
 @functools.cache
 def _group(backend: str) -> dist.ProcessGroup:
-    """Kept: over gloo, the last reference may else go with a hook's callback, on a thread of the
-    group's own, which then waits for itself and aborts."""
+    """A group that is kept.
+
+    Over gloo, a hook's callback may otherwise drop the last reference on a thread of the group.
+    That thread would then wait for itself and abort.
+    """
     return dist.new_group(backend=backend)
 
 
@@ -53,7 +56,7 @@ def _add_hook(model: Wrapper, hook: str, group: dist.ProcessGroup) -> None:
 def _gradients(
     cls: Callable[..., Wrapper], backend: str, options: dict[str, Any], hook: str
 ) -> list[torch.Tensor]:
-    """Of some steps, one after another."""
+    """The gradients of several steps, one after another."""
     group = _group(backend)
     cap = 25 if hook == "powersgd" else 0.1
     model = cls(_module(), process_group=group, bucket_cap_mb=cap, **options)
@@ -123,13 +126,13 @@ def test_buckets_lie_in_shared_memory(ranks, view):
 
 
 def _check_fixed_order() -> None:
-    """Gradients do not depend on bucket sizes; with gloo's order, of 3 ranks, they do."""
+    """Gradients do not depend on bucket sizes. In gloo's order of 3 ranks they do."""
     for order, alike in (("fixed", True), ("gloo", False)):
         group = dist.new_group(backend="shm", pg_options=ddpx.ShmOptions(order=order))
         results = []
         for cap in (0.01, 25):
             model = ddpx.ReducerDDP(_module(), process_group=group, bucket_cap_mb=cap)
-            for _ in range(2):  # the second with rebuilt buckets
+            for _ in range(2):  # the second step has rebuilt buckets
                 torch.manual_seed(dist.get_rank())
                 model.zero_grad()
                 model(torch.randn(8, 30)).square().mean().backward()
@@ -142,7 +145,7 @@ def test_fixed_order_makes_bucket_sizes_irrelevant(ranks):
 
 
 def _joined_gradients(backend: str) -> list[torch.Tensor]:
-    """Of every step: rank r has 2 + 2 r of them."""
+    """The gradients of every step. Rank r has 2 + 2 r steps."""
     group = _group(backend)
     model = ddpx.ReducerDDP(_module(), process_group=group, bucket_cap_mb=0.1)
     gradients = []
@@ -152,7 +155,7 @@ def _joined_gradients(backend: str) -> list[torch.Tensor]:
             model.zero_grad()
             model(torch.randn(8, 30)).square().mean().backward()
             gradients += [param.grad.clone() for param in model.parameters()]
-    # The last to join has the last parameters, and all get them.
+    # The last rank to join has the final parameters, and all ranks get them.
     return gradients + [param.detach().clone() for param in model.parameters()]
 
 

@@ -1,4 +1,4 @@
-"""Arguments of ReducerDDP: the same as DDP's, and clear errors for bad ones."""
+"""Arguments of ReducerDDP: the same as those of DDP, with clear errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _names(cls: type) -> list[str]:
 
 
 def test_arguments_stand_in_ddps_order():
-    """A torch older than 2.13 has fewer, in the same order."""
+    """A torch older than 2.13 has fewer arguments, in the same order."""
     theirs = _names(DistributedDataParallel)
     assert _names(ReducerDDP)[: len(theirs)] == theirs
 

@@ -1,4 +1,4 @@
-"""The bucket plan by DDP's rules, computed by hand and against a slow reference."""
+"""The bucket plan by DDP's rules, compared with values computed by hand and a slow reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KIB = 1024
 
 
 def _metas(*kib: int, dtype: torch.dtype = torch.uint8) -> list[ParamMeta]:
-    """One param a size, in KiB, of a one-byte dtype unless told otherwise."""
+    """One param per size in KiB, of a one-byte dtype by default."""
     return [ParamMeta(torch.empty(size * KIB // dtype.itemsize, dtype=dtype)) for size in kib]
 
 
@@ -71,7 +71,8 @@ def test_arrival_order_must_be_a_permutation(order):
 def _reference(
     metas: list[ParamMeta], dtypes: list[torch.dtype], order: list[int], limits: list[int]
 ) -> list[list[int]]:
-    """One pass per dtype; then buckets by when they closed, open ones last by their first param."""
+    """One pass per dtype. Full buckets are sorted by their end, open ones follow by their first
+    param."""
     closed: list[tuple[int, list[int]]] = []
     for dtype in set(dtypes):
         mine = [(position, index) for position, index in enumerate(order) if dtypes[index] == dtype]

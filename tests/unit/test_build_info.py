@@ -1,4 +1,4 @@
-"""An extension that does not fit is refused with a sentence, before it is loaded."""
+"""An extension that does not match torch is refused with a clear error, before it is loaded."""
 
 from __future__ import annotations
 

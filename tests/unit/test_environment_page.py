@@ -1,4 +1,4 @@
-"""docs/environment.md has each environment variable of the sources, and no other one."""
+"""docs/environment.md lists exactly the environment variables of the sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links of the Markdown pages lead to files and headings that exist."""
+"""Links of the Markdown pages point to existing files and headings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.
 
 
 def _anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub makes of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.strip().lower()) for heading in headings]
     return {text.replace(" ", "-") for text in plain}

@@ -1,4 +1,4 @@
-"""Walks through nested inputs and outputs."""
+"""Traversal of nested inputs and outputs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sized(list):
 
 
 def test_to_device_of_unusual_containers():
-    """As in DDP: other mappings are passed on, other lists become plain ones."""
+    """As in DDP: other mappings are passed on, other lists become plain lists."""
     chain = ChainMap({"x": torch.ones(1)})
     moved = to_device([chain, Sized(torch.ones(1), 2)], torch.device("meta"))
     assert moved[0] is chain

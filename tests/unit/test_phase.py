@@ -1,4 +1,4 @@
-"""The phase machine as Python sees it; tests/cpp has every pair."""
+"""The phase machine as Python sees it. tests/cpp tests every pair of phases."""
 
 from __future__ import annotations
 

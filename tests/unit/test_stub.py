@@ -1,4 +1,4 @@
-"""ddpx/_C.pyi names what the extension has, no more and no less."""
+"""ddpx/_C.pyi names exactly what the extension has."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_module():
 )
 def test_class(declared):
     cls = getattr(_C, declared.name)
-    if hasattr(cls, "__members__"):  # an enum: pybind adds what every enum has
+    if hasattr(cls, "__members__"):  # an enum: pybind adds the members that every enum has
         values = _declared(declared.body) - {"name", "__int__", "__members__"}
         assert values == set(cls.__members__)
         return
     bound = _public(cls)
-    if "__init__" not in _declared(declared.body):  # pybind's own raises: no constructor is bound
+    if "__init__" not in _declared(declared.body):  # no constructor is bound: that of pybind raises
         bound -= {"__init__"}
     assert _declared(declared.body) == bound

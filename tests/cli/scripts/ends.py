@@ -1,4 +1,7 @@
-"""Ends as its argument for this rank says: an exit code, or killed; by restart, with commas."""
+"""Ends as the argument for this rank says: with an exit code, or killed.
+
+Commas separate restarts.
+"""
 
 from __future__ import annotations
 
@@ -14,5 +17,5 @@ if end == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if end != "0":
     sys.exit(int(end))
-time.sleep(1)  # longer than a launcher would let it live
+time.sleep(1)  # longer than a launcher would let the process live
 print(f"rank {rank} ends well", flush=True)

@@ -1,4 +1,4 @@
-"""Rank 1 ends with an exit code of its own, before any group exists."""
+"""Rank 1 ends with its own exit code, before any group exists."""
 
 from __future__ import annotations
 

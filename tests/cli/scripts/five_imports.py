@@ -1,4 +1,4 @@
-"""Wraps models in DDP by whatever name, trains each, and says on rank 0 what did the work."""
+"""Wraps models in DDP under several names, trains each, and prints on rank 0 which class worked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 
 
 class Derived(DDP):
-    """As in libraries that add something of their own."""
+    """A class as libraries have it, which derives from DDP."""
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(*inputs) * 2
@@ -55,7 +55,7 @@ def main() -> None:
         assert isinstance(unwrap(model), nn.Linear), how
         assert how == "derived" or type(model) is DDP, how
         train(model)
-        # torch asks isinstance here, to leave out the wrapper's "module.".
+        # torch calls isinstance here, to leave out the wrapper's "module.".
         assert set(get_model_state_dict(model)) == {"weight", "bias"}, how
         if dist.get_rank() == 0:
             reducer = type(model.reducer)

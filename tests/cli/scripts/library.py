@@ -1,4 +1,4 @@
-"""A library that imports DDP on its own."""
+"""A library that imports DDP itself."""
 
 from __future__ import annotations
 

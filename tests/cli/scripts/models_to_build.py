@@ -1,4 +1,4 @@
-"""Build functions, good and bad, for commands that take module:function."""
+"""Build functions, valid and invalid, for commands that take module:function."""
 
 from __future__ import annotations
 

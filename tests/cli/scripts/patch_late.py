@@ -1,4 +1,4 @@
-"""Plain Python: libraries and torch's own modules got hold of DDP before it is replaced."""
+"""Plain Python: libraries and torch's own modules have imported DDP before its replacement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     store = dist.FileStore(sys.argv[1], 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     assert type(wrap(nn.Linear(6, 3))) is TorchDDP
-    original = TorchDDP  # names of modules are replaced, this one is not
+    original = TorchDDP  # only names in modules are replaced, and this is a local name
     patch_ddp()
     assert TorchDDP is ReducerDDP
     model = wrap(nn.Linear(6, 3))
@@ -34,7 +34,7 @@ def main() -> None:
     assert set(state_dict.get_model_state_dict(model)) == {"weight", "bias"}
     made = original(nn.Linear(6, 3))
     assert type(made) is ReducerDDP
-    replicated = replicate(nn.Linear(6, 3))  # which runs parts of torch's own DDP
+    replicated = replicate(nn.Linear(6, 3))  # replicate() runs parts of torch's own DDP
     replicated(torch.ones(2, 6)).sum().backward()
     assert type(replicate.state(replicated)._ddp) is original
     try:

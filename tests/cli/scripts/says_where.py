@@ -1,4 +1,4 @@
-"""What a script sees of how it was started."""
+"""Prints what a script sees of its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small training; ``--spoil STEP`` makes it differ under ReducerDDP, ``--unseeded`` always."""
+"""A small training. ``--spoil STEP`` makes it differ under ReducerDDP, ``--unseeded`` always."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def spoil(model: DDP) -> None:
-    """On rank 1 alone, after synchronisation, as a reducer that is wrong would leave it."""
+    """Changes a gradient on rank 1 only after synchronization, as an incorrect reducer would."""
     if type(model).__name__ == "ReducerDDP" and dist.get_rank() == 1:
         weight = model.module[2].weight
 

@@ -1,4 +1,4 @@
-"""Uses ReducerDDP by itself."""
+"""A script that uses ReducerDDP itself."""
 
 from __future__ import annotations
 

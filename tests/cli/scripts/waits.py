@@ -1,4 +1,4 @@
-"""Says that it runs, and runs for a minute."""
+"""Prints that it runs, and runs for a minute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import sys
 import time
 
-# In one piece: launchers start ranks unbuffered, and print() then writes the end of a line apart.
+# One write: launchers start ranks unbuffered, and print() would write the end of the line
+# separately.
 sys.stdout.write(f"waiting in {os.getpid()}\n")
 sys.stdout.flush()
 time.sleep(60)

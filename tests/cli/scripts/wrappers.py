@@ -16,7 +16,7 @@ class Derived(DistributedDataParallel):
 
 
 class Sums(nn.Module):
-    """Has nothing of DDP's, and forgets to divide."""
+    """Does not derive from DDP, and does not divide the sums."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -18,12 +18,12 @@ def make_model() -> nn.Sequential:
 
 
 def inputs_of(rank: int) -> torch.Tensor:
-    """Of all steps: NUM_STEPS * 5 samples."""
+    """The inputs of all steps: NUM_STEPS * 5 samples."""
     return torch.randn(NUM_STEPS * 5, 6, generator=torch.Generator().manual_seed(1 + rank))
 
 
 def compare(ours: nn.Module, theirs: nn.Module) -> None:
-    """Both trained, and as the library wrapped them."""
+    """Compares two trained models, both as the library wrapped them."""
     assert isinstance(ours, ReducerDDP), type(ours)
     assert type(theirs) is DistributedDataParallel, type(theirs)
     start = dict(make_model().named_parameters())
@@ -35,6 +35,6 @@ def compare(ours: nn.Module, theirs: nn.Module) -> None:
 
 
 def _weights(wrapper: nn.Module) -> dict[str, torch.Tensor]:
-    """By the names that they have in make_model()."""
+    """The weights by their names in make_model()."""
     params = wrapper.module.named_parameters()
     return {name.removeprefix("inner."): param.detach() for name, param in params}

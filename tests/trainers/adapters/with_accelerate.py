@@ -1,4 +1,4 @@
-"""Accelerate: ddpx's Accelerator beside its own."""
+"""Accelerate: compares ddpx's Accelerator with the library's own."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Fabric: the strategy "ddpx" beside "ddp"."""
+"""Fabric: compares the strategy "ddpx" with "ddp"."""
 
 import sys
 

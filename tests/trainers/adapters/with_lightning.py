@@ -1,4 +1,4 @@
-"""Lightning's Trainer: the strategy "ddpx" beside "ddp"."""
+"""Lightning's Trainer: compares the strategy "ddpx" with "ddp"."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Ray Train: ddpx's prepare_model beside its own, in the loop of each worker."""
+"""Ray Train: compares ddpx's prepare_model with the library's own, in the loop of each worker."""
 
 import os
 import sys

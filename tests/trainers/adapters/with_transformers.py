@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: with the mixin, and without."""
+"""Hugging Face's Trainer, with and without the mixin."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Accelerate: two forwards in no_sync, of whose backwards the second one is to synchronise."""
+"""Accelerate: two forwards in no_sync. The second backward must synchronize."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""Lightning, manual optimisation: a generator and a discriminator take turns in each step."""
+"""Lightning, manual optimization: a generator and a discriminator alternate in each step."""
 
 import lightning.pytorch as lightning
 import torch
@@ -45,7 +45,7 @@ trainer = lightning.Trainer(
     accelerator="cpu",
     devices=2,
     strategy=DDPStrategy(find_unused_parameters=True, process_group_backend="gloo"),
-    max_steps=2 * NUM_STEPS,  # those of both optimizers count
+    max_steps=2 * NUM_STEPS,  # counts the steps of both optimizers
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

@@ -1,4 +1,4 @@
-"""mmengine: runs forward in no_sync while it accumulates gradients, and backward outside."""
+"""mmengine: during accumulation, runs forward inside no_sync and backward outside."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-#include "patience.h"
+#include "spin_policy.h"
 
 #include <sched.h>
 
@@ -15,7 +15,7 @@ int usable_cores() {
   return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-Patience choose_patience(int num_local_ranks, int num_cores) {
+SpinPolicy choose_spin_policy(int num_local_ranks, int num_cores) {
   if (num_local_ranks <= num_cores) {
     return {std::chrono::microseconds(20), 2};
   }
