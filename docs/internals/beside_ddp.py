@@ -1,4 +1,4 @@
-"""torch's DDP and ReducerDDP in the same three processes: buckets and bits."""
+"""Compares buckets and bits of torch's DDP and ReducerDDP, in the same three processes."""
 
 from __future__ import annotations
 

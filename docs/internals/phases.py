@@ -1,4 +1,4 @@
-"""In which phase the reducer is, seen from hooks of the user's in the second step."""
+"""Shows the phase of the reducer in the second step, as hooks of the user see it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpx.testing import RankPool
 def phases_seen() -> list[str]:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model = ReducerDDP(module)
-    model(ones(2, 4)).sum().backward()  # the first step rebuilds buckets behind it
+    model(ones(2, 4)).sum().backward()  # the forward after this step rebuilds buckets
     seen: list[str] = []
 
     def look(where: str) -> None:
