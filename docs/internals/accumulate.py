@@ -1,4 +1,4 @@
-"""Shows which backwards average: the outputs that a backward reaches decide, or its first gradient."""
+"""Shows which backwards average. Outputs that a backward reaches decide, or its first gradient."""
 
 from __future__ import annotations
 

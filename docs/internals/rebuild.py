@@ -1,7 +1,7 @@
 """Shows when buckets are rebuilt, and by which order.
 
-The layers run in another order than they are registered. A static graph rebuilds one step later, and
-find_unused_parameters never rebuilds.
+The layers run in another order than they are registered. A static graph rebuilds one step later,
+and find_unused_parameters never rebuilds.
 """
 
 from __future__ import annotations
