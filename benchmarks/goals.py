@@ -1,22 +1,23 @@
-"""What the figures are held against."""
+"""The goals for the figures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PERCENT = " %"  # a difference of shares is no share of anything
+PERCENT = " %"  # distances between percentages are in points
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One demand on one figure.
+    """A goal for one figure.
 
     Attributes:
-        what: which figure, in words.
-        measured, limit: in ``unit``.
-        at_least: the figure is to reach the limit, rather than stay at or under it.
-        noise: how far two copies of the same contender lie apart, as a share.
-        why: what is known about a miss; shown only then.
+        what: The name of the figure.
+        measured: The figure, in ``unit``.
+        limit: The goal, in ``unit``.
+        at_least: The figure must reach the limit. Otherwise the figure must not exceed the limit.
+        noise: The difference between two copies of the same contender, as a share.
+        why: The known reason for a miss. Shown only after a miss.
     """
 
     what: str

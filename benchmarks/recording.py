@@ -1,4 +1,4 @@
-"""What a recording of the timeline costs: nanoseconds an event, times the events of a step."""
+"""The cost of recording a timeline: nanoseconds an event, times the events of a step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _num_events(model: nn.Module, x: torch.Tensor) -> int:
 
 
 def time_recording(num_params: int, effort: Effort) -> tuple[Seconds, int]:
-    """Runs on the one rank: CPU seconds of the thread that trains, and the events of a step."""
+    """Runs on one rank. Returns CPU seconds of the thread that trains, and the events of a step."""
     wraps = {name: contenders.ours_over_gloo() for name in (_OFF, _AGAIN, _ON)}
     models, x = contenders.make_models(partial(joined, num_params), wraps)
     for model in models.values():
@@ -55,7 +55,7 @@ def time_recording(num_params: int, effort: Effort) -> tuple[Seconds, int]:
 
 
 def _demo(steps: int) -> Results:
-    """Events and milliseconds of a step of the main example, from a recording of it."""
+    """Events and milliseconds of a step of the main example, from a recording."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "DDPX_TIMELINE": folder}
         command = [sys.executable, str(_DEMO), f"--steps={steps}", f"--out={folder}/run"]
@@ -84,7 +84,7 @@ def measure(plan: Plan) -> Results:
 
 
 def _share(results: Results) -> float:
-    """Of the demo's step, in percent."""
+    """The cost of a recording, in percent of the demo's step."""
     demo = results["demo"]
     return 100 * demo["events"] * results["ns_per_event"]["median"] / (1e6 * demo["step_ms"])
 
@@ -102,8 +102,8 @@ def section(results: Results) -> str:
             f"CPU time of the thread that trains, one rank, {results['num_params']} tensors of 16 "
             f"elements, {results['num_events']} events a step.",
             table(["step", "ms"], rows),
-            f"An event takes {cost:.0f} ns (two that are not recorded differ by {noise:.0f} ns an "
-            f"event). A step of the demo has {demo['events']} events a rank and takes "
-            f"{demo['step_ms']:.1f} ms: {_share(results):.3f} % of it.",
+            f"An event takes {cost:.0f} ns (two steps that are not recorded differ by {noise:.0f} "
+            f"ns an event). A step of the demo has {demo['events']} events a rank, and takes "
+            f"{demo['step_ms']:.1f} ms. Recording takes {_share(results):.3f} % of the step.",
         ]
     )
