@@ -17,7 +17,7 @@ def gradients() -> list[str]:
 
     def add_line(what: str) -> None:
         steps = model.reducer.report.step + 1
-        lines.append(f"{what:<42}grad {weight.grad.item():g}, {steps} synchronised")
+        lines.append(f"{what:<42}grad {weight.grad.item():g}, {steps} synchronized")
 
     with model.no_sync():
         model(x).sum().backward()

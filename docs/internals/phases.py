@@ -22,7 +22,7 @@ def phases_seen() -> list[str]:
     for name, param in module.named_parameters():
         param.register_post_accumulate_grad_hook(lambda _, name=name: look(f"{name} accumulated"))
     model.register_post_sync_hook(
-        module[0].bias, lambda param: look("in a hook after synchronisation")
+        module[0].bias, lambda param: look("in a hook after synchronization")
     )
     model(ones(2, 4)).sum().backward()
     look("after backward()")
