@@ -1,4 +1,4 @@
-"""Measures the all-reduce: gloo, shm resident and staged, MPICH, and a copy as the lower bound.
+"""The all-reduce alone: gloo, shm resident and staged, MPICH, and the time of copies.
 
 MPICH needs processes of its own. They run after those of the others for each size, so that the
 blocks of both alternate.
@@ -39,16 +39,13 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 _LARGE_BYTES = 25 * MIB
 _SMALL_BYTES = 64 * KIB
 _WHY_SMALL = (
-    "Python, torch's dispatcher and a Work object around each operation take longer than all of "
-    "MPICH's (see the all-reduce of one rank under growth)."
+    "Python, torch's dispatcher and a Work object for each operation take longer than the whole "
+    "operation in MPICH (see the all-reduce of one rank under growth)."
 )
 
 
 def _burst_of(num_bytes: int) -> int:
-    """The number of operations in a row.
-
-    With one short operation, leaving the barrier would be timed.
-    """
+    """The number of operations in a row. A short operation alone would time the barrier."""
     return min(max(MIB // num_bytes, 1), 32)
 
 
@@ -70,17 +67,14 @@ def _all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor) -> Callable[[], 
 
 
 def _copy_within(buffer: Array) -> None:
-    """Copies one half over the other, and back.
-
-    Moves as many bytes as one copy of all, in half the memory.
-    """
+    """Copies one half over the other, and back: as many bytes as a copy, in half the memory."""
     half = buffer.size // 2
     np.copyto(buffer[half:], buffer[:half])
     np.copyto(buffer[:half], buffer[half:])
 
 
 def time_all_reduces(num_bytes: int, effort: Effort) -> Seconds:
-    """Runs on every rank. Returns seconds per operation."""
+    """Runs on every rank. Returns the seconds of one operation."""
     numel, burst = num_bytes // 4, _burst_of(num_bytes)
     group, gloo = contenders.shm_group(), dist.group.WORLD
     assert gloo is not None
@@ -107,12 +101,8 @@ def time_all_reduces(num_bytes: int, effort: Effort) -> Seconds:
 
 
 def why_no_mpich() -> str:
-    """The reason why MPICH cannot run, or an empty string.
-
-    Both packages are from PyPI: see the extra `bench`.
-    """
-    # not imported, since an import would start MPI in this process
-    if importlib.util.find_spec("mpi4py") is None:
+    """Why MPICH cannot run; empty if it can. The extra `bench` has both packages."""
+    if importlib.util.find_spec("mpi4py") is None:  # not imported: that would start MPI in here
         return "mpi4py is not installed"
     return "" if _mpiexec().exists() else f"there is no {_mpiexec().name} beside the interpreter"
 
@@ -123,7 +113,7 @@ def _mpiexec() -> Path:
 
 
 def _time_mpich(ranks: int, num_bytes: int, rounds: int, warm_up: int) -> tuple[list[float], str]:
-    """Seconds per operation by round, and the version."""
+    """The seconds of one operation in each round, and the version of MPICH."""
     command = [str(_mpiexec()), "-n", str(ranks), sys.executable]
     command += [str(Path(__file__).with_name("mpi_all_reduce.py"))]
     for option, value in {
@@ -208,18 +198,22 @@ def goals(results: Results) -> list[Goal]:
 def section(results: Results) -> str:
     mpich = results["without_mpich"] or f"MPICH {results['mpich']} with its default settings"
     text = [
-        "Sum of fp32, in place, called on the process group as reducers do; several operations in "
-        "a row for small sizes, no work in between. Resident: the buffer came from the backend's "
-        "`allocate_tensor`, as ReducerDDP's buckets do. Staged: an ordinary tensor. Milliseconds "
-        "an operation on the slowest rank, as median / minimum over rounds.",
-        "The floor: an in-place all-reduce of N bytes by p ranks in shared memory, each owner of a "
-        "slice, has to read p·N bytes and write p·N. `copy` is the time in which p processes at "
-        "once move as many: each copies N bytes (memcpy) from one private buffer into another. "
-        "`copy within` copies one half of a buffer over the other and back: as many bytes moved, "
-        "in half the memory, as the all-reduce has it; that is the stricter floor where caches "
-        "hold it, and without a goal of its own.",
-        f"MPICH: {mpich}. It runs in processes of its own, between the others' blocks, size by "
-        "size; its ratio is one of medians, the others' are medians of ratios in the same round.",
+        "An operation is a sum of fp32, in place, called on the process group as reducers call it. "
+        "Small sizes run several operations in a row, without work between them. Figures are "
+        "milliseconds an operation on the slowest rank, as median / minimum over rounds.",
+        "- Resident: the buffer came from the backend's `allocate_tensor`, as ReducerDDP's buckets "
+        "do.\n"
+        "- Staged: the buffer is an ordinary tensor.\n"
+        "- Copy: the lower bound. p ranks that all-reduce N bytes in place, in shared memory, with "
+        "one owner for each slice, have to read p·N bytes and to write p·N bytes. `copy` is the "
+        "time in which p processes move as many bytes at the same time: each copies N bytes "
+        "(memcpy) from one private buffer into another.\n"
+        "- Copy within: the stricter bound where the data fit into caches. Each process copies one "
+        "half of a buffer over the other half, and back. It moves as many bytes, in half the "
+        "memory, like the all-reduce. No goal refers to this bound.\n"
+        f"- MPICH: {mpich}. It runs in separate processes, between the blocks of the other "
+        "contenders, size by size. Its ratio is a ratio of medians. The other ratios are medians "
+        "of ratios in the same round.",
         "![time by size](benchmarks/all_reduce.png)",
     ]
     for ranks in sorted({cell["ranks"] for cell in results["cells"]}):
@@ -238,6 +232,6 @@ def section(results: Results) -> str:
             + [f"{cell['resident_to'][name]['median']:.2f}" for name in others]
             for cell in cells
         ]
-        text.append("Resident, as a ratio to")
+        text.append("Resident, as a ratio to the other contenders:")
         text.append(table(["bytes a rank", *others], rows))
     return "\n\n".join(text)

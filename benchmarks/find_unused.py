@@ -1,4 +1,4 @@
-"""Measures the cost of find_unused_parameters=True in DDP and in ReducerDDP.
+"""The cost of find_unused_parameters=True, in DDP and in ReducerDDP.
 
 A step with the option is compared with a step without it in the same round: as a share of that
 step, and as nanoseconds per parameter. The same is done for the CPU time of the training thread.
@@ -39,7 +39,7 @@ _LABELS = {
 
 
 class WithUnused(nn.Module):
-    """A model that uses all layers, with two params that it never uses."""
+    """Layers that are all used, and two params that are never used."""
 
     def __init__(self, used: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class WithUnused(nn.Module):
 
 
 def time_steps(num_params: int, effort: Effort) -> dict[str, Seconds]:
-    """Runs on every rank. Returns seconds by clock."""
+    """Runs on every rank. Returns the times of each clock."""
     steps = {}
     for name, wrapper in _WRAPPERS.items():
         for label, (find, has_unused) in _LABELS.items():
@@ -105,8 +105,9 @@ def section(results: Results) -> str:
     headers = ["contender", "step / off", "ns a parameter", "CPU time / off", "ns a parameter"]
     text = (
         f"{results['num_params']} parameters in small layers, {results['ranks']} ranks, views, "
-        f"{results['step']['rounds']} rounds: a step with the option against one without, of the "
-        "same wrapper in the same round; then the same for the CPU time of the thread that trains, "
-        "which waits do not blur. `off again` is a second copy without it: noise."
+        f"{results['step']['rounds']} rounds. A ratio compares a step with the option and a step "
+        "without the option, of the same wrapper in the same round. The CPU time is the time of "
+        "the thread that trains, without its waits. `off again` is a second copy without the "
+        "option, and shows the noise."
     )
     return text + "\n\n" + table(headers, rows)

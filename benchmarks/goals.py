@@ -1,21 +1,23 @@
-"""Goals for the measured figures."""
+"""The goals for the figures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PERCENT = " %"  # a difference of shares has no relative excess
+PERCENT = " %"  # distances between percentages are in points
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A limit for one figure.
+    """A goal for one figure.
 
     Attributes:
-        what: The figure, in words. measured, limit: In ``unit``.
-        at_least: True if the figure must reach the limit, False if it must not exceed it.
+        what: The name of the figure.
+        measured: The figure, in ``unit``.
+        limit: The goal, in ``unit``.
+        at_least: The figure must reach the limit. Otherwise the figure must not exceed the limit.
         noise: The difference between two copies of the same contender, as a share.
-        why: What is known about a miss. Shown only after a miss.
+        why: The known reason for a miss. Shown only after a miss.
     """
 
     what: str

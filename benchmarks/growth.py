@@ -1,4 +1,4 @@
-"""Measures how costs grow with the number of parameters, and with the number of ranks."""
+"""The growth of costs with the number of parameters, and with the number of ranks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _layers(tiny: bool) -> tuple[nn.Module, torch.Tensor]:
 
 
 def time_ranks(tiny: bool, effort: Effort) -> Seconds:
-    """Runs on every rank: steps, and all-reduces without steps."""
+    """Runs on every rank. Measures steps, and all-reduces alone."""
     runs = contenders.make_steps(partial(_layers, tiny), contenders.with_best_settings())
     group = contenders.shm_group()
     backend = group._get_backend(torch.device("cpu"))
@@ -148,19 +148,19 @@ def section(results: Results) -> str:
         [
             "![growth](benchmarks/growth.png)",
             "### Number of parameters",
-            f"Tensors of 16 numbers, joined by one operator, so that next to nothing is computed; "
-            f"{_RANKS_OF_PARAMS} ranks. Nanoseconds a parameter by which a step is longer than the "
-            "bare one: all of it, waiting for communication included, is in it.",
+            f"Tensors of 16 numbers, which one operator concatenates, so that almost nothing is "
+            f"computed; {_RANKS_OF_PARAMS} ranks. Figures are nanoseconds a parameter by which a "
+            "step is longer than the bare step, with all waits for communication.",
             _table(results["by_params"], "num_params", "ns", 0),
-            f"Seconds that construction and the first {_SETUP_STEPS} steps take. DDP is left out "
-            f"beyond {_DDP_MAX_PARAMS:,} parameters, where these take it minutes.",
+            f"Seconds of construction and of the first {_SETUP_STEPS} steps. DDP has no figures "
+            f"beyond {_DDP_MAX_PARAMS:,} parameters, because DDP takes minutes there.",
             _table(results["by_params"], "num_params", "setup_s", 2),
             "### Number of ranks",
-            f"Milliseconds. Steps: 4 layers of 1024 x 1024. All-reduce: "
-            f"{results['reduce_bytes'] // MIB} MiB, resident over shm. More ranks than cores take "
-            "turns on them, and the bare step grows with that.",
+            f"Figures are milliseconds. The steps have 4 layers of 1024 x 1024. The all-reduce has "
+            f"{results['reduce_bytes'] // MIB} MiB, resident over shm. If there are more ranks "
+            "than cores, ranks take turns on the cores, and the bare step takes longer, too.",
             _table(results["by_ranks"], "ranks", "ms", 2),
-            "Steps, as ratios to the bare one in the same round:",
+            "Steps, as ratios to the bare step in the same round:",
             _table(results["by_ranks"], "ranks", "to_bare", 2),
         ]
     )

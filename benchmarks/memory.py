@@ -56,14 +56,13 @@ def _status_bytes(file: str, field: str) -> int:
 
 
 def _own_bytes() -> int:
-    """A page that n processes map counts 1/n. Pages of files do not count."""
+    """The proportional set size: a page that n processes map counts 1/n. Files do not count."""
     return sum(_status_bytes("smaps_rollup", field) for field in ("Pss_Anon", "Pss_Shmem"))
 
 
 def _return_free_memory() -> None:
-    """Returns freed memory to the system: what malloc keeps of temporaries is not part of
-    gradients."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # exists in glibc only
+    """Makes malloc return the memory of freed temporaries, which no gradient uses."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
 
@@ -73,7 +72,7 @@ def _forget_peak() -> None:
 
 
 def _warm_up(wrap: Wrap) -> None:
-    """Creates everything that a first step creates for any model: connections, threads, code."""
+    """Makes what the first step of any model makes: connections, threads, code."""
     model = wrap(nn.Linear(64, 64))
     for _ in range(3):
         contenders.step(model, torch.randn(8, 64))
@@ -98,7 +97,7 @@ def _snapshot(base: dict[str, int], unit: int) -> Snapshot:
 
 
 def take_snapshots(name: str, tiny: bool) -> list[Snapshot]:
-    """Runs on every rank. Takes one snapshot after each step."""
+    """Runs on every rank. Returns one record for each step."""
     wrap = _wraps()[name]
     _warm_up(wrap)
     module, x = build(WIDE, tiny)
@@ -165,20 +164,23 @@ def summary(results: Results) -> str:
     return (
         "Peak resident memory within a step, beyond the bare module, as a multiple of the "
         f"gradients' bytes ({results['model']}, {results['ranks']} ranks; memory that ranks share "
-        f"counts for each of them): {'; '.join(peaks)}."
+        f"counts for each rank): {'; '.join(peaks)}."
     )
 
 
 def section(results: Results) -> str:
     text = [
-        f"{results['model']}, {results['ranks']} ranks, each contender in processes of its own; "
-        "what a rank holds beyond the bare module without gradients, as multiples of the bytes of "
-        "its gradients, after backward. `after` is the proportional set size without files: a "
-        "page that two ranks map counts half for each, and malloc is asked first to return what it "
-        "keeps of freed temporaries. By `RSS` neither is so: over shm a rank maps the buckets of "
-        "its peers, too. The same goes for `peak` (`VmHWM`, within the step). `arena`: what the "
-        "shm backend says that buckets occupy. Verdicts are on `after` against the bare module's, "
-        "which is not quite 1 either; the goal of 1.0 is taken to the precision it is stated in."
+        f"{results['model']}, {results['ranks']} ranks, each contender in separate processes. "
+        "Figures are the memory of a rank beyond the bare module without gradients, as multiples "
+        "of the bytes of its gradients.",
+        "- `after`: the proportional set size after backward, without files. A page that two ranks "
+        "map counts half for each rank. malloc first returns the memory of freed temporaries.\n"
+        "- `after, RSS`: the resident set size. Shared pages count in full, and over shm a rank "
+        "also maps the buckets of its peers. Freed temporaries count, too.\n"
+        "- `peak`: the same, at its maximum within the step (`VmHWM`).\n"
+        "- `arena`: the memory of buckets, as the shm backend reports it.",
+        "Verdicts compare `after` with the figure of the bare module, which is not exactly 1. The "
+        "goal of 1.0 has the precision of its digits.",
     ]
     rows = [
         [name, when, *(with_range(figures[what]) for what in FIGURES)]

@@ -1,5 +1,4 @@
-"""Measures communication that no computation hides, by the wrappers' clocks and by the step
-time."""
+"""Exposed communication of a step, by the wrappers' own clocks and by the time of the step."""
 
 from __future__ import annotations
 
@@ -98,11 +97,12 @@ def goals(results: Results) -> list[Goal]:
 
 def section(results: Results) -> str:
     text = [
-        "Milliseconds. Communication is from the first bucket's launch to the last one's return; "
-        "overlap is the part of it before the end of backward, the rest is exposed. These three "
-        "are from the wrappers' own clocks (`_get_ddp_logging_data`), as medians over steps and "
-        "ranks. On few cores overlap is no gain by itself, since threads that communicate take the "
-        "cores from those that compute: what a step takes beyond the bare one shows the whole bill."
+        "Figures are milliseconds. Communication lasts from the launch of the first bucket to the "
+        "end of the last bucket. Overlap is the part of communication before the end of backward, "
+        "and the rest is exposed. These three figures are from the wrappers' own clocks "
+        "(`_get_ddp_logging_data`), as medians over steps and ranks.",
+        "On few cores, overlap alone is no gain: threads that communicate take cores from threads "
+        "that compute. The time of a step beyond the bare step shows the whole cost.",
     ]
     parts = ("backward", "comm", "overlap", "exposed")
     for cell in results["cells"]:

@@ -1,4 +1,4 @@
-"""Measures the cost of recording a timeline: nanoseconds per event, times the events of a step."""
+"""The cost of recording a timeline: nanoseconds an event, times the events of a step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _num_events(model: nn.Module, x: torch.Tensor) -> int:
 
 
 def time_recording(num_params: int, effort: Effort) -> tuple[Seconds, int]:
-    """Runs on the single rank: CPU seconds of the training thread, and the events of a step."""
+    """Runs on one rank. Returns CPU seconds of the thread that trains, and the events of a step."""
     wraps = {name: contenders.ours_over_gloo() for name in (_OFF, _AGAIN, _ON)}
     models, x = contenders.make_models(partial(joined, num_params), wraps)
     for model in models.values():
@@ -85,7 +85,7 @@ def measure(plan: Plan) -> Results:
 
 
 def _share(results: Results) -> float:
-    """The share of the demo's step, in percent."""
+    """The cost of a recording, in percent of the demo's step."""
     demo = results["demo"]
     return 100 * demo["events"] * results["ns_per_event"]["median"] / (1e6 * demo["step_ms"])
 
@@ -103,8 +103,8 @@ def section(results: Results) -> str:
             f"CPU time of the thread that trains, one rank, {results['num_params']} tensors of 16 "
             f"elements, {results['num_events']} events a step.",
             table(["step", "ms"], rows),
-            f"An event takes {cost:.0f} ns (two that are not recorded differ by {noise:.0f} ns an "
-            f"event). A step of the demo has {demo['events']} events a rank and takes "
-            f"{demo['step_ms']:.1f} ms: {_share(results):.3f} % of it.",
+            f"An event takes {cost:.0f} ns (two steps that are not recorded differ by {noise:.0f} "
+            f"ns an event). A step of the demo has {demo['events']} events a rank, and takes "
+            f"{demo['step_ms']:.1f} ms. Recording takes {_share(results):.3f} % of the step.",
         ]
     )

@@ -4,7 +4,7 @@ README.md gets a summary between its marks.
 
     python benchmarks/run.py [--quick] [--only NAME]...
 
-The page is made from the JSON files of all parts, so that one part can be measured again alone.
+The page is made from the JSON files of all parts, so one part can be measured alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Part(Protocol):
-    """A module with measurements. Its results are the contents of its JSON file."""
+    """A module that measures something. Its JSON file has the results."""
 
     NAME: str
     TITLE: str
@@ -87,18 +87,19 @@ def _page(records: dict[str, Results]) -> str:
     goals = _goals(records)
     text = [
         "# Benchmarks",
-        "Written by `make bench`; changes by hand are lost. Contenders take turns in the same "
-        "processes, in an order that is shuffled in each round, and each rank has one thread. "
-        "Figures are medians over the rounds of several launches, each of fresh processes; the "
-        "machine's noise is in the tables, as second copies of the bare module and of DDP.",
+        "`make bench` writes this page, and overwrites changes by hand.",
+        "- Contenders take turns in the same processes. Their order is shuffled in each round.\n"
+        "- Each rank has one thread.\n"
+        "- Figures are medians over the rounds of several launches, each of new processes.\n"
+        "- Second copies of the bare module and of DDP show the noise of the machine (`again`).",
     ]
     if any(record["smoke"] for record in records.values()):
-        text.append("**A smoke run: small models, few rounds. The figures mean nothing.**")
+        text.append("**A smoke run, with small models and few rounds. The figures mean nothing.**")
     text += [_origin(records), "## Goals", f"{sum(g.met for g in goals)} of {len(goals)} are met."]
     text.append(tables.goal_table(goals))
     for part in parts:
         text += [f"## {part.TITLE}", part.section(records[part.NAME]["results"])]
-    return "\n\n".join(text) + "\n"
+    return tables.wrapped("\n\n".join(text)) + "\n"
 
 
 def _goals(records: dict[str, Results]) -> list[Goal]:
@@ -132,7 +133,7 @@ def _origin(records: dict[str, Results]) -> str:
 
 
 def _write_page(output: Path) -> None:
-    import plots  # imports matplotlib, which ranks, which import this file, need not load
+    import plots  # imports matplotlib, which the ranks that import this file do not need
 
     files = {part.NAME: output / "benchmarks" / "results" / f"{part.NAME}.json" for part in PARTS}
     records = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--only", choices=names, action="append", help="may be repeated")
     parser.add_argument("--output", type=Path, help="folder instead of the checkout")
     arguments = parser.parse_args()
-    # DDP warns in each process that there were no unused params, which is the measured case.
+    # DDP warns in each process that no parameter was unused, which is the case that is timed.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     output = arguments.output or (ROOT / "runs" / "bench" if arguments.quick else ROOT)
     flags = sys.argv[1:] if arguments.output is None else []

@@ -20,14 +20,14 @@ from tables import Results, num_ranks, table, with_range
 NAME = "step_time"
 TITLE = "Step time"
 
-# Goals by transport and cell. Elsewhere the goal is 1: not slower.
+# By transport and cell. All other goals are 1: not slower than DDP.
 GOALS = {
     "gloo": {(SMALL, 1): 0.9, (SMALL, 2): 0.9, (SMALL, 4): 0.9},
     "shm": {(WIDE, 2): 0.7, (WIDE, 4): 0.7, (TRANSFORMER, 2): 0.92},
 }
 _WHY = (
-    "not known beyond this: both send the same buckets through the same gloo, whose time and that "
-    "of the bare module are no one's to save; the part on overlap compares the two once more."
+    "both wrappers send the same buckets through the same gloo. No wrapper can save the time of "
+    "gloo and of the bare module. No other reason is known. The overlap part compares both again."
 )
 VERDICT_SETTING = next(iter(OUR_SETTINGS))
 
@@ -92,7 +92,7 @@ def goals(results: Results) -> list[Goal]:
                     ours["to_best_ddp"]["median"],
                     special.get(place, 1.0),
                     noise=_noise(rows),
-                    why=f"{_WHY} Here bare / best DDP is {floor:.2f}." * (transport == "gloo"),
+                    why=f"{_WHY} Bare / best DDP is {floor:.2f}." * (transport == "gloo"),
                 )
             )
     return found
@@ -104,7 +104,7 @@ def _noise(rows: Results) -> float:
 
 
 def summary(results: Results) -> str:
-    """The summary for README.md: what the plot shows, in one sentence per number of ranks."""
+    """The table for README.md."""
     ours = {
         "over gloo": lambda _: f"ddpx over gloo, {VERDICT_SETTING}",
         "over shm": lambda _: f"ddpx over shm, {VERDICT_SETTING}",
@@ -122,12 +122,15 @@ def summary(results: Results) -> str:
 
 def section(results: Results) -> str:
     text = [
-        "A step is `zero_grad`, forward and backward, without an optimizer; it takes as long as on "
-        "its slowest rank. Ratios are medians of the ratios in the same round. The best of DDP's "
-        "settings is chosen for each launch by the medians of the other launches: chosen by its "
-        "own, the least of many noisy medians would be too low. ddpx gets no such choice: verdicts "
-        f"are on `{VERDICT_SETTING}` everywhere. In brackets: the lowest and highest median of a "
-        "single launch. The `again` rows are second copies: what they differ by is noise.",
+        "- A step is `zero_grad`, forward and backward, without an optimizer. The time of a step "
+        "is the time on its slowest rank.\n"
+        "- Ratios are medians of the ratios in the same round.\n"
+        "- The best setting of DDP in a launch is the setting that is best by the medians of the "
+        "other launches. A choice by the launch's own medians would give a figure that is too low: "
+        "the least of many noisy medians.\n"
+        f"- ddpx gets no such choice. Verdicts are about `{VERDICT_SETTING}` everywhere.\n"
+        "- Brackets contain the lowest and the highest median of a single launch.\n"
+        "- The `again` rows are second copies. Their differences are noise.",
         "![ratios](benchmarks/step_time.png)",
     ]
     for cell in results["cells"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ _BEGIN, _END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table. The caller formats numbers."""
+    """A Markdown table. The caller formats numbers."""
     text = [[str(cell) for cell in row] for row in rows]
     align = ["left"] + ["right"] * (len(headers) - 1)
     return tabulate(text, headers, tablefmt="github", colalign=align, disable_numparse=True)
 
 
 def with_range(figure: Figure, digits: int = 2) -> str:
-    """The median, and the range of the medians of single launches."""
+    """The median, with the lowest and highest median of a single launch."""
     median, low, high = (f"{figure[key]:.{digits}f}" for key in ("median", "low", "high"))
     return median if low == high else f"{median} ({low} - {high})"
 
@@ -41,7 +42,7 @@ def num_ranks(count: int) -> str:
 
 
 def goal_table(goals: Sequence[Goal]) -> str:
-    """A table of goals, and a line per missed goal if something is known about the miss."""
+    """The table of goals, and a line for each missed goal whose reason is known."""
     rows = [[goal.what, goal.demand, goal.found, goal.verdict] for goal in goals]
     text = table(["figure", "goal", "measured", "verdict"], rows)
     reasons: dict[str, list[str]] = {}
@@ -49,15 +50,38 @@ def goal_table(goals: Sequence[Goal]) -> str:
         if goal.why and not goal.met:
             reasons.setdefault(goal.why, []).append(goal.what)
     lines = [f"- {'; '.join(whats)}: {why}" for why, whats in reasons.items()]
-    return text + ("\n\nMissed, and why:\n\n" + "\n".join(lines) if lines else "")
+    return text + (
+        "\n\nGoals that were missed, and the reasons:\n\n" + "\n".join(lines) if lines else ""
+    )
+
+
+def wrapped(page: str) -> str:
+    """The page with its paragraphs and list items in lines of up to 104 characters."""
+    blocks = []
+    for block in page.split("\n\n"):
+        lines = block.split("\n")
+        if not block.startswith(("#", "|", "!", "<")):
+            lines = [
+                part
+                for line in lines
+                for part in textwrap.wrap(
+                    line,
+                    width=104,
+                    subsequent_indent="  " if line.startswith("- ") else "",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            ]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def splice(path: Path, text: str) -> None:
-    """Replaces the text between the marks of a file, if the file has them."""
+    """Replaces the text between the marks of a file, if the file has the marks."""
     before, begin, rest = path.read_text().partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if begin and end:
         path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
-Results = dict[str, Any]  # the results of a part, as in its JSON file
+Results = dict[str, Any]  # what a part measured: the content of its JSON file

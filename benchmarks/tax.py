@@ -1,4 +1,4 @@
-"""Measures the cost of a wrapper on one rank without communication, and the cost around forward."""
+"""The cost of a wrapper on one rank alone, which has no peers; and its cost around forward."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _FORWARDS = 500  # number of forwards in a row
 _TAX = 0.01  # share of a step, beyond noise
 _FORWARD_US = 20.0
 _WHY = (
-    "a hook tells of each gradient that it has arrived, without which unused parameters could not "
-    "be named; autograd calls it, and finds it, in 0.3 to 0.5 µs a tensor."
+    "a hook reports the arrival of each gradient. Errors about unused parameters need these hooks. "
+    "Autograd takes 0.3 to 0.5 µs a tensor to find and call a hook."
 )
 _BYPASS = ("ddpx, default", "ddpx, views")
 
 
 @contextmanager
 def _communication_forced() -> Iterator[None]:
-    """Wrappers created in the block communicate even in a group of one rank."""
+    """Wrappers that are made in this context communicate, also on one rank alone."""
     os.environ["DDPX_FORCE_COMM"] = "1"
     try:
         yield
@@ -70,7 +70,7 @@ def time_models(tiny: bool, effort: Effort) -> dict[str, Seconds]:
 
 
 class Scale(nn.Module):
-    """One tensor as input, no buffers, almost no work."""
+    """A module with one input tensor, no buffers, and almost no work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,10 +151,10 @@ def section(results: Results) -> str:
     return "\n\n".join(
         [
             f"Steps of one rank, as ratios to the bare module in the same round ({rounds} rounds). "
-            "`forced`: with `DDPX_FORCE_COMM=1` the one rank packs and communicates, over gloo.",
+            "`forced`: with `DDPX_FORCE_COMM=1`, the rank packs and communicates, over gloo.",
             table(["contender", *(cell["model"] for cell in results["cells"])], rows),
             f"Microseconds of one forward of a module with one input tensor and no buffers, "
-            f"{_FORWARDS} in a row, and how much that is beyond the bare module's.",
+            f"{_FORWARDS} in a row, and the difference to the bare module.",
             table(["contender", "forward", "beyond bare"], forward),
         ]
     )

@@ -1,4 +1,4 @@
-"""Which backward averages: outputs that it reaches decide, or its first gradient."""
+"""Shows which backwards average. Outputs that a backward reaches decide, or its first gradient."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def gradients() -> list[str]:
     weight, lines = model.module.weight, []
     x = torch.full((1, 1), 1.0 + 2 * dist.get_rank())  # the gradient: 1 on rank 0, 3 on rank 1
 
-    def note(what: str) -> None:
+    def add_line(what: str) -> None:
         steps = model.reducer.report.step + 1
-        lines.append(f"{what:<42}grad {weight.grad.item():g}, {steps} synchronised")
+        lines.append(f"{what:<42}grad {weight.grad.item():g}, {steps} synchronized")
 
     with model.no_sync():
         model(x).sum().backward()
-    note("forward and backward in no_sync()")
+    add_line("forward and backward in no_sync()")
     model(x).sum().backward()
-    note("a second one outside")
+    add_line("a second one outside")
     model.zero_grad()
     with model.no_sync():
         output = model(x)
     output.sum().backward()
-    note("forward alone in no_sync()")
+    add_line("forward alone in no_sync()")
     model.zero_grad()
     output = model(x)
     with model.no_sync():
         output.sum().backward()
-    note("backward alone in no_sync()")
+    add_line("backward alone in no_sync()")
     return lines
 
 

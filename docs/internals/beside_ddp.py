@@ -1,4 +1,4 @@
-"""torch's DDP and ReducerDDP in the same three processes: buckets and bits."""
+"""Compares buckets and bits of torch's DDP and ReducerDDP, in the same three processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def train(model: nn.Module, number: int) -> None:
 
 def buckets(wrapper: type[nn.Module]) -> str:
     model = wrapper(build(), bucket_cap_mb=0.5)
-    for number in range(12):  # the data are of a sampled step: the first ten, then every 100th
+    for number in range(12):  # 12 steps: DDP samples the first ten, then every 100th
         train(model, number)
     data = model._get_ddp_logging_data()
     return f"first {data['bucket_sizes']}, rebuilt {data['rebuilt_bucket_sizes']}"

@@ -1,4 +1,4 @@
-"""A backward that raises: which phases the reducer goes through, and that it works again."""
+"""Shows the phases of a reducer whose backward raises, and that the next step works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def explode(grad: torch.Tensor) -> None:
 
 
 class Fragile(nn.Module):
-    """Two layers; a hook raises behind the last, or behind everything."""
+    """Two layers. A hook raises after the backward of the last layer, or after all gradients."""
 
     def __init__(self) -> None:
         super().__init__()

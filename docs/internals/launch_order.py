@@ -1,4 +1,4 @@
-"""Two branches whose gradients arrive in another order on rank 1: buckets leave in plan order."""
+"""Gradients arrive in another order on rank 1, but buckets are launched in plan order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = {
 
 
 class Branches(nn.Module):
-    """Autograd runs what was computed last first; rank 1 computes b before a."""
+    """Autograd runs the node first that was computed last. Rank 1 computes b before a."""
 
     def __init__(self) -> None:
         super().__init__()

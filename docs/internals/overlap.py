@@ -1,4 +1,4 @@
-"""Draws one step of rank 0: what runs behind backward, and what backward waits for.
+"""Draws one step of rank 0: backward, all-reduces in flight, and waits for them.
 
 Usage: python docs/internals/overlap.py [CAP ...]    bucket_cap_mb_list, in MiB; 25 if not given
 """

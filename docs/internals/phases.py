@@ -1,4 +1,4 @@
-"""In which phase the reducer is, seen from hooks of the user's in the second step."""
+"""Shows the phase of the reducer in the second step, as hooks of the user see it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpx.testing import RankPool
 def phases_seen() -> list[str]:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model = ReducerDDP(module)
-    model(ones(2, 4)).sum().backward()  # the first step rebuilds buckets behind it
+    model(ones(2, 4)).sum().backward()  # the forward after this step rebuilds buckets
     seen: list[str] = []
 
     def look(where: str) -> None:
@@ -22,7 +22,7 @@ def phases_seen() -> list[str]:
     for name, param in module.named_parameters():
         param.register_post_accumulate_grad_hook(lambda _, name=name: look(f"{name} accumulated"))
     model.register_post_sync_hook(
-        module[0].bias, lambda param: look("in a hook after synchronisation")
+        module[0].bias, lambda param: look("in a hook after synchronization")
     )
     model(ones(2, 4)).sum().backward()
     look("after backward()")

@@ -1,6 +1,7 @@
-"""When buckets are rebuilt, and by which order: layers here run in another order than they stand.
+"""Shows when buckets are rebuilt, and by which order.
 
-A static graph rebuilds one step later, find_unused_parameters never.
+The layers run in another order than they are registered. A static graph rebuilds one step later,
+and find_unused_parameters never rebuilds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def plans(**options: bool) -> list[str]:
     names = [name.removesuffix(".weight") for name, _ in model.module.named_parameters()]
     lines = []
     for number in range(4):
-        output = model(torch.ones(2, 16))  # a rebuild that is due happens in here
+        output = model(torch.ones(2, 16))  # this forward rebuilds the buckets if that is due
         plan = [[names[i] for i in members] for members in model.reducer.plan.buckets]
         lines.append(f"  step {number}: {' '.join('+'.join(bucket) for bucket in plan)}")
         output.sum().backward()

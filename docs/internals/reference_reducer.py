@@ -120,7 +120,7 @@ class ReferenceDDP(nn.Module):
         else:
             torch.mul(grad, 1 / dist.get_world_size(), out=slot)
         self.packed.append(index)
-        # Calls of different ranks pair up by their order alone, so buckets leave in plan order.
+        # Calls of ranks pair up by their order alone, so buckets are launched in plan order.
         while (b := len(self.works)) < len(self.plan) and set(self.plan[b]) <= set(self.packed):
             self.works.append(dist.all_reduce(self.buffers[b], async_op=True))
 

@@ -1,4 +1,4 @@
-"""Two steps of the reference reducer in a log, and its bits against those of DDP; three ranks."""
+"""Logs two steps of the reference reducer on three ranks, and compares its bits with DDP's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where gradients lie with gradient_as_bucket_view=True: one after another in flat buffers."""
+"""Shows where gradients lie with gradient_as_bucket_view=True: side by side in flat buffers."""
 
 from __future__ import annotations
 

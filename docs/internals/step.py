@@ -1,4 +1,4 @@
-"""Everything that the reducer of rank 0 notes in one step, in order of time.
+"""Lists the events of one step on rank 0, in order of time.
 
 Usage: python docs/internals/step.py [NUMBER]    of the step, counted from 0; 2 if not given
 """
@@ -27,7 +27,7 @@ def events_of(number: int) -> list[str]:
         model(torch.randn(8, 64)).square().mean().backward()
     lines = []
     for _, step, kind, index in recording.events().tolist():
-        # The end of an all-reduce is noted by a thread of gloo's, so its place varies.
+        # A thread of gloo records the end of an all-reduce, so its place varies.
         if step != number or KINDS[kind] == "COMPLETED":
             continue
         what = ""

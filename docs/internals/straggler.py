@@ -1,4 +1,4 @@
-"""Records three ranks, one of which is slow in one layer. Which rank, and which layer?
+"""Records three ranks. One rank is slow in one layer: which rank, and which layer?
 
 Usage: python docs/internals/straggler.py [--answer]
 """

@@ -1,4 +1,4 @@
-"""Three ranks, to the bit: a product or a quotient, and the order of the sum."""
+"""Compares bits at three ranks: product or quotient, and the order of the sum."""
 
 from __future__ import annotations
 

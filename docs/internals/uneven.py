@@ -1,4 +1,4 @@
-"""Rank 0 has three batches, rank 1 one: join() lets the one that ran out shadow the other."""
+"""Rank 0 has three batches, and rank 1 has one: in join(), rank 1 shadows rank 0."""
 
 from __future__ import annotations
 

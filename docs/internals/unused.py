@@ -1,6 +1,6 @@
-"""Params without a gradient: an error that names them, or find_unused_parameters.
+"""Params without a gradient: an error with their names, or find_unused_parameters.
 
-The branch `a` is used in every step; who uses `b` differs from step to step.
+Every step uses the branch `a`. The ranks that use `b` differ from step to step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an all-reduce that leaves out of order does: another tensor is summed, without an error."""
+"""Shows that all-reduces in different orders sum different tensors, without an error."""
 
 from __future__ import annotations
 

@@ -141,11 +141,11 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(r"`([^`\n]+)`", prose))
 
 
-def missing_files(text: str) -> list[str]:
+def missing_files(text: str, folder: Path = GUIDE.parent) -> list[str]:
     paths = re.findall(r"(?<![\w/])((?:csrc|ddpx|tests|docs)/[\w/]+\.(?:h|cpp|py|md))\b", text)
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     return [path for path in paths if not (ROOT / path).is_file()] + [
-        link for link in links if not (GUIDE.parent / link).exists()
+        link for link in links if not (folder / link).exists()
     ]
 
 
@@ -155,8 +155,13 @@ def test_names_exist() -> None:
     assert [name for name in sorted(names) if not exists(name)] == []
 
 
-def test_files_exist() -> None:
-    assert missing_files(TEXT) == []
+@pytest.mark.parametrize(
+    "page",
+    [GUIDE, ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "internals").glob("*.md")],
+    ids=lambda page: page.name,
+)
+def test_files_exist(page: Path) -> None:
+    assert missing_files(page.read_text(), page.parent) == []
 
 
 @pytest.mark.parametrize(

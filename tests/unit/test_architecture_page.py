@@ -1,0 +1,24 @@
+"""docs/architecture.md is a map: it is short, and it has each folder of csrc/ and of ddpx/."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {".py", ".h"}
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+@pytest.mark.parametrize("folder", ["csrc", "ddpx"])
+def test_each_folder_has_its_place(folder: str) -> None:
+    (section,) = re.findall(rf"^## The [^\n]*`{folder}/`\n(.*?)^## ", PAGE, re.M | re.S)
+    named = re.findall(r"^(?:\||-) `(\w+)/`(?:, `(\w+)/`)?", section, re.M)
+    present = {path.parent.name for path in (ROOT / folder).glob("*/*") if path.suffix in SOURCES}
+    assert {name for row in named for name in row if name} == present
+
+
+def test_the_map_is_short() -> None:
+    assert PAGE.count("\n") <= 250
