@@ -14,7 +14,7 @@ class Phase:
     IDLE: ClassVar[Phase]
     REBUILDING: ClassVar[Phase]
     COLLECTING: ClassVar[Phase]
-    DRAINING: ClassVar[Phase]
+    FINALIZING: ClassVar[Phase]
     FAILED: ClassVar[Phase]
     __members__: ClassVar[dict[str, Phase]]
     @property
@@ -273,7 +273,7 @@ def lowered(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     The gradient stays in ``dtype`` if the ``grad_dtype`` of the parameter is None.
     """
 
-def is_deaf(process_group: dist.ProcessGroup, device: torch.device) -> bool:
+def needs_abort_polling(process_group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether its calls go on waiting when the group is aborted, as gloo's on CPU do."""
 
 def wait(work: dist.Work, process_group: dist.ProcessGroup, device: torch.device) -> None:
@@ -406,8 +406,8 @@ class Reducer:
         gradient_as_bucket_view: bool,
         batched_copy: bool = False,
         skip_unused_buckets: bool = False,
-        bystanders: Sequence[ReducerParam] = ...,
-        gate: int | None = None,
+        frozen_params: Sequence[ReducerParam] = ...,
+        delay_trigger: int | None = None,
         precision: Precision = ...,
     ) -> None: ...
     def prepare_forward(self) -> bool:
@@ -498,7 +498,7 @@ class Reducer:
         """Whether a recording is active."""
     @property
     def sync_enabled(self) -> bool:
-        """Whether the next backward is synchronised."""
+        """Whether the next backward is synchronized."""
     @sync_enabled.setter
     def sync_enabled(self, value: bool) -> None: ...
     @property

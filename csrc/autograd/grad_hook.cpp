@@ -21,7 +21,7 @@ class ArrivalHook final : public NodeHook<torch::autograd::FunctionPostHook> {
     if (const auto listener = listener_.lock()) {
       listener->on_grad(param_index_);
     }
-    return outputs;  // an accumulator has none
+    return outputs;  // an accumulator has no outputs
   }
 
  private:
@@ -67,7 +67,7 @@ GradHook& GradHook::operator=(GradHook&& other) noexcept {
   return *this;
 }
 
-// The accumulator calls the hooks of its param, not those of its own list.
+// The accumulator calls the hooks of its param, not the hooks in its own list.
 void GradHook::announce(
     const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener) {
   auto& present = torch::autograd::impl::hooks(param);

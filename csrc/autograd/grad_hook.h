@@ -17,15 +17,15 @@ class GradListener {
   virtual ~GradListener() = default;
   virtual void on_grad(std::size_t param_index) = 0;
 
-  // The gradient is about to be accumulated, or returned by autograd.grad(). Only for params of
-  // which GradHook::announce() was called.
+  // The gradient is about to be accumulated, or returned by autograd.grad(). Called only for params
+  // of GradHook::announce().
   virtual void on_grad_to_come(std::size_t param_index) = 0;
 };
 
-// While it lives, each accumulation into `param.grad` calls the listener, unless that is gone.
-// Keeps the accumulator alive (a param only refers to it weakly), which keeps the hook on it.
-// The engine walks an accumulator's hooks while it runs them, so a GradHook may only be destroyed
-// while no backward runs; abandon() it otherwise.
+// During the lifetime of a GradHook, each accumulation into `param.grad` calls the listener, if the
+// listener is alive. The GradHook keeps the accumulator alive, to which a param refers only weakly.
+// The engine walks the list of hooks while it runs them. So a GradHook may only be destroyed while
+// no backward runs; otherwise call abandon().
 class GradHook {
  public:
   GradHook(const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener);
@@ -35,28 +35,28 @@ class GradHook {
   GradHook& operator=(const GradHook&) = delete;
   GradHook& operator=(GradHook&& other) noexcept;
 
-  // Whether a backward from now on reaches this hook. Not so once the param's dtype or device was
-  // changed: torch then drops its accumulator.
+  // Whether later backwards reach this hook. False once the dtype or device of the param changed:
+  // torch then drops the accumulator.
   bool attached_to(const at::Tensor& param) const;
 
-  // The listener is told before each gradient of `param`, too. To be called before each backward
-  // for which that matters: torch drops such hooks when the user registers the first one.
+  // Calls the listener before each gradient of `param`, too. To be called before each backward that
+  // needs it: torch drops such hooks when the user registers the first hook.
   static void announce(
       const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener);
 
-  // The node that a graph ends in where it reaches the param.
+  // The node at which a graph ends when it reaches the param.
   const torch::autograd::Node* accumulator() const {
     return accumulator_.get();
   }
 
-  // Leaves the hook where it is: without effect once the listener is gone, and freed with the
-  // accumulator.
+  // Leaves the hook on the accumulator. The hook has no effect once the listener is gone, and is
+  // destroyed with the accumulator.
   void abandon() noexcept {
     accumulator_ = nullptr;
   }
 
  private:
-  // The pointer's type changed between torch releases, so it is not spelled.
+  // decltype, because the type of the pointer changed between torch releases.
   decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator_;
   std::uintptr_t key_;
 };

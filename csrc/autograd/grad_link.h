@@ -1,4 +1,4 @@
-// Params whose gradient autograd keeps in another tensor than the one that lies in buckets.
+// Links between the gradients of DTensors and the gradients of their local shards.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +8,22 @@
 
 namespace ddpx {
 
-// A DTensor parameter, as autograd knows it, and the local shard, whose gradient is reduced. Both
-// have a `grad`; the DTensor's is what the user sees. Made by Python. Called with the reducer's
-// mutex held.
+// Connects a DTensor parameter, which autograd and the user see, with its local shard, whose
+// gradient is reduced. Both have a `grad`. Python makes the link. Called with the mutex of the
+// reducer held.
 class GradLink {
  public:
   virtual ~GradLink() = default;
 
-  // Makes the shard's gradient the local part of the DTensor's.
+  // The gradient of the shard becomes the local part of the gradient of the DTensor.
   virtual void pull() = 0;
 
-  // Makes the DTensor's gradient one whose local part is the shard's, which the shard lets go.
+  // The gradient of the DTensor becomes one whose local part is the gradient of the shard. The
+  // shard has no gradient afterwards.
   virtual void push() = 0;
 };
 
-// The links of a reducer's params; none for a param that is a plain tensor.
+// The links of all params of a reducer. A plain tensor has no link.
 class GradLinks {
  public:
   void add(std::size_t param_index, std::shared_ptr<GradLink> link) {

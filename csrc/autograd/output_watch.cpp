@@ -31,7 +31,7 @@ using WeakNodePtr = decltype(weak_from(std::declval<NodePtr>()));
 
 }  // namespace
 
-// Owned by the hook on the output's node, so that it dies with the node.
+// The hook on the output's node owns this object, so that both die with the node.
 class WatchedOutput {
  public:
   explicit WatchedOutput(const NodePtr& node) : node_(weak_from(node)) {}

@@ -1,4 +1,4 @@
-// The outputs of forward: where a backward starts, and which of them have not been through one.
+// The outputs of forward: a backward starts at an output.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,23 +15,23 @@ namespace ddpx {
 
 class WatchedOutput;
 
-// Not thread-safe: the reducer's mutex guards it.
+// The reducer owns this object, under its mutex.
 class OutputWatch {
  public:
-  // From here on observer->on_output_grad(forward) is called when a backward reaches one of
-  // `outputs`, before anything upstream of it runs. Nothing for a tensor without history.
+  // From now on observer->on_output_grad(forward) is called when a backward reaches one of
+  // `outputs`, before the nodes behind the output run. Ignores tensors without history.
   void watch(
       const std::vector<at::Tensor>& outputs,
       ForwardSync forward,
       const std::weak_ptr<GraphTaskObserver>& observer);
 
-  // Every node of the graph behind outputs that are still alive and have not been through a
-  // backward. Walks that graph.
+  // All nodes of the graph behind outputs that are alive and that no backward has reached. Walks
+  // the graph.
   std::unordered_set<const torch::autograd::Node*> nodes_to_come() const;
 
  private:
   std::vector<std::weak_ptr<WatchedOutput>> outputs_;
-  std::size_t prune_at_ = 64;  // number of outputs at which the dead ones are forgotten
+  std::size_t prune_at_ = 64;  // number of outputs at which dead outputs are removed
 };
 
 }  // namespace ddpx

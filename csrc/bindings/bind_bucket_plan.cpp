@@ -13,7 +13,7 @@ void bind_phase(py::module_& module) {
       .value("IDLE", Phase::kIdle)
       .value("REBUILDING", Phase::kRebuilding)
       .value("COLLECTING", Phase::kCollecting)
-      .value("DRAINING", Phase::kFinalizing)
+      .value("FINALIZING", Phase::kFinalizing)
       .value("FAILED", Phase::kFailed);
   module.def("transition", &transition, py::arg("from_"), py::arg("to"));
 }

@@ -11,9 +11,9 @@ using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 void bind_collective(py::module_& module) {
   module.def(
-      "is_deaf",
+      "needs_abort_polling",
       [](const Group& process_group, const c10::Device& device) {
-        return is_deaf(*process_group, device.type());
+        return needs_abort_polling(*process_group, device.type());
       },
       py::arg("process_group").none(false),
       py::arg("device").none(false));

@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace ddpx::bindings {
 namespace {
 
-// One row an event: time in ns, step, kind, index.
+// One row per event: time in ns, step, kind, index.
 at::Tensor as_tensor(const std::vector<Event>& events) {
   auto rows = at::empty({static_cast<int64_t>(events.size()), 4}, at::kLong);
   auto* value = rows.mutable_data_ptr<int64_t>();

@@ -17,7 +17,7 @@ namespace py = pybind11;
 namespace ddpx::bindings {
 namespace {
 
-// A Python function as one that may be called, and dropped, without the GIL.
+// Wraps a Python function so that it may be called, and destroyed, without the GIL.
 std::function<void()> with_gil(py::function callback) {
   const auto drop = [](py::function* function) {
     const py::gil_scoped_acquire gil;
@@ -30,7 +30,7 @@ std::function<void()> with_gil(py::function callback) {
       (*held)();
     } catch (py::error_already_set& error) {
       error.restore();
-      throw python_error();  // keeps its type on the way through autograd's engine
+      throw python_error();  // autograd's engine keeps the type of this error
     }
   };
 }
@@ -52,7 +52,7 @@ class PythonLink final : public GradLink {
   std::function<void()> push_;
 };
 
-// torch's own class would follow the null pointer that it makes of None.
+// torch's class turns None into a null pointer and dereferences it.
 py::cpp_function returning_a_future(py::object hook) {
   return [hook = std::move(hook)](const py::object& state, const py::object& bucket) {
     py::object result = hook(state, bucket);
@@ -64,7 +64,8 @@ py::cpp_function returning_a_future(py::object hook) {
   };
 }
 
-// Tells apart what only a hook can raise: RuntimeError may come from its collective calls.
+// Turns errors that only a hook can raise into HookError. A RuntimeError may come from the
+// collective calls of the hook.
 class UsersHook final : public c10d::PythonCommHook {
  public:
   using PythonCommHook::PythonCommHook;
@@ -79,7 +80,7 @@ class UsersHook final : public c10d::PythonCommHook {
       }
       throw HookError(error.what());
     } catch (const std::runtime_error& error) {
-      throw HookError(error.what());  // torch's: it returned no future
+      throw HookError(error.what());  // torch raises this if the hook returned no future
     }
   }
 };
@@ -151,8 +152,8 @@ void bind_reducer(py::module_& module) {
 
   module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
 
-  // The lock of the reducer is never waited for with the GIL held: its holder may need the GIL to
-  // call a backend that is written in Python.
+  // Calls release the GIL before they wait for the mutex of the reducer: the thread that holds the
+  // mutex may need the GIL to call a backend in Python.
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<Reducer, NoGilShared<Reducer>>(module, "Reducer")
       .def(
@@ -163,8 +164,8 @@ void bind_reducer(py::module_& module) {
                       bool gradient_as_bucket_view,
                       bool batched_copy,
                       bool skip_unused_buckets,
-                      std::vector<ReducerParam> bystanders,
-                      std::optional<std::size_t> gate,
+                      std::vector<ReducerParam> frozen_params,
+                      std::optional<std::size_t> delay_trigger,
                       const Precision& precision) {
             const py::gil_scoped_release no_gil;
             return NoGilShared<Reducer>(Reducer::create(
@@ -175,10 +176,10 @@ void bind_reducer(py::module_& module) {
                     gradient_as_bucket_view,
                     batched_copy,
                     skip_unused_buckets,
-                    gate,
+                    delay_trigger,
                     precision},
                 make_collective(std::move(process_group)),
-                std::move(bystanders)));
+                std::move(frozen_params)));
           }),
           py::arg("params"),
           py::arg("process_group").none(false),
@@ -187,8 +188,8 @@ void bind_reducer(py::module_& module) {
           py::arg("gradient_as_bucket_view"),
           py::arg("batched_copy") = false,
           py::arg("skip_unused_buckets") = false,
-          py::arg("bystanders") = std::vector<ReducerParam>(),
-          py::arg("gate") = py::none(),
+          py::arg("frozen_params") = std::vector<ReducerParam>(),
+          py::arg("delay_trigger") = py::none(),
           py::arg("precision") = Precision())
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())

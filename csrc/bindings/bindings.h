@@ -1,4 +1,4 @@
-// Each function registers one header's classes. The only code that includes Python's headers.
+// Each function registers the classes of one header. No other folder includes Python's headers.
 #pragma once
 
 #include <torch/extension.h>

@@ -1,4 +1,4 @@
-// How Python holds what must not be destroyed with the GIL held.
+// Python's holder of objects that must not be destroyed with the GIL held.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -9,9 +9,10 @@
 
 namespace ddpx::bindings {
 
-// A smart pointer that lets go of the GIL when it lets go of its object: that may wait for threads,
-// which may need the GIL to release a tensor that Python has seen. As torch does it for its own
-// backends. Not a deleter: pybind11 asks a class that knows its own shared_ptr for that one.
+// A smart pointer that releases the GIL while it releases its object. The destruction may wait for
+// threads that need the GIL to release a tensor that Python has seen. torch does the same for its
+// backends. A deleter would not do: pybind11 uses the shared_ptr of a class that has
+// enable_shared_from_this.
 template <class Pointer>
 class NoGilOnRelease {
  public:

@@ -13,12 +13,12 @@ namespace {
 
 constexpr auto kNoCap = std::numeric_limits<int64_t>::max();
 
-// The bucket being filled for one dtype and device, of delayed params or of others.
+// The open bucket of one dtype and device, for delayed params or for the others.
 struct OpenBucket {
   c10::ScalarType dtype;
   c10::Device device;
   bool delayed;
-  std::size_t cap_index = 0;  // into the caps: each dtype and device walks them on its own
+  std::size_t cap_index = 0;  // each dtype and device has its own index into the caps
   int64_t bytes = 0;
   std::vector<std::size_t> param_indices;
 };
@@ -34,8 +34,8 @@ OpenBucket& open_bucket_for(std::vector<OpenBucket>& open, const ParamMeta& para
   return open.back();
 }
 
-// Deals params in the given order to one open bucket per dtype and device; a bucket is closed once
-// it has reached its cap. Buckets come out in the order in which they close.
+// Puts params in the given order into one open bucket per dtype and device. A bucket is closed when
+// it reaches its cap. The plan has the buckets in the order in which they close.
 std::vector<BucketSpec> assign(
     const std::vector<ParamMeta>& params,
     const std::vector<std::size_t>& order,
@@ -73,8 +73,8 @@ BucketPlan BucketPlan::initial(
   if (limits.empty() && mode == GraphMode::kFindUnused) {
     limits = {caps.first_bytes, caps.cap_bytes};
   } else if (limits.empty()) {
-    // One bucket until arrival order is known: a split by a wrong guess could interleave with the
-    // module's own collectives differently from rank to rank.
+    // One bucket until the arrival order is known: with a split by a wrong guess, buckets and the
+    // module's own collectives could interleave differently on each rank.
     limits = {kNoCap};
   }
   std::vector<std::size_t> registration_order(params.size());
@@ -105,14 +105,14 @@ BucketPlan BucketPlan::by_arrival(
 }
 
 BucketPlan BucketPlan::delayed_behind(
-    const std::vector<ParamMeta>& params, std::size_t gate) const {
-  const auto gate_bucket = location(gate).bucket_index;
+    const std::vector<ParamMeta>& params, std::size_t trigger) const {
+  const auto trigger_bucket = location(trigger).bucket_index;
   std::vector<BucketSpec> before;
   std::vector<BucketSpec> delayed;
   std::vector<BucketSpec> after;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const bool is_delayed = params[buckets_[b].param_indices.front()].delayed;
-    auto& part = is_delayed ? delayed : b <= gate_bucket ? before : after;
+    auto& part = is_delayed ? delayed : b <= trigger_bucket ? before : after;
     part.push_back(buckets_[b]);
   }
   before.insert(before.end(), delayed.begin(), delayed.end());

@@ -10,21 +10,22 @@
 
 namespace ddpx {
 
-// What the plan needs to know of a param.
+// The properties of a param that matter for the plan.
 struct ParamMeta {
   int64_t numel;
   int64_t element_bytes;
   c10::ScalarType dtype;
   c10::Device device;
   bool expect_sparse;
-  bool delayed = false;  // shares buckets with other delayed params only, which have no cap
+  bool delayed = false;  // only shares buckets with delayed params; these buckets have no cap
 };
 
-// Caps in bytes. A bucket is closed by the param that makes it reach its cap, so it may exceed it.
+// Caps in bytes. The param that makes a bucket reach its cap is the last param of the bucket, so a
+// bucket may exceed its cap.
 struct BucketCaps {
   int64_t first_bytes;  // the first bucket, smaller so that communication starts early
   int64_t cap_bytes;    // every other bucket
-  std::vector<int64_t> listed_bytes;  // if not empty: caps bucket by bucket, the last one repeats
+  std::vector<int64_t> listed_bytes;  // if not empty: one cap per bucket; the last cap repeats
 };
 
 // What the reducer may assume of the autograd graph from step to step.
@@ -49,14 +50,14 @@ class BucketPlan {
   static BucketPlan initial(
       const std::vector<ParamMeta>& params, const BucketCaps& caps, GraphMode mode);
 
-  // From the order in which gradients arrived: a permutation of the param indices.
+  // By the order in which gradients arrived, a permutation of the param indices.
   static BucketPlan by_arrival(
       const std::vector<ParamMeta>& params,
       const BucketCaps& caps,
       const std::vector<std::size_t>& arrival_order);
 
-  // The same buckets, those of delayed params directly behind the bucket of `gate`.
-  BucketPlan delayed_behind(const std::vector<ParamMeta>& params, std::size_t gate) const;
+  // The same buckets, with the buckets of delayed params directly behind the bucket of `trigger`.
+  BucketPlan delayed_behind(const std::vector<ParamMeta>& params, std::size_t trigger) const;
 
   const std::vector<BucketSpec>& buckets() const {
     return buckets_;

@@ -11,7 +11,8 @@
 namespace ddpx {
 namespace {
 
-// Elements below which a second thread costs more than it brings; torch's own figure.
+// Below this number of elements, a second thread costs more time than it saves. The figure is
+// torch's.
 constexpr int64_t kGrain = 32768;
 
 // at::parallel_for costs more than the work on a small tensor.
@@ -34,7 +35,7 @@ bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
          a.is_non_overlapping_and_dense();
 }
 
-// As at::mul does: one product in the type of arithmetic, float for half precision, then rounded.
+// As at::mul: one product in the arithmetic type (float for half precision), then rounding.
 template <typename From, typename To>
 void scale(const From* grad, To* slot, int64_t numel, double factor) {
   using Math = at::opmath_type<To>;

@@ -1,17 +1,18 @@
-// The hot loops of packing and unpacking on CPU, without a trip through torch's dispatcher.
+// The hot loops of packing and unpacking on CPU. They bypass torch's dispatcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace ddpx {
 
-// Both return false, and do nothing, unless the two are plain CPU tensors of one dtype in the same
-// dense layout.
+// Both functions return false, and do nothing, unless both tensors are plain CPU tensors of one
+// dtype in the same dense layout.
 
-// slot = grad * factor, with the bits of at::mul_out and a scalar. For floating-point dtypes.
+// slot = grad * factor, with the same bits as at::mul_out with a scalar; floating-point dtypes
+// only.
 bool pack_scaled_dense(const at::Tensor& grad, const at::Tensor& slot, double factor);
 
-// to = from, as an operation in place of autograd's.
+// to = from; autograd sees an in-place operation.
 bool copy_dense(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace ddpx

@@ -1,4 +1,4 @@
-// Streams of a device of any type, through c10's guards.
+// Streams of a device of any type, by c10's guards.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,17 +9,18 @@
 
 namespace ddpx {
 
-// The current stream of `device` on this thread; nullopt for CPU, which has none.
+// The current stream of `device` on this thread; nullopt for CPU, which has no streams.
 std::optional<c10::Stream> current_stream(c10::Device device);
 
-// Whether the current stream is being captured, into a CUDA graph for instance. False for CPU, and
-// with a torch that cannot tell.
+// Whether the current stream is captured, for example into a CUDA graph. False for CPU, and for
+// torch 2.11, which cannot tell.
 bool is_capturing(c10::Device device);
 
-// The current stream uses the tensor, whose last reference may end before the stream has come by.
+// Keeps the memory of the tensor until the current stream has passed this point, also if the last
+// reference to the tensor ends before.
 void keep_for_current_stream(const at::Tensor& tensor);
 
-// `waiting` waits for all work that is in `awaited` now. The host goes on.
+// `waiting` waits for all work that is in `awaited` now. The host does not wait.
 void wait_for_stream(c10::Stream waiting, c10::Stream awaited);
 
 }  // namespace ddpx

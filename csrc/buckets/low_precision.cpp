@@ -8,7 +8,7 @@
 namespace ddpx {
 namespace {
 
-// Casts forward, and leaves the gradient in the dtype in which it arrives.
+// Casts in forward. Its backward leaves the gradient in the dtype in which it arrives.
 class Lower : public torch::autograd::Function<Lower> {
  public:
   static at::Tensor forward(

@@ -1,4 +1,4 @@
-// The dtypes of gradients, where they differ from those of their params.
+// The dtypes of gradients, which may differ from the dtypes of their params.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,30 +7,31 @@
 
 namespace ddpx {
 
-// Of the gradients of one param, or of several of one dtype.
+// The dtypes of the gradients of params of one dtype.
 struct GradDtypes {
   at::ScalarType param;
-  at::ScalarType arriving;  // as autograd brings them; the param's own is accepted, too
-  at::ScalarType summed;    // in the buffers that ranks sum
-  at::ScalarType local;     // of param.grad while more is to be added to it
-  at::ScalarType averaged;  // of param.grad behind the sum
+  at::ScalarType arriving;  // from autograd; gradients in the dtype of the param may arrive, too
+  at::ScalarType summed;    // in the buckets
+  at::ScalarType local;     // of `param.grad` while further parts may arrive
+  at::ScalarType averaged;  // of `param.grad` after the step
 };
 
-// What the user asked for; a param's own dtype where there is nothing. Integers stay as they are.
+// The dtypes that the user asked for. nullopt stands for the dtype of the param. Integer dtypes
+// never change.
 struct Precision {
-  std::optional<at::ScalarType> compute = std::nullopt;   // as gradients arrive
-  std::optional<at::ScalarType> reduce = std::nullopt;    // as they are summed
-  std::optional<at::ScalarType> local = std::nullopt;     // as they accumulate, if wider
-  std::optional<at::ScalarType> averaged = std::nullopt;  // as the user gets them
+  std::optional<at::ScalarType> compute = std::nullopt;   // of arriving gradients
+  std::optional<at::ScalarType> reduce = std::nullopt;    // in the buckets
+  std::optional<at::ScalarType> local = std::nullopt;     // of accumulating gradients, if wider
+  std::optional<at::ScalarType> averaged = std::nullopt;  // of `param.grad` after the step
 
   GradDtypes of(at::ScalarType param) const;
 };
 
-// `param` in `dtype`, as a tensor of autograd's. Its gradient goes to the param without a cast
-// where the param's `grad_dtype` is None.
+// Differentiable cast of `param` to `dtype`. If `grad_dtype` of the param is None, the gradient
+// reaches the param without a cast.
 at::Tensor lowered(const at::Tensor& param, at::ScalarType dtype);
 
-// Gives the param's gradient, if there is one, another dtype.
+// Casts the gradient of the param, if there is one.
 void cast_grad(const at::Tensor& param, at::ScalarType dtype);
 
 }  // namespace ddpx

@@ -1,4 +1,4 @@
-// A sparse gradient as a dense block of the rows that ranks agreed on beforehand, and back.
+// Converts a sparse gradient to a dense block of rows that all ranks know beforehand, and back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,19 +8,20 @@
 
 namespace ddpx {
 
-// `rows` in all of these: int64, ascending, without repetition, on the device of the gradient.
+// `rows` is an int64 tensor, ascending and without repetition, on the device of the gradient.
 
-// What makes `rows` none of a param with `num_rows` of them: the first that is out of its range or
-// out of order. Nothing if all is well.
+// The first of `rows` that is out of order, or out of the range of a param with `num_rows` rows.
+// nullopt if there is none.
 std::optional<int64_t> stray_row(const at::Tensor& rows, int64_t num_rows);
 
-// A row that `grad` has entries for, but `rows` lacks; nothing if there is none.
+// A row that has entries in `grad` but is not in `rows`; nullopt if there is none.
 std::optional<int64_t> row_outside(const at::Tensor& grad, const at::Tensor& rows);
 
-// [number of rows, ...]: the entries of `grad` row by row, zeros where it has none.
+// The rows of `grad` as a tensor of shape [number of rows, ...], with zeros where `grad` has no
+// entry.
 at::Tensor values_at_rows(const at::Tensor& grad, const at::Tensor& rows);
 
-// The inverse, as a sparse tensor with the sizes of `like`.
+// The inverse of values_at_rows(): a sparse tensor with the sizes of `like`.
 at::Tensor sparse_from_rows(at::Tensor values, const at::Tensor& rows, const at::Tensor& like);
 
 }  // namespace ddpx

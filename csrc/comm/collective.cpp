@@ -16,20 +16,20 @@
 namespace ddpx {
 namespace {
 
-// DDP's own switch against registered communication memory; honoured so that it works here too.
+// DDP's switch against registered communication memory. ddpx obeys it, too.
 bool communication_memory_disabled() {
   const char* value = std::getenv("DDP_DISABLE_COMM_MEM");
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// So that one rank can walk the whole path, in tests and on a single GPU.
+// For tests and measurements of the whole path with one rank.
 bool communication_forced() {
   const char* value = std::getenv("DDPX_FORCE_COMM");
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// How long who waits may miss that the group has failed.
-constexpr auto kSlice = std::chrono::milliseconds(200);
+// Poll interval for group failure while waiting.
+constexpr auto kPollInterval = std::chrono::milliseconds(200);
 
 void throw_if_failed(const health::Monitor& monitor) {
   if (monitor.failed()) {
@@ -37,7 +37,7 @@ void throw_if_failed(const health::Monitor& monitor) {
   }
 }
 
-// Null if the group has none, as a group written in Python may not.
+// Null if the group has no backend for the device type, which is possible for a group in Python.
 c10::intrusive_ptr<c10d::Backend> backend_for(c10d::ProcessGroup& group, c10::DeviceType type) {
   try {
     return group.getBackend(type);
@@ -52,7 +52,7 @@ class ProcessGroupCollective final : public Collective {
       : group_(std::move(group)),
         alone_(group_->getSize() == 1 && !communication_forced()),
         monitor_(monitor_of(group_)),
-        deaf_on_cpu_(is_deaf(*group_, c10::kCPU)) {}
+        needs_abort_polling_(needs_abort_polling(*group_, c10::kCPU)) {}
 
   int rank() const override {
     return group_->getRank();
@@ -77,17 +77,17 @@ class ProcessGroupCollective final : public Collective {
   }
 
   void wait(c10d::Work& work, c10::Device device) override {
-    if (!monitor_ || !deaf_on_cpu_ || !device.is_cpu()) {
+    if (!monitor_ || !needs_abort_polling_ || !device.is_cpu()) {
       work.wait();
       return;
     }
     while (true) {
       try {
-        work.wait(kSlice);
+        work.wait(kPollInterval);
         return;
       } catch (...) {
         if (work.isCompleted()) {
-          work.wait();  // throws what ended it, unless it ended just now
+          work.wait();  // throws the error of the work, if any
           return;
         }
       }
@@ -114,7 +114,7 @@ class ProcessGroupCollective final : public Collective {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   bool alone_;
   std::shared_ptr<health::Monitor> monitor_;
-  bool deaf_on_cpu_;
+  bool needs_abort_polling_;
 };
 
 }  // namespace
@@ -143,13 +143,13 @@ void Collective::wait(c10::ivalue::Future& future) const {
     latch->opened.notify_all();
   });
   std::unique_lock<std::mutex> lock(latch->mutex);
-  while (!latch->opened.wait_for(lock, kSlice, [&] { return latch->open; })) {
+  while (!latch->opened.wait_for(lock, kPollInterval, [&] { return latch->open; })) {
     throw_if_failed(*watch);
   }
   future.waitAndThrow();
 }
 
-bool is_deaf(c10d::ProcessGroup& group, c10::DeviceType device) {
+bool needs_abort_polling(c10d::ProcessGroup& group, c10::DeviceType device) {
   const auto backend = device == c10::kCPU ? backend_for(group, device) : nullptr;
   return backend && backend->getBackendName() == "gloo";
 }

@@ -24,37 +24,38 @@ class Collective {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // There is nobody to communicate with: sums and broadcasts leave everything as it is.
+  // No other rank exists: sums and broadcasts change nothing.
   virtual bool alone() const {
     return world_size() == 1;
   }
 
-  // Starts summing `tensor` over all ranks, in place. The tensor must live until the work is done.
+  // Launches the sum of `tensor` over all ranks, in place. `tensor` must live until the work is
+  // done.
   virtual Work all_reduce_sum(const at::Tensor& tensor) = 0;
 
-  // Waits for the work on a tensor of `device`: on CPU until it is done, on a device by making the
-  // current stream wait. Throws what the work throws, or
-  // health::GroupFailed as soon as the group has failed.
+  // Waits for the work on a tensor of `device`: on CPU until the work is done, on a device by
+  // making the current stream wait. Throws the error of the work, or health::GroupFailed as soon as
+  // the group has failed.
   virtual void wait(c10d::Work& work, c10::Device device);
 
-  // As wait(), for what a hook returned.
+  // As above, for the future of a communication hook.
   void wait(c10::ivalue::Future& future) const;
 
-  // Overwrites `tensor` with rank 0's; returns once that is done on this rank's current stream.
+  // Overwrites `tensor` with the tensor of rank 0. Returns when the current stream has the result.
   virtual void broadcast_from_rank_0(const at::Tensor& tensor) = 0;
 
-  // Who watches over the ranks; null if nobody does.
+  // The failure detector of the group; null if there is none.
   virtual std::shared_ptr<health::Monitor> monitor() const {
     return nullptr;
   }
 
-  // A flat tensor, uninitialised, in memory that the backend likes best.
+  // A flat, uninitialized tensor in the memory that the backend prefers.
   virtual at::Tensor allocate(int64_t numel, const at::TensorOptions& options) = 0;
 };
 
-// Whether calls of the group on tensors of that device go on waiting when it is aborted, as gloo's
-// do; Collective::wait() looks up from them.
-bool is_deaf(c10d::ProcessGroup& group, c10::DeviceType device);
+// Whether calls of the group on tensors of this device keep waiting after an abort of the group, as
+// calls of gloo do. Collective::wait() then polls for a failure of the group.
+bool needs_abort_polling(c10d::ProcessGroup& group, c10::DeviceType device);
 
 std::shared_ptr<Collective> make_collective(c10::intrusive_ptr<c10d::ProcessGroup> group);
 

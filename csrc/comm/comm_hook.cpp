@@ -15,8 +15,8 @@ at::Tensor tensor_of(const c10::IValue& result) {
   return result.isTensor() ? result.toTensor() : result.toTensorVector().front();
 }
 
-// Futures may outlive their hook: a step that failed waits for nothing. So callbacks hold no
-// `this`.
+// A future may outlive its hook, because a failed step waits for nothing. So callbacks do not
+// capture `this`.
 class BuiltinHook : public CommHook {
  public:
   explicit BuiltinHook(Group group) : group_(std::move(group)) {}
@@ -77,7 +77,7 @@ class ReducedPrecisionHook final : public BuiltinHook {
     return sum(bucket.getBuffer().to(dtype_))
         ->then(
             [world_size = world_size()](c10::ivalue::Future& done) -> c10::IValue {
-              return tensor_of(done.value()).div_(world_size);  // cast while it is written back
+              return tensor_of(done.value()).div_(world_size);  // write_back() casts it
             },
             c10::TensorType::get());
   }

@@ -1,4 +1,4 @@
-// What may stand in the all-reduce's place: a user's hook, or one of the built-in ones.
+// Communication hooks, which replace the all-reduce: built-in ones, and the user's.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -11,23 +11,23 @@
 
 namespace ddpx {
 
-// Gets a bucket with undivided gradients; what its future brings becomes the gradients. Called with
-// the reducer's mutex held and without the GIL.
+// Gets a bucket with undivided gradients. The result of its future becomes the gradients. Called
+// without the mutex of the reducer and without the GIL.
 using CommHook = c10d::CommHookInterface;
 
-// What a user's hook raised, and no collective call raises: no lost rank is behind it.
+// An error of the user's hook that no collective call raises: it is not caused by a lost rank.
 class HookError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// torch's built-in hooks, written anew because torch does not export its own:
-// ALLREDUCE divides and sums; FP16_COMPRESS does so in half precision.
+// torch's built-in hooks, implemented here because torch does not export them. ALLREDUCE divides
+// and sums. FP16_COMPRESS divides and sums in half precision.
 std::shared_ptr<CommHook> make_builtin_hook(
     c10d::BuiltinCommHookType type, c10::intrusive_ptr<c10d::ProcessGroup> group);
 
-// Sums buckets in `dtype`, then divides: what mixed_precision does. Sparse and complex gradients,
-// whose buckets are not in `dtype`, are cast first.
+// Sums buckets in `dtype`, then divides, for mixed_precision. Casts sparse and complex gradients
+// first, because their buckets do not have `dtype`.
 std::shared_ptr<CommHook> make_reduced_precision_hook(
     at::ScalarType dtype, c10::intrusive_ptr<c10d::ProcessGroup> group);
 

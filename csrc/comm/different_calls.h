@@ -1,4 +1,4 @@
-// Ranks have made different collective calls, and the transport has noticed.
+// The transport reports that ranks made different collective calls.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -10,7 +10,8 @@ namespace ddpx {
 
 class DifferentCalls : public c10::DistBackendError {
  public:
-  // `text`: of the error. `how`: what each rank called, in the same words on every rank.
+  // `text` is the text of the error. `how` says what each rank called, in the same words on all
+  // ranks.
   DifferentCalls(c10::SourceLocation where, const std::string& text, std::string how)
       : c10::DistBackendError(where, text), how_(std::move(how)) {}
 

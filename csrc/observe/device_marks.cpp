@@ -10,7 +10,7 @@
 namespace ddpx {
 namespace {
 
-// An anchor is replaced by a mark that lies this far behind it.
+// A mark replaces the anchor when it is this much later than the anchor.
 constexpr int64_t kFarthestNs = 5'000'000'000;
 
 // Elapsed times are floats in ms, with 24 bits: 0.6 µs at the distance above, 0.4 ms after an hour.
@@ -49,7 +49,7 @@ int64_t DeviceMarks::time_of(const c10::Event& event) const {
   return anchor_ns_ + std::llround(1e6 * anchor_.elapsedTime(event));
 }
 
-// Anchors times anew, at a moment that is known on both clocks.
+// Sets a new anchor: a moment whose time is known on both clocks.
 void DeviceMarks::relate() {
   const auto begin = now_();
   auto event = record();
@@ -68,7 +68,7 @@ void DeviceMarks::relate() {
 }
 
 void DeviceMarks::move_passed_to(EventLog& log) {
-  // In the order in which they were made: one that the device has not passed holds up the rest.
+  // In the order in which marks were made: a mark that the device has not passed ends the loop.
   while (!marks_.empty() && marks_.front().event.query()) {
     auto mark = std::move(marks_.front());
     marks_.pop_front();
@@ -90,8 +90,8 @@ void DeviceMarks::collect(EventLog& log) {
     return;
   }
   move_passed_to(log);
-  // After a pause the next mark is far away, and would be rounded by much. The device is idle, so
-  // that it costs no wait to look at both clocks again.
+  // After a pause the next mark is far from the anchor, so its rounding error is large. The device
+  // is idle, so reading both clocks again costs no wait.
   const bool after_pause = marks_.empty() && now_() - anchor_ns_ > 2 * kFarthestNs;
   if (after_pause && current_stream(device_)->query()) {
     relate();

@@ -1,4 +1,4 @@
-// Times of what a device does, read when it has been done.
+// Times of events in the streams of a device.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,27 +14,29 @@
 
 namespace ddpx {
 
-// A kernel runs later than the call that queues it. A mark is a timing event behind it in its
-// stream; nothing waits for it in a step. Device-generic, for one device. Any thread may call.
-// While a thread's current stream is captured (into a CUDA graph, say), events would become part of
-// the graph, and questions about them would end the capture: nothing is done then.
+// A kernel runs later than the call that queues it. A mark is a timing event behind the kernel in
+// its stream. No step waits for a mark. One object serves one device of any type. Any thread may
+// call. While the current stream of the thread is captured (into a CUDA graph, for example), the
+// calls do nothing: events would become part of the graph, and queries of events would end the
+// capture.
 class DeviceMarks {
  public:
-  // Room for `capacity` marks that the device has not passed. Waits for the device, to relate its
-  // clock to the host's, which `now` reads.
+  // Has room for `capacity` marks that the device has not passed. Waits for the device, to relate
+  // its clock to the clock of the host, which `now` reads.
   DeviceMarks(c10::Device device, std::size_t capacity, int64_t (*now)() = &steady_now);
 
-  // Behind what the current stream has to do. False if there is no room, or the stream is captured.
+  // Adds a mark at the end of the current stream. Returns false if there is no room, or if the
+  // stream is captured.
   bool mark(EventKind kind, uint32_t step, std::size_t index);
 
   // Moves the times of marks that the device has passed into the log.
   void collect(EventLog& log);
 
-  // As collect(), of all; waits for the device.
+  // Waits for the device, then moves the times of all marks into the log.
   void collect_all(EventLog& log);
 
-  // How far times may be off the host's clock: half of what it took to relate the clocks, what they
-  // were found to have drifted apart, and the rounding of elapsed times.
+  // Error bound of times on the clock of the host: half the time that relating the clocks took,
+  // plus the measured drift, plus the rounding of elapsed times.
   int64_t error_ns() const;
 
  private:
@@ -54,11 +56,11 @@ class DeviceMarks {
   c10::Device device_;
   std::size_t capacity_;
   int64_t (*now_)();
-  mutable std::mutex mutex_;  // guards what follows
-  c10::Event anchor_;         // its time on the host's clock is known
+  mutable std::mutex mutex_;  // guards all members below
+  c10::Event anchor_;         // its time on the clock of the host is known
   int64_t anchor_ns_ = 0;
   int64_t anchor_error_ns_ = 0;
-  int64_t worst_error_ns_ = 0;  // of times that were counted from earlier anchors
+  int64_t worst_error_ns_ = 0;  // of times that were computed from earlier anchors
   std::deque<Mark> marks_;
 };
 

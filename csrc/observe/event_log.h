@@ -15,7 +15,7 @@ enum class EventKind : uint8_t {
   kForwardEnd,
   kPhase,          // a phase begins; `index` is its number
   kBackwardBegin,  // backward has reached an output of the module
-  kStepBegin,      // the first gradient of a synchronised backward
+  kStepBegin,      // the first gradient of a synchronized backward
   kGradArrived,    // of param `index`; once for every part of a gradient that comes in parts
   kBucketReady,    // bucket `index` has all its gradients
   kLaunched,       // the reduction of bucket `index` is launched
@@ -27,7 +27,7 @@ enum class EventKind : uint8_t {
   kAgreeEnd,
   kWrittenBack,  // the gradients of bucket `index` are where `param.grad` finds them
   kStepEnd,
-  kLocalBackwardEnd,  // of a backward that is not synchronised
+  kLocalBackwardEnd,  // of a backward that is not synchronized
 };
 
 struct Event {

@@ -34,7 +34,7 @@ class UsedMap {
 
   UsedMap(std::size_t num_params, c10::Device device);
 
-  // This rank used the param. Also called in backwards that are not synchronised.
+  // This rank used the param. Also called in backwards that are not synchronized.
   void mark(std::size_t param_index);
 
   // The next exchange tells other ranks that the param has arrived in a nested graph task on this

@@ -1,5 +1,6 @@
 #include "context.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -18,18 +19,77 @@ ReducerContext::ReducerContext(
       order(params.size(), /*wanted=*/options.mode != GraphMode::kFindUnused),
       use(params.size(), params.device()) {}
 
+void ReducerContext::go_to(Phase next) {
+  phase = transition(phase, next);
+  observer.emit_phase(step_number(), static_cast<std::size_t>(next));
+}
+
+// ---- buckets ------------------------------------------------------------------------------------
+
 BucketPlan ReducerContext::initial_plan(GraphMode mode) const {
   auto plan = BucketPlan::initial(params.metas(), options.caps, mode);
   return options.delay_trigger ? plan.delayed_behind(params.metas(), *options.delay_trigger) : plan;
 }
 
-std::vector<Bucket> ReducerContext::allocate_buckets(const BucketPlan& plan) const {
-  if (!communicates()) {
+BucketPlan ReducerContext::plan_by_arrival(
+    const std::vector<std::size_t>& arrivals_in_order) const {
+  auto plan = BucketPlan::by_arrival(params.metas(), options.caps, arrivals_in_order);
+  return options.delay_trigger ? plan.delayed_behind(params.metas(), *options.delay_trigger) : plan;
+}
+
+std::vector<Bucket> ReducerContext::allocate(const BucketPlan& plan, Collective& group) const {
+  if (!settings.comm_hook && group.alone()) {
     return {};
   }
-  return BucketSet::allocate(
-      plan, params.tensors(), params.metas(), *collective, options.precision);
+  return BucketSet::allocate(plan, params.tensors(), params.metas(), group, options.precision);
 }
+
+void ReducerContext::install(BucketPlan plan, std::vector<Bucket> allocated) {
+  const at::NoGradGuard no_grad;
+  observer.emit_plan(step_number(), plan);
+  buckets.install(std::move(plan), std::move(allocated));
+  publish_bucket_names();
+  if (options.gradient_as_bucket_view) {
+    params.links().pull_all();
+    buckets.take_grads(params.tensors());
+    params.links().push_all();
+  }
+}
+
+void ReducerContext::replace_buckets(BucketPlan plan) {
+  auto allocated = allocate(plan, *collective);
+  install(std::move(plan), std::move(allocated));
+}
+
+void ReducerContext::start_over(GraphMode mode, std::shared_ptr<Collective> group) {
+  auto plan = initial_plan(mode);
+  auto allocated = allocate(plan, *group);
+  options.mode = mode;
+  collective = std::move(group);
+  arrivals = ArrivalHistory(params.size(), mode);
+  order = ArrivalOrder(params.size(), /*wanted=*/mode != GraphMode::kFindUnused);
+  use.forget(params.device());
+  use.static_use_known = false;
+  install(std::move(plan), std::move(allocated));
+}
+
+void ReducerContext::publish_bucket_names() {
+  if (!observer.peers().on()) {
+    return;
+  }
+  std::vector<std::vector<std::string>> names;
+  for (const auto& spec : buckets.plan().buckets()) {
+    names.push_back(params.names_of(spec.param_indices));
+  }
+  observer.peers().name_buckets(std::move(names));
+}
+
+std::string ReducerContext::describe_bucket(std::size_t bucket_index) const {
+  return errors::bucket_all_reduce(
+      bucket_index, params.names_of(buckets.plan().buckets()[bucket_index].param_indices));
+}
+
+// ---- gradients ----------------------------------------------------------------------------------
 
 void ReducerContext::mark_used(std::size_t param_index) {
   if (use_is_exchanged() && params[param_index].grad().defined()) {
@@ -53,10 +113,7 @@ void ReducerContext::add_stream_of(std::size_t param_index) {
   }
 }
 
-std::string ReducerContext::describe_bucket(std::size_t bucket_index) const {
-  return errors::bucket_all_reduce(
-      bucket_index, params.names_of(buckets.plan().buckets()[bucket_index].param_indices));
-}
+// ---- errors -------------------------------------------------------------------------------------
 
 void ReducerContext::raise(const UserError& error) {
   last_error = error.what();

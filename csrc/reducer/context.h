@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,7 +13,6 @@
 #include "../buckets/bucket_set.h"
 #include "../buckets/low_precision.h"
 #include "../comm/collective.h"
-#include "../comm/comm_hook.h"
 #include "../observe/step_observer.h"
 #include "../readiness/arrival_order.h"
 #include "../readiness/arrival_tracker.h"
@@ -22,6 +20,7 @@
 #include "exclusive_mutex.h"
 #include "params.h"
 #include "phase.h"
+#include "settings.h"
 #include "step_errors.h"
 
 namespace ddpx {
@@ -35,14 +34,6 @@ struct ReducerOptions {
   bool skip_unused_buckets = false;  // a bucket is not launched if no rank used it a step before
   std::optional<std::size_t> delay_trigger = std::nullopt;  // index of a param; see ReducerParam
   Precision precision = {};
-};
-
-// Set by calls between steps.
-struct ReducerSettings {
-  std::shared_ptr<CommHook> comm_hook;
-  std::optional<int> divisor;                     // from the next step on
-  std::map<std::size_t, at::Tensor> sparse_rows;  // by param index; from the next step on
-  bool check_finite = false;
 };
 
 // What a step works with. The reducer owns the context; its mutex guards all other members.
@@ -97,11 +88,22 @@ struct ReducerContext {
     }
   }
 
-  // The initial plan for these options, or for another mode.
-  BucketPlan initial_plan(GraphMode mode) const;
+  void go_to(Phase next);
 
-  // The buckets of a plan; none where communicates() is false.
-  std::vector<Bucket> allocate_buckets(const BucketPlan& plan) const;
+  // Bucket plans for these options.
+  BucketPlan initial_plan(GraphMode mode) const;
+  BucketPlan plan_by_arrival(const std::vector<std::size_t>& order) const;
+
+  // Allocates the buckets of `plan`, then replaces the present buckets. A failed allocation changes
+  // nothing.
+  void replace_buckets(BucketPlan plan);
+
+  // As before the first step, in this mode and with this group. A failed allocation changes
+  // nothing.
+  void start_over(GraphMode mode, std::shared_ptr<Collective> group);
+
+  // Peers name buckets by the names of their params.
+  void publish_bucket_names();
 
   ExclusiveMutex mutex;
   Phase phase = Phase::kIdle;
@@ -118,6 +120,8 @@ struct ReducerContext {
   std::string last_error;
 
  private:
+  std::vector<Bucket> allocate(const BucketPlan& plan, Collective& group) const;
+  void install(BucketPlan plan, std::vector<Bucket> allocated);
   [[noreturn]] void explain(const errors::Where& where, const std::string& what) const;
 };
 

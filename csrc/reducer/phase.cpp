@@ -15,7 +15,7 @@ const char* to_string(Phase phase) {
     case Phase::kCollecting:
       return "Collecting";
     case Phase::kFinalizing:
-      return "Draining";
+      return "Finalizing";
     case Phase::kFailed:
       return "Failed";
   }

@@ -4,12 +4,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
-#include "../buckets/sparse_rows.h"
 
 namespace ddpx {
 namespace {
@@ -20,13 +18,6 @@ bool in_backward() {
 
 GraphTaskId this_task() {
   return {running_task::id(), running_task::depth()};
-}
-
-std::string describe(const at::Tensor& tensor) {
-  std::ostringstream out;
-  out << tensor.scalar_type() << " with " << tensor.dim()
-      << (tensor.dim() == 1 ? " dimension" : " dimensions") << " on " << tensor.device();
-  return out.str();
 }
 
 }  // namespace
@@ -52,9 +43,7 @@ std::shared_ptr<Reducer> Reducer::create(
 Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective)
     : context_(std::move(params), std::move(options), std::move(collective)),
       seen_(context_.params.size(), false) {
-  auto plan = context_.buckets.plan();
-  auto buckets = context_.allocate_buckets(plan);
-  install(std::move(plan), std::move(buckets));
+  context_.replace_buckets(context_.buckets.plan());
 }
 
 Reducer::~Reducer() {
@@ -66,24 +55,14 @@ Reducer::~Reducer() {
 // Peers learn of this wrapper.
 void Reducer::register_with_group() {
   context_.observer.peers() = health::StepNotes(context_.collective->monitor(), weak_from_this());
-  publish_bucket_names();
+  context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }
 
-void Reducer::publish_bucket_names() {
-  if (!context_.observer.peers().on()) {
-    return;
+void Reducer::check_idle(const char* call) const {
+  if (context_.phase != Phase::kIdle) {
+    throw errors::inside_backward(context_.where(), call);
   }
-  std::vector<std::vector<std::string>> names;
-  for (const auto& spec : context_.buckets.plan().buckets()) {
-    names.push_back(context_.params.names_of(spec.param_indices));
-  }
-  context_.observer.peers().name_buckets(std::move(names));
-}
-
-void Reducer::go_to(Phase phase) {
-  context_.phase = transition(context_.phase, phase);
-  context_.observer.emit_phase(context_.step_number(), static_cast<std::size_t>(phase));
 }
 
 // For calls that raise within a backward.
@@ -163,45 +142,29 @@ bool Reducer::rebuild_buckets() {
 }
 
 bool Reducer::rebuild_if_due() {
-  auto& context = context_;
-  if (!context.order.due()) {
+  if (!context_.order.due()) {
     return false;
   }
-  const ExclusiveMutex::Occupation occupation(context.mutex);
-  go_to(Phase::kRebuilding);
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  context_.go_to(Phase::kRebuilding);
   emit(StepEvent::kRebuildBegin);
   try {
-    context.communicate(
-        [&] { agreed_order_ = context.order.agree(*context.collective, context.params.device()); },
+    context_.communicate(
+        [&] {
+          agreed_order_ = context_.order.agree(*context_.collective, context_.params.device());
+        },
         errors::order_broadcast);
-    auto plan = BucketPlan::by_arrival(context.params.metas(), context.options.caps, agreed_order_);
-    if (context.options.delay_trigger) {
-      plan = plan.delayed_behind(context.params.metas(), *context.options.delay_trigger);
-    }
-    context.order.retire();
+    context_.order.retire();
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it.
-    context.buckets.set_plan(plan);
-    install(plan, context.allocate_buckets(plan));
+    context_.buckets.set_plan(context_.plan_by_arrival(agreed_order_));
+    context_.replace_buckets(context_.buckets.plan());
   } catch (...) {
     fail();
     throw;
   }
-  go_to(Phase::kIdle);
+  context_.go_to(Phase::kIdle);
   emit(StepEvent::kRebuildEnd);
   return true;
-}
-
-void Reducer::install(BucketPlan plan, std::vector<Bucket> buckets) {
-  const at::NoGradGuard no_grad;
-  auto& context = context_;
-  context.observer.emit_plan(context.step_number(), plan);
-  context.buckets.install(std::move(plan), std::move(buckets));
-  publish_bucket_names();
-  if (context.options.gradient_as_bucket_view) {
-    context.params.links().pull_all();
-    context.buckets.take_grads(context.params.tensors());
-    context.params.links().push_all();
-  }
 }
 
 // ---- gradients arrive ---------------------------------------------------------------------------
@@ -337,7 +300,7 @@ void Reducer::begin_step() {
   context_.params.links().pull_all();
   predict_unused();
   step_.emplace(context_, Step::Kind::kWithGrads);
-  go_to(Phase::kCollecting);
+  context_.go_to(Phase::kCollecting);
   emit(StepEvent::kStepBegin);
   step_->begin();
 }
@@ -432,7 +395,7 @@ void Reducer::begin_empty_step() {
 void Reducer::finish_step(bool output_reached) {
   emit(StepEvent::kBackwardEnd);
   const auto missing = missing_at_end();
-  go_to(Phase::kFinalizing);
+  context_.go_to(Phase::kFinalizing);
   const auto where = context_.where();
   try {
     step_->finish();
@@ -457,7 +420,7 @@ void Reducer::end_step() {
   const bool with_grads = step_->kind() == Step::Kind::kWithGrads;
   context_.use.static_use_known = true;
   step_.reset();
-  go_to(Phase::kIdle);
+  context_.go_to(Phase::kIdle);
   if (with_grads) {
     emit(StepEvent::kStepEnd);
   } else {
@@ -511,13 +474,11 @@ void Reducer::shadow_step() {
     recover();
   }
   context_.observer.peers().check();
-  if (context_.phase != Phase::kIdle) {
-    throw errors::inside_backward(context_.where(), "shadow_step()");
-  }
-  go_to(Phase::kCollecting);
+  check_idle("shadow_step()");
+  context_.go_to(Phase::kCollecting);
   context_.observer.clock().begin_step();
   context_.observer.peers().begin_step(context_.step_number());
-  go_to(Phase::kFinalizing);
+  context_.go_to(Phase::kFinalizing);
   try {
     step_.emplace(context_, Step::Kind::kWithoutGrads);
     step_->begin();
@@ -546,7 +507,7 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
   if (context_.phase != Phase::kCollecting) {
     return;
   }
-  go_to(Phase::kFinalizing);
+  context_.go_to(Phase::kFinalizing);
   // If the group has failed, peers finish no step either.
   const bool matched = !context_.observer.peers().group_failed() && step_->match_peers();
   auto unused_by_all = matched ? context_.use.unused_by_all : Indices();
@@ -556,7 +517,7 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
 
 void Reducer::fail() noexcept {
   try {
-    go_to(Phase::kFailed);
+    context_.go_to(Phase::kFailed);
     recover();
   } catch (...) {
     // Out of memory, for example. The next step tries again, and the user gets its error.
@@ -576,14 +537,12 @@ void Reducer::recover() {
   // Peers may never launch what is in flight, so nothing is waited for: the backend keeps the old
   // buffers, which its work objects own.
   context.params.links().push_all();
-  auto plan = context.buckets.plan();
-  auto buckets = context.allocate_buckets(plan);
-  install(std::move(plan), std::move(buckets));
+  context.replace_buckets(context.buckets.plan());
   if (context.use_is_exchanged()) {
     context.use.forget(context.params.device());
   }
   possibly_late_.clear();
-  go_to(Phase::kIdle);
+  context_.go_to(Phase::kIdle);
   context.observer.peers().break_off();
 }
 
@@ -595,7 +554,7 @@ void Reducer::reset() {
   context_.mutex.wait(lock, [this] { return !step_ || !step_->launching(); });
   backward_sync_ = {};
   if (context_.phase == Phase::kCollecting) {
-    go_to(Phase::kFailed);
+    context_.go_to(Phase::kFailed);
   }
   if (context_.phase == Phase::kFailed) {
     recover();
@@ -609,34 +568,34 @@ void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
   if (context_.settings.comm_hook) {
     context_.raise(errors::second_comm_hook(context_.where()));
   }
-  if (context_.phase != Phase::kIdle) {
-    throw errors::inside_backward(context_.where(), "register_comm_hook()");
-  }
-  if (!context_.communicates()) {
-    const auto& params = context_.params;
-    auto plan = context_.buckets.plan();
-    auto buckets = BucketSet::allocate(
-        plan, params.tensors(), params.metas(), *context_.collective, context_.options.precision);
-    install(std::move(plan), std::move(buckets));
-  }
+  check_idle("register_comm_hook()");
+  const bool had_buckets = context_.communicates();
   context_.settings.comm_hook = std::move(hook);
+  if (!had_buckets) {
+    try {
+      context_.replace_buckets(context_.buckets.plan());
+    } catch (...) {
+      context_.settings.comm_hook.reset();
+      throw;
+    }
+  }
 }
 
 void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
   const auto lock = context_.mutex.lock_to_change();
   set_comm_hook(std::move(hook));
   context_.options.precision = precision;
-  auto plan = context_.buckets.plan();
-  auto buckets = context_.allocate_buckets(plan);
-  install(std::move(plan), std::move(buckets));
+  context_.replace_buckets(context_.buckets.plan());
 }
 
 void Reducer::set_divisor(std::optional<int> divisor) {
-  if (divisor && *divisor < 1) {
-    throw errors::not_positive("the divisor of gradients", *divisor);
-  }
   const auto lock = context_.mutex.lock();
-  context_.settings.divisor = divisor;
+  context_.settings.set_divisor(divisor);
+}
+
+void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
+  const auto lock = context_.mutex.lock();
+  context_.settings.set_sparse_rows(context_.params, param_index, rows);
 }
 
 void Reducer::announce_joined_step(bool averages) {
@@ -646,39 +605,9 @@ void Reducer::announce_joined_step(bool averages) {
   }
 }
 
-void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
-  const auto lock = context_.mutex.lock();
-  const auto& params = context_.params;
-  if (param_index >= params.size()) {
-    throw errors::no_such_param(param_index, params.size());
-  }
-  const auto& name = params.name(param_index);
-  const auto& meta = params.metas()[param_index];
-  if (!meta.expect_sparse) {
-    throw InternalError("rows for " + name + ", which is not sparse");
-  }
-  if (rows.scalar_type() != at::kLong || rows.layout() != at::kStrided || rows.dim() != 1 ||
-      rows.device() != meta.device) {
-    throw UserError(
-        "the row indices of parameter '" + name + "' are a tensor of dtype " + describe(rows) +
-        ". Pass an int64 tensor with 1 dimension, on the device of the parameter.");
-  }
-  // Torch does not check the indices of a sparse tensor, and writes wherever they point.
-  const auto& param = params[param_index];
-  if (const auto row = stray_row(rows, param.dim() == 0 ? 0 : param.size(0))) {
-    throw UserError(
-        "row index " + std::to_string(*row) + " of parameter '" + name +
-        "' is not valid: the row does not exist, or the index is not greater than the previous "
-        "index. Pass each existing row at most once, in ascending order.");
-  }
-  context_.settings.sparse_rows[param_index] = rows;
-}
-
 void Reducer::set_check_finite(bool enabled) {
   const auto lock = lock_between_steps();
-  if (context_.phase != Phase::kIdle) {
-    throw errors::inside_backward(context_.where(), "set_check_finite()");
-  }
+  check_idle("set_check_finite()");
   context_.settings.check_finite = enabled;
 }
 
@@ -689,21 +618,13 @@ void Reducer::set_after_sync(std::function<void()> after_sync) {
 
 void Reducer::set_static_graph() {
   const auto lock = context_.mutex.lock_to_change();
-  auto& context = context_;
-  if (context.options.mode == GraphMode::kStatic) {
+  if (context_.options.mode == GraphMode::kStatic) {
     return;
   }
-  if (context.phase != Phase::kIdle || !context.arrivals.learning()) {
-    context.raise(errors::static_graph_too_late(context.where()));
+  if (context_.phase != Phase::kIdle || !context_.arrivals.learning()) {
+    context_.raise(errors::static_graph_too_late(context_.where()));
   }
-  auto plan = context.initial_plan(GraphMode::kStatic);
-  auto buckets = context.allocate_buckets(plan);
-  context.options.mode = GraphMode::kStatic;
-  context.arrivals = ArrivalHistory(context.params.size(), GraphMode::kStatic);
-  context.order = ArrivalOrder(context.params.size(), /*wanted=*/true);
-  context.use.forget(context.params.device());  // marks of steps that broke off
-  context.use.static_use_known = false;
-  install(std::move(plan), std::move(buckets));
+  context_.start_over(GraphMode::kStatic, context_.collective);
 }
 
 void Reducer::prepare_for_backward() {
@@ -729,25 +650,12 @@ void Reducer::remove_hooks() {
 void Reducer::set_collective(
     std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
   const auto lock = context_.mutex.lock_to_change();
-  auto& context = context_;
-  if (context.phase == Phase::kCollecting || context.phase == Phase::kFinalizing) {
-    throw errors::inside_backward(context.where(), "_update_process_group()");
+  if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing) {
+    throw errors::inside_backward(context_.where(), "_update_process_group()");
   }
-  const auto& params = context.params;
-  auto plan = context.initial_plan(context.options.mode);
-  auto buckets =
-      context.settings.comm_hook || !collective->alone()
-          ? BucketSet::allocate(
-                plan, params.tensors(), params.metas(), *collective, context.options.precision)
-          : std::vector<Bucket>();
-  context.collective = std::move(collective);
-  context.num_steps = num_steps.value_or(context.num_steps);
+  context_.start_over(context_.options.mode, std::move(collective));
+  context_.num_steps = num_steps.value_or(context_.num_steps);
   agreed_order_.clear();
-  context.order = ArrivalOrder(params.size(), context.options.mode != GraphMode::kFindUnused);
-  context.arrivals = ArrivalHistory(params.size(), context.options.mode);
-  context.use.forget(params.device());
-  context.use.static_use_known = false;
-  install(std::move(plan), std::move(buckets));
   register_with_group();
 }
 
@@ -755,9 +663,7 @@ void Reducer::set_collective(
 
 void Reducer::add_recording(std::shared_ptr<Recording> recording) {
   const auto lock = lock_between_steps();
-  if (context_.phase != Phase::kIdle) {
-    throw errors::inside_backward(context_.where(), "ddpx.record()");
-  }
+  check_idle("ddpx.record()");
   context_.observer.add_recording(
       std::move(recording), context_.step_number(), context_.buckets.plan());
 }
@@ -799,26 +705,6 @@ void Reducer::continue_from(Reducer& older) {
   }
 }
 
-bool Reducer::graph_was_static() const {
-  const auto lock = context_.mutex.lock();
-  return context_.arrivals.always_the_same();
-}
-
-Phase Reducer::phase() const {
-  const auto lock = context_.mutex.lock();
-  return context_.phase;
-}
-
-BucketPlan Reducer::plan() const {
-  const auto lock = context_.mutex.lock();
-  return context_.buckets.plan();
-}
-
-std::vector<std::size_t> Reducer::arrival_order() const {
-  const auto lock = context_.mutex.lock();
-  return agreed_order_;
-}
-
 std::vector<int32_t> Reducer::used_by_ranks() {
   const auto lock = context_.mutex.lock();
   auto& use = context_.use;
@@ -831,26 +717,6 @@ std::vector<int32_t> Reducer::used_by_ranks() {
   }
   return context_.communicate(
       [sums = use.last_sums] { return sums.num_ranks_using(); }, errors::used_map_exchange);
-}
-
-StepReport Reducer::report() const {
-  const auto lock = context_.mutex.lock();
-  return context_.observer.clock().report();
-}
-
-int64_t Reducer::num_steps() const {
-  const auto lock = context_.mutex.lock();
-  return context_.num_steps;
-}
-
-bool Reducer::recorded() const {
-  const auto lock = context_.mutex.lock();
-  return context_.observer.recorded();
-}
-
-std::string Reducer::last_error() const {
-  const auto lock = context_.mutex.lock();
-  return context_.last_error;
 }
 
 std::vector<std::string> Reducer::missing_params() {

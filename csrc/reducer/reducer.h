@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../autograd/backward_scope.h"
@@ -150,20 +151,38 @@ class Reducer final : public GradListener,
 
   // ---- state ----
 
-  Phase phase() const;
-  BucketPlan plan() const;
-  std::vector<std::size_t> arrival_order() const;  // by which buckets were rebuilt
-
+  Phase phase() const {
+    return look([](const auto& context) { return context.phase; });
+  }
+  BucketPlan plan() const {
+    return look([](const auto& context) { return context.buckets.plan(); });
+  }
+  // By which buckets were rebuilt.
+  std::vector<std::size_t> arrival_order() const {
+    return look([this](const auto&) { return agreed_order_; });
+  }
   // Whether every step so far used the same params equally often.
-  bool graph_was_static() const;
+  bool graph_was_static() const {
+    return look([](const auto& context) { return context.arrivals.always_the_same(); });
+  }
+  // Synchronized steps that ended, on this rank or for its peers.
+  int64_t num_steps() const {
+    return look([](const auto& context) { return context.num_steps; });
+  }
+  StepReport report() const {
+    return look([](const auto& context) { return context.observer.clock().report(); });
+  }
+  bool recorded() const {
+    return look([](const auto& context) { return context.observer.recorded(); });
+  }
+  // Empty if no step and no setting has failed.
+  std::string last_error() const {
+    return look([](const auto& context) { return context.last_error; });
+  }
 
   // Per param, the number of ranks that used it in the last step with an exchange. While another
   // thread waits for communication at the end of a step: in the last exchange that was waited for.
   std::vector<int32_t> used_by_ranks();
-  StepReport report() const;
-  int64_t num_steps() const;  // synchronized steps that ended, on this rank or for its peers
-  bool recorded() const;
-  std::string last_error() const;  // empty if no step and no setting has failed
 
   // The params that this backward still waits for; empty while another thread holds the mutex.
   std::vector<std::string> missing_params() override;
@@ -183,12 +202,18 @@ class Reducer final : public GradListener,
 
   Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective);
 
+  template <typename Function>
+  std::invoke_result_t<Function, const ReducerContext&> look(const Function& function) const {
+    const auto lock = context_.mutex.lock();
+    return function(context_);
+  }
+
   // All of these need the mutex.
-  void go_to(Phase phase);
   void emit(StepEvent event, std::size_t index = 0) {
     context_.emit(event, index);
   }
   Lock lock_between_steps() const;
+  void check_idle(const char* call) const;
 
   // A step.
   void keep_local(std::size_t param_index);
@@ -207,11 +232,8 @@ class Reducer final : public GradListener,
   Indices missing_at_end() const;
   void report_missing(const errors::Where& where, const Indices& missing, bool output_reached);
 
-  // Buckets.
-  void install(BucketPlan plan, std::vector<Bucket> buckets);
   bool rebuild_if_due();
   void register_with_group();
-  void publish_bucket_names();
 
   // A step that broke off.
   void fail() noexcept;

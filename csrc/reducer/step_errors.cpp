@@ -67,7 +67,7 @@ UserError static_graph_changed(
     out << ' ' << param_index;
   }
   out << ". " << count_params(names.size())
-      << " got fewer gradients than in the first synchronised backward with static_graph=True: "
+      << " got fewer gradients than in the first synchronized backward with static_graph=True: "
       << join_names(names)
       << ". Remove static_graph=True, or pass find_unused_parameters=True instead.";
   return UserError(out.str());
@@ -77,7 +77,7 @@ UserError param_arrived_again(
     const Where& where, const std::string& name, bool static_graph, bool as_view) {
   const std::string remedy =
       static_graph ? "Your training graph has changed in this iteration: this parameter got fewer "
-                     "gradients in the first synchronised backward with static_graph=True. "
+                     "gradients in the first synchronized backward with static_graph=True. "
                      "Remove static_graph=True, or keep the graph the same in every step."
                    : "This happens when one layer is used in several reentrant checkpoints. Use "
                      "checkpoint(..., use_reentrant=False), or pass static_graph=True. This also "
@@ -245,7 +245,7 @@ UserError second_comm_hook(const Where& where) {
 UserError static_graph_too_late(const Where& where) {
   return UserError(
       opening(where) +
-      "_set_static_graph() should be called before training loop starts. The first synchronised "
+      "_set_static_graph() should be called before training loop starts. The first synchronized "
       "backward of this wrapper has ended already. Pass static_graph=True when wrapping.");
 }
 

@@ -15,14 +15,14 @@ namespace ddpx::errors {
 // The place of an error. Every text begins with "[ddpx rank R, step S, phase P] ".
 struct Where {
   int rank;
-  int64_t step;  // number of synchronised steps that ended before
+  int64_t step;  // number of synchronized steps that ended before
   Phase phase;
 };
 
 // Default mode: these params got no gradient in the backward that just ended.
 UserError params_without_gradient(const Where& where, const std::vector<std::string>& names);
 
-// static_graph: arrivals differ from those of the first synchronised backward.
+// static_graph: arrivals differ from those of the first synchronized backward.
 UserError static_graph_changed(
     const Where& where,
     const std::vector<std::string>& names,
@@ -32,13 +32,13 @@ UserError static_graph_changed(
 UserError param_arrived_again(
     const Where& where, const std::string& name, bool static_graph, bool as_view);
 
-// find_unused_parameters: a gradient arrived that the graph of the backward did not lead to.
+// find_unused_parameters: a gradient arrived, but its param was not in the graph of the backward.
 UserError param_unforeseen(const Where& where, const std::string& name);
 
-// A step is captured into a graph of the device's, but `option` reads results on the host.
+// A step is captured into a graph of the device, but `option` reads results on the host.
 UserError under_capture(const Where& where, const std::string& option);
 
-// Gradients with NaN or infinity; of each rank that has one, the first: rank and param.
+// Gradients contain NaN or infinity. `findings`: the rank and the first such param of each rank.
 UserError gradients_not_finite(
     const Where& where, const std::vector<std::pair<int, std::string>>& findings);
 std::string finite_check();
@@ -63,31 +63,31 @@ UserError autograd_grad_of_params(const Where& where, const std::vector<std::str
 // autograd.grad() takes gradients away that prepare_for_backward() has promised to average.
 UserError grads_taken_away(const Where& where, const std::vector<std::string>& names);
 
-// In a join() context, the backward that runs is not what its forward has announced.
+// In a join() context, the backward does not do what its forward announced.
 UserError joined_step_is_local(const Where& where);
 UserError joined_step_averages(const Where& where);
 UserError prepared_in_join(const Where& where);
 
-// Params that are not what was wrapped any more: of another dtype, device or number of elements...
+// Params changed their dtype, device or number of elements after wrapping.
 UserError params_changed(const Where& where, const std::vector<std::string>& names);
-// ...or without a gradient then, and with one now.
+// Params did not require a gradient at wrapping, and require one now.
 UserError params_unfrozen(const Where& where, const std::vector<std::string>& names);
 
-// A second communication hook, or a static graph that is declared too late.
+// A second communication hook; a static graph that is declared too late.
 UserError second_comm_hook(const Where& where);
 UserError static_graph_too_late(const Where& where);
 
-// A call that has to wait until no backward runs.
+// A call that is only allowed between steps.
 UserError inside_backward(const Where& where, const std::string& call);
 
 // remove_hooks() was called while autograd may be walking the hooks.
 UserError hooks_in_use(const Where& where);
 
-// Arguments that make no sense, from callers that go past the Python wrapper, which checks its own.
+// Invalid arguments of callers that bypass the Python wrapper, which checks its arguments.
 UserError no_such_param(std::size_t param_index, std::size_t num_params);
 UserError not_positive(const std::string& what, int64_t value);
 
-// The last backward never came to its end, though nothing runs any more.
+// The last backward did not end, but no backward runs now.
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);
 
 }  // namespace ddpx::errors

@@ -23,7 +23,7 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
         return
     tensors = [local_part(tensor) for tensor in tensors]
     with torch.no_grad():
-        if not all(_C.is_deaf(group, tensor.device) for tensor in tensors):
+        if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
             with health.collective_call(group):
                 dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
             return

@@ -78,7 +78,7 @@ class PhaseSpan:
     """A phase of the reducer.
 
     Attributes:
-        phase: ``"collecting"``, ``"draining"``, ``"rebuilding"`` or ``"failed"``.
+        phase: ``"collecting"``, ``"finalizing"``, ``"rebuilding"`` or ``"failed"``.
         span: The time of the phase.
     """
 

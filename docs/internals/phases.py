@@ -31,7 +31,7 @@ def phases_seen() -> list[str]:
 
 def illegal_move() -> str:
     try:
-        _C.transition(_C.Phase.IDLE, _C.Phase.DRAINING)
+        _C.transition(_C.Phase.IDLE, _C.Phase.FINALIZING)
     except RuntimeError as error:
         return str(error)
     return "allowed"

@@ -88,25 +88,25 @@ TEST(ReducerCast, AParamThatWasCastToAndFroIsAveragedAgain) {
 
 TEST(ReducerBystander, OneThatWasUnfrozenIsReported) {
   const auto param = at::ones({2}, at::kDouble).set_requires_grad(true);
-  const auto bystander = at::ones({2}, at::kDouble);
+  const auto frozen = at::ones({2}, at::kDouble);
   const auto collective = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
   const auto reducer = Reducer::create(
       {{param, "weight", false}},
       ReducerOptions{kOneBucket, GraphMode::kDefault, false},
       collective,
-      {{bystander, "frozen.weight", false}});
+      {{frozen, "frozen.weight", false}});
   EXPECT_NO_THROW(reducer->prepare_forward());
-  bystander.set_requires_grad(true);
+  frozen.set_requires_grad(true);
   try {
     reducer->prepare_forward();
     ADD_FAILURE() << "no error";
   } catch (const UserError& error) {
     expect_mentions(error.what(), {"did not require a gradient when", "'frozen.weight'"});
   }
-  EXPECT_THROW((param * bystander).sum().backward(), UserError);
-  bystander.set_requires_grad(false);
+  EXPECT_THROW((param * frozen).sum().backward(), UserError);
+  frozen.set_requires_grad(false);
   param.mutable_grad().reset();
-  EXPECT_NO_THROW((param * bystander).sum().backward());
+  EXPECT_NO_THROW((param * frozen).sum().backward());
   EXPECT_TRUE(param.grad().equal(at::full({2}, 2.5, at::kDouble)));
 }
 

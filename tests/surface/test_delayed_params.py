@@ -37,16 +37,16 @@ class Net(nn.Module):
 CASES = {
     "late layers wait for the first": ([3, 4], 0),
     "a middle layer waits for the last": ([2], 4),
-    "the gate is one of them": ([1, 2], 1),
+    "the trigger is one of them": ([1, 2], 1),
     "all of them": ([0, 1, 2, 3, 4], 0),
 }
 
 
-def _delayed(net: Net, layers: list[int], gate: int) -> dict[str, Any]:
+def _delayed(net: Net, layers: list[int], trigger: int) -> dict[str, Any]:
     names = {f"layers.{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
     return {
         "delay_all_reduce_named_params": [(n, p) for n, p in net.named_parameters() if n in names],
-        "param_to_hook_all_reduce": net.layers[gate].weight,
+        "param_to_hook_all_reduce": net.layers[trigger].weight,
     }
 
 
@@ -67,14 +67,14 @@ def _check(case: str, mode: str) -> None:
             torch.testing.assert_close(
                 param.grad, twin.grad / dist.get_world_size(), rtol=1e-5, atol=1e-7, msg=name
             )
-    layers, gate = CASES[case]
+    layers, trigger = CASES[case]
     names = [name for name, _ in net.named_parameters()]
     delayed = {names.index(f"layers.{i}.{kind}") for i in layers for kind in ("weight", "bias")}
     buckets = [set(bucket) for bucket in model.reducer.plan.buckets]
     assert delayed in buckets  # one bucket with only these params, whatever the cap
-    if gate not in layers:
+    if trigger not in layers:
         gate_bucket = next(
-            i for i, b in enumerate(buckets) if names.index(f"layers.{gate}.weight") in b
+            i for i, b in enumerate(buckets) if names.index(f"layers.{trigger}.weight") in b
         )
         assert buckets.index(delayed) == gate_bucket + 1
 

@@ -306,7 +306,7 @@ def test_one_rank(ranks, dtypes):
     ranks(1).run(_check_alone, dtypes)
 
 
-def _check_synchronised_dtype() -> None:
+def _check_synchronized_dtype() -> None:
     """Results of synchronized_grads() have the same dtype as the reducer's sums."""
     module = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
     model = ReducerDDP(module, reduce_dtype=torch.float32)
@@ -316,7 +316,7 @@ def _check_synchronised_dtype() -> None:
 
 
 def test_synchronized_grads_are_summed_in_the_reducers_dtype(ranks):
-    ranks(4).run(_check_synchronised_dtype)
+    ranks(4).run(_check_synchronized_dtype)
 
 
 def _check_frozen() -> None:

@@ -61,7 +61,7 @@ def rank_step(
 
     phases = [PhaseSpan("rebuilding", between(*rebuilding))] if rebuilding else []
     phases.append(PhaseSpan("collecting", between(min(arrivals.values()), backward[1])))
-    phases.append(PhaseSpan("draining", between(backward[1], end)))
+    phases.append(PhaseSpan("finalizing", between(backward[1], end)))
     return RankStep(
         forwards=(between(*forward),),
         backward=between(*backward),

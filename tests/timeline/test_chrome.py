@@ -77,10 +77,10 @@ def test_times_of_every_track(events):
     ]
     assert _slices(events, 0, "reducer phase") == [
         ("collecting", 16, 32),
-        ("draining", 32, 43),
+        ("finalizing", 32, 43),
         ("rebuilding", 51, 54),
         ("collecting", 68, 84),
-        ("draining", 84, 90),
+        ("finalizing", 84, 90),
     ]
     assert _slices(events, 0, "communication")[:3] == [
         ("bucket 0", 18, 26),

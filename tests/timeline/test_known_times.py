@@ -182,10 +182,10 @@ def test_overlap(recorded):
 def test_phases(recorded):
     for step in recorded[0].steps:
         rank_step = step.ranks[0]
-        assert [span.phase for span in rank_step.phases] == ["collecting", "draining"]
-        collecting, draining = (span.span for span in rank_step.phases)
-        assert rank_step.backward.begin <= collecting.begin < draining.begin
-        assert draining.begin <= draining.end
+        assert [span.phase for span in rank_step.phases] == ["collecting", "finalizing"]
+        collecting, finalizing = (span.span for span in rank_step.phases)
+        assert rank_step.backward.begin <= collecting.begin < finalizing.begin
+        assert finalizing.begin <= finalizing.end
     _check(recorded, lambda r: r.phases[1].span.begin - r.backward.begin, lambda t: t.backward)
 
 

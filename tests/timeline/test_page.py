@@ -136,13 +136,13 @@ STATES = [
     ),
     (
         33,
-        ("draining", 5, [WRITTEN, "in flight", "held up"]),
+        ("finalizing", 5, [WRITTEN, "in flight", "held up"]),
         ("collecting", 3, ["averaged", "in flight", "empty"]),
     ),
     (
         40.5,
-        ("draining", 5, [WRITTEN, WRITTEN, "averaged"]),
-        ("draining", 5, [WRITTEN, WRITTEN, "in flight"]),
+        ("finalizing", 5, [WRITTEN, WRITTEN, "averaged"]),
+        ("finalizing", 5, [WRITTEN, WRITTEN, "in flight"]),
     ),
     (43, ("idle", 5, [WRITTEN] * 3), ("idle", 5, [WRITTEN] * 3)),
 ]

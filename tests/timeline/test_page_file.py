@@ -30,7 +30,7 @@ def test_what_is_stored():
         "localBackwards": [],
         "backward": [15_000, 38_000],
         "end": 42_000,
-        "phases": [["collecting", 20_000, 38_000], ["draining", 38_000, 42_000]],
+        "phases": [["collecting", 20_000, 38_000], ["finalizing", 38_000, 42_000]],
         "order": 0,
         "arrivals": [20_000, 2_000, 7_000, 5_000, 2_000],
         "buckets": [

@@ -12,5 +12,5 @@ def test_legal():
 
 
 def test_illegal_names_both():
-    with pytest.raises(RuntimeError, match=r"from Idle to Draining"):
-        transition(Phase.IDLE, Phase.DRAINING)
+    with pytest.raises(RuntimeError, match=r"from Idle to Finalizing"):
+        transition(Phase.IDLE, Phase.FINALIZING)

@@ -162,7 +162,7 @@ def command(
 ) -> int:
     """Runs a training under DDP and then under ReducerDDP, and compares every bit.
 
-    Compares losses, gradients after each synchronised backward, and weights, on every rank and in
+    Compares losses, gradients after each synchronized backward, and weights, on every rank and in
     every step. Also prints step times and peak memory. The script must seed all random numbers.
     Options that ddpx does not know, and all words after --, go to the script.
 

@@ -4,10 +4,10 @@
 
 // In the order in which a step goes through them; the meanings are those of csrc/reducer/phase.h.
 const PHASES = {
-  idle: "Between synchronised backwards: forward, optimizer, or nothing at all.",
+  idle: "Between synchronized backwards: forward, optimizer, or nothing at all.",
   rebuilding: "Ranks agree on new buckets, in the order in which gradients arrive, and allocate them.",
   collecting: "Backward is running: gradients arrive and fill buckets, full buckets leave.",
-  draining: "Backward has ended: waits for all-reduces and writes the averages back.",
+  finalizing: "Backward has ended: waits for all-reduces and writes the averages back.",
   failed: "The step broke off. Its buffers may still be in use, so fresh ones replace them.",
 };
 

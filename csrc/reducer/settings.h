@@ -1,0 +1,31 @@
+// Settings of a reducer that calls between steps may change.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "../comm/comm_hook.h"
+#include "params.h"
+
+namespace ddpx {
+
+// A step reads the settings once, when it begins. The context owns the settings, under its mutex.
+struct ReducerSettings {
+  // UserError unless 1 or more.
+  void set_divisor(std::optional<int> new_divisor);
+
+  // UserError if the param does not exist, or if `rows` are not ascending row indices of the param.
+  // InternalError if the gradient of the param is not expected to be sparse.
+  void set_sparse_rows(const Params& params, std::size_t param_index, const at::Tensor& rows);
+
+  std::shared_ptr<CommHook> comm_hook;
+  std::optional<int> divisor;                     // the world size, if nullopt
+  std::map<std::size_t, at::Tensor> sparse_rows;  // by param index
+  bool check_finite = false;
+};
+
+}  // namespace ddpx

@@ -1,0 +1,235 @@
+// The end of a step: finish(), and match_peers() for a step that broke off.
+#include <algorithm>
+#include <utility>
+
+#include "step.h"
+
+namespace ddpx {
+
+void Step::finish() {
+  for (const auto param_index : kind_ == Kind::kWithGrads ? unfinished() : Indices()) {
+    context_.params.links().pull(param_index);
+    mark_param_ready(param_index);
+  }
+  if (kind_ == Kind::kWithoutGrads || !context_.arrivals.learning() ||
+      context_.options.mode != GraphMode::kStatic) {
+    context_.order.complete(order_);
+  }
+  exchange_use();
+  finalize_all();
+  const bool agrees = kind_ == Kind::kWithGrads && context_.communicates() &&
+                      (context_.use_is_exchanged() || finite_check_);
+  if (agrees) {
+    context_.emit(StepEvent::kAgreeBegin);
+  }
+  reduce_mispredicted();
+  learn_use();
+  check_finite();
+  if (agrees) {
+    context_.emit(StepEvent::kAgreeEnd);
+  }
+  if (kind_ == Kind::kWithGrads) {
+    {
+      const ExclusiveMutex::Unlocked unlocked(context_.mutex);
+      context_.observer.peers().check_calls();
+    }
+    context_.emit(StepEvent::kCommEnd);
+    context_.params.links().push_all();
+  }
+}
+
+void Step::finalize_all() {
+  try {
+    for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
+      if (!predicted_unused(b)) {
+        finalize(b);
+      }
+    }
+  } catch (...) {
+    // The result of a hook can be wrong on one rank alone. Peers then wait for nothing more.
+    if (kind_ == Kind::kWithGrads && context_.settings.comm_hook && !finite_check_ &&
+        !context_.observer.peers().group_failed()) {
+      count_for_peers();
+    }
+    throw;
+  }
+}
+
+void Step::finalize(std::size_t bucket_index) {
+  auto& bucket = this->bucket(bucket_index);
+  context_.emit(StepEvent::kWaitBegin, bucket_index);
+  context_.communicate(
+      [&] { bucket.wait(*context_.collective); },
+      [&] { return context_.describe_bucket(bucket_index); });
+  if (kind_ == Kind::kWithoutGrads) {
+    context_.emit(StepEvent::kWaitEnd, bucket_index);
+    return;
+  }
+  const auto slots = slots_to_write(bucket);
+  if (!context_.settings.comm_hook && !bucket.sparse() && bucket.device().is_cpu()) {
+    context_.observer.peers().note_result(
+        bucket.reduced().const_data_ptr(), static_cast<std::size_t>(bucket.num_bytes()));
+  }
+  context_.emit(StepEvent::kWaitEnd, bucket_index);  // includes the first read of the used-map
+  write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+  bucket.release_reduced();
+  context_.emit(StepEvent::kWrittenBack, bucket_index);
+}
+
+// A param that no rank used keeps its gradient, but in default mode.
+std::vector<const Slot*> Step::slots_to_write(const Bucket& bucket) {
+  std::vector<const Slot*> slots;
+  slots.reserve(bucket.slots().size());
+  for (const auto& slot : bucket.slots()) {
+    const auto param_index = slot.param_index;
+    const bool keeps_grad = context_.options.mode != GraphMode::kDefault &&
+                            !context_.use.map.marked(param_index) && !excluded_[param_index] &&
+                            num_ranks_using()[param_index] == 0;
+    if (!excluded_[param_index] && !keeps_grad) {
+      slots.push_back(&slot);
+    }
+  }
+  return slots;
+}
+
+// ---- the use of params --------------------------------------------------------------------------
+
+void Step::exchange_use() {
+  if (!context_.use_is_exchanged()) {
+    return;
+  }
+  auto& use = context_.use;
+  context_.emit(StepEvent::kUseAgreement);
+  for (const auto param_index : use.prediction.nested()) {
+    use.map.mark_nested(param_index);
+  }
+  context_.communicate([&] { use.map.launch(*context_.collective); }, errors::used_map_exchange);
+  use.last_sums = use.map.last_sums();
+}
+
+const std::vector<int32_t>& Step::num_ranks_using() {
+  auto& use = context_.use;
+  const auto& users = context_.communicate(
+      [&]() -> const auto& { return use.map.num_ranks_using(); }, errors::used_map_exchange);
+  if (!use.last_sums.of_ranks.is_same(use.map.last_sums().of_ranks)) {
+    use.last_sums = use.map.last_sums();
+  }
+  return users;
+}
+
+// Buckets that were predicted to be unused, but of which some rank used a param. The same on all
+// ranks.
+void Step::reduce_mispredicted() {
+  Indices mispredicted;
+  for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
+    if (!predicted_unused(b)) {
+      continue;
+    }
+    const auto& users = num_ranks_using();
+    const auto& members = context_.buckets.plan().buckets()[b].param_indices;
+    if (std::any_of(members.begin(), members.end(), [&](auto i) { return users[i] != 0; })) {
+      mispredicted.push_back(b);
+    }
+  }
+  for (const auto bucket_index : mispredicted) {
+    if (kind_ == Kind::kWithGrads) {
+      pack_times_[bucket_index] = pack_time_if_used(bucket_index);
+      for (const auto param_index : context_.buckets.plan().buckets()[bucket_index].param_indices) {
+        pack_param(param_index);
+      }
+      complete(bucket_index);
+    }
+    launch(bucket_index);
+  }
+  for (const auto bucket_index : mispredicted) {
+    finalize(bucket_index);
+  }
+}
+
+// The same on all ranks: either all ranks read the used-map, or some rank used every param, and the
+// ranks that read the map find no unused param.
+void Step::learn_use() {
+  if (context_.options.mode != GraphMode::kFindUnused) {
+    return;
+  }
+  auto& use = context_.use;
+  use.unused_by_all.clear();
+  if (context_.options.skip_unused_buckets && context_.communicates() && !use.map.all_marked()) {
+    const auto& users = num_ranks_using();
+    for (std::size_t i = 0; i < users.size(); ++i) {
+      if (users[i] == 0) {
+        use.unused_by_all.push_back(i);
+      }
+    }
+  }
+  if (const auto& nesting = use.map.num_ranks_nesting(); !nesting.empty()) {
+    use.prediction.learn_from_ranks(num_ranks_using(), nesting);
+  }
+  use.map.clear();
+  use.last_sums = use.map.last_sums();
+}
+
+void Step::check_finite() {
+  if (!finite_check_) {
+    return;
+  }
+  const auto findings = context_.communicate(
+      [&] { return finite_check_->agree(*context_.collective, context_.params.device()); },
+      errors::finite_check);
+  std::vector<std::pair<int, std::string>> named;
+  for (const auto& finding : findings) {
+    named.emplace_back(finding.rank, context_.params.name(finding.param_index));
+  }
+  if (!named.empty()) {
+    report(errors::gradients_not_finite(context_.where(), named));
+  }
+}
+
+// ---- a step that broke off ----------------------------------------------------------------------
+
+bool Step::match_peers() noexcept {
+  try {
+    if (context_.arrivals.learning() && missing().empty()) {
+      context_.buckets.wait_for_streams();
+      for (const auto param_index : unfinished()) {
+        context_.params.links().pull(param_index);
+        mark_param_ready(param_index);
+      }
+    }
+    for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
+      if (!predicted_unused(b) && !context_.buckets[b].in_flight()) {
+        return false;  // peers wait for this bucket, and would pair it with another call
+      }
+    }
+    if (!context_.arrivals.learning() || context_.options.mode != GraphMode::kStatic) {
+      context_.order.complete(order_);
+    }
+    // Nothing is waited for, because this may run in the destructor of a graph task. Peers wait
+    // only to read the sums.
+    context_.use.map.abandon();
+    exchange_use();
+    if (context_.options.skip_unused_buckets) {
+      reduce_mispredicted();
+      learn_use();
+    }
+    if (finite_check_) {
+      finite_check_->launch(*context_.collective, context_.params.device());
+    }
+    count_for_peers();
+    return true;
+  } catch (...) {
+    return false;  // the user gets the error that aborted this backward
+  }
+}
+
+// Peers finish the step, so this rank counts the step, too.
+void Step::count_for_peers() {
+  if (context_.options.mode == GraphMode::kStatic && context_.arrivals.learning()) {
+    context_.arrivals.learn(arrivals_);  // all ranks learn in the same step
+  }
+  context_.use.static_use_known = true;
+  context_.observer.clock().skip_step();
+  ++context_.num_steps;
+}
+
+}  // namespace ddpx
