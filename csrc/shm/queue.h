@@ -66,7 +66,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   OperationHandle submit(Call call, Completion completion);
   void run(Call call, Completion completion);
 
-  // Fails the group on all local ranks; see Steps. Does not write the failure of a closed queue.
+  // Fails the group on all local ranks; see Steps. If the queue is closed, returns the failure as
+  // an error without recording it.
   Error fail(const Failure& failure, const std::string& phase);
 
   // See Steps. Returns the exception itself if the queue is closed.
@@ -76,7 +77,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::optional<Error> failure(const std::string& phase);
   std::vector<Loss> losses();
 
-  // Ends all pending operations with kAborted, and joins the thread. Later calls throw.
+  // Ends all pending operations with kAborted, and joins the thread. Later `submit` and `run`
+  // throw.
   void close();
 
   // Keeps the queue alive for the rest of the process. For a forked child, which has neither the
