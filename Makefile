@@ -62,7 +62,7 @@ lint: $(VENV)/.deps  ## check with ruff, mypy, clang-format, and the directions 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/check_layers.py
+	$(BIN)/python scripts/check_layers.py --cpp
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 
 format: $(VENV)/.deps  ## format and fix with ruff and clang-format
