@@ -33,7 +33,7 @@ class EndCallback {
     }
   }
 
-  // From now on `observer` hears of the end or the abort.
+  // From now on, the end or the abort of the task calls `observer`.
   void arm(const std::weak_ptr<GraphTaskObserver>& observer) {
     observer_ = observer;
   }

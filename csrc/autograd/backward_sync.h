@@ -54,8 +54,8 @@ class BackwardSync {
     return std::exchange(local_arrivals_, {});
   }
 
-  // The backward has ended or died; `announced` unless it cannot be the one that prepare() was for,
-  // because synchronization was off, or because autograd.grad() ran it.
+  // The backward has ended or aborted. `announced` is false if prepare() was not called for this
+  // backward: synchronization was off, or autograd.grad() ran the backward.
   void end(bool announced) {
     const bool prepared = prepared_ && !announced;
     *this = BackwardSync();

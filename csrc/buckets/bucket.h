@@ -49,7 +49,8 @@ class Bucket {
   const c10::Device& device() const {
     return device_;
   }
-  int64_t num_bytes() const {  // of a sparse bucket's, those that all ranks agree on: none
+  // 0 for a sparse bucket, because its size differs between ranks.
+  int64_t num_bytes() const {
     return sparse_ ? 0 : static_cast<int64_t>(buffer_.nbytes());
   }
   const GradDtypes& dtypes() const {
@@ -92,7 +93,8 @@ class Bucket {
   // Starts the all-reduce of the buffer.
   void launch(Collective& collective);
 
-  // Hands the buffer to a user's hook instead. `index` of `count` buckets, with these params.
+  // Passes the buffer to a communication hook instead of an all-reduce. `index` of `count` buckets,
+  // with these params.
   void launch(
       CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params);
 

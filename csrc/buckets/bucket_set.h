@@ -14,7 +14,8 @@
 
 namespace ddpx {
 
-// Empty where no other rank exists: gradients are final as they arrive, and nothing is copied.
+// Empty where no other rank exists and there is no communication hook: gradients are then final as
+// they arrive, and nothing is copied.
 // The reducer owns the set, under its mutex.
 class BucketSet {
  public:

@@ -13,8 +13,8 @@
 
 namespace ddpx {
 
-// Every rank makes the same calls in the same order. Called with the reducer's mutex held and
-// without the GIL.
+// Every rank makes the same calls in the same order. Called without the GIL, and without the mutex
+// of the reducer where the call waits.
 class Collective {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;

@@ -93,7 +93,7 @@ void Recording::collect() noexcept {
   try {
     marks_->collect(log_);
   } catch (const std::exception&) {
-    // The training gets device errors from its own calls. The marks stay for the next call.
+    // The training's own device calls report device errors. The next collect() reads these marks.
   }
 }
 

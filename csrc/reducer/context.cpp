@@ -61,10 +61,12 @@ void ReducerContext::replace_buckets(BucketPlan plan) {
   install(std::move(plan), std::move(allocated));
 }
 
-void ReducerContext::start_over(GraphMode mode, std::shared_ptr<Collective> group) {
+void ReducerContext::start_over(
+    GraphMode mode, std::shared_ptr<Collective> group, int64_t steps_ended) {
   auto plan = initial_plan(mode);
   auto allocated = allocate(plan, *group);
   options.mode = mode;
+  num_steps = steps_ended;
   collective = std::move(group);
   arrivals = ArrivalHistory(params.size(), mode);
   order = ArrivalOrder(params.size(), /*wanted=*/mode != GraphMode::kFindUnused);

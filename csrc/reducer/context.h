@@ -25,11 +25,11 @@
 
 namespace ddpx {
 
-// Set when the module is wrapped.
+// Set when the module is wrapped. Later calls may change `mode` and `precision`, between steps.
 struct ReducerOptions {
   BucketCaps caps;
   GraphMode mode;
-  bool gradient_as_bucket_view;      // `param.grad` lies in its bucket: nothing is written back
+  bool gradient_as_bucket_view;      // `param.grad` lies in its bucket after a step
   bool batched_copy = false;         // the gradients of a bucket are packed together, then divided
   bool skip_unused_buckets = false;  // a bucket is not launched if no rank used it a step before
   std::optional<std::size_t> delay_trigger = std::nullopt;  // index of a param; see ReducerParam
@@ -53,7 +53,7 @@ struct ReducerContext {
   // Marks the param as used by this rank, if ranks exchange that.
   void mark_used(std::size_t param_index);
 
-  // Casts a gradient that accumulates further, or that is not averaged by a bucket.
+  // Casts `param.grad` while further parts may arrive, or to the dtype after the step.
   void cast_grad_to_local(std::size_t param_index) const;
   void cast_grad_to_averaged(std::size_t param_index) const;
 
@@ -75,8 +75,8 @@ struct ReducerContext {
   // Remembers the error for logging data, and throws it.
   [[noreturn]] void raise(const UserError& error);
 
-  // Runs `call` without the mutex. Turns what a backend throws into an error that names what failed
-  // where: describe() names it.
+  // Runs `call` without the mutex. Turns an error of a backend into an error with rank, step, phase
+  // and the text of describe(), which names the collective call.
   template <typename Call, typename Describe>
   auto communicate(const Call& call, const Describe& describe) const -> decltype(call()) {
     const auto where = this->where();
@@ -98,11 +98,11 @@ struct ReducerContext {
   // nothing.
   void replace_buckets(BucketPlan plan);
 
-  // As before the first step, in this mode and with this group. A failed allocation changes
-  // nothing.
-  void start_over(GraphMode mode, std::shared_ptr<Collective> group);
+  // Resets the context to its state before the first step, with this mode, this group and this
+  // number of steps that ended. A failed allocation changes nothing.
+  void start_over(GraphMode mode, std::shared_ptr<Collective> group, int64_t steps_ended);
 
-  // Peers name buckets by the names of their params.
+  // Publishes the param names of each bucket, for the error texts of peers.
   void publish_bucket_names();
 
   ExclusiveMutex mutex;

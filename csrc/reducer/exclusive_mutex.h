@@ -17,7 +17,7 @@ class ExclusiveMutex {
  public:
   using Lock = std::unique_lock<std::recursive_mutex>;
 
-  // For a call that only looks.
+  // For a call that reads, or that changes a setting of the next step.
   Lock lock() const {
     return Lock(mutex_);
   }
@@ -30,8 +30,8 @@ class ExclusiveMutex {
     return lock_when([this] { return !occupied_by_other(); });
   }
 
-  // As lock_to_change(), but does not wait once `refuses()` is true: the call then raises. Else a
-  // thread within a backward could wait for the end of that backward, which waits for the thread.
+  // Like lock_to_change(), but returns as soon as `refuses()` is true: the caller then raises an
+  // error. Otherwise a thread inside a backward could wait for the end of its own backward.
   template <typename Predicate>
   Lock lock_to_change_or(const Predicate& refuses) const {
     return lock_when([&] { return !occupied_by_other() || refuses(); });

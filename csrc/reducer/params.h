@@ -96,7 +96,7 @@ class Params {
   std::vector<std::string> names_;
   std::vector<ParamMeta> metas_;
   std::vector<ReducerParam> frozen_;
-  std::vector<GradHook> hooks_;  // last member: destroyed before anything that hooks could reach
+  std::vector<GradHook> hooks_;  // the hooks hold the listener weakly
 };
 
 }  // namespace ddpx

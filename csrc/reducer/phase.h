@@ -6,7 +6,7 @@ namespace ddpx {
 enum class Phase {
   kIdle,        // between synchronized backwards
   kRebuilding,  // ranks agree on the arrival order, and buckets are allocated by it
-  kCollecting,  // a synchronized backward is running: gradients arrive, buckets leave
+  kCollecting,  // a synchronized backward is running: gradients arrive, buckets are launched
   kFinalizing,  // backward has ended: waiting for all-reduces and writing gradients back
   kFailed,      // the step broke off: buffers may still be in use by the backend
 };

@@ -149,14 +149,12 @@ bool Reducer::rebuild_if_due() {
   context_.go_to(Phase::kRebuilding);
   emit(StepEvent::kRebuildBegin);
   try {
-    context_.communicate(
-        [&] {
-          agreed_order_ = context_.order.agree(*context_.collective, context_.params.device());
-        },
+    agreed_order_ = context_.communicate(
+        [&] { return context_.order.agree(*context_.collective, context_.params.device()); },
         errors::order_broadcast);
-    context_.order.retire();
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it.
     context_.buckets.set_plan(context_.plan_by_arrival(agreed_order_));
+    context_.order.retire();
     context_.replace_buckets(context_.buckets.plan());
   } catch (...) {
     fail();
@@ -310,9 +308,8 @@ void Reducer::check_joined_step() {
   if (joined_step_ == JoinedStep::kLocal) {
     throw errors::joined_step_averages(context_.where());
   }
-  if (joined_step_ == JoinedStep::kAverages) {
-    joined_step_ = JoinedStep::kUnannounced;
-  }
+  auto announced = JoinedStep::kAverages;  // leave_join() may come in between
+  joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);
 }
 
 void Reducer::check_capture() const {
@@ -355,6 +352,7 @@ void Reducer::on_graph_task_end(int task_id) {
     backward_sync_.end(sync_enabled_ && (context_.phase == Phase::kCollecting || whole_graph));
     if (context_.phase == Phase::kIdle && output_reached && sync_enabled_ && whole_graph &&
         !context_.params.all_frozen()) {
+      const ExclusiveMutex::Occupation occupation(context_.mutex);  // no task is tracked any more
       begin_empty_step();
     }
     if (context_.phase != Phase::kCollecting) {
@@ -520,7 +518,7 @@ void Reducer::fail() noexcept {
     context_.go_to(Phase::kFailed);
     recover();
   } catch (...) {
-    // Out of memory, for example. The next step tries again, and the user gets its error.
+    // Out of memory, for example. The next step calls recover() again and raises its error.
   }
 }
 
@@ -624,7 +622,7 @@ void Reducer::set_static_graph() {
   if (context_.phase != Phase::kIdle || !context_.arrivals.learning()) {
     context_.raise(errors::static_graph_too_late(context_.where()));
   }
-  context_.start_over(GraphMode::kStatic, context_.collective);
+  context_.start_over(GraphMode::kStatic, context_.collective, context_.num_steps);
 }
 
 void Reducer::prepare_for_backward() {
@@ -653,8 +651,8 @@ void Reducer::set_collective(
   if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing) {
     throw errors::inside_backward(context_.where(), "_update_process_group()");
   }
-  context_.start_over(context_.options.mode, std::move(collective));
-  context_.num_steps = num_steps.value_or(context_.num_steps);
+  context_.start_over(
+      context_.options.mode, std::move(collective), num_steps.value_or(context_.num_steps));
   agreed_order_.clear();
   register_with_group();
 }

@@ -30,8 +30,8 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // ReducerContext holds what outlives steps.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
-// engine threads. Each method takes the mutex of the context; see ExclusiveMutex.
-// docs/architecture.md draws a step and its phases.
+// engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
+// methods whose comments say otherwise. docs/architecture.md draws a step and its phases.
 class Reducer final : public GradListener,
                       public GraphTaskObserver,
                       public health::Subject,
@@ -67,7 +67,7 @@ class Reducer final : public GradListener,
   // ---- which backward averages ----
 
   // Whether backwards are synchronized. A backward reads this when its first gradient arrives, and
-  // a forward when its outputs are watched; see BackwardSync.
+  // a forward when its outputs are watched; see BackwardSync. Takes no lock.
   void set_sync_enabled(bool enabled) {
     sync_enabled_ = enabled;
   }
@@ -112,8 +112,8 @@ class Reducer final : public GradListener,
   // all-reduce of a few bytes per step. All ranks must set the same. UserError within a backward.
   void set_check_finite(bool enabled);
 
-  // UserError if a step reads on the host, for a current stream that is captured into a graph. For
-  // torch before 2.12, which does not tell the reducer of a capture.
+  // UserError if the settings make a step read on the host. To be called when the current stream is
+  // captured into a graph: with torch before 2.12 the reducer cannot detect the capture itself.
   void refuse_capture() const;
 
   // From now on the graph is the same in every step. To be called before the first backward.
@@ -157,7 +157,7 @@ class Reducer final : public GradListener,
   BucketPlan plan() const {
     return look([](const auto& context) { return context.buckets.plan(); });
   }
-  // By which buckets were rebuilt.
+  // The order of arrival by which buckets were rebuilt; empty before the rebuild.
   std::vector<std::size_t> arrival_order() const {
     return look([this](const auto&) { return agreed_order_; });
   }

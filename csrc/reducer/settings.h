@@ -1,4 +1,4 @@
-// Settings of a reducer that calls between steps may change.
+// Settings of a reducer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,8 @@
 
 namespace ddpx {
 
-// A step reads the settings once, when it begins. The context owns the settings, under its mutex.
+// `comm_hook` and `check_finite` change between steps only. `divisor` and `sparse_rows` may change
+// at any time: a step reads them when it begins. The context owns the settings, under its mutex.
 struct ReducerSettings {
   // UserError unless 1 or more.
   void set_divisor(std::optional<int> new_divisor);

@@ -268,7 +268,7 @@ void Step::complete(std::size_t bucket_index) {
 }
 
 // One thread launches at a time, without the mutex. It also launches what other threads make ready
-// meanwhile, so that buckets leave in plan order.
+// meanwhile, so that buckets are launched in plan order.
 void Step::launch_ready() {
   if (launching_) {
     return;

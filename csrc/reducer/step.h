@@ -22,15 +22,17 @@ namespace ddpx {
 enum class PackTime {
   kOnArrival,       // each gradient when it is final
   kWhenFull,        // all gradients together when the bucket has all of them (batched_copy)
-  kIfMispredicted,  // at the end of backward, if some rank used the bucket against the prediction
+  kIfMispredicted,  // at the end of backward, and only if some rank used the bucket after all; the
+                    // bucket is not launched before
 };
 
 // All state of one step: from the first gradient of a synchronized backward to the last write-back.
 // The reducer creates the step when it begins, and destroys the step when it ends or breaks off.
 //
 // Every method needs the mutex of the context. A method releases the mutex while it waits for
-// communication or runs a communication hook. Engine threads call arrive(); the thread that ends
-// the backward calls the other methods.
+// communication or runs a communication hook, except match_peers(). Threads of a backward call
+// begin() and arrive(), and the thread that ends the backward calls finish() or match_peers(). Any
+// thread may call the const methods.
 class Step {
  public:
   enum class Kind {
@@ -50,7 +52,7 @@ class Step {
 
   // Backward has ended. Completes missing gradients from the present `param.grad`, so that peers
   // get correct means, then waits for all buckets and writes the gradients back. Afterwards error()
-  // tells what was wrong with the step.
+  // returns the first error of the step.
   void finish();
 
   // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
@@ -61,7 +63,7 @@ class Step {
     return kind_;
   }
 
-  // Params without a final gradient, and those of them that are wrong as they stand.
+  // Params without a final gradient; and the unfinished params that got too few parts.
   std::vector<std::size_t> unfinished() const {
     return arrivals_.unfinished();
   }
@@ -122,9 +124,9 @@ class Step {
   ArrivalTracker arrivals_;
   Indices order_;                                // params of arrivals, while the order counts
   std::vector<std::optional<at::Tensor>> kept_;  // per param: arrived, to be packed later
-  std::vector<bool> excluded_;                   // per param: neither packed nor written back
-  std::vector<PackTime> pack_times_;             // per bucket
-  Indices delayed_;                              // buckets that also wait for the delay trigger
+  std::vector<bool> excluded_;        // per param: not written back (frozen, or does not fit)
+  std::vector<PackTime> pack_times_;  // per bucket
+  Indices delayed_;                   // buckets that also wait for the delay trigger
   BucketCountdown countdown_;
   LaunchQueue launches_;
   bool launching_ = false;

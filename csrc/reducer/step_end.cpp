@@ -57,12 +57,15 @@ void Step::finalize_all() {
 
 void Step::finalize(std::size_t bucket_index) {
   auto& bucket = this->bucket(bucket_index);
-  context_.emit(StepEvent::kWaitBegin, bucket_index);
+  if (kind_ == Kind::kWithGrads) {
+    context_.emit(StepEvent::kWaitBegin, bucket_index);
+  } else {
+    context_.observer.peers().note(health::Doing::kWaiting, bucket_index);
+  }
   context_.communicate(
       [&] { bucket.wait(*context_.collective); },
       [&] { return context_.describe_bucket(bucket_index); });
   if (kind_ == Kind::kWithoutGrads) {
-    context_.emit(StepEvent::kWaitEnd, bucket_index);
     return;
   }
   const auto slots = slots_to_write(bucket);
@@ -204,8 +207,8 @@ bool Step::match_peers() noexcept {
     if (!context_.arrivals.learning() || context_.options.mode != GraphMode::kStatic) {
       context_.order.complete(order_);
     }
-    // Nothing is waited for, because this may run in the destructor of a graph task. Peers wait
-    // only to read the sums.
+    // This may run in the destructor of a graph task, so it waits only where peers launch further
+    // buckets by the result. It does not wait for sums that peers only read.
     context_.use.map.abandon();
     exchange_use();
     if (context_.options.skip_unused_buckets) {

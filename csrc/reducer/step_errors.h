@@ -12,7 +12,7 @@
 
 namespace ddpx::errors {
 
-// The place of an error. Every text begins with "[ddpx rank R, step S, phase P] ".
+// The place of an error. A text with a place begins with "[ddpx rank R, step S, phase P] ".
 struct Where {
   int rank;
   int64_t step;  // number of synchronized steps that ended before
@@ -68,7 +68,7 @@ UserError joined_step_is_local(const Where& where);
 UserError joined_step_averages(const Where& where);
 UserError prepared_in_join(const Where& where);
 
-// Params changed their dtype, device or number of elements after wrapping.
+// Params changed their dtype, device or shape after wrapping.
 UserError params_changed(const Where& where, const std::vector<std::string>& names);
 // Params did not require a gradient at wrapping, and require one now.
 UserError params_unfrozen(const Where& where, const std::vector<std::string>& names);
@@ -87,7 +87,7 @@ UserError hooks_in_use(const Where& where);
 UserError no_such_param(std::size_t param_index, std::size_t num_params);
 UserError not_positive(const std::string& what, int64_t value);
 
-// The last backward did not end, but no backward runs now.
+// The last backward ended without gradients that it had to bring.
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);
 
 }  // namespace ddpx::errors

@@ -234,5 +234,14 @@ TEST(Recording, CannotBeginInAStep) {
   EXPECT_NE(text.find("ddpx.record()"), std::string::npos) << text;
 }
 
+TEST(Recording, ThePlanForAnotherGroupHoldsFromItsNumberOfSteps) {
+  Replica replica;
+  replica.learn();
+  const auto recording = std::make_shared<Recording>(64, c10::kCPU, 0);
+  replica.reducer->add_recording(recording);
+  replica.reducer->set_collective(replica.collective, 7);
+  EXPECT_EQ(recording->plans().back().first_step, 7u);
+}
+
 }  // namespace
 }  // namespace ddpx

@@ -16,9 +16,9 @@ from free_port import free_port
 SCRIPT = Path(__file__).parent / "fault_script.py"
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 5.0
-_LIMIT_S = 60.0
+_LIMIT_S = 120.0  # a busy machine takes seconds to import torch
 WORLD_SIZE = 3
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:

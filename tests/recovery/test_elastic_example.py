@@ -34,7 +34,7 @@ def run(*words: object, cwd: Path) -> str:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=140)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)  # the launcher then ends its ranks
         raise AssertionError(process.communicate(timeout=30)[0]) from None

@@ -1,0 +1,47 @@
+// Who may look at a reducer, and who may change it, while a thread occupies it.
+#include "reducer/exclusive_mutex.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace ddpx {
+namespace {
+
+TEST(ExclusiveMutex, OtherThreadsLookButDoNotChange) {
+  const ExclusiveMutex mutex;
+  std::atomic<bool> changed{false};
+  std::thread changer;
+  {
+    const auto lock = mutex.lock_to_change();
+    const ExclusiveMutex::Occupation occupation(mutex);
+    const ExclusiveMutex::Unlocked unlocked(mutex);
+    std::thread([&] { EXPECT_TRUE(mutex.lock().owns_lock()); }).join();
+    std::thread([&] { EXPECT_TRUE(mutex.lock_to_change_or([] { return true; })); }).join();
+    changer = std::thread([&] {
+      const auto waiting = mutex.lock_to_change();
+      changed = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_FALSE(changed);
+  }
+  changer.join();
+  EXPECT_TRUE(changed);
+}
+
+TEST(ExclusiveMutex, TheOccupantMayEnterAgain) {
+  const ExclusiveMutex mutex;
+  const auto lock = mutex.lock_to_change();
+  const ExclusiveMutex::Occupation outer(mutex);
+  {
+    const ExclusiveMutex::Occupation inner(mutex);
+    EXPECT_TRUE(mutex.lock_to_change().owns_lock());
+  }
+  std::thread([&] { EXPECT_FALSE(mutex.try_lock().owns_lock()); }).join();
+  EXPECT_FALSE(mutex.occupied_by_other());
+}
+
+}  // namespace
+}  // namespace ddpx
