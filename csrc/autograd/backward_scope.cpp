@@ -96,7 +96,7 @@ bool BackwardScope::contains(int task_id) const {
   return std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end();
 }
 
-bool BackwardScope::announce_outer_task(const std::weak_ptr<GraphTaskObserver>& observer) {
+bool BackwardScope::hook_outer_task(const std::weak_ptr<GraphTaskObserver>& observer) {
   // A hook on an accumulator would stay with its leaf, so another node is better.
   const auto node = torch::autograd::get_current_node();
   if (!node) {

@@ -49,7 +49,7 @@ class BackwardScope {
   // outer task goes on. Returns false if nothing follows the node of the outer task, or if another
   // thread evaluates that node. The engine ends a nested task on another thread where the task
   // spans several devices, or is nested more than 60 deep.
-  static bool announce_outer_task(const std::weak_ptr<GraphTaskObserver>& observer);
+  static bool hook_outer_task(const std::weak_ptr<GraphTaskObserver>& observer);
 
  private:
   std::vector<int> task_ids_;  // rarely more than two

@@ -54,10 +54,10 @@ class BackwardSync {
     return std::exchange(local_arrivals_, {});
   }
 
-  // The backward has ended or aborted. `announced` is false if prepare() was not called for this
+  // The backward has ended or aborted. `was_prepared` is false if prepare() was not called for this
   // backward: synchronization was off, or autograd.grad() ran the backward.
-  void end(bool announced) {
-    const bool prepared = prepared_ && !announced;
+  void end(bool was_prepared) {
+    const bool prepared = prepared_ && !was_prepared;
     *this = BackwardSync();
     prepared_ = prepared;
   }

@@ -29,9 +29,9 @@ class ArrivalHook final : public NodeHook<torch::autograd::FunctionPostHook> {
   std::weak_ptr<GradListener> listener_;
 };
 
-class AnnouncingHook final : public NodeHook<torch::autograd::FunctionPreHook> {
+class BeforeGradHook final : public NodeHook<torch::autograd::FunctionPreHook> {
  public:
-  AnnouncingHook(std::size_t param_index, std::weak_ptr<GradListener> listener)
+  BeforeGradHook(std::size_t param_index, std::weak_ptr<GradListener> listener)
       : param_index_(param_index), listener_(std::move(listener)) {}
 
   variable_list operator()(const variable_list& grads) override {
@@ -68,15 +68,15 @@ GradHook& GradHook::operator=(GradHook&& other) noexcept {
 }
 
 // The accumulator calls the hooks of its param, not the hooks in its own list.
-void GradHook::announce(
+void GradHook::add_pre_hook(
     const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener) {
   auto& present = torch::autograd::impl::hooks(param);
-  const bool announces = std::any_of(present.begin(), present.end(), [&](const auto& hook) {
-    const auto* announcing = dynamic_cast<const AnnouncingHook*>(hook.get());
-    return announcing != nullptr && announcing->tells(listener);
+  const bool hooked = std::any_of(present.begin(), present.end(), [&](const auto& hook) {
+    const auto* before_grad = dynamic_cast<const BeforeGradHook*>(hook.get());
+    return before_grad != nullptr && before_grad->tells(listener);
   });
-  if (!announces) {
-    present.push_back(std::make_unique<AnnouncingHook>(param_index, std::move(listener)));
+  if (!hooked) {
+    present.push_back(std::make_unique<BeforeGradHook>(param_index, std::move(listener)));
   }
 }
 

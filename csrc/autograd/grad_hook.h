@@ -18,7 +18,7 @@ class GradListener {
   virtual void on_grad(std::size_t param_index) = 0;
 
   // The gradient is about to be accumulated, or returned by autograd.grad(). Called only for params
-  // of GradHook::announce().
+  // of GradHook::add_pre_hook().
   virtual void on_grad_to_come(std::size_t param_index) = 0;
 };
 
@@ -41,7 +41,7 @@ class GradHook {
 
   // Calls the listener before each gradient of `param`, too. To be called before each backward that
   // needs it: torch drops such hooks when the user registers the first hook.
-  static void announce(
+  static void add_pre_hook(
       const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener);
 
   // The node at which a graph ends when it reaches the param.

@@ -75,8 +75,8 @@ class Bucket {
   // Takes this step's sparse gradient as the buffer.
   void set_sparse(at::Tensor grad);
 
-  // Of a sparse bucket: the rows that any rank may have a gradient for, ascending; the all-reduce
-  // is then one of these rows' values. Undefined: any row.
+  // For a sparse bucket: the rows in which any rank may have a gradient, ascending. The all-reduce
+  // then sums the values of these rows. Undefined if any row may have a gradient.
   void set_rows(at::Tensor rows) {
     rows_ = std::move(rows);
   }

@@ -77,10 +77,11 @@ class UnusedPrediction {
   int task_id_ = kNoTask;
   bool task_is_outermost_ = false;
   bool several_threads_ = false;
-  std::vector<bool> unreached_;           // per param, by the last begin()
-  std::vector<uint64_t> direct_in_;       // per param: the last begin() whose task brought it
-  std::vector<bool> nested_;              // per param: arrived in a nested task
-  uint64_t num_begins_ = 1;               // 0 in direct_in_: no begin() brought the param
+  std::vector<bool> unreached_;  // per param, by the last begin()
+  std::vector<uint64_t>
+      direct_in_;             // per param: the last begin() in whose task the gradient arrived
+  std::vector<bool> nested_;  // per param: arrived in a nested task
+  uint64_t num_begins_ = 1;   // 0 in direct_in_: the gradient arrived in no such task
   std::optional<uint64_t> nested_since_;  // the begin() before the first nested arrival
 };
 

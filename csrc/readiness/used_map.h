@@ -90,9 +90,10 @@ class UsedMap {
 
   c10::Device device_;
   std::vector<int32_t> local_;
-  std::vector<int32_t> global_;   // users; empty until the sum has been read back
-  std::vector<int32_t> nesting_;  // likewise
-  at::Tensor summed_;             // on the params' device, the backend writes to it
+  std::vector<int32_t>
+      global_;  // number of ranks that used the param; empty until the sum was read
+  std::vector<int32_t> nesting_;  // number of ranks with nested arrivals; empty until then
+  at::Tensor summed_;             // on the device of the params; the backend writes to it
   Collective::Work work_;
   Collective* collective_ = nullptr;
   bool exchanged_ = false;  // since the last clear()

@@ -82,9 +82,9 @@ std::vector<std::size_t> Params::restore_hooks(const std::weak_ptr<GradListener>
   return changed;
 }
 
-void Params::announce_grads(const std::weak_ptr<GradListener>& listener) const {
+void Params::add_pre_hooks(const std::weak_ptr<GradListener>& listener) const {
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
-    GradHook::announce(leaves_[i], i, listener);
+    GradHook::add_pre_hook(leaves_[i], i, listener);
   }
 }
 

@@ -40,7 +40,7 @@ class Params {
   std::vector<std::size_t> restore_hooks(const std::weak_ptr<GradListener>& listener);
 
   // Calls `listener` before each gradient, too. To be called before each backward that needs it.
-  void announce_grads(const std::weak_ptr<GradListener>& listener) const;
+  void add_pre_hooks(const std::weak_ptr<GradListener>& listener) const;
 
   // Takes all hooks off. To be called only while no backward runs.
   void remove_hooks() {

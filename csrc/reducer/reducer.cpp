@@ -364,7 +364,7 @@ void Reducer::on_graph_task_end(int task_id) {
     if (running_task::is_nested() && !step_->unfinished().empty()) {
       // The wrapper's forward was bypassed, so the outer task is not tracked. It may bring the
       // rest.
-      if (BackwardScope::announce_outer_task(weak_from_this()) ||
+      if (BackwardScope::hook_outer_task(weak_from_this()) ||
           (!output_reached && !step_->missing().empty())) {
         return;
       }
@@ -634,7 +634,7 @@ void Reducer::prepare_for_backward() {
     throw errors::prepared_in_join(context_.where());
   }
   backward_sync_.prepare();
-  context_.params.announce_grads(weak_from_this());
+  context_.params.add_pre_hooks(weak_from_this());
 }
 
 void Reducer::remove_hooks() {

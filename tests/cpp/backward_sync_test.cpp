@@ -36,7 +36,7 @@ TEST(BackwardSync, APreparedBackwardAveragesOnce) {
   sync.reach_output(ForwardSync::kOff);
   EXPECT_FALSE(sync.local());
   EXPECT_TRUE(sync.output_reached());
-  sync.end(/*announced=*/true);
+  sync.end(/*was_prepared=*/true);
   sync.reach_output(ForwardSync::kOff);
   EXPECT_TRUE(sync.local());
 }
@@ -44,7 +44,7 @@ TEST(BackwardSync, APreparedBackwardAveragesOnce) {
 TEST(BackwardSync, AnotherBackwardIsNotTheOnePreparedFor) {
   BackwardSync sync;
   sync.prepare();
-  sync.end(/*announced=*/false);
+  sync.end(/*was_prepared=*/false);
   EXPECT_TRUE(sync.prepared());
 }
 
@@ -52,7 +52,7 @@ TEST(BackwardSync, NothingIsLeftAtTheEnd) {
   BackwardSync sync;
   sync.reach_output(ForwardSync::kOff);
   sync.keep_local(1);
-  sync.end(/*announced=*/true);
+  sync.end(/*was_prepared=*/true);
   EXPECT_FALSE(sync.local());
   EXPECT_TRUE(sync.take_local_arrivals().empty());
 }
