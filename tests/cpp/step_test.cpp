@@ -27,6 +27,7 @@ struct Ranks {
     }
     context = std::make_unique<ReducerContext>(Params(params, {}), options, collective);
     context->replace_buckets(context->buckets.plan());
+    lock = context->mutex.lock_to_change();
   }
 
   // The gradient of the param becomes `value` and arrives.
@@ -58,6 +59,7 @@ struct Ranks {
   std::shared_ptr<FakeCollective> collective;
   std::vector<at::Tensor> tensors;
   std::unique_ptr<ReducerContext> context;
+  ExclusiveMutex::Lock lock;  // the methods of Step need the mutex
 };
 
 TEST(Step, NothingIsLaunchedBeforeTheFirstStepEnds) {
