@@ -52,8 +52,8 @@ docs: build  ## build the API reference into build/docs; warnings are errors
 wheel: build  ## build sdist and wheel into dist, and test each in a new environment (15 min)
 	$(BIN)/python scripts/packages.py
 
-test-torch: build  ## test with another torch (VERSION=2.12.0), and write the result into README.md (25 min)
-	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(QUICK),--quick)
+test-torch: build  ## test with other versions of torch (VERSION="2.11.0 2.12.0"; 7 min each)
+	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(ALL),--all)
 
 lock: $(VENV)/.deps  ## write the package versions of .venv into requirements.lock
 	$(BIN)/python scripts/lock.py

@@ -24,6 +24,10 @@ DIST = ROOT / "dist"
 INSTALLED_ONLY = "-P" if sys.version_info >= (3, 11) else "-s"
 
 
+class NoTorch(RuntimeError):
+    """Torch could not be installed."""
+
+
 def run(*command: object, cwd: Path = ROOT, limit_s: float | None = None) -> str:
     """Runs a command and returns its output. Raises RuntimeError with the output if it fails."""
     done = subprocess.run(
@@ -61,7 +65,7 @@ def installed(
 ) -> Iterator[tuple[Path, Path]]:
     """A new environment with torch, the package and others.
 
-    Returns its Python and an empty folder.
+    Returns its Python and an empty folder. Raises NoTorch.
     """
     with tempfile.TemporaryDirectory(prefix="ddpx-packages-") as folder:
         environment, elsewhere = Path(folder) / "env", Path(folder) / "elsewhere"
@@ -69,7 +73,10 @@ def installed(
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run(*pip, f"torch=={torch}", limit_s=torch_limit_s)
+        try:
+            run(*pip, f"torch=={torch}", limit_s=torch_limit_s)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            raise NoTorch(f"torch {torch} could not be installed: {error}") from error
         run(*pip, "setuptools", "wheel", "ninja", *others)
         run(*pip, "--no-build-isolation", package, cwd=elsewhere)
         yield python, elsewhere

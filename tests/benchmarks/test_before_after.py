@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.full_only
 @pytest.mark.timeout(180)
 def test_two_checkouts_take_turns():
     arguments = ["--rounds", "2", "--steps", "1", "--contender", "ddpx, find unused, use varies"]

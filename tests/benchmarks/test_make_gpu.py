@@ -243,6 +243,7 @@ def test_parts_run_one_after_another_in_what_time_is_left(
 # ---- measuring -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full_only
 def test_the_measuring_code_runs_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = ("step", "graph", "shared_step")
     code, record = _run_main(monkeypatch, tmp_path / "gpu.json", {}, "--parts", *measuring)

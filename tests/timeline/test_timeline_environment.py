@@ -28,7 +28,7 @@ def test_by_environment(ranks, tmp_path, steps, expected):
         check_order(step)
 
 
-@pytest.mark.parametrize("ending", ["", "break"])
+@pytest.mark.parametrize("ending", [pytest.param("", marks=pytest.mark.full_only), "break"])
 def test_a_script_that_ends(tmp_path, ending):
     """The groups are destroyed by then, or Python ends after an error."""
     command = [*(sys.executable, "-m", "torch.distributed.run", "--standalone")]

@@ -24,9 +24,15 @@ def _needs(library: str) -> None:
 @pytest.mark.parametrize(
     ("library", "script", "compared"),
     [
-        ("lightning", "lightning_gan.py", "128 gradients, 16 losses"),
+        pytest.param(
+            *("lightning", "lightning_gan.py", "128 gradients, 16 losses"),
+            marks=pytest.mark.full_only,
+        ),
         ("accelerate", "accelerate_trigger.py", "64 gradients, 16 losses"),
-        ("mmengine", "mmengine_accumulate.py", "96 gradients, 24 losses"),
+        pytest.param(
+            *("mmengine", "mmengine_accumulate.py", "96 gradients, 24 losses"),
+            marks=pytest.mark.full_only,
+        ),
     ],
 )
 def test_same_bits_as_ddp(library, script, compared):
