@@ -52,7 +52,7 @@ docs: build  ## build the API reference into build/docs; warnings are errors
 wheel: build  ## build sdist and wheel into dist, and test each in a new environment (15 min)
 	$(BIN)/python scripts/packages.py
 
-test-torch: build  ## test with other versions of torch (VERSION="2.11.0 2.12.0"; 7 min each)
+test-torch: build  ## test with other versions of torch (VERSION="2.11.0 2.12.0"; 5 min each)
 	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(ALL),--all)
 
 lock: $(VENV)/.deps  ## write the package versions of .venv into requirements.lock
