@@ -208,6 +208,9 @@ class RankReport:
     @property
     def params(self) -> list[str]: ...
     @property
+    def how(self) -> str:
+        """Where no rank is lost: what the ranks did."""
+    @property
     def text(self) -> str: ...
 
 class HealthLevel:

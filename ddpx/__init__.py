@@ -20,7 +20,15 @@ from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
 from ddpx.ddp.module import ReducerDDP, call_on_construction
 from ddpx.elastic import Shrunk, shrink
-from ddpx.health import RankFailure, RankMismatch, RankStalled, ranks, set_patience, stack_of
+from ddpx.health import (
+    RankError,
+    RankFailure,
+    RankMismatch,
+    RankStalled,
+    peer_stack,
+    peer_status,
+    set_stall_timeout,
+)
 from ddpx.health.ending import tell_peers
 from ddpx.integrations.patch import Patch, patch_ddp
 from ddpx.timeline import Timeline, record
@@ -33,6 +41,7 @@ call_on_construction(record_if_asked)
 
 __all__ = [
     "Patch",
+    "RankError",
     "RankFailure",
     "RankMismatch",
     "RankStalled",
@@ -42,9 +51,9 @@ __all__ = [
     "Timeline",
     "__version__",
     "patch_ddp",
-    "ranks",
+    "peer_stack",
+    "peer_status",
     "record",
-    "set_patience",
+    "set_stall_timeout",
     "shrink",
-    "stack_of",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from datetime import timedelta
 from numbers import Real
 
 _LEAST_S = 1e-3
@@ -12,19 +13,21 @@ _SWITCH = {"0": False, "1": True}
 
 
 def seconds(name: str, value: object) -> float:
-    """Checks a time limit in seconds.
+    """Checks a time limit.
 
     Args:
         name: The name of the argument or variable, for errors.
-        value: The time limit. ``math.inf`` means no limit.
+        value: The time limit, in seconds or as a timedelta. ``math.inf`` means no limit.
 
     Returns:
-        ``value`` as a float.
+        The seconds.
 
     Raises:
-        TypeError: ``value`` is not a number.
-        ValueError: ``value`` is neither between 0.001 and 1e9 nor ``math.inf``.
+        TypeError: ``value`` is neither a number nor a timedelta.
+        ValueError: ``value`` is neither between 0.001 and 1e9 seconds nor ``math.inf``.
     """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _no_number_of_seconds(name, value)
     number = float(value)
@@ -59,7 +62,7 @@ def switch_of(variable: str) -> bool | None:
 
 
 def _no_number_of_seconds(name: str, value: object) -> TypeError:
-    return TypeError(f"{name} must be a number of seconds, but got {value!r}.")
+    return TypeError(f"{name} must be a number of seconds or a timedelta, but got {value!r}.")
 
 
 def _bad_seconds(name: str, value: object) -> ValueError:

@@ -49,9 +49,9 @@ TROUBLE: dict[str, Case] = {
     "exception in forward": Case("exception", "forward"),
     "exception in a communication hook": Case("exception", "communication hook"),
     "exception before the model is wrapped": Case("exception", "before wrapping"),
-    "3 s late (`DDPX_STALL_WARN_S=0.5`)": Case("stall", "gradient hook"),
-    "3 s late (`set_patience(raise_s=1.5)`)": Case("stall, raise", "forward"),
-    "stopped by SIGSTOP (`set_patience(raise_s=1.5)`)": Case("stop, raise", "gradient hook"),
+    "3 s late (`DDPX_STALL_WARN=0.5`)": Case("stall", "gradient hook"),
+    "3 s late (`set_stall_timeout(error=1.5)`)": Case("stall, raise", "forward"),
+    "stopped by SIGSTOP (`set_stall_timeout(error=1.5)`)": Case("stop, raise", "gradient hook"),
     "killed, on another host": Case("kill", "gradient hook", hosts=2),
     "rank 0 killed with the store, on another host": Case(
         "kill", "gradient hook", victim=0, hosts=2

@@ -159,6 +159,8 @@ void bind_health(py::module_& module) {
       .def_readonly("bucket", &health::RankReport::bucket)
       .def_readonly("params", &health::RankReport::params)
       .def_property_readonly(
+          "how", [](const health::RankReport& report) { return any_text(report.failure.how); })
+      .def_property_readonly(
           "text", [](const health::RankReport& report) { return any_text(report.text()); });
 
   py::enum_<health::Level>(module, "HealthLevel")

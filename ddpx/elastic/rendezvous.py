@@ -278,6 +278,6 @@ def _shrink_timed_out(timeout_s: float, doing: Mapping[int, str | None]) -> Runt
     )
     return RuntimeError(
         f"ddpx.shrink() waited {timeout_s:g} s, but some ranks did not call ddpx.shrink(): {late}. "
-        "Call ddpx.shrink() on every surviving rank, after ddpx.RankFailure. Pass a larger "
-        "timeout_s= to wait longer."
+        "Call ddpx.shrink() on every surviving rank, after ddpx.RankFailure or "
+        "ddpx.RankStalled. Pass a larger timeout_s= to wait longer."
     )

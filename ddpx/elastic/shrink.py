@@ -19,7 +19,7 @@ from ddpx.elastic import errors
 from ddpx.elastic.regroup import Regrouping
 from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous
 from ddpx.errors import nobody_watches
-from ddpx.health.failure import RankFailure, RankMismatch
+from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.params import ownership
 from ddpx.settings import seconds
 
@@ -66,7 +66,9 @@ class Shrunk:
 def shrink(
     model: ReducerDDP, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
 ) -> Shrunk:
-    """Continues training without the lost ranks. Every survivor calls this after RankFailure.
+    """Continues training without the lost ranks. Every survivor calls this.
+
+    To be called after :class:`ddpx.RankFailure` or :class:`ddpx.RankStalled`.
 
     The call destroys all process groups. A new default process group contains the survivors in
     their old order. ``model`` averages over the new group from here on. Its buckets are those of a
@@ -263,7 +265,7 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
         monitor.explain_error("")
     except RankMismatch:
         raise _shrink_after_mismatch() from None
-    except RankFailure:
+    except (RankFailure, RankStalled):
         if step is None and not raised_here:
             raise _shrink_needs_step() from None
         return monitor
@@ -331,7 +333,7 @@ def _cannot_shrink(reason: str) -> RuntimeError:
 def _shrink_without_loss() -> RuntimeError:
     return RuntimeError(
         "ddpx.shrink() was called, but no rank of this wrapper's process group is lost. Call "
-        "ddpx.shrink() on every surviving rank, after ddpx.RankFailure."
+        "ddpx.shrink() on every surviving rank, after ddpx.RankFailure or ddpx.RankStalled."
     )
 
 

@@ -1,12 +1,13 @@
 """Failure reports: errors that name the lost rank, its place and the cause."""
 
-from ddpx.health.failure import Casualty, RankFailure, RankMismatch, RankStalled
-from ddpx.health.look import RankStatus, ranks, stack_of
-from ddpx.health.patience import set_patience
+from ddpx.health.failure import LostRank, RankError, RankFailure, RankMismatch, RankStalled
+from ddpx.health.peers import RankStatus, peer_stack, peer_status
+from ddpx.health.stall_timeout import set_stall_timeout
 from ddpx.health.watch import begin, collective_call, constructing, wait, waiting_for_buffers, watch
 
 __all__ = [
-    "Casualty",
+    "LostRank",
+    "RankError",
     "RankFailure",
     "RankMismatch",
     "RankStalled",
@@ -14,9 +15,9 @@ __all__ = [
     "begin",
     "collective_call",
     "constructing",
-    "ranks",
-    "set_patience",
-    "stack_of",
+    "peer_stack",
+    "peer_status",
+    "set_stall_timeout",
     "wait",
     "waiting_for_buffers",
     "watch",

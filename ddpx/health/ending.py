@@ -12,9 +12,9 @@ from types import FrameType, TracebackType
 
 import torch.distributed as dist
 
-from ddpx import _C
+from ddpx import _C, settings
 from ddpx.health import log
-from ddpx.health.failure import RankFailure
+from ddpx.health.failure import RankError
 
 _rank_pid: int | None = None
 _hook: Callable[..., None] | None = None  # the newest one of ours
@@ -28,7 +28,7 @@ def tell_peers() -> None:
     this is a forked child that has become a rank.
     """
     global _rank_pid
-    if sys.excepthook is not _hook:
+    if sys.excepthook is not _hook and settings.switch_of("DDPX_EXCEPTHOOK") is not False:
         _take_excepthook()
     _end_first()
     if _rank_pid == os.getpid():
@@ -92,7 +92,7 @@ def _ends_the_script(hook: FrameType) -> bool:
     return caller is None
 
 
-def end_with(error: BaseException) -> RankFailure | None:
+def end_with(error: BaseException) -> RankError | None:
     """Tells peers that this ends the script; returns what explains it, if ranks are lost."""
     global _has_ended
     _has_ended = True  # hooks before this one need not look for the cause again
@@ -105,13 +105,13 @@ def end_with(error: BaseException) -> RankFailure | None:
     return failure
 
 
-def _explanation(error: BaseException) -> RankFailure | None:
+def _explanation(error: BaseException) -> RankError | None:
     """Of an error in a collective call of the script's own, behind which may be a lost rank."""
-    if isinstance(error, RankFailure) or not _of_communication(error):
+    if isinstance(error, RankError) or not _of_communication(error):
         return None
     try:
         _C.explain_error(_text(error))
-    except RankFailure as failure:
+    except RankError as failure:
         return failure
     return None
 

@@ -1,4 +1,4 @@
-"""The errors that say that a group has lost ranks."""
+"""The errors that a process group raises when it cannot continue."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ddpx import _C
 
 
 @dataclass(frozen=True)
-class Casualty:
-    """A lost rank, or a rank that is late, in ``RankFailure.casualties``.
+class LostRank:
+    """A rank that is lost, or that is late, in :attr:`RankError.lost`.
 
     Attributes:
         rank: The rank in the process group of the wrapper. The error's text has the global rank.
         host: The host of the rank. ``"unknown"`` if the rank had not wrapped its model.
         pid: The process ID. 0 if unknown.
         what: The event, for example ``"was killed by SIGKILL"``.
-        cause: The text of the exception that ended the rank's script. Empty if unknown.
+        error: The text of the exception that ended the rank's script. Empty if there was none, or
+            if it is unknown.
         last_seen: The last known step, phase and bucket of the rank. Empty if unknown.
     """
 
@@ -26,87 +27,96 @@ class Casualty:
     host: str
     pid: int
     what: str
-    cause: str
+    error: str
     last_seen: str
 
 
-class RankFailure(dist.DistBackendError):
-    """Ranks died, or left while other ranks wait for them. Every surviving rank raises this error.
+class RankError(dist.DistBackendError):
+    """A process group cannot continue because of one of its ranks.
 
-    The class derives from ``torch.distributed.DistBackendError``, which derives from
-    ``RuntimeError``. Code that catches these errors keeps working. The gradients of the step are
-    not averaged. :func:`shrink` continues training on the survivors.
+    The base of :class:`ddpx.RankFailure`, :class:`ddpx.RankStalled` and
+    :class:`ddpx.RankMismatch`. It derives from ``torch.distributed.DistBackendError``, and that
+    class from ``RuntimeError``. Code that catches these errors keeps working. The gradients of the
+    step are not averaged.
 
     Attributes:
-        casualties: The lost ranks, each with its host, its process and the cause.
-        rank: The rank that raises the error.
+        lost: The lost or late ranks, each with its host, its process and the event. Empty if no
+            rank is lost or late.
+        reported_by: The rank that raises the error, in the process group of the wrapper.
         step: The synchronized step of this rank, counted from 0. -1 before the first step.
         phase: The activity of this rank, in words.
         bucket: The index of the bucket that this rank waits for. None if there is none.
         params: The names of the parameters in this bucket.
+        reason: What happened, in words: the exception of the first lost rank, else the event.
 
     Example:
         >>> try:
         ...     model(inputs).sum().backward()  # rank 1 is killed in this step
-        ... except ddpx.RankFailure as failure:
-        ...     print(failure.ranks, failure.casualties[0].what)
-        (1,) was killed by SIGKILL
+        ... except ddpx.RankError as error:
+        ...     print(type(error).__name__, error.lost_ranks)
+        RankFailure (1,)
     """
 
     def __init__(
         self,
         text: str,
-        casualties: tuple[Casualty, ...] = (),
-        rank: int = -1,
+        lost: tuple[LostRank, ...] = (),
+        reported_by: int = -1,
         step: int = -1,
         phase: str = "",
         bucket: int | None = None,
         params: tuple[str, ...] = (),
+        reason: str = "",
     ) -> None:
         super().__init__(text)
-        self.casualties = casualties
-        self.rank = rank
+        self.lost = lost
+        self.reported_by = reported_by
         self.step = step
         self.phase = phase
         self.bucket = bucket
         self.params = params
+        self.reason = reason
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """The lost ranks, in the process group of the wrapper."""
-        return tuple(casualty.rank for casualty in self.casualties)
-
-    @property
-    def host(self) -> str:
-        """The host of the first lost rank. Empty if no rank is lost."""
-        return self.casualties[0].host if self.casualties else ""
-
-    @property
-    def cause(self) -> str:
-        """The text of the exception that ended the first lost rank's script, or an empty text."""
-        return self.casualties[0].cause if self.casualties else ""
+    def lost_ranks(self) -> tuple[int, ...]:
+        """The lost or late ranks, in the process group of the wrapper."""
+        return tuple(lost.rank for lost in self.lost)
 
 
-class RankStalled(RankFailure):
-    """Running ranks did not arrive in time, or communication took too long.
+class RankFailure(RankError):
+    """Ranks died, or left while other ranks wait for them. Every surviving rank raises this error.
 
-    The time limit is ``raise_s`` of :func:`ddpx.set_patience`, or the timeout of the process group.
-    ``casualties`` are the late ranks. If no rank is late, ``casualties`` is empty.
+    :func:`ddpx.shrink` continues training on the survivors.
 
     Example:
-        >>> ddpx.set_patience(raise_s=0.3)
+        >>> try:
+        ...     model(inputs).sum().backward()  # rank 1 is killed in this step
+        ... except ddpx.RankFailure as failure:
+        ...     print(failure.lost_ranks, failure.reason)
+        (1,) was killed by SIGKILL
+    """
+
+
+class RankStalled(RankError):
+    """Running ranks did not arrive in time, or communication took too long.
+
+    The time limit is ``error`` of :func:`ddpx.set_stall_timeout`, or the timeout of the process
+    group. ``lost`` has the late ranks. If no rank is late, ``lost`` is empty.
+
+    Example:
+        >>> ddpx.set_stall_timeout(warn=0.2, error=0.3)
         >>> try:
         ...     model(inputs).sum().backward()  # rank 1 sleeps in its data loader
-        ... except ddpx.RankStalled as failure:
-        ...     print(failure.ranks)
+        ... except ddpx.RankStalled as stalled:
+        ...     print(stalled.lost_ranks)
         (1,)
     """
 
 
-class RankMismatch(RankFailure):
+class RankMismatch(RankError):
     """Ranks made different collective calls. All ranks raise this error.
 
-    No rank is lost, so ``casualties`` is empty.
+    No rank is lost, so ``lost`` is empty.
 
     Example:
         >>> models = [model, ddpx.ReducerDDP(module)]
@@ -115,31 +125,37 @@ class RankMismatch(RankFailure):
         >>> try:
         ...     for wrapper in models:
         ...         wrapper(inputs).square().sum().backward()
-        ... except ddpx.RankMismatch as failure:
-        ...     print(failure.casualties)
+        ... except ddpx.RankMismatch as mismatch:
+        ...     print(mismatch.lost_ranks)
         ()
     """
 
 
-# The name under which it is caught is the one that a traceback shows.
-for _error in (RankFailure, RankStalled, RankMismatch):
+# A traceback shows the name under which users catch the error.
+for _error in (RankError, RankFailure, RankStalled, RankMismatch):
     _error.__module__ = "ddpx"
 
-_KINDS = {_C.FailureKind.STALLED: RankStalled, _C.FailureKind.MISMATCH: RankMismatch}
+_KINDS: dict[_C.FailureKind, type[RankError]] = {
+    _C.FailureKind.DEAD: RankFailure,
+    _C.FailureKind.LEFT: RankFailure,
+    _C.FailureKind.STALLED: RankStalled,
+    _C.FailureKind.MISMATCH: RankMismatch,
+}
 
 
-def from_report(report: _C.RankReport) -> RankFailure:
-    """What the core found, as the exception that says it."""
-    kind = _KINDS.get(report.kind, RankFailure)
-    return kind(
+def from_report(report: _C.RankReport) -> RankError:
+    """Returns the exception for a report of the core. The core calls this function."""
+    lost = tuple(
+        LostRank(each.rank, each.host, each.pid, each.what, each.cause, each.last_seen)
+        for each in report.casualties
+    )
+    return _KINDS[report.kind](
         report.text,
-        tuple(
-            Casualty(lost.rank, lost.host, lost.pid, lost.what, lost.cause, lost.last_seen)
-            for lost in report.casualties
-        ),
+        lost,
         report.rank,
         report.step,
         report.phase,
         report.bucket,
         tuple(report.params),
+        lost[0].error or lost[0].what if lost else report.how,
     )

@@ -43,7 +43,7 @@ class RankStatus:
     since_s: float | None
 
 
-def ranks(model: Wrapper) -> list[RankStatus]:
+def peer_status(model: Wrapper) -> list[RankStatus]:
     """Returns the state of the other ranks that have wrapped their model, in order of rank.
 
     The call reads state that ranks publish. The other ranks do not need to respond.
@@ -58,7 +58,7 @@ def ranks(model: Wrapper) -> list[RankStatus]:
         RuntimeError: Health monitoring is off: the world size is 1, or ``DDPX_HEALTH=0``.
 
     Example:
-        >>> for status in ddpx.ranks(model):
+        >>> for status in ddpx.peer_status(model):
         ...     print(status.rank, status.alive)
         1 True
     """
@@ -72,13 +72,13 @@ def ranks(model: Wrapper) -> list[RankStatus]:
     ]
 
 
-def stack_of(model: Wrapper, rank: int, timeout_s: float = 2.0) -> str | None:
+def peer_stack(model: Wrapper, rank: int, timeout: float | timedelta = 2.0) -> str | None:
     """Returns the Python stacks of all threads of another rank on this machine.
 
     Args:
         model: The wrapper.
         rank: The other rank, in the process group of ``model``.
-        timeout_s: Seconds to wait for the answer. Default 2.
+        timeout: The time to wait for the answer, in seconds or as a timedelta. Default 2 s.
 
     Returns:
         The stacks as text. None if the rank does not answer in time. A rank does not answer while
@@ -86,12 +86,12 @@ def stack_of(model: Wrapper, rank: int, timeout_s: float = 2.0) -> str | None:
 
     Raises:
         RuntimeError: Health monitoring is off: the world size is 1, or ``DDPX_HEALTH=0``.
-        TypeError: ``rank`` is not an integer, or ``timeout_s`` is not a number.
-        ValueError: ``rank`` is not another rank of the group, or ``timeout_s`` is below 0.001.
+        TypeError: ``rank`` is not an integer, or ``timeout`` is neither a number nor a timedelta.
+        ValueError: ``rank`` is not another rank of the group, or ``timeout`` is below 0.001 s.
 
     Example:
         >>> peer = 1 - dist.get_rank()
-        >>> print(ddpx.stack_of(model, peer))
+        >>> print(ddpx.peer_stack(model, peer))
         thread MainThread:
           ...
     """
@@ -99,7 +99,7 @@ def stack_of(model: Wrapper, rank: int, timeout_s: float = 2.0) -> str | None:
     rank = index(rank)
     if not 0 <= rank < model.process_group.size() or rank == monitor.rank:
         raise errors.no_other_rank(rank, model.process_group.size())
-    timeout_s = min(seconds("timeout_s", timeout_s), _MOST_S)
+    timeout_s = min(seconds("timeout", timeout), _MOST_S)
     stack: str | None = monitor.stack_of(rank, timedelta(seconds=timeout_s))
     return stack
 

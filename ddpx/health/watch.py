@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, settings
-from ddpx.health import ending, log, patience
-from ddpx.health.failure import RankFailure
+from ddpx.health import ending, log, stall_timeout
+from ddpx.health.failure import RankError
 
 _started = threading.Lock()
 _MEETING_S = 1.0
@@ -24,7 +24,7 @@ def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
     monitor = _C.monitor_of(group)
     if monitor is not None and not _started.locked():
         settings.switch_of("DDPX_HEALTH")  # which the core takes for on unless it is 0
-        patience.put_in_force()
+        stall_timeout.apply()
         if _started.acquire(blocking=False):
             _start()
     return monitor
@@ -81,10 +81,10 @@ def waiting_for_buffers(monitor: _C.Monitor | None) -> Iterator[None]:
 
 @contextmanager
 def explained(monitor: _C.Monitor | None) -> Iterator[None]:
-    """Around a collective call: if it fails because ranks are gone, RankFailure says so."""
+    """Around a collective call: if it fails because ranks are gone, RankError says so."""
     try:
         yield
-    except RankFailure:
+    except RankError:
         raise
     except RuntimeError as error:
         if monitor is not None:

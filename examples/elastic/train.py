@@ -106,7 +106,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             loss = training.make_step()
-        except ddpx.RankFailure:
+        except (ddpx.RankFailure, ddpx.RankStalled):
             if not arguments.shrink:
                 raise
             training.shrink()

@@ -18,7 +18,7 @@ EXAMPLES = [name for name in NAMES if ">>>" in name.docstring]
 OF_DDPX = [name for name in EXAMPLES if not name.name.startswith("ddpx.integrations.")]
 # Pools start processes, which the ranks of a pool must not do.
 IN_THIS_PROCESS = ("ddpx.testing.RankPool", "ddpx.testing.RankFailed")
-RANK_1_IS_KILLED = ("ddpx.shrink", "ddpx.Shrunk", "ddpx.RankFailure")
+RANK_1_IS_KILLED = ("ddpx.shrink", "ddpx.Shrunk", "ddpx.RankError", "ddpx.RankFailure")
 RANK_1_IS_LATE = ("ddpx.RankStalled",)
 BREAKS_THE_GROUP = ("ddpx.RankMismatch",)
 ON_TWO_ACCELERATORS = ("ddpx.ReducerDDP.scatter", "ddpx.ReducerDDP.gather")

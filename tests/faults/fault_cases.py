@@ -93,8 +93,8 @@ class Case:
     @property
     def environment(self) -> dict[str, str]:
         if self.raises and self.at_construction:
-            return {"DDPX_STALL_RAISE_S": str(RAISE_S)}
-        return {"DDPX_STALL_WARN_S": "0.5"} if self.fault == "stall" else {}
+            return {"DDPX_STALL_ERROR": str(RAISE_S)}
+        return {"DDPX_STALL_WARN": "0.5"} if self.fault == "stall" else {}
 
     def __str__(self) -> str:
         return "-".join(str(value).replace(" ", "_") for value in vars(self).values())
@@ -186,7 +186,7 @@ class _Training:
                 # Not earlier: the machine may make any rank late, and a report must not name such a
                 # rank.
                 dist.barrier()
-                ddpx.set_patience(raise_s=RAISE_S)
+                ddpx.set_stall_timeout(error=RAISE_S)
             self.come_to("between steps", self.step)
             model(torch.ones(2, 64)).sum().backward()
 
@@ -237,7 +237,9 @@ class _Training:
             return
 
         def victim() -> ddpx.RankStatus:
-            return next(each for each in ddpx.ranks(model) if each.rank == self.case.victim_rank)
+            return next(
+                each for each in ddpx.peer_status(model) if each.rank == self.case.victim_rank
+            )
 
         waiting = f"step {STEP}, phase waiting for buckets"
         await_that(lambda: waiting in str(victim().doing), "the victim does not wait")
@@ -300,18 +302,18 @@ def _report(
     error: BaseException | None, at_s: float, logged: tuple[tuple[str, str], ...]
 ) -> Report:
     text = "" if error is None else text_of(error)
-    if not isinstance(error, ddpx.RankFailure):
+    if not isinstance(error, ddpx.RankError):
         kind = "" if error is None else type(error).__name__
         return Report(kind, text, at_s, (), "", "", "", "", -1, "", None, (), logged)
-    first = error.casualties[0]
+    first = error.lost[0]
     return Report(
         type(error).__name__,
         text,
         at_s,
-        error.ranks,
-        error.host,
+        error.lost_ranks,
+        first.host,
         first.what,
-        error.cause,
+        first.error,
         first.last_seen,
         error.step,
         error.phase,

@@ -95,7 +95,7 @@ def let_meet(model: nn.Module) -> None:
     """
     if isinstance(model, ddpx.ReducerDDP):
         others = dist.get_world_size() - 1
-        await_that(lambda: len(ddpx.ranks(model)) == others, "ranks do not meet")
+        await_that(lambda: len(ddpx.peer_status(model)) == others, "ranks do not meet")
     dist.barrier()
 
 

@@ -29,8 +29,8 @@ _MOST_S = 15.0  # time limit for a training without a report, much longer than a
 _STOP_S = 6.0
 _PATIENCE_S = 3.0
 _PATIENCE = {
-    "stop": {"DDPX_STALL_WARN_S": str(_PATIENCE_S)},
-    "stop, raise": {"DDPX_STALL_RAISE_S": str(_PATIENCE_S)},
+    "stop": {"DDPX_STALL_WARN": str(_PATIENCE_S)},
+    "stop, raise": {"DDPX_STALL_ERROR": str(_PATIENCE_S)},
 }
 # errors per fault; all other faults give RankFailure
 _KINDS = {"stop": "", "stop, raise": "RankStalled"}
@@ -97,7 +97,7 @@ def _train(round_: Round) -> Report:
     except Exception as raised:
         error = raised
     at_s = time.monotonic()
-    ranks = error.ranks if isinstance(error, ddpx.RankFailure) else ()
+    ranks = error.lost_ranks if isinstance(error, ddpx.RankError) else ()
     kind, text = ("", "no error") if error is None else (type(error).__name__, text_of(error))
     return Report(kind, text, at_s, ranks, tuple(warnings.texts))
 

@@ -72,7 +72,7 @@ def _raise_in_a_part() -> tuple[str, str]:
     try:
         ReducerDDP(nn.Linear(4, 4), process_group=parts[dist.get_rank() // 2])
     except ddpx.RankFailure as failure:
-        return text_of(failure), failure.cause
+        return text_of(failure), failure.reason
     return "", ""
 
 
@@ -93,7 +93,9 @@ def _end_well_behind_an_exception() -> bool:
             raise StopIteration
         except StopIteration:
             sys.exit(0)
-    await_that(lambda: len([rank for rank in ddpx.ranks(model) if not rank.alive]) == 1, "it lives")
+    await_that(
+        lambda: len([rank for rank in ddpx.peer_status(model) if not rank.alive]) == 1, "it lives"
+    )
     time.sleep(0.5)  # long enough: five polls run per second
     return model.reducer.monitor.failed
 

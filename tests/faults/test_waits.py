@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(120)
 STALL_S = 2.5
 GROUP_TIMEOUT_S = 3.0
 WARN_S = 2.0  # the machine may delay other ranks, but not for as long
-WARN, RAISE = "DDPX_STALL_WARN_S", "DDPX_STALL_RAISE_S"
+WARN, RAISE = "DDPX_STALL_WARN", "DDPX_STALL_ERROR"
 
 
 class Log(logging.Handler):
@@ -78,7 +78,7 @@ def _begin_trial(model: nn.Module, **patience: float) -> None:
     Before it the machine may delay any rank, and all ranks begin together.
     """
     let_meet(model)
-    ddpx.set_patience(**patience)
+    ddpx.set_stall_timeout(**patience)
 
 
 def _await_warnings() -> None:
@@ -94,7 +94,7 @@ def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ..
     for step in range(3):
         if step == 2:
             _begin_trial(model, **patience)
-            if dist.get_rank() == late and "raise_s" in patience:
+            if dist.get_rank() == late and "error" in patience:
                 # Wait for the report of the failure: calls of ranks that gave up may still succeed.
                 await_that(lambda: bool(log.texts), "it is not given up")
             elif dist.get_rank() == late:
@@ -102,13 +102,13 @@ def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ..
         try:
             model(torch.ones(2, 4)).sum().backward()
         except ddpx.RankStalled as stalled:
-            return log.texts, stalled.ranks
+            return log.texts, stalled.lost_ranks
     return log.texts, ()
 
 
 @pytest.mark.parametrize("late", [1, 3])
 def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
-    endings = run(4, partial(_one_is_late, late, warn_s=WARN_S), identities="AABB")
+    endings = run(4, partial(_one_is_late, late, warn=WARN_S), identities="AABB")
     for rank, ending in enumerate(endings):
         warnings, named = ending.value
         assert named == ()
@@ -119,7 +119,7 @@ def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
 
 
 def test_only_the_late_of_other_hosts_are_given_up() -> None:
-    endings = run(3, partial(_one_is_late, 2, raise_s=WARN_S), identities="ABB")
+    endings = run(3, partial(_one_is_late, 2, error=WARN_S), identities="ABB")
     assert [ending.value[1] for ending in endings] == [(2,)] * 3
 
 
@@ -207,7 +207,7 @@ def _raise_in_a_hook() -> list[str]:
     model.register_comm_hook(None, _hook_that_raises)
     with pytest.raises(RuntimeError, match="no"):
         model(torch.ones(2, 4)).sum().backward()
-    ddpx.set_patience(warn_s=0.5)
+    ddpx.set_stall_timeout(warn=0.5)
     time.sleep(1.5)
     return log.texts
 
@@ -243,7 +243,7 @@ def test_ranks_of_a_part_have_their_names_in_the_job_beside() -> None:
 
 
 def _be_impatient_from_the_start() -> int:
-    ddpx.set_patience(warn_s=0.4)
+    ddpx.set_stall_timeout(warn=0.4)
     log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     if dist.get_rank() == 1:
@@ -261,7 +261,7 @@ def _load_data_first() -> list[str]:
     log = Log()
     model = ReducerDDP(nn.Linear(4, 4), init_sync=False)
     time.sleep(2.5)
-    ddpx.set_patience(warn_s=20, raise_s=20)  # a rank may well wait for the other in the step
+    ddpx.set_stall_timeout(warn=20, error=20)  # a rank may well wait for the other in the step
     dist.barrier()
     model(torch.ones(2, 4)).sum().backward()
     return log.texts
@@ -283,9 +283,9 @@ def _sleep_while_another_is_late() -> list[str]:
     model = ReducerDDP(nn.Linear(4, 4))
     for step in range(3):
         if step == 2:
-            _begin_trial(model, warn_s=WARN_S)
+            _begin_trial(model, warn=WARN_S)
             if dist.get_rank() == 0:
-                _outlast_stop(ddpx.ranks(model)[0].pid)
+                _outlast_stop(ddpx.peer_status(model)[0].pid)
             else:
                 threading.Timer(0.1, stop_for, (WARN_S + 1.0,)).start()
         model(torch.ones(2, 4)).sum().backward()
@@ -311,7 +311,7 @@ def _one_is_late_for_a_hook() -> list[str]:
     model.register_comm_hook(None, _wait_in_a_hook)
     for step in range(3):
         if step == 2:
-            _begin_trial(model, warn_s=WARN_S)
+            _begin_trial(model, warn=WARN_S)
             if dist.get_rank() == 1:
                 _await_warnings()
         model(torch.ones(2, 4)).sum().backward()

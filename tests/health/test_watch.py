@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +28,7 @@ _WARN_S = 0.3
 
 
 def _be_patient() -> None:
-    ddpx.set_patience(warn_s=10, raise_s=math.inf, stacks=False)
+    ddpx.set_stall_timeout(warn=10, error=math.inf, stacks=False)
 
 
 @contextmanager
@@ -71,7 +74,7 @@ def _ask_for_a_stack() -> str | None:
         _wait_in_the_loader()
         return None
     dist.barrier()
-    stack = ddpx.stack_of(model, 1, timeout_s=20)
+    stack = ddpx.peer_stack(model, 1, timeout=20)
     dist.barrier()
     return stack
 
@@ -98,7 +101,7 @@ def _stall(end: Path) -> list[tuple[str, str]]:
         model = ReducerDDP(nn.Linear(2, 2))
         loss = model(torch.ones(1, 2)).sum()
         dist.barrier()
-        ddpx.set_patience(warn_s=_WARN_S, stacks=True)
+        ddpx.set_stall_timeout(warn=_WARN_S, stacks=True)
         if dist.get_rank() == 1:
             _sleep_in_the_loader(end)
         else:
@@ -157,7 +160,7 @@ def _idle(make: str) -> tuple[str, list[str]]:
                 model(torch.ones(1, 2))
         except RuntimeError as caught:
             error = str(caught)
-        ddpx.set_patience(warn_s=_WARN_S)
+        ddpx.set_stall_timeout(warn=_WARN_S)
         time.sleep(3 * _WARN_S)
         _be_patient()
         dist.barrier()
@@ -169,3 +172,13 @@ def test_who_waits_for_nobody_is_not_stalled(ranks, make):
     for error, events in ranks(2).run(_idle, make):
         assert ("ranks differ" in error) == (make == "fails")
         assert set(events) <= {"stack"}  # of a test before, whose last one may come now
+
+
+@pytest.mark.parametrize(("switch", "kept"), [("0", "True"), ("1", "False")])
+def test_the_hook_for_uncaught_exceptions_is_kept_if_asked(switch: str, kept: str) -> None:
+    code = "import sys, ddpx; print(sys.excepthook is sys.__excepthook__)"
+    env = {**os.environ, "DDPX_EXCEPTHOOK": switch}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == kept, done.stderr

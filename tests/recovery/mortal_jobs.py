@@ -157,7 +157,7 @@ class Trainer:
             try:
                 self._make_step()
                 self.step += 1
-            except ddpx.RankFailure as failure:
+            except (ddpx.RankFailure, ddpx.RankStalled) as failure:
                 self.report.errors.append(str(failure))
                 self._shrink()
         self.report.states.append(self._state())
