@@ -11,7 +11,7 @@ from ddpx import _C
 
 @dataclass(frozen=True)
 class LostRank:
-    """A rank that is lost, or that is late, in :attr:`RankError.lost`.
+    """A rank that is lost, or that is late, in ``RankError.lost``.
 
     Attributes:
         rank: The rank in the process group of the wrapper. The error's text has the global rank.

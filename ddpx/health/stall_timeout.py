@@ -40,7 +40,7 @@ def set_stall_timeout(
             variable has a wrong value.
 
     Example:
-        >>> ddpx.set_stall_timeout(warn=30, error=timedelta(minutes=10), stacks=True)
+        >>> ddpx.set_stall_timeout(warn=30, error=600, stacks=True)
     """
     given: dict[str, float | bool] = {}
     for name, value in (("warn", warn), ("error", error)):

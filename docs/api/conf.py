@@ -33,7 +33,7 @@ nitpicky = True
 # The types of other libraries and of private modules have no page here.
 nitpick_ignore_regex = [
     (r"py:.*", r"(accelerate|collections|datetime|lightning|pathlib|ray|torch|transformers)\..*"),
-    (r"py:.*", r"(ddpx\._C|ddpx\.timeline\.record|ddpx\.health\.look\.Wrapper|ddpx\.\S+\._)\w*.*"),
+    (r"py:.*", r"(ddpx\._C|ddpx\.timeline\.record|ddpx\.health\.peers\.Wrapper|ddpx\.\S+\._)\w*.*"),
     (r"py:.*", r".*\b(PostSyncHook|Build|Wrap|StartMethod|MakeOptimizer|Stateful)"),
 ]
 

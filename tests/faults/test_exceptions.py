@@ -48,7 +48,7 @@ def _raise(error: str) -> tuple[str, str, str, int]:
     except RuntimeError as failure:
         await_that(lambda: bool(log.texts), "nothing is logged")  # a separate thread logs
         time.sleep(0.3)  # no other record follows
-        cause = getattr(failure, "cause", "")
+        cause = getattr(failure, "reason", "")
         return type(failure).__name__, text_of(failure), cause, len(log.texts)
     return "", "", "", 0
 
