@@ -19,6 +19,9 @@ class Phase:
     __members__: ClassVar[dict[str, Phase]]
     @property
     def name(self) -> str: ...
+    @property
+    def words(self) -> str:
+        """The phase in error texts."""
     def __int__(self) -> int: ...
 
 def transition(from_: Phase, to: Phase) -> Phase:

@@ -14,7 +14,8 @@ void bind_phase(py::module_& module) {
       .value("REBUILDING", Phase::kRebuilding)
       .value("COLLECTING", Phase::kCollecting)
       .value("FINALIZING", Phase::kFinalizing)
-      .value("FAILED", Phase::kFailed);
+      .value("FAILED", Phase::kFailed)
+      .def_property_readonly("words", &to_string);
   module.def("transition", &transition, py::arg("from_"), py::arg("to"));
 }
 

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "../autograd/running_task.h"
 #include "../comm/different_calls.h"
 
 namespace ddpx {
@@ -116,6 +117,12 @@ void ReducerContext::add_stream_of(std::size_t param_index) {
 }
 
 // ---- errors -------------------------------------------------------------------------------------
+
+// The reducer is idle until the first gradient of a backward, but for the user backward runs.
+errors::Where ReducerContext::where() const {
+  const bool begins = phase == Phase::kIdle && running_task::id() != running_task::kNone;
+  return {collective->rank(), num_steps, begins ? Phase::kCollecting : phase};
+}
 
 void ReducerContext::raise(const UserError& error) {
   last_error = error.what();

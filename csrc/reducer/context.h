@@ -67,9 +67,7 @@ struct ReducerContext {
     observer.emit(event, step_number(), index);
   }
 
-  errors::Where where() const {
-    return {collective->rank(), num_steps, phase};
-  }
+  errors::Where where() const;
   std::string describe_bucket(std::size_t bucket_index) const;
 
   // Remembers the error for logging data, and throws it.

@@ -9,15 +9,15 @@ namespace ddpx {
 const char* to_string(Phase phase) {
   switch (phase) {
     case Phase::kIdle:
-      return "Idle";
+      return "outside backward";
     case Phase::kRebuilding:
-      return "Rebuilding";
+      return "rebuilding buckets";
     case Phase::kCollecting:
-      return "Collecting";
+      return "backward";
     case Phase::kFinalizing:
-      return "Finalizing";
+      return "end of backward";
     case Phase::kFailed:
-      return "Failed";
+      return "recovery of a failed step";
   }
   return "unknown";
 }
@@ -45,7 +45,8 @@ bool allowed(Phase from, Phase to) {
 Phase transition(Phase from, Phase to) {
   if (!allowed(from, to)) {
     throw InternalError(
-        std::string("illegal phase transition from ") + to_string(from) + " to " + to_string(to));
+        std::string("illegal phase transition from '") + to_string(from) + "' to '" +
+        to_string(to) + "'");
   }
   return to;
 }

@@ -11,6 +11,7 @@ enum class Phase {
   kFailed,      // the step broke off: buffers may still be in use by the backend
 };
 
+// In words for error texts.
 const char* to_string(Phase phase);
 
 // Returns `to` if a reducer may go there from `from`; throws InternalError naming both if not.

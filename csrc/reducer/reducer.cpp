@@ -472,7 +472,7 @@ void Reducer::shadow_step() {
     recover();
   }
   context_.observer.peers().check();
-  check_idle("shadow_step()");
+  check_idle("join()");
   context_.go_to(Phase::kCollecting);
   context_.observer.clock().begin_step();
   context_.observer.peers().begin_step(context_.step_number());

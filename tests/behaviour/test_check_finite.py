@@ -70,12 +70,12 @@ def test_first_of_each_rank_is_named(ranks, world, options):
     for good, inf, nan, again, unchecked in ranks(world).run(_spoiled_steps, options):
         assert good == again == unchecked == ""
         assert (
-            "step 1, phase Finalizing] gradients contain NaN or infinity, first in "
+            "step 1, phase end of backward] gradients contain NaN or infinity, first in "
             "'layers.1.weight' on rank 1. " in inf
         )
         # The gradient of the last layer arrives first.
         assert (
-            "step 2, phase Finalizing] gradients contain NaN or infinity, first in "
+            "step 2, phase end of backward] gradients contain NaN or infinity, first in "
             "'layers.2.weight' on rank 0. " in nan
         )
 

@@ -97,7 +97,7 @@ def _unused_on_one_rank(mode: str) -> None:
         step(ours)
     else:
         text = _error_of(step, ours)
-        assert "[ddpx rank 1, step 1, phase Finalizing]" in text
+        assert "[ddpx rank 1, step 1, phase end of backward]" in text
         assert "2 parameters got no gradient in this backward: 'spare.weight', 'spare.bias'" in text
         assert "find_unused_parameters=True" in text
     plain.zero_grad()
@@ -164,7 +164,9 @@ def _communication_fails() -> None:
     group.broken = True
     text = _error_of(_good_step, ours)
     rank = dist.get_rank()
-    assert f"[ddpx rank {rank}, step 2, phase Finalizing] the all-reduce of bucket 0 ('" in text
+    assert (
+        f"[ddpx rank {rank}, step 2, phase end of backward] the all-reduce of bucket 0 ('" in text
+    )
     assert "the cable is cut" in text
     group.broken = False
     _assert_works(ours, plain)

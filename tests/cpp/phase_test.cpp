@@ -39,7 +39,7 @@ TEST(Phase, EveryOtherPairThrowsAndNamesBoth) {
       if (kLegal.count({from, to}) != 0) {
         continue;
       }
-      const auto pair = std::string("from ") + to_string(from) + " to " + to_string(to);
+      const auto pair = std::string("from '") + to_string(from) + "' to '" + to_string(to) + "'";
       try {
         transition(from, to);
         ADD_FAILURE() << pair << " was allowed";

@@ -56,7 +56,7 @@ TEST_P(ReducerFailure, AFailingCollectiveIsReportedWithRankBucketAndParams) {
   };
   const auto error = replica.failing_step();
   expect_mentions(
-      error, {"rank 0", "phase Finalizing", "bucket 1", "('w1')", "connection reset by peer"});
+      error, {"rank 0", "phase end of backward", "bucket 1", "('w1')", "connection reset by peer"});
   replica.collective->on_wait = succeed;
   replica.collective->clear();
   expect_reusable(replica);

@@ -17,6 +17,7 @@ from torch import nn
 
 import ddpx
 from ddpx import ReducerDDP
+from ddpx._C import Phase
 from ddpx.testing import RankPool
 from ddpx.timeline.export.page import write
 
@@ -95,7 +96,8 @@ class Page:
         """The phase of a rank, its number of arrived gradients, and the states of its buckets."""
         card = self.find(f".card[data-rank='{rank}']")
         current = card.find_element("css selector", "[aria-current]").text
-        assert card.get_attribute("data-phase") == current
+        phase = card.get_attribute("data-phase")
+        assert current == Phase.__members__[phase.upper()].words  # as in errors
         buckets = card.find_elements("css selector", ".bucket")
         states = [bucket.get_attribute("data-state") for bucket in buckets]
         arrived = int(card.find_element("css selector", ".counts dd").text.split("/")[0])
@@ -103,7 +105,7 @@ class Page:
         in_flight = card.find_elements("css selector", ".counts dd")[1].text
         flying = sum(state in ("held up", "in flight") for state in states)
         assert in_flight == f"{flying} / {len(states)}"
-        return current, arrived, states
+        return phase, arrived, states
 
     def point_at(self, element: Any) -> str:
         """The tooltip at that position."""
@@ -188,7 +190,7 @@ def test_keys_go_from_event_to_event(page):
     page.press(left)
     assert page.now == [
         "16.000 ms, rank 0: gradient of 2.bias arrives",
-        "16.000 ms, rank 0: phase collecting",
+        "16.000 ms, rank 0: phase backward",
     ]
     page.press(end)
     assert page.ms == 43

@@ -12,5 +12,5 @@ def test_legal():
 
 
 def test_illegal_names_both():
-    with pytest.raises(RuntimeError, match=r"from Idle to Finalizing"):
+    with pytest.raises(RuntimeError, match="from 'outside backward' to 'end of backward'"):
         transition(Phase.IDLE, Phase.FINALIZING)

@@ -33,7 +33,8 @@ class Card {
     this.rankStep = step.ranks.get(rank);
     this.numShown = 0; // arrivals whose cells are marked
     this.activity = element("span", {class: "activity"});
-    this.phases = new Map(Object.keys(PHASES).map((phase) => [phase, element("li", {}, phase)]));
+    this.phases = new Map(Object.entries(PHASES).map(
+      ([phase, {words}]) => [phase, element("li", {}, words)]));
     this.meaning = element("p", {class: "meaning"});
     this.counts = new Map(["arrived", "flying", "averaged", "back"].map((name) => [name, element("dd")]));
     this.cells = new Map();
@@ -100,7 +101,7 @@ class Card {
       if (name === phase) item.setAttribute("aria-current", "step");
       else item.removeAttribute("aria-current");
     }
-    this.meaning.textContent = PHASES[phase];
+    this.meaning.textContent = PHASES[phase].meaning;
   }
 
   cellOf(arrival) {

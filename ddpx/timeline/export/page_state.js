@@ -2,13 +2,29 @@
 // happened at t.
 "use strict";
 
-// In the order in which a step goes through them; the meanings are those of csrc/reducer/phase.h.
+// In the order in which a step goes through them. The words are those of errors
+// (csrc/reducer/phase.cpp); the meanings are those of csrc/reducer/phase.h.
 const PHASES = {
-  idle: "Between synchronized backwards: forward, optimizer, or nothing at all.",
-  rebuilding: "Ranks agree on new buckets, in the order in which gradients arrive, and allocate them.",
-  collecting: "Backward is running: gradients arrive and fill buckets, full buckets leave.",
-  finalizing: "Backward has ended: waits for all-reduces and writes the averages back.",
-  failed: "The step broke off. Its buffers may still be in use, so fresh ones replace them.",
+  idle: {
+    words: "outside backward",
+    meaning: "Between synchronized backwards: forward, optimizer, or nothing at all.",
+  },
+  rebuilding: {
+    words: "rebuilding buckets",
+    meaning: "Ranks agree on new buckets, in the order in which gradients arrive, and allocate them.",
+  },
+  collecting: {
+    words: "backward",
+    meaning: "Backward is running: gradients arrive and fill buckets, full buckets leave.",
+  },
+  finalizing: {
+    words: "end of backward",
+    meaning: "Backward has ended: waits for all-reduces and writes the averages back.",
+  },
+  failed: {
+    words: "recovery of a failed step",
+    meaning: "The step broke off. Its buffers may still be in use, so fresh ones replace them.",
+  },
 };
 
 // A step, from its compact form (ddpx/timeline/page.py): adds times of arrival, and when the last
@@ -118,7 +134,7 @@ function eventsOf(step, ranks) {
       add(bucket.writtenBack, "is written back", index);
     });
     add(rankStep.backward[1], "backward ends");
-    for (const [phase, begin] of rankStep.phases) add(begin, `phase ${phase}`);
+    for (const [phase, begin] of rankStep.phases) add(begin, `phase ${PHASES[phase].words}`);
     add(rankStep.end, "the step is over");
   }
   // Sorting is stable: at one time, events of a rank stay in the order in which they are added.
