@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def plural(noun: str) -> str:
+    """ "parameters", "losses"."""
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
+
+
 def count(number: int, noun: str) -> str:
-    """ "1 parameter", "2 parameters"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """ "1 parameter", "2 parameters", "1,000 losses"."""
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
 
 
 def count_names(names: Iterable[str], noun: str) -> str:

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "../count.h"
 #include "../errors.h"
 #include "grad_copy.h"
 #include "sparse_rows.h"
@@ -158,10 +159,9 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
   if (result.layout() != at::kStrided || result.numel() != numel ||
       result.device() != buffer_.device()) {
     throw UserError(
-        "the result of the communication hook has " + std::to_string(result.numel()) +
-        (result.numel() == 1 ? " element" : " elements") + " on " + result.device().str() +
-        ", but the bucket has " + std::to_string(numel) + (numel == 1 ? " element" : " elements") +
-        " on " + buffer_.device().str());
+        "the result of the communication hook has " + count(result.numel(), "element") + " on " +
+        result.device().str() + ", but the bucket has " + count(numel, "element") + " on " +
+        buffer_.device().str());
   }
   if (buffer_.is_complex() && !result.is_complex()) {
     const auto real = result.to(c10::toRealValueType(buffer_.scalar_type()));

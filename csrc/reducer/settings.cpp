@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../buckets/sparse_rows.h"
+#include "../count.h"
 #include "step_errors.h"
 
 namespace ddpx {
@@ -11,8 +12,8 @@ namespace {
 
 std::string describe(const at::Tensor& tensor) {
   std::ostringstream out;
-  out << tensor.scalar_type() << " with " << tensor.dim()
-      << (tensor.dim() == 1 ? " dimension" : " dimensions") << " on " << tensor.device();
+  out << tensor.scalar_type() << " with " << count(tensor.dim(), "dimension") << " on "
+      << tensor.device();
   return out.str();
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "../count.h"
+
 namespace ddpx::errors {
 namespace {
 
@@ -26,8 +28,8 @@ std::string opening(const Where& where) {
   return out.str();
 }
 
-std::string count_params(std::size_t count) {
-  return std::to_string(count) + (count == 1 ? " parameter" : " parameters");
+std::string count_params(std::size_t number) {
+  return count(number, "parameter");
 }
 
 // `one` or `several`, which are the singular and the plural of a part of a sentence.

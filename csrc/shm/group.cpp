@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "../count.h"
 #include "error.h"
 
 namespace ddpx::shm {
@@ -16,8 +17,8 @@ std::unique_ptr<Team> make_team(
   if (rank < 0 || rank >= size) {
     throw Error(
         ErrorKind::kMisuse,
-        "[ddpx shm] rank " + std::to_string(rank) + " is not in the range of " +
-            std::to_string(size) + " ranks");
+        "[ddpx shm] rank " + std::to_string(rank) + " does not exist in a group of " +
+            count(size, "rank") + ". Ranks count from 0.");
   }
   auto result = run_rendezvous(
       channel, rank, size, {options.sizes, options.rendezvous_timeout, options.host_identity});

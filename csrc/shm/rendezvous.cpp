@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "../count.h"
 #include "error.h"
 
 namespace ddpx::shm {
@@ -153,8 +154,7 @@ class Rendezvous {
         const auto num_lost = num_expected - num_accepted;
         throw Error(
             ErrorKind::kTimeout,
-            opening(rank_, "rendezvous") + std::to_string(num_lost) + " local " +
-                (num_lost == 1 ? "rank" : "ranks") +
+            opening(rank_, "rendezvous") + count(num_lost, "local rank") +
                 " connected, but sent no valid message in time. See the output of the other "
                 "ranks.");
       }

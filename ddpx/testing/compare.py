@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx.ddp.module import ReducerDDP
+from ddpx.errors import count
 
 Build = Callable[[], nn.Module]
 Wrap = Callable[[nn.Module], nn.Module]
@@ -161,7 +162,7 @@ def compare_traces(expected: Trace, actual: Trace) -> Comparison:
     num_tensors = 0
     differences = []
     if len(expected.steps) != len(actual.steps):
-        differences.append(f"{len(expected.steps)} steps against {len(actual.steps)}")
+        differences.append(f"{count(len(expected.steps), 'step')} against {len(actual.steps)}")
     for number, (left, right) in enumerate(zip(expected.steps, actual.steps, strict=False)):
         for name in left.keys() ^ right.keys():
             differences.append(f"step {number}: {name} is in one trace only")

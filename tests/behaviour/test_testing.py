@@ -79,6 +79,11 @@ def test_kinds_of_difference(left, right, expected):
         comparison.raise_if_different()
 
 
+def test_lengths_differ():
+    comparison = compare_traces(Trace(({},)), Trace(({}, {})))
+    assert comparison.differences == ("1 step against 2",)
+
+
 def test_nan_equals_itself():
     trace = Trace(({"x": torch.tensor([float("nan"), 1.0]), "y": None},))
     assert compare_traces(trace, trace).identical

@@ -24,6 +24,7 @@ from ddpx.cli.parity.runner import CAPTURED, Settings
 from ddpx.cli.parity.training import Training
 from ddpx.cli.script import Script
 from ddpx.ddp.module import ReducerDDP
+from ddpx.errors import count
 
 _DEFAULT_NUM_STEPS = 10  # for module:function
 
@@ -71,7 +72,7 @@ class Subject:
             UserMistake: The script wrapped no model in DDP.
         """
         title = self.title if replaces else "DDP"
-        ranks = parity_text.count(self.num_ranks, "rank")
+        ranks = count(self.num_ranks, "rank")
         click.echo(f"ddpx: running {self.name} with {title} on {ranks}", err=True)
         with tempfile.TemporaryDirectory(prefix="ddpx-parity-") as folder:
             settings = Settings(folder, self.wrapper if replaces else None, self.max_steps)

@@ -9,6 +9,7 @@ import torch
 
 from ddpx.cli.parity.compare import Difference, Verdict
 from ddpx.cli.parity.record import RankRecord
+from ddpx.errors import count, plural
 from ddpx.testing import Trace, compare_traces
 from ddpx.timeline.tables import table
 
@@ -97,7 +98,7 @@ def how_far(
     text = found.differences[0].removeprefix(f"step 0: {first} ") if found.differences else ""
     if others:
         verb = "differs" if len(others) == 1 else "differ"
-        text += f"; {count(len(others), difference.event.kind, 'more ')} of this step {verb}, too"
+        text += f"; {count(len(others), f'more {difference.event.kind}')} of this step {verb}, too"
     return text
 
 
@@ -112,8 +113,8 @@ def _course(difference: Difference, wrapper: str) -> str:
     if (one.kind, one.step, one.model) == (other.kind, other.step, other.model):
         unlike = sorted(set(one.values) ^ set(other.values))
         if not unlike:
-            return f"the {_plural(one.kind)} are in a different order"
-        return f"the names of the {_plural(one.kind)} differ: {', '.join(unlike[:5])}"
+            return f"the {plural(one.kind)} are in a different order"
+        return f"the names of the {plural(one.kind)} differ: {', '.join(unlike[:5])}"
     return (
         f"the runs take different courses: a {one.kind} of step {one.step} with DDP, but "
         f"a {other.kind} of step {other.step} with {wrapper}"
@@ -145,12 +146,3 @@ def _pair(left: float | None, right: float | None) -> tuple[str, str, str]:
     if left is None or right is None or left == 0:
         return "", "", ""
     return f"{left:.2f}", f"{right:.2f}", f"{right / left:.2f}"
-
-
-def count(number: int, noun: str, adjective: str = "") -> str:
-    """ "1 loss", "2 losses", "2 more losses"."""
-    return f"{number:,} {adjective}{noun if number == 1 else _plural(noun)}"
-
-
-def _plural(kind: str) -> str:
-    return "losses" if kind == "loss" else f"{kind}s"
