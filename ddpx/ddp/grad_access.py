@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ddpx import errors
 from ddpx.ddp.ddp_interface import DDPInterface
 from ddpx.ddp.post_sync import PostSyncHook
 from ddpx.ddp.synchronized_grads import average_grads
@@ -65,6 +66,7 @@ class GradAccess(DDPInterface):
             enabled: True to turn the check on, False to turn it off. Default True.
 
         Raises:
+            TypeError: ``enabled`` is not a bool.
             RuntimeError: A backward is running.
 
         Example:
@@ -74,7 +76,26 @@ class GradAccess(DDPInterface):
                 ...
             RuntimeError: ...
         """
+        if not isinstance(enabled, bool):
+            raise errors.not_a_flag("enabled", enabled)
         self.reducer.set_check_finite(enabled)
+
+    def extra_repr(self) -> str:
+        """Returns the line of ``repr()`` that describes the wrapper.
+
+        Example:
+            >>> model
+            ReducerDDP(
+              rank 0 of 2, 2 parameters in 1 bucket
+              (module): Linear(in_features=4, out_features=1, bias=True)
+            )
+        """
+        group, buckets = self.process_group, self.reducer.plan.buckets
+        return (
+            f"rank {group.rank()} of {group.size()}, "
+            f"{errors.count(sum(map(len, buckets)), 'parameter')} in "
+            f"{errors.count(len(buckets), 'bucket')}"
+        )
 
     def register_post_sync_hook(
         self, param_or_module: torch.Tensor | nn.Module, fn: PostSyncHook

@@ -42,6 +42,13 @@ class RankStatus:
     doing: str | None
     since_s: float | None
 
+    def __repr__(self) -> str:
+        where = f"rank {self.rank} on {self.host}, pid {self.pid}"
+        if not self.alive:
+            return f"<RankStatus: {where}, has ended>"
+        since = "" if self.since_s is None else f" for {self.since_s:.1f} s"
+        return f"<RankStatus: {where}, {self.doing or 'alive'}{since}>"
+
 
 def peer_status(model: Wrapper) -> list[RankStatus]:
     """Returns the state of the other ranks that have wrapped their model, in order of rank.

@@ -96,6 +96,16 @@ def test_in_the_first_step_too(ranks, options):
         assert "the inputs and the loss of ranks 0, 1. " in text
 
 
+def _refused_value() -> None:
+    model = ReducerDDP(_Spoiled())
+    with pytest.raises(TypeError, match=r"^enabled must be True or False, but got 'yes'"):
+        model.set_check_finite("yes")  # type: ignore[arg-type]
+
+
+def test_value_that_is_no_bool_is_refused(ranks):
+    ranks(1).run(_refused_value)
+
+
 def _accumulated() -> tuple[str, str]:
     module = _Spoiled()
     model = ReducerDDP(module)

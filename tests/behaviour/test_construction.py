@@ -271,3 +271,14 @@ def _two_groups() -> None:
 
 def test_subgroups(ranks):
     ranks(3).run(_two_groups)
+
+
+def _described() -> str:
+    return repr(ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1, bias=False))))
+
+
+def test_repr_says_what_is_averaged(ranks):
+    for rank, text in enumerate(ranks(2).run(_described)):
+        first, second, *_ = text.splitlines()
+        assert first == "ReducerDDP("
+        assert second == f"  rank {rank} of 2, 3 parameters in 1 bucket"
