@@ -23,7 +23,7 @@ Layers = Sequence[Sequence[str]]  # from low to high
 
 PYTHON_LAYERS: Layers = (
     ("ddpx._C", "ddpx.version"),
-    ("ddpx.errors",),
+    ("ddpx.errors", "ddpx.frames"),
     ("ddpx.build_info", "ddpx.settings"),
     ("ddpx.health",),
     ("ddpx.params",),

@@ -29,5 +29,5 @@ def no_such_module(name: str) -> UserMistake:
 def nothing_wrapped(script: str) -> UserMistake:
     return UserMistake(
         f"{script} wrapped no model in DistributedDataParallel. ddpx does not reach processes that "
-        "the script starts itself, e.g. with mp.spawn."
+        "the script starts by itself, e.g. with mp.spawn. Use ReducerDDP in such processes."
     )

@@ -49,7 +49,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except click.ClickException as mistake:
         return _print_mistake(mistake.format_message(), mistake.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return 130
+        return _print_mistake("interrupted", 130)
 
 
 def _print_mistake(text: str, exit_code: int) -> int:

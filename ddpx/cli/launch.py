@@ -15,7 +15,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ddpx.cli import errors, guard
+from ddpx.cli import errors, guard, rank
 from ddpx.cli.script import Script
 
 DEFAULT_NUM_RANKS = 2
@@ -76,12 +76,12 @@ def launch(
     *,
     keep_survivors: bool = False,
 ) -> int:
-    """Runs ``python -m runner arguments`` as ranks, until they end.
+    """Calls ``main(arguments)`` of a module in each rank, and waits until all ranks have ended.
 
     Args:
         options: Options of torchrun.
-        runner: The module that each rank runs.
-        arguments: The arguments of the module.
+        runner: The name of the module.
+        arguments: The words for ``main``.
         environment: Environment variables of the ranks.
         keep_survivors: Do not end the other ranks when a rank fails.
 
@@ -90,28 +90,30 @@ def launch(
 
     Raises:
         UserMistake: torchrun rejects a value in ``options``.
+        KeyboardInterrupt: The user pressed Ctrl-C (SIGINT). All ranks have ended.
     """
     options = argparse.Namespace(**vars(options))
-    options.module = not keep_survivors
-    options.training_script = runner
-    options.training_script_args = list(arguments)
+    options.module = False
+    command = [rank.__file__, runner, *arguments]
     # With a shared store, restarted ranks would read addresses of ended ranks, and gloo would hang.
     changes = {_OWN_STORE: os.environ.get(_OWN_STORE, "1"), **(environment or {})}
     try:
         with ExitStack() as stack:
             if keep_survivors:
-                options.training_script = guard.__file__
-                options.training_script_args = ["-u", "-m", runner, *arguments]
+                command = [guard.__file__, "-u", *command]
                 folder = tempfile.TemporaryDirectory(prefix="ddpx-guards-")
                 changes[guard.FOLDER] = stack.enter_context(folder)
+            options.training_script, *options.training_script_args = command
             stack.enter_context(_handlers_kept())
             stack.enter_context(_environment(changes))
             torchrun.run(options)
     except ChildFailedError as failure:
-        rank, first = failure.get_first_failure()
-        print(f"ddpx: rank {rank} failed with exit code {first.exitcode}", file=sys.stderr)
+        number, first = failure.get_first_failure()
+        print(f"ddpx: rank {number} failed with exit code {first.exitcode}", file=sys.stderr)
         return 1
     except SignalException as stop:
+        if stop.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
         return 128 + int(stop.sigval)
     except (ValueError, AssertionError, RuntimeError) as cause:
         raise _cannot_launch(cause) from cause
@@ -119,7 +121,7 @@ def launch(
 
 
 def _usage_error(message: str) -> NoReturn:
-    raise _bad_torchrun_options(message)
+    raise _no_script() if "training_script" in message else _bad_torchrun_options(message)
 
 
 @contextmanager
@@ -153,6 +155,10 @@ def _only_python() -> errors.UserMistake:
         "--no-python and --run-path are not supported, because ddpx must run the script itself. "
         "Pass the path of a Python file, or -m and the name of a module."
     )
+
+
+def _no_script() -> errors.UserMistake:
+    return errors.UserMistake("give a script: ddpx run train.py")
 
 
 def _bad_torchrun_options(message: str) -> errors.UserMistake:

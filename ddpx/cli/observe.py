@@ -53,10 +53,12 @@ class HeldGroups:
     """
 
     def __init__(self) -> None:
+        self.num_wrappers = 0
         self._groups: list[dist.ProcessGroup] = []
 
     def add(self, wrapper: nn.Module) -> None:
         """Holds the group of ``wrapper``."""
+        self.num_wrappers += 1
         group = getattr(wrapper, "process_group", None)
         if isinstance(group, dist.ProcessGroup):
             self._groups.append(group)

@@ -58,7 +58,8 @@ class Script:
     def run(self) -> None:
         """Runs the script as ``__main__``, with its own ``sys.argv`` and ``sys.path[0]``.
 
-        The process must be started by ``python -m``, and is used for nothing else.
+        ``sys.path[0]`` must be the working folder, as for ``python -m``. The process is used for
+        nothing else.
         """
         sys.argv = [self.target, *self.arguments]
         if self.is_module:

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from cli_process import SCRIPTS, assert_code, environment, run
+from cli_process import ROOT, SCRIPTS, assert_code, environment, run
 
 
 @pytest.mark.timeout(200)
@@ -49,9 +49,23 @@ def test_failed_rank_is_named():
     assert "ddpx: rank 1 failed with exit code 3" in done.stderr
 
 
-def test_interrupt_ends_all_ranks():
+@pytest.mark.parametrize(
+    ("script", "hint"),
+    [("succeeds", True), ("fails", True), ("itself", False)],
+)
+def test_script_that_starts_processes_gets_a_hint(script, hint):
+    """Also if such a process fails, but not if the script fails by itself."""
+    done = run("run", "spawns.py", script)
+    assert done.returncode == (0 if script == "succeeds" else 1), done.stderr
+    assert ("processes that the script starts by itself, e.g. with mp.spawn" in done.stderr) == hint
+
+
+@pytest.mark.parametrize(
+    "words", [["waits.py"], ["trains_on.py"], ["--keep-survivors", "waits.py"]]
+)
+def test_interrupt_ends_all_ranks(words):
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddpx", "run", "waits.py"],
+        [sys.executable, "-m", "ddpx", "run", *words],
         cwd=SCRIPTS,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -63,15 +77,42 @@ def test_interrupt_ends_all_ranks():
     try:
         ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        _, told = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.terminate()
     assert process.returncode == 128 + signal.SIGINT
+    assert told.splitlines()[-1] == "ddpx: interrupted"
+    assert "Traceback" not in told, told
     deadline = time.monotonic() + 10
     while any(_is_alive(pid) for pid in ranks) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(_is_alive(pid) for pid in ranks)
+
+
+def test_interrupt_while_ranks_import_torch(tmp_path):
+    """A torch that takes a minute to import stands in for the real one."""
+    (tmp_path / "torch.py").write_text(_SLOW_TORCH)
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "ddpx" / "cli" / "rank.py", "ddpx.cli.runner", "waits.py"],
+        cwd=SCRIPTS,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert told == ""
+
+
+_SLOW_TORCH = """
+import time
+print("importing", flush=True)
+time.sleep(60)
+"""
 
 
 def _is_alive(pid: int) -> bool:

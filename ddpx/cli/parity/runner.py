@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,9 +49,9 @@ class Settings:
 CAPTURED = "captured.pt"
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Runs the script and writes the record."""
-    settings = Settings(**json.loads(sys.argv[1]))
+    settings = Settings(**json.loads(words[0]))
     rank = int(os.environ["RANK"])
     wrapper = None if settings.wrapper is None else find_wrapper(settings.wrapper)
     if wrapper is not None:
@@ -61,10 +60,6 @@ def main() -> None:
     recorder = Recorder(settings.max_steps, wrapper, settings.capture(rank), bar)
     recorder.install()
     try:
-        Script.from_command(sys.argv[2:]).run()
+        Script.from_command(words[1:]).run()
     finally:
         recorder.finish().write(Path(settings.folder), rank)
-
-
-if __name__ == "__main__":
-    main()

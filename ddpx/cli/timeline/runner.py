@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
@@ -14,10 +14,11 @@ from ddpx.ddp.module import ReducerDDP
 from ddpx.timeline.environment import STEPS
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
+    """Runs the script as a rank of ``ddpx run`` does."""
     if (advance := step_bar("recording", int(os.environ[STEPS]))) is not None:
         _call_after_steps(advance)
-    runner.main()
+    runner.main(words)
 
 
 def _call_after_steps(advance: Callable[[], None]) -> None:
@@ -38,7 +39,3 @@ def _any_param(wrapper: ReducerDDP) -> nn.Parameter:
         for name, param in wrapper.module.named_parameters()
         if param.requires_grad and name not in wrapper.parameters_to_ignore
     )
-
-
-if __name__ == "__main__":
-    main()
