@@ -15,6 +15,7 @@ of the test process, so it also ends when the test process is killed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -25,12 +26,27 @@ from pathlib import Path
 from typing import IO
 
 _NEW_NAMESPACES = ["--net", "--pid", "--uts", "--mount", "--ipc"]
+_LINKS_OF_NAMESPACES = ["net", "pid", "uts", "mnt", "ipc"]  # in /proc/PID/ns
 _SUBNET = "10.231.0"
 _SHORT_LIMIT_S = 20.0  # for commands that should take milliseconds
 
 
 class CannotEmulate(Exception):
     """This machine does not permit namespaces, or lacks a program."""
+
+
+def enter(first_pid: int) -> None:
+    """Moves this process, which must have one thread, into the host with this ``first_pid``.
+
+    Only the processes that this process forks later are processes of the host.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = [f"/proc/{first_pid}/ns/{link}" for link in _LINKS_OF_NAMESPACES]
+    files = [os.open(name, os.O_RDONLY) for name in names]  # the host has another /proc
+    for name, file in zip(names, files, strict=True):
+        if libc.setns(file, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+        os.close(file)
 
 
 class _Namespaces:
@@ -53,7 +69,7 @@ class _Namespaces:
         if (line := unshare.stdout.readline()) != "ready\n":
             raise RuntimeError(f"{line}{unshare.communicate(timeout=_SHORT_LIMIT_S)[0]}".strip())
         self._namespace = os.readlink(f"/proc/{unshare.pid}/ns/pid_for_children")
-        (self._first_pid,) = self.pids()
+        (self.first_pid,) = self.pids()
 
     def pids(self, states: str = "DRSTZ") -> list[int]:
         """Process IDs, in the test process's numbering, of processes in one of these states."""
@@ -66,7 +82,7 @@ class _Namespaces:
         return found
 
     def _enter(self, *namespaces: str) -> list[str]:
-        return ["nsenter", f"--target={self._first_pid}", *namespaces]
+        return ["nsenter", f"--target={self.first_pid}", *namespaces]
 
     def network(self, *command: str) -> None:
         """Runs a short command, such as ``ip``, in this network."""
@@ -82,7 +98,7 @@ class _Namespaces:
         when a host loses its power.
         """
         if self._started[0].poll() is None:
-            os.kill(self._first_pid, signal.SIGKILL)
+            os.kill(self.first_pid, signal.SIGKILL)
             for process in self._started:  # the kernel keeps a host until all of these have ended
                 process.send_signal(signal.SIGCONT)
             self._started[0].communicate(timeout=_SHORT_LIMIT_S)
@@ -95,7 +111,7 @@ class Host(_Namespaces):
         super().__init__(f"hostname {name}; mount --bind {hosts_file} /etc/hosts")
         self.name, self.address = name, f"{_SUBNET}.{index + 1}"
         self._switch, self._port = switch, f"port{index}"
-        peer = ["peer", "name", "eth0", "netns", str(self._first_pid)]
+        peer = ["peer", "name", "eth0", "netns", str(self.first_pid)]
         switch.network("ip", "link", "add", self._port, "type", "veth", *peer)
         switch.network("ip", "link", "set", self._port, "master", "bridge", "up")
         self.network("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
@@ -122,9 +138,10 @@ class Host(_Namespaces):
     def link_up(self) -> None:
         self._switch.network("ip", "link", "set", self._port, "up")
 
-    def limit_rate(self, mbit_per_s: float) -> None:
-        """Limits the link's rate in each direction."""
-        limit = ["root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "128kb", "latency", "100ms"]
+    def limit_rate(self, mbit_per_s: float, queue_s: float = 0.1) -> None:
+        """Limits the link's rate in each direction. A packet waits at most ``queue_s`` seconds."""
+        rate = ["rate", f"{mbit_per_s}mbit", "burst", "128kb", "latency", f"{queue_s * 1000:.0f}ms"]
+        limit = ["root", "tbf", *rate]
         self.network("tc", "qdisc", "replace", "dev", "eth0", *limit)
         self._switch.network("tc", "qdisc", "replace", "dev", self._port, *limit)
 
@@ -132,7 +149,7 @@ class Host(_Namespaces):
         """Stops all processes. The kernel still acknowledges packets, unless the link is down."""
         deadline = time.monotonic() + _SHORT_LIMIT_S
         # The first process continues, so that it ends with the test process.
-        while running := {*self.pids("DRS")} - {self._first_pid}:
+        while running := {*self.pids("DRS")} - {self.first_pid}:
             assert time.monotonic() < deadline, f"processes {running} do not stop"
             self._signal(running, signal.SIGSTOP)
 

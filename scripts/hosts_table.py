@@ -1,0 +1,70 @@
+"""Makes emulated hosts fail, and prints what ranks report, as a table. Needs root (10 min).
+
+python scripts/hosts_table.py [--only killed-*] [--default]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "hosts")]
+
+from host_cases import all_cases  # type: ignore[import-not-found]  # noqa: E402
+from host_checks import check  # type: ignore[import-not-found]  # noqa: E402
+from host_runs import AT_ONCE, Outcome, Runs  # type: ignore[import-not-found]  # noqa: E402
+
+_HEADERS = ["hosts", "transport", "trouble", "victim", "result", "seconds", "reports of ranks"]
+
+
+def _result(outcome: Outcome) -> str:
+    try:
+        check(outcome)
+    except AssertionError as error:
+        return str(error).splitlines()[0].replace("|", "\\|")
+    return "as wanted"
+
+
+def _row(outcome: Outcome) -> list[str]:
+    case = outcome.case
+    times = {rank: outcome.report_s(rank) for rank in range(len(outcome.events))}
+    reported = {rank: seconds for rank, seconds in times.items() if seconds is not None}
+    reports = []
+    for rank, seconds in reported.items():
+        error = outcome.first(rank, "error")
+        assert error is not None
+        names = ", ".join(map(str, error["lost"])) or "none"
+        reports.append(f"{rank}: {error['kind']} of {names} after {seconds:.1f} s")
+    first = f"{min(reported.values()):.1f}" if reported else "-"
+    victim = f"{case.victim} ({case.trouble.lost} of rank {case.victim_rank})"
+    hosts = case.topology.replace("x", " x ")
+    place = [hosts, case.transport, case.trouble.what, victim]
+    return [*place, _result(outcome), first, "; ".join(reports) or "-"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--only", default="*", help="a pattern for names, such as cut-2x2-*-store")
+    parser.add_argument("--default", action="store_true", help="only the cases of `make test`")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="cases at the same time")
+    arguments = parser.parse_args()
+    cases = [
+        case
+        for case in all_cases()
+        if fnmatchcase(str(case), arguments.only) and (case.in_default_run or not arguments.default)
+    ]
+    rows = []
+    with Runs(cases, arguments.at_once) as runs:
+        for case in cases:
+            rows.append(_row(runs.outcome(case)))
+            print(f"{case}: {'; '.join(rows[-1][4:])}", flush=True)
+    print(tabulate(rows, _HEADERS, tablefmt="github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
