@@ -41,7 +41,7 @@ def _row(outcome: Outcome) -> list[str]:
         names = ", ".join(map(str, error["lost"])) or "none"
         reports.append(f"{rank}: {error['kind']} of {names} after {seconds:.1f} s")
     first = f"{min(reported.values()):.1f}" if reported else "-"
-    victim = f"{case.victim} ({case.trouble.lost} of rank {case.victim_rank})"
+    victim = f"{'host of ' * case.trouble.whole_host}rank {case.victim_rank}"
     hosts = case.topology.replace("x", " x ")
     place = [hosts, case.transport, case.trouble.what, victim]
     return [*place, _result(outcome), first, "; ".join(reports) or "-"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import bulk_traffic
 from host_ranks import RankedHosts
 from tracing import Debugger
 
@@ -45,7 +46,7 @@ def _kill_rank(hosts: RankedHosts, victim: int) -> End:
 
 def _cut_link(hosts: RankedHosts, victim: int) -> End:
     hosts.host_of(victim).link_down()
-    return lambda: None
+    return hosts.host_of(victim).link_up
 
 
 def _freeze_host(hosts: RankedHosts, victim: int) -> End:
@@ -63,7 +64,11 @@ def _attach_debugger(hosts: RankedHosts, victim: int) -> End:
 
 
 def _slow_link(hosts: RankedHosts, victim: int) -> End:
+    """Every 4 s, 3 MB of other traffic wait in the link's queues for 3 s."""
     hosts.host_of(victim).limit_rate(8, queue_s=5)
+    for sender, receiver in [(0, victim), (victim, 0)]:
+        bursts = (hosts.host_of(receiver).address, 3_000_000, 4.0)
+        hosts.start_beside(sender, f"bulk{sender}", bulk_traffic.send_bursts, *bursts)
     return lambda: None
 
 
@@ -103,15 +108,14 @@ class Trouble:
         what: The trouble, in words.
         begin: Begins the trouble at the victim.
         report_limit_s: All survivors raise RankFailure within this time. None: no rank may raise.
-        lasts_s: The duration of a harmless trouble. A frozen host continues after all have
-            reported, but not earlier.
-        lost: The ranks that survivors lose: those of the victim's "host", or the "rank".
+        lasts_s: The duration of a harmless trouble. A frozen host continues after this time.
+        whole_host: Whether the victim is all ranks of a host. Otherwise it is the first of them.
         names_all: Whether a report must name all lost ranks. Otherwise it names some of them.
         both_sides: Whether the lost ranks live and must report, too.
+        warned_of: Whether a rank must log a warning that names the victim.
         settings: The settings of a rank, given its number and whether it is the victim.
         store_delay_s: The delay of a slow store, in each direction.
-        victims: "store" is the host of rank 0, "other" is the last host. A rank is the first of
-            its host.
+        victims: "store" is the host of rank 0, "other" is the last host.
     """
 
     name: str
@@ -119,92 +123,86 @@ class Trouble:
     begin: Begin = _nothing
     report_limit_s: float | None = None
     lasts_s: float = 0.0
-    lost: str = "host"
+    whole_host: bool = True
     names_all: bool = False
     both_sides: bool = False
+    warned_of: bool = False
     settings: Settings = _DEFAULTS
     store_delay_s: float = 0.0
     victims: tuple[str, ...] = ("store", "other")
     topologies: tuple[str, ...] = ("2x2", "3x1")
 
 
-OTHER = ("other",)
-# Alone on its host, a stopped rank is a frozen host.
-WITH_NEIGHBOUR = ("2x2",)
+_OTHER = {"victims": ("other",)}
+_WITH_NEIGHBOURS = {"topologies": ("2x2",)}  # alone on its host, a stopped rank is a frozen host
+_RANK = {"whole_host": False, **_WITH_NEIGHBOURS}
+_STOPPED = {"lasts_s": 25, "warned_of": True, **_RANK}
+_QUIET = {"lasts_s": _STALL_S, **_OTHER}
 
 TROUBLES = [
-    Trouble("train", "none: weights equal DDP's", settings=_plain(num_steps=12), victims=OTHER),
-    # A lost machine.
+    Trouble("train", "none: weights equal DDP's", settings=_plain(num_steps=12), **_OTHER),
+    # A lost host.
     Trouble("killed", "every process of a host killed", _kill_host, 8, names_all=True),
-    Trouble("cut", "the link of a host cut", _cut_link, 20, both_sides=True),
+    Trouble("cut", "link of a host cut", _cut_link, 20, both_sides=True),
     Trouble("frozen", "all processes of a host stopped", _freeze_host, 20, lasts_s=25),
-    # A lost process. Its host lives, so ranks of several hosts survive and cannot shrink.
-    Trouble(
-        "one_killed",
-        "one rank killed",
-        _kill_rank,
-        8,
-        lost="rank",
-        names_all=True,
-        topologies=WITH_NEIGHBOUR,
-    ),
+    # A lost process. Its host lives, so ranks of two hosts survive and cannot shrink.
+    Trouble("one_killed", "one rank killed", _kill_rank, 8, names_all=True, **_RANK),
     # No rank may be declared lost.
-    Trouble("stopped", "one rank stopped", _stop_rank, lasts_s=25, topologies=WITH_NEIGHBOUR),
-    Trouble("debugged", "a debugger", _attach_debugger, lasts_s=25, topologies=WITH_NEIGHBOUR),
+    Trouble("stopped", "one rank stopped for 25 s", _stop_rank, **_STOPPED),
+    Trouble("debugged", "a debugger stops one rank for 25 s", _attach_debugger, **_STOPPED),
+    Trouble("cut_5s", "link of a host cut for 5 s", _cut_link, lasts_s=5),
+    Trouble("frozen_5s", "all processes of a host stopped for 5 s", _freeze_host, lasts_s=5),
     Trouble(
         "slow_link",
-        "a link of 8 Mbit/s with long queues",
+        "packets wait for 3 s in queues of a slow link",
         _slow_link,
         lasts_s=25,
-        settings=_plain(width=1024),
-        victims=OTHER,
+        settings=_plain(width=256),
+        **_OTHER,
     ),
     Trouble(
-        "computes_20s",
-        "a rank computes for 20 s",
-        lasts_s=20,
-        settings=_stalling(20),
-        victims=OTHER,
+        "computes_20s", "one rank computes for 20 s", lasts_s=20, settings=_stalling(20), **_OTHER
     ),
-    Trouble("computes_60s", "a rank computes for 60 s", lasts_s=60, settings=_stalling(60)),
+    Trouble("computes_60s", "one rank computes for 60 s", lasts_s=60, settings=_stalling(60)),
     Trouble(
         "undumpable",
-        "ranks whose /proc entries cannot be opened",
-        lasts_s=_STALL_S,
+        "ranks whose /proc entries cannot be opened, one 12 s late",
         settings=_stalling(_STALL_S, uid=_USER, dumpable=False),
-        victims=OTHER,
-        topologies=WITH_NEIGHBOUR,
+        **_QUIET,
+        **_WITH_NEIGHBOURS,
     ),
     Trouble(
         "users",
-        "each rank belongs to another user",
-        lasts_s=_STALL_S,
+        "ranks of several users, one 12 s late",
         settings=_users,
-        victims=OTHER,
-        topologies=WITH_NEIGHBOUR,
+        **_QUIET,
+        **_WITH_NEIGHBOURS,
     ),
     Trouble(
         "clones",
-        "hosts with equal boot ID and PID namespace",
-        lasts_s=_STALL_S,
+        "hosts with equal boot ID and PID namespace, one rank 12 s late",
         settings=_stalling(_STALL_S, cloned=True),
-        victims=OTHER,
+        **_QUIET,
     ),
     Trouble(
         "slow_store",
-        "a store that takes 3 s to answer",
+        "a store that answers after 3 s, one rank 12 s late",
         _slow_store,
-        lasts_s=_STALL_S,
         settings=_stalling(_STALL_S),
         store_delay_s=1.5,
-        victims=OTHER,
+        **_QUIET,
     ),
 ]
 
 # The cases that today's failure detector does not pass, by pattern, with the reason.
-NOT_YET: dict[str, str] = {}
+NOT_YET = {
+    "killed-2x2-*-store": "the end of the store hides which other ranks of its host are lost",
+    "cut-*": "a host that is cut off is noticed only when the group's timeout ends",
+    "frozen-*": "a frozen host is noticed only when the group's timeout ends",
+    "clones-*": "ranks of a cloned machine count as local, and their processes as ended",
+}
 
-# The cases that `make test` runs: each trouble once.
+# The cases that `make test` runs: each kind of trouble once.
 DEFAULT = {
     "train-2x2-shm-other",
     "killed-2x2-gloo-store",

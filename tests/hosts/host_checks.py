@@ -46,6 +46,10 @@ def _check_no_alarm(outcome: Outcome) -> None:
     for rank in outcome.ranks:
         step = outcome.first(rank, "step", after_s=outcome.ended_s)
         assert step, f"rank {rank} makes no step after the trouble has ended"
+    if outcome.case.trouble.warned_of:
+        name = f"rank {outcome.case.victim_rank},"
+        logs = [e["text"] for own in outcome.events for e in own if e["event"] == "log"]
+        assert any(name in text for text in logs), f"no warning of the late {name}\n{logs}"
 
 
 def _check_report(outcome: Outcome, rank: int, limit_s: float) -> None:

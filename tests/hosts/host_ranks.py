@@ -67,8 +67,8 @@ class RankedHosts:
         first = self._network.hosts[0]
         slow = self._folder / "slow"
         if store_delay_s:
-            proxy = (store_proxy.serve, PROXY_PORT, STORE_PORT, slow, store_delay_s)
-            self._start_on(first, "proxy", *proxy)
+            proxy = (PROXY_PORT, STORE_PORT, slow, store_delay_s)
+            self.start_beside(0, "proxy", store_proxy.serve, *proxy)
         for rank in range(self.num_ranks):
             training = Training(
                 rank,
@@ -78,10 +78,12 @@ class RankedHosts:
                 through_proxy=store_delay_s > 0,
                 **settings[rank],
             )
-            self._start_on(self.host_of(rank), f"rank{rank}", host_training.run, training)
+            self.start_beside(rank, f"rank{rank}", host_training.run, training)
 
-    def _start_on(self, host: Host, name: str, function: Callable[..., None], *args: Any) -> None:
-        setting = (host.first_pid, list(sys.path), self._folder / name, function, args)
+    def start_beside(self, rank: int, name: str, function: Callable[..., None], *args: Any) -> None:
+        """Runs a function in a new process on the host of a rank, under a name of its own."""
+        first_pid = self.host_of(rank).first_pid
+        setting = (first_pid, list(sys.path), self._folder / name, function, args)
         process = forking_context().Process(target=_serve, args=setting, daemon=True)
         process.start()
         self._processes.append(process)

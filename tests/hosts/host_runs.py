@@ -82,8 +82,8 @@ class _Run:
 
     def __init__(self, case: Case, hosts: RankedHosts) -> None:
         self.trouble, self.victim, self.hosts = case.trouble, case.victim_rank, hosts
-        whole_host = self.trouble.lost == "host"
-        victims = hosts.ranks_beside(self.victim) if whole_host else {self.victim}
+        beside = hosts.ranks_beside(self.victim)
+        victims = beside if self.trouble.whole_host else {self.victim}
         self.outcome = Outcome(case, victims, [[] for _ in range(hosts.num_ranks)])
 
     def run(self) -> Outcome:
