@@ -47,10 +47,10 @@ def _cases(harmful: bool) -> pytest.MarkDecorator:
 
 
 @_cases(harmful=True)
-def test_a_loss_is_reported(runs: Runs, case: Case) -> None:
+def test_losses_are_reported(runs: Runs, case: Case) -> None:
     _check(runs, case)
 
 
 @_cases(harmful=False)
-def test_no_false_alarm(runs: Runs, case: Case) -> None:
+def test_training_goes_on(runs: Runs, case: Case) -> None:
     _check(runs, case)
