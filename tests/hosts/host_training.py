@@ -72,7 +72,7 @@ def run(training: Training) -> None:
     torch.set_num_threads(1)
     logging.getLogger("ddpx.health").addHandler(_Printed())
     _become(training)
-    _join_group(training)
+    _store = _join_group(training)  # rank 0 serves the store until its process ends
     if training.num_steps is not None:
         _compare_with_ddp(training, training.num_steps)
     else:
@@ -118,7 +118,9 @@ def _take_identity_of_clone() -> None:
     assert os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
 
 
-def _join_group(training: Training) -> None:
+def _join_group(training: Training) -> dist.TCPStore | None:
+    """Returns the store that this rank serves."""
+
     def store(port: int, serves: bool) -> dist.TCPStore:
         return dist.TCPStore(
             training.store_host, port, training.world_size, serves, wait_for_workers=False
@@ -132,11 +134,7 @@ def _join_group(training: Training) -> None:
     dist.init_process_group(
         training.transport, store=client, rank=training.rank, world_size=training.world_size
     )
-    global _served
-    _served = own  # the store is served until the process ends
-
-
-_served: dist.TCPStore | None = None
+    return own
 
 
 # ---- the training --------------------------------------------------------------------------------
