@@ -115,6 +115,8 @@ def _take_identity_of_clone() -> None:
     pairs.append((f"{folder}/boot_id", "/proc/sys/kernel/random/boot_id"))
     for source, target in pairs:
         subprocess.run(["mount", "--bind", source, target], check=True)
+    subprocess.run(["umount", folder], check=True)  # the bind mounts keep the files
+    os.rmdir(folder)
     assert os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
 
 
