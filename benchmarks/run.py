@@ -112,7 +112,8 @@ def _summary(records: dict[str, Results]) -> str:
     record = records[step_time.NAME]
     text = (
         f"On {record['cores']} cores ({record['processor']}), {record['versions']}, medians over "
-        f"{record['launches']} launches:\n\n{step_time.summary(record['results'])}\n"
+        f"{record['launches']} launches, {record['date'][:10]}:\n\n"
+        f"{step_time.summary(record['results'])}\n"
     )
     if memory.NAME in records:
         text += f"\n{memory.summary(records[memory.NAME]['results'])}\n"
