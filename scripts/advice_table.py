@@ -46,7 +46,8 @@ def first_causes(cause: str, timelines: list[Timeline]) -> Counter[str]:
 
 def spread(timelines: list[Timeline]) -> str:
     """How much the steps of recordings without a planted cause differ from each other."""
-    spreads, waits = [], []
+    spreads: list[float] = []
+    waits: list[float] = []
     for timeline in timelines:
         summary = timeline.summary()
         waits += timeline.recording.core_waits.values()
