@@ -91,6 +91,33 @@ constexpr const char* kAborted =
     " (native code gave up, and its stderr says why; gloo does if ranks make different collective "
     "calls)";
 
+// `sigabbrev_np` needs glibc 2.32. torch's wheels run with glibc 2.28.
+std::string name_of_signal(int signal) {
+  constexpr std::pair<int, const char*> kNames[] = {
+      {SIGABRT, "SIGABRT"},
+      {SIGBUS, "SIGBUS"},
+      {SIGFPE, "SIGFPE"},
+      {SIGHUP, "SIGHUP"},
+      {SIGILL, "SIGILL"},
+      {SIGINT, "SIGINT"},
+      {SIGKILL, "SIGKILL"},
+      {SIGPIPE, "SIGPIPE"},
+      {SIGQUIT, "SIGQUIT"},
+      {SIGSEGV, "SIGSEGV"},
+      {SIGSYS, "SIGSYS"},
+      {SIGTERM, "SIGTERM"},
+      {SIGTRAP, "SIGTRAP"},
+      {SIGUSR1, "SIGUSR1"},
+      {SIGUSR2, "SIGUSR2"},
+      {SIGXCPU, "SIGXCPU"}};
+  for (const auto& [number, name] : kNames) {
+    if (number == signal) {
+      return name;
+    }
+  }
+  return "signal " + std::to_string(signal);
+}
+
 }  // namespace
 
 std::string describe_ending(std::optional<int> wait_status) {
@@ -99,10 +126,7 @@ std::string describe_ending(std::optional<int> wait_status) {
   }
   if (WIFSIGNALED(*wait_status)) {
     const int signal = WTERMSIG(*wait_status);
-    const char* name = sigabbrev_np(signal);
-    return "was killed by " +
-           (name ? "SIG" + std::string(name) : "signal " + std::to_string(signal)) +
-           (signal == SIGABRT ? kAborted : "");
+    return "was killed by " + name_of_signal(signal) + (signal == SIGABRT ? kAborted : "");
   }
   return "ended with exit code " + std::to_string(WEXITSTATUS(*wait_status));
 }
