@@ -15,13 +15,16 @@ namespace {
 // Poll interval of a leader for failures of other hosts.
 constexpr auto kPeriod = std::chrono::milliseconds(200);
 
-// Time limit for answers to a roll call: several poll intervals, and a slow store.
-constexpr auto kRollTime = std::chrono::seconds(2);
+// Time limit for answers to a query: several poll intervals, and a slow store.
+constexpr auto kQueryTime = std::chrono::seconds(2);
 
 // Added to the timeouts of later parts of an all-reduce. The part with the missing rank then times
 // out first, and its error names that rank.
 constexpr auto kForOtherHosts = std::chrono::seconds(5);
 constexpr auto kForLeader = std::chrono::seconds(10);
+
+// Time for which close() waits for a store that does not answer.
+constexpr auto kCloseTime = std::chrono::seconds(2);
 
 // Signals the end of a work.
 struct Signal {
@@ -44,24 +47,35 @@ BetweenHosts::BetweenHosts(
   }
 }
 
-BetweenHosts::~BetweenHosts() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-  }
+void BetweenHosts::close() {
+  Lock lock(mutex_);
+  closed_ = true;
+  lock.unlock();
   changed_.notify_all();
   local_->leave();  // ends a wait of the thread for peers
-  if (watcher_.joinable()) {
-    watcher_.join();
+  lock.lock();
+  const bool ended = changed_.wait_for(lock, kCloseTime, [this] { return num_threads_ == 0; });
+  lock.unlock();
+  for (auto* thread : {&watcher_, &thread_}) {
+    if (thread->joinable()) {
+      ended ? thread->join() : thread->detach();
+    }
   }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+}
+
+void BetweenHosts::start(std::thread& thread, void (BetweenHosts::*body)(), const Lock&) {
+  thread = std::thread([self = shared_from_this(), body] {
+    (self.get()->*body)();
+    const Lock lock(self->mutex_);
+    --self->num_threads_;
+    self->changed_.notify_all();
+  });
+  ++num_threads_;
 }
 
 void BetweenHosts::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
   leaders_ = std::move(leaders);
-  watcher_ = std::thread([this] { watch(); });
+  start(watcher_, &BetweenHosts::watch, Lock(mutex_));
 }
 
 void BetweenHosts::submit(AllReduce operation) {
@@ -70,9 +84,9 @@ void BetweenHosts::submit(AllReduce operation) {
       [raw] { raw->wait_until_ended(); },
       [raw](std::chrono::milliseconds timeout) { return raw->wait_until_ended(timeout); });
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (!thread_.joinable()) {
-      thread_ = std::thread([this] { work(); });
+      start(thread_, &BetweenHosts::work, lock);
     }
     pending_.push_back(std::move(operation));
   }
@@ -80,7 +94,7 @@ void BetweenHosts::submit(AllReduce operation) {
 }
 
 void BetweenHosts::fail(const std::string& reason) {
-  tell(reason);
+  publish(reason);
 }
 
 void BetweenHosts::fail_with(const std::exception_ptr& error) noexcept {
@@ -88,9 +102,9 @@ void BetweenHosts::fail_with(const std::exception_ptr& error) noexcept {
     std::rethrow_exception(error);
   } catch (const std::exception& cause) {
     try {
-      tell(shm::without_opening(cause.what()));
+      publish(shm::without_opening(cause.what()));
     } catch (...) {
-      // No memory to tell other hosts: they learn of it by their timeouts.
+      // There is no memory for the text. Other hosts time out.
     }
   } catch (...) {
   }
@@ -120,8 +134,8 @@ std::exception_ptr BetweenHosts::error_of(const AllReduce& operation) noexcept {
   } catch (const shm::Error&) {
     return std::current_exception();
   } catch (...) {
-    // Not told to anyone, it may be: the three operations of the next all-reduce must not be taken
-    // for the rest of this one's.
+    // The group must fail: peers would otherwise match the parts of the next all-reduce with the
+    // remaining parts of this all-reduce.
     const auto error = local_->fail_with_current_exception("all_reduce between hosts");
     fail_with(error);
     return error;
@@ -153,7 +167,7 @@ void BetweenHosts::carry_out(const AllReduce& operation) {
     }
     local_->run(back);
   } catch (const std::exception& error) {
-    tell(error.what());
+    publish(error.what());
     throw;
   }
 }
@@ -172,7 +186,7 @@ void BetweenHosts::reduce_among_leaders(const AllReduce& operation) {
   } catch (const shm::Error&) {
     throw;
   } catch (const std::exception& error) {
-    find_out(error.what());
+    query_leaders(error.what());
     throw_failure();
     throw;
   }
@@ -181,7 +195,7 @@ void BetweenHosts::reduce_among_leaders(const AllReduce& operation) {
   }
 }
 
-// Until it has ended, or the watcher has heard of a failure elsewhere.
+// Waits for the end of the work. Throws if the second thread has read a failure of another host.
 void BetweenHosts::await(c10d::Work& work) {
   const auto signal = std::make_shared<Signal>();
   work.getFuture()->addCallback([signal](c10::ivalue::Future&) {
@@ -216,17 +230,17 @@ void BetweenHosts::watch_until_failure() {
     std::optional<std::string> failure;
     try {
       failure = bulletin_.failure();
-      if (!failure && bulletin_.roll_is_called()) {
+      if (!failure && bulletin_.query_started()) {
         bulletin_.answer(rank_, num_begun_);
       }
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception&) {
-      // The store is gone. If its rank is, too, gloo's connection to it tells.
+      // The store is gone. If its rank has died, the connection of gloo fails, too.
       return;
     }
     if (failure) {
-      tell(*failure);
+      publish(*failure);
       return;
     }
     lock.lock();
@@ -235,15 +249,15 @@ void BetweenHosts::watch_until_failure() {
   lock.unlock();
   try {
     if (failure) {
-      bulletin_.post(*failure);  // an abort, of which no other host knows yet
+      bulletin_.post(*failure);  // after an abort, other hosts do not know the failure
     }
   } catch (const std::exception&) {
-    // Then they learn of it by gloo's timeout alone.
+    // The store is gone. Other hosts time out.
   }
 }
 
-// Tells this host and the others; the first failure stands, and is returned.
-std::string BetweenHosts::tell(const std::string& failure) {
+// Fails the group on all hosts. Only the first failure is kept. Returns that failure.
+std::string BetweenHosts::publish(const std::string& failure) {
   std::string standing = failure;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -254,7 +268,7 @@ std::string BetweenHosts::tell(const std::string& failure) {
   try {
     standing = bulletin_.post(failure);
   } catch (const std::exception&) {
-    // Then other hosts learn of it by gloo's connections alone.
+    // The store is gone. The connections of gloo on other hosts fail or time out.
   }
   end_with(standing);
   local_->abort(standing);
@@ -266,7 +280,7 @@ void BetweenHosts::abort(const std::string& reason) {
   local_->abort(reason);
 }
 
-// All operations, unless there is a failure that they end with already.
+// Ends all operations with this failure, unless there is an earlier one.
 void BetweenHosts::end_with(const std::string& failure) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -275,20 +289,20 @@ void BetweenHosts::end_with(const std::string& failure) {
   changed_.notify_all();
 }
 
-// gloo's errors name no rank, so the leaders are asked who is there.
-std::string BetweenHosts::find_out(const std::string& cause) {
-  const auto deadline = std::chrono::steady_clock::now() + kRollTime;
+// The errors of gloo name no rank, so every leader publishes how far it has come.
+std::string BetweenHosts::query_leaders(const std::string& cause) {
+  const auto deadline = std::chrono::steady_clock::now() + kQueryTime;
   try {
-    bulletin_.call_roll();
+    bulletin_.start_query();
     while (true) {
       const bool last = std::chrono::steady_clock::now() >= deadline;
-      if (const auto failure = look_for_culprit(cause, last)) {
-        return tell(*failure);
+      if (const auto failure = evaluate_answers(cause, last)) {
+        return publish(*failure);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
   } catch (const std::exception& error) {
-    return tell(
+    return publish(
         "the all-reduce between hosts failed, and the store does not answer either: the process "
         "that runs it, usually rank 0's, has probably died. See the output of rank 0. Between "
         "hosts: " +
@@ -296,8 +310,8 @@ std::string BetweenHosts::find_out(const std::string& cause) {
   }
 }
 
-// Nothing as long as there are leaders that may still answer, unless this is the last attempt.
-std::optional<std::string> BetweenHosts::look_for_culprit(const std::string& cause, bool last) {
+// Returns nullopt while leaders may still answer, except for the last attempt.
+std::optional<std::string> BetweenHosts::evaluate_answers(const std::string& cause, bool last) {
   if (const auto failure = bulletin_.failure()) {
     return failure;
   }

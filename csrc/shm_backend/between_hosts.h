@@ -25,8 +25,9 @@ namespace ddpx {
 // takes `mutex_`. An all-reduce has three parts: a reduction within each host, an all-reduce among
 // the leaders, and a broadcast within each host. The object's own thread runs one all-reduce after
 // another. The leader of a host is its first rank. The second thread of a leader reads failures of
-// other hosts from the bulletin, and answers roll calls.
-class BetweenHosts {
+// other hosts from the bulletin, and answers queries. The owner must call close(), since both
+// threads share the ownership of the object.
+class BetweenHosts : public std::enable_shared_from_this<BetweenHosts> {
  public:
   struct AllReduce {
     at::Tensor tensor;
@@ -38,8 +39,9 @@ class BetweenHosts {
   BetweenHosts(
       std::shared_ptr<shm::Group> local, const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
-  // Ends pending operations with an error.
-  ~BetweenHosts();
+  // Ends pending operations with an error, and leaves the local group. A thread that waits for a
+  // store that does not answer is not awaited for long: the thread ends when the store answers.
+  void close();
 
   // Gives the gloo backend of the leaders. To be called on leaders only.
   void set_leaders(c10::intrusive_ptr<c10d::Backend> leaders);
@@ -58,6 +60,9 @@ class BetweenHosts {
   void abort(const std::string& reason);
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void start(std::thread& thread, void (BetweenHosts::*body)(), const Lock& lock);
   void work();
   std::exception_ptr error_of(const AllReduce& operation) noexcept;
   void carry_out(const AllReduce& operation);
@@ -65,10 +70,10 @@ class BetweenHosts {
   void await(c10d::Work& work);
   void watch();
   void watch_until_failure();
-  std::string find_out(const std::string& cause);
-  std::optional<std::string> look_for_culprit(const std::string& cause, bool last);
+  std::string query_leaders(const std::string& cause);
+  std::optional<std::string> evaluate_answers(const std::string& cause, bool last);
   void throw_failure() const;
-  std::string tell(const std::string& failure);
+  std::string publish(const std::string& failure);
   void end_with(const std::string& failure);
 
   std::shared_ptr<shm::Group> local_;
@@ -78,11 +83,12 @@ class BetweenHosts {
   c10::intrusive_ptr<c10d::Backend> leaders_;
   std::atomic<uint64_t> num_begun_{0};  // all-reduces that this leader has begun
 
-  mutable std::mutex mutex_;  // guards the members up to `closed_`
+  mutable std::mutex mutex_;  // guards the members up to `num_threads_`
   std::condition_variable changed_;
   std::deque<AllReduce> pending_;
   std::optional<std::string> failure_;  // if set, all operations end with this error
   bool closed_ = false;
+  int num_threads_ = 0;  // threads that have not ended
 
   std::thread thread_;   // runs operations; started by the first of them
   std::thread watcher_;  // the second thread of a leader

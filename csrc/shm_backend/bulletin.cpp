@@ -1,12 +1,14 @@
 #include "bulletin.h"
 
+#include <charconv>
+
 #include "../health_c10d/store_text.h"
 
 namespace ddpx {
 namespace {
 
 constexpr const char* kFailure = "bulletin/failure";
-constexpr const char* kRoll = "bulletin/roll";
+constexpr const char* kQuery = "bulletin/query";
 
 std::string answer_key(int rank) {
   return "bulletin/answer/" + std::to_string(rank);
@@ -24,12 +26,12 @@ std::optional<std::string> Bulletin::failure() {
   return get_text(*store_, kFailure);
 }
 
-void Bulletin::call_roll() {
-  store_->set(kRoll, to_bytes("called"));
+void Bulletin::start_query() {
+  store_->set(kQuery, to_bytes("called"));
 }
 
-bool Bulletin::roll_is_called() {
-  return store_->check({kRoll});
+bool Bulletin::query_started() {
+  return store_->check({kQuery});
 }
 
 void Bulletin::answer(int rank, uint64_t num_begun) {
@@ -38,7 +40,11 @@ void Bulletin::answer(int rank, uint64_t num_begun) {
 
 std::optional<uint64_t> Bulletin::answer_of(int rank) {
   const auto text = get_text(*store_, answer_key(rank));
-  return text ? std::optional<uint64_t>(std::stoull(*text)) : std::nullopt;
+  uint64_t num_begun = 0;
+  return text && std::from_chars(text->data(), text->data() + text->size(), num_begun).ec ==
+                     std::errc()
+             ? std::optional(num_begun)
+             : std::nullopt;
 }
 
 }  // namespace ddpx

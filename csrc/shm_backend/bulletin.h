@@ -1,4 +1,4 @@
-// What ranks of different hosts tell each other through the store when something has gone wrong.
+// The texts that ranks of different hosts exchange through the store after a failure.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -10,21 +10,21 @@
 
 namespace ddpx {
 
-// Thread-safe. Throws what the store throws; then nobody can be told anything.
+// Owned by BetweenHosts. Thread-safe; needs no lock. All functions throw the errors of the store.
 class Bulletin {
  public:
-  // Has a connection of its own, since another thread may wait on `store` for long.
+  // Uses a connection of its own, since another thread may wait on `store` for long.
   explicit Bulletin(const c10::intrusive_ptr<c10d::Store>& store);
 
-  // Why the group cannot go on. The first failure stands, and is returned.
+  // The reason why the group cannot continue. `post` keeps the first failure only, and returns it.
   std::string post(const std::string& failure);
   std::optional<std::string> failure();
 
-  // Asks all leaders to say how many all-reduces between hosts they have begun.
-  void call_roll();
-  bool roll_is_called();
+  // Asks all leaders for the number of all-reduces between hosts that they have begun.
+  void start_query();
+  bool query_started();
   void answer(int rank, uint64_t num_begun);
-  std::optional<uint64_t> answer_of(int rank);
+  std::optional<uint64_t> answer_of(int rank);  // nullopt if there is no valid answer
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;

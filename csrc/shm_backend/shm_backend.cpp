@@ -66,7 +66,11 @@ ShmBackend::ShmBackend(
   }
 }
 
-ShmBackend::~ShmBackend() = default;
+ShmBackend::~ShmBackend() {
+  if (between_hosts_) {
+    between_hosts_->close();
+  }
+}
 
 void ShmBackend::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
   TORCH_CHECK(
@@ -179,7 +183,9 @@ void ShmBackend::shutdown() {
     std::swap(inner, inner_);
   }
   // The lock must be free here: these calls wait for threads that may need it.
-  between_hosts.reset();
+  if (between_hosts) {
+    between_hosts->close();
+  }
   if (group) {
     group->leave();
   }

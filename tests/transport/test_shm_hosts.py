@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -173,3 +177,42 @@ def _destroy_with_work_in_flight() -> tuple[str, float]:
 def test_destroying_does_not_wait_for_other_hosts():
     outcomes = run_mortal(3, _destroy_with_work_in_flight, identities="aab")
     assert all(outcome.value[1] < 10.0 for outcome in outcomes)
+
+
+_STORE = """
+import sys
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def _destroy_while_the_store_is_silent(port: int, store_process: int) -> Any:
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("shm", store=store, rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(3))
+    dist.barrier()
+    if rank == 0:
+        os.kill(store_process, signal.SIGSTOP)
+    time.sleep(1.0)  # a thread of each rank now waits for an answer of the store
+    return error_of(dist.destroy_process_group)
+
+
+def test_destruction_does_not_wait_for_a_silent_store():
+    command = [sys.executable, "-c", _STORE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as own:
+        try:
+            assert own.stdout is not None
+            port = int(own.stdout.readline())
+            outcomes = run_mortal(
+                2, _destroy_while_the_store_is_silent, port, own.pid, identities="ab"
+            )
+        finally:
+            own.kill()
+    for outcome in outcomes:
+        text, seconds = outcome.value
+        assert text == ""
+        assert seconds < 10.0
