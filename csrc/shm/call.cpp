@@ -6,34 +6,22 @@
 namespace ddpx::shm {
 
 Call all_reduce_call(const void* input, void* output, std::size_t count, DType dtype, ReduceOp op) {
-  Call call;
-  call.kind = Kind::kAllReduce;
-  call.input = input;
-  call.output = output;
-  call.count = count;
-  call.dtype = dtype;
-  call.op = op;
-  return call;
+  return {
+      .kind = Kind::kAllReduce,
+      .dtype = dtype,
+      .op = op,
+      .count = count,
+      .input = input,
+      .output = output};
 }
 
 Call broadcast_call(void* data, std::size_t count, DType dtype, int root) {
-  Call call;
-  call.kind = Kind::kBroadcast;
-  call.output = data;
-  call.count = count;
-  call.dtype = dtype;
-  call.root = root;
-  return call;
+  return {.kind = Kind::kBroadcast, .dtype = dtype, .root = root, .count = count, .output = data};
 }
 
 Call all_gather_call(const void* input, void* output, std::size_t count, DType dtype) {
-  Call call;
-  call.kind = Kind::kAllGather;
-  call.input = input;
-  call.output = output;
-  call.count = count;
-  call.dtype = dtype;
-  return call;
+  return {
+      .kind = Kind::kAllGather, .dtype = dtype, .count = count, .input = input, .output = output};
 }
 
 Call reduce_scatter_call(
@@ -44,9 +32,7 @@ Call reduce_scatter_call(
 }
 
 Call barrier_call() {
-  Call call;
-  call.kind = Kind::kBarrier;
-  return call;
+  return {.kind = Kind::kBarrier};
 }
 
 namespace {

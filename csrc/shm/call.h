@@ -31,8 +31,8 @@ struct Call {
   // means the parts one after another in `input` or `output`.
   const void* input = nullptr;
   void* output = nullptr;
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
+  std::vector<const void*> inputs = {};
+  std::vector<void*> outputs = {};
 
   // 0 means the timeout of the group. It counts from the start of the operation, not from `submit`.
   std::chrono::milliseconds timeout{0};

@@ -2,6 +2,8 @@
 // made the same call, and the inputs of small operations are in the one-shot buffers.
 #pragma once
 
+#include <algorithm>
+
 #include "team.h"
 
 namespace ddpx::shm {
@@ -12,6 +14,29 @@ bool fits_one_shot(const Team& team, const Call& call);
 
 // Copies the input of this rank into its one-shot buffer, where peers read it.
 void copy_to_one_shot(const Team& team, const Call& call, std::byte* one_shot);
+
+// Copies `size` elements or bytes through the staging buffers, piece by piece. Between two steps, a
+// rank copies piece k of other ranks out, then its own piece k+1 in. Both functions take the begin
+// and the length of the piece, and the half of the staging buffer.
+template <class CopyIn, class CopyOut>
+void copy_staged(
+    Team& team,
+    std::size_t size,
+    std::size_t piece,
+    const CopyIn& copy_in,
+    const CopyOut& copy_out) {
+  const auto length_at = [&](std::size_t begin) { return std::min(piece, size - begin); };
+  int half = team.next_half();
+  copy_in(0, length_at(0), half);
+  for (std::size_t begin = 0; begin < size; begin += piece) {
+    team.step();
+    copy_out(begin, length_at(begin), half);
+    if (const auto next = begin + piece; next < size) {
+      half = team.next_half();
+      copy_in(next, length_at(next), half);
+    }
+  }
+}
 
 void all_reduce(Team& team, const Call& call);
 void broadcast(Team& team, const Call& call);

@@ -1,8 +1,6 @@
 // Reduce-scatter: each rank reduces its own part over the inputs of all ranks. The order of
 // summation is that of an all-reduce, as in gloo: an all-reduce of the whole input, or of each part
 // if the parts are separate buffers.
-#include <algorithm>
-
 #include "collectives.h"
 #include "memory.h"
 #include "range_reducer.h"
@@ -42,36 +40,29 @@ class ReduceScatter {
     const auto ranks = static_cast<std::size_t>(team_.size());
     const auto share_bytes = team_.piece_bytes() / ranks / kLine * kLine;
     const auto share = share_bytes / element_bytes_;
-    const auto copy_in = [&](std::size_t begin, int half) {
-      const auto length = std::min(share, call_.count - begin);
+    const auto copy_in = [&](std::size_t begin, std::size_t length, int half) {
+      auto* area = team_.input_area(team_.own_index(), half);
       for (int target = 0; target < team_.size(); ++target) {
         if (target != team_.own_index()) {
           std::memcpy(
-              team_.input_area(team_.own_index(), half) +
-                  static_cast<std::size_t>(target) * share_bytes,
+              area + static_cast<std::size_t>(target) * share_bytes,
               part(target) + begin * element_bytes_,
               length * element_bytes_);
         }
       }
     };
-    int half = team_.next_half();
-    copy_in(0, half);
-    for (std::size_t begin = 0; begin < call_.count; begin += share) {
-      team_.step();
-      std::vector<const std::byte*> sources;
-      for (int index = 0; index < team_.size(); ++index) {
-        sources.push_back(
-            index == team_.own_index()
-                ? part(index) + begin * element_bytes_
-                : team_.input_area(index, half) +
-                      static_cast<std::size_t>(team_.own_index()) * share_bytes);
-      }
-      reduce(begin, std::min(begin + share, call_.count), sources);
-      if (begin + share < call_.count) {
-        half = team_.next_half();
-        copy_in(begin + share, half);
-      }
-    }
+    copy_staged(
+        team_, call_.count, share, copy_in, [&](std::size_t begin, std::size_t length, int half) {
+          std::vector<const std::byte*> sources;
+          for (int index = 0; index < team_.size(); ++index) {
+            sources.push_back(
+                index == team_.own_index()
+                    ? part(index) + begin * element_bytes_
+                    : team_.input_area(index, half) +
+                          static_cast<std::size_t>(team_.own_index()) * share_bytes);
+          }
+          reduce(begin, begin + length, sources);
+        });
   }
 
  private:

@@ -1,93 +1,57 @@
 #include "types.h"
 
 namespace ddpx::shm {
+namespace {
+
+// The values come from other ranks, so they may be unknown.
+template <class Entry, std::size_t N, class Enum>
+const Entry& entry_of(const Entry (&entries)[N], Enum value) {
+  const auto index = static_cast<std::size_t>(value);
+  return entries[index < N - 1 ? index : N - 1];
+}
+
+// In the order of the enums. The last entry stands for unknown values.
+constexpr struct {
+  const char* name;
+  std::size_t num_bytes;
+} kDTypes[] = {
+    {"float16", 2},
+    {"bfloat16", 2},
+    {"float32", 4},
+    {"float64", 8},
+    {"int8", 1},
+    {"uint8", 1},
+    {"int16", 2},
+    {"int32", 4},
+    {"int64", 8},
+    {"bool", 1},
+    {"unknown dtype", 0}};
+constexpr const char* kReduceOps[] = {
+    "SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR", "unknown op"};
+constexpr const char* kOrders[] = {"gloo", "fixed", "unknown order"};
+constexpr const char* kKinds[] = {
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "unknown operation"};
+
+}  // namespace
 
 std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kInt16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
-    case DType::kInt8:
-    case DType::kUint8:
-    case DType::kBool:
-      return 1;
-  }
-  return 0;
+  return entry_of(kDTypes, dtype).num_bytes;
 }
 
 const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return "float16";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat32:
-      return "float32";
-    case DType::kFloat64:
-      return "float64";
-    case DType::kInt8:
-      return "int8";
-    case DType::kUint8:
-      return "uint8";
-    case DType::kInt16:
-      return "int16";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt64:
-      return "int64";
-    case DType::kBool:
-      return "bool";
-  }
-  return "unknown dtype";
+  return entry_of(kDTypes, dtype).name;
 }
 
 const char* name_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "SUM";
-    case ReduceOp::kAvg:
-      return "AVG";
-    case ReduceOp::kMin:
-      return "MIN";
-    case ReduceOp::kMax:
-      return "MAX";
-    case ReduceOp::kProduct:
-      return "PRODUCT";
-    case ReduceOp::kBitAnd:
-      return "BAND";
-    case ReduceOp::kBitOr:
-      return "BOR";
-    case ReduceOp::kBitXor:
-      return "BXOR";
-  }
-  return "unknown op";
+  return entry_of(kReduceOps, op);
 }
 
 const char* name_of(Order order) {
-  return order == Order::kGloo ? "gloo" : "fixed";
+  return entry_of(kOrders, order);
 }
 
 const char* name_of(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return "all_reduce";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kAllGather:
-      return "all_gather";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kBarrier:
-      return "barrier";
-  }
-  return "unknown operation";
+  return entry_of(kKinds, kind);
 }
 
 }  // namespace ddpx::shm
