@@ -69,7 +69,7 @@ void* Arena::allocate_in_new_segment(std::size_t num_bytes) {
   std::list<Segment> segments(1);
   auto& segment = segments.front();
   segment.id = next_id_++;
-  segment.fd = create_memory(segment_bytes, kPurpose);
+  segment.fd = create_memory(segment_bytes, kPurpose, reserved_bytes_.get());
   segment.mapping = map_shared(segment.fd.get());
   segment.free_ranges.emplace(0, segment_bytes);
   auto* block = segment.allocate(num_bytes);
@@ -86,6 +86,11 @@ void* Arena::allocate(std::size_t num_bytes) {
     }
   }
   return allocate_in_new_segment(block_bytes);
+}
+
+void Arena::share_reservations(std::shared_ptr<std::atomic<uint64_t>> reserved_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reserved_bytes_ = std::move(reserved_bytes);
 }
 
 void Arena::free(void* block) {

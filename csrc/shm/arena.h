@@ -30,6 +30,10 @@ class Arena {
   // The memory is not zeroed. Throws kOutOfMemory.
   void* allocate(std::size_t num_bytes);
 
+  // Makes this arena and those of other ranks respect each other's allocations, through a counter
+  // in shared memory (see `create_memory`).
+  void share_reservations(std::shared_ptr<std::atomic<uint64_t>> reserved_bytes);
+
   // No operation on any rank may be using the block. An empty segment returns its memory to the
   // system, even if peers still have the segment mapped.
   void free(void* block);
@@ -68,6 +72,7 @@ class Arena {
   mutable std::mutex mutex_;
   std::list<Segment> segments_;
   uint32_t next_id_ = 1;
+  std::shared_ptr<std::atomic<uint64_t>> reserved_bytes_;
 };
 
 }  // namespace ddpx::shm

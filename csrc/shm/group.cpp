@@ -22,9 +22,16 @@ std::unique_ptr<Team> make_team(
   }
   auto result = run_rendezvous(
       channel, rank, size, {options.sizes, options.rendezvous_timeout, options.host_identity});
-  const auto num_local_ranks = static_cast<int>(result.local_peers.size());
+  std::vector<CpuLimits> limits;
+  for (const auto& peer : result.local_peers) {
+    limits.push_back(peer.home->home().cpu_limits);
+  }
   const auto spin_policy =
-      options.spin_policy.value_or(choose_spin_policy(num_local_ranks, usable_cores()));
+      options.spin_policy.value_or(choose_spin_policy(limits, result.topology.local_rank_of[rank]));
+  if (arena) {
+    const auto& first = result.local_peers.front().home;
+    arena->share_reservations({first, &first->home().shared.reserved_bytes});
+  }
   return std::make_unique<Team>(
       std::move(result),
       rank,

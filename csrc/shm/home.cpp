@@ -41,6 +41,7 @@ HomeSegment HomeSegment::create(int rank, const HomeSizes& wanted_sizes, const s
   home.one_shot_bytes = sizes.one_shot_bytes;
   home.piece_bytes = sizes.piece_bytes;
   std::memcpy(home.token, token.data(), std::min(token.size(), kTokenBytes));
+  home.cpu_limits = cpu_limits();
   home.magic = kHomeMagic;
   return segment;
 }

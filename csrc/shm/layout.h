@@ -14,14 +14,15 @@
 #include <cstdint>
 
 #include "futex.h"
+#include "limits.h"
 #include "types.h"
 
 namespace ddpx::shm {
 
 constexpr std::size_t kLine = 64;  // size of a cache line
 constexpr uint64_t kHomeMagic = 0x6464'7078'2d73'686d;
-constexpr uint32_t kLayoutVersion = 1;
-constexpr std::size_t kTokenBytes = 16;
+constexpr uint32_t kLayoutVersion = 2;
+constexpr std::size_t kTokenBytes = 32;
 
 // A rank can be one operation ahead of another rank (see steps.h), so two would be enough.
 constexpr std::size_t kRing = 4;
@@ -48,6 +49,7 @@ struct Descriptor {
 struct alignas(kLine) StepCounter {
   Word count;     // arrivals of all ranks at all steps
   Word sleepers;  // ranks that sleep on `count`, or are about to
+  Word num_left;  // ranks that have left the group
 };
 
 struct alignas(kLine) FailureRecord {
@@ -60,6 +62,7 @@ struct alignas(kLine) FailureRecord {
 struct SharedState {
   StepCounter steps;
   FailureRecord failure;
+  std::atomic<uint64_t> reserved_bytes;  // see `create_memory`
 };
 
 enum class Presence : uint32_t { kJoined = 0, kLeft = 1 };
@@ -71,6 +74,7 @@ struct Home {
   uint64_t one_shot_bytes;
   uint64_t piece_bytes;
   char token[kTokenBytes];
+  CpuLimits cpu_limits;
   alignas(kLine) Word presence;           // a Presence
   alignas(kLine) Word steps;              // number of steps at which the owner has arrived
   std::atomic<int32_t> core;              // CPU of the owner's last arrival

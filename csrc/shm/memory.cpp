@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "error.h"
-#include "memory_limit.h"
+#include "limits.h"
 
 namespace ddpx::shm {
 namespace {
@@ -40,11 +42,10 @@ Error out_of_memory(std::size_t num_bytes, const std::string& purpose, const std
 }
 
 // Allocates in steps: a signal that interrupts `fallocate` undoes the current step only.
-void allocate_pages(int fd, std::size_t offset, std::size_t num_bytes, const std::string& purpose) {
+void allocate_pages(int fd, std::size_t num_bytes, const std::string& purpose) {
   constexpr std::size_t kStep = std::size_t{64} << 20;
-  const auto end = offset + num_bytes;
-  for (auto begin = offset; begin < end;) {
-    const auto length = std::min(kStep, end - begin);
+  for (std::size_t begin = 0; begin < num_bytes;) {
+    const auto length = std::min(kStep, num_bytes - begin);
     if (fallocate(fd, 0, static_cast<off_t>(begin), static_cast<off_t>(length)) == 0) {
       begin += length;
     } else if (errno != EINTR) {
@@ -53,14 +54,60 @@ void allocate_pages(int fd, std::size_t offset, std::size_t num_bytes, const std
   }
 }
 
-void check_limit(std::size_t num_bytes, const std::string& purpose) {
-  const auto limit = available_memory();
-  if (num_bytes > limit.num_bytes) {
-    throw out_of_memory(
-        num_bytes,
-        purpose,
-        "only " + std::to_string(limit.num_bytes) + " bytes are available (" + limit.source + ")");
+Error too_little(std::size_t num_bytes, const std::string& purpose, const MemoryLimit& limit) {
+  return out_of_memory(
+      num_bytes,
+      purpose,
+      "only " + std::to_string(limit.num_bytes) + " bytes are available (" + limit.source + ")");
+}
+
+// A part of the available memory that this rank is about to allocate. Without reservations, ranks
+// that check at the same moment would each find the memory that they can have only once.
+class Reservation {
+ public:
+  Reservation(std::atomic<uint64_t>& reserved, std::size_t num_bytes, const std::string& purpose)
+      : reserved_(reserved), num_bytes_(num_bytes) {
+    const auto deadline = std::chrono::steady_clock::now() + kMaxWait;
+    while (true) {
+      const auto total = reserved_.fetch_add(num_bytes_) + num_bytes_;
+      const auto limit = available_memory();  // read after `reserved_`, so that no page is missed
+      if (total <= limit.num_bytes) {
+        return;
+      }
+      reserved_.fetch_sub(num_bytes_);
+      // Pages that another rank has already taken count twice until the rank is done.
+      if (total == num_bytes_ || std::chrono::steady_clock::now() >= deadline) {
+        throw too_little(num_bytes, purpose, limit);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
+  ~Reservation() {
+    reserved_.fetch_sub(num_bytes_);
+  }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+ private:
+  // A rank that was killed while it allocated leaves its reservation behind.
+  static constexpr auto kMaxWait = std::chrono::seconds(10);
+
+  std::atomic<uint64_t>& reserved_;
+  uint64_t num_bytes_;
+};
+
+// The kernel may require MFD_NOEXEC_SEAL (vm.memfd_noexec=2). Before Linux 6.3 it is unknown.
+UniqueFd new_memory_file() {
+  constexpr unsigned kNoExecSeal = 8;
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(memfd_create("ddpx", kFlags | kNoExecSeal));
+  if (!fd && errno == EINVAL) {
+    fd = UniqueFd(memfd_create("ddpx", kFlags));
+  }
+  if (!fd) {
+    throw system_error("memfd_create");
+  }
+  return fd;
 }
 
 }  // namespace
@@ -107,16 +154,22 @@ std::shared_ptr<Mapping> map_shared(int fd) {
   return mapping;
 }
 
-UniqueFd create_memory(std::size_t num_bytes, const std::string& purpose) {
-  check_limit(num_bytes, purpose);
-  UniqueFd fd(memfd_create("ddpx", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) {
-    throw system_error("memfd_create");
+void check_memory(std::size_t num_bytes, const std::string& purpose) {
+  const auto limit = available_memory();
+  if (num_bytes > limit.num_bytes) {
+    throw too_little(num_bytes, purpose, limit);
   }
+}
+
+UniqueFd create_memory(
+    std::size_t num_bytes, const std::string& purpose, std::atomic<uint64_t>* reserved_bytes) {
+  std::atomic<uint64_t> alone{0};
+  const Reservation reservation(reserved_bytes ? *reserved_bytes : alone, num_bytes, purpose);
+  auto fd = new_memory_file();
   if (ftruncate(fd.get(), static_cast<off_t>(num_bytes)) != 0) {
     throw out_of_memory(num_bytes, purpose, std::strerror(errno));
   }
-  allocate_pages(fd.get(), 0, num_bytes, purpose);
+  allocate_pages(fd.get(), num_bytes, purpose);
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw system_error("sealing a memory file");
   }

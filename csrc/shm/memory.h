@@ -1,7 +1,9 @@
 // Anonymous shared memory: memory files without a name, and mappings of them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -35,10 +37,17 @@ class Mapping {
 // shrinking: a peer that shrank the file would turn a later access into SIGBUS.
 std::shared_ptr<Mapping> map_shared(int fd);
 
+// Throws kOutOfMemory, with `purpose` in the text, unless this process could allocate `num_bytes`.
+void check_memory(std::size_t num_bytes, const std::string& purpose);
+
 // Creates a memory file of this size, sealed against resizing. All pages are allocated, so that too
-// little memory is an error here and not SIGBUS later. Throws kOutOfMemory, with `purpose` in the
-// text.
-UniqueFd create_memory(std::size_t num_bytes, const std::string& purpose);
+// little memory is an error here and not SIGBUS later. `reserved_bytes`, in shared memory, is the
+// sum of what ranks are allocating at this moment: the available memory must be enough for all of
+// them. Throws kOutOfMemory, with `purpose` in the text.
+UniqueFd create_memory(
+    std::size_t num_bytes,
+    const std::string& purpose,
+    std::atomic<uint64_t>* reserved_bytes = nullptr);
 
 // Returns the pages of a range to the system. Later reads of the range give zeros.
 void release_pages(int fd, std::size_t offset, std::size_t num_bytes);

@@ -1,22 +1,22 @@
 #include "spin_policy.h"
 
-#include <sched.h>
-
-#include <thread>
+#include <algorithm>
 
 namespace ddpx::shm {
 
-int usable_cores() {
+SpinPolicy choose_spin_policy(const std::vector<CpuLimits>& local_ranks, int own_index) {
+  const auto& own = local_ranks[own_index];
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) {
-    return CPU_COUNT(&cores);
+  for (const auto& limits : local_ranks) {
+    CPU_OR(&cores, &cores, &limits.cores);
   }
-  return static_cast<int>(std::thread::hardware_concurrency());
-}
-
-SpinPolicy choose_spin_policy(int num_local_ranks, int num_cores) {
-  if (num_local_ranks <= num_cores) {
+  const auto num_sharing =
+      std::count_if(local_ranks.begin(), local_ranks.end(), [&](const CpuLimits& limits) {
+        return limits.quota_group == own.quota_group;
+      });
+  if (static_cast<int>(local_ranks.size()) <= CPU_COUNT(&cores) &&
+      (own.quota_group == 0 || static_cast<double>(num_sharing) <= own.quota_cores)) {
     return {std::chrono::microseconds(20), 2};
   }
   return {std::chrono::microseconds(0), 16};

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <vector>
+
+#include "limits.h"
 
 namespace ddpx::shm {
 
@@ -13,11 +16,9 @@ struct SpinPolicy {
   int yields = 0;                     // number of yields after that, each followed by a poll
 };
 
-// The number of cores on which this process may run.
-int usable_cores();
-
-// Spins only if each local rank can have a core of its own.
-SpinPolicy choose_spin_policy(int num_local_ranks, int num_cores);
+// Spins only if each local rank can have a core of its own, and the CPU quota of this rank is
+// enough for all local ranks that share the quota. Ranks may be bound to different cores.
+SpinPolicy choose_spin_policy(const std::vector<CpuLimits>& local_ranks, int own_index);
 
 // Tells the core that the calling loop is a spin loop.
 inline void cpu_relax() {

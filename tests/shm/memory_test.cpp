@@ -1,15 +1,27 @@
 // Memory files, the arena, and the errors for too little memory.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "shm/arena.h"
 #include "shm/error.h"
-#include "shm/memory_limit.h"
+#include "shm/limits.h"
 
 namespace ddpx::shm {
 namespace {
@@ -46,6 +58,113 @@ TEST(MemoryTest, TooLittleIsAnErrorWithARemedy) {
   }
   override_available_memory(0);
   EXPECT_GT(available_memory().num_bytes, std::size_t{1} << 20);
+}
+
+// Runs `prepare` and creates memory in a forked child. Returns its exit code: 0 if the memory was
+// created, 77 if `prepare` returned false.
+template <class Prepare>
+int create_in_child(const Prepare& prepare) {
+  const auto child = fork();
+  if (child == 0) {
+    if (!prepare()) {
+      _exit(77);
+    }
+    try {
+      _exit(create_memory(1 << 16, "a test") ? 0 : 1);
+    } catch (const Error&) {
+      _exit(1);
+    }
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// vm.memfd_noexec=2, in a PID namespace of its own.
+TEST(MemoryFlagsTest, ASystemWithoutExecutableMemoryFiles) {
+  const int code = create_in_child([] {
+    if (unshare(CLONE_NEWPID) != 0) {
+      return false;
+    }
+    if (const auto inner = fork(); inner != 0) {  // only children are in the new namespace
+      int status = 0;
+      waitpid(inner, &status, 0);
+      _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    }
+    const UniqueFd setting(open("/proc/sys/vm/memfd_noexec", O_WRONLY | O_CLOEXEC));
+    return setting && write(setting.get(), "2", 1) == 1;
+  });
+  if (code == 77) {
+    GTEST_SKIP() << "needs root, and Linux 6.3 or newer";
+  }
+  EXPECT_EQ(code, 0);
+}
+
+// A seccomp filter that rejects every flag of `memfd_create` but the oldest two, as before Linux
+// 6.3.
+TEST(MemoryFlagsTest, AKernelWithoutMfdNoexecSeal) {
+  const int code = create_in_child([] {
+    sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, ~static_cast<uint32_t>(3), 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog program{std::size(filter), filter};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  });
+  if (code == 77) {
+    GTEST_SKIP() << "seccomp filters are not permitted here";
+  }
+  EXPECT_EQ(code, 0);
+}
+
+// Two ranks that check at the same moment must not both get memory that exists once.
+class ReservationTest : public testing::Test {
+ protected:
+  static constexpr uint64_t kOther = 60 << 20;  // bytes that another rank is about to allocate
+
+  ReservationTest() {
+    override_available_memory(100 << 20);
+    *reserved_ = kOther;
+    arena_.share_reservations(reserved_);
+    thread_ = std::thread([this] {
+      try {
+        arena_.free(arena_.allocate(50 << 20));
+        outcome_ = 1;
+      } catch (const Error& error) {
+        outcome_ = error.kind() == ErrorKind::kOutOfMemory ? 2 : 3;
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  ~ReservationTest() override {
+    override_available_memory(0);
+  }
+
+  std::shared_ptr<std::atomic<uint64_t>> reserved_ = std::make_shared<std::atomic<uint64_t>>(0);
+  Arena arena_;
+  std::atomic<int> outcome_{0};
+  std::thread thread_;
+};
+
+TEST_F(ReservationTest, IsWaitedForAndThenTheMemoryIsFree) {
+  EXPECT_EQ(outcome_.load(), 0);
+  reserved_->fetch_sub(kOther);
+  thread_.join();
+  EXPECT_EQ(outcome_.load(), 1);
+  EXPECT_EQ(reserved_->load(), 0u);
+}
+
+TEST_F(ReservationTest, IsWaitedForAndThenTheMemoryIsTaken) {
+  EXPECT_EQ(outcome_.load(), 0);
+  override_available_memory((100 << 20) - kOther);
+  reserved_->fetch_sub(kOther);
+  thread_.join();
+  EXPECT_EQ(outcome_.load(), 2);
+  EXPECT_EQ(reserved_->load(), 0u);
 }
 
 TEST(ArenaTest, BlocksAreAlignedAndApart) {
