@@ -32,8 +32,11 @@ std::optional<Failure> read_failure(const FailureRecord& record) {
     std::this_thread::yield();
   }
   const auto length = strnlen(record.text, sizeof(record.text));
+  const bool known = record.kind >= 0 && record.kind <= static_cast<int>(ErrorKind::kAborted);
   return Failure{
-      static_cast<ErrorKind>(record.kind), std::string(record.text, length), record.culprit};
+      known ? static_cast<ErrorKind>(record.kind) : ErrorKind::kSystem,
+      std::string(record.text, length),
+      std::max(record.culprit, -1)};
 }
 
 bool record_failure(

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <new>
 
+#include "../count.h"
 #include "error.h"
 
 namespace ddpx::shm {
@@ -29,10 +30,17 @@ HomeSizes aligned(HomeSizes sizes) {
 
 }  // namespace
 
-HomeSegment HomeSegment::create(int rank, const HomeSizes& wanted_sizes, const std::string& token) {
+HomeSegment HomeSegment::create(
+    int rank,
+    const HomeSizes& wanted_sizes,
+    const std::string& token,
+    std::size_t num_local_ranks) {
   const auto sizes = aligned(wanted_sizes);
-  auto fd =
-      create_memory(total_bytes(sizes), "the staging buffers of rank " + std::to_string(rank));
+  const auto num_bytes = total_bytes(sizes);
+  check_memory(
+      num_local_ranks * num_bytes,
+      "the staging buffers of " + count(num_local_ranks, "local rank"));
+  auto fd = create_memory(num_bytes, "the staging buffers of rank " + std::to_string(rank));
   auto mapping = map_shared(fd.get());
   HomeSegment segment(std::move(fd), std::move(mapping), sizes);
   auto& home = *new (&segment.home()) Home();

@@ -19,8 +19,10 @@ struct HomeSizes {
 // may call it; access to the memory itself follows the rules in layout.h.
 class HomeSegment {
  public:
-  // Creates the segment of this rank. Throws kOutOfMemory.
-  static HomeSegment create(int rank, const HomeSizes& sizes, const std::string& token);
+  // Creates the segment of this rank. Throws kOutOfMemory, unless there is memory for the segments
+  // of all local ranks, which are created at the same time.
+  static HomeSegment create(
+      int rank, const HomeSizes& sizes, const std::string& token, std::size_t num_local_ranks);
 
   // Maps the segment of a peer. Returns null unless the file is the home of that rank, with that
   // token and these sizes.

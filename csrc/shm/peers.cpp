@@ -10,9 +10,8 @@
 namespace ddpx::shm {
 namespace {
 
-// A peer sends a segment before the operation that refers to the segment. The message is therefore
-// missing only if the peer is gone.
-constexpr auto kSegmentTimeout = std::chrono::seconds(5);
+// Poll interval for dead peers, and for segments of other peers, while a rank waits for a segment.
+constexpr auto kSlice = std::chrono::milliseconds(5);
 
 // The number of ids that fit into one message. Further ids go into the next message.
 constexpr std::size_t kMaxDrops = 32;
@@ -61,7 +60,7 @@ std::vector<Loss> Peers::losses() const {
   return losses;
 }
 
-void Peers::announce(const Arena& arena, uint32_t segment) {
+void Peers::announce(const Arena& arena, uint32_t segment, const Check& check) {
   if (std::find(announced_.begin(), announced_.end(), segment) != announced_.end()) {
     return;
   }
@@ -76,49 +75,78 @@ void Peers::announce(const Arena& arena, uint32_t segment) {
       kept.push_back(id);
     }
   }
+  const auto while_full = [&] {
+    check();
+    receive_segments();
+  };
   for (int index = 0; index < size(); ++index) {
-    if (index != own_index_) {
-      try {
-        local_peers_[index].connection->send(message, arena.segment_fd(segment));
-      } catch (const Error& error) {
-        throw Error(
-            ErrorKind::kPeerLost,
-            list_ranks({rank_of(index)}) + " " +
-                loss_of(index).value_or("did not accept a segment of shared memory") + ": " +
-                error.what(),
-            {rank_of(index)});
-      }
+    if (index != own_index_ &&
+        !local_peers_[index].connection->send(message, arena.segment_fd(segment), while_full)) {
+      throw lost(index);
     }
   }
   announced_ = std::move(kept);
   announced_.push_back(segment);
 }
 
-void Peers::receive_segment(int index) {
-  auto message = local_peers_[index].connection->receive(Clock::now() + kSegmentTimeout);
-  if (!message || !message->fd) {
-    throw Error(
-        ErrorKind::kPeerLost,
-        list_ranks({rank_of(index)}) + " " +
-            loss_of(index).value_or("did not pass a segment of shared memory") +
-            ". See the output of that rank.",
-        {rank_of(index)});
-  }
-  std::istringstream ids(message->bytes);
-  uint32_t id = 0;
-  ids >> id;
-  segments_[index][id] = map_shared(message->fd.get());
-  while (ids >> id) {
-    segments_[index].erase(id);
+Error Peers::lost(int index) const {
+  return Error(
+      ErrorKind::kPeerLost,
+      list_ranks({rank_of(index)}) + " " + loss_of(index).value_or("closed its connection") +
+          ". See the output of that rank.",
+      {rank_of(index)});
+}
+
+// Peers may wait until their memory files are received, since the kernel limits the number of files
+// that are on their way.
+void Peers::receive_segments() {
+  for (int index = 0; index < size(); ++index) {
+    if (index != own_index_) {
+      receive_segment(index, Clock::now());
+    }
   }
 }
 
-std::byte* Peers::locate(int index, const BufferRef& buffer) {
+// Returns false if no message arrived by the deadline.
+bool Peers::receive_segment(int index, Clock::time_point deadline) {
+  auto message = local_peers_[index].connection->receive(deadline);
+  if (!message) {
+    return false;
+  }
+  const auto fd = message->take_fd();
+  std::istringstream ids(message->bytes);
+  uint32_t id = 0;
+  ids >> id;
+  segments_[index][id] = map_shared(fd.get());
+  while (ids >> id) {
+    segments_[index].erase(id);
+  }
+  return true;
+}
+
+std::byte* Peers::locate(
+    int index, const BufferRef& buffer, std::size_t num_bytes, const Check& check) {
   auto& segments = segments_[index];
   while (segments.find(buffer.segment) == segments.end()) {
-    receive_segment(index);
+    if (!receive_segment(index, Clock::now() + kSlice)) {
+      check();
+      receive_segments();
+      if (loss_of(index)) {
+        throw lost(index);
+      }
+    }
   }
-  return segments[buffer.segment]->data() + buffer.offset;
+  const auto& segment = *segments[buffer.segment];
+  if (buffer.offset > segment.num_bytes() || num_bytes > segment.num_bytes() - buffer.offset) {
+    throw Error(
+        ErrorKind::kSystem,
+        list_ranks({rank_of(index)}) + " published a buffer of " + std::to_string(num_bytes) +
+            " bytes at offset " + std::to_string(buffer.offset) + " of a segment of " +
+            std::to_string(segment.num_bytes()) +
+            " bytes. Its memory is corrupt: look for code that writes out of bounds.",
+        {rank_of(index)});
+  }
+  return segment.data() + buffer.offset;
 }
 
 }  // namespace ddpx::shm

@@ -1,12 +1,14 @@
 // The local ranks from the view of one of them: their memory, and whether they are alive.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "arena.h"
+#include "error.h"
 #include "rendezvous.h"
 
 namespace ddpx::shm {
@@ -17,9 +19,8 @@ struct Loss {
   std::string what;
 };
 
-// All local ranks of a group. Owned by its Team. The thread that executes operations calls it.
-// Exceptions: the thread that posts may call `announce` at the same time, and any thread may call
-// `loss_of` and `losses`. It needs no lock. Indices are local ranks.
+// All local ranks of a group. Owned by its Team. The thread that executes operations calls it. Any
+// thread may call `loss_of` and `losses`. It needs no lock. Indices are local ranks.
 class Peers {
  public:
   Peers(RendezvousResult rendezvous, int rank);
@@ -64,16 +65,21 @@ class Peers {
   // All peers that are gone.
   std::vector<Loss> losses() const;
 
-  // Passes a segment of this rank's arena to all peers, unless they have it. Must come before an
-  // operation that refers to the segment. Throws kPeerLost if a peer cannot receive it.
-  void announce(const Arena& arena, uint32_t segment);
+  // Called from time to time while the two functions below wait for peers. Throws to end the wait.
+  using Check = std::function<void()>;
 
-  // The address of a peer's buffer. Maps the segment if necessary. Throws kPeerLost if the peer did
-  // not pass the segment.
-  std::byte* locate(int index, const BufferRef& buffer);
+  // Passes a segment of this rank's arena to all peers, unless they have it. All ranks must call
+  // this and `locate` in the same operation. Throws kPeerLost if a peer is gone.
+  void announce(const Arena& arena, uint32_t segment, const Check& check);
+
+  // The address of a peer's buffer of this size. Receives and maps the segment if necessary. Throws
+  // kPeerLost if the peer is gone, and kSystem if the buffer is not in the segment.
+  std::byte* locate(int index, const BufferRef& buffer, std::size_t num_bytes, const Check& check);
 
  private:
-  void receive_segment(int index);
+  Error lost(int index) const;
+  void receive_segments();
+  bool receive_segment(int index, Clock::time_point deadline);
 
   Topology topology_;
   std::vector<int> ranks_;

@@ -2,10 +2,9 @@
 
 #include <sys/random.h>
 
+#include <cstdlib>
 #include <map>
-#include <sstream>
 
-#include "../count.h"
 #include "error.h"
 
 namespace ddpx::shm {
@@ -18,26 +17,22 @@ struct Endpoint {
   std::string identity;
 };
 
-std::string random_bytes(std::size_t count) {
-  std::string bytes(count, '\0');
-  if (getrandom(bytes.data(), count, 0) != static_cast<ssize_t>(count)) {
+// `kTokenBytes` random hexadecimal digits.
+std::string random_token() {
+  unsigned char bytes[kTokenBytes / 2];
+  if (getrandom(bytes, sizeof(bytes), 0) != static_cast<ssize_t>(sizeof(bytes))) {
     throw system_error("getrandom");
   }
-  return bytes;
-}
-
-std::string to_hex(const std::string& bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
+  std::string token;
   for (const auto byte : bytes) {
-    text += kDigits[static_cast<unsigned char>(byte) >> 4];
-    text += kDigits[static_cast<unsigned char>(byte) & 15];
+    token += {kDigits[byte >> 4], kDigits[byte & 15]};
   }
-  return text;
+  return token;
 }
 
 // The lengths of the socket name and the token are fixed; the identity is the rest of the text.
-constexpr std::size_t kNameBytes = 5 + 2 * kTokenBytes;
+constexpr std::size_t kNameBytes = 5 + kTokenBytes;
 
 std::string encode(const Endpoint& endpoint) {
   return endpoint.socket_name + endpoint.token + endpoint.identity;
@@ -65,16 +60,11 @@ class Rendezvous {
         size_(size),
         options_(options),
         deadline_(Clock::now() + options.timeout),
-        endpoint_{"ddpx-" + to_hex(random_bytes(kTokenBytes)), random_bytes(kTokenBytes), ""},
-        own_home_(
-            std::make_shared<HomeSegment>(
-                HomeSegment::create(rank, options.sizes, endpoint_.token))),
-        listener_(endpoint_.socket_name, size) {
-    endpoint_.identity = options.host_identity;
-  }
+        endpoint_{"ddpx-" + random_token(), random_token(), options.host_identity},
+        listener_(endpoint_.socket_name, size) {}
 
-  // Each rank connects to all lower ranks. Connecting needs no answer, so that ranks cannot wait in
-  // a circle: first all ranks connect, then all accept, then all receive the replies.
+  // Each rank connects to all lower ranks, and then publishes 'connected'. A rank that has read
+  // this key of all higher ranks has all their connections, and their first messages.
   RendezvousResult run() {
     publish("endpoint", encode(endpoint_));
     for (int rank = 0; rank < size_; ++rank) {
@@ -83,12 +73,16 @@ class Rendezvous {
     for (int rank = 0; rank < rank_; ++rank) {
       connect_to_rank(rank);
     }
-    publish("connected", connected_ranks());
-    accept_higher_ranks();
-    for (auto& [rank, connection] : connections_) {
-      if (rank < rank_) {
-        receive_reply(rank, *connection);
-      }
+    publish("connected", "yes");
+    for (int rank = rank_ + 1; rank < size_; ++rank) {
+      read(rank, "connected");
+    }
+    try {
+      identify_higher_ranks();
+      exchange_homes();
+    } catch (const Error& error) {
+      publish("reached", without_opening(error.what()));  // other ranks need not wait
+      throw;
     }
     return exchange_reachability();
   }
@@ -105,17 +99,22 @@ class Rendezvous {
       return channel_.get(
           "shm/" + what + "/" + std::to_string(rank), std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception& cause) {
-      throw missing(rank, what, cause.what());
+      throw late(rank, "did not publish its '" + what + "'", std::string(": ") + cause.what());
     }
   }
 
-  Error missing(int rank, const std::string& what, const std::string& cause) const {
+  Error late(int rank, const std::string& fault, const std::string& cause = "") const {
     return Error(
         ErrorKind::kTimeout,
-        opening(rank_, "rendezvous") + "rank " + std::to_string(rank) + " did not publish its '" +
-            what + "' within " + std::to_string(options_.timeout.count()) + " ms: " + cause +
+        opening(rank_, "rendezvous") + "rank " + std::to_string(rank) + " " + fault + " within " +
+            std::to_string(options_.timeout.count()) + " ms" + cause +
             ". See the output of that rank: it may have died, or never started.",
         {rank});
+  }
+
+  // The token proves that the sender is a rank of the job.
+  static std::string hello(const Endpoint& receiver, long sender) {
+    return receiver.token + std::to_string(sender);
   }
 
   void connect_to_rank(int rank) {
@@ -123,75 +122,59 @@ class Rendezvous {
     if (endpoint.identity != endpoint_.identity) {
       return;
     }
-    auto connection = connect_to(endpoint.socket_name);
-    if (!connection || !connection->same_user()) {
-      return;
+    auto connection = connect_to(endpoint.socket_name, deadline_);
+    if (!connection && Clock::now() >= deadline_) {
+      throw late(rank, "did not accept a connection");
     }
-    // The peer's token proves that this process is a rank of the job.
-    connection->send(endpoint.token + std::to_string(rank_), own_home_->fd());
-    connections_.emplace(rank, std::make_shared<Connection>(std::move(*connection)));
+    if (connection && connection->same_user() && connection->send(hello(endpoint, rank_))) {
+      connections_.emplace(rank, std::move(*connection));
+    }
   }
 
-  std::string connected_ranks() const {
-    std::string ranks;
-    for (const auto& entry : connections_) {
-      ranks += std::to_string(entry.first) + " ";
-    }
-    return ranks;
-  }
-
-  void accept_higher_ranks() {
-    int num_expected = 0;
-    for (int rank = rank_ + 1; rank < size_; ++rank) {
-      std::istringstream connected(read(rank, "connected"));
-      for (int target = 0; connected >> target;) {
-        num_expected += target == rank_ ? 1 : 0;
+  // Connections without a valid first message are those of other programs.
+  void identify_higher_ranks() {
+    for (auto& connection : listener_.stop()) {
+      const auto message = connection.receive(Clock::now());
+      if (!message || message->bytes.size() <= kTokenBytes) {
+        continue;
       }
-    }
-    for (int num_accepted = 0; num_accepted < num_expected;) {
-      auto connection = listener_.accept(deadline_);
-      if (!connection) {
-        const auto num_lost = num_expected - num_accepted;
-        throw Error(
-            ErrorKind::kTimeout,
-            opening(rank_, "rendezvous") + count(num_lost, "local rank") +
-                " connected, but sent no valid message in time. See the output of the other "
-                "ranks.");
-      }
-      // Connections of other programs do not count.
-      if (accept_rank(std::move(*connection))) {
-        ++num_accepted;
+      const auto rank = std::strtol(message->bytes.c_str() + kTokenBytes, nullptr, 10);
+      if (rank > rank_ && rank < size_ && message->bytes == hello(endpoint_, rank)) {
+        connections_.emplace(static_cast<int>(rank), std::move(connection));
       }
     }
   }
 
-  // Returns false if the connection is not from a higher rank of this job.
-  bool accept_rank(Connection connection) {
-    auto hello = connection.receive(deadline_);
-    if (!hello || !connection.same_user() || hello->bytes.rfind(endpoint_.token, 0) != 0) {
-      return false;
+  // A rank that cannot send, since too many memory files are on their way, receives meanwhile. All
+  // ranks come here without waiting for a home, and receive from all ranks until the end, so all
+  // memory files arrive.
+  void exchange_homes() {
+    own_home_ = std::make_shared<HomeSegment>(
+        HomeSegment::create(rank_, options_.sizes, endpoint_.token, connections_.size() + 1));
+    for (const auto& [rank, connection] : connections_) {
+      connection.send("home", own_home_->fd(), [this] { receive_homes(); });
     }
-    const int rank = std::atoi(hello->bytes.c_str() + kTokenBytes);
-    if (rank <= rank_ || rank >= size_) {
-      return false;
-    }
-    open_home(rank, std::move(hello->fd));
-    connection.send(endpoint_.token, own_home_->fd());
-    connections_.emplace(rank, std::make_shared<Connection>(std::move(connection)));
-    return true;
-  }
-
-  void receive_reply(int rank, const Connection& connection) {
-    auto reply = connection.receive(deadline_);
-    if (reply && reply->bytes == endpoints_[rank].token) {
-      open_home(rank, std::move(reply->fd));
+    while (homes_.size() < connections_.size()) {
+      receive_homes();
     }
   }
 
-  // The token in the mapped segment proves that both ranks share the memory.
-  void open_home(int rank, UniqueFd fd) {
-    if (fd) {
-      homes_[rank] = HomeSegment::open(std::move(fd), rank, options_.sizes, endpoints_[rank].token);
+  // The token in the mapped segment proves that both ranks share the memory. The home of a rank
+  // that is gone is null.
+  void receive_homes() {
+    constexpr auto kSlice = std::chrono::milliseconds(1);
+    for (const auto& [rank, connection] : connections_) {
+      if (homes_.count(rank) > 0) {
+        continue;
+      }
+      if (auto message = connection.receive(Clock::now() + kSlice)) {
+        homes_[rank] =
+            HomeSegment::open(message->take_fd(), rank, options_.sizes, endpoints_[rank].token);
+      } else if (connection.hung_up()) {
+        homes_[rank] = nullptr;
+      } else if (Clock::now() >= deadline_) {
+        throw late(rank, "did not pass its memory file");
+      }
     }
   }
 
@@ -205,16 +188,24 @@ class Rendezvous {
     std::vector<std::vector<bool>> all;
     for (int rank = 0; rank < size_; ++rank) {
       const auto text = rank == rank_ ? reached : read(rank, "reached");
-      auto& row = all.emplace_back(static_cast<std::size_t>(size_), false);
-      for (std::size_t i = 0; i < std::min(row.size(), text.size()); ++i) {
-        row[i] = text[i] == '1';
+      if (text.size() != reached.size() || text.find_first_not_of("01") != std::string::npos) {
+        throw Error(
+            ErrorKind::kPeerLost,
+            opening(rank_, "rendezvous") + "rank " + std::to_string(rank) + " failed: " + text,
+            {rank});
+      }
+      auto& row = all.emplace_back();
+      for (const auto digit : text) {
+        row.push_back(digit == '1');
       }
     }
     RendezvousResult result{group_by_reachability(all), {}};
     for (const int rank : result.topology.local_ranks(rank_)) {
       result.local_peers.push_back(
           rank == rank_ ? LocalPeer{own_home_, nullptr}
-                        : LocalPeer{homes_.at(rank), connections_.at(rank)});
+                        : LocalPeer{
+                              homes_.at(rank),
+                              std::make_shared<Connection>(std::move(connections_.at(rank)))});
     }
     return result;
   }
@@ -225,10 +216,10 @@ class Rendezvous {
   const RendezvousOptions& options_;
   Clock::time_point deadline_;
   Endpoint endpoint_;
-  std::shared_ptr<HomeSegment> own_home_;
   Listener listener_;
   std::vector<Endpoint> endpoints_;  // by rank
-  std::map<int, std::shared_ptr<Connection>> connections_;
+  std::map<int, Connection> connections_;
+  std::shared_ptr<HomeSegment> own_home_;
   std::map<int, std::shared_ptr<HomeSegment>> homes_;
 };
 

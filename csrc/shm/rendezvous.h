@@ -32,7 +32,7 @@ struct RendezvousResult {
 };
 
 // Collective over all ranks of the group. Throws kTimeout with the rank that did not arrive, and
-// kOutOfMemory if the staging buffers of this rank cannot be allocated.
+// kOutOfMemory if the staging buffers cannot be allocated. All other ranks then throw kPeerLost.
 RendezvousResult run_rendezvous(
     Channel& channel, int rank, int size, const RendezvousOptions& options);
 

@@ -79,6 +79,12 @@ bool Steps::spin() const {
   return false;
 }
 
+// Whether the peers must be checked before this rank sleeps again.
+bool Steps::interrupted() const {
+  return cancelled_.load() || has_failed(peers_.shared_state().failure) ||
+         counter_.num_left.load() != checked_left_;
+}
+
 void Steps::await(const WaitContext& context) {
   if (spin()) {
     return;
@@ -88,16 +94,16 @@ void Steps::await(const WaitContext& context) {
     counter_.sleepers.fetch_add(1);
     const auto seen = counter_.count.load();
     const bool done = static_cast<int32_t>(seen - complete_count_) >= 0;
-    // A failure wakes only ranks that sleep already, so the state is checked before each sleep.
-    if (!done && !cancelled_.load() && !has_failed(peers_.shared_state().failure)) {
+    // An interruption wakes only ranks that sleep already, so it is checked before each sleep.
+    if (!done && !interrupted()) {
       futex_wait(counter_.count, seen, kSlice);
     }
     counter_.sleepers.fetch_sub(1);
     if (complete()) {
       return;
     }
-    if (cancelled_.load() || has_failed(peers_.shared_state().failure) ||
-        Clock::now() >= next_check) {
+    if (interrupted() || Clock::now() >= next_check) {
+      checked_left_ = counter_.num_left.load();
       check_peers(context);
       next_check = Clock::now() + kSlice;
     }

@@ -67,6 +67,7 @@ class Steps {
   bool has_arrived(int index) const;
   bool awaited_rank_was_on_this_core() const;
   bool spin() const;
+  bool interrupted() const;
   void check_peers(const WaitContext& context);
   Error error_of(const Failure& failure, const std::string& phase) const;
 
@@ -75,6 +76,7 @@ class Steps {
   SpinPolicy spin_policy_;
   uint32_t complete_count_ = 0;  // the count at which the current step is complete
   uint32_t own_steps_ = 0;       // number of steps at which this rank has arrived
+  uint32_t checked_left_ = 0;    // the ranks that had left at the last check of the peers
   std::atomic<bool> cancelled_{false};
 };
 

@@ -1,5 +1,7 @@
 #include "team.h"
 
+#include <algorithm>
+
 #include "collectives.h"
 #include "error.h"
 #include "float_environment.h"
@@ -38,6 +40,7 @@ Team::Team(
     : peers_(std::move(rendezvous), rank),
       options_(options),
       arena_(std::move(arena)),
+      buffers_(static_cast<std::size_t>(peers_.size())),
       steps_(peers_, options.spin_policy) {}
 
 void Team::post(const Call& call, uint64_t sequence) noexcept {
@@ -56,15 +59,13 @@ void Team::take_first_step(const Call& call, uint64_t sequence) {
   if (has_failed(peers_.shared_state().failure)) {
     return;  // `execute` reports it
   }
-  try {
-    if (fits_one_shot(*this, call)) {
-      copy_to_one_shot(*this, call, peers_.segment(own_index()).one_shot(sequence));
-    } else {
-      share_buffer(call, descriptor);
+  if (fits_one_shot(*this, call)) {
+    copy_to_one_shot(*this, call, peers_.segment(own_index()).one_shot(sequence));
+  } else if (arena_ && size() > 1) {
+    const auto buffer = shareable(call, size(), own_index());
+    if (const auto location = arena_->locate(buffer.data, buffer.num_bytes)) {
+      descriptor.buffer = {location->segment, location->offset};
     }
-  } catch (const Error& error) {
-    steps_.fail(failure_of(error), describe(descriptor));
-    return;
   }
   steps_.arrive();
 }
@@ -78,19 +79,6 @@ Failure Team::failure_of(const Error& error) const {
   }
   const int rank = peers_.rank_of(own_index());
   return {error.kind(), list_ranks({rank}) + ": " + text, rank};
-}
-
-// Writes the location of the buffer into the descriptor if peers can access it in place.
-void Team::share_buffer(const Call& call, Descriptor& descriptor) {
-  const auto buffer = shareable(call, size(), own_index());
-  if (!arena_ || size() == 1 || buffer.data == nullptr) {
-    return;
-  }
-  const auto location = arena_->locate(buffer.data, buffer.num_bytes);
-  if (location) {
-    peers_.announce(*arena_, location->segment);
-    descriptor.buffer = {location->segment, location->offset};
-  }
 }
 
 void Team::execute(const Call& call) {
@@ -124,6 +112,7 @@ void Team::carry_out(const Call& call) {
 void Team::leave() {
   const auto left = static_cast<uint32_t>(Presence::kLeft);
   peers_.own_home().presence.store(left, std::memory_order_release);
+  peers_.shared_state().steps.num_left.fetch_add(1);
   futex_wake_all(peers_.shared_state().steps.count);
 }
 
@@ -150,32 +139,46 @@ void Team::check_match() {
   }
 }
 
-bool Team::resident(int index) const {
-  return descriptor(index).buffer.segment != 0;
+bool Team::all_resident() const {
+  return std::find(buffers_.begin(), buffers_.end(), nullptr) == buffers_.end();
 }
 
-bool Team::all_resident() const {
+// Exchanges new segments, and locates every buffer in shared memory, even if the operation does not
+// use it. Otherwise messages would accumulate in the sockets.
+void Team::locate_buffers(const Call& call) {
+  const auto check = [this] {
+    steps_.check(descriptor(own_index()));
+    if (Clock::now() >= deadline_) {
+      throw Error(
+          ErrorKind::kTimeout,
+          "timed out after " + std::to_string(timeout_.count()) +
+              " ms while the local ranks exchanged memory files. If many ranks share this host, "
+              "raise the limit of open files (ulimit -n); if ranks are slow, raise the timeout.");
+    }
+  };
+  const auto own = descriptor(own_index()).buffer.segment;
+  if (own != 0) {
+    peers_.announce(*arena_, own, check);
+  }
+  const auto num_bytes = call.kind == Kind::kReduceScatter
+                             ? call.num_bytes() * static_cast<std::size_t>(size())
+                             : call.num_bytes();
   for (int index = 0; index < size(); ++index) {
-    if (!resident(index)) {
-      return false;
+    const auto buffer = descriptor(index).buffer;
+    if (buffer.segment == 0) {
+      buffers_[index] = nullptr;
+    } else if (index == own_index()) {
+      buffers_[index] = const_cast<std::byte*>(
+          static_cast<const std::byte*>(shareable(call, size(), index).data));
+    } else {
+      buffers_[index] = peers_.locate(index, buffer, num_bytes, check);
     }
   }
-  return true;
-}
-
-std::byte* Team::resident_buffer(int index) {
-  return peers_.locate(index, descriptor(index).buffer);
 }
 
 void Team::dispatch(const Call& call) {
   const DefaultFloatEnvironment environment;
-  // Every named segment is mapped, even if the operation does not use it. Otherwise messages would
-  // accumulate in the sockets.
-  for (int index = 0; index < size(); ++index) {
-    if (index != own_index() && resident(index)) {
-      resident_buffer(index);
-    }
-  }
+  locate_buffers(call);
   switch (call.kind) {
     case Kind::kAllReduce:
       return all_reduce(*this, call);

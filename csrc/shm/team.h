@@ -93,12 +93,12 @@ class Team {
     return peers_.segment(index).result_area(half);
   }
 
-  // Whether the buffer in the descriptor of local rank `index`, or of all ranks, is in an arena.
-  bool resident(int index) const;
-  bool all_resident() const;
+  // The address in this process of the buffer of local rank `index`. Null unless it is in an arena.
+  std::byte* resident_buffer(int index) const {
+    return buffers_[index];
+  }
 
-  // The address of that buffer in this process.
-  std::byte* resident_buffer(int index);
+  bool all_resident() const;
 
   // Arrives at the next step and awaits it.
   void step();
@@ -110,14 +110,15 @@ class Team {
 
   Failure failure_of(const Error& error) const;
   void take_first_step(const Call& call, uint64_t sequence);
-  void share_buffer(const Call& call, Descriptor& descriptor);
   void carry_out(const Call& call);
   void check_match();
+  void locate_buffers(const Call& call);
   void dispatch(const Call& call);
 
   Peers peers_;
   TeamOptions options_;
   std::shared_ptr<Arena> arena_;
+  std::vector<std::byte*> buffers_;  // by local rank: the buffers in arenas, null for others
   Steps steps_;
   uint64_t sequence_ = 0;    // sequence number of the last posted operation
   uint64_t num_pieces_ = 0;  // pieces that all operations so far have staged

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <new>
 
 #include "error.h"
 
@@ -31,6 +32,10 @@ Address abstract_address(const std::string& name) {
   result.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
   return result;
 }
+
+constexpr const char* kManyFiles =
+    ". This process, or all processes of its user together, have too many open files. Raise the "
+    "limit (ulimit -n), or start fewer ranks on this host.";
 
 UniqueFd new_socket() {
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -74,7 +79,18 @@ std::optional<ucred> credentials(int fd) {
 
 }  // namespace
 
-void Connection::send(const std::string& bytes, int fd_to_pass) const {
+UniqueFd Message::take_fd() {
+  if (fd_lost) {
+    throw Error(
+        ErrorKind::kSystem,
+        std::string("[ddpx shm] a file descriptor of a local rank could not be received") +
+            kManyFiles);
+  }
+  return std::move(fd);
+}
+
+bool Connection::send(
+    const std::string& bytes, int fd_to_pass, const std::function<void()>& while_full) const {
   iovec data{const_cast<char*>(bytes.data()), bytes.size()};
   msghdr message{};
   message.msg_iov = &data;
@@ -90,10 +106,17 @@ void Connection::send(const std::string& bytes, int fd_to_pass) const {
     std::memcpy(CMSG_DATA(header), &fd_to_pass, sizeof(int));
   }
   while (sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-    if (errno != EINTR) {
+    if (errno == EPIPE || errno == ECONNRESET) {
+      return false;
+    }
+    if ((errno == ETOOMANYREFS || errno == EAGAIN) && while_full) {
+      while_full();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } else if (errno != EINTR) {
       throw system_error("sendmsg to a local rank");
     }
   }
+  return true;
 }
 
 std::optional<Message> Connection::receive(Clock::time_point deadline) const {
@@ -112,7 +135,10 @@ std::optional<Message> Connection::receive(Clock::time_point deadline) const {
   if (num_bytes <= 0) {
     return std::nullopt;
   }
-  Message result{std::string(buffer, static_cast<std::size_t>(num_bytes)), UniqueFd()};
+  Message result{
+      std::string(buffer, static_cast<std::size_t>(num_bytes)),
+      UniqueFd(),
+      (message.msg_flags & MSG_CTRUNC) != 0};
   for (auto* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
@@ -155,31 +181,69 @@ Listener::Listener(const std::string& name, int backlog) : fd_(new_socket()) {
   if (listen(fd_.get(), backlog) != 0) {
     throw system_error("listen");
   }
+  thread_ = std::thread([this] { accept_connections(); });
 }
 
-std::optional<Connection> Listener::accept(Clock::time_point deadline) const {
-  while (wait_for(fd_.get(), POLLIN, deadline)) {
-    UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (fd) {
-      return Connection(std::move(fd));
-    }
-    if (errno != EINTR && errno != ECONNABORTED) {
-      throw system_error("accept");
-    }
+Listener::~Listener() {
+  if (thread_.joinable()) {
+    shutdown(fd_.get(), SHUT_RDWR);
+    thread_.join();
   }
-  return std::nullopt;
 }
 
-std::optional<Connection> connect_to(const std::string& name) {
+// Body of the thread. After the shutdown, `accept4` returns the connections in the queue, and then
+// EINVAL.
+void Listener::accept_connections() noexcept {
+  try {
+    while (true) {
+      UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (fd) {
+        Connection connection(std::move(fd));
+        if (connection.same_user()) {
+          connections_.push_back(std::move(connection));
+        }
+      } else if (errno != EINTR && errno != ECONNABORTED) {
+        error_ = errno;
+        return;
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    error_ = ENOMEM;
+  }
+}
+
+std::vector<Connection> Listener::stop() {
+  shutdown(fd_.get(), SHUT_RDWR);
+  thread_.join();
+  if (error_ == EMFILE || error_ == ENFILE) {
+    throw Error(
+        ErrorKind::kSystem,
+        std::string("[ddpx shm] a connection of a local rank could not be accepted") + kManyFiles);
+  }
+  if (error_ != EINVAL) {
+    errno = error_;
+    throw system_error("accept");
+  }
+  return std::move(connections_);
+}
+
+std::optional<Connection> connect_to(const std::string& name, Clock::time_point deadline) {
   auto fd = new_socket();
   const auto address = abstract_address(name);
   const auto* generic = reinterpret_cast<const sockaddr*>(&address.address);
-  while (connect(fd.get(), generic, address.length) != 0) {
-    if (errno != EINTR) {
-      return std::nullopt;
+  do {
+    // `connect` waits while the queue of the listener is full. It uses the timeout for sending.
+    const auto left =
+        std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()).count();
+    timeval timeout{};  // zero would mean no limit
+    timeout.tv_sec = static_cast<time_t>(std::max<long long>(left, 1) / 1'000'000);
+    timeout.tv_usec = static_cast<suseconds_t>(std::max<long long>(left, 1) % 1'000'000);
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+    if (connect(fd.get(), generic, address.length) == 0) {
+      return Connection(std::move(fd));
     }
-  }
-  return Connection(std::move(fd));
+  } while (errno == EINTR);
+  return std::nullopt;
 }
 
 }  // namespace ddpx::shm

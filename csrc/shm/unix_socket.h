@@ -3,8 +3,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "unique_fd.h"
 
@@ -15,6 +18,10 @@ using Clock = std::chrono::steady_clock;
 struct Message {
   std::string bytes;
   UniqueFd fd;  // empty if the message carried no descriptor
+  bool fd_lost = false;
+
+  // Throws kSystem if a descriptor was lost, since this process has too many open files.
+  UniqueFd take_fd();
 };
 
 // One end of a connection that keeps message boundaries. One thread may send while another thread
@@ -23,8 +30,14 @@ class Connection {
  public:
   explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
 
-  // Does not block, since messages are few and short. Throws kSystem, also if the peer is gone.
-  void send(const std::string& bytes, int fd_to_pass = -1) const;
+  // Returns false if the peer is gone. The kernel limits the descriptors that all processes of a
+  // user have sent and not yet received (RLIMIT_NOFILE). At the limit, `send` calls `while_full`
+  // and tries again. `while_full` must receive messages, since peers may be at the limit, too. It
+  // throws to end the attempts.
+  bool send(
+      const std::string& bytes,
+      int fd_to_pass = -1,
+      const std::function<void()>& while_full = {}) const;
 
   // The next message. Returns nullopt if no message arrived by the deadline, or the peer is gone.
   std::optional<Message> receive(Clock::time_point deadline) const;
@@ -44,18 +57,31 @@ class Connection {
 };
 
 // A listening socket in Linux's abstract namespace. The socket has no file, and disappears with its
-// last descriptor. Only processes in the same network namespace can reach it.
+// last descriptor. Only processes in the same network namespace can reach it. Any of them can: the
+// names of all sockets are in /proc/net/unix. A thread therefore accepts connections at once, since
+// unaccepted connections of strangers could fill the queue, and closes those of other users.
 class Listener {
  public:
   Listener(const std::string& name, int backlog);
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
 
-  std::optional<Connection> accept(Clock::time_point deadline) const;
+  // Stops listening. Returns all connections of this user's processes so far. Throws kSystem if a
+  // connection could not be accepted.
+  std::vector<Connection> stop();
 
  private:
+  void accept_connections() noexcept;
+
   UniqueFd fd_;
+  std::vector<Connection> connections_;  // used by the thread until its end
+  int error_ = 0;                        // errno at the end of the thread
+  std::thread thread_;
 };
 
-// Returns nullopt if no process listens on this name in this network namespace.
-std::optional<Connection> connect_to(const std::string& name);
+// Returns nullopt if no process listens on this name in this network namespace, or the process does
+// not accept the connection by the deadline.
+std::optional<Connection> connect_to(const std::string& name, Clock::time_point deadline);
 
 }  // namespace ddpx::shm

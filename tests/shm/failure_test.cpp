@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include "ranks.h"
-#include "shm/memory_limit.h"
 
 namespace ddpx::shm {
 namespace {
+
+constexpr auto kInTime = std::chrono::seconds(10);
+
+using Seconds = std::chrono::duration<double>;
 
 // The error that `work` throws.
 template <class Work>
@@ -95,6 +98,26 @@ TEST(LeavingTest, IsNoticedByThoseWhoWait) {
       EXPECT_TRUE(contains(error.what(), "rank 1 left the group")) << error.what();
     }
   });
+}
+
+// A rank that sleeps in a wait is woken, and does not sleep until its next poll for dead peers.
+TEST(LeavingTest, WakesThoseWhoSleep) {
+  auto shortest = Seconds::max();
+  for (int round = 0; round < 5; ++round) {
+    Clock::time_point left;
+    run_threads(2, [&](const Rank& rank) {
+      rank.group.run(barrier_call());
+      if (rank.rank == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(15));
+        left = Clock::now();
+        rank.group.leave();
+        return;
+      }
+      EXPECT_EQ(caught([&] { rank.group.run(barrier_call()); }).kind(), ErrorKind::kPeerLost);
+      shortest = std::min(shortest, Seconds(Clock::now() - left));
+    });
+  }
+  EXPECT_LT(shortest.count(), 0.05);  // the poll interval is 0.1 s
 }
 
 TEST(LeavingTest, DoesNotDisturbWhoHasAllItNeeds) {
@@ -224,49 +247,40 @@ TEST(MisuseTest, IsRefusedAtOnceAndTheGroupGoesOn) {
   });
 }
 
-TEST(MeetingTest, NamesTheRankThatDoesNotCome) {
-  MemoryChannel channel;
-  auto options = test_options();
-  options.rendezvous_timeout = std::chrono::milliseconds(200);
-  const auto error = caught([&] { Group(channel, 0, 2, options, nullptr); });
-  EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
-  EXPECT_TRUE(contains(error.what(), "rank 1 did not")) << error.what();
+TEST(CorruptionTest, AnUnknownKindOfFailureIsASystemError) {
+  FailureRecord record{};
+  ASSERT_TRUE(record_failure(record, ErrorKind::kTimeout, "a text", 1));
+  record.kind = 1000;
+  record.culprit = -1000;
+  const auto failure = read_failure(record);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, ErrorKind::kSystem);
+  EXPECT_EQ(failure->culprit, -1);
+  EXPECT_EQ(failure->text, "a text");
 }
 
-TEST(MeetingTest, TooLittleMemoryIsAnErrorBeforeTheStart) {
+// Peers receive a location of a buffer that does not lie in the segment.
+TEST(CorruptionTest, ABufferOutsideItsSegmentIsAnError) {
   MemoryChannel channel;
-  override_available_memory(1000);
-  const auto error = caught([&] { Group(channel, 0, 1, test_options(), nullptr); });
-  override_available_memory(0);
-  EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
-}
-
-// A process that knows the socket's name, but not the token, gets no reply. The rendezvous of the
-// ranks succeeds.
-TEST(RendezvousTest, StrangersGetNoReply) {
-  class ChannelWithStranger : public MemoryChannel {
-   public:
-    void set(const std::string& key, const std::string& value) override {
-      if (key == "shm/endpoint/0") {
-        stranger = connect_to(value.substr(0, 37));
-        ASSERT_TRUE(stranger);
-        stranger->send("a message without the token, from rank 1");
-      }
-      MemoryChannel::set(key, value);
-    }
-    std::optional<Connection> stranger;
-  };
-  ChannelWithStranger channel;
-  const auto run_rank = [&](int rank) {
-    Group group(channel, rank, 2, test_options(), nullptr);
-    EXPECT_EQ(group.local_size(), 2);
-    group.run(barrier_call());
-  };
-  std::thread other(run_rank, 1);
-  run_rank(0);
-  other.join();
-  EXPECT_FALSE(channel.stranger->receive(Clock::now()));
-  EXPECT_TRUE(channel.stranger->hung_up());
+  const auto options = test_options();
+  Arena arena;
+  auto* block = arena.allocate(1000);
+  const auto location = *arena.locate(block, 1000);
+  const auto no_check = [] {};
+  std::thread owner([&] {
+    Peers peers(run_rendezvous(channel, 1, 2, {options.sizes, kInTime, ""}), 1);
+    peers.announce(arena, location.segment, no_check);
+  });
+  Peers peers(run_rendezvous(channel, 0, 2, {options.sizes, kInTime, ""}), 0);
+  EXPECT_EQ(peers.locate(1, {location.segment, location.offset}, 1000, no_check), block);
+  const auto segment_bytes = arena.resident_bytes();
+  for (const auto offset : {segment_bytes - 999, segment_bytes + 1, ~std::size_t{0} - 10}) {
+    const auto error = caught([&] { peers.locate(1, {location.segment, offset}, 1000, no_check); });
+    EXPECT_EQ(error.kind(), ErrorKind::kSystem) << offset;
+    EXPECT_EQ(error.culprits(), std::vector<int>{1});
+  }
+  owner.join();
+  arena.free(block);
 }
 
 // Several threads of a rank submit and wait at the same time.

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "ranks.h"
-#include "shm/memory_limit.h"
+#include "shm/limits.h"
 
 namespace ddpx::shm {
 namespace {

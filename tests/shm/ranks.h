@@ -68,12 +68,15 @@ struct Outcome {
   std::string text;  // the text that `work` returned, or the error that it threw
 };
 
-// Runs each rank in a forked process. The child runs `work` and sends its result to the parent.
+// Runs each rank in a forked process. The child runs `prepare`, joins the group, runs `work`, and
+// sends its result to the parent.
 inline std::vector<Outcome> run_processes(
     int size,
     const std::function<std::string(const Rank&)>& work,
-    const GroupOptions& options = test_options()) {
+    const GroupOptions& options = test_options(),
+    const std::function<void()>& prepare = [] {}) {
   const TemporaryDirectory directory;
+  std::filesystem::permissions(directory.path(), std::filesystem::perms::all);
   struct Child {
     pid_t pid;
     int pipe;
@@ -88,6 +91,7 @@ inline std::vector<Outcome> run_processes(
     if (pid == 0) {
       std::string text;
       try {
+        prepare();
         FileChannel channel(directory.path());
         const auto arena = std::make_shared<Arena>();
         Group group(channel, rank, size, options, arena);
