@@ -96,7 +96,8 @@ class Reservation {
   uint64_t num_bytes_;
 };
 
-// The kernel may require MFD_NOEXEC_SEAL (vm.memfd_noexec=2). Before Linux 6.3 it is unknown.
+// Linux 6.3 with vm.memfd_noexec=2 rejects memory files without MFD_NOEXEC_SEAL. Older versions
+// reject the flag.
 UniqueFd new_memory_file() {
   constexpr unsigned kNoExecSeal = 8;
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;

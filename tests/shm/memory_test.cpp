@@ -1,10 +1,7 @@
 // Memory files, the arena, and the errors for too little memory.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -60,13 +57,31 @@ TEST(MemoryTest, TooLittleIsAnErrorWithARemedy) {
   EXPECT_GT(available_memory().num_bytes, std::size_t{1} << 20);
 }
 
-// Runs `prepare` and creates memory in a forked child. Returns its exit code: 0 if the memory was
-// created, 77 if `prepare` returned false.
-template <class Prepare>
-int create_in_child(const Prepare& prepare) {
+// Makes `memfd_create` fail with or without MFD_NOEXEC_SEAL in this process, by a seccomp filter.
+bool filter_memfd_create(bool with_seal) {
+  constexpr uint32_t kNoExecSeal = 8;
+  constexpr uint32_t kRejected = SECCOMP_RET_ERRNO | EINVAL;
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 4),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, kNoExecSeal, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, with_seal ? kRejected : SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, with_seal ? SECCOMP_RET_ALLOW : kRejected),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program{std::size(filter), filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+class MemoryFlagsTest : public testing::TestWithParam<bool> {};
+
+// Linux 6.3 with vm.memfd_noexec=2 rejects calls without MFD_NOEXEC_SEAL. Older versions reject
+// calls with it.
+TEST_P(MemoryFlagsTest, AreThoseThatTheKernelAccepts) {
   const auto child = fork();
   if (child == 0) {
-    if (!prepare()) {
+    if (!filter_memfd_create(GetParam())) {
       _exit(77);
     }
     try {
@@ -77,49 +92,14 @@ int create_in_child(const Prepare& prepare) {
   }
   int status = 0;
   waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-// vm.memfd_noexec=2, in a PID namespace of its own.
-TEST(MemoryFlagsTest, ASystemWithoutExecutableMemoryFiles) {
-  const int code = create_in_child([] {
-    if (unshare(CLONE_NEWPID) != 0) {
-      return false;
-    }
-    if (const auto inner = fork(); inner != 0) {  // only children are in the new namespace
-      int status = 0;
-      waitpid(inner, &status, 0);
-      _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
-    }
-    const UniqueFd setting(open("/proc/sys/vm/memfd_noexec", O_WRONLY | O_CLOEXEC));
-    return setting && write(setting.get(), "2", 1) == 1;
-  });
-  if (code == 77) {
-    GTEST_SKIP() << "needs root, and Linux 6.3 or newer";
-  }
-  EXPECT_EQ(code, 0);
-}
-
-// A seccomp filter that rejects every flag of `memfd_create` but the oldest two, as before Linux
-// 6.3.
-TEST(MemoryFlagsTest, AKernelWithoutMfdNoexecSeal) {
-  const int code = create_in_child([] {
-    sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 3),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
-        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, ~static_cast<uint32_t>(3), 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-    const sock_fprog program{std::size(filter), filter};
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-  });
-  if (code == 77) {
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) {
     GTEST_SKIP() << "seccomp filters are not permitted here";
   }
-  EXPECT_EQ(code, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(WithoutAndWithSeal, MemoryFlagsTest, testing::Bool());
 
 // Two ranks that check at the same moment must not both get memory that exists once.
 class ReservationTest : public testing::Test {
