@@ -38,12 +38,14 @@ std::string encode(const Endpoint& endpoint) {
   return endpoint.socket_name + endpoint.token + endpoint.identity;
 }
 
-Endpoint decode_endpoint(const std::string& text) {
+Endpoint decode_endpoint(const std::string& text, int rank) {
   if (text.size() < kNameBytes + kTokenBytes) {
     throw Error(
         ErrorKind::kSystem,
-        "[ddpx shm] the store has an invalid endpoint of a rank. All ranks must use the same "
-        "version of ddpx, and no other program may use this part of the store.");
+        "[ddpx shm] the store has an invalid endpoint of rank " + std::to_string(rank) +
+            ". All ranks must use the same version of ddpx, and no other program may use this part "
+            "of the store.",
+        {rank});
   }
   return {
       text.substr(0, kNameBytes),
@@ -68,7 +70,8 @@ class Rendezvous {
   RendezvousResult run() {
     publish("endpoint", encode(endpoint_));
     for (int rank = 0; rank < size_; ++rank) {
-      endpoints_.push_back(rank == rank_ ? endpoint_ : decode_endpoint(read(rank, "endpoint")));
+      endpoints_.push_back(
+          rank == rank_ ? endpoint_ : decode_endpoint(read(rank, "endpoint"), rank));
     }
     for (int rank = 0; rank < rank_; ++rank) {
       connect_to_rank(rank);
