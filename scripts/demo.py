@@ -22,7 +22,10 @@ def main() -> int:
         *sys.argv[1:],
     ]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run(command, env=environment, check=False).returncode
+    code = subprocess.run(command, env=environment, check=False).returncode
+    if code == 0:
+        print("Next: source .venv/bin/activate, then ddpx run --nproc-per-node 2 your_script.py")
+    return code
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ const char* way_on(const Failure& failure) {
     case FailureKind::kLeft:
       break;
   }
-  return "To go on without the lost ranks, catch ddpx.RankFailure and call ddpx.shrink(model); "
+  return "To go on without the lost ranks, catch ddpx.RankFailure and call ddpx.shrink(). "
          "otherwise start the job again from a checkpoint.";
 }
 
