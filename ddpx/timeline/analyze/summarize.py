@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -14,8 +13,6 @@ from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.model import BucketTimes, Recording, Step
 
 _MS = 1e6
-_FEWEST = 3  # a deviation needs this many steps
-_SIGMAS_A_DEVIATION = 1.4826  # a standard deviation in median absolute deviations
 
 
 def summarize(recording: Recording) -> Summary:
@@ -107,7 +104,6 @@ def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Hold
         rank=rank,
         host=recording.hosts[rank],
         step_ms=middle("whole"),
-        step_error_ms=_error_ms([figure.whole for figure in figures]),
         compute_ms=middle("compute"),
         communication_ms=middle("communication"),
         overlapped_ms=middle("overlapped"),
@@ -117,14 +113,6 @@ def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Hold
         kept_waiting_ms=sum(h.waited_ns for h in mine) / len(steps) / _MS,
         clock_error_us=recording.clocks[rank].error_ns / 1e3,
     )
-
-
-def _error_ms(values_ns: Sequence[int]) -> float | None:
-    if len(values_ns) < _FEWEST:
-        return None
-    middle = median(values_ns)
-    deviation = _SIGMAS_A_DEVIATION * median(abs(value - middle) for value in values_ns)
-    return math.sqrt(math.pi / 2 / len(values_ns)) * deviation / _MS
 
 
 def _most_common(values: Iterable[Any]) -> Any:
