@@ -26,7 +26,7 @@ colors = pytest.importorskip("matplotlib.colors", reason="matplotlib is not inst
 
 FORWARD, BACKWARD = "#56b4e9", "#0072b2"
 FILLING, QUEUED, HELD_UP, MOVING, WRITING = "#f5cf80", "#e69f00", "#a6dccb", "#009e73", "#cc79a7"
-AVERAGED = "#cccccc"
+AVERAGED = "#ead1de"
 
 
 def _bars(figure, position: int, color: str | None) -> list[tuple[float, float]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MS = 1e6
 
-# The palette of Okabe and Ito, for people with colour blindness. Three colours are lightened.
+# The palette of Okabe and Ito, for people with colour blindness. Some colours are lightened.
 _DARK, _LIGHT = "#222222", "#ffffff"
 _COLORS = {
     "forward": "#56b4e9",
@@ -25,7 +25,7 @@ _COLORS = {
     states.QUEUED: "#e69f00",
     states.HELD_UP: "#a6dccb",
     states.MOVING: "#009e73",
-    states.AVERAGED: "#cccccc",
+    states.AVERAGED: "#ead1de",
     states.WRITTEN: "#cc79a7",
 }
 _TEXTS = {
