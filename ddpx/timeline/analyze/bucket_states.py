@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpx.timeline.analyze.extent import all_launched
 from ddpx.timeline.analyze.figures import common, union
 from ddpx.timeline.model import BucketTimes, Interval, Step
 
@@ -35,7 +36,7 @@ def bucket_states(step: Step, rank: int, indices: Iterable[int]) -> dict[str, li
         bucket = step.ranks[rank].buckets[index]
         if bucket is None:
             continue
-        moves = min(all_launched(step, index), bucket.completed)  # clocks have errors
+        moves = moves_since(step, index, bucket)
         held_up, moving = Interval(bucket.launched, moves), Interval(moves, bucket.completed)
         found[FILLING].append(_filling(step, rank, index, bucket))
         found[QUEUED].append(Interval(bucket.ready, bucket.launched))
@@ -48,10 +49,13 @@ def bucket_states(step: Step, rank: int, indices: Iterable[int]) -> dict[str, li
     return {state: union(span for span in spans if span.ns > 0) for state, spans in found.items()}
 
 
-def all_launched(step: Step, bucket_index: int) -> int:
-    """The time at which the last rank launched a bucket that was communicated."""
-    buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
-    return max(bucket.launched for bucket in buckets if bucket is not None)
+def moves_since(step: Step, bucket_index: int, bucket: BucketTimes) -> int:
+    """The time from which a bucket was in flight on all ranks.
+
+    Not after its completion: because of clock errors, the last launch may appear to be later.
+    """
+    launched = all_launched(step, bucket_index)
+    return bucket.completed if launched is None else min(launched, bucket.completed)
 
 
 def _filling(step: Step, rank: int, bucket_index: int, bucket: BucketTimes) -> Interval:

@@ -1,4 +1,4 @@
-"""Selects the step to show. Computes the extents of steps, and the straggler of a step."""
+"""Selects the step to show. Computes the extents of steps, and who launches a bucket last."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ def find_step(recording: Recording, number: int | None) -> Step:
         if step.number == number:
             return step
     raise _no_such_step(number, [step.number for step in recording.steps])
+
+
+def all_launched(step: Step, bucket_index: int) -> int | None:
+    """The time at which the last rank launched a bucket. None if no rank launched the bucket."""
+    buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
+    return max((bucket.launched for bucket in buckets if bucket is not None), default=None)
 
 
 def straggler(step: Step) -> int | None:

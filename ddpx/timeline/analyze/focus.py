@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpx.timeline.analyze.bucket_states import all_launched
+from ddpx.timeline.analyze.bucket_states import moves_since
 from ddpx.timeline.analyze.extent import rank_extent, straggler
 from ddpx.timeline.analyze.figures import common, holdup, step_figures
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
@@ -45,7 +45,7 @@ def longest_wait(step: Step) -> LongestWait | None:
             flight = Interval(bucket.launched, bucket.completed)
             for span in common([flight], [bucket.wait]):
                 if found is None or span.ns > found.ns:
-                    held_up = min(all_launched(step, index), span.end) - span.begin
+                    held_up = min(moves_since(step, index, bucket), span.end) - span.begin
                     found = LongestWait(rank, index, span.ns, max(held_up, 0))
     return found
 
