@@ -42,8 +42,8 @@ def record(folder: Path, *arguments: object) -> list[Launch]:
 def verdict(new: Sequence[Launch], base: Sequence[Launch]) -> str:
     """The verdict and the main part of the difference, in words."""
     found = compare_steps([one.steps_ms for one in new], [one.steps_ms for one in base])
-    summaries = [[one.summary for one in side] for side in (new, base)]
-    text = comparison_text(*summaries, found, "after", "before")
+    after, before = ([one.summary for one in side] for side in (new, base))
+    text = comparison_text(after, before, found, "after", "before")
     words = _VERDICTS.search(text)
     part = re.search(r"Most of the difference is ([a-z ]+)", text)
     return f"{words[0] if words else text}{f', {part[1]}' if part else ''}"
