@@ -2,7 +2,7 @@
 "use strict";
 
 const LEGEND = [
-  ["forward", "forward"], ["backward", "backward"], ["gradient", "gradient arrives"],
+  ["not-begun", "not begun"], ["forward", "forward"], ["backward", "backward"], ["gradient", "gradient arrives"],
   ["filling", "bucket fills"], ["queued", "full, queued"],
   ["held-up", "launched, other ranks not yet"], ["moving", "in flight on all ranks"],
   ["written", "written back"], ["exposed", "exposed wait"],
@@ -139,6 +139,7 @@ class Gantt {
     const rankStep = this.step.ranks.get(rank);
     this.text(`rank ${rank}`, 0, compute + 8, {color: "text", weight: "600"});
     if (this.left > 100) this.label("compute", compute + 8);
+    this.bar(compute + 1, 13, [0, rankStep.figures.notBegun], this.color("not-begun"));
     for (const forward of rankStep.forwards) this.bar(compute + 1, 13, forward, this.color("forward"));
     for (const backward of [...rankStep.localBackwards, rankStep.backward]) {
       this.bar(compute + 1, 13, backward, this.color("backward"));

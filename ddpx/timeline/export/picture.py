@@ -7,7 +7,14 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpx.timeline.analyze.extent import all_launched, filling, find_step, step_extent, straggler
+from ddpx.timeline.analyze.extent import (
+    all_launched,
+    filling,
+    find_step,
+    not_begun,
+    step_extent,
+    straggler,
+)
 from ddpx.timeline.analyze.figures import common, step_figures
 from ddpx.timeline.model import Interval, Recording, Step
 
@@ -22,8 +29,10 @@ _KIB, _MIB = 1 << 10, 1 << 20
 _FORWARD, _BACKWARD, _GRADIENT = "#56b4e9", "#0072b2", "#333333"
 _FILLING, _QUEUED, _HELD_UP, _MOVING = "#f5cf80", "#e69f00", "#a6dccb", "#009e73"
 _WRITING, _EXPOSED, _AXIS = "#cc79a7", "#222222", "#999999"
+_NOT_BEGUN = "#d9d9d9"
 _HATCH = "/////"
 _LEGEND = (
+    ("not begun", _NOT_BEGUN),
     ("forward", _FORWARD),
     ("backward", _BACKWARD),
     ("bucket fills", _FILLING),
@@ -121,7 +130,7 @@ def _write_header(
     handles: list[Patch | Line2D] = [
         Patch(facecolor=color, label=label) for label, color in _LEGEND
     ]
-    handles.insert(2, Line2D([], [], color=_GRADIENT, marker="|", ls="", label="gradient arrives"))
+    handles.insert(3, Line2D([], [], color=_GRADIENT, marker="|", ls="", label="gradient arrives"))
     handles.append(
         Patch(facecolor="none", edgecolor=_EXPOSED, hatch=_HATCH, label="exposed wait", lw=0.6)
     )
@@ -168,6 +177,7 @@ def _draw_rank(
     _style(axes, 2 * _ROW + num_buckets * row, step_extent(step).ns / _MS, is_last)
     _label_rows(axes, step, num_buckets, row)
     draw = _Rows(axes, begin, row)
+    draw.bar(None, not_begun(step, rank), _NOT_BEGUN, "not begun")
     for forward in rank_step.forwards:
         draw.bar(None, forward, _FORWARD, "forward")
     for backward in (*rank_step.local_backwards, rank_step.backward):
@@ -179,6 +189,9 @@ def _draw_rank(
         _draw_bucket(draw, step, rank, index)
     figures = step_figures(rank_step)
     text = f"compute {figures.compute / _MS:.1f} ms"
+    late_ms = not_begun(step, rank).ns / _MS
+    if late_ms >= 0.05:  # shown as 0.1
+        text = f"not begun {late_ms:.1f} ms, {text}"
     if figures.communication:
         text += (
             f", communication {figures.communication / _MS:.1f} ms: "
