@@ -286,6 +286,7 @@ def test_bound_of_a_median():
     assert surely_above([5.0, 3.0, 4.0]) == 3.0
     assert surely_above(list(range(12))) == 2  # P(at most 2 of 12 below the median) = 1.9 %
     assert surely_above(list(range(20))) == 5
+    assert surely_above(list(range(20)), one_of=64) == 2  # P(at most 2 of 20 below) = 0.02 %
 
 
 def test_clocks_that_are_not_known():

@@ -72,7 +72,8 @@ class Evidence:
         """Whether the figure of a step is above noise, clock errors and 5 % of the step."""
         clock_ms = max(clock.error_ns for clock in self.recording.clocks.values()) / _MS
         least_ms = max(_WORTH_A_WORD * self.step_ms, clock_ms)
-        return bool(values_ns) and surely_above(values_ns) / _MS > least_ms
+        num_ranks = len(self.recording.hosts)
+        return bool(values_ns) and surely_above(values_ns, num_ranks) / _MS > least_ms
 
     def lateness(self, rank: int) -> list[Lateness]:
         """The lateness of a rank, in each step that the rank and another rank recorded."""
