@@ -30,10 +30,18 @@ NUM_SEEDS = 10
 ENOUGH = 0.9  # of the recordings of a cause
 
 
-def first_cause(timeline: Timeline) -> str:
-    """The cause that the first sentence of advice names."""
-    findings = diagnose(timeline.recording)
-    return findings[0].cause if findings else HEALTHY
+def first_causes(cause: str, timelines: list[Timeline]) -> Counter[str]:
+    """Counts the causes that the first sentences name. Prints the sentences that name another."""
+    found: Counter[str] = Counter()
+    for seed, timeline in enumerate(timelines):
+        findings = diagnose(timeline.recording)
+        named = findings[0].cause if findings else HEALTHY
+        found[named] += 1
+        if named != cause:
+            print(f"{cause}, seed {seed}:", *(f.sentence for f in findings), sep="\n  ")
+            print(timeline.summary())
+    print(f"{cause}: {dict(found)}", flush=True)
+    return found
 
 
 def spread(timelines: list[Timeline]) -> str:
@@ -63,8 +71,7 @@ def main() -> int:
         pools = {2: two, 4: four}
         for cause in CAUSES:
             timelines = list(recordings(cause, range(arguments.seeds), pools.__getitem__))
-            found[cause] = Counter(map(first_cause, timelines))
-            print(f"{cause}: {dict(found[cause])}", flush=True)
+            found[cause] = first_causes(cause, timelines)
             if cause == HEALTHY:
                 noise = spread(timelines)
     others = sorted({named for counts in found.values() for named in counts} - set(CAUSES))

@@ -29,6 +29,7 @@ from ddpx.timeline import Timeline
 MIB = 1 << 20
 WARM_UP, STEPS = 3, 12
 LINK_MBIT = 200.0
+_LIMIT_S = 300.0  # of one recording, on a machine that is busy with other things
 
 
 @dataclass(frozen=True)
@@ -273,9 +274,9 @@ def recordings(cause: str, seeds: range, ranks: Callable[[int], RankPool]) -> It
         yield from record_over_a_slow_link(seeds)
     for seed in seeds if cause != "slow link" else ():
         if cause == "shared cores":
-            yield ranks(4).run(record_on_shared_cores, seed)[0]
+            yield ranks(4).run(record_on_shared_cores, seed, timeout=_LIMIT_S)[0]
         else:
-            yield ranks(2).run(record_plan, cause, seed)[0]
+            yield ranks(2).run(record_plan, cause, seed, timeout=_LIMIT_S)[0]
 
 
 def record_over_a_slow_link(seeds: range) -> list[Timeline]:
