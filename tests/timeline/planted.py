@@ -175,7 +175,7 @@ def slow_link(random: Random, rank: int) -> Plan:
 
 def large_bucket(random: Random, rank: int) -> Plan:
     """All layers in one bucket."""
-    layers = _layers(random, random.uniform(0.08, 0.12), random.uniform(2, 3))
+    layers = _layers(random, random.uniform(0.08, 0.12), random.uniform(4, 5))
     return Plan(tuple(layers), {"bucket_cap_mb": 100})
 
 
@@ -188,7 +188,7 @@ def small_buckets(random: Random, rank: int) -> Plan:
 def late_first_bucket(random: Random, rank: int) -> Plan:
     """Either the first bucket is most of the model, or it has a layer whose gradient is last."""
     if random.random() < 0.5:
-        layers = _layers(random, random.uniform(0.08, 0.12), 4, number=12)
+        layers = _layers(random, random.uniform(0.08, 0.12), 5, number=12)
         first_mib = sum(mib for mib, _, _ in layers[2:])  # all but the last two gradients
         return Plan(tuple(layers), {"bucket_cap_mb_list": [first_mib - 0.1, 1]})
     layers = _layers(random, random.uniform(0.08, 0.12), 4, number=random.randint(8, 12))
