@@ -211,6 +211,14 @@ def test_waiting_for_a_rank_is_not_communication():
     assert _causes(simulate([early, late], MODEL)) == ["slow compute"]
 
 
+def test_a_rank_without_the_data_of_others():
+    """As after an exception. Its waits may be for the other rank, or for communication."""
+    recording = simulate([USUAL] * 2, MODEL, Wire(8))
+    steps = tuple(replace(step, ranks={0: step.ranks[0]}) for step in recording.steps)
+    alone = replace(recording, steps=steps, hosts={0: "here"}, clocks={0: Clock(0.0, 0.0)})
+    assert advise(alone) == []
+
+
 def test_copies_back():
     copied = replace(USUAL, copy=1.2)
     assert advise(simulate([USUAL, copied], MODEL)) == [

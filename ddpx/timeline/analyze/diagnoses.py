@@ -60,16 +60,17 @@ def _shared_cores(evidence: Evidence) -> Iterator[str]:
 def _unused_parameters(evidence: Evidence) -> Iterator[str]:
     unused, recording = evidence.unused, evidence.recording
     share = evidence.share_of(unused)
-    if share < _UNUSED or recording.world_size == 1:
+    if share < _UNUSED:
         return
     num_bytes = sum(recording.param_bytes[param] for param in unused)
     names = [recording.param_names[param] for param in unused[:2]]
     if len(unused) > 2:
         names.append("…")
+    params, steps = count_text(len(unused), "parameter"), len(evidence.whole_steps)
     yield (
-        f"{count_text(len(unused), 'parameter')} ({', '.join(names)}) got no gradient on any rank "
-        f"in {count_text(len(evidence.steps), 'step')}, and {size_text(num_bytes)} of zeros a step "
-        f"are sent for {'it' if len(unused) == 1 else 'them'}, {share:.0%} of all bytes. Call "
+        f"{params} ({', '.join(names)}) got no gradient on any rank in {count_text(steps, 'step')}, "
+        f"and {size_text(num_bytes)} of zeros a step are sent for "
+        f"{'it' if len(unused) == 1 else 'them'}, {share:.0%} of all bytes. Call "
         "requires_grad_(False) on such parameters before you wrap the model."
     )
 

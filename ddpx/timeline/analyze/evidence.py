@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +66,8 @@ class Evidence:
         self.recording = recording
         self.layout: tuple[BucketLayout, ...] = recording.steps[-1].layout
         self.steps: list[Step] = [s for s in recording.steps if s.layout == self.layout]
+        # Without the other ranks, waits for them look like waits for communication.
+        self.whole_steps = [s for s in self.steps if len(s.ranks) == recording.world_size]
         self.step_ms = median(step_extent(step).ns for step in self.steps) / _MS
 
     def is_worth_a_word(self, values_ns: Sequence[float]) -> bool:
@@ -88,22 +90,22 @@ class Evidence:
         """The parameters in communicated buckets that got no gradient on any rank in any step."""
         arrived = {
             arrival.param
-            for step in self.steps
+            for step in self.whole_steps
             for rank_step in step.ranks.values()
             for arrival in rank_step.arrivals
         }
         return tuple(
             param
             for index, bucket in enumerate(self.layout)
-            if any(r.buckets[index] is not None for s in self.steps for r in s.ranks.values())
+            if any(r.buckets[index] is not None for s in self.whole_steps for r in s.ranks.values())
             for param in bucket.params
             if param not in arrived
         )
 
     @cached_property
     def transfers(self) -> list[Transfers]:
-        """The transfers of each step."""
-        return [transfers(step, self.recording.backend) for step in self.steps]
+        """The transfers of the steps that all ranks recorded."""
+        return [transfers(step, self.recording.backend) for step in self.whole_steps]
 
     @cached_property
     def communication(self) -> Communication | None:
@@ -112,32 +114,31 @@ class Evidence:
         Time that unused parameters take does not count.
         """
         exposed: dict[int, list[int]] = {rank: [] for rank in self.recording.hosts}
-        for step, found in zip(self.steps, self.transfers, strict=True):
+        for step, found in zip(self.whole_steps, self.transfers, strict=True):
             for rank, rank_step in step.ranks.items():
                 exposed[rank].append(exposed_transfer_ns(rank_step, found.begin))
-        rank = min(exposed, key=lambda r: median(exposed[r]) if exposed[r] else float("inf"))
-        pairs = zip(self.steps, self.transfers, strict=True)
-        moved = [found for step, found in pairs if rank in step.ranks]
-        steps = [step for step in self.steps if rank in step.ranks]
+        if not self.whole_steps:
+            return None
+        rank = min(exposed, key=lambda each: median(exposed[each]))
+        own = [step.ranks[rank] for step in self.whole_steps]
         in_vain = self.share_of(self.unused)
-        waited = [x - in_vain * t.total_ns for x, t in zip(exposed[rank], moved, strict=True)]
-        origin = most_common(
-            origin_of_wait(step.ranks[rank], waited_ns)
-            for step, waited_ns in zip(steps, waited, strict=True)
-        )
+        pairs = zip(exposed[rank], self.transfers, strict=True)
+        waited = [ns - in_vain * found.total_ns for ns, found in pairs]
+        origin = most_common(map(origin_of_wait, own, waited))
         if origin is None or not self.is_worth_a_word(waited):
             return None
+        total_ns = median(found.total_ns for found in self.transfers)
+        by_bucket: dict[int, list[float]] = defaultdict(list)
+        for found in self.transfers:
+            for index, ns in found.ns.items():
+                by_bucket[index].append(ns)
         return Communication(
             rank=rank,
             exposed_ms=median(waited) / _MS,
-            transfer_ms=(1 - in_vain) * median(found.total_ns for found in moved) / _MS,
-            hideable_ms=median(hideable_ns(step.ranks[rank]) for step in steps) / _MS,
+            transfer_ms=(1 - in_vain) * total_ns / _MS,
+            hideable_ms=median(map(hideable_ns, own)) / _MS,
             origin=origin,
-            bucket_ms={
-                index: median(found.ns[index] for found in moved if index in found.ns) / _MS
-                for index in range(len(self.layout))
-                if any(index in found.ns for found in moved)
-            },
+            bucket_ms={index: median(each) / _MS for index, each in by_bucket.items()},
         )
 
     def share_of(self, params: Iterable[int]) -> float:
