@@ -66,10 +66,11 @@ def _unused_parameters(evidence: Evidence) -> Iterator[str]:
     names = [recording.param_names[param] for param in unused[:2]]
     if len(unused) > 2:
         names.append("…")
-    params, steps = count_text(len(unused), "parameter"), len(evidence.whole_steps)
+    params = count_text(len(unused), "parameter")
+    steps = count_text(len(evidence.whole_steps), "step")
     yield (
-        f"{params} ({', '.join(names)}) got no gradient on any rank in {count_text(steps, 'step')}, "
-        f"and {size_text(num_bytes)} of zeros a step are sent for "
+        f"{params} ({', '.join(names)}) got no gradient on any rank in {steps}, and "
+        f"{size_text(num_bytes)} of zeros a step are sent for "
         f"{'it' if len(unused) == 1 else 'them'}, {share:.0%} of all bytes. Call "
         "requires_grad_(False) on such parameters before you wrap the model."
     )
