@@ -114,12 +114,13 @@ def test_a_middle_bucket_is_too_large():
     assert sentence.endswith("Try bucket_cap_mb_list=[2, 4, 4, 4, 2, 1].")
 
 
-def test_a_single_gradient_is_not_divided():
-    model = Model([*[2.0] * 8, 24.0], [[0, 1], [2, 3], [4, 5], [6, 7], [8]])
+@pytest.mark.parametrize("last_buckets", [[[6, 7], [8]], [[6, 7, 8]]])
+def test_a_single_gradient_is_not_divided(last_buckets):
+    model = Model([*[2.0] * 8, 24.0], [[0, 1], [2, 3], [4, 5], *last_buckets])
     (sentence,) = advise(simulate([USUAL] * 2, model))
     assert sentence.endswith(
-        "It holds a single gradient, which is never divided: send less of it, with "
-        "bf16_compress_hook."
+        "The gradient of w8 alone has 24 MiB, and a gradient is never divided: send less of it, "
+        "with bf16_compress_hook."
     )
 
 

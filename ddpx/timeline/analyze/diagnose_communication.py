@@ -18,6 +18,7 @@ _MIB = 1 << 20
 # An all-reduce of this size takes about twice as long as one of a few bytes.
 _HALF_OVERHEAD_BYTES = 128 << 10
 _MOST_OVERHEAD_MS = 1.0  # of an all-reduce
+_MOST_OF_BUCKET = 0.75
 
 
 def small_buckets(evidence: Evidence) -> Iterator[str]:
@@ -107,9 +108,12 @@ def _bucket(evidence: Evidence, index: int) -> str:
 
 def _smaller(evidence: Evidence, index: int) -> str:
     """What to do about a bucket that is too large."""
-    if len(evidence.layout[index].params) == 1:
+    sizes = evidence.recording.param_bytes
+    largest = max(evidence.layout[index].params, key=lambda param: sizes[param])
+    if sizes[largest] > _MOST_OF_BUCKET * evidence.layout[index].num_bytes:
         return (
-            "It holds a single gradient, which is never divided: send less of it, with "
+            f"The gradient of {evidence.recording.param_names[largest]} alone has "
+            f"{size_text(sizes[largest])}, and a gradient is never divided: send less of it, with "
             "bf16_compress_hook."
         )
     caps = caps_that_divide(evidence.recording, index)
