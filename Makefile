@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test docs wheel test-torch lock lint format parity-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test docs wheel test-torch lock lint format parity-table advice-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ format: $(VENV)/.deps  ## format and fix with ruff and clang-format
 
 parity-table: build  ## run the parity matrix and write its table into docs/parity.md
 	$(BIN)/python scripts/parity_table.py
+
+advice-table: build  ## record runs with a known cause, and write what ddpx advises into docs/advice.md (5 min)
+	$(BIN)/python scripts/advice_table.py
 
 reliability: build  ## make ranks fail under ddpx and DDP, and write docs/reliability.md (5 min)
 	$(BIN)/python scripts/reliability.py

@@ -5,7 +5,7 @@ All times are nanoseconds on the clock of rank 0, counted from the start of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,11 @@ class Recording:
         param_bytes: The size of each parameter's gradient. 0 for a sparse gradient.
         param_kinds: The dtype, the device and the delay of each parameter's gradient. A bucket
             contains one kind. Empty in files of older versions.
+        asked_steps: The number of steps that were to be recorded. None: no limit was given.
+        cores: The CPU cores that each rank may use, by rank. Empty in files of older versions.
+        num_threads: The number of threads that an operation uses on the CPU, by rank.
+        core_waits: The share of the recording in which a rank was ready to run and had no core, by
+            rank. A rank is left out if its kernel does not report this time.
     """
 
     param_names: tuple[str, ...]
@@ -174,3 +179,7 @@ class Recording:
     lost_events: dict[int, int]
     param_bytes: tuple[int, ...] = ()
     param_kinds: tuple[str, ...] = ()
+    asked_steps: int | None = None
+    cores: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    num_threads: dict[int, int] = field(default_factory=dict)
+    core_waits: dict[int, float] = field(default_factory=dict)

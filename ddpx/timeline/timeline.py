@@ -202,16 +202,18 @@ class Timeline:
 
         Example:
             >>> print(timeline.summary())
-            2 steps (1 to 2) of 2 of 2 ranks over gloo, on cpu. Times are medians in ms.
+            2 steps (1 to 2) of 2 of 2 ranks over gloo, on cpu. Times are medians over steps, in ms.
             ...
         """
         return summarize(self.recording)
 
     def advice(self) -> list[str]:
-        """Derives advice from the measurements.
+        """Names the causes for which steps wait, and what to do about them.
+
+        docs/advice.md lists the causes, their evidence, and how often the first sentence is right.
 
         Returns:
-            Sentences, the most important sentence first. Empty if there is nothing to improve.
+            Sentences. The first sentence is the first thing to change. Empty if no cause is found.
 
         Raises:
             RuntimeError: No complete step was recorded.

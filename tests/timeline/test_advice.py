@@ -1,116 +1,137 @@
-"""When each advice is given: each recording here has one problem."""
+"""When each advice is given: each simulated recording here has one cause of waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic import rank_step, recording
+from simulated import Model, Rank, Wire, evenly, simulate
+from synthetic import make_recording
 
-from ddpx.timeline.analyze.advice import advise
-from ddpx.timeline.model import BucketLayout, Clock, RankStep, Step
+from ddpx.timeline.analyze.advice import advise, diagnose
+from ddpx.timeline.analyze.noise import surely_above
+from ddpx.timeline.model import Clock, Recording
 
-MIB = 1 << 20
-PARAMS_EACH = 8  # per bucket
+# Eight parameters of 2 MiB in four buckets, and then a small one. Backward takes 60 ms.
+MODEL = Model([*[2.0] * 8, 0.1], [[0, 1], [2, 3], [4, 5], [6, 7], [8]])
+USUAL = Rank(evenly(9))
 
 
-def _rank_step(
-    buckets: Sequence[tuple[float, float, float]], compute: float = 100.0, copy: float = 0.0
-) -> RankStep:
-    """A forward of a third of ``compute`` ms, a backward of the rest, and these buckets.
+def _causes(recording: Recording) -> list[str]:
+    return [finding.cause for finding in diagnose(recording)]
 
-    Args:
-        buckets: Ready, flight and wait in ms, per bucket. A bucket is launched when it is ready.
-            The wait for it begins at the end of backward.
-    """
-    times = []
-    for ready, flight, wait in buckets:
-        begin = max(compute, ready + flight - wait)
-        times.append((ready, ready, ready + flight, begin, begin + wait, begin + wait + copy))
-    return rank_step(
-        0,
-        forward=(0, compute / 3),
-        backward=(compute / 3, compute),
-        end=max([compute, *(bucket[-1] for bucket in times)]),
-        arrivals={i: bucket[0] for i, bucket in enumerate(times)},
-        buckets=times,
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_nothing_to_say(num_ranks):
+    assert advise(simulate([USUAL] * num_ranks, MODEL)) == []
+
+
+def test_late_start():
+    late = replace(USUAL, begin=20.7)
+    assert advise(simulate([USUAL, late], MODEL)) == [
+        "Rank 1 begins its step 20.7 ms after the others: rank 0 waits 20.7 ms a step for it. Look "
+        "for what rank 1 alone does before forward, such as loading data, logging or saving."
+    ]
+    (sentence,) = advise(simulate([USUAL, USUAL, late, USUAL], MODEL))
+    assert sentence.startswith(
+        "Rank 2 begins its step 20.7 ms after the others (median): other ranks wait up to 20.7 ms"
     )
 
 
-def _advice(
-    ranks: list[RankStep], mib: list[float], error_us: float = 0.0, **others: Any
-) -> list[str]:
-    """Advice for buckets of eight params. The last to arrive are w0, w1, …"""
-    num_buckets = len(mib)
-    layout = []
-    for i, size in enumerate(mib):
-        first = num_buckets + (PARAMS_EACH - 1) * i
-        layout.append(BucketLayout((*range(first, first + PARAMS_EACH - 1), i), round(size * MIB)))
-    param_bytes = [0] * (num_buckets * PARAMS_EACH)
-    for bucket in layout:
-        for param in bucket.params:
-            param_bytes[param] = bucket.num_bytes // PARAMS_EACH
-    defaults = {
-        "clocks": {rank: Clock(0.0, 1e3 * error_us * rank) for rank in range(len(ranks))},
-        "hosts": dict.fromkeys(range(len(ranks)), "here"),
-    }
-    return advise(
-        recording(
-            (Step(5, tuple(layout), dict(enumerate(ranks))),),
-            [f"w{i}" for i in range(len(param_bytes))],
-            param_bytes,
-            len(ranks),
-            **{**defaults, **others},
-        )
+def test_late_start_that_nobody_waits_for():
+    """The rank has less to compute."""
+    late = replace(USUAL, begin=20, forward=10)
+    assert advise(simulate([USUAL, late], MODEL)) == []
+
+
+def test_a_rank_that_starts_late_and_computes_longer():
+    """Each part is said with its own time."""
+    late = replace(USUAL, begin=20, forward=60)
+    start, compute = advise(simulate([USUAL, late], MODEL))
+    assert "begins its step 20.0 ms after the others: rank 0 waits 20.0 ms" in start
+    assert "computes 30.0 ms a step longer" in compute and "rank 0 waits 30.0 ms" in compute
+
+
+def test_slow_compute():
+    slow = Rank(evenly(9, 90), forward=45)
+    assert advise(simulate([USUAL, slow], MODEL)) == [
+        "Rank 1 (host here) computes 45.0 ms a step longer than the others, 30.0 ms of it in "
+        "backward: rank 0 waits 45.0 ms a step for it. Compare its inputs (batch size, sequence "
+        "length) and its machine with theirs."
+    ]
+
+
+def test_slow_between_forward_and_backward():
+    (sentence,) = advise(simulate([USUAL, replace(USUAL, between=20)], MODEL))
+    assert "20.0 ms of it in the time between forward and backward" in sentence
+    assert sentence.endswith("Look for what it alone does there, such as logging or saving.")
+
+
+def test_two_slow_ranks_of_six():
+    slow = Rank(evenly(9, 90), forward=45)
+    recording = simulate([USUAL, slow, USUAL, USUAL, slow, USUAL], MODEL)
+    assert [sentence[:6] for sentence in advise(recording)] == ["Rank 1", "Rank 4"]
+
+
+@pytest.mark.parametrize("param", [0, 5, 8])
+def test_late_gradient(param):
+    late = Rank({**evenly(9), param: evenly(9)[param] + 14})
+    (finding,) = diagnose(simulate([USUAL, late], MODEL))
+    assert finding.cause == "late gradient"
+    assert finding.sentence == (
+        f"The gradient of w{param} takes 14.0 ms longer on rank 1 than on the others: rank 0 waits "
+        "14.0 ms a step for it. Look for what rank 1 alone does there in backward, such as a hook "
+        "or another branch."
     )
 
 
-GOOD = [(50.0, 10.0, 0.0), (80.0, 10.0, 0.0)]
+def test_unused_parameters():
+    unused = {param: gap for param, gap in evenly(9).items() if param not in (2, 3, 4)}
+    assert advise(simulate([Rank(unused)] * 2, MODEL)) == [
+        "3 parameters (w2, w3, …) got no gradient on any rank in 5 steps, and 6.0 MiB of zeros a "
+        "step are sent for them, 37% of all bytes. Call requires_grad_(False) on such parameters "
+        "before you wrap the model."
+    ]
+    # One rank used them.
+    unused[5] = 4 * evenly(9)[5]
+    assert advise(simulate([Rank(unused), USUAL], MODEL)) == []
 
 
-def test_nothing_to_say():
-    assert _advice([_rank_step(GOOD), _rank_step(GOOD)], [10, 10]) == []
-
-
-def test_one_rank_computes_longer():
-    sentences = _advice([_rank_step(GOOD), _rank_step(GOOD, compute=150)], [10, 10])
-    assert sentences == [
-        "Rank 1 (host here) computes 150.0 ms a step, the others 100.0 ms: everyone waits for it. "
-        "Look at what its inputs and its machine have that the others have not."
+def test_the_last_bucket_is_too_large():
+    model = Model([2.0] * 9, [[0, 1, 2], [3, 4, 5, 6, 7, 8]])
+    assert advise(simulate([USUAL] * 2, model)) == [
+        "Bucket 1 of 12 MiB, the last to be launched, is too large to be hidden: rank 0 waits "
+        "12.1 ms of a step of 102.1 ms. Try bucket_cap_mb_list=[6, 3]."
     ]
 
 
-def test_a_late_gradient():
-    late = _rank_step([(50, 10, 0), (94, 2, 0)])
-    sentences = _advice([_rank_step(GOOD), late], [10, 10])
-    assert sentences == [
-        "Bucket 1 waits 14.0 ms for rank 1's w1: that much earlier another rank has it ready."
-    ]
+def test_a_middle_bucket_is_too_large():
+    """The last bucket queues behind the transfer of the large bucket."""
+    model = Model([*[2.0] * 8, 0.1], [[0], [1, 2, 3, 4, 5, 6, 7], [8]])
+    (sentence,) = advise(simulate([USUAL] * 2, model, Wire(ms_per_mib=1.5)))
+    assert sentence.startswith("Bucket 1 of 14 MiB is too large to be hidden: rank 0 waits 14.7")
+    assert sentence.endswith("Try bucket_cap_mb_list=[2, 4, 4, 4, 2, 1].")
 
 
-def test_the_last_bucket_is_exposed():
-    exposed = [(50, 10, 0), (100, 20, 20)]
-    sentences = _advice([_rank_step(exposed), _rank_step(exposed)], [10.39, 24])
-    assert sentences == [
-        "The last bucket of 24 MiB is fully exposed: try bucket_cap_mb_list=[10.3, 6]."
-    ]
-    partly = [(50, 10, 0), (95, 20, 15)]
-    sentences = _advice([_rank_step(partly), _rank_step(partly)], [10, 0.5])
-    assert sentences == [
-        "The last bucket of 0.5 MiB is exposed for 15.0 ms of a step of 115.0 ms. "
-        "It is small already."
-    ]
+@pytest.mark.parametrize("last_buckets", [[[6, 7], [8]], [[6, 7, 8]]])
+def test_a_single_gradient_is_not_divided(last_buckets):
+    model = Model([*[2.0] * 8, 24.0], [[0, 1], [2, 3], [4, 5], *last_buckets])
+    (sentence,) = advise(simulate([USUAL] * 2, model))
+    assert sentence.endswith(
+        "The gradient of w8 alone has 24 MiB, and a gradient is never divided: send less of it, "
+        "with bf16_compress_hook."
+    )
 
 
 def _kinds(*of_buckets: str) -> dict[str, Any]:
-    others = [kind for kind in of_buckets for _ in range(PARAMS_EACH - 1)]
-    return {"param_kinds": (*of_buckets, *others)}
+    return {"param_kinds": [kind for kind in of_buckets for _ in range(4)]}
 
 
 @pytest.mark.parametrize(
     ("mib", "kinds", "advised"),
     [
+        ([10.39, 24], ("float32 on cpu", "float32 on cpu"), "[10.3, 6]"),
         # The only bucket of its dtype uses the first cap of the list, which also fits the other
         # bucket.
         ([3, 24], ("float32 on cpu", "float64 on cpu"), "[6]"),
@@ -126,54 +147,162 @@ def _kinds(*of_buckets: str) -> dict[str, Any]:
     ],
 )
 def test_caps_leave_buckets_of_other_kinds_as_they_are(mib, kinds, advised):
-    early = [(40.0 + i, 2.0, 0.0) for i in range(len(mib) - 1)]
-    exposed = _rank_step([*early, (100, 20, 20)])
-    sentences = _advice([exposed, exposed], mib, **_kinds(*kinds))
+    """Each bucket has four parameters."""
+    buckets = [[4 * index + i for i in range(4)] for index in range(len(mib))]
+    model = Model([size / 4 for size in mib for _ in range(4)], buckets)
+    rank = Rank(evenly(4 * len(mib), 300))
+    (sentence,) = advise(simulate([rank] * 2, model, Wire(2), **_kinds(*kinds)))
+    assert sentence.startswith(f"Bucket {len(mib) - 1} of 24 MiB")
     if advised is None:
-        expected = "The last bucket of 24 MiB is fully exposed for 20.0 ms of a step of 120.0 ms."
+        assert sentence.endswith("Try a smaller bucket_cap_mb.")
     else:
-        expected = f"The last bucket of 24 MiB is fully exposed: try bucket_cap_mb_list={advised}."
-    assert sentences == [expected]
+        assert sentence.endswith(f"Try bucket_cap_mb_list={advised}.")
 
 
-def test_more_communication_than_computation():
-    slow = [(50, 10, 0), (80, 120, 100)]
-    text = _advice([_rank_step(slow), _rank_step(slow)], [10, 10])[0]
-    assert "Communication takes 130.0 ms a step, computation 100.0 ms" in text
-    assert text.endswith('or through shared memory: init_process_group("shm").')
-    for other in ({"backend": "shm"}, {"hosts": {0: "here", 1: "there"}}):
-        text = _advice([_rank_step(slow), _rank_step(slow)], [10, 10], **other)[0]
-        assert "shared memory" not in text and "bf16_compress_hook" in text
+def test_the_first_bucket_is_launched_too_late():
+    model = Model([2.0] * 9, [[0, 1, 2, 3, 4, 5, 6], [7], [8]])
+    assert advise(simulate([USUAL] * 2, model, Wire(2))) == [
+        "Bucket 0 of 14 MiB is launched too late for backward to hide the communication: rank 0 "
+        "waits 23.0 ms of a step of 113.0 ms. Try bucket_cap_mb_list=[4, 4, 4, 2, 2, 2]."
+    ]
+
+
+def test_the_first_bucket_waits_for_the_last_gradient():
+    model = Model([2.0] * 9, [[8], [0, 1, 2], [3, 4, 5], [6, 7]])
+    (finding,) = diagnose(simulate([USUAL] * 2, model, Wire(2)))
+    assert finding.cause == "late first bucket"
+    assert "the gradient of w8 completes it, and full buckets queue behind it" in finding.sentence
+    assert "leave it out, or register layers in the order of forward" in finding.sentence
+
+
+def test_slow_link():
+    recording = simulate([USUAL] * 2, MODEL, Wire(8))
+    (sentence,) = advise(recording)
+    assert sentence.startswith(
+        "Buckets are moving for 129.3 ms a step (0.131 GB/s), and backward on rank 0 can hide only "
+        "53.3 ms of it: rank 0 waits 82.6 ms of a step of 172.6 ms. Send less (bf16_compress_hook"
+    )
+    assert "shared memory" not in sentence
+    over_gloo = replace(recording, backend="gloo")
+    assert advise(over_gloo)[0].endswith('or through shared memory: init_process_group("shm").')
+    (sentence,) = advise(replace(over_gloo, hosts={0: "here", 1: "there"}))
+    assert "shared memory" not in sentence
+
+
+def test_small_buckets():
+    num_params = 200
+    model = Model([0.02] * num_params, [[param] for param in range(num_params)])
+    rank = Rank(evenly(num_params))
+    assert advise(simulate([rank] * 2, model, Wire(overhead_ms=0.4))) == [
+        "200 of 200 buckets are smaller than 1 MiB, 20 KiB in the median, and each takes 0.42 "
+        "ms: rank 0 waits 24.3 ms of a step of 114.3 ms. Try bucket_cap_mb=1 or more."
+    ]
+
+
+def test_small_buckets_over_a_slow_link():
+    """Larger buckets would not help: the link needs the time."""
+    num_params = 40
+    model = Model([0.25] * num_params, [[param] for param in range(num_params)])
+    recording = simulate([Rank(evenly(num_params))] * 2, model, Wire(40))
+    assert _causes(recording) == ["slow link"]
 
 
 def test_waiting_for_a_rank_is_not_communication():
-    """Rank 0 launches early and waits long.
-
-    On both ranks together, buckets are in flight only briefly.
-    """
-    early = _rank_step([(10, 149, 140)], compute=20)
-    late = _rank_step([(149, 10, 9)], compute=150)
-    sentences = _advice([early, late], [10])
-    assert not any("Communication takes" in sentence for sentence in sentences)
-    assert any("everyone waits for it" in sentence for sentence in sentences)
+    early, late = Rank(evenly(9, 10), forward=5), Rank(evenly(9, 120))
+    assert _causes(simulate([early, late], MODEL)) == ["slow compute"]
 
 
-def test_many_small_buckets():
-    small = [(50.0 + i, 60.0, 4.0) for i in range(6)]
-    text = " ".join(_advice([_rank_step(small), _rank_step(small)], [0.2] * 6))
-    assert "6 of 6 buckets are smaller than 1 MiB" in text
+def test_a_rank_without_the_data_of_others():
+    """As after an exception. Its waits may be for the other rank, or for communication."""
+    recording = simulate([USUAL] * 2, MODEL, Wire(8))
+    steps = tuple(replace(step, ranks={0: step.ranks[0]}) for step in recording.steps)
+    alone = replace(recording, steps=steps, hosts={0: "here"}, clocks={0: Clock(0.0, 0.0)})
+    assert advise(alone) == []
 
 
 def test_copies_back():
-    copied = _rank_step(GOOD, copy=3)
-    assert _advice([copied, copied], [10, 10]) == [
-        "Copying averaged gradients back takes 6.0 ms a step: with gradient_as_bucket_view=True "
-        "there is nothing to copy."
+    copied = replace(USUAL, copy=1.2)
+    assert advise(simulate([USUAL, copied], MODEL)) == [
+        "Copying averaged gradients back takes 6.0 ms a step on rank 1: with "
+        "gradient_as_bucket_view=True there is nothing to copy."
     ]
+
+
+# ---- cores ---------------------------------------------------------------------------------------
+
+
+def _with_cores(waits: dict[int, float], **others: Any) -> Recording:
+    """Rank 2 computes longer than the other three ranks."""
+    ranks = [USUAL, USUAL, Rank(evenly(9, 90)), USUAL]
+    return simulate(ranks, MODEL, cores=dict.fromkeys(range(4), (0, 1)), core_waits=waits, **others)
+
+
+def test_ranks_that_share_cores():
+    """All other signs follow from it."""
+    assert advise(_with_cores({0: 0.2, 1: 0.43, 2: 0.4, 3: 0.1})) == [
+        "4 ranks share 2 cores of host here, and rank 1 is without a core for 43% of the time. "
+        "Start at most 2 ranks there, or use more cores."
+    ]
+
+
+def test_ranks_that_share_cores_of_an_unknown_kernel():
+    (sentence,) = advise(_with_cores({}))
+    assert sentence.startswith("4 ranks share 2 cores of host here. Start at most 2 ranks there")
+
+
+def test_ranks_that_have_enough_of_their_cores():
+    """Ranks that sleep, and ranks that use a GPU."""
+    assert _causes(_with_cores(dict.fromkeys(range(4), 0.01))) == ["slow compute"]
+    assert _causes(_with_cores({}, device="cuda:0")) == ["slow compute"]
+
+
+def test_threads_that_share_cores():
+    recording = replace(_with_cores({1: 0.3}), cores=dict.fromkeys(range(4), tuple(range(8))))
+    assert _causes(recording) == ["slow compute"]
+    assert advise(replace(recording, num_threads=dict.fromkeys(range(4), 4))) == [
+        "4 ranks with 16 threads in all share 8 cores of host here, and rank 1 is without a core "
+        "for 30% of the time. Set OMP_NUM_THREADS=2, or use more cores."
+    ]
+
+
+def test_each_host_has_its_cores():
+    two_hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
+    assert _causes(_with_cores({}, hosts=two_hosts)) == ["slow compute"]
+    pinned = {0: (0,), 1: (0,), 2: (1,), 3: (2,)}
+    (sentence,) = advise(replace(_with_cores({}), cores=pinned))
+    assert sentence.startswith("2 ranks share 1 core of host here. Start at most 1 rank there")
+
+
+# ---- noise ---------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_late_in_half_of_the_steps_is_not_named():
+    late = simulate([USUAL, replace(USUAL, begin=20)], MODEL, num_steps=12)
+    usual = simulate([USUAL, USUAL], MODEL, num_steps=12)
+    mixed = (*late.steps[:6], *usual.steps[6:])
+    assert advise(replace(usual, steps=mixed)) == []
+    mixed = (*late.steps[:10], *usual.steps[10:])
+    assert _causes(replace(usual, steps=mixed)) == ["late start"]
+
+
+def test_the_last_of_alternating_ranks_is_not_named():
+    """Rank 1 is late in step 12, rank 0 in step 13."""
+    assert not {"late start", "slow compute", "late gradient"} & set(_causes(make_recording()))
+
+
+def test_bound_of_a_median():
+    assert surely_above([3.0]) == 3.0
+    assert surely_above([5.0, 3.0, 4.0]) == 3.0
+    assert surely_above(list(range(12))) == 2  # P(at most 2 of 12 below the median) = 1.9 %
+    assert surely_above(list(range(20))) == 5
+    assert surely_above(list(range(20)), one_of=64) == 2  # P(at most 2 of 20 below) = 0.02 %
 
 
 def test_clocks_that_are_not_known():
-    sentences = _advice([_rank_step(GOOD), _rank_step(GOOD)], [10, 10], error_us=20_000)
-    assert sentences == [
-        "The clock of rank 1 is known to 20000 µs only: who waits for whom is uncertain by as much."
+    recording = simulate([USUAL, replace(USUAL, begin=15)], MODEL, clock_error_ms=20)
+    assert advise(recording) == [
+        "The clock of rank 1 is known to 20.00 ms only. Waits for ranks that are not longer are "
+        "not reported: record more machines with a quiet network."
     ]
+    exact = replace(recording, clocks=dict.fromkeys(range(2), Clock(0.0, 0.0)))
+    assert _causes(exact) == ["late start"]

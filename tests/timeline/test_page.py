@@ -422,7 +422,7 @@ def test_figures(page):
         [row.text for row in table.find_elements("css selector", "tbody tr")]
         for table in page.find_all("#figures table")
     )
-    assert ranks == ["0 43.00 30.00 22.00 16.00 6.00", "1 40.00 35.00 16.00 15.00 1.00"]
+    assert ranks == ["0 0.00 43.00 30.00 22.00 16.00 6.00", "1 2.00 40.00 35.00 16.00 15.00 1.00"]
     assert holdups == ["2 6.00 1 0.weight", "1 5.00 1 1.weight", "0 4.00 1 2.weight"]
 
 

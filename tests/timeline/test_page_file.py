@@ -39,6 +39,7 @@ def test_what_is_stored():
             [36_000, 36_000, 41_000, 40_000, 41_000, 42_000],
         ],
         "figures": {
+            "notBegun": 2_000,
             "whole": 40_000,
             "compute": 35_000,
             "communication": 16_000,

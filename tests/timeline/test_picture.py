@@ -24,7 +24,7 @@ from ddpx.timeline.model import Recording
 
 colors = pytest.importorskip("matplotlib.colors", reason="matplotlib is not installed")
 
-FORWARD, BACKWARD = "#56b4e9", "#0072b2"
+NOT_BEGUN, FORWARD, BACKWARD = "#d9d9d9", "#56b4e9", "#0072b2"
 FILLING, QUEUED, HELD_UP, MOVING, WRITING = "#f5cf80", "#e69f00", "#a6dccb", "#009e73", "#cc79a7"
 AVERAGED = "#ead1de"
 
@@ -63,6 +63,8 @@ def test_where_everything_is():
     assert _bars(figure, 0, None) == [(33, 36), (37, 40)]
     assert _bars(figure, 0, AVERAGED) == [(26, 32), (40, 41)]
     assert _bars(figure, 0, WRITING) == [(32, 33), (36, 37), (41, 42)]
+    assert _bars(figure, 0, NOT_BEGUN) == []
+    assert _bars(figure, 1, NOT_BEGUN) == [(0, 2)]
     assert _bars(figure, 1, FORWARD) == [(2, 14)]
     assert _bars(figure, 1, HELD_UP) == []
     assert _bars(figure, 1, None) == [(40, 41)]
@@ -104,7 +106,7 @@ def test_titles():
         "rank 0 (host)",
         "compute 30.0 ms, communication 22.0 ms: 16.0 overlapped, 6.0 exposed",
         "rank 1 (host)",
-        "compute 35.0 ms, communication 16.0 ms: 15.0 overlapped, 1.0 exposed",
+        "not begun 2.0 ms, compute 35.0 ms, communication 16.0 ms: 15.0 overlapped, 1.0 exposed",
     ]
 
 

@@ -105,7 +105,10 @@ def test_files_of_older_versions(ranks, tmp_path):
     for rank in range(2):
         path = tmp_path / f"rank{rank}.json"
         contents = json.loads(path.read_text())
-        for name in ("param_kinds", "clock"):
+        for name in (
+            *("param_kinds", "clock", "asked_steps"),
+            *("cores", "num_threads", "core_wait"),
+        ):
             del contents["ddpx"]["ranks"][0][name]
         path.write_text(json.dumps(contents))
     older = Timeline.load(tmp_path)

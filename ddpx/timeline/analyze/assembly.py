@@ -56,6 +56,10 @@ def assemble(ranks: Sequence[RankData]) -> Recording:
         device=first.device,
         world_size=first.world_size,
         lost_events={data.rank: data.num_lost for data in ranks},
+        asked_steps=first.asked_steps,
+        cores={data.rank: data.cores for data in ranks if data.cores},
+        num_threads={data.rank: data.num_threads for data in ranks},
+        core_waits={d.rank: d.core_wait for d in ranks if d.core_wait is not None},
     )
 
 

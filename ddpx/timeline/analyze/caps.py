@@ -10,33 +10,39 @@ from ddpx.timeline.model import BucketLayout, Recording
 
 _MIB = 1 << 20
 _LEAST_MIB = 0.1
+_MOST_CAPS = 12
 
 
 def caps_that_divide(recording: Recording, bucket_index: int) -> list[float] | None:
     """Returns a ``bucket_cap_mb_list`` that divides one bucket of the last step and no other.
 
-    The bucket is the last bucket of its kind to be filled. The buckets of each kind (dtype and
-    device) go through the list separately, so a cap applies to buckets of several kinds.
+    The parts have about a quarter of the size. The buckets of each kind (dtype and device) go
+    through the list separately, so a cap applies to buckets of several kinds.
 
     Returns:
-        The list in MiB. None if no such list was found. A bucket of another kind may change, too.
-        Or the bucket has a single parameter, or no parameter to which caps apply.
+        The list in MiB. None if no such short list was found. A bucket of another kind may change,
+        too. Or the bucket has a single parameter, or no parameter to which caps apply.
     """
     by_kind = _by_kind(recording)
     kind = next((k for k, buckets in by_kind.items() if bucket_index in buckets), None)
-    if kind is None or list(by_kind[kind])[-1] != bucket_index:
+    if kind is None:
         return None
-    *before, last = by_kind[kind].values()
-    caps = [_a_bit_below(bucket.num_bytes) for bucket in before]
-    caps.append(_rounded(last.num_bytes / _MIB / 4))
-    for other, buckets in by_kind.items():
-        found = list(_deal(recording, buckets.values(), caps))
-        expected = [bucket.params for bucket in buckets.values()]
-        if other != kind and found != expected:
+    buckets = by_kind[kind]
+    before = [bucket.params for index, bucket in buckets.items() if index < bucket_index]
+    after = [bucket.params for index, bucket in buckets.items() if index > bucket_index]
+    quarter = _rounded(buckets[bucket_index].num_bytes / _MIB / 4)
+    parts = list(_deal(recording, [buckets[bucket_index]], [quarter]))
+    wanted = [*before, *parts, *after]
+    if after:
+        caps = [_a_bit_below(recording, params) for params in wanted[:-1]]
+        caps.append(max(_a_bit_below(recording, wanted[-1]), 1))
+    else:
+        caps = [*(_a_bit_below(recording, params) for params in before), quarter]
+    for other, others in by_kind.items():
+        expected = wanted if other == kind else [bucket.params for bucket in others.values()]
+        if len(parts) < 2 or list(_deal(recording, others.values(), caps)) != expected:
             return None
-        if other == kind and (found[: len(before)] != expected[:-1] or len(found) <= len(expected)):
-            return None
-    return caps
+    return caps if len(caps) <= _MOST_CAPS else None
 
 
 def _by_kind(recording: Recording) -> dict[str, dict[int, BucketLayout]]:
@@ -69,7 +75,8 @@ def _deal(
         yield tuple(members)
 
 
-def _a_bit_below(num_bytes: int) -> float:
+def _a_bit_below(recording: Recording, params: Iterable[int]) -> float:
+    num_bytes = sum(recording.param_bytes[param] for param in params)
     return max(math.floor(10 * num_bytes / _MIB) / 10, _LEAST_MIB)
 
 

@@ -20,6 +20,11 @@ def step_extent(step: Step) -> Interval:
     return Interval(min(e.begin for e in extents), max(e.end for e in extents))
 
 
+def not_begun(step: Step, rank: int) -> Interval:
+    """The time from the start on the first rank to the start on this rank."""
+    return Interval(step_extent(step).begin, rank_extent(step.ranks[rank]).begin)
+
+
 def find_step(recording: Recording, number: int | None) -> Step:
     """Returns a step of the recording.
 

@@ -1,4 +1,4 @@
-"""Figures of a step: overlap, exposed communication, bandwidth, and ranks that others wait for."""
+"""Figures of a step: overlap, exposed communication, and ranks that others wait for."""
 
 from __future__ import annotations
 
@@ -70,8 +70,12 @@ def computing(rank_step: RankStep) -> list[Interval]:
     return [*rank_step.forwards, *rank_step.local_backwards, rank_step.backward]
 
 
+def _begin(rank_step: RankStep) -> int:
+    return min(span.begin for span in computing(rank_step))
+
+
 def step_figures(rank_step: RankStep) -> StepFigures:
-    begin = min(span.begin for span in computing(rank_step))
+    begin = _begin(rank_step)
     flying = [*in_flight(rank_step), rank_step.agreement]
     waits = [*(bucket.wait for bucket in launched_buckets(rank_step)), rank_step.agreement]
     communication = total_ns(flying)
@@ -107,7 +111,7 @@ class Holdup:
         rank: The last rank to launch the bucket.
         param: The parameter whose gradient made the rank launch the bucket. The parameter is in
             this bucket or in an earlier bucket, because buckets are launched in order. None if no
-            gradient did: parameters were unused, or backward ended.
+            gradient did: the rank began its step late, parameters were unused, or backward ended.
         waited_ns: The time from the first rank's launch to the last rank's launch.
     """
 
@@ -126,10 +130,13 @@ def holdup(step: Step, bucket_index: int) -> Holdup | None:
     if len(launches) < 2:
         return None
     last = max(launches, key=lambda rank: launches[rank])
+    first = min(launches, key=lambda rank: launches[rank])
+    waited_ns = launches[last] - launches[first]
+    late_ns = _begin(step.ranks[last]) - _begin(step.ranks[first])
     return Holdup(
         rank=last,
-        param=_launched_on(step, last, bucket_index),
-        waited_ns=launches[last] - min(launches.values()),
+        param=None if late_ns > waited_ns / 2 else _launched_on(step, last, bucket_index),
+        waited_ns=waited_ns,
     )
 
 
@@ -144,17 +151,3 @@ def _launched_on(step: Step, rank: int, bucket_index: int) -> int | None:
     members = set(step.layout[latest].params)
     arrived = [arrival.param for arrival in rank_step.arrivals if arrival.param in members]
     return arrived[-1] if arrived else None
-
-
-def bandwidth(step: Step, bucket_index: int) -> float | None:
-    """The bandwidth of a bucket's all-reduce, in bytes per second.
-
-    The time counts from the last rank's launch to the end on the last rank. None if no rank
-    launched the bucket, or its size is unknown.
-    """
-    times = [b for r in step.ranks.values() if (b := r.buckets[bucket_index]) is not None]
-    num_bytes = step.layout[bucket_index].num_bytes
-    if not times or not num_bytes:
-        return None
-    ns = max(b.completed for b in times) - max(b.launched for b in times)
-    return num_bytes / ns * 1e9 if ns > 0 else None

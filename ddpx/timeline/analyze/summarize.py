@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
-from ddpx.timeline import errors
-from ddpx.timeline.analyze.figures import Holdup, bandwidth, holdup, step_figures, transfer_ns
+from ddpx.timeline.analyze.cores import shared_cores
+from ddpx.timeline.analyze.evidence import Evidence, most_common
+from ddpx.timeline.analyze.extent import not_begun
+from ddpx.timeline.analyze.figures import Holdup, holdup, step_figures, transfer_ns
 from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
-from ddpx.timeline.model import BucketTimes, Recording, Step
+from ddpx.timeline.model import Recording
 
 _MS = 1e6
 
@@ -21,24 +21,23 @@ def summarize(recording: Recording) -> Summary:
     Raises:
         RuntimeError: No complete step was recorded.
     """
-    if not recording.steps:
-        raise errors.no_complete_step()
-    layout = recording.steps[-1].layout
-    steps = [step for step in recording.steps if step.layout == layout]
-    holdups = _holdups(steps)
-    ranks = tuple(_rank(recording, rank, steps, holdups) for rank in sorted(recording.hosts))
-    slowest = max(ranks, key=lambda rank: rank.kept_waiting_ms)
-    noise_ms = max(slowest.step_ms / 100, slowest.clock_error_us / 1e3)
+    evidence = Evidence(recording)
+    holdups = _holdups(evidence)
+    ranks = tuple(_rank(evidence, rank, holdups) for rank in sorted(recording.hosts))
+    waiting = max(ranks, key=lambda rank: rank.exposed_ms).rank
+    counted = [step.number for step in evidence.steps]
     return Summary(
-        steps=tuple(step.number for step in steps),
-        num_other_steps=len(recording.steps) - len(steps),
+        steps=tuple(counted),
+        left_out=tuple(s.number for s in recording.steps if s.number not in counted),
+        asked_steps=recording.asked_steps,
         buckets=tuple(
             bucket
-            for index in range(len(layout))
-            if (bucket := _bucket(recording, index, steps, holdups)) is not None
+            for index in range(len(evidence.layout))
+            if (bucket := _bucket(evidence, index, waiting, holdups)) is not None
         ),
         ranks=ranks,
-        straggler=slowest.rank if slowest.kept_waiting_ms > noise_ms else None,
+        straggler=_straggler(evidence, ranks),
+        shared_cores=tuple(map(str, shared_cores(recording))),
         backend=recording.backend,
         device=recording.device,
         world_size=recording.world_size,
@@ -46,37 +45,42 @@ def summarize(recording: Recording) -> Summary:
     )
 
 
+def _straggler(evidence: Evidence, ranks: Sequence[RankSummary]) -> int | None:
+    slowest = max(ranks, key=lambda rank: rank.kept_waiting_ms).rank
+    waits = [late.waited for late in evidence.lateness(slowest)]
+    return slowest if evidence.is_worth_a_word(waits) else None
+
+
 _Holdups = dict[tuple[int, int], Holdup]  # by step and bucket
 
 
-def _holdups(steps: Sequence[Step]) -> _Holdups:
+def _holdups(evidence: Evidence) -> _Holdups:
     return {
         (step.number, index): found
-        for step in steps
+        for step in evidence.steps
         for index in range(len(step.layout))
         if (found := holdup(step, index)) is not None
     }
 
 
-def _bucket(
-    recording: Recording, index: int, steps: Sequence[Step], holdups: _Holdups
-) -> BucketSummary | None:
-    """The summary of a bucket. None if no step communicated the bucket."""
-    times: list[tuple[int, BucketTimes]] = [
+def _bucket(evidence: Evidence, index: int, rank: int, holdups: _Holdups) -> BucketSummary | None:
+    """The summary of a bucket on one rank. None if the rank never communicated the bucket."""
+    times = [
         (rank_step.backward.begin, bucket)
-        for step in steps
-        for rank_step in step.ranks.values()
-        if (bucket := rank_step.buckets[index]) is not None
+        for step in evidence.steps
+        if (rank_step := step.ranks.get(rank)) and (bucket := rank_step.buckets[index]) is not None
     ]
     if not times:
         return None
     found = [h for (_, bucket_index), h in holdups.items() if bucket_index == index]
-    rank = _most_common(h.rank for h in found)
-    param = _most_common(h.param for h in found if h.rank == rank)
-    speeds = [speed for step in steps if (speed := bandwidth(step, index)) is not None]
-    layout = steps[-1].layout[index]
+    last = most_common(h.rank for h in found)
+    if not evidence.is_worth_a_word([h.waited_ns if h.rank == last else 0 for h in found]):
+        last = None
+    param = most_common(h.param for h in found if h.rank == last)
+    layout = evidence.layout[index]
     return BucketSummary(
         index=index,
+        rank=rank,
         num_params=len(layout.params),
         num_bytes=layout.num_bytes,
         ready_ms=median(b.ready - begin for begin, b in times) / _MS,
@@ -84,37 +88,37 @@ def _bucket(
         completed_ms=median(b.completed - begin for begin, b in times) / _MS,
         written_back_ms=median(b.written_back - begin for begin, b in times) / _MS,
         exposed_ms=median(b.wait.ns for _, b in times) / _MS,
-        gb_per_s=median(speeds) / 1e9 if speeds else None,
+        gb_per_s=_gb_per_s(evidence, index),
         waited_ms=median(h.waited_ns for h in found) / _MS if found else 0.0,
-        waited_for_rank=rank,
-        waited_for_param=None if param is None else recording.param_names[param],
+        waited_for_rank=last,
+        waited_for_param=None if param is None else evidence.recording.param_names[param],
     )
 
 
-def _rank(recording: Recording, rank: int, steps: Sequence[Step], holdups: _Holdups) -> RankSummary:
-    figures = [step_figures(step.ranks[rank]) for step in steps if rank in step.ranks]
-    transfers = [transfer_ns(step, rank) for step in steps if rank in step.ranks]
+def _gb_per_s(evidence: Evidence, index: int) -> float | None:
+    known = [found.gb_per_s[index] for found in evidence.transfers if index in found.gb_per_s]
+    return median(known) if known else None
+
+
+def _rank(evidence: Evidence, rank: int, holdups: _Holdups) -> RankSummary:
+    steps = [step for step in evidence.steps if rank in step.ranks]
+    figures = [step_figures(step.ranks[rank]) for step in steps]
     mine = [h for h in holdups.values() if h.rank == rank]
-
-    def middle(name: str) -> float:
-        values: list[int] = [getattr(figure, name) for figure in figures]
-        return median(values) / _MS if values else 0.0
-
     return RankSummary(
         rank=rank,
-        host=recording.hosts[rank],
-        step_ms=middle("whole"),
-        compute_ms=middle("compute"),
-        communication_ms=middle("communication"),
-        overlapped_ms=middle("overlapped"),
-        exposed_ms=middle("exposed"),
-        transfer_ms=median(transfers) / _MS if transfers else 0.0,
+        host=evidence.recording.hosts[rank],
+        not_begun_ms=_middle_ms([not_begun(step, rank).ns for step in steps]),
+        step_ms=_middle_ms([figure.whole for figure in figures]),
+        compute_ms=_middle_ms([figure.compute for figure in figures]),
+        communication_ms=_middle_ms([figure.communication for figure in figures]),
+        overlapped_ms=_middle_ms([figure.overlapped for figure in figures]),
+        exposed_ms=_middle_ms([figure.exposed for figure in figures]),
+        transfer_ms=_middle_ms([transfer_ns(step, rank) for step in steps]),
         last_share=len(mine) / len(holdups) if holdups else 0.0,
-        kept_waiting_ms=sum(h.waited_ns for h in mine) / len(steps) / _MS,
-        clock_error_us=recording.clocks[rank].error_ns / 1e3,
+        kept_waiting_ms=_middle_ms([late.waited for late in evidence.lateness(rank)]),
+        clock_error_us=evidence.recording.clocks[rank].error_ns / 1e3,
     )
 
 
-def _most_common(values: Iterable[Any]) -> Any:
-    counts = Counter(values)
-    return counts.most_common(1)[0][0] if counts else None
+def _middle_ms(values_ns: Sequence[int]) -> float:
+    return median(values_ns) / _MS if values_ns else 0.0

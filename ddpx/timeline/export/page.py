@@ -16,9 +16,9 @@ from typing import Any
 
 from ddpx.timeline.analyze import focus
 from ddpx.timeline.analyze.advice import advise
-from ddpx.timeline.analyze.extent import find_step, step_extent
+from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
-from ddpx.timeline.model import RankStep, Recording, Step
+from ddpx.timeline.model import Recording, Step
 
 
 def write(recording: Recording, path: str | Path) -> None:
@@ -95,7 +95,7 @@ def _step(
         "layout": layouts.index(tuple((bucket.params, bucket.num_bytes) for bucket in step.layout)),
         "wait": focus.wait_text(recording, step),
         "rows": focus.bucket_rows(step, focus.detailed_ranks(step)),
-        "ranks": {rank: _rank(r, extent.begin, orders) for rank, r in step.ranks.items()},
+        "ranks": {rank: _rank(step, rank, extent.begin, orders) for rank in step.ranks},
         "holdups": [
             None if found is None else [found.rank, found.param, _us(found.waited_ns)]
             for found in (holdup(step, index) for index in range(len(step.layout)))
@@ -103,7 +103,9 @@ def _step(
     }
 
 
-def _rank(rank_step: RankStep, begin: int, orders: _Distinct) -> dict[str, Any]:
+def _rank(step: Step, rank: int, begin: int, orders: _Distinct) -> dict[str, Any]:
+    rank_step = step.ranks[rank]
+
     def at(ns: int) -> int:
         return _us(ns, begin)
 
@@ -126,7 +128,10 @@ def _rank(rank_step: RankStep, begin: int, orders: _Distinct) -> dict[str, Any]:
             ]
             for b in rank_step.buckets
         ],
-        "figures": {name: _us(ns) for name, ns in vars(step_figures(rank_step)).items()},
+        "figures": {
+            "notBegun": _us(not_begun(step, rank).ns),
+            **{name: _us(ns) for name, ns in vars(step_figures(rank_step)).items()},
+        },
     }
 
 

@@ -15,8 +15,8 @@ function table(caption, headers, rows) {
 }
 
 function rankTable(step, ranks) {
-  const names = ["whole", "compute", "communication", "overlapped", "exposed"];
-  return table("Each rank, in ms", ["rank", "step", ...names.slice(1)], ranks.map((rank) => {
+  const names = ["notBegun", "whole", "compute", "communication", "overlapped", "exposed"];
+  return table("Each rank, in ms", ["rank", "not begun", "step", ...names.slice(2)], ranks.map((rank) => {
     const {figures} = step.ranks.get(rank);
     return [`${rank}`, ...names.map((name) => milliseconds(figures[name], 2))];
   }));
@@ -36,5 +36,5 @@ function holdupTable(recording, step) {
   return table(caption, ["bucket", "waited, ms", "for rank", "whose gradient of"],
     found.slice(0, MOST_HOLDUPS).map(({index, rank, param, waited}) => [
       `${index}`, milliseconds(waited, 2), `${rank}`,
-      param === null ? "none: its parameters were unused, or backward ended" : recording.params[param]]));
+      param === null ? "none: the rank began late, its parameters were unused, or backward ended" : recording.params[param]]));
 }

@@ -2,7 +2,7 @@
 "use strict";
 
 const LEGEND = [
-  ["forward", "forward"], ["backward", "backward"], ["gradient", "gradient arrives"],
+  ["not-begun", "not begun"], ["forward", "forward"], ["backward", "backward"], ["gradient", "gradient arrives"],
   ["filling", "bucket fills"], ["queued", "full, queued"],
   ["held-up", "launched, other ranks not yet"], ["moving", "in flight on all ranks"],
   ["averaged", "averaged, not yet written back"], ["written", "written back"], ["exposed", "exposed wait"],
@@ -178,6 +178,7 @@ class Gantt {
   }
 
   drawCompute(rankStep, y, height) {
+    this.bar(y, height, [0, rankStep.figures.notBegun], "not-begun");
     for (const forward of rankStep.forwards) this.bar(y, height, forward, "forward");
     for (const backward of [...rankStep.localBackwards, rankStep.backward]) this.bar(y, height, backward, "backward");
   }

@@ -14,7 +14,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from ddpx.timeline.analyze import focus
-from ddpx.timeline.analyze.extent import find_step, step_extent
+from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import step_figures
 from ddpx.timeline.export.picture_rows import Rows
 from ddpx.timeline.model import Recording, Step
@@ -136,6 +136,9 @@ def _full_block(
         ]
     figures = step_figures(step.ranks[rank])
     text = f"compute {figures.compute / _MS:.1f} ms"
+    late_ms = not_begun(step, rank).ns / _MS
+    if late_ms >= 0.05:  # shown as 0.1
+        text = f"not begun {late_ms:.1f} ms, {text}"
     if figures.communication:
         text += (
             f", communication {figures.communication / _MS:.1f} ms: "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpx.timeline.analyze import bucket_states as states
 from ddpx.timeline.analyze.bucket_states import bucket_states
+from ddpx.timeline.analyze.extent import not_begun
 from ddpx.timeline.model import Interval, Step
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _MS = 1e6
 # The palette of Okabe and Ito, for people with colour blindness. Some colours are lightened.
 _DARK, _LIGHT = "#222222", "#ffffff"
 _COLORS = {
+    "not begun": "#d9d9d9",
     "forward": "#56b4e9",
     "backward": "#0072b2",
     "gradient": "#333333",
@@ -29,6 +31,7 @@ _COLORS = {
     states.WRITTEN: "#cc79a7",
 }
 _TEXTS = {
+    "not begun": "not begun",
     "forward": "forward",
     "backward": "backward",
     "gradient": "gradient arrives",
@@ -69,6 +72,7 @@ class Rows:
     def compute(self, axes: Axes, step: Step, rank: int, y: tuple[float, float]) -> None:
         """Draws forwards and backwards. ``y`` is the top and the height of the row."""
         rank_step = step.ranks[rank]
+        self._bars(axes, y, [not_begun(step, rank)], "not begun", label="not begun")
         self._bars(axes, y, rank_step.forwards, "forward", label="forward")
         backwards = (*rank_step.local_backwards, rank_step.backward)
         self._bars(axes, y, backwards, "backward", label="backward")

@@ -45,6 +45,11 @@ class RankData:
         param_kinds: The dtype, the device and the delay of each gradient. A bucket contains one
             kind. Empty in files of older versions.
         clock: The identity of the clock, if this clock was not compared with the clock of rank 0.
+        asked_steps: The number of steps to record. None: no limit was given.
+        cores: The numbers of the CPU cores that the rank may use. Empty in files of older versions.
+        num_threads: The number of threads that an operation of torch uses on the CPU.
+        core_wait: The share of the recording in which the thread that started the recording was
+            ready to run and had no core. None if the kernel does not report this time.
     """
 
     name: str
@@ -62,6 +67,10 @@ class RankData:
     events: torch.Tensor
     param_kinds: tuple[str, ...] = ()
     clock: str = ""
+    asked_steps: int | None = None
+    cores: tuple[int, ...] = ()
+    num_threads: int = 1
+    core_wait: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the data as values that JSON supports."""
@@ -78,7 +87,8 @@ class RankData:
         values = dict(values)
         for key in ("param_names", "param_bytes"):
             values[key] = tuple(values[key])
-        values["param_kinds"] = tuple(values.get("param_kinds", ()))
+        for key in ("param_kinds", "cores"):
+            values[key] = tuple(values.get(key, ()))
         values["events"] = torch.tensor(values["events"], dtype=torch.int64).view(-1, 4)
         values["readings"] = tuple(Reading(**reading) for reading in values["readings"])
         values["plans"] = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import weakref
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +22,7 @@ from ddpx.timeline.record.clocks import (
     name_recording,
     read_clocks,
 )
+from ddpx.timeline.record.core_wait import CoreWait
 from ddpx.timeline.record.exchange import all_gather_json, all_gather_rows
 from ddpx.timeline.record.rank_data import RankData, RawPlan
 
@@ -28,7 +30,10 @@ from ddpx.timeline.record.rank_data import RankData, RawPlan
 _MOST_EVENTS = 1 << 20
 _STEPS_KEPT = 50
 # The fields of RankData that differ between ranks, besides clock readings and events.
-_OF_EACH_RANK = ("rank", "host", "device", "device_error_ns", "num_lost")
+_OF_EACH_RANK = (
+    *("rank", "host", "device", "device_error_ns", "num_lost"),
+    *("cores", "num_threads", "core_wait"),
+)
 
 
 class Recorder:
@@ -59,6 +64,8 @@ class Recorder:
             f"{', delayed' if p.delayed else ''}"
             for p in params
         )
+        self._asked_steps = max_steps
+        self._core_wait = CoreWait()
         self._readings: list[Reading] = []
         self._clock = ""
         per_step = 10 * len(params) + 16  # the bound for one bucket per parameter
@@ -91,6 +98,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._core = self._make_core()
+        self._core_wait.start()
         model = self._model()
         if model is not None:
             model.reducer.add_recording(self._core)
@@ -105,6 +113,7 @@ class Recorder:
         model = self._model()
         if model is not None:
             model.reducer.remove_recording(self._core)
+        self._core_wait.stop()
         if wait:
             self._core.close()
         else:
@@ -129,6 +138,7 @@ class Recorder:
                 **{
                     **line,
                     "readings": tuple(Reading(**reading) for reading in line["readings"]),
+                    "cores": tuple(line["cores"]),
                     "events": rows,
                 },
             )
@@ -154,6 +164,10 @@ class Recorder:
             events=core.events(),
             param_kinds=self._kinds,
             clock=self._clock,
+            asked_steps=self._asked_steps,
+            cores=tuple(sorted(os.sched_getaffinity(0))),
+            num_threads=torch.get_num_threads(),
+            core_wait=self._core_wait.share,
         )
 
     def _raw_plan(self, in_force: _C.PlanInForce) -> RawPlan:
