@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ddpx.timeline.export import trace_file
+
 
 class UserMistake(Exception):
     """A command was used wrongly. The command line prints one line, and exits with 2."""
@@ -17,6 +21,14 @@ def tool_missing(package: str) -> UserMistake:
 
 def no_such_file(path: object) -> UserMistake:
     return UserMistake(f"there is no file or folder '{path}'. Pass an existing path.")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UserMistake if files cannot be written into a folder, which need not exist."""
+    try:
+        trace_file.check_folder(folder)
+    except ValueError as cause:
+        raise UserMistake(str(cause)) from cause
 
 
 def no_such_module(name: str) -> UserMistake:

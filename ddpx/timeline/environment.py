@@ -27,7 +27,8 @@ def record_if_asked(model: ReducerDDP, agreed: bool) -> None:
         agreed: True if all ranks make this call, with the same environment variables.
 
     Raises:
-        ValueError: ``DDPX_TIMELINE_STEPS`` is not a positive number.
+        ValueError: ``DDPX_TIMELINE_STEPS`` is not a positive number, or the folder is not
+            writable.
     """
     folder = os.environ.get(FOLDER)
     if folder:
@@ -47,8 +48,12 @@ def record_into(
         max_steps: The number of steps to record. None: all steps.
         agreed: True if all ranks make this call. Otherwise (``init_sync=False``, copies) no rank
             waits for another rank, and clocks of several machines are not compared.
+
+    Raises:
+        ValueError: The folder is not writable.
     """
     folder = str(folder)
+    trace_file.check_folder(folder)  # before training, not after
     recorder = Recorder(model, max_steps)
     number = _num_models[folder]
     if agreed:

@@ -82,6 +82,16 @@ class Timeline:
         self._recorder = recorder
         self._ranks = list(ranks)
 
+    def __repr__(self) -> str:
+        if self._ranks:
+            number = len(self.steps)
+            return (
+                f"<Timeline: {number} complete {'step' if number == 1 else 'steps'} of "
+                f"{len(self._ranks)} of {self.recording.world_size} ranks>"
+            )
+        started = self._recorder is not None and self._recorder.started
+        return f"<Timeline: {'recording' if started else 'not started'}>"
+
     # ---- recording -----------------------------------------------------------------------------
 
     def start(self) -> Timeline:
@@ -238,8 +248,9 @@ class Timeline:
         """Reads a timeline from a file or a folder.
 
         Args:
-            path: A file of :meth:`export_chrome_trace`, or a folder with a file of each rank.
-                ``DDPX_TIMELINE`` and the adapters in ``ddpx.integrations`` write such folders.
+            path: A file of :meth:`export_chrome_trace`, a folder that ``ddpx timeline`` wrote, or
+                a folder with a file of each rank. ``DDPX_TIMELINE`` and the adapters in
+                ``ddpx.integrations`` write folders with a file of each rank.
             model: The number of the model, if the script wrapped several. Models are counted from
                 0 in the order of wrapping. Default 0.
 

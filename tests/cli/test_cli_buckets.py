@@ -1,9 +1,13 @@
 """``ddpx buckets`` shows the buckets of ReducerDDP."""
 
+import re
+
 import pytest
 from cli_process import SCRIPTS, assert_code, run
 
 from ddpx.cli.group import run_command_line
+
+matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +43,24 @@ def test_unused_params_keep_the_first_buckets(capsys):
 def test_several_caps_side_by_side_and_as_a_picture(tmp_path):
     picture = tmp_path / "buckets.png"
     caps = ("--bucket-cap-mb", 25, "--bucket-cap-mb", 1, "--bucket-cap-mb-list", "0.1,2")
-    done = run("buckets", "models_to_build:mlp", *caps, "--picture", picture)
+    done = run("buckets", "models_to_build:mlp", *caps, "--plot", picture)
     assert_code(done, 0)
     side_by_side = done.stdout.partition("Side by side")[2]
     assert "25 MiB    1 MiB     0.1,2 MiB" in side_by_side
     assert "0         4.52 (6)  4.01 (4)  4.01 (4)" in side_by_side
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_has_a_title_and_labels(tmp_path, capsys):
+    plot = tmp_path / "new folder" / "buckets.svg"
+    words = ["buckets", "models_to_build:mlp", "--bucket-cap-mb", "1", "--plot", str(plot)]
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # texts are stored as text
+        assert run_command_line(words) == 0
+    drawn = re.findall(r">([^<>]+)</text>", plot.read_text())
+    assert "Buckets of models_to_build:mlp" in drawn
+    assert "bucket sizes" in drawn and "1 MiB" in drawn
+    assert any(text.startswith("gradients in MiB, in launch order.") for text in drawn)
+    assert drawn.count("4.01") == 1  # the label of bucket 0
 
 
 def test_default_caps_have_a_small_first_bucket(capsys):

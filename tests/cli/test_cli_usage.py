@@ -35,6 +35,8 @@ _MISTAKES = {
     "parity models_to_build:mlp --lr 3": "MODULE:FUNCTION takes no arguments, but got: --lr 3.",
     "timeline nothing.py": "there is no script 'nothing.py'",
     f"timeline --steps=x {_TRAIN}": "'x' is not a valid integer",
+    f"timeline --out=/dev/null/a {_TRAIN}": "cannot write into the folder '/dev/null/a': Not",
+    f"timeline --launches=0 {_TRAIN}": "--launches",
     "timeline show nothing.json": "there is no file or folder 'nothing.json'",
     f"timeline show {_TRAIN}": "holds no usable timeline of ddpx",
     "timeline show --bogus x.json": "No such option",
@@ -44,8 +46,8 @@ _MISTAKES = {
     "buckets models_to_build:frozen": "no parameter that requires a gradient",
     "buckets models_to_build:mlp --bucket-cap-mb=-1": "is not a bucket size",
     "buckets models_to_build:mlp --bucket-cap-mb-list=1,x": "'1,x' is not a list of numbers",
-    "buckets models_to_build:mlp --picture=no/such/folder.png": "there is no file or folder",
-    "buckets models_to_build:mlp --picture=picture.bogus": "bogus",
+    "buckets models_to_build:mlp --plot=/dev/null/a.png": "cannot write into the folder",
+    "buckets models_to_build:mlp --plot=plot.bogus": "bogus",
     "info --bogus": "No such option",
 }
 

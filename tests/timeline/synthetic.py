@@ -146,6 +146,23 @@ def accumulated() -> Recording:
     return recording((Step(12, LAYOUT, {**step.ranks, 0: rank_0}),), PARAM_NAMES, PARAM_BYTES)
 
 
+def with_write_back(ms: float) -> Recording:
+    """Step 12, in which the gradients of each bucket are written back in this time."""
+    step = _step_12()
+    ranks = {
+        rank: replace(
+            rank_step,
+            buckets=tuple(
+                bucket and replace(bucket, written_back=bucket.wait.end + round(ms * MS))
+                for bucket in rank_step.buckets
+            ),
+            end=rank_step.end if rank else (BEGIN_MS[12] + 41) * MS + round(ms * MS),
+        )
+        for rank, rank_step in step.ranks.items()
+    }
+    return recording((Step(12, LAYOUT, ranks),), PARAM_NAMES, PARAM_BYTES)
+
+
 def one_rank_alone() -> Recording:
     """Step 12 of rank 0 without other ranks."""
     rank_0 = _step_12().ranks[0]
@@ -221,3 +238,31 @@ def many_buckets(
     steps = tuple(Step(number, layout, ranks) for number in range(12, 12 + num_steps))
     size = (1 << 20) // params_each
     return recording(steps, names, [size] * num_params, world_size)
+
+
+def late_rank(num_buckets: int, world_size: int, late: int = 5, late_ms: int = 8) -> Recording:
+    """Step 12 with buckets every ms. From the middle bucket on, one rank is late."""
+    base = many_buckets(num_buckets, world_size)
+    middle = num_buckets // 2
+
+    def make(rank: int) -> RankStep:
+        delay = [late_ms if rank == late and index >= middle else 0 for index in range(num_buckets)]
+        ready = [13 + index + delay[index] for index in range(num_buckets)]
+        completed = [15 + index + late_ms * (index >= middle) for index in range(num_buckets)]
+        end = ready[-1] + 1
+        buckets = []
+        for index in range(num_buckets):
+            over = max(end, completed[index])
+            buckets.append((ready[index], ready[index], completed[index], end, over, over + 0.2))
+            end = over + 0.2
+        return rank_step(
+            BEGIN_MS[12],
+            forward=(0, 10),
+            backward=(12, ready[-1] + 1),
+            end=end,
+            arrivals=dict(enumerate(ready)),
+            buckets=tuple(buckets),
+        )
+
+    step = Step(12, base.steps[0].layout, {rank: make(rank) for rank in range(world_size)})
+    return replace(base, steps=(step,))

@@ -12,13 +12,24 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import PARAM_NAMES, accumulated, make_recording, many_buckets, one_rank_alone
+from contrasts import contrast
+from synthetic import (
+    PARAM_NAMES,
+    accumulated,
+    late_rank,
+    make_recording,
+    many_buckets,
+    many_ranks,
+    one_rank_alone,
+    with_write_back,
+)
 from torch import nn
 
 import ddpx
 from ddpx import ReducerDDP
 from ddpx._C import Phase
 from ddpx.testing import RankPool
+from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.export.page import write
 
 FLAGS = (
@@ -26,6 +37,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 MARKUP = "</script><b>x"
+RIGHT, LEFT, HOME, END = "\ue014", "\ue012", "\ue011", "\ue010"
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +133,7 @@ def page(browser, tmp_path) -> Iterator[Page]:
     write(make_recording(), path)
     page = Page(browser, path)
     page.choose_step("step 12 (43.0 ms)")
+    page.press(HOME)
     yield page
     page.check_log()
 
@@ -150,6 +163,133 @@ STATES = [
 ]
 
 
+def test_opens_in_mid_backward_of_the_median_step(browser, tmp_path):
+    write(make_recording(), tmp_path / "page.html")
+    page = Page(browser, tmp_path / "page.html")
+    assert page.find("#step option:checked").text == "step 13 (40.0 ms)"
+    assert page.ms == 24  # backward of rank 0 is from 14 to 34 ms
+    assert page.find("#why").text == (
+        "Of 2 recorded steps, this step has the median duration. Longest wait: rank 1 waits 7.0 ms "
+        "for bucket 2, mostly for its transfer of 1.0 MiB (6.0 ms)."
+    )
+    page.press("p")
+    assert page.find("#why").text.startswith("Longest wait: rank 0 waits 3.0 ms for bucket 1")
+    page.check_log()
+
+
+def test_advice(page, browser, tmp_path):
+    shown = [item.text for item in page.find_all("#advice li")]
+    assert shown == advise(make_recording())
+    assert advise(one_rank_alone()) == []
+    write(one_rank_alone(), tmp_path / "nothing.html")
+    nothing = Page(browser, tmp_path / "nothing.html")
+    assert nothing.find("#advice").text == "Nothing to improve was found."
+
+
+def test_strip_of_all_steps(page):
+    bars = page.find_all("#strip button")
+    assert [bar.accessible_name for bar in bars] == [
+        "step 12: 43.0 ms, 6.0 ms exposed",
+        "step 13: 40.0 ms, 7.0 ms exposed; the median",
+    ]
+    heights = [bar.rect["height"] for bar in bars]
+    assert heights[1] / heights[0] == pytest.approx(40 / 43, abs=0.02)
+    assert [bar.get_attribute("aria-current") for bar in bars] == ["step", None]
+    bars[1].click()
+    assert page.find("#step option:checked").text == "step 13 (40.0 ms)"
+    assert [bar.get_attribute("aria-current") for bar in bars] == [None, "step"]
+
+
+def _legend(page: Page) -> list[str]:
+    return [item.text for item in page.find_all("#legend li")]
+
+
+def test_legend_has_what_is_drawn(page):
+    assert "full, queued" not in _legend(page)
+    page.press("n")
+    assert "full, queued" in _legend(page)
+    assert "averaged, not yet written back" in _legend(page)
+
+
+def _bars(page: Page, name: str) -> list[tuple[float, float]]:
+    """The left edge and the width of all bars of a color, in pixels."""
+    script = """
+        const found = [];
+        const original = CanvasRenderingContext2D.prototype.fillRect;
+        CanvasRenderingContext2D.prototype.fillRect = function (x, y, width, height) {
+          found.push([this.fillStyle, x, width]);
+        };
+        drawGantt();
+        CanvasRenderingContext2D.prototype.fillRect = original;
+        drawGantt();
+        return found.filter(([color]) => color === gantt.color(arguments[0]).trim())
+          .map(([, x, width]) => [x, width]);
+    """
+    return [(x, width) for x, width in page.browser.execute_script(script, name)]
+
+
+def test_thin_bars_and_the_gap_before_write_back(browser, tmp_path):
+    write(with_write_back(ms=0.01), tmp_path / "page.html")
+    page = Page(browser, tmp_path / "page.html")
+    written, right = (
+        _bars(page, "written"),
+        browser.execute_script("return gantt.left + gantt.width"),
+    )
+    assert [width for _, width in written] == [2] * 6
+    assert all(x + width <= right for x, width in written)
+    averaged_ms = [
+        round(width / browser.execute_script("return gantt.x(1000) - gantt.x(0)"))
+        for _, width in _bars(page, "averaged")
+    ]
+    assert averaged_ms == [6, 1, 12, 3]  # on rank 0 for buckets 0 and 2, on rank 1 for 0 and 1
+    page.check_log()
+
+
+def test_many_ranks_and_buckets_are_folded(browser, tmp_path):
+    from selenium.webdriver import ActionChains
+
+    write(late_rank(30, 16), tmp_path / "page.html")
+    page = Page(browser, tmp_path / "page.html")
+    pressed = [button.text for button in page.find_all("#ranks [aria-pressed='true']")]
+    assert pressed == ["rank 0", "rank 5"]
+    assert len(page.find_all(".card")) == 2
+    height = page.find("#bars").rect["height"]
+    assert height < 24 + 2 * (33 + 13 + 20 * 15) + 14 * 20 + 1
+    page.find("#ranks [data-rank='9']").click()
+    assert len(page.find_all(".card")) == 3
+    tips = browser.execute_script(
+        "return gantt.rows.map((row) => row.text(30000)).filter((text) => text)"
+    )
+    assert sum(text.endswith(": backward") for text in tips) == 16
+    assert sum("buckets 1 to 14" in text for text in tips) == 3
+    bars = page.find("#bars")
+    ActionChains(browser).move_to_element(bars).perform()
+    page.check_log()
+
+
+def test_hundreds_of_ranks(browser, tmp_path):
+    write(many_ranks(512), tmp_path / "page.html")
+    page = Page(browser, tmp_path / "page.html")
+    assert page.find("#bars").rect["height"] < 800
+    page.check_log()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_hatching_contrasts_with_its_bar(browser, tmp_path, scheme):
+    """WCAG 2 asks for a contrast of 3 between graphical objects."""
+    write(make_recording(), tmp_path / "page.html")
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    page = Page(browser, tmp_path / "page.html")
+    for bar in ("held-up", "moving"):
+        colors = [
+            page.browser.execute_script(f"return gantt.color('{n}').trim()")
+            for n in (bar, f"on-{bar}")
+        ]
+        assert contrast(*colors) >= 3
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
 def test_states_at_known_times(page):
     for ms, *expected in [*STATES, *reversed(STATES)]:  # forward and backward in time
         page.slide_to(ms)
@@ -159,7 +299,7 @@ def test_states_at_known_times(page):
 
 def test_another_step(page):
     page.choose_step("step 13 (40.0 ms)")
-    assert page.ms == 0
+    assert page.ms == 24
     page.slide_to(2)
     assert (page.rank(0)[0], page.rank(1)[0]) == ("rebuilding", "rebuilding")
     page.slide_to(3)
@@ -175,30 +315,29 @@ def test_another_step(page):
 
 
 def test_keys_go_from_event_to_event(page):
-    right, left, home, end = "\ue014", "\ue012", "\ue011", "\ue010"
     passed = []
     for _ in range(8):
-        page.press(right)
+        page.press(RIGHT)
         passed.append(page.ms)
     assert passed == [2, 10, 12, 14, 15, 16, 18, 20]
-    page.press(left)
+    page.press(LEFT)
     assert page.now == [
         "18.000 ms, rank 0: gradient of 2.weight arrives",
         "18.000 ms, rank 0: bucket 0 is full",
         "18.000 ms, rank 0: bucket 0 is launched",
     ]
-    page.press(left)
+    page.press(LEFT)
     assert page.now == [
         "16.000 ms, rank 0: gradient of 2.bias arrives",
         "16.000 ms, rank 0: phase backward",
     ]
-    page.press(end)
+    page.press(END)
     assert page.ms == 43
-    page.press(right)
+    page.press(RIGHT)
     assert page.ms == 43
-    page.press(home)
+    page.press(HOME)
     assert page.ms == 0
-    page.press(left)
+    page.press(LEFT)
     assert page.ms == 0
 
 
@@ -221,7 +360,7 @@ def test_a_click_into_the_bars(page):
 
     page.slide_to(25)
     cursor, bars = page.find("#cursor").rect, page.find("#bars").rect
-    page.press("\ue011")
+    page.press(HOME)
     assert page.ms == 0
     from_middle = cursor["x"] + cursor["width"] / 2 - (bars["x"] + bars["width"] / 2)
     ActionChains(page.browser).move_to_element_with_offset(
@@ -269,8 +408,8 @@ def test_ranks_are_chosen(page):
     assert shown() == ["0", "1"]
     page.find("#ranks [data-rank='0']").click()
     assert (shown(), pressed()) == (["1"], ["false", "true"])
-    page.press("\ue014")  # only events of rank 1
-    page.press("\ue014")
+    page.press(RIGHT)  # only events of rank 1
+    page.press(RIGHT)
     assert page.ms == 14
     page.find("#ranks [data-rank='1']").click()  # the last visible rank cannot be hidden
     assert (shown(), pressed()) == (["1"], ["false", "true"])
@@ -313,7 +452,7 @@ def test_names_are_text(browser, tmp_path):
 def test_a_backward_in_no_sync(browser, tmp_path):
     write(accumulated(), tmp_path / "page.html")
     page = Page(browser, tmp_path / "page.html")
-    page.press("\ue014", "\ue014", "\ue014")
+    page.press(HOME, RIGHT, RIGHT, RIGHT)
     assert page.ms == 26
     assert page.now == ["26.000 ms, rank 0: backward in no_sync() ends"]
     page.slide_to(20)
@@ -331,7 +470,7 @@ def test_one_rank_alone(browser, tmp_path):
     path = tmp_path / "page.html"
     write(one_rank_alone(), path)
     page = Page(browser, path)
-    page.press("\ue010")
+    page.press(END)
     assert page.rank(0) == ("idle", 5, ["stays"] * 3)
     assert "No rank waited" in page.find("#figures").text
     page.check_log()
@@ -399,7 +538,7 @@ def test_of_a_real_recording(browser, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "i" for event in events) == 2 * 4 * 4
     page = Page(browser, tmp_path / "page.html")
-    page.press("\ue010")
+    page.press(END)
     for rank in range(2):
         phase, arrived, states = page.rank(rank)
         assert (phase, arrived) == ("idle", 4)

@@ -7,16 +7,26 @@ import sys
 from itertools import combinations
 
 import pytest
-from synthetic import accumulated, make_recording, many_buckets, many_ranks, one_rank_alone
+from contrasts import contrast
+from synthetic import (
+    accumulated,
+    late_rank,
+    make_recording,
+    many_buckets,
+    many_ranks,
+    one_rank_alone,
+    with_write_back,
+)
 
-from ddpx.timeline.analyze.extent import find_step, straggler
-from ddpx.timeline.export.picture import draw, make_figure, shown_ranks
+from ddpx.timeline.analyze.extent import find_step
+from ddpx.timeline.export.picture import draw, make_figure
 from ddpx.timeline.model import Recording
 
 colors = pytest.importorskip("matplotlib.colors", reason="matplotlib is not installed")
 
 NOT_BEGUN, FORWARD, BACKWARD = "#d9d9d9", "#56b4e9", "#0072b2"
 FILLING, QUEUED, HELD_UP, MOVING, WRITING = "#f5cf80", "#e69f00", "#a6dccb", "#009e73", "#cc79a7"
+AVERAGED = "#ead1de"
 
 
 def _bars(figure, position: int, color: str | None) -> list[tuple[float, float]]:
@@ -51,6 +61,7 @@ def test_where_everything_is():
     assert _bars(figure, 0, HELD_UP) == [(18, 22), (24, 29), (30, 36)]
     assert _bars(figure, 0, MOVING) == [(22, 26), (29, 36), (36, 40)]
     assert _bars(figure, 0, None) == [(33, 36), (37, 40)]
+    assert _bars(figure, 0, AVERAGED) == [(26, 32), (40, 41)]
     assert _bars(figure, 0, WRITING) == [(32, 33), (36, 37), (41, 42)]
     assert _bars(figure, 0, NOT_BEGUN) == []
     assert _bars(figure, 1, NOT_BEGUN) == [(0, 2)]
@@ -90,8 +101,8 @@ def _texts(figure) -> list[str]:
 def test_titles():
     assert _texts(make_figure(make_recording(), 12)) == [
         "Step 12: 43.0 ms on 2 ranks over gloo, on cpu",
-        "rank 0 waits longest: of 22.0 ms of communication, 16.0 ms overlapped and 6.0 ms exposed; "
-        "rank 1 keeps others waiting longest",
+        "Step 12 was asked for. Longest wait: rank 0 waits 3.0 ms for bucket 1, mostly for its "
+        "transfer of 2.0 MiB (3.0 ms).",
         "rank 0 (host)",
         "compute 30.0 ms, communication 22.0 ms: 16.0 overlapped, 6.0 exposed",
         "rank 1 (host)",
@@ -101,7 +112,9 @@ def test_titles():
 
 def test_the_step_of_median_length():
     """Of two middle steps, 43 ms and 40 ms, the shorter one is chosen."""
-    assert "Step 13: 40.0 ms" in _texts(make_figure(make_recording(), None))[0]
+    title, subtitle, *_ = _texts(make_figure(make_recording(), None))
+    assert "Step 13: 40.0 ms" in title
+    assert subtitle.startswith("Of 2 recorded steps, this step has the median duration. Longest")
 
 
 def test_one_rank_alone():
@@ -110,24 +123,95 @@ def test_one_rank_alone():
     assert _bars(figure, 0, MOVING) == []
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["compute", "gradients"]
-    assert _texts(figure)[1] == "nothing was communicated"
-
-
-def test_of_many_ranks_those_that_matter_are_drawn():
-    recording = many_ranks(16)
-    step = find_step(recording, None)
-    assert straggler(step) == 11
-    assert shown_ranks(step) == [0, 1, 2, 3, 11, 13, 14, 15]
-    assert "8 of 16 ranks are drawn: the first, the last and that one" in _texts(
-        make_figure(recording, None)
+    assert _texts(figure)[1] == (
+        "This is the only recorded step. No rank waits for a bucket at the end of its backward."
     )
-    assert shown_ranks(find_step(many_ranks(8), None)) == list(range(8))
+
+
+def _labels(figure, position: int) -> list[str]:
+    return [label.get_text() for label in figure.axes[position].get_yticklabels()]
+
+
+def test_many_ranks_and_buckets_are_folded():
+    """Rank 5 is late from bucket 15 on, and rank 0 is the first of the ranks that wait."""
+    figure = make_figure(late_rank(30, 16), None)
+    assert _texts(figure)[2] == (
+        "In full: rank 0, which has the longest wait; rank 5, which others wait for longest. "
+        "Other ranks are folded."
+    )
+    titles = [axes.get_title("left") for axes in figure.axes]
+    assert titles == ["rank 0 (host)", "rank 5 (host)", "14 other ranks"]
+    for position in range(2):
+        labels = _labels(figure, position)
+        assert labels[:4] == ["compute", "gradients", "bucket 0, 1.0 MiB", "buckets 1 to 14"]
+        assert labels[-1] == "bucket 29, 1.0 MiB" and len(labels) <= 22
+    assert _labels(figure, 2) == [f"rank {rank}" for rank in range(16) if rank not in (0, 5)]
+    # Of rank 1: until bucket 14, then while rank 5 is late, then from bucket 15 on.
+    assert _bars(figure, 2, MOVING)[:2] == [(13, 29), (36, 52)]
+    assert _bars(figure, 2, HELD_UP)[0] == (28, 50)
+
+
+def test_ranks_that_fit_are_not_folded():
+    figure = make_figure(many_ranks(8), None)
+    assert [axes.get_title("left") for axes in figure.axes] == [
+        f"rank {r} (host)" for r in range(8)
+    ]
+
+
+def test_hundreds_of_ranks():
+    figure = make_figure(many_ranks(512), None)
+    titles = [axes.get_title("left") for axes in figure.axes]
+    assert titles[:2] == ["rank 0 (host)", "rank 507 (host)"]
+    assert titles[2] == "16 of 510 other ranks, those with the longest exposed waits"
+
+
+def _legend(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_legend_has_what_is_drawn():
+    assert _legend(make_figure(one_rank_alone(), None)) == [
+        *("forward", "backward", "gradient arrives"),
+    ]
+    assert "full, queued" not in _legend(make_figure(make_recording(), 12))
+    assert _legend(make_figure(make_recording(), 13)) == [
+        *("forward", "backward", "gradient arrives", "bucket fills", "full, queued"),
+        *("launched, other ranks not yet", "in flight on all ranks"),
+        *("averaged, not yet written back", "written back", "exposed wait"),
+    ]
+
+
+def test_thin_bars_are_visible():
+    """A write-back of 10 µs in a step of 43 ms, at the end of the axis, too."""
+    figure = make_figure(with_write_back(ms=0.01), 12)
+    bars = _bars(figure, 0, WRITING)
+    assert len(bars) == 3
+    limit, inches = figure.axes[0].get_xlim()[1], figure.axes[0].get_position().width * 11
+    for begin, end in bars:
+        assert (end - begin) / limit * inches == pytest.approx(0.02, rel=0.01)
+        assert end <= limit
+    assert "written back" not in _legend(make_figure(with_write_back(ms=0.0001), 12))
+
+
+def test_hatching_contrasts_with_its_bar():
+    """WCAG 2 asks for a contrast of 3 between graphical objects."""
+    axes = make_figure(make_recording(), 13).axes[1]
+    hatched = {
+        round(bars.get_paths()[0].vertices[:, 0].min()): colors.to_hex(bars.get_edgecolor()[0])
+        for bars in axes.collections
+        if bars.get_hatch() is not None
+    }
+    assert set(hatched) == {31, 32}  # rank 0 launches the bucket at 32 ms
+    assert contrast(hatched[31], HELD_UP) >= 3
+    assert contrast(hatched[32], MOVING) >= 3
 
 
 RECORDINGS = {
     "two ranks": make_recording(),
     "one rank": one_rank_alone(),
     "16 ranks": many_ranks(16),
+    "512 ranks": many_ranks(512),
+    "30 buckets on 16 ranks": late_rank(30, 16),
     "60 buckets on 8 ranks": many_buckets(60, 8),
     "60 buckets on 2 ranks": many_buckets(60, 2),
 }
@@ -141,7 +225,7 @@ def test_nothing_is_cut_and_no_texts_overlap(recording: Recording):
     figure = make_figure(recording, None)
     FigureCanvasAgg(figure).draw()
     width, height = figure.canvas.get_width_height()
-    assert height / figure.dpi < 36
+    assert height / figure.dpi < 13
     unseen = {
         id(tick.label1)
         for axes in figure.axes

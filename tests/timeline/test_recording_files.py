@@ -36,11 +36,11 @@ def test_saved_and_loaded(ranks, tmp_path):
     ],
 )
 def test_files_of_others(tmp_path, contents, why):
-    path = tmp_path / "trace.json"
+    path = tmp_path / "steps.json"
     path.write_text(contents)
-    with pytest.raises(ValueError, match=f"trace.json holds no usable timeline of ddpx.*{why}"):
+    with pytest.raises(ValueError, match=f"steps.json holds no usable timeline of ddpx.*{why}"):
         Timeline.load(path)
-    with pytest.raises(ValueError, match="the folder has no rank"):
+    with pytest.raises(ValueError, match=r"the folder has no trace\.json and no rank"):
         Timeline.load(tmp_path)
     with pytest.raises(FileNotFoundError):
         Timeline.load(tmp_path / "nothing.json")

@@ -148,6 +148,26 @@ def test_misuse(ranks):
             assert part in text
 
 
+def _reprs() -> list[str]:
+    model = small_model()
+    timeline = ddpx.record(model)
+    found = [repr(timeline)]
+    timeline.start()
+    found.append(repr(timeline))
+    train_step(model)
+    found.append(repr(timeline.stop()))
+    return found
+
+
+def test_repr(ranks):
+    for found in ranks(2).run(_reprs):
+        assert found == [
+            "<Timeline: not started>",
+            "<Timeline: recording>",
+            "<Timeline: 1 complete step of 2 of 2 ranks>",
+        ]
+
+
 def _record_with_a_newer_wrapper(max_steps: int | None) -> tuple[list[int], bool]:
     model = small_model()
     with ddpx.record(model, max_steps) as timeline:

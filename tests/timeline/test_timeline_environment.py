@@ -119,3 +119,17 @@ def test_a_copy_on_one_rank_waits_for_none(ranks, tmp_path):
     ranks(2).run(_copy_on_one_rank, str(tmp_path), timeout=40)
     assert sorted(os.listdir(tmp_path)) == ["model1-rank0.json", "rank0.json", "rank1.json"]
     assert [set(step.ranks) for step in Timeline.load(tmp_path).steps] == [{0, 1}] * 4
+
+
+def _unwritable_folder() -> str:
+    with pytest.raises(ValueError) as error:
+        train_unaware("/dev/null/timeline", None)
+    return str(error.value)
+
+
+def test_folder_is_checked_before_training(ranks):
+    for text in ranks(2).run(_unwritable_folder):
+        assert text == (
+            "cannot write into the folder '/dev/null/timeline': Not a directory. Choose another "
+            "folder."
+        )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ddpx.cli.buckets import picture as pictures
+from ddpx.cli import errors
+from ddpx.cli.buckets import picture
 from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
 from ddpx.ddp.options import Options, make_options
@@ -27,15 +28,13 @@ from ddpx.timeline.tables import table
     help="Sizes in MiB, e.g. 1,25,25. Repeatable.",
 )
 @click.option("--find-unused-parameters", is_flag=True, help="As in ReducerDDP.")
-@click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="PNG file to draw."
-)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="PNG file to draw.")
 def command(
     target: str,
     caps_mb: tuple[float, ...],
     lists_mb: tuple[str, ...],
     find_unused_parameters: bool,
-    picture: Path | None,
+    plot: Path | None,
 ) -> None:
     """Shows which gradients of a model share a bucket. Needs no process group.
 
@@ -45,9 +44,11 @@ def command(
     \b
     Examples:
       ddpx buckets torchvision.models:resnet50
-      ddpx buckets mymodels:build --bucket-cap-mb 25 --bucket-cap-mb 5 --picture buckets.png
+      ddpx buckets mymodels:build --bucket-cap-mb 25 --bucket-cap-mb 5 --plot buckets.png
       ddpx buckets mymodels:build --bucket-cap-mb-list 1,25,25
     """
+    if plot is not None:
+        errors.check_folder(plot.parent)
     module, _ = build(target)
     chosen: list[tuple[str, float | None, list[float] | None]] = [
         *((f"{cap:g} MiB", cap, None) for cap in caps_mb),
@@ -64,9 +65,9 @@ def command(
     if len(plans) > 1:
         headline = "Side by side: size of each lasting bucket, as MiB (number of parameters)."
         click.echo(f"\n{headline}\n\n{_compare(plans)}")
-    if picture is not None:
-        pictures.draw(plans, picture)
-        click.echo(f"\nPicture written to {picture}")
+    if plot is not None:
+        picture.draw(plans, plot, f"Buckets of {target}")
+        click.echo(f"\nPicture written to {plot}")
 
 
 def _numbers(words: str) -> list[float]:

@@ -9,23 +9,22 @@ from ddpx.cli import errors
 from ddpx.cli.buckets.plan import MIB, Plan
 
 
-def draw(plans: Sequence[Plan], path: Path) -> None:
+def draw(plans: Sequence[Plan], path: Path, title: str) -> None:
     """Draws the buckets of later steps to scale, in launch order from left to right.
 
     Raises:
-        UserMistake: matplotlib is not installed, or the folder does not exist.
+        UserMistake: matplotlib is not installed, or does not know the suffix of the file.
     """
     try:
         import matplotlib
     except ImportError as cause:
         raise errors.tool_missing("matplotlib") from cause
-    if not path.absolute().parent.is_dir():
-        raise errors.no_such_file(path.parent)
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure  # unlike pyplot, needs no display
 
     colours = matplotlib.colormaps["Set3"]
-    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.6 * len(plans)), layout="constrained")
+    figure = Figure(figsize=(10, 1.5 + 0.6 * len(plans)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", weight="bold")
     for row, plan in enumerate(plans):
         left = 0.0
         total = sum(bucket.num_bytes for bucket in plan.lasting) / MIB
@@ -38,11 +37,11 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
             left += width
     axes.set_yticks(range(len(plans)), [plan.caps for plan in plans])
     axes.invert_yaxis()
-    axes.set_xlabel("MiB of gradients, in launch order. Labels: bucket number, MiB of the bucket")
+    axes.set_ylabel("bucket sizes")
+    axes.set_xlabel("gradients in MiB, in launch order. In each bucket: its number, and its MiB")
     axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         figure.savefig(path, dpi=150)
     except ValueError as cause:  # matplotlib does not support the suffix
         raise errors.UserMistake(str(cause)) from cause
-    finally:
-        pyplot.close(figure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -13,9 +13,10 @@ import click
 from ddpx.cli import errors
 from ddpx.cli.launch import DEFAULT_NUM_RANKS, launch, local_options
 from ddpx.cli.script import Script
-from ddpx.cli.timeline.compare import comparison_text, is_slower
-from ddpx.timeline import Timeline
-from ddpx.timeline.analyze.summary import Summary
+from ddpx.cli.timeline import launches as files
+from ddpx.cli.timeline.compare import comparison_text
+from ddpx.cli.timeline.launches import Launch
+from ddpx.cli.timeline.verdict import compare_steps
 from ddpx.timeline.environment import FOLDER, STEPS
 from ddpx.timeline.export.trace_file import models_in
 
@@ -38,8 +39,9 @@ def command() -> None:
     \b
     Examples:
       ddpx timeline train.py --steps 20 --out timeline
-      ddpx timeline show timeline/trace.json
-      ddpx timeline show after/trace.json --against before/trace.json
+      ddpx timeline show timeline
+      ddpx timeline train.py --launches 3 --out after
+      ddpx timeline show after --against before
     """
 
 
@@ -61,6 +63,14 @@ def command() -> None:
     help="Number of steps to record. The script runs to its end.",
 )
 @click.option(
+    "--launches",
+    "num_launches",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of runs of the script to record. Comparisons need the noise between several.",
+)
+@click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("timeline"),
@@ -75,18 +85,21 @@ def record(
     arguments: tuple[str, ...],
     nproc_per_node: int,
     steps: int,
+    num_launches: int,
     out: Path,
     is_module: bool,
 ) -> int:
     """Runs a script as `ddpx run` does, and records the steps of the script.
 
     Writes summary.txt, trace.json (for https://ui.perfetto.dev and `ddpx timeline show`),
-    timeline.png and timeline.html. Options that ddpx does not know, and all words after --, go to
-    the script.
+    timeline.png and timeline.html. With --launches, these files show the launch whose step time is
+    the median. The files trace-2.json and so on contain the other launches. Options that ddpx does
+    not know, and all words after --, go to the script.
 
     \b
     Examples:
       ddpx timeline train.py --steps 20 --out timeline
+      ddpx timeline train.py --launches 3 --out before
       ddpx timeline --nproc-per-node 4 --out timeline train.py -- --steps 1000
     """
     if target.startswith("-"):
@@ -95,26 +108,32 @@ def record(
     script.check()
     if importlib.util.find_spec("matplotlib") is None:  # checked before the script runs
         raise errors.tool_missing("matplotlib")
-    with tempfile.TemporaryDirectory(prefix="ddpx-timeline-") as folder:
-        environment = {
-            FOLDER: folder,
-            STEPS: str(steps),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }
-        options = local_options(nproc_per_node)
-        code = launch(options, "ddpx.cli.timeline.runner", script.command(), environment)
-        if code != 0:
-            return code
-        if not models_in(Path(folder)):
-            raise errors.nothing_wrapped(target)
-        timeline = _load(Path(folder), 0)
-        num_others = len(models_in(Path(folder))) - 1
-    text = _report(timeline)
-    _write(timeline, text, out)
+    errors.check_folder(out)  # before the script runs, not after
+    launches = []
+    for number in range(num_launches):
+        if num_launches > 1:
+            click.echo(f"ddpx: launch {number + 1} of {num_launches}", err=True)
+        with tempfile.TemporaryDirectory(prefix="ddpx-timeline-") as folder:
+            environment = {
+                FOLDER: folder,
+                STEPS: str(steps),
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            }
+            options = local_options(nproc_per_node)
+            code = launch(options, "ddpx.cli.timeline.runner", script.command(), environment)
+            if code != 0:
+                return code
+            num_models = len(models_in(Path(folder)))
+            if not num_models:
+                raise errors.nothing_wrapped(target)
+            launches += files.load(Path(folder), 0)
+    launches = files.median_first(launches)
+    text = _report(launches)
+    written = files.write(launches, text, out)
     click.echo(text)
-    if num_others:
-        click.echo(f"\nThe script wrapped {num_others + 1} models. This is the first model.")
-    click.echo(f"\nFiles written to {out}: {', '.join(_WRITERS)}, summary.txt")
+    if num_models > 1:
+        click.echo(f"\nThe script wrapped {num_models} models. This is the first model.")
+    click.echo(f"\nFiles written to {out}: {', '.join(written)}")
     return 0
 
 
@@ -133,65 +152,47 @@ def record(
 def show(recording: Path, against: Path | None, model: int) -> int:
     """Prints the summary of a recording, or compares two recordings.
 
-    RECORDING is a trace.json, or a folder with one file per rank (DDPX_TIMELINE). Ratios are the
-    times of RECORDING divided by the times of the --against recording.
+    RECORDING is a folder of `ddpx timeline`, a trace.json, or a folder with one file per rank
+    (DDPX_TIMELINE). Ratios are the times of RECORDING divided by the times of the --against
+    recording.
 
     Exit codes: 0, RECORDING is not slower, or --against is not given; 1, RECORDING is slower; 2,
     wrong usage, or a recording without a complete step.
 
-    The slowest rank of each recording counts, with the median of its step times. RECORDING is
-    slower if its median exceeds the other median by more than the noise. The noise is the larger of
-    two values: 3 % of the other median, and twice the standard error of the difference of the
-    medians. The standard error is estimated from median absolute deviations. With fewer than 3
-    steps, RECORDING is never slower.
+    A difference is reported only if the interval of the ratio excludes 1. The interval contains the
+    ratio with a confidence of 99 %. It is computed from the median steps of the launches, if both
+    recordings together have at least 4 launches (--launches). Otherwise it is computed from 5
+    blocks of steps in each launch. The noise between launches is unknown then, and is assumed to be
+    1.5 times the noise between blocks, and at least 8 %: only differences of about a half and more
+    are reported. The time of a step is the time on its slowest rank.
 
     \b
     Examples:
-      ddpx timeline show timeline/trace.json
-      ddpx timeline show after/trace.json --against before/trace.json
+      ddpx timeline show timeline
+      ddpx timeline show after --against before
     """
-    timeline = _load(recording, model)
+    launches = files.load(recording, model)
     if against is None:
-        click.echo(_report(timeline))
+        click.echo(_report(launches))
         return 0
-    new, base = _summary(timeline), _summary(_load(against, model))
-    click.echo(comparison_text(new, base, str(recording), str(against)))
-    return 1 if is_slower(new, base) else 0
+    base = files.load(against, model)
+    verdict = compare_steps(
+        [launch.steps_ms for launch in launches], [launch.steps_ms for launch in base]
+    )
+    new_summaries, base_summaries = ([each.summary for each in side] for side in (launches, base))
+    names = (str(recording), str(against))
+    click.echo(comparison_text(new_summaries, base_summaries, verdict, *names))
+    return 1 if verdict is not None and verdict.is_slower else 0
 
 
-def _load(path: Path, model: int) -> Timeline:
-    if not path.exists():
-        raise errors.no_such_file(path)
-    try:
-        return Timeline.load(path, model)
-    except ValueError as cause:
-        raise errors.UserMistake(str(cause)) from cause
-
-
-def _summary(timeline: Timeline) -> Summary:
-    try:
-        return timeline.summary()
-    except RuntimeError as cause:  # no complete step was recorded
-        raise errors.UserMistake(str(cause)) from cause
-
-
-def _report(timeline: Timeline) -> str:
-    lines = [str(_summary(timeline))]
-    advice = timeline.advice()
+def _report(launches: Sequence[Launch]) -> str:
+    first = launches[0]
+    lines = [str(first.summary)]
+    if len(launches) > 1:
+        times = ", ".join(f"{each.step_ms:.2f}" for each in launches)
+        lines += ["", f"{len(launches)} launches. Median steps, on the slowest rank: {times} ms."]
+        lines.append(f"The tables show the launch of {first.step_ms:.2f} ms.")
+    advice = first.timeline.advice()
     if advice:
         lines += ["", "Advice:", *(f"- {sentence}" for sentence in advice)]
     return "\n".join(lines)
-
-
-_WRITERS: dict[str, Callable[[Timeline, Path], None]] = {
-    "trace.json": Timeline.export_chrome_trace,
-    "timeline.png": Timeline.save_plot,
-    "timeline.html": Timeline.save_html,
-}
-
-
-def _write(timeline: Timeline, text: str, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.txt").write_text(text + "\n")
-    for name, write in _WRITERS.items():
-        write(timeline, out / name)

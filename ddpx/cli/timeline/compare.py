@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from statistics import median
 
+from ddpx.cli.timeline.verdict import Verdict
 from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.tables import table
 
 _MIB = 1 << 20
-# The medians of two runs of one training differ by this share on a quiet machine. They differ more
-# if the steps of a run differ.
-_SAME = 0.03
-_ERRORS = 2  # in standard errors
+_UNEXPLAINED = 0.25  # the share of a difference for which parts of the step need not account
 _RANK_HEADERS = ("rank", "step", "compute", "comm.", "overlapped", "exposed")
 _BUCKET_HEADERS = ("bucket", "MiB", "params", "ready", "comm.", "completed", "exposed")
 
 
-def comparison_text(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
-    """Tables of ranks and buckets, and a verdict. Ratios are ``new`` divided by ``base``."""
+def comparison_text(
+    new: Sequence[Summary],
+    base: Sequence[Summary],
+    verdict: Verdict | None,
+    new_name: str,
+    base_name: str,
+) -> str:
+    """Tables of ranks and buckets of the first launches, and the verdict.
+
+    Args:
+        new: The summaries of the launches of a recording.
+        base: The summaries of the launches of the recording to compare with.
+        verdict: The verdict on the step times. None: too few steps.
+        new_name: The name of the recording in the text.
+        base_name: The name of the other recording.
+    """
+    of_launches = " of one launch each" if len(new) + len(base) > 2 else ""
     return "\n".join(
         [
-            f"{base_name} → {new_name} (ratio). Times are medians in ms.",
+            f"{base_name} → {new_name} (ratio). Times are medians{of_launches}, in ms.",
             "",
             "Ranks.",
             "",
-            _ranks(new, base),
+            _ranks(new[0], base[0]),
             "",
             "Buckets. Times start at the start of backward; comm. is from launch to completion.",
             "",
-            _buckets(new, base),
+            _buckets(new[0], base[0]),
             "",
-            _verdict(new, base, new_name, base_name),
+            _verdict_text(new, base, verdict, new_name),
         ]
     )
 
@@ -84,54 +98,55 @@ def _change(before: float | None, after: float | None) -> str:
     return f"{' → '.join(texts)}{ratio}"
 
 
-def _verdict(new: Summary, base: Summary, new_name: str, base_name: str) -> str:
-    """Compares the slowest ranks, because all ranks wait for the slowest rank."""
-    one, other = _slowest(base), _slowest(new)
-    if not one.step_ms:
-        return f"{base_name} has no step times to compare with."
-    ratio = other.step_ms / one.step_ms
-    times = f"{one.step_ms:.2f} → {other.step_ms:.2f} ms on the slowest rank"
-    noise_ms = _noise_ms(new, base)
-    if noise_ms is None:
-        verdict = f"Too few steps for a verdict (at least 3 are needed): {times}."
-    elif abs(other.step_ms - one.step_ms) <= noise_ms:
-        verdict = f"Steps take as long as in {base_name}: {times}, noise ±{noise_ms:.2f} ms."
-    else:
-        changes = {
-            "compute": other.compute_ms - one.compute_ms,
-            "exposed communication": other.exposed_ms - one.exposed_ms,
-        }
-        word, reason = ("slower", max) if ratio > 1 else ("faster", min)
-        cause = reason(changes, key=lambda name: changes[name])
-        verdict = (
-            f"Steps of {new_name} are {word}, {ratio:.2f} times as long: {times}. Most of the "
-            f"difference is {cause}, {changes[cause]:+.2f} ms."
+def _verdict_text(
+    new: Sequence[Summary], base: Sequence[Summary], verdict: Verdict | None, new_name: str
+) -> str:
+    if verdict is None:
+        text = (
+            "Too few steps for a verdict (at least 15 in each recording, or 4 launches in total)."
         )
-    if new.world_size != base.world_size:
-        verdict += f" But the numbers of ranks differ: {base.world_size} and {new.world_size}."
-    if [b.num_params for b in new.buckets] != [b.num_params for b in base.buckets]:
-        verdict += " The buckets of the recordings differ."
-    return verdict
+    else:
+        figures = (
+            f"{verdict.before_ms:.2f} → {verdict.after_ms:.2f} ms on the slowest rank. The ratio "
+            f"lies between {verdict.low:.2f} and {verdict.high:.2f} (99 %, {verdict.basis})"
+        )
+        if verdict.is_slower or verdict.is_faster:
+            text = (
+                f"Steps of {new_name} are {'slower' if verdict.is_slower else 'faster'}, "
+                f"{verdict.ratio:.2f} times as long: {figures}.{_main_part(new, base)}"
+            )
+        else:
+            text = f"No difference seen: {figures}."
+        if "blocks" in verdict.basis:
+            text += (
+                " The noise between launches is not known. Record both with `ddpx timeline "
+                "--launches 3`."
+            )
+    if new[0].world_size != base[0].world_size:
+        text += f" The numbers of ranks differ: {base[0].world_size} and {new[0].world_size}."
+    if [b.num_params for b in new[0].buckets] != [b.num_params for b in base[0].buckets]:
+        text += " The buckets of the recordings differ."
+    return text
 
 
-def is_slower(new: Summary, base: Summary) -> bool:
-    """Whether the steps of ``new`` take longer than the steps of ``base``, by more than the noise.
+def _main_part(new: Sequence[Summary], base: Sequence[Summary]) -> str:
+    """The part of the step that makes most of the difference. Empty if no part is known to."""
 
-    The slowest rank of each recording counts. The noise is the larger of two values: 3 % of the
-    step of ``base``, and twice the standard error of the difference of the medians.
-    """
-    noise_ms = _noise_ms(new, base)
-    return noise_ms is not None and _slowest(new).step_ms - _slowest(base).step_ms > noise_ms
+    def change(name: str) -> float:
+        after, before = (median(getattr(_slowest(s), name) for s in side) for side in (new, base))
+        return after - before
 
-
-def _noise_ms(new: Summary, base: Summary) -> float | None:
-    """The noise in ms. None if there are too few steps."""
-    one, other = _slowest(base), _slowest(new)
-    if one.step_error_ms is None or other.step_error_ms is None:
-        return None
-    chance = math.hypot(one.step_error_ms, other.step_error_ms)
-    return max(_SAME * one.step_ms, _ERRORS * chance)
+    whole = change("step_ms")
+    parts = {"compute": change("compute_ms"), "exposed communication": change("exposed_ms")}
+    if not whole:
+        return ""
+    name = max(parts, key=lambda part: parts[part] / whole)
+    unexplained = abs(sum(parts.values()) - whole)
+    if unexplained > _UNEXPLAINED * abs(whole) or not 0.5 < parts[name] / whole < 1.5:
+        return ""
+    return f" Most of the difference is {name}, {parts[name]:+.2f} ms."
 
 
 def _slowest(summary: Summary) -> RankSummary:
+    """The slowest rank. All ranks wait for this rank."""
     return max(summary.ranks, key=lambda rank: rank.step_ms)

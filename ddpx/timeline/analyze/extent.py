@@ -1,4 +1,4 @@
-"""Selects the step to show. Computes the extents of steps and of bucket states."""
+"""Selects the step to show. Computes the extents of steps, and who launches a bucket last."""
 
 from __future__ import annotations
 
@@ -46,20 +46,6 @@ def find_step(recording: Recording, number: int | None) -> Step:
         if step.number == number:
             return step
     raise _no_such_step(number, [step.number for step in recording.steps])
-
-
-def filling(step: Step, rank: int, bucket_index: int) -> Interval | None:
-    """The time from the first gradient of a bucket until the bucket was ready.
-
-    None if the bucket was not communicated. Empty if no gradient of the bucket arrived.
-    """
-    rank_step = step.ranks[rank]
-    bucket = rank_step.buckets[bucket_index]
-    if bucket is None:
-        return None
-    members = set(step.layout[bucket_index].params)
-    first = min((a.at for a in rank_step.arrivals if a.param in members), default=bucket.ready)
-    return Interval(min(first, bucket.ready), bucket.ready)
 
 
 def all_launched(step: Step, bucket_index: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -14,8 +13,6 @@ from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.model import Recording
 
 _MS = 1e6
-_FEWEST = 3  # a deviation needs this many steps
-_SIGMAS_A_DEVIATION = 1.4826  # a standard deviation in median absolute deviations
 
 
 def summarize(recording: Recording) -> Summary:
@@ -112,7 +109,6 @@ def _rank(evidence: Evidence, rank: int, holdups: _Holdups) -> RankSummary:
         host=evidence.recording.hosts[rank],
         not_begun_ms=_middle_ms([not_begun(step, rank).ns for step in steps]),
         step_ms=_middle_ms([figure.whole for figure in figures]),
-        step_error_ms=_error_ms([figure.whole for figure in figures]),
         compute_ms=_middle_ms([figure.compute for figure in figures]),
         communication_ms=_middle_ms([figure.communication for figure in figures]),
         overlapped_ms=_middle_ms([figure.overlapped for figure in figures]),
@@ -126,11 +122,3 @@ def _rank(evidence: Evidence, rank: int, holdups: _Holdups) -> RankSummary:
 
 def _middle_ms(values_ns: Sequence[int]) -> float:
     return median(values_ns) / _MS if values_ns else 0.0
-
-
-def _error_ms(values_ns: Sequence[int]) -> float | None:
-    if len(values_ns) < _FEWEST:
-        return None
-    middle = median(values_ns)
-    deviation = _SIGMAS_A_DEVIATION * median(abs(value - middle) for value in values_ns)
-    return math.sqrt(math.pi / 2 / len(values_ns)) * deviation / _MS

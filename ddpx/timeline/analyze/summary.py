@@ -96,9 +96,6 @@ class RankSummary:
         not_begun_ms: The time from the start of the step on the first rank to the start on this
             rank.
         step_ms: The time from the start of the first forward to the end of the step.
-        step_error_ms: The standard error of ``step_ms``, from the median absolute deviation of the
-            steps, as if their durations were normally distributed. None for fewer than three
-            steps.
         compute_ms: The time of forwards and backwards, including those in ``no_sync()``.
         communication_ms: The time in which a bucket is in flight, or ranks agree on something.
         overlapped_ms: The part of ``communication_ms`` that is hidden behind other work.
@@ -114,7 +111,6 @@ class RankSummary:
     host: str
     not_begun_ms: float
     step_ms: float
-    step_error_ms: float | None
     compute_ms: float
     communication_ms: float
     overlapped_ms: float

@@ -97,12 +97,36 @@ function showStep(index) {
   view.index = Math.min(Math.max(index, 0), recording.steps.length - 1);
   view.step = decodeStep(recording, view.index);
   byId("step").selectedIndex = view.index;
+  showInStrip();
+  byId("why").textContent = `${view.index === recording.shown ? `${recording.why} ` : ""}${view.step.wait}`;
   byId("previous-step").disabled = view.index === 0;
   byId("next-step").disabled = view.index === recording.steps.length - 1;
   byId("time").max = view.step.length;
   makeRankButtons();
   showRanks();
-  moveTo(0);
+  const [begin, end] = view.step.ranks.get(shownRanks()[0]).backward;
+  moveTo((begin + end) / 2);
+}
+
+function makeStrip() {
+  const longest = Math.max(...recording.steps.map((step) => step.length));
+  byId("strip").append(...recording.steps.map((step, index) => {
+    const exposed = Math.max(...Object.values(step.ranks).map((rank) => rank.figures.exposed));
+    const text = `step ${step.number}: ${milliseconds(step.length, 1)} ms, ` +
+      `${milliseconds(exposed, 1)} ms exposed${index === recording.shown ? "; the median" : ""}`;
+    const button = element("button", {type: "button", title: text, "aria-label": text}, element("i"));
+    button.style.height = `${100 * step.length / longest}%`;
+    button.firstChild.style.height = `${100 * exposed / step.length}%`;
+    button.addEventListener("click", () => showStep(index));
+    return button;
+  }));
+}
+
+function showInStrip() {
+  [...byId("strip").children].forEach((button, index) => {
+    if (index === view.index) button.setAttribute("aria-current", "step");
+    else button.removeAttribute("aria-current");
+  });
 }
 
 function showRanks() {
@@ -111,8 +135,15 @@ function showRanks() {
   view.cards = ranks.map((rank) => new Card(view.step, rank, recording.hosts[rank]));
   byId("cards").replaceChildren(...view.cards.map((card) => card.element));
   byId("figures").replaceChildren(...figureTables(recording, view.step, [...view.step.ranks.keys()]));
-  gantt.draw(view.step, ranks);
+  drawGantt();
   moveTo(view.t);
+}
+
+// With a legend of what is drawn.
+function drawGantt() {
+  gantt.draw(view.step, shownRanks());
+  byId("legend").replaceChildren(...LEGEND.filter(([name]) => gantt.used.has(name)).map(
+    ([name, text]) => element("li", {}, element("i", {class: `swatch ${name}`}), text)));
 }
 
 // Of the ranks that are chosen those that recorded this step; if there is none, its first.
@@ -199,7 +230,7 @@ byId("next-step").addEventListener("click", KEYS.n);
 byId("previous-step").addEventListener("click", KEYS.p);
 byId("step").addEventListener("change", (event) => showStep(event.target.selectedIndex));
 
-const redraw = () => { gantt.draw(view.step, shownRanks()); gantt.moveTo(view.t); };
+const redraw = () => { drawGantt(); gantt.moveTo(view.t); };
 window.addEventListener("resize", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
@@ -214,7 +245,8 @@ byId("about").textContent =
 document.body.classList.toggle("dense", recording.params.length > 400); // smaller cells
 byId("step").append(...recording.steps.map((step) => element("option", {},
   `step ${step.number} (${milliseconds(step.length, 1)} ms)`)));
-byId("legend").append(...LEGEND.map(([name, text]) => element("li", {},
-  element("i", {class: `swatch ${name}`}), text)));
-view.shown = new Set(Object.keys(recording.hosts).map(Number).slice(0, 4));
+byId("advice").append(...(recording.advice.length > 0 ? recording.advice : ["Nothing to improve was found."])
+  .map((sentence) => element("li", {}, sentence)));
+makeStrip();
+view.shown = new Set(recording.detailed);
 showStep(view.index);

@@ -14,6 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ddpx.timeline.analyze import focus
+from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
 from ddpx.timeline.model import Recording, Step
@@ -49,7 +51,8 @@ def _file(name: str) -> str:
 def page_data(recording: Recording) -> dict[str, Any]:
     """The data of the page, as values that JSON supports."""
     layouts, orders = _Distinct(), _Distinct()
-    steps = [_step(step, layouts, orders) for step in recording.steps]
+    steps = [_step(recording, step, layouts, orders) for step in recording.steps]
+    median = find_step(recording, None)
     return {
         "backend": recording.backend,
         "device": recording.device,
@@ -61,7 +64,10 @@ def page_data(recording: Recording) -> dict[str, Any]:
         "layouts": layouts.values,
         "orders": orders.values,
         "steps": steps,
-        "shown": recording.steps.index(find_step(recording, None)),
+        "advice": advise(recording),
+        "shown": recording.steps.index(median),
+        "why": focus.why_text(recording, median, None),
+        "detailed": focus.detailed_ranks(median),
     }
 
 
@@ -79,12 +85,16 @@ class _Distinct:
         return self._indices[value]
 
 
-def _step(step: Step, layouts: _Distinct, orders: _Distinct) -> dict[str, Any]:
+def _step(
+    recording: Recording, step: Step, layouts: _Distinct, orders: _Distinct
+) -> dict[str, Any]:
     extent = step_extent(step)
     return {
         "number": step.number,
         "length": _us(extent.end, extent.begin),
         "layout": layouts.index(tuple((bucket.params, bucket.num_bytes) for bucket in step.layout)),
+        "wait": focus.wait_text(recording, step),
+        "rows": focus.bucket_rows(step, focus.detailed_ranks(step)),
         "ranks": {rank: _rank(step, rank, extent.begin, orders) for rank in step.ranks},
         "holdups": [
             None if found is None else [found.rank, found.param, _us(found.waited_ns)]

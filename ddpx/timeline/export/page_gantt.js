@@ -5,13 +5,18 @@ const LEGEND = [
   ["not-begun", "not begun"], ["forward", "forward"], ["backward", "backward"], ["gradient", "gradient arrives"],
   ["filling", "bucket fills"], ["queued", "full, queued"],
   ["held-up", "launched, other ranks not yet"], ["moving", "in flight on all ranks"],
-  ["written", "written back"], ["exposed", "exposed wait"],
+  ["averaged", "averaged, not yet written back"], ["written", "written back"], ["exposed", "exposed wait"],
 ];
 
-// In pixels: the axis; of a rank what is above its buckets, and what is below.
+// In pixels: the axis; of a rank what is above its buckets, and what is below; a rank that is folded;
+// the least width of a bar.
 const AXIS = 24;
 const HEAD = 33;
 const GAP = 13;
+const FOLDED = 20;
+const THIN = 2;
+const NEGLIGIBLE = 1e-4; // of a step: shorter bars are left out
+const MOST_FOLDED = 16;
 
 class Gantt {
   constructor(box, onTime) {
@@ -55,13 +60,15 @@ class Gantt {
     const full = this.box.clientWidth;
     this.left = full < 600 ? 64 : 118;
     this.width = full - this.left - 12;
-    const rows = ranks.map((rank) => this.numRows(step.ranks.get(rank)));
+    const rows = ranks.map((rank) => this.groups(step.ranks.get(rank)).length);
     const numRows = rows.reduce((a, b) => a + b, 0);
+    const folded = this.foldedRanks(ranks);
     // Half of the window, if rows of that height can be told apart.
     const room = window.innerHeight / 2 - AXIS - ranks.length * (HEAD + GAP);
     this.rowHeight = Math.floor(Math.min(Math.max(room / Math.max(numRows, 1), 5), 15));
     const heights = rows.map((count) => HEAD + count * this.rowHeight + GAP);
-    const height = heights.reduce((a, b) => a + b, AXIS);
+    const numLeftOut = step.ranks.size - ranks.length - folded.length;
+    const height = heights.reduce((a, b) => a + b, AXIS) + (folded.length + (numLeftOut > 0)) * FOLDED;
     const scale = window.devicePixelRatio || 1;
     this.canvas.width = full * scale;
     this.canvas.height = height * scale;
@@ -76,25 +83,39 @@ class Gantt {
     this.context.clearRect(0, 0, full, height);
     const style = getComputedStyle(document.documentElement);
     this.color = (name) => style.getPropertyValue(`--${name}`);
-    this.hatch = this.makeHatch();
+    this.hatches = {"held-up": this.makeHatch("on-held-up"), "moving": this.makeHatch("on-moving")};
     this.rows = [];
+    this.used = new Set();
     this.drawAxis(height);
     let top = AXIS;
     ranks.forEach((rank, i) => {
       this.drawRank(rank, top);
       top += heights[i];
     });
+    for (const rank of folded) {
+      this.drawFolded(rank, top);
+      top += FOLDED;
+    }
+    if (numLeftOut > 0) this.label(`and ${numLeftOut} more`, top + 8);
   }
 
-  numRows(rankStep) {
-    return rankStep.buckets.some((bucket) => bucket) ? rankStep.buckets.length : 0;
+  // The buckets of each row. Buckets without long waits share a row if there are many.
+  groups(rankStep) {
+    return rankStep.buckets.some((bucket) => bucket) ? this.step.rows : [];
   }
 
-  makeHatch() {
+  // Of the ranks that are not shown in full, those with the longest exposed waits.
+  foldedRanks(ranks) {
+    const exposed = (rank) => this.step.ranks.get(rank).figures.exposed;
+    return [...this.step.ranks.keys()].filter((rank) => !ranks.includes(rank))
+      .sort((a, b) => exposed(b) - exposed(a)).slice(0, MOST_FOLDED).sort((a, b) => a - b);
+  }
+
+  makeHatch(name) {
     const tile = document.createElement("canvas");
     tile.width = tile.height = 6;
     const context = tile.getContext("2d");
-    context.strokeStyle = this.color("exposed");
+    context.strokeStyle = this.color(name);
     context.lineWidth = 1.4;
     context.beginPath();
     for (const shift of [-6, 0, 6]) {
@@ -128,22 +149,20 @@ class Gantt {
     }
   }
 
-  bar(y, height, [begin, end], color) {
-    if (end < begin) return;
-    this.context.fillStyle = color;
-    // What is shorter than a pixel must be seen as well.
-    if (end > begin) this.context.fillRect(this.x(begin), y, Math.max(this.x(end) - this.x(begin), 0.8), height);
+  // A bar with the color of a name, or with a pattern.
+  bar(y, height, [begin, end], name, pattern = this.color(name)) {
+    if (end - begin <= NEGLIGIBLE * this.step.length) return;
+    this.used.add(name);
+    this.context.fillStyle = pattern;
+    const width = Math.max(this.x(end) - this.x(begin), THIN);
+    this.context.fillRect(Math.min(this.x(begin), this.left + this.width - width), y, width, height);
   }
 
   drawRank(rank, compute) {
     const rankStep = this.step.ranks.get(rank);
     this.text(`rank ${rank}`, 0, compute + 8, {color: "text", weight: "600"});
     if (this.left > 100) this.label("compute", compute + 8);
-    this.bar(compute + 1, 13, [0, rankStep.figures.notBegun], this.color("not-begun"));
-    for (const forward of rankStep.forwards) this.bar(compute + 1, 13, forward, this.color("forward"));
-    for (const backward of [...rankStep.localBackwards, rankStep.backward]) {
-      this.bar(compute + 1, 13, backward, this.color("backward"));
-    }
+    this.drawCompute(rankStep, compute + 1, 13);
     this.rows.push({top: compute, bottom: compute + 16, text: (t) => `rank ${rank}: ${activityAt(rankStep, t)}`});
     const gradients = compute + 17;
     this.label("gradients", gradients + 7);
@@ -152,9 +171,25 @@ class Gantt {
     for (const {at} of rankStep.arrivals) this.context.fillRect(this.x(at) - 0.5, gradients + 1, 1, 12);
     this.context.globalAlpha = 1;
     this.rows.push({top: gradients, bottom: gradients + 15, text: (t) => this.nearestGradient(rank, rankStep, t)});
-    for (let index = 0; index < this.numRows(rankStep); index++) {
-      this.drawBucket(rank, rankStep, index, compute + HEAD + index * this.rowHeight);
-    }
+    if (rankStep.arrivals.length > 0) this.used.add("gradient");
+    this.groups(rankStep).forEach((group, row) => {
+      this.drawGroup(rank, rankStep, group, row, compute + HEAD + row * this.rowHeight);
+    });
+  }
+
+  drawCompute(rankStep, y, height) {
+    this.bar(y, height, [0, rankStep.figures.notBegun], "not-begun");
+    for (const forward of rankStep.forwards) this.bar(y, height, forward, "forward");
+    for (const backward of [...rankStep.localBackwards, rankStep.backward]) this.bar(y, height, backward, "backward");
+  }
+
+  // Computation, and below it all buckets in one row.
+  drawFolded(rank, top) {
+    const rankStep = this.step.ranks.get(rank);
+    this.label(`rank ${rank}`, top + 8);
+    this.drawCompute(rankStep, top + 1, 8);
+    this.drawBuckets(rankStep, [...rankStep.buckets.keys()], top + 10, 7);
+    this.rows.push({top, bottom: top + FOLDED, text: (t) => `rank ${rank}: ${activityAt(rankStep, t)}`});
   }
 
   label(text, y) {
@@ -169,30 +204,40 @@ class Gantt {
     return `rank ${rank}: gradient of ${this.paramName(near.param)} arrives at ${milliseconds(near.at)} ms`;
   }
 
-  drawBucket(rank, rankStep, index, top) {
-    const bucket = rankStep.buckets[index];
+  drawGroup(rank, rankStep, group, row, top) {
+    const [index] = group;
     const {params, bytes} = this.step.layout[index];
     const every = Math.ceil(11 / this.rowHeight); // a label is higher than low rows
-    if ((index + 1) % every === 0) {
-      this.label(this.left > 100 ? `bucket ${index}, ${sizeText(bytes)}` : `b. ${index}`, top + this.rowHeight / 2);
-    }
+    if ((row + 1) % every === 0) this.label(this.groupText(group), top + this.rowHeight / 2);
+    this.drawBuckets(rankStep, group, top + 1, Math.max(this.rowHeight - (this.rowHeight > 6 ? 3 : 1), 3));
+    const bucket = rankStep.buckets[index];
     if (!bucket) return;
-    const first = Math.min(bucket.ready, ...params.map((param) => rankStep.arrivedAt.get(param) ?? Infinity));
-    const moves = Math.min(this.step.allLaunched[index], bucket.completed);
-    const height = Math.max(this.rowHeight - (this.rowHeight > 6 ? 3 : 1), 3);
-    const bar = (span, name) => this.bar(top + 1, height, span, this.color(name));
-    bar([first, bucket.ready], "filling");
-    bar([bucket.ready, bucket.launched], "queued");
-    bar([bucket.launched, moves], "held-up");
-    bar([moves, bucket.completed], "moving");
-    this.bar(top + 1, height, [
-      Math.max(bucket.wait[0], bucket.launched), Math.min(bucket.wait[1], bucket.completed)], this.hatch);
-    bar([bucket.wait[1], bucket.writtenBack], "written");
-    this.rows.push({
-      top, bottom: top + this.rowHeight,
-      text: () => `rank ${rank}, bucket ${index}, ${sizeText(bytes)}, ${params.length} params: ` +
+    const text = group.length > 1
+      ? `rank ${rank}, buckets ${index} to ${group.at(-1)}: short waits; each bucket is below, at "At this time"`
+      : `rank ${rank}, bucket ${index}, ${sizeText(bytes)}, ${params.length} params: ` +
         `full ${milliseconds(bucket.ready)}, launched ${milliseconds(bucket.launched)}, ` +
-        `averaged ${milliseconds(bucket.completed)}, written back ${milliseconds(bucket.writtenBack)} ms`,
-    });
+        `averaged ${milliseconds(bucket.completed)}, written back ${milliseconds(bucket.writtenBack)} ms`;
+    this.rows.push({top, bottom: top + this.rowHeight, text: () => text});
+  }
+
+  groupText([index, ...more]) {
+    const wide = this.left > 100;
+    if (more.length > 0) return `${wide ? "buckets" : "b."} ${index} to ${more.at(-1)}`;
+    return wide ? `bucket ${index}, ${sizeText(this.step.layout[index].bytes)}` : `b. ${index}`;
+  }
+
+  // All buckets in one state before those of the next: a state covers earlier ones.
+  drawBuckets(rankStep, indices, y, height) {
+    const spans = indices.filter((index) => rankStep.buckets[index])
+      .map((index) => bucketSpans(this.step, rankStep, index));
+    for (const name of ["filling", "queued", "averaged", "held-up", "moving", "written"]) {
+      for (const span of spans) this.bar(y, height, span[name], name);
+    }
+    for (const name of ["held-up", "moving"]) {
+      for (const {wait, ...span} of spans) {
+        const exposed = [Math.max(span[name][0], wait[0]), Math.min(span[name][1], wait[1])];
+        this.bar(y, height, exposed, "exposed", this.hatches[name]);
+      }
+    }
   }
 }

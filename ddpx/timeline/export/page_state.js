@@ -106,6 +106,22 @@ function bucketAt(step, rankStep, index, t) {
   return {state, arrived, progress};
 }
 
+// When a bucket that is communicated is in each state, for the bars.
+function bucketSpans(step, rankStep, index) {
+  const bucket = rankStep.buckets[index];
+  const arrivals = step.layout[index].params.map((param) => rankStep.arrivedAt.get(param) ?? Infinity);
+  const moves = Math.min(step.allLaunched[index], bucket.completed); // clocks have errors
+  return {
+    "filling": [Math.min(bucket.ready, ...arrivals), bucket.ready],
+    "queued": [bucket.ready, bucket.launched],
+    "held-up": [bucket.launched, moves],
+    "moving": [moves, bucket.completed],
+    "averaged": [bucket.completed, bucket.wait[1]],
+    "written": [bucket.wait[1], bucket.writtenBack],
+    "wait": bucket.wait,
+  };
+}
+
 function inFlight(state) {
   return state === "held up" || state === "in flight";
 }

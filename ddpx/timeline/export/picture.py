@@ -1,22 +1,23 @@
-"""Draws one step of all ranks: computation, and the state of every bucket over time."""
+"""Draws one step of all ranks: computation, and the state of every bucket over time.
+
+With many ranks and buckets, the straggler and its victim are drawn in full. Each other rank has two
+rows. Buckets without long waits share a row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from ddpx.timeline.analyze.extent import (
-    all_launched,
-    filling,
-    find_step,
-    not_begun,
-    step_extent,
-    straggler,
-)
-from ddpx.timeline.analyze.figures import common, step_figures
-from ddpx.timeline.model import Interval, Recording, Step
+from ddpx.timeline.analyze import focus
+from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
+from ddpx.timeline.analyze.figures import step_figures
+from ddpx.timeline.export.picture_rows import Rows
+from ddpx.timeline.model import Recording, Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,30 +25,46 @@ if TYPE_CHECKING:
 
 _MS = 1e6
 _KIB, _MIB = 1 << 10, 1 << 20
-
-# The palette of Okabe and Ito, for people with colour blindness. Two colours are lightened.
-_FORWARD, _BACKWARD, _GRADIENT = "#56b4e9", "#0072b2", "#333333"
-_FILLING, _QUEUED, _HELD_UP, _MOVING = "#f5cf80", "#e69f00", "#a6dccb", "#009e73"
-_WRITING, _EXPOSED, _AXIS = "#cc79a7", "#222222", "#999999"
-_NOT_BEGUN = "#d9d9d9"
-_HATCH = "/////"
-_LEGEND = (
-    ("not begun", _NOT_BEGUN),
-    ("forward", _FORWARD),
-    ("backward", _BACKWARD),
-    ("bucket fills", _FILLING),
-    ("full, queued", _QUEUED),
-    ("launched, other ranks not yet", _HELD_UP),
-    ("in flight on all ranks", _MOVING),
-    ("written back", _WRITING),
-)
+_AXIS = "#999999"
+_MAX_FOLDED = 16  # ranks
+_LEGEND_COLUMNS = 5
 
 # Lengths in inches.
 _WIDTH, _LEFT, _RIGHT = 11.0, 1.25, 0.2
-_HEADER, _LINE, _FOOTER, _RANK_TITLE = 0.88, 0.17, 0.5, 0.34
-_ROW, _BUCKETS_AT_MOST = 0.17, 24.0
+_HEADER, _LINE, _FOOTER, _TITLE = 0.54, 0.17, 0.5, 0.34
+_ROW, _FOLDED_ROW, _BUCKETS_AT_MOST = 0.17, 0.14, 24.0
 _LABEL = 0.125  # the height of a line of a label
-_MAX_RANKS = 8
+_SUBTITLE_COLUMNS = 150  # characters
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a block.
+
+    Attributes:
+        rank: The rank.
+        content: "compute", "gradients", or the indices of buckets.
+        height: The height in inches.
+        label: The label on the left. Empty for no label.
+    """
+
+    rank: int
+    content: str | tuple[int, ...]
+    height: float
+    label: str
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows with a title on the left and a text on the right."""
+
+    title: str
+    text: str
+    rows: tuple[_Row, ...]
+
+    @property
+    def height(self) -> float:
+        return sum(row.height for row in self.rows)
 
 
 def draw(recording: Recording, path: str | Path, step: int | None) -> None:
@@ -73,121 +90,51 @@ def make_figure(recording: Recording, step: int | None) -> Figure:
     except ImportError as cause:
         raise _tool_missing("plot()", "matplotlib") from cause
     chosen = find_step(recording, step)
-    ranks = shown_ranks(chosen)
-    num_buckets = [_num_buckets(chosen, rank) for rank in ranks]
-    row = min(_ROW, _BUCKETS_AT_MOST / max(sum(num_buckets), 1))
-    heights = [2 * _ROW + count * row for count in num_buckets]
-    subtitle = _subtitle(chosen, ranks)
-    header = _HEADER + _LINE * len(subtitle)
-    total = header + _FOOTER + sum(heights) + _RANK_TITLE * len(ranks)
+    blocks = _blocks(recording, chosen)
+    subtitle = _subtitle(recording, chosen, step)
+    length_ms = step_extent(chosen).ns / _MS * 1.005
+    plot_width = _WIDTH - _LEFT - _RIGHT
+    rows = Rows(step_extent(chosen).begin, length_ms, plot_width)
+    # A legend of at most two lines. Its entries are known after the bars are drawn.
+    header = _HEADER + _LINE * (len(subtitle) + 2)
+    total = header + _FOOTER + sum(_TITLE + block.height for block in blocks)
     figure = Figure(figsize=(_WIDTH, total))
-    _write_header(figure, recording, chosen, subtitle, total)
     top = total - header
-    for rank, height in zip(ranks, heights, strict=True):
-        top -= _RANK_TITLE + height
-        axes = figure.add_axes(
-            (_LEFT / _WIDTH, top / total, 1 - (_LEFT + _RIGHT) / _WIDTH, height / total)
-        )
-        _draw_rank(axes, recording, chosen, rank, row, is_last=rank == ranks[-1])
+    for block in blocks:
+        top -= _TITLE + block.height
+        place = (_LEFT / _WIDTH, top / total, plot_width / _WIDTH, block.height / total)
+        axes = figure.add_axes(place)
+        _style(axes, block, length_ms, is_last=block is blocks[-1])
+        _draw_block(axes, rows, chosen, block)
+    _write_header(figure, recording, chosen, subtitle, rows, total)
     return figure
 
 
-def shown_ranks(step: Step) -> list[int]:
-    """All ranks if they fit. Otherwise the first four ranks, the straggler and the last ranks."""
-    ranks = sorted(step.ranks)
-    if len(ranks) <= _MAX_RANKS:
-        return ranks
-    chosen = set(ranks[:4])
-    if (slowest := straggler(step)) is not None:
-        chosen.add(slowest)
-    for rank in reversed(ranks):
-        if len(chosen) < _MAX_RANKS:
-            chosen.add(rank)
-    return sorted(chosen)
+# ---- blocks --------------------------------------------------------------------------------------
 
 
-def _num_buckets(step: Step, rank: int) -> int:
-    """The number of rows for buckets. 0 if no bucket was communicated, as with a single rank."""
-    buckets = step.ranks[rank].buckets
-    return 0 if all(bucket is None for bucket in buckets) else len(buckets)
+def _blocks(recording: Recording, step: Step) -> list[_Block]:
+    detailed = focus.detailed_ranks(step)
+    groups = focus.bucket_rows(step, detailed)
+    height = min(_ROW, _BUCKETS_AT_MOST / max(len(detailed) * len(groups), 1))
+    blocks = [_full_block(recording, step, rank, groups, height) for rank in detailed]
+    others = [rank for rank in sorted(step.ranks) if rank not in detailed]
+    if others:
+        blocks.append(_folded_block(step, others))
+    return blocks
 
 
-def _write_header(
-    figure: Figure, recording: Recording, step: Step, subtitle: Sequence[str], total: float
-) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    left = 0.15 / _WIDTH
-    noun = "rank" if recording.world_size == 1 else "ranks"
-    title = (
-        f"Step {step.number}: {step_extent(step).ns / _MS:.1f} ms on {recording.world_size} "
-        f"{noun} over {recording.backend}, on {recording.device}"
-    )
-    figure.text(left, 1 - 0.13 / total, title, fontsize=13, weight="bold", va="top")
-    for number, line in enumerate(subtitle):
-        figure.text(left, 1 - (0.4 + _LINE * number) / total, line, fontsize=9, va="top")
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=color, label=label) for label, color in _LEGEND
-    ]
-    handles.insert(3, Line2D([], [], color=_GRADIENT, marker="|", ls="", label="gradient arrives"))
-    handles.append(
-        Patch(facecolor="none", edgecolor=_EXPOSED, hatch=_HATCH, label="exposed wait", lw=0.6)
-    )
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(left - 0.04 / _WIDTH, 1 - (0.4 + _LINE * len(subtitle)) / total),
-        borderaxespad=0.3,
-        borderpad=0,
-        ncols=5,
-        fontsize=8,
-        frameon=False,
-        handlelength=1.6,
-        columnspacing=1.4,
-    )
-
-
-def _subtitle(step: Step, ranks: Sequence[int]) -> list[str]:
-    """The lines of the subtitle."""
-    figures = {rank: step_figures(rank_step) for rank, rank_step in step.ranks.items()}
-    most = max(figures, key=lambda rank: figures[rank].exposed)
-    if figures[most].communication == 0:
-        text = "nothing was communicated"
-    else:
-        text = (
-            f"rank {most} waits longest: of {figures[most].communication / _MS:.1f} ms of "
-            f"communication, {figures[most].overlapped / _MS:.1f} ms overlapped and "
-            f"{figures[most].exposed / _MS:.1f} ms exposed"
-        )
-    if (slowest := straggler(step)) is not None:
-        text += f"; rank {slowest} keeps others waiting longest"
-    if len(ranks) == len(step.ranks):
-        return [text]
-    kept = "the first, the last and that one" if slowest is not None else "the first and the last"
-    return [text, f"{len(ranks)} of {len(step.ranks)} ranks are drawn: {kept}"]
-
-
-def _draw_rank(
-    axes: Axes, recording: Recording, step: Step, rank: int, row: float, *, is_last: bool
-) -> None:
-    rank_step = step.ranks[rank]
-    begin = step_extent(step).begin
-    num_buckets = _num_buckets(step, rank)
-    _style(axes, 2 * _ROW + num_buckets * row, step_extent(step).ns / _MS, is_last)
-    _label_rows(axes, step, num_buckets, row)
-    draw = _Rows(axes, begin, row)
-    draw.bar(None, not_begun(step, rank), _NOT_BEGUN, "not begun")
-    for forward in rank_step.forwards:
-        draw.bar(None, forward, _FORWARD, "forward")
-    for backward in (*rank_step.local_backwards, rank_step.backward):
-        draw.bar(None, backward, _BACKWARD, "backward")
-    arrivals = [(arrival.at - begin) / _MS for arrival in rank_step.arrivals]
-    width = 0.7 if len(arrivals) <= 200 else 0.25
-    axes.vlines(arrivals, 1.1 * _ROW, 1.9 * _ROW, color=_GRADIENT, lw=width)
-    for index in range(num_buckets):
-        _draw_bucket(draw, step, rank, index)
-    figures = step_figures(rank_step)
+def _full_block(
+    recording: Recording, step: Step, rank: int, groups: Sequence[tuple[int, ...]], height: float
+) -> _Block:
+    rows = [_Row(rank, "compute", _ROW, "compute"), _Row(rank, "gradients", _ROW, "gradients")]
+    if any(bucket is not None for bucket in step.ranks[rank].buckets):
+        every = ceil(_LABEL / height)  # lower rows than a line of text: only some have a label
+        rows += [
+            _Row(rank, group, height, "" if (number + 1) % every else _group_text(step, group))
+            for number, group in enumerate(groups)
+        ]
+    figures = step_figures(step.ranks[rank])
     text = f"compute {figures.compute / _MS:.1f} ms"
     late_ms = not_begun(step, rank).ns / _MS
     if late_ms >= 0.05:  # shown as 0.1
@@ -197,82 +144,51 @@ def _draw_rank(
             f", communication {figures.communication / _MS:.1f} ms: "
             f"{figures.overlapped / _MS:.1f} overlapped, {figures.exposed / _MS:.1f} exposed"
         )
-    name = f"rank {rank} ({recording.hosts[rank]})"
-    axes.set_title(name, loc="left", fontsize=9, weight="bold", pad=4)
-    axes.set_title(text, loc="right", fontsize=8, pad=4)
+    return _Block(f"rank {rank} ({recording.hosts[rank]})", text, tuple(rows))
 
 
-def _draw_bucket(draw: _Rows, step: Step, rank: int, index: int) -> None:
-    bucket = step.ranks[rank].buckets[index]
-    fills, moves = filling(step, rank, index), all_launched(step, index)
-    if bucket is None or fills is None or moves is None:
-        return
-    flight = Interval(bucket.launched, bucket.completed)
-    # Because of clock errors, the last rank's launch may appear to be after the end.
-    moves = min(moves, bucket.completed)
-    draw.bar(index, fills, _FILLING)
-    draw.bar(index, Interval(bucket.ready, bucket.launched), _QUEUED)
-    draw.bar(index, Interval(bucket.launched, moves), _HELD_UP)
-    draw.bar(index, Interval(moves, bucket.completed), _MOVING)
-    for exposed in common([flight], [bucket.wait]):
-        draw.hatch(index, exposed)
-    draw.bar(index, Interval(bucket.wait.end, bucket.written_back), _WRITING)
+def _group_text(step: Step, group: tuple[int, ...]) -> str:
+    if len(group) > 1:
+        return f"buckets {group[0]} to {group[-1]}"
+    return f"bucket {group[0]}, {_size(step.layout[group[0]].num_bytes)}"
 
 
-class _Rows:
-    """Draws bars in the rows of one rank.
-
-    A row shows a bucket, or the computation (None). The unit of y is inches from the top.
-    """
-
-    def __init__(self, axes: Axes, begin: int, row: float) -> None:
-        self._axes = axes
-        self._begin = begin
-        self._row = row
-
-    def _x(self, span: Interval) -> tuple[float, float]:
-        return (span.begin - self._begin) / _MS, span.ns / _MS
-
-    def _y(self, bucket: int | None) -> tuple[float, float]:
-        if bucket is None:
-            return 0.1 * _ROW, 0.8 * _ROW
-        return _bucket_top(bucket, self._row) + 0.1 * self._row, 0.8 * self._row
-
-    def bar(self, bucket: int | None, span: Interval, color: str, label: str = "") -> None:
-        x, width = self._x(span)
-        y, height = self._y(bucket)
-        # The write-back takes µs. An edge makes it visible.
-        edge = 0.5 if color == _WRITING else 0
-        self._axes.broken_barh([(x, width)], (y, height), color=color, lw=edge)
-        if label and width > 0.06 * self._axes.get_xlim()[1]:  # the label fits
-            self._axes.text(
-                x + width / 2,
-                y + height / 2,
-                label,
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white" if color == _BACKWARD else "black",
-            )
-
-    def hatch(self, bucket: int, span: Interval) -> None:
-        self._axes.broken_barh(
-            [self._x(span)],
-            self._y(bucket),
-            facecolor="none",
-            edgecolor=_EXPOSED,
-            hatch=_HATCH,
-            lw=0.6,
-        )
+def _folded_block(step: Step, ranks: Sequence[int]) -> _Block:
+    """The ranks with the most exposed communication, with all buckets in one row."""
+    shown = sorted(focus.by_exposed(step, ranks)[:_MAX_FOLDED])
+    rows = []
+    for rank in shown:
+        rows.append(_Row(rank, "compute", _FOLDED_ROW, f"rank {rank}"))
+        rows.append(_Row(rank, tuple(range(len(step.layout))), _FOLDED_ROW, ""))
+    title = f"{len(ranks)} other {'rank' if len(ranks) == 1 else 'ranks'}"
+    if len(shown) < len(ranks):
+        title = f"{len(shown)} of {title}, those with the longest exposed waits"
+    return _Block(title, "of each rank: computation, and all buckets in one row", tuple(rows))
 
 
-def _bucket_top(bucket: int, row: float) -> float:
-    return 2 * _ROW + bucket * row
+def _draw_block(axes: Axes, rows: Rows, step: Step, block: _Block) -> None:
+    top = 0.0
+    ticks: dict[float, str] = {}
+    for row in block.rows:
+        y = (top, row.height)
+        if row.label:
+            ticks[top + row.height / 2] = row.label
+        if row.content == "compute":
+            rows.compute(axes, step, row.rank, y)
+        elif row.content == "gradients":
+            rows.gradients(axes, step, row.rank, y)
+        else:
+            assert not isinstance(row.content, str)
+            rows.buckets(axes, step, row.rank, y, row.content)
+        top += row.height
+    axes.set_yticks(list(ticks), list(ticks.values()))
 
 
-def _style(axes: Axes, height: float, length_ms: float, is_last: bool) -> None:
-    axes.set_xlim(0, length_ms * 1.005)
-    axes.set_ylim(height, 0)
+def _style(axes: Axes, block: _Block, length_ms: float, *, is_last: bool) -> None:
+    axes.set_xlim(0, length_ms)
+    axes.set_ylim(block.height, 0)
+    axes.set_title(block.title, loc="left", fontsize=9, weight="bold", pad=4)
+    axes.set_title(block.text, loc="right", fontsize=8, pad=4)
     axes.grid(axis="x", color="#dddddd", lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -283,14 +199,45 @@ def _style(axes: Axes, height: float, length_ms: float, is_last: bool) -> None:
         axes.set_xlabel("ms since the first rank began the step", fontsize=8)
 
 
-def _label_rows(axes: Axes, step: Step, num_buckets: int, row: float) -> None:
-    """Labels rows. If rows are lower than a line of text, only some rows have a label."""
-    every = ceil(_LABEL / row)
-    labels = {0.5 * _ROW: "compute", 1.5 * _ROW: "gradients"}
-    for index in range(every - 1, num_buckets, every):
-        label = f"bucket {index}, {_size(step.layout[index].num_bytes)}"
-        labels[_bucket_top(index, row) + row / 2] = label
-    axes.set_yticks(list(labels), list(labels.values()))
+# ---- header --------------------------------------------------------------------------------------
+
+
+def _write_header(
+    figure: Figure,
+    recording: Recording,
+    step: Step,
+    subtitle: Sequence[str],
+    rows: Rows,
+    total: float,
+) -> None:
+    left = 0.15 / _WIDTH
+    noun = "rank" if recording.world_size == 1 else "ranks"
+    title = (
+        f"Step {step.number}: {step_extent(step).ns / _MS:.1f} ms on {recording.world_size} "
+        f"{noun} over {recording.backend}, on {recording.device}"
+    )
+    figure.text(left, 1 - 0.13 / total, title, fontsize=13, weight="bold", va="top")
+    for number, line in enumerate(subtitle):
+        figure.text(left, 1 - (0.4 + _LINE * number) / total, line, fontsize=9, va="top")
+    figure.legend(
+        handles=rows.legend(),
+        loc="upper left",
+        bbox_to_anchor=(left - 0.04 / _WIDTH, 1 - (0.4 + _LINE * len(subtitle)) / total),
+        borderaxespad=0.3,
+        borderpad=0,
+        ncols=_LEGEND_COLUMNS,
+        fontsize=8,
+        frameon=False,
+        handlelength=1.6,
+        columnspacing=1.4,
+    )
+
+
+def _subtitle(recording: Recording, step: Step, number: int | None) -> list[str]:
+    """The lines of the subtitle."""
+    sentences = [f"{focus.why_text(recording, step, number)} {focus.wait_text(recording, step)}"]
+    sentences.append(focus.folded_text(step))
+    return [line for sentence in sentences for line in wrap(sentence, _SUBTITLE_COLUMNS)]
 
 
 def _size(num_bytes: int) -> str:

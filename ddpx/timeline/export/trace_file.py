@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from ddpx.timeline.model import Recording
 from ddpx.timeline.record.rank_data import RankData
 
 _VERSION = 1
+_TRACE = "trace.json"
 _FILE_NAME = re.compile(r"(?:model(\d+)-)?rank\d+\.json")
 
 
@@ -37,21 +39,55 @@ def file_name(rank: int, model: int) -> str:
     return f"model{model}-rank{rank}.json" if model else f"rank{rank}.json"
 
 
+def launch_name(number: int) -> str:
+    """The name of the file with all ranks of one launch, counted from 0."""
+    return f"trace-{number + 1}.json" if number else _TRACE
+
+
+def launches_in(folder: Path) -> list[Path]:
+    """Returns the files of all launches that ``ddpx timeline`` wrote into a folder, in order."""
+    if not (folder / _TRACE).is_file():
+        return []
+    others = [file for file in folder.glob("trace-*.json") if file.stem[6:].isdigit()]
+    return [folder / _TRACE, *sorted(others, key=lambda file: int(file.stem[6:]))]
+
+
+def check_folder(folder: str | Path) -> None:
+    """Checks that files can be written into a folder. A missing folder is not created.
+
+    Raises:
+        ValueError: The folder, or the nearest existing folder above it, is not writable.
+    """
+    folder = Path(folder).absolute()
+    try:
+        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as cause:
+        raise _not_writable(folder, cause) from cause
+
+
 def read(path: str | Path, model: int = 0) -> list[RankData]:
-    """Reads the data of all ranks from a file, or from a folder with a file of each rank.
+    """Reads the data of all ranks from a file or a folder.
 
     Args:
-        path: The file or the folder.
+        path: The file, or a folder with a file of each rank, or a folder of ``ddpx timeline``. Of
+            several launches in such a folder, the first file is read.
         model: The number of a model in the folder, from 0, in the order of wrapping.
 
     Raises:
         ValueError: The path has no timeline, or no such model; or files do not belong together.
     """
     path = Path(path)
+    launches = launches_in(path)
     if path.is_dir():
         by_model = models_in(path)
+        if launches and by_model:
+            raise _two_recordings(path)
+        if launches:
+            by_model = {0: launches[:1]}
         if not by_model:
-            raise _not_a_timeline(path, "the folder has no rank*.json files")
+            raise _not_a_timeline(path, f"the folder has no {_TRACE} and no rank*.json files")
         files = by_model.get(model, [])
     else:
         by_model = {0: [path]}
@@ -102,6 +138,19 @@ def _read_file(path: Path) -> list[RankData]:
 
 def _not_a_timeline(path: object, why: str) -> ValueError:
     return ValueError(f"{path} holds no usable timeline of ddpx: {why}.")
+
+
+def _not_writable(folder: object, cause: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write into the folder '{folder}': {cause.strerror}. Choose another folder."
+    )
+
+
+def _two_recordings(path: object) -> ValueError:
+    return ValueError(
+        f"{path} has a {_TRACE} and rank*.json files, which are two recordings. Pass the {_TRACE}, "
+        "or move one recording into another folder."
+    )
 
 
 def _no_such_model(path: object, model: object, recorded: Sequence[int]) -> ValueError:
