@@ -33,6 +33,11 @@ class RankStatus:
         alive: False if the process has ended. Always True for a rank on another machine.
         doing: The step, phase and bucket of the rank, in words. None if unknown.
         since_s: The duration of this activity, in seconds. None if unknown.
+
+    Example:
+        >>> status = ddpx.peer_status(model)[0]
+        >>> status.rank, status.alive
+        (1, True)
     """
 
     rank: int
