@@ -17,7 +17,7 @@ _MS = 1e6
 _MIB = 1 << 20
 # An all-reduce of this size takes about twice as long as one of a few bytes.
 _HALF_OVERHEAD_BYTES = 128 << 10
-_MOST_OVERHEAD_MS = 1.0  # of an all-reduce
+_MOST_OVERHEAD_MS = 2.0  # of an all-reduce
 _MOST_OF_BUCKET = 0.75
 
 
