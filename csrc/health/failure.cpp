@@ -100,8 +100,9 @@ const char* way_on(const Failure& failure) {
     case FailureKind::kLeft:
       break;
   }
-  return "To go on without the lost ranks, catch ddpx.RankFailure and call ddpx.shrink(). "
-         "otherwise start the job again from a checkpoint.";
+  return "Start the job again from a checkpoint. Where survivors live on, as under 'ddpx run "
+         "--keep-survivors', they can catch ddpx.RankFailure and call ddpx.shrink(model, "
+         "optimizer, step=step) instead.";
 }
 
 }  // namespace

@@ -6,8 +6,10 @@ import logging
 import sys
 import threading
 import traceback
+from types import FrameType
 
 from ddpx import _C
+from ddpx.frames import is_launcher
 
 # One line a fact; its fields are attributes of the record: event, rank, about_rank, step, phase.
 logger = logging.getLogger("ddpx.health")
@@ -59,7 +61,15 @@ def _stacks() -> str:
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
     return "\n".join(
-        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)).rstrip()}"
+        f"thread {names.get(ident, ident)}:\n{_stack(frame)}"
         for ident, frame in frames
         if ident != threading.get_ident()
     )
+
+
+def _stack(innermost: FrameType) -> str:
+    """Returns the stack of a thread, from the user's script on."""
+    stack = [frame for frame, _ in traceback.walk_stack(innermost)]
+    while len(stack) > 1 and is_launcher(stack[-1]):
+        stack.pop()
+    return "".join(traceback.format_stack(innermost, limit=len(stack))).rstrip()

@@ -65,3 +65,10 @@ def test_error_file_of_torchelastic(tmp_path):
     assert message["message"] == "LearningError: the loss is 42"
     stack = message["extraInfo"]["py_callstack"]
     assert str(_RAISES) in stack and "runpy" not in stack
+
+
+def test_stack_of_a_peer_begins_with_the_script():
+    done = run("run", "--nproc-per-node=2", "shows_stack.py", cwd=SCRIPTS)
+    assert done.returncode == 0, done.stderr
+    first = re.search(r'thread MainThread:\n +File "([^"]+)"', done.stdout)
+    assert first and first[1].endswith("shows_stack.py"), done.stdout
