@@ -97,6 +97,8 @@ def test_interrupt_while_ranks_import_torch(tmp_path):
         [sys.executable, ROOT / "ddpx" / "cli" / "rank.py", "ddpx.cli.runner", "waits.py"],
         cwd=SCRIPTS,
         env=environment(tmp_path),
+        # A background job of a shell ignores SIGINT, and so would its descendants.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
