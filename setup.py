@@ -54,7 +54,8 @@ extension = cpp_extension.CppExtension(
     depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
     # No include_dirs here: CppExtension then puts torch's own first, with the pybind11 of torch's
     # build. With another pybind11, a ProcessGroup cannot be passed to the extension.
-    extra_compile_args={"cxx": ["-O0", "-g"] if DEBUG else ["-O3", "-g0"]},
+    # torch 2.11 would choose C++17.
+    extra_compile_args={"cxx": ["-std=c++20", *(["-O0", "-g"] if DEBUG else ["-O3", "-g0"])]},
 )
 
 setup(
