@@ -34,10 +34,10 @@ demo: build  ## train a small character GPT on 2 CPU ranks, or on all GPUs
 timeline: build  ## record 20 steps of the demo into runs/timeline: summary, trace, picture and page
 	@$(BIN)/python -m ddpx timeline --steps 20 --out runs/timeline examples/char_gpt/train.py -- --steps 60 --out runs/timeline/demo
 
-test: packages build  ## run all tests, with a part of large matrices
+test: packages build  ## run most tests, with a part of large matrices
 	$(PYTEST)
 
-test-all: packages build  ## run all tests, with large matrices in full
+test-all: packages build  ## run all tests, also the longest ones, with large matrices in full
 	$(PYTEST) --full
 
 sanitize: build  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
+from marked_page import write_between_marks
 from tabulate import tabulate
 
 from ddpx.testing import RankPool
@@ -25,7 +26,6 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "timeline")]
 
 from planted import CAUSES, HEALTHY, recordings  # type: ignore[import-not-found]  # noqa: E402
 
-BEGIN, END = "<!-- advice table: begin -->", "<!-- advice table: end -->"
 NUM_SEEDS = 10
 ENOUGH = 0.9  # of the recordings of a cause
 
@@ -84,9 +84,7 @@ def main() -> int:
         f"Noise of this run, on {os.cpu_count()} cores: {noise}. Load average at its end: "
         f"{os.getloadavg()[1]:.1f}."
     )
-    before, _, rest = arguments.page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    arguments.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_between_marks(arguments.page, "advice table", text)
     print(text)
     right = all(found[cause][cause] >= ENOUGH * arguments.seeds for cause in CAUSES)
     return 0 if right else 1

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from marked_page import write_between_marks
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "devices.md"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "devices")]
@@ -78,10 +80,7 @@ def step_costs(ranks: Any) -> list[str]:
 
 
 def write(name: str, rows: list[str]) -> None:
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = PAGE.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(before + "\n".join([begin, *rows, end]) + after)
+    write_between_marks(PAGE, name, "\n".join(rows))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from marked_page import write_between_marks
 from tabulate import tabulate
 
 from ddpx.cli.timeline.compare import comparison_text
@@ -25,7 +26,6 @@ from ddpx.cli.timeline.verdict import compare_steps
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "tests" / "cli" / "scripts" / "steady.py"
-BEGIN, END = "<!-- pairs: begin -->", "<!-- pairs: end -->"
 LAUNCHES = 3
 MORE_ROWS = 960  # a batch of 1024 rows in place of 64
 _VERDICTS = re.compile(r"No difference seen|are slower|are faster")
@@ -85,11 +85,7 @@ def main() -> int:
     ]
     headers = ["pairs", "number", "no difference seen", "slower", "of these, compute", "faster"]
     text = tabulate(rows, headers, tablefmt="github")
-    page = args.page.read_text()
-    if BEGIN not in page or END not in page:
-        raise SystemExit(f"{args.page} has no line {BEGIN!r} followed by {END!r}")
-    before, rest = page.split(BEGIN)
-    args.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    write_between_marks(args.page, "pairs", text)
     print(text)
     false = max(
         sum("No difference" not in words for words in verdicts) / len(verdicts)

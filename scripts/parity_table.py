@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 import torch
+from marked_page import write_between_marks
 from tabulate import tabulate
 
 from ddpx.testing import RankPool
 from ddpx.testing.compare import Comparison, summarize
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- parity table: begin -->", "<!-- parity table: end -->"
 WORLD_SIZES = (2, 3, 4)
 TRANSPORTS = ("gloo", "shm")  # transports of ddpx; DDP always uses gloo
 
@@ -72,12 +72,7 @@ def main() -> int:
         f"caps: {num_tensors:,} gradients, parameters and buffers compared, {num_different} "
         "differ.\n\n" + tabulate(rows, ["training", *MODES], tablefmt="github")
     )
-    page = arguments.page.read_text()
-    if BEGIN not in page or END not in page:
-        raise SystemExit(f"{arguments.page} has no line {BEGIN!r} followed by {END!r}")
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    arguments.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_between_marks(arguments.page, "parity table", text)
     print(text)
     return 1 if num_different else 0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from marked_page import write_between_marks
 from tabulate import tabulate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +27,6 @@ from fault_ranks import Ending, run_ranks  # type: ignore[import-not-found]  # n
 from health import ns_of_notes  # noqa: E402
 from mistakes import MISTAKES, Outcome, make_mistake  # type: ignore[import-not-found]  # noqa: E402
 
-BEGIN, END = "<!-- reliability: begin -->", "<!-- reliability: end -->"
 WORLD_SIZE = 3
 GROUP_TIMEOUT_S = 20.0
 _MOST_CHARACTERS = 420
@@ -199,11 +199,7 @@ def main() -> int:
             _cost(ROOT / "benchmarks" / "results" / "health.json"),
         ]
     )
-    before, _, rest = arguments.document.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{arguments.document} has no line {BEGIN!r} followed by {END!r}")
-    arguments.document.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_between_marks(arguments.document, "reliability", text)
     return 0
 
 

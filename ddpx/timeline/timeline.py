@@ -10,6 +10,7 @@ from types import TracebackType
 from torch import nn
 
 from ddpx.ddp.module import ReducerDDP
+from ddpx.errors import count
 from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.analyze.summarize import summarize
@@ -84,9 +85,8 @@ class Timeline:
 
     def __repr__(self) -> str:
         if self._ranks:
-            number = len(self.steps)
             return (
-                f"<Timeline: {number} complete {'step' if number == 1 else 'steps'} of "
+                f"<Timeline: {count(len(self.steps), 'complete step')} of "
                 f"{len(self._ranks)} of {self.recording.world_size} ranks>"
             )
         started = self._recorder is not None and self._recorder.started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpx.timeline.analyze.texts import count_text
+from ddpx.errors import count
 from ddpx.timeline.model import Recording
 
 
@@ -30,11 +30,11 @@ class SharedCores:
         return self.num_cores // len(self.ranks)
 
     def __str__(self) -> str:
-        ranks = count_text(len(self.ranks), "rank")
+        ranks = count(len(self.ranks), "rank")
         if self.threads_each:
             ranks += f" with {self.num_threads} threads in all"
         share = "shares" if len(self.ranks) == 1 else "share"
-        return f"{ranks} {share} {count_text(self.num_cores, 'core')} of host {self.host}"
+        return f"{ranks} {share} {count(self.num_cores, 'core')} of host {self.host}"
 
 
 def shared_cores(recording: Recording) -> list[SharedCores]:

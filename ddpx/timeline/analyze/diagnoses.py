@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from ddpx.errors import count
 from ddpx.timeline.analyze import diagnose_communication as communication
 from ddpx.timeline.analyze import diagnose_ranks as ranks
 from ddpx.timeline.analyze.cores import shared_cores
 from ddpx.timeline.analyze.evidence import Evidence
-from ddpx.timeline.analyze.texts import count_text, size_text
+from ddpx.timeline.analyze.texts import size_text
 from ddpx.timeline.analyze.transfers import write_back_ns
 
 _MS = 1e6
@@ -53,7 +54,7 @@ def _shared_cores(evidence: Evidence) -> Iterator[str]:
         if shared.threads_each:
             remedy = f"Set OMP_NUM_THREADS={shared.threads_each}"
         else:
-            remedy = f"Start at most {count_text(shared.num_cores, 'rank')} there"
+            remedy = f"Start at most {count(shared.num_cores, 'rank')} there"
         yield f"{shared}{lack}. {remedy}, or use more cores."
 
 
@@ -66,8 +67,8 @@ def _unused_parameters(evidence: Evidence) -> Iterator[str]:
     names = [recording.param_names[param] for param in unused[:2]]
     if len(unused) > 2:
         names.append("…")
-    params = count_text(len(unused), "parameter")
-    steps = count_text(len(evidence.whole_steps), "step")
+    params = count(len(unused), "parameter")
+    steps = count(len(evidence.whole_steps), "step")
     yield (
         f"{params} ({', '.join(names)}) got no gradient on any rank in {steps}, and "
         f"{size_text(num_bytes)} of zeros a step are sent for "

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddpx.timeline.analyze.texts import count_text
+from ddpx.errors import count
 from ddpx.timeline.tables import table
 
 _MIB = 1 << 20
@@ -159,8 +159,8 @@ class Summary:
 def _text(summary: Summary) -> str:
     first, last = summary.steps[0], summary.steps[-1]
     lines = [
-        f"{count_text(len(summary.steps), 'step')} ({first} to {last}) of {len(summary.ranks)} of "
-        f"{count_text(summary.world_size, 'rank')} over {summary.backend}, on {summary.device}. "
+        f"{count(len(summary.steps), 'step')} ({first} to {last}) of {len(summary.ranks)} of "
+        f"{count(summary.world_size, 'rank')} over {summary.backend}, on {summary.device}. "
         "Times are medians over steps, in ms."
     ]
     lines += _about_steps(summary)
@@ -184,7 +184,7 @@ def _about_steps(summary: Summary) -> Iterator[str]:
     number = len(summary.steps) + len(summary.left_out)
     if summary.asked_steps is not None and number < summary.asked_steps:
         yield (
-            f"Only {number} of the {count_text(summary.asked_steps, 'step')} that were asked for "
+            f"Only {number} of the {count(summary.asked_steps, 'step')} that were asked for "
             f"{'was' if number == 1 else 'were'} completed while the recording ran."
         )
     if len(summary.left_out) == 1:
@@ -195,7 +195,7 @@ def _about_steps(summary: Summary) -> Iterator[str]:
     if summary.lost_events:
         number = summary.lost_events
         yield (
-            f"{count_text(number, 'older event')} {'was' if number == 1 else 'were'} lost, because "
+            f"{count(number, 'older event')} {'was' if number == 1 else 'were'} lost, because "
             "the recording was full."
         )
 

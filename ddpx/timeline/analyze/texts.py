@@ -1,13 +1,8 @@
-"""Numbers as text."""
+"""Sizes as text."""
 
 from __future__ import annotations
 
 _KIB, _MIB = 1 << 10, 1 << 20
-
-
-def count_text(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def size_text(num_bytes: float) -> str:

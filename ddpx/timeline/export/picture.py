@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from ddpx.errors import count
 from ddpx.timeline.analyze import focus
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import step_figures
@@ -160,7 +161,7 @@ def _folded_block(step: Step, ranks: Sequence[int]) -> _Block:
     for rank in shown:
         rows.append(_Row(rank, "compute", _FOLDED_ROW, f"rank {rank}"))
         rows.append(_Row(rank, tuple(range(len(step.layout))), _FOLDED_ROW, ""))
-    title = f"{len(ranks)} other {'rank' if len(ranks) == 1 else 'ranks'}"
+    title = count(len(ranks), "other rank")
     if len(shown) < len(ranks):
         title = f"{len(shown)} of {title}, those with the longest exposed waits"
     return _Block(title, "of each rank: computation, and all buckets in one row", tuple(rows))
@@ -211,10 +212,9 @@ def _write_header(
     total: float,
 ) -> None:
     left = 0.15 / _WIDTH
-    noun = "rank" if recording.world_size == 1 else "ranks"
     title = (
-        f"Step {step.number}: {step_extent(step).ns / _MS:.1f} ms on {recording.world_size} "
-        f"{noun} over {recording.backend}, on {recording.device}"
+        f"Step {step.number}: {step_extent(step).ns / _MS:.1f} ms on "
+        f"{count(recording.world_size, 'rank')} over {recording.backend}, on {recording.device}"
     )
     figure.text(left, 1 - 0.13 / total, title, fontsize=13, weight="bold", va="top")
     for number, line in enumerate(subtitle):
