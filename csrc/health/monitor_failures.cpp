@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 // After an error in a collective call: gloo may see the end of a connection before the kernel has
 // ended the process; ranks of other machines have to be asked through the store.
 constexpr auto kTimeToSee = milliseconds(500);
-constexpr auto kTimeToSeeFar = milliseconds(3000);
+constexpr auto kTimeToSeeFar = milliseconds(3500);
 constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
 constexpr auto kBetweenLooks = milliseconds(10);
 
