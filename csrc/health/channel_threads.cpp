@@ -59,6 +59,15 @@ struct ChannelThreads::State {
     return answer;
   }
 
+  // Asks twice: a machine that goes down may refuse connections for a moment before.
+  bool server_has_ended() const {
+    if (!access.server_ended()) {
+      return false;
+    }
+    std::this_thread::sleep_for(kBeforeReconnecting);
+    return access.server_ended();
+  }
+
   // Ends the thread, unless there is something to post.
   bool end() {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -209,7 +218,7 @@ void ChannelThreads::run(const std::shared_ptr<State>& state) {
     } catch (const std::exception&) {
       state->broken = true;
       store.reset();
-      if (state->access.server_ended()) {
+      if (state->server_has_ended()) {
         state->ended = true;
       }
       if (state->stopped) {
@@ -236,7 +245,7 @@ void ChannelThreads::listen(const std::shared_ptr<State>& state) {
       }
     } catch (const std::exception&) {
       store.reset();
-      if (state->access.server_ended()) {
+      if (state->server_has_ended()) {
         state->ended = true;
         state->hurry();
         break;

@@ -57,8 +57,7 @@ std::string event_key(uint32_t number) {
 HostChannel::HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Clock now)
     : settings_(std::move(settings)), probe_(std::move(probe)), now_(std::move(now)) {}
 
-// ---- the start
-// -----------------------------------------------------------------------------------
+// ---- the start ----------------------------------------------------------------------------------
 
 // The host of a rank is that of the first introduced rank whose status page it can open. Ranks that
 // claim the same machine and cannot open each other's pages have different hosts: other users, or
@@ -87,9 +86,9 @@ void HostChannel::introduce(Store& store) {
     store.set(host_key(own.token), message());
     store.append(kHosts, join_fields({std::to_string(own.token)}));
   }
-  table_ptr_ = table_.get();
   keeper_.count = store.add(kCount, 1);
   hear_posted(store);
+  table_ptr_ = table_.get();  // last: an error before it leads to another attempt
 }
 
 void HostChannel::hear_posted(Store& store) {
@@ -165,8 +164,7 @@ void HostChannel::read_hosts(Store& store) {
   });
 }
 
-// ---- events
-// --------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
 void HostChannel::post(Store& store, const std::string& kind, const std::string& text) {
   const auto event = join_fields({kind, text});
@@ -230,8 +228,7 @@ void HostChannel::handle(uint32_t number, const std::string& event) {
   table_->next_event.compare_exchange_strong(expected, number + 1);
 }
 
-// ---- keeping the lease
-// ---------------------------------------------------------------------------
+// ---- keeping the lease --------------------------------------------------------------------------
 
 bool HostChannel::should_keep() const {
   const auto* table = this->table();
@@ -430,8 +427,7 @@ void HostChannel::compare_calls(Store& store) {
   }
 }
 
-// ---- messages
-// ------------------------------------------------------------------------------------
+// ---- messages -----------------------------------------------------------------------------------
 
 // Four fields: a counter, a state, calls, and the ranks. Each rank has its introduction, activity
 // and progress.

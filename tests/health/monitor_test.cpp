@@ -221,8 +221,7 @@ TEST(MonitorTest, MalformedTextsInTheStoreAreIgnored) {
   EXPECT_FALSE(ranks[1].failed());
 }
 
-// ---- leases
-// --------------------------------------------------------------------------------------
+// ---- leases -------------------------------------------------------------------------------------
 
 TEST(LeaseTest, OneHostNeedsNoConnectionAfterTheStart) {
   Ranks ranks("AAA");
@@ -318,8 +317,7 @@ TEST(LeaseTest, WithoutTheStoreRanksMakeNoStep) {
   EXPECT_TRUE(contains(text, "the store is gone")) << text;
 }
 
-// ---- stalls, stacks
-// ------------------------------------------------------------------------------
+// ---- stalls, stacks -----------------------------------------------------------------------------
 
 TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");

@@ -277,8 +277,7 @@ TEST_F(RosterTest, SequencesAreComparedWhereCollectiveCallsAloneAreCounted) {
   EXPECT_TRUE(contains(how, "the first as call number 42 of the group")) << how;
 }
 
-// ---- which ranks are local
-// -----------------------------------------------------------------------
+// ---- which ranks are local ----------------------------------------------------------------------
 
 // The table of a host, of which the child is a member.
 std::shared_ptr<HostTable> table_with(const Introduction& introduction) {

@@ -127,8 +127,7 @@ class Simulation {
   bool stalled_ = false;
 };
 
-// ---- substitutes
-// ---------------------------------------------------------------------------------
+// ---- substitutes --------------------------------------------------------------------------------
 
 class Simulation::Connection final : public Store {
  public:
@@ -247,8 +246,7 @@ class Simulation::Probe final : public HostProbe {
   const int rank_;
 };
 
-// ---- the simulation
-// ------------------------------------------------------------------------------
+// ---- the simulation -----------------------------------------------------------------------------
 
 inline Simulation::Simulation(SimulationSettings settings)
     : settings_(settings), ranks_(static_cast<std::size_t>(settings.num_ranks)) {
