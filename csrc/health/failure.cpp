@@ -25,26 +25,29 @@ std::optional<Casualty> casualty_from(const std::vector<std::string>& fields, st
              : std::nullopt;
 }
 
+constexpr const char* kRestart = "Start the job again from a checkpoint";
+
+// What to do about the cause.
 std::string remedy(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kStalled:
-      if (failure.casualties.empty()) {
-        return "Look at the connections between the ranks, and at what else their machines do. ";
-      }
-      return "Look at what that rank does, as ddpx.stack_of(model, rank) shows it: it may wait "
-             "in a collective call that the others do not make. ";
+      return failure.casualties.empty()
+                 ? "Look at the connections between the ranks, and at what else their machines do. "
+                 : "Look at what that rank does, as ddpx.peer_stack(model, rank) shows it: it may "
+                   "wait in a collective call that the others do not make. ";
     case FailureKind::kLeft:
       return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
     case FailureKind::kDead:
       return "";
     case FailureKind::kMismatch:
-      return "Look for a collective call (dist.barrier(), dist.all_reduce(...), a forward or "
-             "backward of another wrapper) that only some ranks make; one for some ranks needs a "
-             "group of theirs, by dist.new_group(). Code that writes into gradients while backward "
-             "runs "
-             "shows in this way, too. ";
+      break;
   }
-  return "";
+  return "Look for a collective call (dist.barrier(), dist.all_reduce(...), a forward or backward "
+         "of "
+         "another wrapper) that only some ranks make; one for some ranks needs a group of theirs, "
+         "by "
+         "dist.new_group(). Code that writes into gradients while backward runs shows in this way, "
+         "too. ";
 }
 
 const char* consequence(FailureKind kind) {
@@ -53,19 +56,15 @@ const char* consequence(FailureKind kind) {
              : "The gradients of this step are not averaged. ";
 }
 
-const char* way_on(const Failure& failure) {
-  switch (failure.kind) {
-    case FailureKind::kMismatch:
-      return "Start the job again from a checkpoint.";
-    case FailureKind::kStalled:
-      if (failure.casualties.empty()) {
-        return "Start the job again from a checkpoint.";
-      }
-      return "Start the job again from a checkpoint; or end the process of the late rank, and then "
-             "call ddpx.shrink(model) to go on without it.";
-    case FailureKind::kDead:
-    case FailureKind::kLeft:
-      break;
+// What to do to train on.
+std::string way_on(const Failure& failure) {
+  if (failure.casualties.empty()) {
+    return kRestart + std::string(".");
+  }
+  if (failure.kind == FailureKind::kStalled) {
+    return kRestart + std::string(
+                          "; or end the process of the late rank, and then call "
+                          "ddpx.shrink(model) to go on without it.");
   }
   return "To go on without the lost ranks, catch ddpx.RankFailure and call ddpx.shrink(model); "
          "otherwise start the job again from a checkpoint.";

@@ -19,68 +19,43 @@ bool blames_another(const Peer& peer) {
          page->layout().culprit_plus_1.load() != 0;
 }
 
-enum class Fate {
-  kLives,
-  kLeft,    // said so
-  kErred,   // said so, and its process ended with an exit code: sys.exit(1)
-  kTold,    // SIGTERM ended it, as it does a whole job
-  kEnded,   // its process, with exit code 0: os._exit(0), as some scripts end
-  kRaised,  // an exception ends its script
-  kDied,
-};
-
-// `wait_status`, of a process that has ended: looked at once, since its parent may take it away.
+// How a rank has ended. `may_be_meant`: the end harms only ranks that wait for it.
 struct End {
-  Fate fate = Fate::kLives;
-  std::optional<int> wait_status = std::nullopt;
+  std::string what;
+  bool may_be_meant = false;
+  bool left = false;
+  bool raised = false;
+  bool because_of_others = false;
 };
 
-End end_of(const Peer& peer) {
+std::optional<End> end_of(const Peer& peer) {
   const auto presence = peer.page() ? peer.page()->presence() : Presence::kThere;
   const bool ended = peer.watch() && peer.watch()->ended();
-  switch (presence) {
-    case Presence::kFailing:
-      // The one that it blames will be seen, too.
-      return {blames_another(peer) && !ended ? Fate::kLives : Fate::kRaised};
-    case Presence::kLeft:
-    case Presence::kTold:
-    case Presence::kThere:
-      break;
+  if (presence == Presence::kFailing) {
+    const bool blames = blames_another(peer);
+    return blames && !ended ? std::nullopt  // the rank that it blames will be seen, too
+                            : std::make_optional(
+                                  End{.what = "raised an exception that ended its script",
+                                      .raised = true,
+                                      .because_of_others = blames});
   }
+  // Read at once, since the parent may take it away.
   const auto status = ended ? peer.watch()->wait_status() : std::nullopt;
-  if (presence == Presence::kLeft) {
-    return {status && *status != 0 ? Fate::kErred : Fate::kLeft, status};
+  if (presence == Presence::kLeft && !(status && *status != 0)) {
+    return End{
+        .what = "has left (its script ended, or it destroyed its process group)",
+        .may_be_meant = true,
+        .left = true};
   }
-  if (!ended) {
-    return {};
+  if (presence == Presence::kTold && ended) {
+    return End{
+        .what = "was told to end, by SIGTERM", .may_be_meant = true, .because_of_others = true};
   }
-  if (presence == Presence::kTold) {
-    return {Fate::kTold, status};
-  }
-  return {status == 0 ? Fate::kEnded : Fate::kDied, status};
-}
-
-// It harms only those that wait for it.
-bool may_be_meant(Fate fate) {
-  return fate == Fate::kLeft || fate == Fate::kErred || fate == Fate::kTold || fate == Fate::kEnded;
-}
-
-std::string describe(const End& end) {
-  switch (end.fate) {
-    case Fate::kLives:
-      return "lives";
-    case Fate::kLeft:
-      return "has left (its script ended, or it destroyed its process group)";
-    case Fate::kRaised:
-      return "raised an exception that ended its script";
-    case Fate::kTold:
-      return "was told to end, by SIGTERM";
-    case Fate::kErred:
-    case Fate::kEnded:
-    case Fate::kDied:
-      return describe_ending(end.wait_status);
-  }
-  return {};
+  // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0).
+  const bool may_be_meant = presence == Presence::kLeft || status == 0;
+  return ended ? std::make_optional(
+                     End{.what = describe_ending(status), .may_be_meant = may_be_meant})
+               : std::nullopt;
 }
 
 // In the order in which all ranks make their collective calls.
@@ -192,17 +167,15 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
   Failure first;
   Failure because_of_others;
   for (const auto& peer : peers()) {
-    const auto end = peer ? end_of(*peer) : End();
-    const auto fate = end.fate;
-    if (fate == Fate::kLives || (!also_left && may_be_meant(fate))) {
+    const auto end = peer ? end_of(*peer) : std::nullopt;
+    if (!end || (!also_left && end->may_be_meant)) {
       continue;
     }
-    auto found = casualty(*peer, describe(end));
-    if (fate == Fate::kRaised) {
+    auto found = casualty(*peer, end->what);
+    if (end->raised) {
       found.cause = peer->page()->layout().cause.read();
     }
-    const bool because = fate == Fate::kTold || blames_another(*peer);
-    auto& failure = fate == Fate::kLeft ? left : because ? because_of_others : first;
+    auto& failure = end->left ? left : end->because_of_others ? because_of_others : first;
     failure.casualties.push_back(std::move(found));
   }
   for (auto* failure : {&first, &left, &because_of_others}) {

@@ -9,10 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "bucket_names.h"
 #include "failure.h"
+#include "names.h"
 #include "peer.h"
-#include "rank_names.h"
 
 namespace ddpx::health {
 

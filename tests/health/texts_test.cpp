@@ -3,10 +3,10 @@
 
 #include <string>
 
-#include "health/bucket_names.h"
 #include "health/failure.h"
 #include "health/fields.h"
 #include "health/introduction.h"
+#include "health/names.h"
 #include "health/peer.h"
 
 namespace ddpx::health {
