@@ -20,7 +20,7 @@ constexpr int64_t kLostNs = 2'000'000'000;
 constexpr int64_t kCatchUpNs = 1'000'000'000;     // others write, and then this rank reads
 constexpr int64_t kStateIsOldNs = 1'000'000'000;  // the watchdog writes it five times a second
 constexpr auto kBeforeReconnecting = milliseconds(500);
-constexpr auto kListenFor = milliseconds(1000);  // the thread ends within this time
+constexpr int64_t kBetweenEventsNs = 500'000'000;
 
 }  // namespace
 
@@ -93,6 +93,13 @@ struct ChannelThreads::State {
     changed.notify_all();
   }
 
+  // Of the thread that listens.
+  void pause() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait_for(
+        lock, std::chrono::nanoseconds(kBetweenEventsNs), [this] { return stopped || !running; });
+  }
+
   void wait_until(int64_t due_ns) {
     std::unique_lock<std::mutex> lock(mutex);
     const auto time = std::chrono::nanoseconds(std::max<int64_t>(0, due_ns - now_ns()));
@@ -149,9 +156,6 @@ class ChannelThreads::MeasuredStore final : public Store {
   }
   std::vector<std::string> multi_get(const std::vector<std::string>& keys) override {
     return state_.ask([&] { return store_->multi_get(keys); });
-  }
-  bool wait(const std::string& key, milliseconds timeout) override {
-    return store_->wait(key, timeout);
   }
 
  private:
@@ -240,9 +244,10 @@ void ChannelThreads::listen(const std::shared_ptr<State>& state) {
       if (!store) {
         store = state->access.connect();
       }
-      if (channel.listen(*store, kListenFor)) {
+      if (channel.listen(*store)) {
         state->hurry();
       }
+      state->pause();
     } catch (const std::exception&) {
       store.reset();
       if (state->server_has_ended()) {

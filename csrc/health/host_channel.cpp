@@ -91,11 +91,6 @@ void HostChannel::introduce(Store& store) {
   table_ptr_ = table_.get();  // last: an error before it leads to another attempt
 }
 
-void HostChannel::hear_posted(Store& store) {
-  while (!failure_heard_ && listen(store, std::chrono::milliseconds(0))) {
-  }
-}
-
 int64_t HostChannel::gather(Store& store) {
   table_->renewed_ns = now_();
   hear_posted(store);
@@ -192,20 +187,27 @@ void HostChannel::leave(Store& store) {
   }
 }
 
-bool HostChannel::listen(Store& store, std::chrono::milliseconds timeout) {
-  if (timeout.count() > 0) {
+// Polls: torch's store logs two warnings whenever a wait for a key times out, and a wait cannot be
+// cancelled when the process group is destroyed.
+bool HostChannel::listen(Store& store) {
+  if (now_() - table_->renewed_ns > period_ns()) {
     write_message(store, now_());
   }
-  const uint32_t number = table_->next_event;
-  const auto key = event_key(number);
-  if (timeout.count() > 0 && !store.wait(key, timeout)) {
-    return false;
-  }
-  const auto event = store.get(key);
-  if (event) {
+  return hear_posted(store);
+}
+
+bool HostChannel::hear_posted(Store& store) {
+  bool any = false;
+  while (!failure_heard_) {
+    const uint32_t number = table_->next_event;
+    const auto event = store.get(event_key(number));
+    if (!event) {
+      break;
+    }
     handle(number, *event);
+    any = true;
   }
-  return event.has_value();
+  return any;
 }
 
 // Both threads of the channel, and keepers of the same host, may handle an event.

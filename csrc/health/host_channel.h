@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,8 +43,8 @@ class HostProbe {
 // host share a HostTable. One of them, the keeper, talks to the store for all of them. A *lease* is
 // the time without a message after which other hosts declare a host lost.
 //
-// introduce(), step() and post() are for one thread, listen() is for one other thread, the rest is
-// for any thread.
+// introduce(), step(), post_failure() and leave() are for one thread, listen() is for one other
+// thread, the rest is for any thread.
 class HostChannel {
  public:
   static constexpr int64_t kNever = INT64_MAX;
@@ -78,8 +77,9 @@ class HostChannel {
   // more.
   int64_t step(Store& store);
 
-  // Waits for the next event of the group, and handles it. Returns false after `timeout`.
-  bool listen(Store& store, std::chrono::milliseconds timeout);
+  // Handles the events that have been posted since. Returns whether there were any. Also renews the
+  // lease where step() is held up by slow answers.
+  bool listen(Store& store);
 
   // Tells all hosts of a failure, unless another one was posted before.
   void post_failure(Store& store, const std::string& text);
@@ -107,7 +107,7 @@ class HostChannel {
   };
 
   void post(Store& store, const std::string& kind, const std::string& text);
-  void hear_posted(Store& store);
+  bool hear_posted(Store& store);
   void handle(uint32_t number, const std::string& event);
   int64_t gather(Store& store);
   void read_hosts(Store& store);

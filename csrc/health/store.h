@@ -1,7 +1,6 @@
 // The store of a process group: texts by key that all ranks can read and write.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,9 +31,6 @@ class Store {
 
   // All keys must exist.
   virtual std::vector<std::string> multi_get(const std::vector<std::string>& keys) = 0;
-
-  // Waits until the key exists. Returns false after `timeout`.
-  virtual bool wait(const std::string& key, std::chrono::milliseconds timeout) = 0;
 };
 
 struct StoreAccess {

@@ -66,15 +66,6 @@ class Connection final : public health::Store {
     }
     return texts;
   }
-  bool wait(const std::string& key, std::chrono::milliseconds timeout) override {
-    try {
-      store_->wait({key}, timeout);
-      return true;
-    } catch (const std::exception&) {
-      // Throws if the connection is lost.
-      return store_->check({key});
-    }
-  }
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -100,12 +100,6 @@ class FakeConnection final : public Store {
     }
     return found;
   }
-  bool wait(const std::string& key, std::chrono::milliseconds timeout) override {
-    auto lock = open();
-    store_->changed.wait_for(
-        lock, timeout, [&] { return store_->lost || store_->texts.count(key) != 0; });
-    return store_->texts.count(key) != 0;
-  }
 
  private:
   std::unique_lock<std::mutex> open() {

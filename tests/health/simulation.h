@@ -100,7 +100,6 @@ class Simulation {
   int64_t step(int rank);
   void look(int rank);
   void listen(int rank);
-  void hear(int rank);
   int64_t delay();
 
   struct Event {
@@ -146,16 +145,7 @@ class Simulation::Connection final : public Store {
   }
   std::string set_first(const std::string& key, const std::string& text) override {
     request();
-    const auto [found, is_new] = texts().try_emplace(key, text);
-    if (is_new) {
-      auto& simulation = simulation_;
-      for (int rank = 0; rank < simulation.settings_.num_ranks; ++rank) {
-        if (simulation.ranks_[static_cast<std::size_t>(rank)].keeps) {
-          simulation.at(
-              local() + simulation.delay(), [&simulation, rank] { simulation.hear(rank); });
-        }
-      }
-    }
+    const auto found = texts().try_emplace(key, text).first;
     return found->second;
   }
   void append(const std::string& key, const std::string& text) override {
@@ -176,11 +166,6 @@ class Simulation::Connection final : public Store {
       found.push_back(texts().at(key));
     }
     return found;
-  }
-  bool wait(const std::string& key, std::chrono::milliseconds) override {
-    request();
-    request();  // the end of the wait
-    return texts().count(key) != 0;
   }
 
  private:
@@ -365,24 +350,19 @@ inline void Simulation::look(int number) {
   at(now_ns_ + settings_.look_ns, [this, number] { look(number); });
 }
 
-// The thread that waits for events: again and again, and at once where there is one.
+// The thread that polls for events.
 inline void Simulation::listen(int number) {
-  const auto& rank = ranks_[static_cast<std::size_t>(number)];
-  if (!rank.dead && rank.keeps && !rank.channel->failure_heard()) {
-    hear(number);
-    at(now_ns_ + kSecond, [this, number] { listen(number); });
-  }
-}
-
-inline void Simulation::hear(int number) {
   auto& rank = ranks_[static_cast<std::size_t>(number)];
-  if (!rank.dead && now_ns_ >= rank.stopped_until_ns) {
-    const auto before = rank.local_ns;  // of the other thread
-    run_thread(number, [&](Store& store) {
-      rank.channel->listen(store, std::chrono::milliseconds(1000));
-    });
+  if (rank.dead || !rank.keeps || rank.channel->failure_heard()) {
+    return;
+  }
+  const auto before = rank.local_ns;  // of the other thread
+  auto end = now_ns_;
+  if (now_ns_ >= rank.stopped_until_ns) {
+    end = run_thread(number, [&](Store& store) { rank.channel->listen(store); });
     rank.local_ns = before;
   }
+  at(end + kSecond / 2 + delay(), [this, number] { listen(number); });
 }
 
 inline void Simulation::kill_rank(int number) {
