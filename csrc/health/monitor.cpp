@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kTimeToTell = milliseconds(1000);
-constexpr auto kTimeToHear = milliseconds(500);  // other hosts are told at once
+constexpr auto kTimeToHear = milliseconds(700);  // other hosts poll twice a second
 
 constexpr const char* kRaised = "raised an exception that ended its script";
 
@@ -275,7 +275,9 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
 
 void Monitor::linger() const {
   if (page_.view().presence() == Presence::kLeft) {
-    threads_->flush(heard_by_);
+    if (threads_->flush(heard_by_) && group_.rank == 0 && has_lease_) {
+      std::this_thread::sleep_for(kTimeToHear);
+    }
   } else {
     std::this_thread::sleep_until(heard_by_.load());
   }
