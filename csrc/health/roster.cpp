@@ -118,7 +118,13 @@ void Roster::meet(const std::shared_ptr<HostTable>& host, const ProcessId& self)
 void Roster::add(std::shared_ptr<Peer> peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& place = peers_.at(static_cast<std::size_t>(peer->rank()));
-  num_unknown_ -= place ? 0 : 1;
+  if (place) {
+    return;  // another thread was quicker
+  }
+  --num_unknown_;
+  if (peer->page() != nullptr) {
+    with_page_.push_back(peer);
+  }
   place = std::move(peer);
 }
 

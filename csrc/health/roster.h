@@ -84,6 +84,7 @@ class Roster {
   bool same_sequence_;
   mutable std::mutex mutex_;  // guards the following
   std::vector<std::shared_ptr<Peer>> peers_;
+  std::vector<std::shared_ptr<Peer>> with_page_;  // in no order
   std::size_t num_unknown_;
   RankNames rank_names_;
   BucketNames names_;
