@@ -155,6 +155,9 @@ void Monitor::declare(Failure failure) {
   }
   declared_.notify_all();
   log(Level::kError, "rank_failed", failure.describe(roster_.rank_names()), failure.first_rank());
+  if (table == nullptr) {
+    threads_->post_failure(failure.to_text());  // once the store answers
+  }
   threads_->look(awake_ns_);  // the keeper posts it
   group_.abort();
 }

@@ -179,6 +179,21 @@ TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
   far->retire();
 }
 
+TEST(MonitorTest, WhatARankReportsWhileTheStoreHangsIsPostedLater) {
+  const auto store = std::make_shared<FakeStore>();
+  store->hang();
+  const auto waits = Monitor::create(group_of(1, 2), access_to(store));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const auto text = error_of([&] { waits->explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "rank 0 (host unknown")) << text;
+  store->answer();
+  const auto late = Monitor::create(group_of(0, 2), access_to(store));
+  ASSERT_TRUE(eventually([&] { return late->failed(); }));
+  EXPECT_EQ(late->report()->failure.first_rank(), 0);
+  waits->retire();
+  late->retire();
+}
+
 TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitForLong) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
