@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "fake_board.h"
+#include "fake_store.h"
 #include "health/monitor.h"
 #include "health/step_notes.h"
 
@@ -37,10 +37,11 @@ std::vector<std::shared_ptr<Monitor>> make_ranks(int size) {
     group.gone = [] { return false; };
     group.abort = [] {};
     group.sequence = [] { return uint64_t{0}; };
-    monitors.push_back(Monitor::create(group, std::make_unique<FakeBoard>(store)));
+    monitors.push_back(Monitor::create(group, access_to(store)));
   }
   const auto met = [&monitors] {
     return std::all_of(monitors.begin(), monitors.end(), [](const auto& monitor) {
+      monitor->meet();
       const auto peers = monitor->roster().peers();
       return std::count(peers.begin(), peers.end(), nullptr) == 1;
     });

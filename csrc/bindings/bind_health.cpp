@@ -68,6 +68,7 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
   std::vector<Seen> seen;
   {
     const py::gil_scoped_release no_gil;
+    monitor.meet();
     for (const auto& peer : monitor.roster().peers()) {
       seen.push_back(
           {peer,

@@ -1,55 +1,48 @@
 #include "activity.h"
 
+#include <array>
+#include <cstddef>
 #include <ctime>
 
 namespace ddpx::health {
 
+namespace {
+
+struct Traits {
+  const char* name;
+  bool waits_for_peers;
+  uint8_t stage;
+};
+
+// By Doing.
+constexpr std::array kTraits{
+    Traits{"construction", false, 0},
+    Traits{"construction", true, 0},
+    Traits{"between steps", false, 0},
+    Traits{"forward (agreeing on the order of buckets)", true, 1},
+    Traits{"forward (waiting for rank 0's buffers)", true, 2},
+    Traits{"forward", false, 3},
+    Traits{"backward", false, 4},
+    Traits{"communication hook", false, 4},
+    Traits{"communication hook", false, 4},
+    Traits{"backward (waiting for the last step's agreement on used parameters)", true, 4},
+    Traits{"waiting for buckets", true, 4},
+    Traits{"agreeing at the end of the step", true, 5},
+};
+static_assert(kTraits.size() == static_cast<std::size_t>(Doing::kAgreeing) + 1);
+
+const Traits& traits(Doing doing) {
+  return kTraits.at(static_cast<std::size_t>(doing));
+}
+
+}  // namespace
+
 const char* to_string(Doing doing) {
-  switch (doing) {
-    case Doing::kConstructing:
-    case Doing::kConstruction:
-      return "construction";
-    case Doing::kOutside:
-      return "between steps";
-    case Doing::kRebuilding:
-      return "forward (agreeing on the order of buckets)";
-    case Doing::kBuffers:
-      return "forward (waiting for rank 0's buffers)";
-    case Doing::kForward:
-      return "forward";
-    case Doing::kBackward:
-      return "backward";
-    case Doing::kHook:
-    case Doing::kBrokenHook:
-      return "communication hook";
-    case Doing::kSettling:
-      return "backward (waiting for the last step's agreement on used parameters)";
-    case Doing::kWaiting:
-      return "waiting for buckets";
-    case Doing::kAgreeing:
-      return "agreeing at the end of the step";
-  }
-  return "unknown";
+  return traits(doing).name;
 }
 
 bool waits_for_peers(Doing doing) {
-  switch (doing) {
-    case Doing::kConstruction:
-    case Doing::kRebuilding:
-    case Doing::kBuffers:
-    case Doing::kSettling:
-    case Doing::kWaiting:
-    case Doing::kAgreeing:
-      return true;
-    case Doing::kConstructing:
-    case Doing::kOutside:
-    case Doing::kForward:
-    case Doing::kBackward:
-    case Doing::kHook:
-    case Doing::kBrokenHook:
-      return false;
-  }
-  return false;
+  return traits(doing).waits_for_peers;
 }
 
 bool may_wait(Doing doing) {
@@ -57,32 +50,12 @@ bool may_wait(Doing doing) {
 }
 
 uint8_t stage_of(Doing doing) {
-  switch (doing) {
-    case Doing::kConstructing:
-    case Doing::kConstruction:
-    case Doing::kOutside:
-      return 0;
-    case Doing::kRebuilding:
-      return 1;
-    case Doing::kBuffers:
-      return 2;
-    case Doing::kForward:
-      return 3;
-    case Doing::kBackward:
-    case Doing::kHook:
-    case Doing::kBrokenHook:
-    case Doing::kSettling:
-    case Doing::kWaiting:
-      return 4;
-    case Doing::kAgreeing:
-      return 5;
-  }
-  return 0;
+  return traits(doing).stage;
 }
 
 int64_t now_ns() {
   timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(CLOCK_BOOTTIME, &time);
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 

@@ -1,6 +1,7 @@
 // What a rank is doing, as its peers may see it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -54,7 +55,7 @@ struct Activity {
   uint8_t model = 0;    // which wrapper: see kNumConstructed
   uint16_t bucket = 0;  // of hooks and kWaiting
   uint32_t step = 0;
-  int64_t since_ns = 0;  // CLOCK_MONOTONIC
+  int64_t since_ns = 0;  // by now_ns()
 
   // -1 if it is no step that this is about, but a construction.
   int64_t training_step() const {
@@ -66,8 +67,9 @@ struct Activity {
            uint64_t{bucket} << 32 | step;
   }
   static Activity unpacked(uint64_t word, int64_t since_ns) {
+    const auto doing = std::min(word >> 56, uint64_t{static_cast<uint8_t>(Doing::kAgreeing)});
     return Activity{
-        static_cast<Doing>(word >> 56),
+        static_cast<Doing>(doing),
         static_cast<uint8_t>(word >> 48),
         static_cast<uint16_t>(word >> 32),
         static_cast<uint32_t>(word),
@@ -98,7 +100,8 @@ struct Progress {
 // The place among a step's collective calls of what a rank does; the same for all of backward.
 uint8_t stage_of(Doing doing);
 
-// CLOCK_MONOTONIC, which all processes of one boot share; nanoseconds.
+// Nanoseconds since the start of the machine. The clock is the same for all its processes, and goes
+// on while the machine is suspended.
 int64_t now_ns();
 
 }  // namespace ddpx::health

@@ -1,6 +1,11 @@
-// What ranks launched in a step, compared.
+// Compares the collective calls that ranks made in a step.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,12 +14,36 @@
 
 namespace ddpx::health {
 
-// Whether two ranks may have made the same collective calls in a step. Those of a rank that is not
-// through with it, or has no results, are not known in full; it may be an attempt at the step that
-// broke off. `same_sequence`: ranks whose calls are the same have the same Trail::sequence.
+// Whether two ranks may have made the same collective calls in a step. The calls of a rank are not
+// known in full if the rank has not finished the step, has no results, or raised in the step.
+// `same_sequence`: ranks whose calls are the same have the same Trail::sequence.
 bool same_calls(const Trail& a, const Trail& b, bool same_sequence);
 
-// How they differ, of the step that the first of `ranks` is about.
+// Describes how the calls of ranks differ, in the step of the first trail.
 std::string describe_mismatch(const std::vector<std::pair<int, Trail>>& ranks);
+
+// Steps that hosts compare with each other: the last few steps of each wrapper, and the last few of
+// each 16, 256 and 4096 steps. So two hosts have steps in common at any speed, though a host hears
+// of another one only every second. Thread-safe.
+class CallSamples {
+ public:
+  // Adds a step whose buckets have all been reduced.
+  void add(const Trail& trail);
+
+  std::string to_text() const;
+
+  // The first step for which this rank's calls differ from those in another rank's text, as this
+  // rank and the other one made them. Malformed text is ignored.
+  std::optional<std::pair<Trail, Trail>> find_mismatch(
+      const std::string& theirs, bool same_sequence) const;
+
+ private:
+  static constexpr std::size_t kNumLevels = 4;
+  static constexpr uint32_t kFactor = 16;
+  static constexpr std::size_t kNumKept = 8;  // of each level
+
+  mutable std::mutex mutex_;
+  std::array<std::deque<Trail>, kNumLevels> levels_;
+};
 
 }  // namespace ddpx::health

@@ -1,83 +1,53 @@
 #include "failure.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <charconv>
 #include <cstddef>
-#include <cstdio>
 #include <sstream>
-#include <system_error>
 #include <utility>
+
+#include "fields.h"
 
 namespace ddpx::health {
 namespace {
 
 std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
 
-// Netstrings: texts of any content, one behind the other.
-void put(std::string& out, const std::string& text) {
-  out += std::to_string(text.size()) + ":" + text;
+constexpr std::size_t kNumFields = 6;  // of a casualty
+
+std::optional<Casualty> casualty_from(const std::vector<std::string>& fields, std::size_t at) {
+  const auto rank = to_number<int>(fields[at]);
+  const auto pid = to_number<int>(fields[at + 2]);
+  return rank && pid
+             ? std::make_optional(
+                   Casualty{
+                       *rank, fields[at + 1], *pid, fields[at + 3], fields[at + 4], fields[at + 5]})
+             : std::nullopt;
 }
 
-template <class Number>
-std::optional<Number> number(const std::string& text) {
-  Number value = 0;
-  const auto* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  return rest == end && error == std::errc() ? std::make_optional(value) : std::nullopt;
-}
+constexpr const char* kRestart = "Start the job again from a checkpoint";
 
-std::optional<std::string> take(const std::string& in, std::size_t& at) {
-  const auto colon = in.find(':', at);
-  if (colon == std::string::npos) {
-    return std::nullopt;
-  }
-  const auto length = number<std::size_t>(in.substr(at, colon - at));
-  if (!length || *length > in.size() - colon - 1) {
-    return std::nullopt;
-  }
-  at = colon + 1 + *length;
-  return in.substr(colon + 1, *length);
-}
-
-std::optional<Casualty> take_casualty(const std::string& in, std::size_t& at) {
-  std::array<std::string, 6> fields;
-  for (auto& field : fields) {
-    auto text = take(in, at);
-    if (!text) {
-      return std::nullopt;
-    }
-    field = std::move(*text);
-  }
-  const auto rank = number<int>(fields[0]);
-  const auto pid = number<int>(fields[2]);
-  if (!rank || !pid) {
-    return std::nullopt;
-  }
-  return Casualty{*rank, fields[1], *pid, fields[3], fields[4], fields[5]};
-}
-
+// What to do about the cause.
 std::string remedy(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kStalled:
-      if (failure.casualties.empty()) {
-        return "Look at the connections between the ranks, and at what else their machines do. ";
-      }
-      return "Look at what that rank does, as ddpx.stack_of(model, rank) shows it: it may wait "
-             "in a collective call that the others do not make. ";
+      return failure.casualties.empty()
+                 ? "Look at the connections between the ranks, and at what else their machines do. "
+                 : "Look at what that rank does, as ddpx.peer_stack(model, rank) shows it: it may "
+                   "wait in a collective call that the others do not make. ";
     case FailureKind::kLeft:
       return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
     case FailureKind::kDead:
       return "";
     case FailureKind::kMismatch:
-      return "Look for a collective call (dist.barrier(), dist.all_reduce(...), a forward or "
-             "backward of another wrapper) that only some ranks make; one for some ranks needs a "
-             "group of theirs, by dist.new_group(). Code that writes into gradients while backward "
-             "runs "
-             "shows in this way, too. ";
+      break;
   }
-  return "";
+  return "Look for a collective call (dist.barrier(), dist.all_reduce(...), a forward or backward "
+         "of "
+         "another wrapper) that only some ranks make; one for some ranks needs a group of theirs, "
+         "by "
+         "dist.new_group(). Code that writes into gradients while backward runs shows in this way, "
+         "too. ";
 }
 
 const char* consequence(FailureKind kind) {
@@ -86,19 +56,15 @@ const char* consequence(FailureKind kind) {
              : "The gradients of this step are not averaged. ";
 }
 
-const char* way_on(const Failure& failure) {
-  switch (failure.kind) {
-    case FailureKind::kMismatch:
-      return "Start the job again from a checkpoint.";
-    case FailureKind::kStalled:
-      if (failure.casualties.empty()) {
-        return "Start the job again from a checkpoint.";
-      }
-      return "Start the job again from a checkpoint; or end the process of the late rank, and then "
-             "call ddpx.shrink(model) to go on without it.";
-    case FailureKind::kDead:
-    case FailureKind::kLeft:
-      break;
+// What to do to train on.
+std::string way_on(const Failure& failure) {
+  if (failure.casualties.empty()) {
+    return kRestart + std::string(".");
+  }
+  if (failure.kind == FailureKind::kStalled) {
+    return kRestart + std::string(
+                          "; or end the process of the late rank, and then call "
+                          "ddpx.shrink(model) to go on without it.");
   }
   return "Start the job again from a checkpoint. Where survivors live on, as under 'ddpx run "
          "--keep-survivors', they can catch ddpx.RankFailure and call ddpx.shrink(model, "
@@ -121,33 +87,33 @@ const char* error_name(FailureKind kind) {
 }
 
 std::string Failure::to_text() const {
-  std::string out;
-  put(out, std::to_string(static_cast<int>(kind)));
-  put(out, how);
+  std::vector<std::string> fields{std::to_string(static_cast<int>(kind)), how};
   for (const auto& casualty : casualties) {
-    put(out, std::to_string(casualty.rank));
-    put(out, casualty.host);
-    put(out, std::to_string(casualty.pid));
-    put(out, casualty.what);
-    put(out, casualty.cause);
-    put(out, casualty.last_seen);
+    const auto rank = std::to_string(casualty.rank);
+    const auto pid = std::to_string(casualty.pid);
+    for (const auto* field :
+         {&rank, &casualty.host, &pid, &casualty.what, &casualty.cause, &casualty.last_seen}) {
+      fields.push_back(*field);
+    }
   }
-  return out;
+  return join_fields(fields);
 }
 
 std::optional<Failure> Failure::from_text(const std::string& text) {
-  std::size_t at = 0;
-  const auto kind = take(text, at);
-  const auto code = kind ? number<int>(*kind) : std::nullopt;
-  auto how = code ? take(text, at) : std::nullopt;
-  if (!how) {
+  const auto fields = split_fields(text);
+  const auto code = fields.size() < 2 ? std::nullopt : to_number<int>(fields[0]);
+  if (!code || *code < 0 || *code > static_cast<int>(FailureKind::kMismatch)) {
     return std::nullopt;
   }
-  Failure failure{static_cast<FailureKind>(*code), {}, std::move(*how)};
-  while (auto casualty = take_casualty(text, at)) {
+  Failure failure{static_cast<FailureKind>(*code), {}, fields[1]};
+  // Where the text was too long for its place, the last casualties are missing.
+  for (std::size_t at = 2; at + kNumFields <= fields.size(); at += kNumFields) {
+    auto casualty = casualty_from(fields, at);
+    if (!casualty) {
+      break;
+    }
     failure.casualties.push_back(std::move(*casualty));
   }
-  // Where it was too long for its place, the last ones are cut off.
   const bool nobody_lost = failure.kind == FailureKind::kMismatch ||
                            (failure.kind == FailureKind::kStalled && !failure.how.empty());
   return nobody_lost || !failure.casualties.empty() ? std::make_optional(failure) : std::nullopt;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "activity.h"
-#include "rank_names.h"
+#include "names.h"
 
 namespace ddpx::health {
 

@@ -4,31 +4,42 @@
 
 #include <array>
 #include <random>
-#include <sstream>
+
+#include "fields.h"
 
 namespace ddpx::health {
 
 std::string Introduction::to_text() const {
-  std::ostringstream out;
-  out << host << '\n'
-      << process.machine << '\n'
-      << process.pid << ' ' << process.start_time << ' ' << page_fd << ' ' << token;
-  return out.str();
+  return join_fields(
+      {std::to_string(rank),
+       host,
+       process.machine,
+       std::to_string(process.pid),
+       std::to_string(process.start_time),
+       std::to_string(page_fd),
+       std::to_string(token)});
 }
 
 std::optional<Introduction> Introduction::from_text(const std::string& text) {
-  std::istringstream in(text);
-  Introduction found;
-  std::getline(in, found.host);
-  std::getline(in, found.process.machine);
-  in >> found.process.pid >> found.process.start_time >> found.page_fd >> found.token;
-  return in ? std::make_optional(found) : std::nullopt;
+  const auto fields = split_fields(text);
+  if (fields.size() != 7) {
+    return std::nullopt;
+  }
+  const auto rank = to_number<int>(fields[0]);
+  const auto pid = to_number<pid_t>(fields[3]);
+  const auto start_time = to_number<uint64_t>(fields[4]);
+  const auto page_fd = to_number<int>(fields[5]);
+  const auto token = to_number<uint64_t>(fields[6]);
+  if (!rank || !pid || !start_time || !page_fd || !token) {
+    return std::nullopt;
+  }
+  return Introduction{*rank, fields[1], {fields[2], *pid, *start_time}, *page_fd, *token};
 }
 
-Introduction Introduction::own(const std::string& identity, int page_fd, uint64_t token) {
-  std::array<char, 256> host{};
+Introduction Introduction::own(int rank, const std::string& identity, int page_fd, uint64_t token) {
+  std::array<char, 65> host{};  // a longer name is cut off: HostTable::Rank has limited room
   gethostname(host.data(), host.size() - 1);
-  Introduction own{host.data(), this_process(), page_fd, token};
+  Introduction own{rank, host.data(), this_process(), page_fd, token};
   if (!identity.empty()) {
     own.host += "/" + identity;
     own.process.machine += " " + identity;

@@ -1,4 +1,4 @@
-// What a rank tells its peers of itself, once.
+// The text by which a rank introduces itself to the other ranks.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,22 @@
 namespace ddpx::health {
 
 struct Introduction {
+  int rank = 0;
   std::string host;
   ProcessId process;
-  int page_fd = -1;    // in that process
-  uint64_t token = 0;  // of the page
+  int page_fd = -1;    // of the status page, in that process
+  uint64_t token = 0;  // of the status page
 
   std::string to_text() const;
-  // None if it is not the text of one.
+  // nullopt if the text is malformed.
   static std::optional<Introduction> from_text(const std::string& text);
 
-  // Of this process. `identity` makes ranks of one machine pass for ranks of several, in tests.
-  static Introduction own(const std::string& identity, int page_fd, uint64_t token);
+  // Introduces this process. Tests pass `identity`: ranks with different identities treat each
+  // other as ranks of different machines.
+  static Introduction own(int rank, const std::string& identity, int page_fd, uint64_t token);
 };
 
-// Unlikely to be the same for two pages.
+// A random number, different for each status page.
 uint64_t new_token();
 
 }  // namespace ddpx::health

@@ -1,5 +1,6 @@
 #include "journal.h"
 
+#include <atomic>
 #include <utility>
 
 namespace ddpx::health {
@@ -8,11 +9,25 @@ namespace {
 // Nobody may be reading.
 constexpr std::size_t kMost = 1000;
 
+std::atomic<Journal*> current{nullptr};
+
 }  // namespace
 
 Journal& Journal::instance() {
-  static auto* instance = new Journal;  // never destroyed: threads may still add at exit
-  return *instance;
+  if (auto* journal = current.load()) {
+    return *journal;
+  }
+  auto* made = new Journal;  // never destroyed: threads may still add at exit
+  Journal* other = nullptr;
+  if (current.compare_exchange_strong(other, made)) {
+    return *made;
+  }
+  delete made;  // another thread was quicker
+  return *other;
+}
+
+void Journal::forget() {
+  current.store(nullptr);
 }
 
 void Journal::add(Record record) {

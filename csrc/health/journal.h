@@ -29,6 +29,10 @@ class Journal {
  public:
   static Journal& instance();
 
+  // In a forked child: the next call makes a new journal. A thread of the parent may have been
+  // using the old one.
+  static void forget();
+
   void add(Record record);
 
   // Waits. None once it was closed.

@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "calls.h"
 #include "sentry.h"
 
 namespace ddpx::health {
@@ -16,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kTimeToTell = milliseconds(1000);
-constexpr auto kTimeToHear = milliseconds(800);  // others look twice a second
+constexpr auto kTimeToHear = milliseconds(700);  // other hosts poll twice a second
 
 constexpr const char* kRaised = "raised an exception that ended its script";
 
@@ -24,9 +23,71 @@ constexpr const char* kRaised = "raised an exception that ended its script";
 
 // ---- life --------------------------------------------------------------------------------------
 
-std::shared_ptr<Monitor> Monitor::create(Group group, std::unique_ptr<Board> board) {
+// Holds the monitor weakly: a thread that waits for the store may outlive it.
+class Monitor::Probe final : public HostProbe {
+ public:
+  explicit Probe(std::weak_ptr<Monitor> monitor, std::shared_ptr<HostTable> own, uint64_t token)
+      : monitor_(std::move(monitor)), own_(std::move(own)), token_(token) {}
+
+  std::shared_ptr<HostTable> open(const Introduction& rank) override {
+    if (rank.token == token_) {
+      return own_;
+    }
+    const auto self = monitor_.lock();
+    const bool is_near = self && rank.process.machine == self->own_.process.machine;
+    const auto page = is_near ? open_page(rank, self->group_.world_size) : std::nullopt;
+    return page ? page->host() : nullptr;
+  }
+  bool lives(int rank) override {
+    const auto self = monitor_.lock();
+    if (!self || rank == self->group_.rank) {
+      return self != nullptr;
+    }
+    const auto peer = self->roster_.peer(rank);
+    const auto presence = peer && peer->page() ? peer->page()->presence() : Presence::kThere;
+    return peer && peer->local() && !peer->watch()->ended() &&
+           (presence == Presence::kThere || presence == Presence::kTold);
+  }
+  std::string describe_lost(const std::vector<int>& ranks, int64_t silent_ns) override {
+    Failure failure;
+    const auto self = monitor_.lock();
+    for (const int rank : ranks) {
+      if (const auto peer = self ? self->roster_.peer(rank) : nullptr) {
+        failure.casualties.push_back(self->roster_.casualty(
+            *peer,
+            "has not been heard of for " + in_seconds(silent_ns) +
+                " s: its machine, or the network to it, is lost or stopped"));
+      }
+    }
+    return failure.to_text();
+  }
+  std::string calls() override {
+    const auto self = monitor_.lock();
+    return self ? self->samples_.to_text() : std::string();
+  }
+  std::optional<std::string> compare_calls(int rank, const std::string& calls) override {
+    const auto self = monitor_.lock();
+    const auto found =
+        self ? self->samples_.find_mismatch(calls, self->group_.same_sequence) : std::nullopt;
+    if (!found) {
+      return std::nullopt;
+    }
+    const std::pair ours(self->group_.rank, found->first);
+    const std::pair theirs(rank, found->second);
+    const auto how = ours.first < theirs.first ? describe_mismatch({ours, theirs})
+                                               : describe_mismatch({theirs, ours});
+    return Failure{FailureKind::kMismatch, {}, how}.to_text();
+  }
+
+ private:
+  const std::weak_ptr<Monitor> monitor_;
+  const std::shared_ptr<HostTable> own_;
+  const uint64_t token_;
+};
+
+std::shared_ptr<Monitor> Monitor::create(Group group, StoreAccess store) {
   std::shared_ptr<Monitor> monitor(new Monitor(std::move(group), new_token()));
-  monitor->start(std::move(board));
+  monitor->start(std::move(store));
   return monitor;
 }
 
@@ -35,68 +96,29 @@ Monitor::Monitor(Group group, uint64_t token)
       owner_(getpid()),
       forks_(num_forks()),
       token_(token),
-      page_(token),
-      own_(Introduction::own(group_.identity, page_.fd(), token)),
+      page_(token, group_.world_size),
+      own_(Introduction::own(group_.rank, group_.identity, page_.fd(), token)),
       roster_(group_.rank, group_.world_size, group_.same_sequence) {}
 
 Monitor::~Monitor() {
   leave();
 }
 
-void Monitor::start(std::unique_ptr<Board> board) {
-  // Weakly: the courier's thread may hang in the store for longer than the group lives.
-  const auto weak = weak_from_this();
-  Courier::Duties duties;
-  duties.meet = [weak](int rank, const Introduction& introduction) {
-    const auto self = weak.lock();
-    return !self || self->roster_.meet(rank, introduction, self->own_.process);
-  };
-  duties.met = [weak] {
-    const auto self = weak.lock();
-    return !self || self->page_.view().layout().num_readers >= self->roster_.num_pages();
-  };
-  duties.far_ranks = [weak] {
-    const auto self = weak.lock();
-    return self ? self->roster_.far_ranks() : std::vector<int>();
-  };
-  duties.beat = [weak] {
-    const auto self = weak.lock();
-    return self
-               ? Peer::
-                     Beat{++self->num_beats_, self->page_.view().activity(), self->page_.view().progress()}
-               : Peer::Beat();
-  };
-  duties.curious = [weak] {
-    const auto self = weak.lock();
-    return self && (self->curious_ || self->asks_);
-  };
-  duties.heard = [weak](int rank, const Peer::Beat& beat) {
-    const auto self = weak.lock();
-    if (const auto peer = self ? self->roster_.peer(rank) : nullptr) {
-      peer->heard(beat);
-    }
-  };
-  duties.calls_to_tell = [weak] {
-    const auto self = weak.lock();
-    return self ? self->calls_to_tell() : std::nullopt;
-  };
-  duties.compare_calls = [weak](int rank, const std::string& theirs) {
-    const auto self = weak.lock();
-    return self ? self->compare_calls(rank, theirs) : std::nullopt;
-  };
-  duties.failed = [weak](const std::string& text) {
-    const auto self = weak.lock();
-    if (!self || self->page_.view().presence() == Presence::kFailing) {
-      return;  // it may be what this rank has posted itself
-    }
-    if (auto failure = Failure::from_text(text)) {
-      self->declare(std::move(*failure));
-    }
-  };
-  courier_ = std::make_unique<Courier>(
-      std::move(board), group_.rank, group_.world_size, own_, std::move(duties));
-  courier_->start();  // not before: its duties use it
+void Monitor::start(StoreAccess store) {
+  channel_ = std::make_shared<HostChannel>(
+      HostChannel::Settings{own_, group_.world_size, group_.lease_ns},
+      std::make_shared<Probe>(weak_from_this(), page_.view().host(), token_),
+      now_ns);
+  threads_ = std::make_unique<ChannelThreads>(channel_, std::move(store), group_.lease_ns);
+  threads_->start();
   Sentry::instance().add(shared_from_this());
+}
+
+void Monitor::meet() {
+  if (const auto table = channel_->shared_table()) {
+    roster_.meet(table, own_.process);
+    has_lease_ = table->stage == HostTable::Stage::kManyHosts;
+  }
 }
 
 uint32_t Monitor::number_of_constructed() const {
@@ -106,26 +128,6 @@ uint32_t Monitor::number_of_constructed() const {
 uint32_t Monitor::next_number() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return kFirstOther + num_others_++;
-}
-
-// Ranks of one machine compare their calls among themselves; the lowest of them speaks for all.
-std::optional<Courier::Calls> Monitor::calls_to_tell() {
-  const auto counterpart = roster_.counterpart();
-  speaks_for_machine_ = counterpart.has_value();
-  return counterpart && !failed()
-             ? std::make_optional(Courier::Calls{*counterpart, samples_.to_text()})
-             : std::nullopt;
-}
-
-std::optional<std::string> Monitor::compare_calls(int rank, const std::string& theirs) const {
-  const auto found = samples_.find_mismatch(theirs, group_.same_sequence);
-  if (!found) {
-    return std::nullopt;
-  }
-  std::vector<std::pair<int, Trail>> ranks{{group_.rank, found->first}, {rank, found->second}};
-  std::sort(
-      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  return Failure{FailureKind::kMismatch, {}, describe_mismatch(ranks)}.to_text();
 }
 
 void Monitor::set_subject(uint8_t model, std::weak_ptr<Subject> subject) {
@@ -171,7 +173,7 @@ void Monitor::check_process() const {
   }
 }
 
-// ---- what the sentry does ----------------------------------------------------------------------
+// ---- what the watchdog does --------------------------------------------------------------------
 
 std::vector<int> Monitor::ends_of_peers() const {
   std::vector<int> fds;
@@ -193,6 +195,15 @@ void Monitor::look() {
     awake_ns_ = now;
   }
   looked_ns_ = now;
+  meet();
+  if (auto* table = channel_->table()) {
+    const auto own = page_.view().activity();
+    auto& entry = table->rank(group_.rank);  // for other hosts
+    entry.activity = own.packed();
+    entry.since_ns = own.since_ns;
+    entry.progress = page_.view().progress().packed();
+  }
+  threads_->look(awake_ns_);
   if (presence != Presence::kFailing) {  // no time to look after others
     if (!failed()) {
       look_for_failures();
@@ -234,30 +245,53 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
   }
   const auto known = report();
   page_.fail(cause, known ? std::make_optional(known->failure.first_rank()) : std::nullopt);
+  auto* table = channel_->table();
+  const bool on_one_host = table != nullptr && table->stage == HostTable::Stage::kOneHost;
   if (!known) {
     const auto doing = roster_.names().describe(page_.view().activity());
     const Failure failure{
         FailureKind::kDead,
         {{group_.rank, own_.host, own_.process.pid, kRaised, cause, doing}},
         {}};
-    courier_->post_failure(failure.to_text());
+    const auto text = failure.to_text();
+    const auto standing = table != nullptr ? table->declare(group_.rank, text, now_ns()) : text;
+    if (!on_one_host) {
+      threads_->post_failure(standing);
+    }
   }
-  const bool by_store = courier_->is_needed();
-  if (!known || by_store) {
-    courier_->flush(deadline);
-  }
-  if (group_.rank == 0 && by_store) {
-    heard_by_ = std::chrono::steady_clock::now() + kTimeToHear;
+  if (!on_one_host) {
+    threads_->flush(deadline);
+    // The keeper of this host may be another rank, or have just ended.
+    while (table != nullptr && table->declared() && !table->failure_posted &&
+           threads_->store_state() < StoreState::kLost &&
+           std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    if (group_.rank == 0) {
+      heard_by_ = std::chrono::steady_clock::now() + kTimeToHear;
+    }
   }
 }
 
 void Monitor::linger() const {
-  std::this_thread::sleep_until(heard_by_.load());
+  if (page_.view().presence() == Presence::kLeft) {
+    if (threads_->flush(heard_by_) && group_.rank == 0 && has_lease_) {
+      std::this_thread::sleep_for(kTimeToHear);
+    }
+  } else {
+    std::this_thread::sleep_until(heard_by_.load());
+  }
 }
 
 void Monitor::leave() {
-  if (owner_ == getpid()) {
-    page_.leave();
+  if (owner_ != getpid() || page_.view().presence() != Presence::kThere) {
+    return;
+  }
+  page_.leave();
+  const bool keeps = has_lease_ && channel_->table()->keeper_plus_1 == group_.rank + 1;
+  if (has_lease_ && !failed() && (keeps || group_.rank == 0)) {
+    threads_->leave();
+    heard_by_ = time_to_tell();
   }
 }
 

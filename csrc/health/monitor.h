@@ -1,4 +1,4 @@
-// One rank's lookout over the other ranks of its group.
+// The failure detector of one rank, for one process group.
 #pragma once
 
 #include <sys/types.h>
@@ -14,9 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "board.h"
-#include "call_samples.h"
-#include "courier.h"
+#include "calls.h"
+#include "channel_threads.h"
 #include "failure.h"
 #include "journal.h"
 #include "page.h"
@@ -47,9 +46,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     std::function<void()> abort;         // lets go who waits in its collective calls
     std::function<uint64_t()> sequence;  // number of calls made to it; 0: not counted
     bool same_sequence = false;          // on all ranks, if these make the same collective calls
+    int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks
   };
 
-  static std::shared_ptr<Monitor> create(Group group, std::unique_ptr<Board> board);
+  static std::shared_ptr<Monitor> create(Group group, StoreAccess store);
   ~Monitor();
 
   // ---- for reducers --------------------------------------------------------------------------
@@ -66,6 +66,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   Roster& roster() {
     return roster_;
   }
+  // Adds ranks that have become known to the roster.
+  void meet();
   uint64_t sequence() const {
     return group_.sequence();
   }
@@ -88,10 +90,18 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // as may show only now; returns if all are there.
   void explain_error(const std::string& said);
 
-  // A step has come to its end: it may be compared with what other machines did.
+  // A step has come to its end: other hosts may compare it with theirs.
   void add_sample(const Trail& trail) {
-    if (speaks_for_machine_.load(std::memory_order_relaxed)) {
+    if (has_lease_.load(std::memory_order_relaxed)) {
       samples_.add(trail);
+    }
+  }
+
+  // Waits while other hosts may have declared this host lost. Throws the failure if they have, or
+  // if the store does not tell. One atomic load where all ranks are on one host.
+  void await_lease() {
+    if (has_lease_.load(std::memory_order_relaxed)) {
+      await_lease_of_host();
     }
   }
 
@@ -162,14 +172,16 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   static constexpr int64_t kStoppedNs = 1'500'000'000;  // without a look: looks are five a second
 
   Monitor(Group group, uint64_t token);
-  void start(std::unique_ptr<Board> board);
-  std::optional<Courier::Calls> calls_to_tell();
-  std::optional<std::string> compare_calls(int rank, const std::string& theirs) const;
+  class Probe;
+
+  void start(StoreAccess store);
+  void await_lease_of_host();
+  void want_states();
+  std::optional<Failure> find_declared() const;
   void declare(Failure failure);
   std::optional<Failure> find_cause(int64_t start_ns, bool silence_counts) const;
   bool any_unknown() const;
-  std::optional<Failure> find_store_lost() const;
-  std::optional<Failure> find_store_ended_early();
+  std::optional<Failure> find_store_lost(StoreState least) const;
   std::optional<Failure> find_failure(bool also_left) const;
   bool was_told() const;
   int64_t waited_ns(const Activity& own) const;
@@ -195,7 +207,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   const Introduction own_;
   Roster roster_;
   CallSamples samples_;
-  std::unique_ptr<Courier> courier_;
+  std::shared_ptr<HostChannel> channel_;
+  std::unique_ptr<ChannelThreads> threads_;  // of the channel
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable declared_;
@@ -205,18 +218,16 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::atomic<bool> failed_{false};
   std::atomic<std::chrono::steady_clock::time_point> heard_by_{};
   std::atomic<uint32_t> num_constructions_{0};
-  std::atomic<bool> curious_{false};  // about what ranks of other machines do, after an error
-  std::atomic<bool> asks_{false};     // about the same, in a long wait
   std::atomic<bool> retired_{false};
-  std::atomic<bool> speaks_for_machine_{false};  // where there are several
-  std::atomic<int64_t> awake_ns_{0};             // since when this process has not been stopped
+  std::atomic<bool> has_lease_{false};  // where there are several hosts
+  std::atomic<int64_t> awake_ns_{0};    // since when this process has not been stopped
 
-  // The sentry's, and the courier's.
+  // Of the watchdog's thread.
   StallWatch stalls_;
-  int64_t asked_ns_ = 0;  // since when `asks_`
+  int64_t asked_ns_ =
+      0;  // since when a long wait needs the states of other hosts; 0: there is none
   int64_t looked_ns_ = 0;
   uint32_t num_stacks_served_ = 0;
-  uint64_t num_beats_ = 0;
 };
 
 }  // namespace ddpx::health

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 // After an error in a collective call: gloo may see the end of a connection before the kernel has
 // ended the process; ranks of other machines have to be asked through the store.
 constexpr auto kTimeToSee = milliseconds(500);
-constexpr auto kTimeToSeeFar = milliseconds(3000);
+constexpr auto kTimeToSeeFar = milliseconds(3500);
 constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
 constexpr auto kBetweenLooks = milliseconds(10);
 
@@ -25,13 +25,13 @@ constexpr auto kTurnFar = milliseconds(1000);  // ranks of other machines look t
 
 constexpr int64_t kOutwaitedNs = 1'000'000'000;  // less is no wait for a peer that does not come
 
-// Who waits that long, without an error, looks whether the store has ended, if that is silent.
-constexpr auto kLongWait = milliseconds(2000);
+// Without an error, the end of the store is a failure for a rank that has waited for this long.
+constexpr auto kStoreMatters = milliseconds(500);
+
+constexpr int64_t kWantedNs = 1'000'000'000;  // the watchdog looks five times a second
 
 // A rank that has left is no loss to one that waits for a moment only: it may have done its part.
 constexpr auto kLeftMatters = milliseconds(300);
-
-constexpr auto kTimeToRead = milliseconds(100);  // what another one writes
 
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
 
@@ -68,27 +68,6 @@ TimeToLook time_to_look(Turn turn, bool any_far) {
   return {std::min(near, kTimeToSee), any_far ? kTimeToSeeFar + place * kTurnFar : near};
 }
 
-// When the store's process has ended, ranks of other machines can tell nothing any more; those of
-// this one have soon told what they heard before. A connection that broke is no such end.
-class StoreEnd {
- public:
-  bool is_past(Courier& courier, int64_t now) {
-    constexpr auto kTimeToTell = std::chrono::nanoseconds(kTimeToSee).count();
-    if (courier.broken() && now >= next_look_ns_) {
-      courier.look_for_server();
-      next_look_ns_ = now + kTimeToTell;
-    }
-    if (courier.server_ended() && seen_ns_ == 0) {
-      seen_ns_ = now;
-    }
-    return seen_ns_ != 0 && now - seen_ns_ > kTimeToTell;
-  }
-
- private:
-  int64_t next_look_ns_ = 0;
-  int64_t seen_ns_ = 0;
-};
-
 }  // namespace
 
 void Monitor::raise_if_failed(const std::string& said) {
@@ -112,33 +91,24 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::raise_mismatch(const std::string& how) {
-  Failure own{FailureKind::kMismatch, {}, how.substr(0, cut_utf8(how, kMostHow))};
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_) {
-      page_.propose(own.to_text());
-    }
-  }
-  // Ranks may find it at the same moment, each in its own words: those of one of them count.
-  const int elected = roster_.elect(page_.view());
-  std::optional<Failure> theirs;
-  const auto deadline = std::chrono::steady_clock::now() + kTimeToRead;
-  while (elected != group_.rank && !theirs && std::chrono::steady_clock::now() < deadline) {
-    theirs = roster_.proposal_of(elected);
-    std::this_thread::sleep_for(milliseconds(theirs ? 0 : 1));
-  }
-  declare(theirs ? std::move(*theirs) : std::move(own));
+  declare({FailureKind::kMismatch, {}, how.substr(0, cut_utf8(how, kMostHow))});
   raise_if_failed();
   throw std::logic_error("a failure that was declared was not raised");
 }
 
+std::optional<Failure> Monitor::find_declared() const {
+  const auto* table = channel_->table();
+  const auto text = table == nullptr ? std::nullopt : table->declared();
+  return text ? Failure::from_text(*text) : std::nullopt;
+}
+
 std::optional<Failure> Monitor::find_failure(bool also_left) const {
-  if (auto declared = roster_.find_declared()) {
+  if (auto declared = find_declared()) {
     return declared;
   }
   auto dead = roster_.find_dead(also_left);
-  // Who ends because of what it has declared may have done both since.
-  auto declared = dead ? roster_.find_declared() : std::nullopt;
+  // A rank may have declared a failure and ended because of it since.
+  auto declared = dead ? find_declared() : std::nullopt;
   return declared ? declared : dead;
 }
 
@@ -170,43 +140,58 @@ std::optional<RankReport> Monitor::report() const {
 }
 
 void Monitor::declare(Failure failure) {
+  auto* table = channel_->table();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failure_) {
       return;
     }
+    if (table != nullptr) {
+      const auto standing = table->declare(group_.rank, failure.to_text(), now_ns());
+      failure = Failure::from_text(standing).value_or(failure);
+    }
     failure_ = failure;
-    page_.declare(failure.to_text());
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
   log(Level::kError, "rank_failed", failure.describe(roster_.rank_names()), failure.first_rank());
-  courier_->post_failure(failure.to_text());
+  if (table == nullptr) {
+    threads_->post_failure(failure.to_text());  // once the store answers
+  }
+  threads_->look(awake_ns_);  // the keeper posts it
   group_.abort();
+}
+
+void Monitor::want_states() {
+  if (auto* table = channel_->table()) {
+    table->wanted_until_ns = now_ns() + kWantedNs;
+  }
 }
 
 void Monitor::explain_error(const std::string& said) {
   const auto own = page_.view().activity();
   const auto waited_before = now_ns() - std::max<int64_t>(own.since_ns, awake_ns_);
   const auto turn = turn_of(own, waited_before, said);
-  // As it was when the error came: who is late may come now.
+  // As they are when the error comes. Late ranks may come during the search for its cause.
   auto missing =
       turn == Turn::kOutwaited ? roster_.missing(own, page_.view().progress()) : std::vector<int>();
-  const bool any_far = !roster_.far_ranks().empty();
-  const auto time = time_to_look(turn, any_far);
-  curious_ = true;
-  courier_->hurry();
-  StoreEnd store_end;
+  want_states();
+  threads_->look(awake_ns_);
   auto start = now_ns();
   auto last = start;
+  int64_t store_ended_ns = 0;
   while (true) {
     raise_if_failed(said);
+    meet();
+    want_states();
+    const bool any_far = roster_.any_far();
+    const auto time = time_to_look(turn, any_far);
     const auto now = now_ns();
     if (now - std::exchange(last, now) > kStoppedNs) {
-      start = now;  // others may have told meanwhile what this one has not heard yet
+      start = now;  // other ranks may have written what this one has not read yet
     }
     const auto looked = std::chrono::nanoseconds(now - start);
-    const auto store = courier_->store_state();
+    const auto store = threads_->store_state();
     const bool slow = store == StoreState::kLate || store == StoreState::kOverdue;
     const bool awaits_store = slow && looked < kTimeForStore;
     const bool silence_counts = looked > time.until_silence_counts && !awaits_store;
@@ -217,15 +202,21 @@ void Monitor::explain_error(const std::string& said) {
     if (looked > time.until_error_stands && !(awaits_store && any_unknown())) {
       break;
     }
-    if (any_far && store_end.is_past(*courier_, now)) {
+    if (store == StoreState::kEnded && store_ended_ns == 0) {
+      store_ended_ns = now;
+    }
+    // Ranks of other hosts can write nothing more. Ranks of this host have had time for it.
+    if (store_ended_ns != 0 &&
+        now - store_ended_ns > std::chrono::nanoseconds(kTimeToSee).count()) {
       break;
     }
     std::unique_lock<std::mutex> lock(mutex_);
     declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
   }
-  auto failure = any_far ? find_store_lost() : std::nullopt;
+  const auto first = roster_.peer(0);
+  auto failure = first && !first->local() ? find_store_lost(StoreState::kLost) : std::nullopt;
   if (!failure && turn == Turn::kOutwaited) {
-    if (any_far) {  // nothing new was known of them before this one asked
+    if (roster_.any_far()) {  // nothing new was known of other hosts before this rank asked
       missing = roster_.missing(own, page_.view().progress());
     }
     failure = find_stall(own, waited_before, std::move(missing));
@@ -234,22 +225,23 @@ void Monitor::explain_error(const std::string& said) {
     declare(std::move(*failure));
     raise_if_failed(said);
   }
-  curious_ = false;
 }
 
-// Of an error that came at `start_ns`. Silence counts once all have had time to tell what they
-// know.
+// The cause of an error that came at `start_ns`. Silence counts after all ranks have had time to
+// write what they know.
 std::optional<Failure> Monitor::find_cause(int64_t start_ns, bool silence_counts) const {
   auto failure = find_failure(/*also_left=*/!was_told());
   if (failure || !silence_counts) {
     return failure;
   }
-  const auto store = courier_->store_state();
-  if (store == StoreState::kLost) {
+  const auto store = threads_->store_state();
+  if (store >= StoreState::kLost) {
     return roster_.find_unknown(/*store_answers=*/false);
   }
-  // Through a slow store beats come late.
-  failure = store == StoreState::kAnswers ? roster_.find_silent(start_ns) : std::nullopt;
+  const auto* table = channel_->table();
+  if (store == StoreState::kAnswers && table != nullptr) {  // messages are late in a slow store
+    failure = roster_.find_silent(start_ns, table->read_ns);
+  }
   return failure ? failure : roster_.find_unknown(/*store_answers=*/true);
 }
 
@@ -257,31 +249,47 @@ bool Monitor::any_unknown() const {
   return roster_.find_unknown(/*store_answers=*/true).has_value();
 }
 
-// After an error that nothing else explains.
-std::optional<Failure> Monitor::find_store_lost() const {
-  const auto first = group_.rank != 0 ? roster_.peer(0) : nullptr;
-  if (!first || first->local() || courier_->store_state() != StoreState::kLost) {
+// Without the store, ranks cannot hear of failures of other hosts. Before all ranks are known, this
+// matters only if rank 0 is not known, and a store that is slow or stopped is no failure.
+std::optional<Failure> Monitor::find_store_lost(StoreState least) const {
+  const auto state = threads_->store_state();
+  const auto* table = channel_->table();
+  const auto stage = table == nullptr ? HostTable::Stage::kGathering : table->stage.load();
+  if (state < least || stage == HostTable::Stage::kOneHost ||
+      (table != nullptr && table->store_may_end)) {
     return std::nullopt;
   }
-  const auto& who = first->introduction();
-  return Failure{
-      FailureKind::kDead,
-      {{0, who.host, who.process.pid, "or the launcher died: the store is gone", {}, {}}},
-      {}};
+  if (stage == HostTable::Stage::kManyHosts) {
+    return roster_.store_lost(state != StoreState::kEnded);
+  }
+  const bool first_is_unknown = group_.rank != 0 && !roster_.peer(0);
+  return first_is_unknown && state == StoreState::kEnded
+             ? roster_.find_unknown(/*store_answers=*/false)
+             : std::nullopt;
 }
 
-// Before rank 0, which may have hosted it, has introduced itself: others that have seen its end may
-// have no way to tell this one. A store that is slow, or stopped, is no failure.
-std::optional<Failure> Monitor::find_store_ended_early() {
-  if (group_.rank == 0 || roster_.peer(0) || courier_->store_state() != StoreState::kLost) {
-    return std::nullopt;
+void Monitor::await_lease_of_host() {
+  const auto& table = *channel_->table();
+  constexpr auto kEnded = static_cast<uint32_t>(StoreState::kEnded);
+  const auto start = now_ns();
+  for (auto now = start; now - table.renewed_ns > group_.lease_ns || table.store_state == kEnded;
+       now = now_ns()) {
+    if (table.store_may_end) {
+      return;
+    }
+    auto failure = find_declared();
+    if (!failure) {
+      failure = find_store_lost(StoreState::kEnded);
+    }
+    if (!failure && now - start > group_.lease_ns / 3 * 2) {
+      failure = roster_.store_lost(/*silent=*/true);
+    }
+    if (failure) {
+      declare(std::move(*failure));
+    }
+    raise_if_failed();
+    std::this_thread::sleep_for(kBetweenLooks);
   }
-  if (!courier_->server_ended()) {
-    courier_->look_for_server();
-    return std::nullopt;
-  }
-  auto failure = roster_.find_unknown(/*store_answers=*/false);
-  return failure && failure->first_rank() == 0 ? failure : std::nullopt;
 }
 
 void Monitor::look_for_failures() {
@@ -300,8 +308,8 @@ void Monitor::look_for_failures() {
       failure.reset();
     }
   }
-  if (!failure && waited > kLongWait) {
-    failure = find_store_ended_early();
+  if (!failure && waited > kStoreMatters) {
+    failure = find_store_lost(StoreState::kSilent);
   }
   if (failure) {
     declare(std::move(*failure));

@@ -17,10 +17,10 @@ constexpr int64_t kLateNs = 1'000'000'000;
 
 constexpr auto kBetweenLooks = milliseconds(10);
 
-// Ranks of other machines tell something twice a second, to who asks twice a second.
+// Hosts that are asked write twice a second.
 constexpr int64_t kHeardNs = 1'200'000'000;
 
-constexpr int64_t kSilentNs = 1'800'000'000;  // without a word: something is wrong with them
+constexpr int64_t kSilentNs = 2'300'000'000;  // a host that has written nothing since is stopped
 
 constexpr std::size_t kMostNames = 4;
 
@@ -56,18 +56,18 @@ void Monitor::look_for_stalls() {
   }
 }
 
-// Whether this rank knows what those of other machines do, whom it asks only when it has waited for
-// half the time after which it will say something: all asking about all is much for a store.
+// Whether this rank knows what ranks of other hosts do. It asks for their states when half of the
+// time to the first warning has passed.
 bool Monitor::has_heard(int64_t waited_ns) {
   const auto& patience = Patience::instance();
   const auto first_ns = std::min<int64_t>(patience.warn_ns, patience.raise_ns);
-  asks_ = waited_ns > first_ns / 2;
-  if (!asks_) {
+  if (waited_ns <= first_ns / 2) {
     asked_ns_ = 0;
     return true;
   }
+  want_states();
   asked_ns_ = asked_ns_ == 0 ? looked_ns_ : asked_ns_;
-  return looked_ns_ - asked_ns_ >= kHeardNs || roster_.far_ranks().empty();
+  return looked_ns_ - asked_ns_ >= kHeardNs || !roster_.any_far();
 }
 
 void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
@@ -123,7 +123,7 @@ std::optional<std::string> Monitor::uneven_sequences(const Activity& own) const 
 bool Monitor::give_up(int64_t waited_ns) {
   const auto own = page_.view().activity();
   auto missing = roster_.missing(own, page_.view().progress());
-  if (missing.empty() && !roster_.far_ranks().empty()) {
+  if (missing.empty() && roster_.any_far()) {
     if (looked_ns_ - asked_ns_ < kSilentNs) {
       return false;  // until the next look
     }
@@ -177,8 +177,9 @@ std::optional<Failure> Monitor::find_stall(
 // Of other machines, those that have come as far as this rank, but have told nothing since it asks.
 std::vector<int> Monitor::silent_ranks() const {
   std::vector<int> ranks;
-  const bool answers = courier_->store_state() == StoreState::kAnswers;
-  const auto silent = answers ? roster_.find_silent(asked_ns_) : std::nullopt;
+  const auto* table = channel_->table();
+  const bool answers = threads_->store_state() == StoreState::kAnswers && table != nullptr;
+  const auto silent = answers ? roster_.find_silent(asked_ns_, table->read_ns) : std::nullopt;
   for (const auto& casualty : silent ? silent->casualties : std::vector<Casualty>()) {
     ranks.push_back(casualty.rank);
   }
@@ -188,8 +189,7 @@ std::vector<int> Monitor::silent_ranks() const {
 // A rank that waits itself is late because of another one. Of those that can be known of through
 // the store alone nothing is known while it does not answer; then rank 0, which may host it, is.
 std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
-  const auto store = courier_->store_state();
-  const bool store_silent = store == StoreState::kOverdue || store == StoreState::kLost;
+  const bool store_silent = threads_->store_state() >= StoreState::kOverdue;
   const auto is_unknown = [&](int rank) {
     const auto peer = roster_.peer(rank);
     return store_silent && !(peer && peer->local());

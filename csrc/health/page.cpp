@@ -28,7 +28,9 @@ Progress PageView::progress() const {
 }
 
 Presence PageView::presence() const {
-  return static_cast<Presence>(layout().presence.load(std::memory_order_acquire));
+  const auto presence = layout().presence.load(std::memory_order_acquire);
+  return presence <= static_cast<uint32_t>(Presence::kTold) ? static_cast<Presence>(presence)
+                                                            : Presence::kThere;
 }
 
 std::optional<Trail> PageView::trail(uint8_t model, uint32_t step) const {
@@ -50,9 +52,10 @@ std::optional<Trail> PageView::trail(uint8_t model, uint32_t step) const {
   return found && trail.num_launched > 0 ? std::make_optional(trail) : std::nullopt;
 }
 
-OwnPage::OwnPage(uint64_t token)
+OwnPage::OwnPage(uint64_t token, int world_size)
     : fd_(shm::create_memory(
-          shm::round_up(sizeof(PageLayout), shm::page_bytes()), "the status page of a rank")),
+          shm::round_up(PageLayout::num_bytes(world_size), shm::page_bytes()),
+          "the status page of a rank")),
       view_(shm::map_shared(fd_.get())) {
   view_.layout().token.store(token, std::memory_order_relaxed);
   note(Doing::kOutside, Trail{kNoModel, 0, 0, 0, 0, 0}, 0);
@@ -98,19 +101,6 @@ void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {
   layout.culprit_plus_1.store(culprit ? *culprit + 1 : 0, std::memory_order_relaxed);
   layout.cause.write(cause);
   layout.presence.store(static_cast<uint32_t>(Presence::kFailing), std::memory_order_release);
-}
-
-void OwnPage::propose(const std::string& failure) {
-  view_.layout().failure.write(failure);
-}
-
-void OwnPage::declare(const std::string& failure) {
-  auto& layout = view_.layout();
-  if (layout.failure.read() != failure) {  // who reads a proposal is not to be disturbed
-    layout.failure.write(failure);         // first: who sees when sees what
-  }
-  int64_t never = 0;
-  layout.declared_ns.compare_exchange_strong(never, now_ns());
 }
 
 }  // namespace ddpx::health

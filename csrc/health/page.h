@@ -11,6 +11,7 @@
 
 #include "../shm/memory.h"
 #include "activity.h"
+#include "host_table.h"
 #include "shared_text.h"
 
 namespace ddpx::health {
@@ -72,10 +73,11 @@ struct PageLayout {
   };
   static constexpr std::size_t kNumTrails = 16;
   std::array<TrailEntry, kNumTrails> trails;
-  std::atomic<int64_t> declared_ns;     // when the owner first declared a failure; 0: never
-  SharedText<8192> failure;             // that it has declared, or would declare: Failure, as text
-  std::atomic<int32_t> elected_plus_1;  // of the lowest rank: see Roster::elect; 0: nobody
-  std::atomic<uint32_t> num_readers;    // peers that have opened it
+  HostTable host;  // of use on the page of the host's first member; the last member, as it grows
+
+  static std::size_t num_bytes(int world_size) {
+    return sizeof(PageLayout) - sizeof(HostTable) + HostTable::num_bytes(world_size);
+  }
 };
 
 // A page that some process wrote or writes. Thread-safe.
@@ -83,6 +85,10 @@ class PageView {
  public:
   explicit PageView(std::shared_ptr<shm::Mapping> mapping) : mapping_(std::move(mapping)) {}
 
+  // Lives as long as the mapping.
+  std::shared_ptr<HostTable> host() const {
+    return {mapping_, &layout().host};
+  }
   PageLayout& layout() const {
     return *reinterpret_cast<PageLayout*>(mapping_->data());
   }
@@ -100,7 +106,7 @@ class PageView {
 // This process's own. Noting takes a handful of stores and a look at the clock.
 class OwnPage {
  public:
-  explicit OwnPage(uint64_t token);
+  OwnPage(uint64_t token, int world_size);
 
   int fd() const {
     return fd_.get();
@@ -117,11 +123,6 @@ class OwnPage {
   void leave();
   void be_told();
   void fail(const std::string& cause, std::optional<int> culprit);
-
-  // That the group cannot go on, and why: a Failure, as text. What was proposed does not count
-  // before it is declared, maybe in another rank's words. One thread at a time.
-  void propose(const std::string& failure);
-  void declare(const std::string& failure);
 
  private:
   shm::UniqueFd fd_;

@@ -2,106 +2,71 @@
 
 #include <fcntl.h>
 
-#include <cerrno>
-
-#include <sstream>
+#include <utility>
 
 #include "../shm/error.h"
 #include "../shm/unique_fd.h"
 
 namespace ddpx::health {
-namespace {
 
-enum class Found { kPage, kStale, kNothing };
-
-Found find_page(const Introduction& introduction, std::optional<PageView>& page) {
-  const auto path = "/proc/" + std::to_string(introduction.process.pid) + "/fd/" +
-                    std::to_string(introduction.page_fd);
+std::optional<PageView> open_page(const Introduction& rank, int world_size) {
+  const auto path =
+      "/proc/" + std::to_string(rank.process.pid) + "/fd/" + std::to_string(rank.page_fd);
   const shm::UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd) {
-    return errno == ENOENT ? Found::kStale : Found::kNothing;
+    return std::nullopt;
   }
   try {
     auto mapping = shm::map_shared(fd.get());
-    if (mapping->num_bytes() < sizeof(PageLayout)) {
-      return Found::kStale;
+    if (mapping->num_bytes() < PageLayout::num_bytes(world_size)) {
+      return std::nullopt;
     }
-    PageView view(std::move(mapping));
-    if (view.layout().token.load(std::memory_order_relaxed) != introduction.token) {
-      return Found::kStale;
-    }
-    view.layout().num_readers.fetch_add(1);
-    page = std::move(view);
-    return Found::kPage;
+    PageView page(std::move(mapping));
+    const bool is_right = page.layout().token.load(std::memory_order_relaxed) == rank.token;
+    return is_right ? std::make_optional(std::move(page)) : std::nullopt;
   } catch (const shm::Error&) {
-    return Found::kStale;  // that number stands for some other file now
+    return std::nullopt;  // the number stands for some other file
   }
 }
 
-}  // namespace
+Peer::Peer(Introduction introduction, const ProcessId& self, std::shared_ptr<HostTable> host)
+    : introduction_(std::move(introduction)), host_(std::move(host)) {
+  if (introduction_.process.machine != self.machine) {
+    return;
+  }
+  page_ = open_page(introduction_, /*world_size=*/1);
+  watch_ = std::make_unique<ProcessWatch>(introduction_.process);
+  const bool same_host = entry() != nullptr && entry()->place == HostTable::Place::kThisHost;
+  if (!page_ && watch_->ended() && !same_host) {
+    watch_.reset();
+  }
+}
 
-std::shared_ptr<Peer> Peer::meet(
-    int rank, const Introduction& introduction, const ProcessId& self) {
-  std::shared_ptr<Peer> peer(new Peer(rank, introduction));
-  if (introduction.process.machine != self.machine) {
-    return peer;
-  }
-  peer->watch_ = std::make_unique<ProcessWatch>(introduction.process);
-  if (!peer->watch_->ended() && find_page(introduction, peer->page_) == Found::kStale &&
-      !peer->watch_->ended()) {
-    return nullptr;
-  }
-  return peer;
+const HostTable::Rank* Peer::entry() const {
+  return host_ ? &host_->rank(rank()) : nullptr;
 }
 
 std::optional<Activity> Peer::activity() const {
   if (page_) {
     return page_->activity();
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return beat_ ? std::make_optional(beat_->activity) : std::nullopt;
+  const bool is_known = entry() != nullptr && entry()->since_ns != 0;
+  return is_known ? std::make_optional(Activity::unpacked(entry()->activity, entry()->since_ns))
+                  : std::nullopt;
 }
 
 std::optional<Progress> Peer::progress() const {
   if (page_) {
     return page_->progress();
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return beat_ ? std::make_optional(beat_->progress) : std::nullopt;
+  const bool is_known = entry() != nullptr && entry()->since_ns != 0;
+  return is_known ? std::make_optional(Progress::unpacked(entry()->progress)) : std::nullopt;
 }
 
-void Peer::heard(const Beat& beat) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!beat_ || beat_->count != beat.count) {
-    heard_ns_ = now_ns();
-  }
-  const auto since = beat_ && beat_->activity.packed() == beat.activity.packed()
-                         ? beat_->activity.since_ns
-                         : now_ns();  // clocks of other machines say nothing here
-  beat_ = beat;
-  beat_->activity.since_ns = since;
-}
-
-int64_t Peer::silent_since_ns() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return heard_ns_;
-}
-
-std::string Peer::Beat::to_text() const {
-  std::ostringstream out;
-  out << count << ' ' << activity.packed() << ' ' << progress.packed();
-  return out.str();
-}
-
-std::optional<Peer::Beat> Peer::Beat::from_text(const std::string& text) {
-  std::istringstream in(text);
-  uint64_t count = 0;
-  uint64_t activity = 0;
-  uint64_t progress = 0;
-  in >> count >> activity >> progress;
-  return in ? std::make_optional(
-                  Beat{count, Activity::unpacked(activity, 0), Progress::unpacked(progress)})
-            : std::nullopt;
+int64_t Peer::heard_ns() const {
+  return entry() != nullptr && entry()->place == HostTable::Place::kOtherHost
+             ? entry()->heard_ns.load()
+             : 0;
 }
 
 }  // namespace ddpx::health

@@ -1,10 +1,8 @@
-// Another rank of the group, as this one sees it.
+// Another rank of the group, as this rank sees it.
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <string>
 
 #include "introduction.h"
 #include "page.h"
@@ -12,62 +10,53 @@
 
 namespace ddpx::health {
 
-// Thread-safe.
+// Owned by the roster. Immutable, and thread-safe.
 class Peer {
  public:
-  // None if `introduction` is one of an earlier life: its process is there, but not that page.
-  static std::shared_ptr<Peer> meet(
-      int rank, const Introduction& introduction, const ProcessId& self);
+  // A peer is local if this process can open its status page, or sees its process with the claimed
+  // start time. Machines may claim to be the same: virtual machines that are copies of each other.
+  // `host`: the table of this rank's host; null in tests.
+  Peer(Introduction introduction, const ProcessId& self, std::shared_ptr<HostTable> host);
 
   int rank() const {
-    return rank_;
+    return introduction_.rank;
   }
   const Introduction& introduction() const {
     return introduction_;
   }
-
-  // On this machine; what follows tells nothing of others, but for what they have told last.
   bool local() const {
     return watch_ != nullptr;
   }
+  // Null if the peer is not local.
   const ProcessWatch* watch() const {
     return watch_.get();
   }
-  bool stopped() const {  // by a signal, as far as can be told
+  // Whether a signal has stopped the process, as far as this process can tell.
+  bool stopped() const {
     return local() && watch_->state() == 'T';
   }
-  // Null if its memory may not be read (another user's), or it is not local.
+  // Null if this process cannot open the page.
   const PageView* page() const {
     return page_ ? &*page_ : nullptr;
   }
 
+  // nullopt if unknown. Of a rank of another host: the last that its host wrote.
   std::optional<Activity> activity() const;
   std::optional<Progress> progress() const;
 
-  // What a rank of another machine told of itself through the store; the time since it last told
-  // anything is all that is known of whether it lives.
-  struct Beat {
-    uint64_t count = 0;
-    Activity activity;
-    Progress progress;
-
-    std::string to_text() const;
-    static std::optional<Beat> from_text(const std::string& text);
-  };
-  void heard(const Beat& beat);
-  // Since when it has said nothing new; 0 if it never spoke.
-  int64_t silent_since_ns() const;
+  // When the host of the rank last wrote something new; 0 for ranks of this host.
+  int64_t heard_ns() const;
 
  private:
-  Peer(int rank, Introduction introduction) : rank_(rank), introduction_(std::move(introduction)) {}
+  const HostTable::Rank* entry() const;
 
-  int rank_;
-  Introduction introduction_;
+  const Introduction introduction_;
+  const std::shared_ptr<HostTable> host_;
   std::unique_ptr<ProcessWatch> watch_;
   std::optional<PageView> page_;
-  mutable std::mutex mutex_;
-  std::optional<Beat> beat_;
-  int64_t heard_ns_ = 0;
 };
+
+// The status page of a rank; nullopt if this process cannot open it.
+std::optional<PageView> open_page(const Introduction& rank, int world_size);
 
 }  // namespace ddpx::health

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <vector>
 
@@ -134,10 +135,10 @@ std::string describe_ending(std::optional<int> wait_status) {
 ProcessId this_process() {
   const auto pid = getpid();
   const auto stat = read_stat(pid);
+  const auto boot = first_line("/proc/sys/kernel/random/boot_id");
+  const auto machine = boot + " " + link_target("/proc/self/ns/pid");
   return ProcessId{
-      first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/pid"),
-      pid,
-      stat ? stat->start_time : 0};
+      std::to_string(std::hash<std::string>()(machine)), pid, stat ? stat->start_time : 0};
 }
 
 ProcessWatch::ProcessWatch(ProcessId id) : id_(std::move(id)), fd_(open_pidfd(id_.pid)) {

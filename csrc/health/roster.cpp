@@ -1,8 +1,6 @@
 #include "roster.h"
 
 #include <algorithm>
-#include <limits>
-#include <set>
 #include <sstream>
 #include <tuple>
 #include <utility>
@@ -10,8 +8,10 @@
 namespace ddpx::health {
 namespace {
 
-// They tell something twice a second; and something else has gone wrong where this is asked.
-constexpr int64_t kSilenceNs = 1'500'000'000;
+// Hosts that are asked write twice a second. They hear that they are asked within a second.
+constexpr int64_t kSilenceNs = 2'000'000'000;
+
+constexpr int64_t kReadNs = 1'000'000'000;  // older reads are out of date
 
 bool blames_another(const Peer& peer) {
   const auto* page = peer.page();
@@ -19,68 +19,43 @@ bool blames_another(const Peer& peer) {
          page->layout().culprit_plus_1.load() != 0;
 }
 
-enum class Fate {
-  kLives,
-  kLeft,    // said so
-  kErred,   // said so, and its process ended with an exit code: sys.exit(1)
-  kTold,    // SIGTERM ended it, as it does a whole job
-  kEnded,   // its process, with exit code 0: os._exit(0), as some scripts end
-  kRaised,  // an exception ends its script
-  kDied,
-};
-
-// `wait_status`, of a process that has ended: looked at once, since its parent may take it away.
+// How a rank has ended. `may_be_meant`: the end harms only ranks that wait for it.
 struct End {
-  Fate fate = Fate::kLives;
-  std::optional<int> wait_status = std::nullopt;
+  std::string what;
+  bool may_be_meant = false;
+  bool left = false;
+  bool raised = false;
+  bool because_of_others = false;
 };
 
-End end_of(const Peer& peer) {
+std::optional<End> end_of(const Peer& peer) {
   const auto presence = peer.page() ? peer.page()->presence() : Presence::kThere;
   const bool ended = peer.watch() && peer.watch()->ended();
-  switch (presence) {
-    case Presence::kFailing:
-      // The one that it blames will be seen, too.
-      return {blames_another(peer) && !ended ? Fate::kLives : Fate::kRaised};
-    case Presence::kLeft:
-    case Presence::kTold:
-    case Presence::kThere:
-      break;
+  if (presence == Presence::kFailing) {
+    const bool blames = blames_another(peer);
+    return blames && !ended ? std::nullopt  // the rank that it blames will be seen, too
+                            : std::make_optional(
+                                  End{.what = "raised an exception that ended its script",
+                                      .raised = true,
+                                      .because_of_others = blames});
   }
+  // Read at once, since the parent may take it away.
   const auto status = ended ? peer.watch()->wait_status() : std::nullopt;
-  if (presence == Presence::kLeft) {
-    return {status && *status != 0 ? Fate::kErred : Fate::kLeft, status};
+  if (presence == Presence::kLeft && !(status && *status != 0)) {
+    return End{
+        .what = "has left (its script ended, or it destroyed its process group)",
+        .may_be_meant = true,
+        .left = true};
   }
-  if (!ended) {
-    return {};
+  if (presence == Presence::kTold && ended) {
+    return End{
+        .what = "was told to end, by SIGTERM", .may_be_meant = true, .because_of_others = true};
   }
-  if (presence == Presence::kTold) {
-    return {Fate::kTold, status};
-  }
-  return {status == 0 ? Fate::kEnded : Fate::kDied, status};
-}
-
-// It harms only those that wait for it.
-bool may_be_meant(Fate fate) {
-  return fate == Fate::kLeft || fate == Fate::kErred || fate == Fate::kTold || fate == Fate::kEnded;
-}
-
-std::string describe(const End& end) {
-  switch (end.fate) {
-    case Fate::kLives:
-      return "lives";
-    case Fate::kLeft:
-      return "has left (its script ended, or it destroyed its process group)";
-    case Fate::kRaised:
-      return "raised an exception that ended its script";
-    case Fate::kTold:
-      return "was told to end, by SIGTERM";
-    case Fate::kErred:
-    case Fate::kEnded:
-    case Fate::kDied:
-      return describe_ending(end.wait_status);
-  }
-  return {};
+  // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0).
+  const bool may_be_meant = presence == Presence::kLeft || status == 0;
+  return ended ? std::make_optional(
+                     End{.what = describe_ending(status), .may_be_meant = may_be_meant})
+               : std::nullopt;
 }
 
 // In the order in which all ranks make their collective calls.
@@ -114,16 +89,43 @@ std::optional<Progress> progress_of(const Peer& peer) {
 }  // namespace
 
 Roster::Roster(int rank, int world_size, bool same_sequence)
-    : rank_(rank), same_sequence_(same_sequence), peers_(static_cast<std::size_t>(world_size)) {}
+    : rank_(rank),
+      same_sequence_(same_sequence),
+      peers_(static_cast<std::size_t>(world_size)),
+      num_unknown_(peers_.size() - 1) {}
 
-bool Roster::meet(int rank, const Introduction& introduction, const ProcessId& self) {
-  auto peer = Peer::meet(rank, introduction, self);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (peer) {
-    peers_[static_cast<std::size_t>(rank)] = std::move(peer);
-    return true;
+void Roster::meet(const std::shared_ptr<HostTable>& host, const ProcessId& self) {
+  std::vector<int> unknown;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (int rank = 0; num_unknown_ > 0 && rank < static_cast<int>(peers_.size()); ++rank) {
+      if (rank != rank_ && !peers_[static_cast<std::size_t>(rank)]) {
+        unknown.push_back(rank);
+      }
+    }
   }
-  return false;
+  for (const int rank : unknown) {
+    const auto& entry = host->rank(rank);
+    const auto who = entry.place == HostTable::Place::kUnknown
+                         ? std::nullopt
+                         : Introduction::from_text(entry.introduction.read());
+    if (who && who->rank == rank) {
+      add(std::make_shared<Peer>(*who, self, host));
+    }
+  }
+}
+
+void Roster::add(std::shared_ptr<Peer> peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto& place = peers_.at(static_cast<std::size_t>(peer->rank()));
+  if (place) {
+    return;  // another thread was quicker
+  }
+  --num_unknown_;
+  if (peer->page() != nullptr) {
+    with_page_.push_back(peer);
+  }
+  place = std::move(peer);
 }
 
 void Roster::name_ranks(RankNames names) {
@@ -146,43 +148,10 @@ std::shared_ptr<Peer> Roster::peer(int rank) const {
   return peers_.at(static_cast<std::size_t>(rank));
 }
 
-std::vector<int> Roster::far_ranks() const {
-  std::vector<int> far;
-  for (const auto& peer : peers()) {
-    if (peer && !peer->local()) {
-      far.push_back(peer->rank());
-    }
-  }
-  return far;
-}
-
-std::size_t Roster::num_pages() const {
+bool Roster::any_far() const {
   const auto all = peers();
-  return static_cast<std::size_t>(
-      std::count_if(all.begin(), all.end(), [](const auto& peer) { return peer && peer->page(); }));
-}
-
-std::optional<int> Roster::counterpart() const {
-  const auto all = peers();
-  std::vector<int> firsts;  // of other machines, the lowest rank
-  std::set<std::string> machines;
-  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-    const auto& peer = all[static_cast<std::size_t>(rank)];
-    if (rank == rank_) {
-      continue;
-    }
-    if (!peer || (peer->local() && rank < rank_)) {
-      return std::nullopt;
-    }
-    if (!peer->local() && machines.insert(peer->introduction().process.machine).second) {
-      firsts.push_back(rank);
-    }
-  }
-  if (firsts.empty()) {
-    return std::nullopt;
-  }
-  const auto next = std::upper_bound(firsts.begin(), firsts.end(), rank_);
-  return next == firsts.end() ? firsts.front() : *next;
+  return std::any_of(
+      all.begin(), all.end(), [](const auto& peer) { return peer && !peer->local(); });
 }
 
 // ---- gone --------------------------------------------------------------------------------------
@@ -204,17 +173,15 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
   Failure first;
   Failure because_of_others;
   for (const auto& peer : peers()) {
-    const auto end = peer ? end_of(*peer) : End();
-    const auto fate = end.fate;
-    if (fate == Fate::kLives || (!also_left && may_be_meant(fate))) {
+    const auto end = peer ? end_of(*peer) : std::nullopt;
+    if (!end || (!also_left && end->may_be_meant)) {
       continue;
     }
-    auto found = casualty(*peer, describe(end));
-    if (fate == Fate::kRaised) {
+    auto found = casualty(*peer, end->what);
+    if (end->raised) {
       found.cause = peer->page()->layout().cause.read();
     }
-    const bool because = fate == Fate::kTold || blames_another(*peer);
-    auto& failure = fate == Fate::kLeft ? left : because ? because_of_others : first;
+    auto& failure = end->left ? left : end->because_of_others ? because_of_others : first;
     failure.casualties.push_back(std::move(found));
   }
   for (auto* failure : {&first, &left, &because_of_others}) {
@@ -225,54 +192,46 @@ std::optional<Failure> Roster::find_dead(bool also_left) const {
   return std::nullopt;
 }
 
-std::optional<Failure> Roster::find_declared() const {
-  std::optional<Failure> first;
-  auto before_ns = std::numeric_limits<int64_t>::max();
-  for (const auto& peer : peers()) {
-    const auto* page = peer ? peer->page() : nullptr;
-    const auto declared_ns = page ? page->layout().declared_ns.load() : 0;
-    if (declared_ns == 0 || declared_ns >= before_ns) {
-      continue;
-    }
-    if (auto failure = Failure::from_text(page->layout().failure.read())) {
-      first = std::move(failure);
-      before_ns = declared_ns;
-    }
-  }
-  return first;
-}
-
-int Roster::elect(const PageView& own) const {
-  auto* ballot = &own.layout().elected_plus_1;
-  for (const auto& peer : peers()) {  // by rank
-    if (peer && peer->page()) {
-      ballot = peer->rank() < rank_ ? &peer->page()->layout().elected_plus_1 : ballot;
-      break;
-    }
-  }
-  int32_t nobody = 0;
-  return ballot->compare_exchange_strong(nobody, rank_ + 1) ? rank_ : nobody - 1;
-}
-
-std::optional<Failure> Roster::proposal_of(int rank) const {
-  const auto proposer = rank >= 0 && rank < static_cast<int>(peers().size()) ? peer(rank) : nullptr;
-  const auto* page = proposer ? proposer->page() : nullptr;
-  return page ? Failure::from_text(page->layout().failure.read()) : std::nullopt;
-}
-
-std::optional<Failure> Roster::find_silent(int64_t asked_ns) const {
+std::optional<Failure> Roster::find_silent(int64_t asked_ns, int64_t read_ns) const {
   Failure failure;
+  const auto now = now_ns();
   for (const auto& peer : peers()) {
-    const auto since = peer && !peer->local() ? peer->silent_since_ns() : 0;
-    if (since == 0 || now_ns() - std::max(since, asked_ns) < kSilenceNs) {
+    const auto heard = peer && !peer->local() ? peer->heard_ns() : 0;
+    if (heard == 0 || now - std::max(heard, asked_ns) < kSilenceNs || now - read_ns > kReadNs) {
       continue;
     }
     failure.casualties.push_back(casualty(
         *peer,
-        "has not been heard of for " + in_seconds(now_ns() - since) +
+        "has not been heard of for " + in_seconds(now - heard) +
             " s, and the communication failed: it, or its machine, died or was stopped"));
   }
   return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
+}
+
+Failure Roster::store_lost(bool silent) const {
+  const auto all = peers();
+  const auto& first = all.front();
+  Failure failure;
+  if (!first) {
+    const std::string what = rank_ == 0 ? "lost the store of the process group: its process ended, "
+                                          "or it does not answer"
+                                        : "or the launcher died: the store is gone";
+    failure.casualties.push_back({0, "unknown", 0, what, {}, {}});
+    return failure;
+  }
+  for (const auto& peer : all) {
+    const bool same_host =
+        peer && !peer->local() && silent &&
+        peer->introduction().host == first->introduction().host &&
+        peer->introduction().process.machine == first->introduction().process.machine;
+    if (peer == first || same_host) {
+      failure.casualties.push_back(casualty(
+          *peer,
+          silent ? "or the launcher is lost or stopped: the store does not answer"
+                 : "or the launcher died: the store is gone"));
+    }
+  }
+  return failure;
 }
 
 std::optional<Failure> Roster::find_unknown(bool store_answers) const {
@@ -347,8 +306,8 @@ std::string Roster::whereabouts(const Peer& peer) const {
     const auto detail = page->layout().detail.read();
     out << (detail.empty() ? "" : ", ") << detail
         << (page->presence() == Presence::kLeft ? ", has left" : "");
-  } else if (const auto since = peer.silent_since_ns()) {
-    out << ", heard of " << in_seconds(now_ns() - since) << " s ago";
+  } else if (const auto heard = peer.heard_ns()) {
+    out << ", heard of " << in_seconds(now_ns() - heard) << " s ago";
   }
   return out.str();
 }

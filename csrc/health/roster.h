@@ -1,4 +1,4 @@
-// The other ranks of a group: who has been met, who is gone, who is late.
+// The other ranks of a group: which are known, which have ended, which are late.
 #pragma once
 
 #include <cstdint>
@@ -9,33 +9,28 @@
 #include <utility>
 #include <vector>
 
-#include "bucket_names.h"
 #include "failure.h"
+#include "names.h"
 #include "peer.h"
-#include "rank_names.h"
 
 namespace ddpx::health {
 
 enum class Comparison { kSame, kUndecided, kDifferent };
 
-// Thread-safe; nothing in here waits.
+// Owned by the monitor. Thread-safe. No method waits.
 class Roster {
  public:
   // `same_sequence`: ranks whose collective calls are the same have the same Trail::sequence.
   Roster(int rank, int world_size, bool same_sequence);
 
-  // False if the introduction is of no use: see Peer::meet.
-  bool meet(int rank, const Introduction& introduction, const ProcessId& self);
+  // Adds the peers that have an entry in the table of this rank's host.
+  void meet(const std::shared_ptr<HostTable>& host, const ProcessId& self);
+  void add(std::shared_ptr<Peer> peer);
 
-  // By rank; null for this rank, and for those that have not introduced themselves.
+  // By rank. Null for this rank, and for ranks that are not known yet.
   std::vector<std::shared_ptr<Peer>> peers() const;
   std::shared_ptr<Peer> peer(int rank) const;
-  std::vector<int> far_ranks() const;  // on other machines
-  std::size_t num_pages() const;       // that are open
-
-  // Of the lowest rank of a machine: that of the next one, with whose calls it compares its own, so
-  // that together they go around. None for other ranks, and before all have been met.
-  std::optional<int> counterpart() const;
+  bool any_far() const;  // whether a known peer is not local
 
   void name_ranks(RankNames names);
   RankNames rank_names() const;
@@ -51,18 +46,15 @@ class Roster {
   // others nothing, unless nobody else is to blame. Those that have just left only if asked for.
   std::optional<Failure> find_dead(bool also_left) const;
 
-  // What another rank of this machine has declared, for all: the first one.
-  std::optional<Failure> find_declared() const;
+  // Ranks of other hosts whose hosts have written nothing new for a while, although this rank has
+  // asked since `asked_ns`. `read_ns`: when this host last read what the other hosts wrote.
+  std::optional<Failure> find_silent(int64_t asked_ns, int64_t read_ns) const;
 
-  // Whose words count, of the ranks of this machine that have proposed to declare something: those
-  // of the first to come here, for all. `own`: this rank's page.
-  int elect(const PageView& own) const;
-  // What another rank has proposed, or declared since; none while it is being written.
-  std::optional<Failure> proposal_of(int rank) const;
+  // The end of the store, as a failure of rank 0, which usually hosts the store. `silent`: the
+  // store does not answer, so that its whole host may be lost.
+  Failure store_lost(bool silent) const;
 
-  // Ranks of other machines that have told nothing for a while, although this one has asked since
-  // `asked_ns`. Of use if the store answers.
-  std::optional<Failure> find_silent(int64_t asked_ns) const;
+  Casualty casualty(const Peer& peer, std::string what) const;
 
   // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
   // `store_answers`: the store could be asked for them to the end.
@@ -84,16 +76,16 @@ class Roster {
   std::optional<std::string> uneven_sequences(const Trail& ours) const;
 
  private:
-  Casualty casualty(const Peer& peer, std::string what) const;
-
   // Whether all whose calls are known made the same. In every step: nothing is copied.
   bool agrees(const Trail& ours) const;
   std::vector<std::pair<int, Trail>> trails(const Trail& ours) const;  // by rank
 
   int rank_;
   bool same_sequence_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the following
   std::vector<std::shared_ptr<Peer>> peers_;
+  std::vector<std::shared_ptr<Peer>> with_page_;  // in no order
+  std::size_t num_unknown_;
   RankNames rank_names_;
   BucketNames names_;
 };

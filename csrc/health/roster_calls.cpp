@@ -22,7 +22,7 @@ std::optional<Trail> trail_of(const std::shared_ptr<Peer>& peer, const Trail& ou
 
 bool Roster::agrees(const Trail& ours) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return std::all_of(peers_.begin(), peers_.end(), [this, &ours](const auto& peer) {
+  return std::all_of(with_page_.begin(), with_page_.end(), [this, &ours](const auto& peer) {
     const auto theirs = trail_of(peer, ours);
     return !theirs || same_calls(*theirs, ours, same_sequence_);
   });

@@ -1,5 +1,6 @@
 #include "sentry.h"
 
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <exception>
 #include <string>
@@ -19,6 +21,7 @@ constexpr int kBetweenLooksMs = 200;
 
 // After SIGTERM: a rank whose death was the reason is seen to be dead within this time.
 constexpr auto kTimeToSee = std::chrono::milliseconds(500);
+constexpr auto kTimeToWrite = std::chrono::milliseconds(1000);
 constexpr auto kBetweenHastyLooks = std::chrono::milliseconds(10);
 
 std::atomic<uint64_t> forks{0};
@@ -34,6 +37,7 @@ void die_of_sigterm() {
 }
 
 extern "C" void ddpx_on_sigterm(int) {
+  const int error = errno;  // of the code that the signal interrupts
   if (getpid() != handler_owner.load(std::memory_order_relaxed)) {
     die_of_sigterm();  // a child that was forked off: nobody watches here
     return;
@@ -41,6 +45,7 @@ extern "C" void ddpx_on_sigterm(int) {
   sigterm_came = 1;
   const uint64_t one = 1;
   (void)!write(wake_fd.load(std::memory_order_relaxed), &one, sizeof(one));
+  errno = error;
 }
 
 bool handles_sigterm() {
@@ -76,6 +81,7 @@ std::atomic<Sentry*> current{nullptr};
 void after_fork_in_child() {
   forks.fetch_add(1);
   current.store(nullptr);
+  Journal::forget();
 }
 
 // Out of memory, say: the next look tries again.
@@ -86,10 +92,18 @@ void look_at(Monitor& monitor) noexcept {
   }
 }
 
+// Gives up where nobody reads a full pipe: SIGTERM has to end the process.
 void write_to_stderr(const std::string& text) {
+  const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
   std::size_t written = 0;
-  while (written < text.size()) {
-    const auto count = write(STDERR_FILENO, text.data() + written, text.size() - written);
+  while (written < text.size() && std::chrono::steady_clock::now() < deadline) {
+    pollfd pipe{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&pipe, 1, kBetweenLooksMs) <= 0) {
+      continue;
+    }
+    // A pipe that is ready takes this many bytes at once.
+    const auto size = std::min<std::size_t>(text.size() - written, PIPE_BUF);
+    const auto count = write(STDERR_FILENO, text.data() + written, size);
     if (count <= 0) {
       return;
     }
@@ -218,9 +232,12 @@ void Sentry::fail_all(const std::string& cause) {
 }
 
 void Sentry::leave_all() {
-  for (const auto& monitor : monitors()) {
-    monitor->linger();
+  const auto all = monitors();
+  for (const auto& monitor : all) {
     monitor->leave();
+  }
+  for (const auto& monitor : all) {
+    monitor->linger();
   }
 }
 

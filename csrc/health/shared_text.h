@@ -1,4 +1,4 @@
-// A short text in memory that processes share: one writes, any read, nobody waits.
+// A short text in memory that processes share.
 #pragma once
 
 #include <algorithm>
@@ -8,21 +8,35 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-
-#include "utf8.h"
+#include <thread>
 
 namespace ddpx::health {
 
-// A sequence lock: readers of a text that is being written try again. Zeroed memory is an empty
-// text. A writer that dies half way leaves a text that nobody can read any more: empty.
+// The length of the longest beginning of `text` with at most `most` bytes that ends between two
+// characters.
+inline std::size_t cut_utf8(const std::string& text, std::size_t most) {
+  if (text.size() <= most) {
+    return text.size();
+  }
+  const auto continues = [&text](std::size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  while (most > 0 && continues(most)) {
+    --most;
+  }
+  return most;
+}
+
+// A sequence lock: `version_` is odd while a thread writes. Any thread of any process may read and
+// write. A reader that meets a writer tries again. Zeroed memory is an empty text.
 template <std::size_t kBytes>
 class SharedText {
  public:
-  // What does not fit is cut off, between characters of UTF-8. One thread at a time.
+  // A text that is too long is cut off between characters of UTF-8. Of two threads that write at
+  // the same time, the second one waits. A writer that died half way is written over.
   void write(const std::string& text) {
     const auto length = cut_utf8(text, kBytes);
-    const auto before = version_.load(std::memory_order_relaxed);
-    version_.store(before + 1, std::memory_order_relaxed);
+    const auto writing = begin_write();
     std::atomic_thread_fence(std::memory_order_release);
     length_.store(static_cast<uint32_t>(length), std::memory_order_relaxed);
     for (std::size_t i = 0; i * 8 < length; ++i) {
@@ -30,9 +44,10 @@ class SharedText {
       std::memcpy(&word, text.data() + i * 8, std::min<std::size_t>(8, length - i * 8));
       words_[i].store(word, std::memory_order_relaxed);
     }
-    version_.store(before + 2, std::memory_order_release);
+    version_.store(writing + 1, std::memory_order_release);
   }
 
+  // Returns an empty text if a writer does not finish.
   std::string read() const {
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       const auto before = version_.load(std::memory_order_acquire);
@@ -54,13 +69,27 @@ class SharedText {
     return {};
   }
 
-  // How often it was written.
+  // The number of writes.
   uint32_t num_writes() const {
     return version_.load(std::memory_order_acquire) / 2;
   }
 
  private:
   static constexpr int kAttempts = 1000;
+
+  uint32_t begin_write() {
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      auto before = version_.load(std::memory_order_relaxed);
+      if (before % 2 == 0 &&
+          version_.compare_exchange_strong(before, before + 1, std::memory_order_acquire)) {
+        return before + 1;
+      }
+      std::this_thread::yield();
+    }
+    const auto writing = (version_.load(std::memory_order_relaxed) | 1) + 2;  // odd, and new
+    version_.store(writing, std::memory_order_relaxed);
+    return writing;
+  }
 
   std::atomic<uint32_t> version_;
   std::atomic<uint32_t> length_;

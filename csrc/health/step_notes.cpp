@@ -109,6 +109,7 @@ void StepNotes::check_calls() {
   if (!monitor_ || trail_.num_launched == 0) {
     return;
   }
+  monitor_->await_lease();  // a step that began before the host was cut off must not end
   const auto sample = sample_.value_or(Trail::kSpoiled);
   trail_.results = sample == 0 ? Trail::kNone : sample;
   monitor_->page().publish(trail_);

@@ -35,6 +35,7 @@ class StepNotes {
     if (monitor_) {
       monitor_->check_process();
       monitor_->raise_if_failed();
+      monitor_->await_lease();
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -10,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "store_board.h"
+#include "store_access.h"
 
 namespace ddpx {
 namespace {
@@ -23,7 +24,7 @@ struct Registry {
   std::map<const Group*, std::pair<WeakGroup, std::weak_ptr<health::Monitor>>> monitors;
 };
 
-// Never destroyed: the sentry's thread may outlive static objects.
+// Never destroyed, since the watchdog's thread may outlive static objects.
 Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
@@ -45,6 +46,10 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
   described.rank = group->getRank();
   described.world_size = group->getSize();
   described.identity = variable("DDPX_SHM_HOST_IDENTITY");
+  const auto lease_s = std::min(std::atof(variable("DDPX_HOST_LEASE").c_str()), 1e9);
+  if (lease_s > 0) {
+    described.lease_ns = static_cast<int64_t>(lease_s * 1e9);
+  }
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
   described.abort = [weak] {
@@ -87,7 +92,7 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& gro
     }
   }
   try {
-    auto monitor = health::Monitor::create(describe(group), make_board(group->getStore()));
+    auto monitor = health::Monitor::create(describe(group), access_to(group->getStore()));
     known.monitors.insert_or_assign(group.get(), std::pair(WeakGroup(group), monitor));
     return monitor;
   } catch (const std::exception& cause) {

@@ -21,7 +21,13 @@ from ddpx.params.dtensors import is_dtensor, local_part
 _ORDER = "order of parameters"
 _ABSENT = "absent"
 # These environment variables decide which collective calls a rank makes.
-_VARIABLES = ("DDPX_CHECK_FINITE", "DDPX_HEALTH", "DDPX_TIMELINE", "DDPX_TIMELINE_STEPS")
+_VARIABLES = (
+    "DDPX_CHECK_FINITE",
+    "DDPX_HEALTH",
+    "DDPX_HOST_LEASE",
+    "DDPX_TIMELINE",
+    "DDPX_TIMELINE_STEPS",
+)
 
 Description = Mapping[str, str]  # values as texts, by name
 

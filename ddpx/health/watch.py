@@ -24,6 +24,7 @@ def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
     monitor = _C.monitor_of(group)
     if monitor is not None and not _started.locked():
         settings.switch_of("DDPX_HEALTH")  # which the core takes for on unless it is 0
+        settings.seconds_of("DDPX_HOST_LEASE")  # which the core reads
         stall_timeout.apply()
         if _started.acquire(blocking=False):
             _start()

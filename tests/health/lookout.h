@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -11,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fake_board.h"
+#include "fake_store.h"
 #include "health/monitor.h"
 
 namespace ddpx::health {
@@ -56,23 +57,23 @@ inline Monitor::Group group_of(int rank, int world_size, std::string identity = 
 // A group whose ranks live in this process. Ranks with different letters are on different hosts.
 class Ranks {
  public:
-  explicit Ranks(const std::string& hosts) {
+  explicit Ranks(const std::string& hosts, int64_t lease_ns = 15'000'000'000) {
     const auto size = static_cast<int>(hosts.size());
     for (int rank = 0; rank < size; ++rank) {
       gone_.push_back(std::make_shared<std::atomic<bool>>(false));
       aborts_.push_back(std::make_shared<std::atomic<int>>(0));
       auto group = group_of(rank, size, std::string(1, hosts[static_cast<std::size_t>(rank)]));
+      group.lease_ns = lease_ns;
       group.gone = [gone = gone_.back()] { return gone->load(); };
       group.abort = [aborts = aborts_.back()] { ++*aborts; };
-      monitors_.push_back(Monitor::create(group, std::make_unique<FakeBoard>(store)));
+      monitors_.push_back(Monitor::create(group, access_to(store)));
     }
     const auto all_met = [this] {
-      for (std::size_t rank = 0; rank < monitors_.size(); ++rank) {
-        const auto peers = monitors_[rank]->roster().peers();
-        for (std::size_t other = 0; other < peers.size(); ++other) {
-          if (other != rank && !peers[other]) {
-            return false;
-          }
+      for (const auto& monitor : monitors_) {
+        monitor->meet();
+        const auto peers = monitor->roster().peers();
+        if (std::count(peers.begin(), peers.end(), nullptr) != 1) {
+          return false;
         }
       }
       return true;
@@ -87,6 +88,12 @@ class Ranks {
 
   Monitor& operator[](std::size_t rank) {
     return *monitors_[rank];
+  }
+  // Ends the threads of a rank, as if its machine were lost.
+  void lose(std::size_t rank) {
+    monitors_[rank]->be_told();  // so that it does not leave
+    *gone_[rank] = true;
+    monitors_[rank].reset();
   }
   int num_aborts(std::size_t rank) const {
     return *aborts_[rank];

@@ -153,7 +153,7 @@ TEST(StepNotesTest, BeforeTheFirstStepThereIsNoneToCompare) {
     auto group = group_of(rank, 2);
     group.same_sequence = true;
     group.sequence = [] { return uint64_t{5}; };
-    monitors.push_back(Monitor::create(group, std::make_unique<FakeBoard>(store)));
+    monitors.push_back(Monitor::create(group, access_to(store)));
     monitors.back()->begin_construction();
     notes.emplace_back(monitors.back(), std::weak_ptr<Subject>());
     notes.back().number_as_constructed();

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "health/fields.h"
 #include "lookout.h"
 
 namespace ddpx::health {
@@ -23,10 +24,10 @@ TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
 // Which may come to read its page when its process is gone.
 TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
   const auto store = std::make_shared<FakeStore>();
-  const auto waits = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
-  const auto late = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+  const auto waits = Monitor::create(group_of(0, 2), access_to(store));
+  const auto late = Monitor::create(group_of(1, 2), access_to(store));
   late->fail("ValueError: no", Monitor::time_to_tell());
-  EXPECT_TRUE(store->has("ddpx/health/failure"));
+  EXPECT_TRUE(store->has("ddpx/health/event/0"));
   ASSERT_TRUE(eventually([&] { return waits->failed(); }));
   EXPECT_EQ(waits->report()->failure.casualties.front().cause, "ValueError: no");
   waits->retire();
@@ -36,11 +37,11 @@ TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
 TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
   const auto store = std::make_shared<FakeStore>();
   {
-    const auto early = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+    const auto early = Monitor::create(group_of(1, 2), access_to(store));
     early->fail("ValueError: no", Monitor::time_to_tell());
     early->retire();
   }
-  const auto late = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+  const auto late = Monitor::create(group_of(0, 2), access_to(store));
   ASSERT_TRUE(eventually([&] { return late->failed(); }));
   EXPECT_EQ(late->report()->failure.casualties.front().cause, "ValueError: no");
   late->retire();
@@ -69,8 +70,8 @@ TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
   const auto start = std::chrono::steady_clock::now();
   ranks[0].fail("RankFailure", Monitor::time_to_tell());
   ranks[0].linger();
-  // Other machines look twice a second. The store, which was rank 0's, would now be lost.
-  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(700));
+  // Other hosts have had time to hear. The store, which was rank 0's, would now be lost.
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(400));
   ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }));
   EXPECT_EQ(ranks[2].report()->failure.casualties.front().rank, 1);
 }
@@ -108,7 +109,7 @@ TEST(MonitorTest, AStoreThatHangsIsTheEndOfRankZeroForThoseFarFromIt) {
 TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto monitor = Monitor::create(group_of(1, 3), std::make_unique<FakeBoard>(store));
+  const auto monitor = Monitor::create(group_of(1, 3), access_to(store));
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const auto text = error_of([&] { monitor->explain_error("broken"); });
   EXPECT_TRUE(contains(text, "rank 0 (host unknown")) << text;
@@ -120,8 +121,8 @@ TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
 TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto first = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
-  const auto second = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+  const auto first = Monitor::create(group_of(0, 2), access_to(store));
+  const auto second = Monitor::create(group_of(1, 2), access_to(store));
   std::thread slow([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(700));
     store->answer();
@@ -137,13 +138,13 @@ TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
 TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto second = Monitor::create(group_of(1, 2), std::make_unique<FakeBoard>(store));
+  const auto second = Monitor::create(group_of(1, 2), access_to(store));
   std::shared_ptr<Monitor> first;
   std::thread slow([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(700));
     store->answer();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    first = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+    first = Monitor::create(group_of(0, 2), access_to(store));
   });
   EXPECT_EQ(error_of([&] { second->explain_error("broken"); }), "no error");
   EXPECT_TRUE(second->roster().peer(0)) << "they have met";
@@ -155,7 +156,7 @@ TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
 TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
   const auto store = std::make_shared<FakeStore>();
   store->delay_ms = 400;
-  const auto monitor = Monitor::create(group_of(0, 2), std::make_unique<FakeBoard>(store));
+  const auto monitor = Monitor::create(group_of(0, 2), access_to(store));
   const auto start = std::chrono::steady_clock::now();
   const auto text = error_of([&] { monitor->explain_error("broken"); });
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
@@ -166,9 +167,10 @@ TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
 // Their beats come late, too.
 TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
   const auto store = std::make_shared<FakeStore>();
-  const auto first = Monitor::create(group_of(0, 3, "A"), std::make_unique<FakeBoard>(store));
-  const auto far = Monitor::create(group_of(1, 3, "B"), std::make_unique<FakeBoard>(store));
-  ASSERT_TRUE(eventually([&] { return first->roster().peer(1) && far->roster().peer(0); }));
+  const auto first = Monitor::create(group_of(0, 3, "A"), access_to(store));
+  const auto far = Monitor::create(group_of(1, 3, "B"), access_to(store));
+  ASSERT_TRUE(eventually([&] { return store->has("ddpx/health/count"); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   store->delay_ms = 500;
   const auto text = error_of([&] { first->explain_error("broken"); });
   EXPECT_TRUE(contains(text, "rank 2 (host unknown")) << text;
@@ -177,11 +179,26 @@ TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
   far->retire();
 }
 
+TEST(MonitorTest, WhatARankReportsWhileTheStoreHangsIsPostedLater) {
+  const auto store = std::make_shared<FakeStore>();
+  store->hang();
+  const auto waits = Monitor::create(group_of(1, 2), access_to(store));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const auto text = error_of([&] { waits->explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "rank 0 (host unknown")) << text;
+  store->answer();
+  const auto late = Monitor::create(group_of(0, 2), access_to(store));
+  ASSERT_TRUE(eventually([&] { return late->failed(); }));
+  EXPECT_EQ(late->report()->failure.first_rank(), 0);
+  waits->retire();
+  late->retire();
+}
+
 TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitForLong) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto waits = Monitor::create(group_of(1, 3), std::make_unique<FakeBoard>(store));
-  const auto computes = Monitor::create(group_of(2, 3), std::make_unique<FakeBoard>(store));
+  const auto waits = Monitor::create(group_of(1, 3), access_to(store));
+  const auto computes = Monitor::create(group_of(2, 3), access_to(store));
   waits->begin_construction();
   waits->begin_call();
   std::this_thread::sleep_for(std::chrono::milliseconds(3500));
@@ -210,13 +227,112 @@ TEST(MonitorTest, WhatOneRankOfAMachineFindsTheOthersTakeOver) {
   EXPECT_TRUE(eventually([&] { return ranks[2].failed(); }, 2));
 }
 
-TEST(MonitorTest, RubbishOnTheBoardIsNoFailure) {
+TEST(MonitorTest, MalformedTextsInTheStoreAreIgnored) {
   Ranks ranks("AB");
-  ranks.store->put("ddpx/health/failure", "x:y");
+  ranks.store->put("ddpx/health/event/0", "x:y");
+  ranks.store->put("ddpx/health/event/1", join_fields({"failure", "2:99"}));
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
   EXPECT_FALSE(ranks[0].failed());
-  ASSERT_TRUE(ranks.store->has("ddpx/health/beat/0"));
+  EXPECT_FALSE(ranks[1].failed());
 }
+
+// ---- leases -------------------------------------------------------------------------------------
+
+TEST(LeaseTest, OneHostNeedsNoConnectionAfterTheStart) {
+  Ranks ranks("AAA");
+  ASSERT_TRUE(eventually([&] { return ranks.store->num_connections == 0; }));
+  const int before = ranks.store->num_requests;
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(ranks.store->num_requests, before);
+}
+
+TEST(LeaseTest, OnlyKeepersHaveConnections) {
+  Ranks ranks("AAABBB");
+  EXPECT_TRUE(eventually([&] { return ranks.store->num_connections == 4; }));
+}
+
+TEST(LeaseTest, AHostWithoutRanksIsLost) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AAB", kLease);
+  ranks.lose(2);
+  for (const std::size_t rank : {0, 1}) {
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 5)) << rank;
+    const auto failure = ranks[rank].report()->failure;
+    EXPECT_EQ(failure.casualties.size(), 1u);
+    EXPECT_EQ(failure.first_rank(), 2);
+    EXPECT_TRUE(contains(failure.casualties.front().what, "has not been heard of for 1.5"))
+        << failure.casualties.front().what;
+  }
+}
+
+TEST(LeaseTest, AnotherRankTakesOver) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AAB", kLease);
+  ranks.lose(0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+  EXPECT_FALSE(ranks[2].failed());
+  EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
+}
+
+TEST(LeaseTest, ASilentStoreIsALostHost) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AB", kLease);
+  ranks.store->hang();
+  ranks[1].page().note(Doing::kWaiting, Trail{0, 3, 1, 0, 0, 0}, 0);
+  ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }, 5));
+  EXPECT_EQ(ranks[1].report()->failure.first_rank(), 0);
+  EXPECT_TRUE(contains(ranks[1].report()->text(), "the store does not answer"));
+  ranks.store->answer();
+}
+
+TEST(LeaseTest, AHostThatHasLostItsLeaseMakesNoStep) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AB", kLease);
+  ranks.store->hang();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1700));
+  const auto start = std::chrono::steady_clock::now();
+  std::thread answers([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    ranks.store->answer();
+  });
+  EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(250));
+  answers.join();
+}
+
+TEST(LeaseTest, TheStoreMayEndAfterRankZeroHasLeft) {
+  Ranks ranks("AB");
+  ranks[0].leave();
+  ranks[0].linger();
+  ranks.store->lose();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
+  EXPECT_FALSE(ranks[1].failed());
+}
+
+TEST(LeaseTest, AHostThatHasLeftIsNotLost) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("ABB", kLease);
+  ranks[1].leave();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  ranks[2].leave();
+  ranks[2].linger();
+  std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+  EXPECT_FALSE(ranks[0].failed());
+  EXPECT_EQ(error_of([&] { ranks[0].await_lease(); }), "no error");
+}
+
+TEST(LeaseTest, WithoutTheStoreRanksMakeNoStep) {
+  Ranks ranks("AB");
+  ranks.store->lose();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+  EXPECT_FALSE(ranks[1].failed()) << "it may not need it any more";
+  const auto text = error_of([&] { ranks[1].await_lease(); });
+  EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
+  EXPECT_TRUE(contains(text, "the store is gone")) << text;
+}
+
+// ---- stalls, stacks -----------------------------------------------------------------------------
 
 TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");

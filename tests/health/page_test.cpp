@@ -16,7 +16,7 @@ Trail trail(uint8_t model, uint32_t step, uint16_t num_launched = 1) {
 }
 
 TEST(PageTest, NotesAreSeen) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   page.note(Doing::kWaiting, trail(2, 9, 4), 3);
   const auto seen = page.view().activity();
   EXPECT_EQ(seen.doing, Doing::kWaiting);
@@ -28,7 +28,7 @@ TEST(PageTest, NotesAreSeen) {
 }
 
 TEST(PageTest, TrailsStayForSomeSteps) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   for (uint32_t step = 0; step < 20; ++step) {
     page.publish(trail(0, step));
   }
@@ -40,7 +40,7 @@ TEST(PageTest, TrailsStayForSomeSteps) {
 }
 
 TEST(PageTest, OnlyTheFirstEndCounts) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   page.fail("first", std::nullopt);
   page.fail("second", 3);
   page.leave();
@@ -48,7 +48,7 @@ TEST(PageTest, OnlyTheFirstEndCounts) {
   EXPECT_EQ(page.view().layout().cause.read(), "first");
   EXPECT_EQ(page.view().layout().culprit_plus_1.load(), 0);
 
-  OwnPage other(2);
+  OwnPage other(2, /*world_size=*/1);
   other.leave();
   EXPECT_EQ(other.view().presence(), Presence::kLeft);
   other.fail("late", 3);
@@ -56,7 +56,7 @@ TEST(PageTest, OnlyTheFirstEndCounts) {
 }
 
 TEST(PageTest, WhoWasToldToEndMayStillFail) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   page.be_told();
   page.leave();
   EXPECT_EQ(page.view().presence(), Presence::kTold);
@@ -65,13 +65,13 @@ TEST(PageTest, WhoWasToldToEndMayStillFail) {
 }
 
 TEST(PageTest, LongTextsAreCut) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   page.fail(std::string(5000, 'x'), std::nullopt);
   EXPECT_EQ(page.view().layout().cause.read(), std::string(2048, 'x'));
 }
 
 TEST(PageTest, TextsAreCutBetweenCharacters) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   std::string euros;
   for (int i = 0; i < 1000; ++i) {
     euros += "\xE2\x82\xAC";  // 3 bytes each, which do not divide 2048
@@ -83,7 +83,7 @@ TEST(PageTest, TextsAreCutBetweenCharacters) {
 }
 
 TEST(PageTest, ATextIsNeverReadHalf) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   auto& note = page.view().layout().note;
   std::atomic<bool> stop{false};
   std::thread writer([&] {
@@ -103,8 +103,30 @@ TEST(PageTest, ATextIsNeverReadHalf) {
   EXPECT_GT(num_read, 0);
 }
 
+TEST(PageTest, TwoThreadsMayWriteAText) {
+  OwnPage page(1, /*world_size=*/1);
+  auto& note = page.view().layout().note;
+  std::atomic<int> running{2};
+  const auto write = [&](char letter) {
+    for (std::size_t i = 0; i < 20'000; ++i) {
+      note.write(std::string(1 + i % 100, letter));
+    }
+    --running;
+  };
+  std::thread first(write, 'a');
+  std::thread second(write, 'b');
+  while (running > 0) {
+    const auto text = note.read();
+    EXPECT_EQ(text.find_first_not_of(text.empty() ? 'a' : text.front()), std::string::npos) << text;
+  }
+  first.join();
+  second.join();
+  EXPECT_EQ(note.num_writes(), 40'000u);
+  EXPECT_EQ(note.read().size(), 100u);
+}
+
 TEST(PageTest, ATrailIsNeverReadHalf) {
-  OwnPage page(1);
+  OwnPage page(1, /*world_size=*/1);
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (uint32_t step = 0; !stop; ++step) {

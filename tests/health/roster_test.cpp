@@ -16,7 +16,7 @@ namespace {
 // Another process as rank 1, that does nothing until it is ended. Its page is shared with us.
 class Child {
  public:
-  Child() : page_(new_token()) {
+  Child() : page_(new_token(), /*world_size=*/2) {
     pid_ = fork();
     if (pid_ == 0) {
       // The sentry of an earlier test may still hold SIGTERM, and ThreadSanitizer keeps signals
@@ -56,7 +56,7 @@ class Child {
   }
 
   Introduction introduction() const {
-    Introduction introduction = Introduction::own("", page_.fd(), token());
+    Introduction introduction = Introduction::own(1, "", page_.fd(), token());
     // The start time is a field of the file that only this pid has.
     introduction.process.pid = pid_;
     introduction.process.start_time = start_time();
@@ -81,6 +81,10 @@ class Child {
   bool reaped_ = false;
 };
 
+std::shared_ptr<Peer> peer_of(const Introduction& introduction) {
+  return std::make_shared<Peer>(introduction, this_process(), nullptr);
+}
+
 bool differ(const Roster& roster, const Trail& ours) {
   return roster.compare(ours, /*is_over=*/false) == Comparison::kDifferent;
 }
@@ -88,7 +92,7 @@ bool differ(const Roster& roster, const Trail& ours) {
 class RosterTest : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(roster.meet(1, child.introduction(), this_process()));
+    roster.add(peer_of(child.introduction()));
     ASSERT_NE(roster.peer(1)->page(), nullptr);
   }
   std::string what() const {
@@ -103,7 +107,7 @@ class RosterTest : public testing::Test {
 TEST_F(RosterTest, TheLivingAreNotMissed) {
   EXPECT_FALSE(roster.find_dead(true));
   EXPECT_FALSE(roster.find_unknown(/*store_answers=*/true));
-  EXPECT_TRUE(roster.far_ranks().empty());
+  EXPECT_FALSE(roster.any_far());
 }
 
 TEST_F(RosterTest, WhoWasKilledIsNamedWithWhatItDidLast) {
@@ -140,15 +144,6 @@ TEST_F(RosterTest, WhoFailsBecauseOfAnotherIsNoReasonUntilItIsGone) {
   child.end(SIGKILL);
   child.await_end(true);
   EXPECT_TRUE(roster.find_dead(false));
-}
-
-TEST_F(RosterTest, WhatAPeerHasDeclaredIsTakenOver) {
-  EXPECT_FALSE(roster.find_declared());
-  const Failure failure{
-      FailureKind::kStalled, {{0, "here", 1, "has not come for 3 s", "", ""}}, {}};
-  child.page().declare(failure.to_text());
-  ASSERT_TRUE(roster.find_declared());
-  EXPECT_EQ(roster.find_declared()->describe(), failure.describe());
 }
 
 TEST_F(RosterTest, LeavingIsNoDeathUnlessAsked) {
@@ -274,7 +269,7 @@ TEST_F(RosterTest, SequencesAreComparedWhereCollectiveCallsAloneAreCounted) {
   EXPECT_FALSE(roster.uneven_sequences(ours));
 
   Roster strict(0, 2, /*same_sequence=*/true);
-  ASSERT_TRUE(strict.meet(1, child.introduction(), this_process()));
+  strict.add(peer_of(child.introduction()));
   EXPECT_FALSE(differ(strict, ours));
   child.page().publish(Trail{0, 3, 2, 77, 42, 0});
   EXPECT_TRUE(differ(strict, ours));
@@ -282,22 +277,46 @@ TEST_F(RosterTest, SequencesAreComparedWhereCollectiveCallsAloneAreCounted) {
   EXPECT_TRUE(contains(how, "the first as call number 42 of the group")) << how;
 }
 
-TEST(IntroductionTest, OfAnEarlierLifeIsOfNoUse) {
+// ---- which ranks are local ----------------------------------------------------------------------
+
+// The table of a host, of which the child is a member.
+std::shared_ptr<HostTable> table_with(const Introduction& introduction) {
+  const auto table = OwnPage(1, /*world_size=*/2).view().host();
+  table->introduce(introduction, HostTable::Place::kThisHost);
+  return table;
+}
+
+TEST(PeerTest, ARankWhosePageCannotBeOpenedIsLocalIfItsProcessIsSeen) {
   Child child;
   auto introduction = child.introduction();
   ++introduction.token;
-  Roster roster(0, 2, /*same_sequence=*/false);
-  EXPECT_FALSE(roster.meet(1, introduction, this_process()));
-  EXPECT_TRUE(roster.find_unknown(/*store_answers=*/true));
+  const auto peer = peer_of(introduction);
+  EXPECT_EQ(peer->page(), nullptr);
+  EXPECT_TRUE(peer->local());
 }
 
-TEST(IntroductionTest, AnotherProcessWithTheNumberOfADeadOneIsNotIt) {
+// As a copy of a virtual machine does, with other processes.
+TEST(PeerTest, ARankThatOnlyClaimsThisMachineIsNotLocal) {
   Child child;
   auto introduction = child.introduction();
   ++introduction.process.start_time;
+  ++introduction.token;
   Roster roster(0, 2, /*same_sequence=*/false);
-  ASSERT_TRUE(roster.meet(1, introduction, this_process()));
-  EXPECT_TRUE(roster.find_dead(false));
+  roster.add(peer_of(introduction));
+  EXPECT_TRUE(roster.any_far());
+  EXPECT_FALSE(roster.find_dead(true));
+}
+
+// Its page was opened by another rank of the host before it ended.
+TEST(PeerTest, AMemberOfTheHostThatHasEndedIsDead) {
+  Child child;
+  auto introduction = child.introduction();
+  ++introduction.process.start_time;
+  ++introduction.token;
+  Roster roster(0, 2, /*same_sequence=*/false);
+  roster.meet(table_with(introduction), this_process());
+  ASSERT_TRUE(roster.peer(1));
+  EXPECT_TRUE(roster.find_dead(true));
 }
 
 }  // namespace

@@ -3,9 +3,10 @@
 
 #include <string>
 
-#include "health/bucket_names.h"
 #include "health/failure.h"
+#include "health/fields.h"
 #include "health/introduction.h"
+#include "health/names.h"
 #include "health/peer.h"
 
 namespace ddpx::health {
@@ -94,27 +95,33 @@ TEST(TextsTest, AReportsSentencesEndOnce) {
 }
 
 TEST(TextsTest, IntroductionsTravel) {
-  const auto own = Introduction::own("A", 7, 99);
+  const auto own = Introduction::own(3, "A", 7, 99);
   const auto found = Introduction::from_text(own.to_text());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->host, own.host);
   EXPECT_EQ(found->process.machine, own.process.machine);
   EXPECT_EQ(found->process.pid, own.process.pid);
   EXPECT_EQ(found->process.start_time, own.process.start_time);
+  EXPECT_EQ(found->rank, 3);
   EXPECT_EQ(found->page_fd, 7);
   EXPECT_EQ(found->token, 99u);
-  EXPECT_NE(Introduction::own("B", 7, 99).process.machine, own.process.machine);
+  EXPECT_NE(Introduction::own(3, "B", 7, 99).process.machine, own.process.machine);
   EXPECT_FALSE(Introduction::from_text("host\nmachine\n12 x"));
 }
 
-TEST(TextsTest, BeatsTravel) {
-  const Peer::Beat beat{5, {Doing::kWaiting, 2, 3, 4, 0}, {2, 4, 4, 9}};
-  const auto found = Peer::Beat::from_text(beat.to_text());
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->count, 5u);
-  EXPECT_EQ(found->activity.packed(), beat.activity.packed());
-  EXPECT_EQ(found->progress.packed(), beat.progress.packed());
-  EXPECT_FALSE(Peer::Beat::from_text("1 2"));
+TEST(TextsTest, FieldsTravel) {
+  const std::vector<std::string> fields{"", "a:b", std::string("\0\n", 2)};
+  EXPECT_EQ(split_fields(join_fields(fields)), fields);
+  EXPECT_EQ(split_fields(join_fields({"a"}) + join_fields({"b"})).size(), 2u);
+  for (const char* text : {"", "x", "3:ab", "-1:a", "99999999999999999999:a", "1:", ":"}) {
+    EXPECT_TRUE(split_fields(text).empty()) << text;
+  }
+}
+
+TEST(TextsTest, ValuesOfOtherProcessesAreChecked) {
+  EXPECT_FALSE(Failure::from_text(join_fields({"9", ""})));
+  EXPECT_FALSE(Failure::from_text(join_fields({"-1", ""})));
+  EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kAgreeing);
 }
 
 TEST(TextsTest, ProgressIsUnpackedAsItWasPacked) {

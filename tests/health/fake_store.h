@@ -1,10 +1,9 @@
-// A board in memory, for ranks that live in one process. It may be slow, hang, or be lost.
+// A store in memory, for ranks that live in one process. It may be slow, stop, or end.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,12 +12,13 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
-#include "health/board.h"
+#include "health/store.h"
 
 namespace ddpx::health {
 
-// What all boards show.
+// The server.
 struct FakeStore {
   std::mutex mutex;
   std::map<std::string, std::string> texts;
@@ -27,6 +27,8 @@ struct FakeStore {
   bool server_ended = false;
   bool hung = false;
   std::atomic<int> delay_ms{0};  // of each answer
+  std::atomic<int> num_connections{0};
+  std::atomic<int> num_requests{0};
 
   void lose(bool with_server = true) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -47,6 +49,7 @@ struct FakeStore {
   void put(const std::string& key, const std::string& text) {
     const std::lock_guard<std::mutex> lock(mutex);
     texts[key] = text;
+    changed.notify_all();
   }
   bool has(const std::string& key) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -54,13 +57,20 @@ struct FakeStore {
   }
 };
 
-class FakeBoard final : public Board {
+class FakeConnection final : public Store {
  public:
-  explicit FakeBoard(std::shared_ptr<FakeStore> store) : store_(std::move(store)) {}
+  explicit FakeConnection(std::shared_ptr<FakeStore> store) : store_(std::move(store)) {
+    ++store_->num_connections;
+    open();
+  }
+  ~FakeConnection() override {
+    --store_->num_connections;
+  }
 
   void set(const std::string& key, const std::string& text) override {
     const auto lock = open();
     store_->texts[key] = text;
+    store_->changed.notify_all();
   }
   std::optional<std::string> get(const std::string& key) override {
     const auto lock = open();
@@ -69,17 +79,31 @@ class FakeBoard final : public Board {
   }
   std::string set_first(const std::string& key, const std::string& text) override {
     const auto lock = open();
+    store_->changed.notify_all();
     return store_->texts.try_emplace(key, text).first->second;
   }
-  std::function<bool()> server_ended() const override {
-    return [store = store_] {
-      const std::lock_guard<std::mutex> lock(store->mutex);
-      return store->server_ended;
-    };
+  void append(const std::string& key, const std::string& text) override {
+    const auto lock = open();
+    store_->texts[key] += text;
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    const auto lock = open();
+    auto& text = store_->texts[key];
+    text = std::to_string((text.empty() ? 0 : std::stoll(text)) + value);
+    return std::stoll(text);
+  }
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override {
+    const auto lock = open();
+    std::vector<std::string> found;
+    for (const auto& key : keys) {
+      found.push_back(store_->texts.at(key));
+    }
+    return found;
   }
 
  private:
   std::unique_lock<std::mutex> open() {
+    ++store_->num_requests;
     std::this_thread::sleep_for(std::chrono::milliseconds(store_->delay_ms));
     std::unique_lock<std::mutex> lock(store_->mutex);
     store_->changed.wait(lock, [this] { return store_->lost || !store_->hung; });
@@ -91,5 +115,14 @@ class FakeBoard final : public Board {
 
   std::shared_ptr<FakeStore> store_;
 };
+
+inline StoreAccess access_to(const std::shared_ptr<FakeStore>& store) {
+  return {
+      [store] { return std::make_unique<FakeConnection>(store); },
+      [store] {
+        const std::lock_guard<std::mutex> lock(store->mutex);
+        return store->server_ended;
+      }};
+}
 
 }  // namespace ddpx::health

@@ -1,4 +1,4 @@
-#include "bucket_names.h"
+#include "names.h"
 
 #include <sstream>
 #include <utility>

@@ -1,5 +1,5 @@
 // What ranks of several machines tell each other of the calls that they made.
-#include "health/call_samples.h"
+#include "health/calls.h"
 
 #include <gtest/gtest.h>
 
@@ -161,18 +161,6 @@ TEST(CallSamplesTest, TheSameCallsAreNoFailure) {
   make_steps(ranks, 2, /*odd=*/2);
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
   EXPECT_FALSE(ranks[0].failed());
-  EXPECT_TRUE(ranks.store->has("ddpx/health/calls/0"));
-}
-
-TEST(CallSamplesTest, MachinesGoAroundByTheirLowestRanks) {
-  Ranks ranks("ABABC");
-  EXPECT_EQ(ranks[0].roster().counterpart(), 1);
-  EXPECT_EQ(ranks[1].roster().counterpart(), 4);
-  EXPECT_EQ(ranks[2].roster().counterpart(), std::nullopt);
-  EXPECT_EQ(ranks[3].roster().counterpart(), std::nullopt);
-  EXPECT_EQ(ranks[4].roster().counterpart(), 0);
-  Ranks alone("AA");
-  EXPECT_EQ(alone[0].roster().counterpart(), std::nullopt);
 }
 
 }  // namespace

@@ -1,14 +1,25 @@
-// Who a rank of the group is in the whole job, for texts.
+// Names of ranks, buckets and activities, for texts.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "activity.h"
+
 namespace ddpx::health {
 
+// "'a', 'b' and 3 more".
+std::string join_names(const std::vector<std::string>& names, std::size_t most);
+
+// "0.25", "12.3": seconds, in two or three digits.
+std::string in_seconds(int64_t ns);
+
+// Of the ranks of a group, their ranks in the whole job.
 class RankNames {
  public:
   RankNames() = default;
@@ -38,6 +49,22 @@ class RankNames {
   }
 
   std::vector<int> in_job_;
+};
+
+// The params of each bucket of each wrapper. Ranks have the same, so that a rank can name what
+// another one does. Thread-safe.
+class BucketNames {
+ public:
+  void set(uint8_t model, std::vector<std::vector<std::string>> names);
+
+  std::vector<std::string> params(uint8_t model, uint16_t bucket) const;
+
+  // "step 3, phase waiting for buckets, bucket 1 ('a', 'b')".
+  std::string describe(const Activity& activity) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::vector<std::vector<std::string>>> names_;  // by model, bucket
 };
 
 }  // namespace ddpx::health

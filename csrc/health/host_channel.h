@@ -1,0 +1,151 @@
+// Communication between the hosts of a process group through the store, with leases.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host_table.h"
+#include "introduction.h"
+#include "store.h"
+
+namespace ddpx::health {
+
+// What the channel asks about processes of its machine, and about failures. Called on the threads
+// of the channel. Implemented by the monitor, and by the simulation.
+class HostProbe {
+ public:
+  virtual ~HostProbe() = default;
+
+  // The table on the status page of a rank. Null if this process cannot open the page.
+  virtual std::shared_ptr<HostTable> open(const Introduction& rank) = 0;
+
+  // Whether a rank of this host can still do the work of a keeper.
+  virtual bool lives(int rank) = 0;
+
+  // The text of a failure: these ranks are lost with their hosts.
+  virtual std::string describe_lost(const std::vector<int>& ranks, int64_t silent_ns) = 0;
+
+  // Collective calls of recent steps, for the next host of the ring.
+  virtual std::string calls() = 0;
+
+  // Compares the calls of another host with this rank's. Returns the text of a failure if they
+  // differ.
+  virtual std::optional<std::string> compare_calls(int rank, const std::string& calls) = 0;
+};
+
+// The part of the channel that one rank runs. It has no threads: see ChannelThreads. Ranks of a
+// host share a HostTable. One of them, the keeper, talks to the store for all of them. A *lease* is
+// the time without a message after which other hosts declare a host lost.
+//
+// introduce(), step(), post_failure() and leave() are for one thread, listen() is for one other
+// thread, the rest is for any thread.
+class HostChannel {
+ public:
+  static constexpr int64_t kNever = INT64_MAX;
+
+  struct Settings {
+    Introduction own;
+    int world_size = 1;
+    int64_t lease_ns = 15'000'000'000;
+  };
+  using Clock = std::function<int64_t()>;  // nanoseconds; goes on while the machine is suspended
+
+  HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Clock now);
+
+  // Introduces this rank, and finds its host. Called once, before the other methods.
+  void introduce(Store& store);
+
+  // Null before introduce() has found the host.
+  HostTable* table() const {
+    return table_ptr_.load(std::memory_order_acquire);
+  }
+
+  std::shared_ptr<HostTable> shared_table() const {
+    return table() == nullptr ? nullptr : table_;
+  }
+
+  // Whether this rank has to call step(): it is the keeper, or has to take over.
+  bool should_keep() const;
+
+  // Does what is due. Returns the time of the next call, or kNever if this rank is no keeper any
+  // more.
+  int64_t step(Store& store);
+
+  // Handles the events that have been posted since. Returns whether there were any. Also renews the
+  // lease where step() is held up by slow answers.
+  bool listen(Store& store);
+
+  // Tells all hosts of a failure, unless another one was posted before.
+  void post_failure(Store& store, const std::string& text);
+
+  // This rank leaves without an error. If it is the keeper, its host is silent from now on, until
+  // another rank takes over. If it is rank 0, the end of the store is no failure from now on.
+  void leave(Store& store);
+
+  // Whether a failure has come that all hosts report. There is nothing to listen for after it.
+  bool failure_heard() const {
+    return failure_heard_;
+  }
+
+ private:
+  struct Host {
+    uint64_t token = 0;
+    std::string counter;     // of its last message
+    std::vector<int> ranks;  // sorted
+    std::string calls;
+    bool is_complete = false;   // `ranks` has all its ranks
+    bool has_left = false;      // its keeper has, and no other rank has taken over
+    bool has_answered = false;  // since this host was cut off
+    int64_t checked_ns = 0;
+    int64_t silent_ns = 0;  // how long, while the store answered in time, no message was new
+  };
+
+  void post(Store& store, const std::string& kind, const std::string& text);
+  bool hear_posted(Store& store);
+  void handle(uint32_t number, const std::string& event);
+  int64_t gather(Store& store);
+  void read_hosts(Store& store);
+  void renew(Store& store);
+  bool write_message(Store& store, int64_t start_ns);
+  void check(Store& store);
+  void absorb(Host& host, const std::string& message);
+  void call_if_wanted(Store& store);
+  void compare_calls(Store& store);
+  void declare_lost(Store& store, const std::vector<const Host*>& hosts, int64_t silent_ns);
+  std::vector<std::size_t> watched() const;
+  std::string message(bool leaves = false) const;
+  int count(HostTable::Place place) const;
+  bool is_wanted() const;
+  int64_t period_ns() const;
+
+  const Settings settings_;
+  const std::shared_ptr<HostProbe> probe_;
+  const Clock now_;
+  std::shared_ptr<HostTable> table_;
+  std::atomic<HostTable*> table_ptr_{nullptr};
+  std::atomic<bool> urgent_{false};
+  std::atomic<int64_t> fast_until_ns_{0};
+  std::atomic<bool> failure_heard_{false};
+  std::atomic<int64_t> cut_off_ns_{0};  // when this host noticed that its lease had ended; 0: not
+  std::mutex events_mutex_;             // guards the handling of events, by both threads
+
+  // Of the thread that calls step().
+  struct Keeper {
+    std::vector<Host> others;  // from the next host of the ring on
+    uint64_t host_token = 0;   // of this host
+    int64_t count = 0;         // ranks that have introduced themselves
+    int64_t poll_ns = 0;
+    int64_t renewal_ns = 0;  // when the next one is due
+    int64_t check_ns = 0;
+    int num_members = 0;    // of this host, in its last message
+    bool is_prompt = true;  // the last answer came in time
+  } keeper_;
+};
+
+}  // namespace ddpx::health

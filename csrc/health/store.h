@@ -1,0 +1,44 @@
+// The store of a process group: texts by key that all ranks can read and write.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddpx::health {
+
+// One connection to the store, for one thread at a time. A call may block, and throws if the
+// connection is lost.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual void set(const std::string& key, const std::string& text) = 0;
+
+  // nullopt if the key does not exist. Does not wait for the key.
+  virtual std::optional<std::string> get(const std::string& key) = 0;
+
+  // Sets a key that does not exist. Returns the key's text afterwards.
+  virtual std::string set_first(const std::string& key, const std::string& text) = 0;
+
+  virtual void append(const std::string& key, const std::string& text) = 0;
+
+  // Returns the sum. A key that does not exist counts as 0.
+  virtual int64_t add(const std::string& key, int64_t value) = 0;
+
+  // All keys must exist.
+  virtual std::vector<std::string> multi_get(const std::vector<std::string>& keys) = 0;
+};
+
+struct StoreAccess {
+  // Opens a connection. May block, and throws if the store is gone.
+  std::function<std::unique_ptr<Store>()> connect;
+
+  // Returns whether the process of the store has ended, as far as can be found out within a second.
+  std::function<bool()> server_ended;
+};
+
+}  // namespace ddpx::health

@@ -1,0 +1,99 @@
+#include "store_access.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../health/listening.h"
+#include "store_text.h"
+
+namespace ddpx {
+namespace {
+
+std::string to_text(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+// The calls that only some stores have, such as TCPStore, are replaced for other stores: FileStore.
+class Connection final : public health::Store {
+ public:
+  explicit Connection(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& text) override {
+    store_->set(key, to_bytes(text));
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    return get_text(*store_, key);
+  }
+  std::string set_first(const std::string& key, const std::string& text) override {
+    return set_first_text(*store_, key, text);
+  }
+  void append(const std::string& key, const std::string& text) override {
+    if (store_->hasExtendedApi()) {
+      store_->append(key, to_bytes(text));
+      return;
+    }
+    auto before = get(key).value_or("");
+    while (true) {
+      const auto wanted = before + text;
+      auto standing = to_text(store_->compareSet(key, to_bytes(before), to_bytes(wanted)));
+      if (standing == wanted) {
+        return;
+      }
+      before = std::move(standing);
+    }
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    return store_->add(key, value);
+  }
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override {
+    std::vector<std::string> texts;
+    if (store_->hasExtendedApi()) {
+      for (const auto& bytes : store_->multiGet(keys)) {
+        texts.push_back(to_text(bytes));
+      }
+    } else {
+      for (const auto& key : keys) {
+        texts.push_back(to_text(store_->get(key)));
+      }
+    }
+    return texts;
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace
+
+health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store) {
+  health::StoreAccess access;
+  access.connect = [weak = c10::weak_intrusive_ptr<c10d::Store>(store)] {
+    const auto held = weak.lock();
+    if (!held) {
+      throw std::runtime_error("the process group was destroyed");
+    }
+    return std::make_unique<Connection>(held->clone());
+  };
+  auto inner = store;
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(inner.get())) {
+    inner = prefixed->getUnderlyingNonPrefixStore();
+  }
+  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
+  access.server_ended = [] { return false; };
+  if (tcp != nullptr) {
+    access.server_ended = [host = tcp->getHost(), port = tcp->getPort()] {
+      return health::refuses_connections(host, port, std::chrono::milliseconds(1000));
+    };
+  }
+  return access;
+}
+
+}  // namespace ddpx

@@ -1,0 +1,106 @@
+// SIGTERM, and forked children.
+#include "health/sentry.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <string>
+
+#include "lookout.h"
+
+namespace ddpx::health {
+namespace {
+
+// Runs `work` in a forked child, and returns the child's wait status; 0 if it had to be killed.
+template <class Work>
+int status_of_child(const Work& work) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    std::signal(SIGTERM, SIG_DFL);  // a watchdog of an earlier test may hold it
+    work();
+    _exit(1);
+  }
+  int status = 0;
+  const auto ended = [&] { return waitpid(pid, &status, WNOHANG) == pid; };
+  if (!eventually(ended)) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    return 0;
+  }
+  return status;
+}
+
+class SigtermTest : public testing::Test {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "ThreadSanitizer keeps signals from handlers in forked children";
+#endif
+  }
+};
+
+TEST_F(SigtermTest, EndsTheProcessThoughNobodyReadsItsStderr) {
+  const int status = status_of_child([] {
+    std::array<int, 2> pipe_fds{};
+    ASSERT_EQ(pipe2(pipe_fds.data(), O_NONBLOCK), 0);
+    const std::string text(4096, 'x');
+    while (write(pipe_fds[1], text.data(), text.size()) > 0) {
+    }
+    fcntl(pipe_fds[1], F_SETFL, 0);  // writes block from now on
+    dup2(pipe_fds[1], STDERR_FILENO);
+    Ranks ranks("AA");
+    ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+    eventually([&] { return ranks[0].failed(); });
+    std::raise(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::seconds(30));
+  });
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+}
+
+TEST_F(SigtermTest, LeavesErrnoOfTheInterruptedCode) {
+  constexpr int kUnchanged = 42;
+  const int status = status_of_child([] {
+    Ranks ranks("AA");
+    for (int fd = 3; fd < 1000; ++fd) {  // the handler's write fails
+      const auto path = "/proc/self/fd/" + std::to_string(fd);
+      std::array<char, 64> target{};
+      if (readlink(path.c_str(), target.data(), target.size() - 1) > 0 &&
+          contains(target.data(), "eventfd")) {
+        close(fd);
+      }
+    }
+    errno = ENOTTY;
+    std::raise(SIGTERM);
+    _exit(errno == ENOTTY ? kUnchanged : 1);
+  });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kUnchanged) << status;
+}
+
+// A condition variable must not be used in a child while a thread of the parent waits for it.
+TEST(JournalTest, AForkedChildHasItsOwn) {
+  Sentry::instance();  // it registers what a child does
+  std::thread waits([] { Journal::instance().next(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  constexpr int kRead = 42;
+  const int status = status_of_child([] {
+    std::thread adds([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      Journal::instance().add({});
+    });
+    const bool found = Journal::instance().next().has_value();
+    adds.join();
+    _exit(found ? kRead : 1);
+  });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kRead) << status;
+  Journal::instance().close();
+  waits.join();
+  Journal::instance().open();
+}
+
+}  // namespace
+}  // namespace ddpx::health
