@@ -407,6 +407,7 @@ class Reducer:
         self,
         params: Sequence[ReducerParam],
         process_group: dist.ProcessGroup,
+        transport: Backend | None,
         caps: BucketCaps,
         mode: GraphMode,
         gradient_as_bucket_view: bool,
@@ -443,7 +444,10 @@ class Reducer:
     def set_sample_rate(self, sample_rate: int) -> None:
         """Sets the number of steps between two reports, after the first ten steps."""
     def set_collective(
-        self, process_group: dist.ProcessGroup, num_steps: int | None = None
+        self,
+        process_group: dist.ProcessGroup,
+        transport: Backend | None,
+        num_steps: int | None = None,
     ) -> None:
         """Averages over other ranks, as if this reducer had made ``num_steps`` steps."""
     def set_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:

@@ -159,6 +159,7 @@ void bind_reducer(py::module_& module) {
       .def(
           py::init([](const std::vector<ReducerParam>& params,
                       c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                      c10::intrusive_ptr<c10d::Backend> transport,
                       BucketCaps caps,
                       GraphMode mode,
                       bool gradient_as_bucket_view,
@@ -178,11 +179,12 @@ void bind_reducer(py::module_& module) {
                     skip_unused_buckets,
                     delay_trigger,
                     precision},
-                make_collective(std::move(process_group)),
+                make_collective(std::move(process_group), std::move(transport)),
                 std::move(frozen_params)));
           }),
           py::arg("params"),
           py::arg("process_group").none(false),
+          py::arg("transport").none(true),
           py::arg("caps"),
           py::arg("mode"),
           py::arg("gradient_as_bucket_view"),
@@ -208,10 +210,13 @@ void bind_reducer(py::module_& module) {
           "set_collective",
           [](Reducer& reducer,
              c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+             c10::intrusive_ptr<c10d::Backend> transport,
              std::optional<int64_t> num_steps) {
-            reducer.set_collective(make_collective(std::move(process_group)), num_steps);
+            reducer.set_collective(
+                make_collective(std::move(process_group), std::move(transport)), num_steps);
           },
           py::arg("process_group").none(false),
+          py::arg("transport").none(true),
           py::arg("num_steps") = py::none(),
           NoGil())
       .def(

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../health_c10d/group_monitor.h"
+#include "end_notice.h"
 
 namespace ddpx {
 namespace {
@@ -48,11 +49,17 @@ c10::intrusive_ptr<c10d::Backend> backend_for(c10d::ProcessGroup& group, c10::De
 
 class ProcessGroupCollective final : public Collective {
  public:
-  explicit ProcessGroupCollective(c10::intrusive_ptr<c10d::ProcessGroup> group)
+  ProcessGroupCollective(
+      c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> transport)
       : group_(std::move(group)),
+        transport_(std::move(transport)),
         alone_(group_->getSize() == 1 && !communication_forced()),
         monitor_(monitor_of(group_)),
-        needs_abort_polling_(needs_abort_polling(*group_, c10::kCPU)) {}
+        needs_abort_polling_(needs_abort_polling(*group_, c10::kCPU)) {
+    if (transport_) {
+      abort_with(group_, transport_);
+    }
+  }
 
   int rank() const override {
     return group_->getRank();
@@ -68,7 +75,13 @@ class ProcessGroupCollective final : public Collective {
 
   Work all_reduce_sum(const at::Tensor& tensor) override {
     std::vector<at::Tensor> tensors = {tensor};
-    return group_->allreduce(tensors);
+    if (!transport_ || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+      return group_->allreduce(tensors);
+    }
+    c10d::AllreduceOptions options;
+    // Read in each call, because the timeout of a group may change.
+    options.timeout = group_->getBackend(c10::kCPU)->getBackendOptions()->timeout;
+    return transport_->allreduce(tensors, options);
   }
 
   void broadcast_from_rank_0(const at::Tensor& tensor) override {
@@ -77,7 +90,8 @@ class ProcessGroupCollective final : public Collective {
   }
 
   void wait(c10d::Work& work, c10::Device device) override {
-    if (!monitor_ || !needs_abort_polling_ || !device.is_cpu()) {
+    const bool ends_by_abort = transport_ && dynamic_cast<GivesEndNotice*>(&work) != nullptr;
+    if (!monitor_ || !needs_abort_polling_ || !device.is_cpu() || ends_by_abort) {
       work.wait();
       return;
     }
@@ -112,6 +126,7 @@ class ProcessGroupCollective final : public Collective {
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<c10d::Backend> transport_;
   bool alone_;
   std::shared_ptr<health::Monitor> monitor_;
   bool needs_abort_polling_;
@@ -154,8 +169,9 @@ bool needs_abort_polling(c10d::ProcessGroup& group, c10::DeviceType device) {
   return backend && backend->getBackendName() == "gloo";
 }
 
-std::shared_ptr<Collective> make_collective(c10::intrusive_ptr<c10d::ProcessGroup> group) {
-  return std::make_shared<ProcessGroupCollective>(std::move(group));
+std::shared_ptr<Collective> make_collective(
+    c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> transport) {
+  return std::make_shared<ProcessGroupCollective>(std::move(group), std::move(transport));
 }
 
 }  // namespace ddpx

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -57,6 +58,10 @@ class Collective {
 // calls of gloo do. Collective::wait() then polls for a failure of the group.
 bool needs_abort_polling(c10d::ProcessGroup& group, c10::DeviceType device);
 
-std::shared_ptr<Collective> make_collective(c10::intrusive_ptr<c10d::ProcessGroup> group);
+// `transport`, if any, sums strided CPU tensors in place of the group. The backend has the ranks of
+// the group, and makes each work a GivesEndNotice that ends when the transport is aborted.
+std::shared_ptr<Collective> make_collective(
+    c10::intrusive_ptr<c10d::ProcessGroup> group,
+    c10::intrusive_ptr<c10d::Backend> transport = nullptr);
 
 }  // namespace ddpx

@@ -18,16 +18,25 @@ namespace {
 
 using Group = c10d::ProcessGroup;
 using WeakGroup = c10::weak_intrusive_ptr<Group>;
+using Transport = c10::intrusive_ptr<c10d::Backend>;
+using WeakTransport = c10::weak_intrusive_ptr<c10d::Backend>;
 
 struct Registry {
   std::mutex mutex;
   std::map<const Group*, std::pair<WeakGroup, std::weak_ptr<health::Monitor>>> monitors;
+  std::map<const Group*, WeakTransport> transports;
 };
 
 // Never destroyed, since the watchdog's thread may outlive static objects.
 Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
+}
+
+Transport transport_of(const Group* group) {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const auto found = registry().transports.find(group);
+  return found == registry().transports.end() ? nullptr : found->second.lock();
 }
 
 std::string variable(const char* name) {
@@ -57,6 +66,9 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
     std::thread([weak] {
       const auto held = weak.lock();
       try {
+        if (const auto transport = transport_of(held.get())) {
+          transport->abort();
+        }
         if (held) {
           held->abort();
         }
@@ -78,6 +90,13 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
 }
 
 }  // namespace
+
+void abort_with(const c10::intrusive_ptr<Group>& group, const Transport& transport) {
+  auto& known = registry();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  std::erase_if(known.transports, [](const auto& entry) { return entry.second.expired(); });
+  known.transports.insert_or_assign(group.get(), WeakTransport(transport));
+}
 
 std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& group) {
   if (group->getSize() < 2 || !group->getStore() || variable("DDPX_HEALTH") == "0") {

@@ -41,6 +41,7 @@ shm::GroupOptions group_options(const ShmOptions& options) {
   shm::GroupOptions group;
   group.order = options.order;
   group.timeout = options.timeout;
+  group.rendezvous_timeout = std::min(group.rendezvous_timeout, options.timeout);
   group.host_identity = options.host_identity;
   return group;
 }

@@ -1,4 +1,4 @@
-"""Broadcasts parameters and buffers, so that they are equal on all ranks."""
+"""Chooses a rank, and broadcasts its parameters and buffers, so that all ranks have the same."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
             return
         for together in _flattened_together(tensors):
             _broadcast_flat(together, group, source)
+
+
+def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -> int:
+    """Returns the highest rank that claims something; -1 if no rank does. A collective call."""
+    highest = torch.tensor([group.rank() if claims else -1], device=device)
+    work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    health.wait(work, group, device)
+    return int(highest.item())
 
 
 def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ddpx import errors, health, params, version
-from ddpx.comm import state_sync
+from ddpx.comm import state_sync, transport
 from ddpx.ddp.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
 
@@ -39,10 +39,11 @@ def make_ranks_agree(
     further_options: Mapping[str, object],
     group: dist.ProcessGroup,
     device: torch.device,
-) -> None:
+) -> transport.Transport | None:
     """Compares the module and the options of all ranks, and broadcasts the state of rank 0.
 
-    A collective call: one small all-gather, and the broadcast.
+    A collective call: one small all-gather, the broadcast, and the first time for a group the calls
+    of :func:`ddpx.comm.transport.connect`.
 
     Args:
         module: The wrapped module.
@@ -52,8 +53,12 @@ def make_ranks_agree(
         group: The ranks.
         device: The device of tensors that the group can send.
 
+    Returns:
+        The transport of buckets. None: the group.
+
     Raises:
         RuntimeError: Ranks differ.
+        ValueError: Ranks cannot use the transport of the options.
     """
     state = params.module_state(module, ignored, options.sync_buffers_at_init)
     description = _describe(module, ignored, options, further_options)
@@ -61,8 +66,8 @@ def make_ranks_agree(
         found = _compare(description, group, device)
         if not found:
             state_sync.broadcast(state, group)
-    if found:
-        raise _ranks_disagree(found)
+            return transport.connect(options.transport, group, device)
+    raise _ranks_disagree(found)
 
 
 def _describe(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpx import params
+from ddpx.comm.transport import Transport
 from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.mixed_precision import MixedPrecision
 from ddpx.ddp.options import Options
@@ -43,6 +44,7 @@ class Averaging:
         ignored: Collection[str],
         managed: Sequence[params.ManagedParam],
         group: dist.ProcessGroup,
+        transport: Transport | None,
         options: Options,
         delayed: DelayedParams,
         mixed_precision: Any,
@@ -55,7 +57,7 @@ class Averaging:
         )
         self.managed, trigger = delayed.mark(managed)
         frozen = params.frozen_params(module, ignored)
-        self.reducer = Reducer(self.managed, frozen, group, options.of_reducer, trigger)
+        self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer, trigger)
         if older is not None:
             self.reducer.continue_from(older)
         self.precision: MixedPrecision | None = None
@@ -73,14 +75,20 @@ class Averaging:
             )
             self.first_buckets = self.reducer.plan.buckets
 
-    def move_to(self, group: dist.ProcessGroup, num_steps: int | None = None) -> None:
+    def move_to(
+        self,
+        group: dist.ProcessGroup,
+        transport: Transport | None = None,
+        num_steps: int | None = None,
+    ) -> None:
         """Averages over the ranks of another group, as after construction.
 
         Args:
             group: The new ranks.
+            transport: The transport of their buckets. None: the group.
             num_steps: The number of steps of these ranks. None: the number of this rank.
         """
-        self.reducer.move_to(group, num_steps)
+        self.reducer.move_to(group, transport, num_steps)
         self.first_buckets = self.reducer.plan.buckets
 
     @property

@@ -88,14 +88,6 @@ class UnevenInputs:
         self.leave(reducer, self._open_context)
 
 
-def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -> int:
-    """Returns the highest rank that claims something; -1 if no rank does. A collective call."""
-    highest = torch.tensor([group.rank() if claims else -1], device=device)
-    work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    health.wait(work, group, device)
-    return int(highest.item())
-
-
 def _sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
     total = torch.full((1,), value, device=device)
     work = dist.all_reduce(total, group=group, async_op=True)
@@ -127,7 +119,7 @@ class _ShadowSteps(JoinHook):
         if buffers.will_sync() and (
             hook is None or hook.buffer_comm_hook_location is _BufferCommHookLocation.PRE_FORWARD
         ):
-            source = highest_rank(False, group, wrapper.device)
+            source = state_sync.highest_rank(False, group, wrapper.device)
             buffers.broadcast(None, group, source)
         syncs = bool(_sum_over_ranks(0.0, group, wrapper.device).item())
         buffers.last_forward_was_synchronized = syncs
@@ -137,7 +129,7 @@ class _ShadowSteps(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Gives all ranks the model of the last rank that had batches."""
         wrapper = self._wrapper
-        source = highest_rank(is_last_joiner, wrapper.process_group, wrapper.device)
+        source = state_sync.highest_rank(is_last_joiner, wrapper.process_group, wrapper.device)
         wrapper._authoritative_rank = source
         state = params.module_state(
             wrapper.module, wrapper.parameters_to_ignore, wrapper._buffer_sync.enabled

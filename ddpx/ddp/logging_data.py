@@ -56,6 +56,7 @@ def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
         "gradient_as_bucket_view": int(wrapper.gradient_as_bucket_view),
         "static_graph": int(wrapper.static_graph),
         "backend_name": dist.get_backend(wrapper.process_group),
+        "transport": wrapper.reducer.transport,
         "dtypes": _join(sorted(_DTYPE_NAMES.get(name, name) for name in dtypes)),
         "total_parameter_size_bytes": sum(t.numel() * t.element_size() for t in tensors),
         "num_parameter_tensors": len(tensors),

@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ddpx import health, params, settings
+from ddpx.comm import state_sync
+from ddpx.comm import transport as transports
 from ddpx.comm.process_group import resolve_group
 from ddpx.ddp import agreement, checks, nested, placement
 from ddpx.ddp.averaging import Averaging
@@ -23,7 +25,7 @@ from ddpx.ddp.buffers import BufferSync
 from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.dynamo import active_wrapper
 from ddpx.ddp.grad_access import GradAccess
-from ddpx.ddp.join import UnevenInputs, highest_rank
+from ddpx.ddp.join import UnevenInputs
 from ddpx.ddp.logging_data import logging_data
 from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import make_options
@@ -105,6 +107,11 @@ class ReducerDDP(GradAccess):
             parameter's dtype. ``torch.float32`` avoids the last rounding, too. Also the dtype of
             sums, unless ``reduce_dtype`` is given. The optimizer must accept such gradients. Not
             in DDP.
+        transport: ``"auto"``: over a gloo group, buckets move through shared memory if all ranks
+            of the group can share memory. ``"group"``: buckets move over the process group.
+            ``"shm"``: shared memory, or an error. Default: the value of ``DDPX_TRANSPORT``,
+            otherwise ``"auto"``. Communication hooks, sparse gradients, copies of a wrapper and
+            wrappers with ``init_sync=False`` use the group. Not in DDP.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -144,6 +151,7 @@ class ReducerDDP(GradAccess):
         forward_sync_buffers: bool | None = None,
         reduce_dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
+        transport: str | None = None,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -165,6 +173,7 @@ class ReducerDDP(GradAccess):
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
+            transport=transport,
         )
         self.process_group = resolve_group(process_group, device_mesh)
         self.device_mesh = device_mesh
@@ -184,8 +193,9 @@ class ReducerDDP(GradAccess):
         self._post_sync = PostSync()
         self._uneven = UnevenInputs()
 
+        self._transport: transports.Transport | None = None
         if self._options.init_sync:
-            agreement.make_ranks_agree(
+            self._transport = agreement.make_ranks_agree(
                 module,
                 self.parameters_to_ignore,
                 self._options,
@@ -207,6 +217,7 @@ class ReducerDDP(GradAccess):
             self.parameters_to_ignore,
             managed,
             self.process_group,
+            self._transport,
             self._options,
             self._delayed,
             self.mixed_precision,
@@ -239,7 +250,8 @@ class ReducerDDP(GradAccess):
         """
         for param in self.module.parameters():
             param.grad = None
-        self._averaging.move_to(group, num_steps)
+        self._transport = transports.of(group)
+        self._averaging.move_to(group, self._transport, num_steps)
         self.process_group = group
         self._post_sync.drop_futures()
         self._buffer_sync.last_forward_was_synchronized = True
@@ -317,7 +329,7 @@ class ReducerDDP(GradAccess):
         with health.waiting_for_buffers(self.reducer.monitor), torch.no_grad():
             source = 0
             if self._join_config.enable:  # rank 0 may have no more batches
-                source = highest_rank(True, self.process_group, self.device)
+                source = state_sync.highest_rank(True, self.process_group, self.device)
             futures = self._buffer_sync.sync(self.process_group, source)
             if futures is not None:
                 self._post_sync.wait_for(self.reducer, futures)
@@ -369,7 +381,8 @@ class ReducerDDP(GradAccess):
         if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
             raise checks.not_default_group()
         state = copy.copy(self.__dict__)
-        for name in ("reducer", "_averaging", "process_group"):  # a copy makes its own
+        # A copy makes its own. Not all ranks may make a copy, so it uses the group.
+        for name in ("reducer", "_averaging", "process_group", "_transport"):
             del state[name]
         state["require_backward_grad_sync"] = self.require_backward_grad_sync
         return state
@@ -378,6 +391,7 @@ class ReducerDDP(GradAccess):
         sync = state.pop("require_backward_grad_sync")
         super().__setstate__(state)
         self.process_group = resolve_group(None)
+        self._transport = None
         self._attach(params.managed_params(self.module, self.parameters_to_ignore))
         for callback in _construction_callbacks:
             callback(self, False)  # only some ranks may make a copy

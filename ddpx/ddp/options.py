@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ddpx import _C, errors
+from ddpx.comm.transport import checked_choice
 from ddpx.reducer.options import ReducerOptions
 
 _MIB = 1024 * 1024
@@ -34,6 +35,7 @@ class Options:
     skip_all_reduce_unused_params: bool
     reduce_dtype: torch.dtype | None
     grad_dtype: torch.dtype | None
+    transport: str
 
     @property
     def precision(self) -> _C.Precision:
@@ -84,13 +86,15 @@ def make_options(
     skip_all_reduce_unused_params: bool,
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
+    transport: str | None = None,
 ) -> Options:
     """Checks arguments of ReducerDDP and makes options.
 
     Raises:
         TypeError: A flag is not a bool, a list of caps is not a list, or a dtype is not a
             floating-point dtype.
-        ValueError: A cap is not a finite number of MiB, 0 or more; or a dtype has 8 bits.
+        ValueError: A cap is not a finite number of MiB, 0 or more; a dtype has 8 bits; or no such
+            transport exists.
     """
     flags = {
         "broadcast_buffers": broadcast_buffers,
@@ -133,6 +137,7 @@ def make_options(
         skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
+        transport=checked_choice(transport),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, params
-from ddpx.comm import state_sync
+from ddpx.comm import state_sync, transport
 from ddpx.ddp.module import ReducerDDP
 from ddpx.elastic import errors
 from ddpx.elastic.regroup import Regrouping
@@ -193,6 +193,7 @@ class _Move:
         monitor = _C.monitor_of(group)
         if monitor is not None:
             self._await_published_state(monitor, agreement)
+        transport.connect(self._model._options.transport, group, torch.device("cpu"))
         return group
 
     def _await_published_state(self, monitor: _C.Monitor, agreement: Agreement) -> None:

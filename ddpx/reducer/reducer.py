@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm.transport import Transport, name_of
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import Shard, is_dtensor
 from ddpx.reducer.options import ReducerOptions
@@ -26,6 +27,7 @@ class Reducer(_C.Reducer):
         managed: The parameters to average.
         frozen: Parameters of the same module that require no gradient.
         process_group: The ranks to average over.
+        transport: Sums buckets in place of the group. None: the group sums them.
         options: How gradients are grouped, copied and summed.
         trigger: The index of the parameter that delayed parameters wait for. None: no parameter is
             delayed.
@@ -36,6 +38,7 @@ class Reducer(_C.Reducer):
         managed: Sequence[ManagedParam],
         frozen: Sequence[ManagedParam],
         process_group: dist.ProcessGroup,
+        transport: Transport | None,
         options: ReducerOptions,
         trigger: int | None = None,
     ) -> None:
@@ -43,6 +46,7 @@ class Reducer(_C.Reducer):
         super().__init__(
             [_as_reducer_param(p) for p in managed],
             process_group,
+            transport,
             options.caps,
             options.mode,
             options.gradient_as_bucket_view,
@@ -54,6 +58,7 @@ class Reducer(_C.Reducer):
         )
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
+        self._transport = transport
         self._device = managed[0].tensor.device
 
     @property
@@ -61,19 +66,31 @@ class Reducer(_C.Reducer):
         """The ranks that this reducer averages over."""
         return self._process_group
 
-    def move_to(self, process_group: dist.ProcessGroup, num_steps: int | None = None) -> None:
+    @property
+    def transport(self) -> str:
+        """The transport of buckets: ``"shm"``, or the backend of the process group."""
+        return name_of(self._transport, self._process_group, self._device)
+
+    def move_to(
+        self,
+        process_group: dist.ProcessGroup,
+        transport: Transport | None = None,
+        num_steps: int | None = None,
+    ) -> None:
         """Averages over other ranks, with buckets as before the first step.
 
         Args:
             process_group: The new ranks.
+            transport: Sums buckets in place of the group. None: the group sums them.
             num_steps: The number of steps of these ranks. None: the number of this rank.
         """
         self.monitor = health.begin(process_group)
-        self.set_collective(process_group, num_steps)
+        self.set_collective(process_group, transport, num_steps)
         if self.monitor is not None:
             self.monitor.begin_construction()
             self.number_as_constructed()
         self._process_group = process_group
+        self._transport = transport
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """Sums the bucket over all ranks, without a division."""

@@ -52,7 +52,7 @@ class Recorder:
         self.global_rank = dist.get_rank()
         self._name = ""
         self._world_size = self._group.size()
-        self._backend = _backend_name(self._group, model.device)
+        self._backend = model.reducer.transport
         self._model = weakref.ref(model)
         self._device = model.device
         self._names = tuple(param.name for param in params)
@@ -181,10 +181,3 @@ class Recorder:
 def _on(device: torch.device) -> AbstractContextManager[Any]:
     """Makes ``device`` the current device, which collective calls of objects use."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
-    try:
-        return group._get_backend(device).name()
-    except RuntimeError:  # a group written in Python may have none
-        return group.name()
