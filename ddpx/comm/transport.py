@@ -22,6 +22,9 @@ CHOICES = ("auto", "group", "shm")
 _CPU = torch.device("cpu")
 # A rank may fail before its peers can see it. The peers then use the group after this time.
 _LONGEST_RENDEZVOUS = timedelta(seconds=20)
+# Of each peer: its connection, its memory and its process.
+_FILES_PER_RANK = 3
+_MOST_LOCAL_RANKS = 256
 
 _logger = logging.getLogger("ddpx.comm")
 # None: the ranks of the group have tried to share memory, and cannot.
@@ -95,9 +98,12 @@ def _gloo_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo | None:
 
 
 def _share_memory(group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> Transport | None:
-    transport, cause = None, None
     options = ShmOptions()
+    transport = None
     with health.collective_call(group):
+        if not _all_can(_why_no_files(group.size()), group):
+            return None
+        cause = None
         try:
             transport = _C.ShmBackend(
                 dist.PrefixStore("ddpx/transport", group.get_group_store()),
@@ -112,10 +118,32 @@ def _share_memory(group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> Tran
                 cause = f"the ranks are on {len(transport.hosts)} hosts"
         except (RuntimeError, MemoryError) as error:
             cause = str(error)
-        # The rendezvous can fail on one rank alone.
-        witness = highest_rank(cause is not None, group, _CPU)
-    if witness < 0:
-        return transport
+        return transport if _all_can(cause, group) else None
+
+
+def _why_no_files(num_ranks: int) -> str | None:
+    """Returns why this process cannot open the files of a transport. None if it can.
+
+    Peers of a rank that fails in the rendezvous itself would wait for that rank.
+    """
+    files = []
+    try:
+        for _ in range(_FILES_PER_RANK * min(num_ranks, _MOST_LOCAL_RANKS)):
+            files.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return str(error.strerror)
+    finally:
+        for file in files:
+            os.close(file)
+    return None
+
+
+def _all_can(cause: str | None, group: dist.ProcessGroup) -> bool:
+    """Whether no rank has a cause that keeps it from sharing memory. One such rank logs its cause.
+
+    A collective call.
+    """
+    witness = highest_rank(cause is not None, group, _CPU)
     if witness == group.rank():
         _logger.warning(
             "[ddpx rank %d] gradients are averaged over gloo, because ranks cannot share memory: "
@@ -124,7 +152,7 @@ def _share_memory(group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> Tran
             cause,
             VARIABLE,
         )
-    return None
+    return witness < 0
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -93,8 +93,8 @@ def make_options(
     Raises:
         TypeError: A flag is not a bool, a list of caps is not a list, or a dtype is not a
             floating-point dtype.
-        ValueError: A cap is not a finite number of MiB, 0 or more; a dtype has 8 bits; or no such
-            transport exists.
+        ValueError: A cap is not a finite number of MiB, 0 or more; a dtype has 8 bits; no such
+            transport exists; or ``transport="shm"`` lacks ``init_sync``.
     """
     flags = {
         "broadcast_buffers": broadcast_buffers,
@@ -123,6 +123,9 @@ def make_options(
 
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
+    choice = checked_choice(transport)
+    if choice == "shm" and not init_sync:
+        raise _transport_without_sync()
     return Options(
         sync_buffers_at_init=sync_at_init,
         sync_buffers_at_forward=sync_at_forward,
@@ -137,7 +140,7 @@ def make_options(
         skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
-        transport=checked_choice(transport),
+        transport=choice,
     )
 
 
@@ -208,6 +211,13 @@ def _dtype_without_sums(name: str, dtype: object) -> ValueError:
     return ValueError(
         f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 bits or "
         f"less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
+    )
+
+
+def _transport_without_sync() -> ValueError:
+    return ValueError(
+        "transport='shm' needs init_sync=True: ranks agree on shared memory when they compare "
+        "their parameters. Leave init_sync out, or pass transport='auto'."
     )
 
 
