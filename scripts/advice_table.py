@@ -1,6 +1,7 @@
 """Records runs with a known cause of waiting, and writes what ddpx advises into docs/advice.md.
 
-make advice-table
+make advice-table, or python scripts/advice_table.py --only "slow link", whose other rows come from
+runs/advice.json.
 
 Needs root, for a link whose rate is limited (tests/emulated_hosts.py).
 """
@@ -8,11 +9,14 @@ Needs root, for a link whose rate is limited (tests/emulated_hosts.py).
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from marked_page import write_between_marks
 from tabulate import tabulate
@@ -26,6 +30,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "timeline")]
 
 from planted import CAUSES, HEALTHY, recordings  # type: ignore[import-not-found]  # noqa: E402
 
+RECORDS = ROOT / "runs" / "advice.json"
 NUM_SEEDS = 10
 ENOUGH = 0.9  # of the recordings of a cause
 
@@ -61,33 +66,55 @@ def spread(timelines: list[Timeline]) -> str:
     return text
 
 
+def measure(cause: str, num_seeds: int, pools: Mapping[int, RankPool]) -> dict[str, Any]:
+    """Records a cause. Returns a record for the JSON file."""
+    timelines = list(recordings(cause, range(num_seeds), pools.__getitem__))
+    record: dict[str, Any] = {"seeds": num_seeds, "first": first_causes(cause, timelines)}
+    if cause == HEALTHY:
+        record["noise"] = spread(timelines)
+    return {**record, "load": os.getloadavg()[0]}
+
+
+def page_text(records: Mapping[str, dict[str, Any]]) -> str:
+    others = {named for record in records.values() for named in record["first"]} - set(CAUSES)
+    columns = [*CAUSES, *sorted(others)]
+    rows = []
+    for cause in CAUSES:
+        record = records[cause]
+        counts = [record["first"].get(named, "") for named in columns]
+        rows.append([cause, record["seeds"], *counts, record["load"]])
+    headers = ["", "recordings", *columns, "load average"]
+    return (
+        "Rows: the cause. Columns: the cause that the first sentence names, and the load average "
+        "after the recordings of the row.\n\n"
+        f"{tabulate(rows, headers, tablefmt='github', floatfmt='.1f')}\n\n"
+        f"Noise on {os.cpu_count()} cores: {records[HEALTHY]['noise']}."
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "advice.md")
-    arguments = parser.parse_args()
-    found: dict[str, Counter[str]] = {}
-    noise = ""
-    with RankPool(2) as two, RankPool(4) as four:
-        pools = {2: two, 4: four}
-        for cause in CAUSES:
-            timelines = list(recordings(cause, range(arguments.seeds), pools.__getitem__))
-            found[cause] = first_causes(cause, timelines)
-            if cause == HEALTHY:
-                noise = spread(timelines)
-    others = sorted({named for counts in found.values() for named in counts} - set(CAUSES))
-    columns = [*CAUSES, *others]
-    rows = [[cause, *(found[cause][named] or "" for named in columns)] for cause in CAUSES]
-    text = (
-        f"{arguments.seeds} recordings of each cause. Rows: the cause. Columns: the cause that the "
-        f"first sentence names.\n\n{tabulate(rows, ['', *columns], tablefmt='github')}\n\n"
-        f"Noise of this run, on {os.cpu_count()} cores: {noise}. Load average at its end: "
-        f"{os.getloadavg()[1]:.1f}."
+    parser.add_argument(
+        "--only", choices=CAUSES, action="append", help="may be repeated; other rows stay"
     )
-    write_between_marks(arguments.page, "advice table", text)
-    print(text)
-    right = all(found[cause][cause] >= ENOUGH * arguments.seeds for cause in CAUSES)
-    return 0 if right else 1
+    arguments = parser.parse_args()
+    causes = arguments.only or CAUSES
+    records = json.loads(RECORDS.read_text()) if arguments.only and RECORDS.exists() else {}
+    RECORDS.parent.mkdir(exist_ok=True)
+    with RankPool(2) as two, RankPool(4) as four:
+        for cause in causes:
+            records[cause] = measure(cause, arguments.seeds, {2: two, 4: four})
+            RECORDS.write_text(json.dumps(records, indent=1) + "\n")
+    missing = [cause for cause in CAUSES if cause not in records]
+    if missing:
+        print(f"{arguments.page} stays as it is until these are recorded: {', '.join(missing)}")
+    else:
+        write_between_marks(arguments.page, "advice table", page_text(records))
+        print(page_text(records))
+    right = [records[cause]["first"].get(cause, 0) >= ENOUGH * arguments.seeds for cause in causes]
+    return 0 if all(right) else 1
 
 
 if __name__ == "__main__":

@@ -35,10 +35,14 @@ class Rank:
 
 @dataclass(frozen=True)
 class Wire:
-    """Moves one bucket at a time: ``overhead_ms`` for each, and ``ms_per_mib``."""
+    """Moves one bucket at a time: ``overhead_ms`` for each, and ``ms_per_mib``.
+
+    ``delays_ms`` delay the buckets with these indices.
+    """
 
     ms_per_mib: float = 1.0
     overhead_ms: float = 0.1
+    delays_ms: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ def _rank_steps(ranks: Sequence[Rank], model: Model, wire: Wire) -> dict[int, An
     for index, params in enumerate(model.buckets):
         begin = max(ends[-1:] + [times[index] for times in launched])
         size = sum(model.mib[param] for param in params)
-        ends.append(begin + wire.overhead_ms + size * wire.ms_per_mib)
+        delay = wire.delays_ms.get(index, 0.0)
+        ends.append(begin + wire.overhead_ms + delay + size * wire.ms_per_mib)
     steps = {}
     for number, rank in enumerate(ranks):
         backward_end = now = max(arrivals[number].values())

@@ -93,6 +93,9 @@ def test_unused_parameters():
         "step are sent for them, 37% of all bytes. Call requires_grad_(False) on such parameters "
         "before you wrap the model."
     ]
+    # Below 5 % of all bytes.
+    almost_all = {param: gap for param, gap in evenly(9).items() if param != 8}
+    assert advise(simulate([Rank(almost_all)] * 2, MODEL)) == []
     # One rank used them.
     unused[5] = 4 * evenly(9)[5]
     assert advise(simulate([Rank(unused), USUAL], MODEL)) == []
@@ -194,9 +197,42 @@ def test_small_buckets():
     model = Model([0.02] * num_params, [[param] for param in range(num_params)])
     rank = Rank(evenly(num_params))
     assert advise(simulate([rank] * 2, model, Wire(overhead_ms=0.4))) == [
-        "200 of 200 buckets are smaller than 1 MiB, 20 KiB in the median, and each takes 0.42 "
-        "ms: rank 0 waits 24.3 ms of a step of 114.3 ms. Try bucket_cap_mb=1 or more."
+        "200 of 200 buckets are smaller than 1 MiB, 20 KiB in the median, and take 0.42 ms each on "
+        "average: rank 0 waits 24.3 ms of a step of 114.3 ms. Try bucket_cap_mb=1 or more."
     ]
+
+
+def _many_params(mib: list[float], wire: Wire) -> Recording:
+    """Each parameter has its own bucket. Backward takes 60 ms."""
+    model = Model(mib, [[param] for param in range(len(mib))])
+    return simulate([Rank(evenly(len(mib)))] * 2, model, wire)
+
+
+def test_small_buckets_on_a_busy_machine():
+    """In each step, other calls are delayed, so that no call is slow in the median."""
+    mib = [0.005 * (1 + param % 4) for param in range(200)]
+    wires = [Wire(1, 0.2, dict.fromkeys(range(first, 200, 8), 4.0)) for first in range(5)]
+    busy = [_many_params(mib, wire) for wire in wires]
+    steps = tuple(recording.steps[0] for recording in busy)
+    (finding,) = diagnose(replace(busy[0], steps=steps))
+    assert finding.cause == "small buckets"
+    assert "and take 0.71 ms each on average" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("overhead_ms", "ms_per_mib", "cause"),
+    [(0.8, 0, "small buckets"), (0.8, 16, "small buckets"), (0.2, 40, "slow link")],
+)
+def test_buckets_of_different_sizes_tell_overhead_from_bandwidth(overhead_ms, ms_per_mib, cause):
+    """All have the same mean size of 20 KiB, for which overhead is usually longer."""
+    mib = [0.01 if param % 2 else 0.03 for param in range(200)]
+    assert _causes(_many_params(mib, Wire(ms_per_mib, overhead_ms))) == [cause]
+
+
+def test_small_buckets_beside_large_buckets():
+    mib = [*[2.0] * 10, *[0.01] * 190]
+    assert _causes(_many_params(mib, Wire(1, overhead_ms=0.5))) == ["small buckets"]
+    assert _causes(_many_params(mib, Wire(6, overhead_ms=0.1))) == ["slow link"]
 
 
 def test_small_buckets_over_a_slow_link():

@@ -5,17 +5,16 @@ Several may find their signs in one recording. The first one explains the others
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from statistics import median
 
 from ddpx.timeline.analyze.caps import caps_that_divide
-from ddpx.timeline.analyze.evidence import Communication, Evidence, most_common
+from ddpx.timeline.analyze.evidence import SMALL_BYTES, Communication, Evidence, most_common
 from ddpx.timeline.analyze.texts import size_text
 
 _MS = 1e6
-_MIB = 1 << 20
-# An all-reduce of this size takes about twice as long as one of a few bytes.
+# Assumed of usual links: half of the time of such an all-reduce does not depend on the size.
 _HALF_OVERHEAD_BYTES = 128 << 10
 _MOST_OVERHEAD_MS = 2.0  # of an all-reduce
 _MOST_OF_BUCKET = 0.75
@@ -25,33 +24,35 @@ def small_buckets(evidence: Evidence) -> Iterator[str]:
     found = evidence.communication
     if found is None:
         return
-    sizes = {index: evidence.layout[index].num_bytes for index in found.bucket_ms}
-    small = [index for index, num_bytes in sizes.items() if 0 < num_bytes < _MIB]
-    if len(small) < 2:
+    sizes = [num_bytes for num_bytes in found.bucket_bytes.values() if 0 < num_bytes < SMALL_BYTES]
+    if len(sizes) < 2:
         return
-    overhead_ms = [_overhead_ms(found.bucket_ms[index], sizes[index]) for index in small]
-    num_enough = ceil(sum(sizes[index] for index in small) / _MIB)
-    saved_ms = (1 - num_enough / len(small)) * sum(overhead_ms)
+    num_enough = ceil(sum(sizes) / SMALL_BYTES)
+    saved_ms = (1 - num_enough / len(sizes)) * _overhead_ms(found, sizes)
     if saved_ms > found.exposed_ms / 2:
         yield (
-            f"{len(small)} of {len(sizes)} buckets are smaller than 1 MiB, "
-            f"{size_text(median(sizes[index] for index in small))} in the median, and each "
-            f"takes {median(found.bucket_ms[index] for index in small):.2f} ms: "
+            f"{len(sizes)} of {len(found.bucket_bytes)} buckets are smaller than 1 MiB, "
+            f"{size_text(median(sizes))} in the median, and take "
+            f"{found.small_transfer_ms / len(sizes):.2f} ms each on average: "
             f"{_exposed(evidence, found)}. Try bucket_cap_mb=1 or more."
         )
 
 
-def _overhead_ms(bucket_ms: float, num_bytes: int) -> float:
-    """The part of a transfer that does not depend on the size, as it is on usual links."""
-    share = _HALF_OVERHEAD_BYTES / (_HALF_OVERHEAD_BYTES + num_bytes)
-    return min(share * bucket_ms, _MOST_OVERHEAD_MS)
+def _overhead_ms(found: Communication, sizes: Sequence[int]) -> float:
+    """The part of the transfers of small buckets that larger buckets would not need."""
+    without_size, of_size = len(sizes) * _HALF_OVERHEAD_BYTES, sum(sizes)
+    return min(
+        found.small_transfer_ms * without_size / (without_size + of_size),
+        len(sizes) * _MOST_OVERHEAD_MS,
+        found.small_transfer_ms - of_size * found.ms_per_byte,
+    )
 
 
 def slow_link(evidence: Evidence) -> Iterator[str]:
     found, recording = evidence.communication, evidence.recording
     if found is None or found.transfer_ms - found.hideable_ms <= found.exposed_ms / 2:
         return
-    num_bytes = sum(evidence.layout[index].num_bytes for index in found.bucket_ms)
+    num_bytes = sum(found.bucket_bytes.values())
     advice = (
         f"Buckets are moving for {found.transfer_ms:.1f} ms a step "
         f"({num_bytes / found.transfer_ms / 1e6:.3g} GB/s), and backward on rank {found.rank} can "
@@ -66,7 +67,7 @@ def slow_link(evidence: Evidence) -> Iterator[str]:
 
 def late_first_bucket(evidence: Evidence) -> Iterator[str]:
     found = evidence.communication
-    if found is None or found.origin != 0 or len(found.bucket_ms) == 1:
+    if found is None or found.origin != 0 or len(found.bucket_bytes) == 1:
         return
     late = f"{_bucket(evidence, 0)} is launched too late for backward to hide the communication"
     if _queue_behind(evidence, found):
@@ -82,7 +83,7 @@ def late_first_bucket(evidence: Evidence) -> Iterator[str]:
 
 def large_bucket(evidence: Evidence) -> Iterator[str]:
     found = evidence.communication
-    if found is None or evidence.layout[found.origin].num_bytes < _MIB:
+    if found is None or evidence.layout[found.origin].num_bytes < SMALL_BYTES:
         return
     which = ""
     if len(evidence.layout) == 1:

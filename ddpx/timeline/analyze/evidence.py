@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ from ddpx.timeline.analyze.transfers import (
     Transfers,
     exposed_transfer_ns,
     hideable_ns,
+    ns_per_byte,
     origin_of_wait,
     transfers,
 )
@@ -24,6 +25,7 @@ from ddpx.timeline.model import BucketLayout, Recording, Step
 
 _T = TypeVar("_T")
 _MS = 1e6
+SMALL_BYTES = 1 << 20  # buckets of this size need little time that does not depend on the size
 # Smaller shares of a step are not worth a change.
 _WORTH_A_WORD = 0.05
 
@@ -39,7 +41,10 @@ class Communication:
         transfer_ms: The time in which buckets move. Exposed or not.
         hideable_ms: The time from the first gradient to the end of backward.
         origin: The bucket whose launch makes the rank wait, in most steps.
-        bucket_ms: The transfer time of each bucket.
+        bucket_bytes: The size of each bucket that is communicated. 0 if unknown.
+        small_transfer_ms: The part of ``transfer_ms`` in which buckets below SMALL_BYTES move.
+        ms_per_byte: The transfer time that a byte adds at least, in buckets of different sizes. 0
+            if the buckets do not tell.
     """
 
     rank: int
@@ -47,7 +52,9 @@ class Communication:
     transfer_ms: float
     hideable_ms: float
     origin: int
-    bucket_ms: dict[int, float]
+    bucket_bytes: dict[int, int]
+    small_transfer_ms: float
+    ms_per_byte: float
 
 
 class Evidence:
@@ -128,17 +135,26 @@ class Evidence:
         if origin is None or not self.is_worth_a_word(waited):
             return None
         total_ns = median(found.total_ns for found in self.transfers)
-        by_bucket: dict[int, list[float]] = defaultdict(list)
-        for found in self.transfers:
-            for index, ns in found.ns.items():
-                by_bucket[index].append(ns)
+        sizes = {
+            index: bucket.num_bytes
+            for index, bucket in enumerate(self.layout)
+            if any(index in found.ns for found in self.transfers)
+        }
+        small_ns = [
+            sum(ns for index, ns in found.ns.items() if 0 < sizes[index] < SMALL_BYTES)
+            for found in self.transfers
+        ]
+        rates = [ns_per_byte(found.ns, sizes) for found in self.transfers]
+        known = [rate for rate in rates if rate is not None]
         return Communication(
             rank=rank,
             exposed_ms=median(waited) / _MS,
             transfer_ms=(1 - in_vain) * total_ns / _MS,
             hideable_ms=median(map(hideable_ns, own)) / _MS,
             origin=origin,
-            bucket_ms={index: median(each) / _MS for index, each in by_bucket.items()},
+            bucket_bytes=sizes,
+            small_transfer_ms=median(small_ns) / _MS,
+            ms_per_byte=max(surely_above(known), 0.0) / _MS if known else 0.0,
         )
 
     def share_of(self, params: Iterable[int]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from ddpx.timeline.analyze.extent import all_launched
 from ddpx.timeline.analyze.figures import launched_buckets, total_ns
@@ -73,6 +74,29 @@ def transfers(step: Step, backend: str) -> Transfers:
             if step.layout[index].num_bytes and duration > 0:
                 gb_per_s[index] = num_bytes / duration
     return Transfers(begin, ns, gb_per_s)
+
+
+def ns_per_byte(ns: Mapping[int, float], sizes: Mapping[int, int]) -> float | None:
+    """The transfer time that a further byte adds in one step.
+
+    The figure is the median slope over pairs of buckets (Theil's incomplete method: the n-th of the
+    smaller half with the n-th of the larger half), so that a few delayed buckets do not change it.
+
+    Args:
+        ns: ``Transfers.ns`` of the step.
+        sizes: The sizes of the buckets in bytes. 0 if unknown.
+
+    Returns:
+        The figure. None if no two buckets have different known sizes.
+    """
+    in_order = sorted((index for index in ns if sizes[index]), key=lambda index: sizes[index])
+    pairs = zip(in_order, in_order[(len(in_order) + 1) // 2 :], strict=False)
+    slopes = [
+        (ns[large] - ns[small]) / (sizes[large] - sizes[small])
+        for small, large in pairs
+        if sizes[large] > sizes[small]
+    ]
+    return median(slopes) if slopes else None
 
 
 def exposed_transfer_ns(rank_step: RankStep, begin: Mapping[int, int]) -> int:
