@@ -38,17 +38,30 @@ def build_facts() -> BuildFacts | None:
 def check_build() -> None:
     """Checks that the extension fits this system. Called before the extension is loaded.
 
+    The command ``ddpx`` prints the error in one line, and exits with 2.
+
     Raises:
         ImportError: The system is not Linux, the extension was not built, or the extension was
             built for another torch.
     """
+    error = _misfit()
+    if error is None:
+        return
+    if Path(sys.argv[0]).name == "ddpx" or sys.orig_argv[1:3] == ["-m", "ddpx"]:
+        print(f"ddpx: {error}", file=sys.stderr)
+        sys.exit(2)
+    raise error
+
+
+def _misfit() -> ImportError | None:
     if not sys.platform.startswith("linux"):
-        raise _not_linux(sys.platform)
+        return _not_linux(sys.platform)
     if not _FILE.with_name(f"_C{EXTENSION_SUFFIXES[0]}").exists():
-        raise _not_built()
+        return _not_built()
     facts = build_facts()
     if facts is not None and _release(facts.torch) != _release(torch.__version__):
-        raise _built_for_another_torch(facts.torch, torch.__version__)
+        return _built_for_another_torch(facts.torch, torch.__version__)
+    return None
 
 
 def _release(version: str) -> list[str]:

@@ -15,11 +15,14 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from ddpx import settings
 from ddpx.cli import errors, guard, rank
 from ddpx.cli.script import Script
+from ddpx.health import stall_timeout
 
 DEFAULT_NUM_RANKS = 2
 _NOT_GIVEN = "not given"
+_THREADS = "OMP_NUM_THREADS"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each restart gets a new store
 
 
@@ -89,15 +92,20 @@ def launch(
         The exit code: 0; 1 if a rank failed; 128 plus the signal's number after a signal.
 
     Raises:
-        UserMistake: torchrun rejects a value in ``options``.
+        UserMistake: torchrun rejects a value in ``options``, or an environment variable has a wrong
+            value.
         KeyboardInterrupt: The user pressed Ctrl-C (SIGINT). All ranks have ended.
     """
+    _check_variables()
     options = argparse.Namespace(**vars(options))
     options.module = False
     command = [rank.__file__, runner, *arguments]
     # With a shared store, restarted ranks would read addresses of ended ranks, and gloo would hang.
     changes = {_OWN_STORE: os.environ.get(_OWN_STORE, "1"), **(environment or {})}
     try:
+        if torchrun.determine_local_world_size(options.nproc_per_node) > 1:
+            # as torchrun, which prints a banner
+            changes[_THREADS] = os.environ.get(_THREADS, "1")
         with ExitStack() as stack:
             if keep_survivors:
                 command = [guard.__file__, "-u", *command]
@@ -118,6 +126,17 @@ def launch(
     except (ValueError, AssertionError, RuntimeError) as cause:
         raise _cannot_launch(cause) from cause
     return 0
+
+
+def _check_variables() -> None:
+    """Finds mistakes that otherwise every rank would report, after its start."""
+    try:
+        stall_timeout.apply()
+        settings.seconds_of("DDPX_HOST_LEASE")
+        for variable in ("DDPX_HEALTH", "DDPX_CHECK_FINITE"):
+            settings.switch_of(variable)
+    except ValueError as cause:
+        raise errors.UserMistake(str(cause)) from cause
 
 
 def _usage_error(message: str) -> NoReturn:

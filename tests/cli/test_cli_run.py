@@ -9,6 +9,8 @@ import time
 import pytest
 from cli_process import ROOT, SCRIPTS, assert_code, environment, run
 
+from ddpx.cli.group import run_command_line
+
 
 @pytest.mark.timeout(200)
 def test_ddp_is_replaced_wherever_it_is_imported_from():
@@ -41,6 +43,22 @@ def test_script_sees_its_own_folder_and_arguments(tmp_path):
     assert_code(done, 0)
     assert "name __main__, argv ['says_where.py', '-m', 'x']" in done.stdout
     assert f"path starts with {SCRIPTS.name}, ranks 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "given", "threads"), [(2, None, "1"), (2, "3", "3"), (1, None, "None")]
+)
+def test_ranks_get_one_thread_as_under_torchrun(monkeypatch, capfd, num_ranks, given, threads):
+    """Without torchrun's banner."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = str(SCRIPTS / "says_where.py")
+    assert run_command_line(["run", f"--nproc-per-node={num_ranks}", script]) == 0
+    told = capfd.readouterr()
+    assert f"threads {threads}\n" in told.out
+    assert "OMP_NUM_THREADS" not in told.err
 
 
 def test_failed_rank_is_named():

@@ -1,10 +1,11 @@
 """Invalid usage of every command: exit code 2 and one line with the reason."""
 
+import shutil
 import subprocess
 import sys
 
 import pytest
-from cli_process import SCRIPTS, assert_code, environment, run
+from cli_process import ROOT, SCRIPTS, assert_code, environment, run
 
 from ddpx.cli.group import run_command_line
 
@@ -60,6 +61,44 @@ def test_mistake_is_told_in_one_line(words, capsys, monkeypatch, tmp_path):
     told = capsys.readouterr().err
     assert told.startswith("ddpx: ") and told.count("\n") == 1, told
     assert _MISTAKES[words] in told
+
+
+@pytest.mark.parametrize("command", ["run", "timeline", "parity"])
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("DDPX_STALL_WARN", "soon", "DDPX_STALL_WARN='soon' is not a valid time limit. Pass a"),
+        ("DDPX_STALL_ERROR", "1", "The stall error (after 1 s) would come before its warning"),
+        ("DDPX_HEALTH", "yes", "DDPX_HEALTH=yes is neither on nor off. Set DDPX_HEALTH to 1"),
+    ],
+)
+def test_wrong_variable_is_told_before_ranks_start(
+    command, variable, value, reason, capfd, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDPX_STALL_WARN", "10")
+    monkeypatch.setenv(variable, value)
+    assert run_command_line([command, _TRAIN]) == 2
+    told = capfd.readouterr().err.splitlines()
+    assert told[-1].startswith(f"ddpx: {reason}") and len(told) == 1 + (command == "parity")
+
+
+@pytest.mark.parametrize("start", [("-m", "ddpx"), ("bin/ddpx",)])
+def test_without_the_extension_one_line_says_how_to_build(tmp_path, start):
+    shutil.copytree(ROOT / "ddpx", tmp_path / "ddpx", ignore=shutil.ignore_patterns("*.so"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ddpx").write_text("from ddpx.cli import main\nmain()\n")
+    done = subprocess.run(
+        [sys.executable, *start, "info"],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert_code(done, 2)
+    assert done.stderr.count("\n") == 1 and "In a checkout, run: make build." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +86,6 @@ class Subject:
                 local_options(self.num_ranks),
                 "ddpx.cli.parity.runner",
                 [settings.to_word(), *self.script.command()],
-                {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )
             if code != 0:
                 text = f"{self.name} failed with {title}. Nothing was compared."

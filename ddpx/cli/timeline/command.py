@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,11 +113,7 @@ def record(
         if num_launches > 1:
             click.echo(f"ddpx: launch {number + 1} of {num_launches}", err=True)
         with tempfile.TemporaryDirectory(prefix="ddpx-timeline-") as folder:
-            environment = {
-                FOLDER: folder,
-                STEPS: str(steps),
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            }
+            environment = {FOLDER: folder, STEPS: str(steps)}
             options = local_options(nproc_per_node)
             code = launch(options, "ddpx.cli.timeline.runner", script.command(), environment)
             if code != 0:
