@@ -15,7 +15,7 @@ from goals import Goal
 from interleave import Effort, Seconds, slowest_rank, time_rounds
 from models import joined, wide
 from plan import MIB, Plan
-from pooling import Figure, difference, figure, level, lowest, num_rounds, ratio
+from pooling import Figure, difference, figure, level, num_rounds, ratio
 from tables import Results, short, table, with_range
 from torch import nn
 
@@ -125,7 +125,6 @@ def _of_ranks(times: list[Seconds]) -> Results:
     steps = [name for name in times[0] if name not in (_GLOO, _SHM)]
     return {
         "rounds": len(times[0]["bare"]) * len(times),
-        "best_ddp": lowest(times, "DDP"),
         "ms": {name: level(times, name, 1e3) for name in times[0]},
         "to_bare": {name: ratio(times, name, "bare") for name in steps},
     }

@@ -35,6 +35,7 @@ def _wraps() -> dict[str, Wrap]:
         "DDP, views": contenders.ddp(**VIEWS),
         "DDP, views again": contenders.ddp(**VIEWS),
         "ddpx over gloo": contenders.ours_over_gloo(**VIEWS),
+        "DDP over shm": contenders.ddp_over_shm(**VIEWS),
         "ddpx over shm": contenders.ours_over_shm(**VIEWS),
     }
 

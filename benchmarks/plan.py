@@ -20,6 +20,7 @@ class Plan:
 
     Attributes:
         launches: Number of sets of new processes, over which figures are pooled.
+        step_launches: The same for step times, whose figures have intervals.
         effort: Effort per cell of a table, in each launch.
         step_effort: The same for step times, since slow models would get few rounds.
         tiny: Use small models.
@@ -29,6 +30,7 @@ class Plan:
     """
 
     launches: int
+    step_launches: int
     effort: Effort
     step_effort: Effort
     tiny: bool
@@ -39,10 +41,12 @@ class Plan:
     num_params: tuple[int, ...]
     growth_ranks: tuple[int, ...]
 
-    def launch(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[list[Any]]:
-        """Results by launch, then by rank."""
+    def launch(
+        self, ranks: int, function: Callable[..., Any], *args: Any, launches: int | None = None
+    ) -> list[list[Any]]:
+        """Results by launch, then by rank. Without ``launches``, of ``self.launches``."""
         results = []
-        for _ in range(self.launches):
+        for _ in range(launches or self.launches):
             with RankPool(ranks, start_method=self.start_method) as pool:
                 results.append(pool.run(function, *args, timeout=_TIMEOUT_S))
         return results
@@ -52,8 +56,9 @@ KIB, MIB = 1 << 10, 1 << 20
 
 FULL = Plan(
     launches=3,
-    effort=Effort(seconds=10.0, min_rounds=3),
-    step_effort=Effort(seconds=10.0, min_rounds=12),
+    step_launches=5,
+    effort=Effort(seconds=6.0, min_rounds=3),
+    step_effort=Effort(seconds=8.0, min_rounds=6),
     tiny=False,
     start_method="spawn",
     step_ranks=(1, 2, 4),
@@ -74,6 +79,7 @@ FULL = Plan(
 
 QUICK = Plan(
     launches=1,
+    step_launches=2,
     effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
     step_effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
     tiny=True,

@@ -13,18 +13,19 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import step_time
+from pooling import lowest, ratio
 from tables import Results, num_ranks
 
 _DPI = 90
 
 
-# Label, contender or key of a cell that names the contender, and color.
+# Label, contender or the prefix of contenders of which the best counts, and color.
 _BARS = (
     ("DDP over gloo, default", "DDP, default", "#fdd0a2"),
-    ("best DDP over gloo", "best_ddp", "#fd8d3c"),
-    ("ddpx over gloo", f"ddpx over gloo, {step_time.VERDICT_SETTING}", "#9ecae1"),
-    ("best DDP over shm", "best_ddp_over_shm", "#d94801"),
-    ("ddpx over shm", f"ddpx over shm, {step_time.VERDICT_SETTING}", "#2171b5"),
+    ("best DDP over gloo", "DDP, ", "#fd8d3c"),
+    ("ddpx over gloo", f"{step_time.OVER_GLOO}, views", "#9ecae1"),
+    ("best DDP over shm", "DDP over shm, ", "#d94801"),
+    ("ddpx over shm", f"{step_time.OVER_SHM}, views", "#2171b5"),
 )
 
 
@@ -47,8 +48,10 @@ def _step_time(results: Results, path: Path) -> None:
     for panel, model in zip(panels[0], models, strict=True):
         groups = [cell for cell in cells if cell["model"] == model]
         for place, (label, contender, color) in enumerate(_BARS):
-            names = [c.get(contender, contender) for c in groups]
-            ratios = [c["rows"][n]["to_bare"] for c, n in zip(groups, names, strict=True)]
+            ratios = [
+                ratio(cell["launches"], lowest(cell["launches"], contender), "bare")
+                for cell in groups
+            ]
             heights = [r["median"] for r in ratios]
             spread = [
                 [max(r["median"] - r["low"], 0) for r in ratios],

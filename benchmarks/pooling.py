@@ -1,16 +1,20 @@
 """Figures pooled over launches, which are sets of new processes with the same measurements.
 
 A figure is the median over the rounds of all launches. The lowest and the highest median of a
-single launch show the noise between launches.
+single launch, and an interval, show the noise between launches.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypedDict
 
 from interleave import Seconds
+
+# Student's t for two-sided intervals of 95 %, by degrees of freedom from 1 on.
+_T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Figure(TypedDict):
@@ -35,12 +39,17 @@ def level(launches: Sequence[Seconds], name: str, scale: float = 1.0) -> Figure:
 
 def ratio(launches: Sequence[Seconds], name: str, base: str) -> Figure:
     """The ratio to another contender in the same round."""
-    return _paired(launches, name, base, lambda a, b: a / b)
+    return figure(ratios(launches, name, base))
 
 
 def difference(launches: Sequence[Seconds], name: str, base: str, scale: float = 1.0) -> Figure:
     """The difference in seconds to another contender in the same round, times ``scale``."""
-    return _paired(launches, name, base, lambda a, b: scale * (a - b))
+    return figure(
+        [
+            [scale * (a - b) for a, b in zip(times[name], times[base], strict=True)]
+            for times in launches
+        ]
+    )
 
 
 def num_rounds(launches: Sequence[Seconds]) -> int:
@@ -56,8 +65,13 @@ def lowest(launches: Sequence[Seconds], prefix: str) -> str:
     return min(names, key=lambda name: level(launches, name)["median"])
 
 
-def ratio_to_lowest(launches: Sequence[Seconds], name: str, prefix: str) -> Figure:
-    """The ratio to the lowest contender with ``prefix``.
+def ratios(launches: Sequence[Seconds], name: str, base: str) -> list[list[float]]:
+    """By launch, the ratios to another contender in the same round."""
+    return [[a / b for a, b in zip(times[name], times[base], strict=True)] for times in launches]
+
+
+def ratios_to_lowest(launches: Sequence[Seconds], name: str, prefix: str) -> list[list[float]]:
+    """By launch, the ratios to the lowest contender with ``prefix`` in the same round.
 
     For each launch, that contender is chosen by the measurements of the other launches. The minimum
     of many noisy medians is too low, which would favor this contender.
@@ -65,17 +79,25 @@ def ratio_to_lowest(launches: Sequence[Seconds], name: str, prefix: str) -> Figu
     values = []
     for index, times in enumerate(launches):
         others = [*launches[:index], *launches[index + 1 :]]
-        base = lowest(others or launches, prefix)
-        values.append([a / b for a, b in zip(times[name], times[base], strict=True)])
-    return figure(values)
+        values += ratios([times], name, lowest(others or launches, prefix))
+    return values
 
 
-def _paired(
-    launches: Sequence[Seconds], name: str, base: str, of: Callable[[float, float], float]
-) -> Figure:
-    return figure(
-        [[of(a, b) for a, b in zip(times[name], times[base], strict=True)] for times in launches]
-    )
+def interval(launches: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The interval that contains the figure with a confidence of 95 %.
+
+    It is Student's interval of the mean logarithm of the launches' medians. For a single launch,
+    the interval has no width.
+
+    Args:
+        launches: Positive values, by launch. At most ten launches.
+    """
+    logs = [math.log(statistics.median(values)) for values in launches]
+    half = 0.0
+    if len(logs) > 1:
+        half = _T_95[len(logs) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    return math.exp(middle - half), math.exp(middle + half)
 
 
 def _short(value: float) -> float:

@@ -66,7 +66,7 @@ def _record(part: Part, plan: Plan, command: str, folder: Path) -> None:
     record["results"] = part.measure(plan)
     record |= {
         "minutes": round((time.monotonic() - start) / 60, 2),
-        "launches": plan.launches,
+        "launches": plan.step_launches if part is step_time else plan.launches,
         "smoke": plan is not FULL,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,8 @@ def _page(records: dict[str, Results]) -> str:
         "- Contenders take turns in the same processes. Their order is shuffled in each round.\n"
         "- Each rank has one thread.\n"
         "- Figures are medians over the rounds of several launches, each of new processes.\n"
-        "- Second copies of the bare module and of DDP show the noise of the machine (`again`).",
+        "- Second copies of the bare module and of DDP show the noise of the machine (`again`).\n"
+        "- A goal with an interval is met if the interval reaches the goal.",
     ]
     if any(record["smoke"] for record in records.values()):
         text.append("**A smoke run, with small models and few rounds. The figures mean nothing.**")
@@ -147,6 +148,9 @@ def _write_page(output: Path) -> None:
     if readme.exists() and step_time.NAME in records:
         tables.splice(readme, _summary(records))
     print(f"wrote {docs / 'benchmarks.md'}")
+    for goal in _goals(records):
+        if not goal.met:
+            print(f"{goal.what}: {goal.found}, goal {goal.demand}")
 
 
 def main() -> None:

@@ -27,6 +27,11 @@ def with_range(figure: Figure, digits: int = 2) -> str:
     return median if low == high else f"{median} ({low} - {high})"
 
 
+def with_interval(bounds: tuple[float, float]) -> str:
+    """The bounds of an interval."""
+    return f"{bounds[0]:.2f} - {bounds[1]:.2f}"
+
+
 def short(value: float) -> str:
     """Three digits, without an exponent."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

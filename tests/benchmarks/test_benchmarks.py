@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,7 +39,9 @@ def _run(*command: str) -> str:
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     (folder / "README.md").write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
-    _run("benchmarks/run.py", "--quick", "--output", str(folder))
+    told = _run("benchmarks/run.py", "--quick", "--output", str(folder))
+    page = (folder / "docs" / "benchmarks.md").read_text()
+    assert told.count(", goal ") == page.count("**missed**")
     return folder
 
 
@@ -64,10 +67,23 @@ def test_the_page_has_all_parts_and_verdicts(output: Path) -> None:
     page = (output / "docs" / "benchmarks.md").read_text()
     for title in ("Goals", "Step time", "All-reduce alone", "Memory", "find_unused_parameters"):
         assert f"\n## {title}\n" in page
-    for contender in ("bare again", "DDP, default again", "ddpx over gloo, views", "shm, resident"):
+    for contender in ("bare again", "ddpx over gloo, default", "ddpx automatic, views", "resident"):
         assert contender in page
     assert "A smoke run" in page
-    assert "step over shm / best DDP's" in page
+    assert "step of ddpx over shm, views / best DDP's" in page
+
+
+def test_tables_of_steps_begin_with_the_noise_and_have_ddp_beside_ddpx_over_shm(
+    output: Path,
+) -> None:
+    page = (output / "docs" / "benchmarks.md").read_text()
+    section = page.partition("## Step time")[2].partition("\n## ")[0]
+    tables = re.findall(r"\|-[-|]+\|\n((?:\|.*\n)+)", section)
+    assert len(tables) == 3 * 2
+    for rows in tables:
+        names = [row.split("|")[1].strip() for row in rows.splitlines()]
+        assert names[0] == "noise: DDP, views / itself"
+        assert names[-2:] == ["DDP over shm, views, batched copy", "ddpx over shm, views"]
 
 
 def test_the_readme_gets_a_table_between_its_marks(output: Path) -> None:
