@@ -2,8 +2,8 @@
 //
 //   health_bench RANKS [seconds per figure]
 //
-// RANKS live in this process, over a board in memory; the sentry looks around meanwhile, as it does
-// in training. Prints one JSON object: nanoseconds a call, the least of several runs.
+// RANKS live in this process, over a board in memory; the watchdog looks around meanwhile, as it
+// does in training. Prints one JSON object: nanoseconds a call, the least of several runs.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -20,7 +20,7 @@
 
 #include "fake_store.h"
 #include "health/monitor.h"
-#include "health/step_notes.h"
+#include "health/step_tracker.h"
 
 namespace {
 
@@ -42,7 +42,7 @@ std::vector<std::shared_ptr<Monitor>> make_ranks(int size) {
   const auto met = [&monitors] {
     return std::all_of(monitors.begin(), monitors.end(), [](const auto& monitor) {
       monitor->meet();
-      const auto peers = monitor->roster().peers();
+      const auto peers = monitor->peers().all();
       return std::count(peers.begin(), peers.end(), nullptr) == 1;
     });
   };
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   const auto ranks = make_ranks(size);
-  std::vector<StepNotes> notes;
+  std::vector<StepTracker> notes;
   for (const auto& rank : ranks) {
     notes.emplace_back(rank, std::weak_ptr<Subject>());
   }
@@ -123,5 +123,5 @@ int main(int argc, char** argv) {
       result,
       check_calls);
   std::fflush(stdout);
-  std::_Exit(0);  // the sentry's thread goes on to the end
+  std::_Exit(0);  // the watchdog's thread goes on to the end
 }

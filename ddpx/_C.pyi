@@ -177,8 +177,8 @@ class FailureKind:
     def name(self) -> str: ...
     def __int__(self) -> int: ...
 
-class Casualty:
-    """``health::Casualty`` of ``csrc/health/failure.h``: a rank that is lost."""
+class LostRank:
+    """``health::LostRank`` of ``csrc/health/failure.h``: a rank that is lost."""
 
     @property
     def rank(self) -> int: ...
@@ -199,7 +199,7 @@ class RankReport:
     @property
     def kind(self) -> FailureKind: ...
     @property
-    def casualties(self) -> list[Casualty]: ...
+    def lost(self) -> list[LostRank]: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -217,7 +217,7 @@ class RankReport:
     def text(self) -> str: ...
 
 class HealthLevel:
-    """``health::Level`` of ``csrc/health/journal.h``."""
+    """``health::Level`` of ``csrc/health/log_queue.h``."""
 
     INFO: ClassVar[HealthLevel]
     WARNING: ClassVar[HealthLevel]
@@ -227,7 +227,7 @@ class HealthLevel:
     def __int__(self) -> int: ...
 
 class HealthRecord:
-    """``health::Record`` of ``csrc/health/journal.h``: one fact."""
+    """``health::Record`` of ``csrc/health/log_queue.h``: one fact."""
 
     @property
     def level(self) -> HealthLevel: ...
@@ -289,10 +289,10 @@ def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
     """Made at the first call; None if there is nobody to watch."""
 
 def next_health_record() -> HealthRecord | None:
-    """Waits; None once the journal was closed."""
+    """Waits; None once the queue was closed."""
 
-def open_health_journal() -> None: ...
-def close_health_journal() -> None: ...
+def open_health_log() -> None: ...
+def close_health_log() -> None: ...
 def answer_stack_request(token: int, stack: str) -> None: ...
 def explain_error(said: str) -> None:
     """See :meth:`Monitor.explain_error`; of all groups."""
@@ -303,7 +303,7 @@ def fail_rank(cause: str) -> None:
 def leave_groups() -> None:
     """This rank's script has come to its end."""
 
-def set_patience(warn_s: float | None, raise_s: float | None, with_stacks: bool) -> None:
+def set_stall_timeouts(warn_s: float | None, raise_s: float | None, with_stacks: bool) -> None:
     """None: never."""
 
 class ShmOrder:

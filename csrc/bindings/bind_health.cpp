@@ -10,9 +10,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
-#include "../health/journal.h"
-#include "../health/patience.h"
-#include "../health/sentry.h"
+#include "../health/log_queue.h"
+#include "../health/stall_timeouts.h"
+#include "../health/watchdog.h"
 #include "../health_c10d/group_monitor.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
@@ -69,7 +69,7 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
   {
     const py::gil_scoped_release no_gil;
     monitor.meet();
-    for (const auto& peer : monitor.roster().peers()) {
+    for (const auto& peer : monitor.peers().all()) {
       seen.push_back(
           {peer,
            peer ? peer->activity() : std::nullopt,
@@ -84,8 +84,8 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
       rank["host"] = any_text(peer->introduction().host);
       rank["pid"] = peer->introduction().process.pid;
       rank["alive"] = !ended;
-      rank["doing"] = activity ? py::cast(monitor.roster().names().describe(*activity))
-                               : py::object(py::none());
+      rank["doing"] =
+          activity ? py::cast(monitor.peers().names().describe(*activity)) : py::object(py::none());
       rank["since_s"] =
           activity ? py::cast(static_cast<double>(health::now_ns() - activity->since_ns) / 1e9)
                    : py::object(py::none());
@@ -141,18 +141,18 @@ void bind_health(py::module_& module) {
       .value("LEFT", health::FailureKind::kLeft)
       .value("STALLED", health::FailureKind::kStalled)
       .value("MISMATCH", health::FailureKind::kMismatch);
-  py::class_<health::Casualty>(module, "Casualty")
-      .def_readonly("rank", &health::Casualty::rank)
-      .def_property_readonly("host", text_of(&health::Casualty::host))
-      .def_readonly("pid", &health::Casualty::pid)
-      .def_property_readonly("what", text_of(&health::Casualty::what))
-      .def_property_readonly("cause", text_of(&health::Casualty::cause))
-      .def_property_readonly("last_seen", text_of(&health::Casualty::last_seen));
+  py::class_<health::LostRank>(module, "LostRank")
+      .def_readonly("rank", &health::LostRank::rank)
+      .def_property_readonly("host", text_of(&health::LostRank::host))
+      .def_readonly("pid", &health::LostRank::pid)
+      .def_property_readonly("what", text_of(&health::LostRank::what))
+      .def_property_readonly("cause", text_of(&health::LostRank::cause))
+      .def_property_readonly("last_seen", text_of(&health::LostRank::last_seen));
   py::class_<health::RankReport>(module, "RankReport")
       .def_property_readonly(
           "kind", [](const health::RankReport& report) { return report.failure.kind; })
       .def_property_readonly(
-          "casualties", [](const health::RankReport& report) { return report.failure.casualties; })
+          "lost", [](const health::RankReport& report) { return report.failure.lost; })
       .def_readonly("rank", &health::RankReport::rank)
       .def_readonly("step", &health::RankReport::step)
       .def_property_readonly(
@@ -195,7 +195,7 @@ void bind_health(py::module_& module) {
       .def(
           "name_ranks",
           [](Monitor& monitor, std::vector<int> in_job) {
-            monitor.roster().name_ranks(health::RankNames(std::move(in_job)));
+            monitor.peers().name_ranks(health::RankNames(std::move(in_job)));
           },
           py::arg("in_job"))
       .def("retire", &Monitor::retire)
@@ -220,13 +220,13 @@ void bind_health(py::module_& module) {
       },
       py::arg("process_group").none(false),
       NoGil());
-  module.def("next_health_record", [] { return health::Journal::instance().next(); }, NoGil());
-  module.def("open_health_journal", [] { health::Journal::instance().open(); });
-  module.def("close_health_journal", [] { health::Journal::instance().close(); });
+  module.def("next_health_record", [] { return health::LogQueue::instance().next(); }, NoGil());
+  module.def("open_health_log", [] { health::LogQueue::instance().open(); });
+  module.def("close_health_log", [] { health::LogQueue::instance().close(); });
   module.def(
       "answer_stack_request",
       [](uint64_t token, const std::string& stack) {
-        for (const auto& monitor : health::Sentry::instance().monitors()) {
+        for (const auto& monitor : health::Watchdog::instance().monitors()) {
           if (monitor->token() == token) {
             monitor->answer_stack_request(stack);
           }
@@ -237,28 +237,28 @@ void bind_health(py::module_& module) {
       NoGil());
   module.def(
       "fail_rank",
-      [](const std::string& cause) { health::Sentry::instance().fail_all(cause); },
+      [](const std::string& cause) { health::Watchdog::instance().fail_all(cause); },
       py::arg("cause"),
       NoGil());
   module.def(
       "explain_error",
       [](const std::string& said) {
-        for (const auto& monitor : health::Sentry::instance().monitors()) {
+        for (const auto& monitor : health::Watchdog::instance().monitors()) {
           monitor->explain_error(said);
         }
       },
       py::arg("said"),
       NoGil());
-  module.def("leave_groups", [] { health::Sentry::instance().leave_all(); }, NoGil());
+  module.def("leave_groups", [] { health::Watchdog::instance().leave_all(); }, NoGil());
   module.def(
-      "set_patience",
+      "set_stall_timeouts",
       [](std::optional<double> warn_s, std::optional<double> raise_s, bool with_stacks) {
-        auto& patience = health::Patience::instance();
-        const auto warn_ns = warn_s ? nanoseconds(*warn_s) : health::Patience::kNever;
-        const auto raise_ns = raise_s ? nanoseconds(*raise_s) : health::Patience::kNever;
-        patience.raise_ns = raise_ns;
-        patience.warn_ns = warn_ns;
-        patience.with_stacks = with_stacks;
+        auto& timeouts = health::StallTimeouts::instance();
+        const auto warn_ns = warn_s ? nanoseconds(*warn_s) : health::StallTimeouts::kNever;
+        const auto raise_ns = raise_s ? nanoseconds(*raise_s) : health::StallTimeouts::kNever;
+        timeouts.raise_ns = raise_ns;
+        timeouts.warn_ns = warn_ns;
+        timeouts.with_stacks = with_stacks;
       },
       py::arg("warn_s"),
       py::arg("raise_s"),

@@ -13,14 +13,14 @@ namespace {
 
 std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
 
-constexpr std::size_t kNumFields = 6;  // of a casualty
+constexpr std::size_t kNumFields = 6;  // of a lost_rank
 
-std::optional<Casualty> casualty_from(const std::vector<std::string>& fields, std::size_t at) {
+std::optional<LostRank> lost_rank_from(const std::vector<std::string>& fields, std::size_t at) {
   const auto rank = to_number<int>(fields[at]);
   const auto pid = to_number<int>(fields[at + 2]);
   return rank && pid
              ? std::make_optional(
-                   Casualty{
+                   LostRank{
                        *rank, fields[at + 1], *pid, fields[at + 3], fields[at + 4], fields[at + 5]})
              : std::nullopt;
 }
@@ -31,7 +31,7 @@ constexpr const char* kRestart = "Start the job again from a checkpoint";
 std::string remedy(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kStalled:
-      return failure.casualties.empty()
+      return failure.lost.empty()
                  ? "Look at the connections between the ranks, and at what else their machines do. "
                  : "Look at what that rank does, as ddpx.peer_stack(model, rank) shows it: it may "
                    "wait in a collective call that the others do not make. ";
@@ -58,7 +58,7 @@ const char* consequence(FailureKind kind) {
 
 // What to do to train on.
 std::string way_on(const Failure& failure) {
-  if (failure.casualties.empty()) {
+  if (failure.lost.empty()) {
     return kRestart + std::string(".");
   }
   if (failure.kind == FailureKind::kStalled) {
@@ -88,11 +88,11 @@ const char* error_name(FailureKind kind) {
 
 std::string Failure::to_text() const {
   std::vector<std::string> fields{std::to_string(static_cast<int>(kind)), how};
-  for (const auto& casualty : casualties) {
-    const auto rank = std::to_string(casualty.rank);
-    const auto pid = std::to_string(casualty.pid);
+  for (const auto& lost_rank : lost) {
+    const auto rank = std::to_string(lost_rank.rank);
+    const auto pid = std::to_string(lost_rank.pid);
     for (const auto* field :
-         {&rank, &casualty.host, &pid, &casualty.what, &casualty.cause, &casualty.last_seen}) {
+         {&rank, &lost_rank.host, &pid, &lost_rank.what, &lost_rank.cause, &lost_rank.last_seen}) {
       fields.push_back(*field);
     }
   }
@@ -106,37 +106,37 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
     return std::nullopt;
   }
   Failure failure{static_cast<FailureKind>(*code), {}, fields[1]};
-  // Where the text was too long for its place, the last casualties are missing.
+  // Where the text was too long for its place, the last lost are missing.
   for (std::size_t at = 2; at + kNumFields <= fields.size(); at += kNumFields) {
-    auto casualty = casualty_from(fields, at);
-    if (!casualty) {
+    auto lost_rank = lost_rank_from(fields, at);
+    if (!lost_rank) {
       break;
     }
-    failure.casualties.push_back(std::move(*casualty));
+    failure.lost.push_back(std::move(*lost_rank));
   }
   const bool nobody_lost = failure.kind == FailureKind::kMismatch ||
                            (failure.kind == FailureKind::kStalled && !failure.how.empty());
-  return nobody_lost || !failure.casualties.empty() ? std::make_optional(failure) : std::nullopt;
+  return nobody_lost || !failure.lost.empty() ? std::make_optional(failure) : std::nullopt;
 }
 
 std::string Failure::describe(const RankNames& names) const {
-  if (casualties.empty()) {
+  if (lost.empty()) {
     return how;
   }
   std::ostringstream out;
   const char* separator = "";
-  for (const auto& casualty : casualties) {
-    out << separator << "rank " << casualty.rank << " (" << names.prefix(casualty.rank) << "host "
-        << casualty.host;
-    if (casualty.pid != 0) {
-      out << ", pid " << casualty.pid;
+  for (const auto& lost_rank : lost) {
+    out << separator << "rank " << lost_rank.rank << " (" << names.prefix(lost_rank.rank) << "host "
+        << lost_rank.host;
+    if (lost_rank.pid != 0) {
+      out << ", pid " << lost_rank.pid;
     }
-    out << ") " << casualty.what;
-    if (!casualty.cause.empty()) {
-      out << " (" << casualty.cause << ")";
+    out << ") " << lost_rank.what;
+    if (!lost_rank.cause.empty()) {
+      out << " (" << lost_rank.cause << ")";
     }
-    if (!casualty.last_seen.empty()) {
-      out << "; it was last seen in " << casualty.last_seen;
+    if (!lost_rank.last_seen.empty()) {
+      out << "; it was last seen in " << lost_rank.last_seen;
     }
     separator = ". And ";
   }
@@ -165,10 +165,9 @@ std::string RankReport::text() const {
     }
     out << ").";
   }
-  if (std::any_of(
-          failure.casualties.begin(), failure.casualties.end(), [this](const Casualty& casualty) {
-            return casualty.rank == rank;
-          })) {
+  if (std::any_of(failure.lost.begin(), failure.lost.end(), [this](const LostRank& lost_rank) {
+        return lost_rank.rank == rank;
+      })) {
     out << " That is this rank: the others have given it up.";
   }
   out << ' ' << consequence(failure.kind) << remedy(failure) << way_on(failure);

@@ -19,7 +19,7 @@ enum class FailureKind : uint8_t {
   kMismatch,  // ranks made different collective calls; nobody is lost
 };
 
-struct Casualty {
+struct LostRank {
   int rank = 0;
   std::string host;
   int pid = 0;            // 0: unknown
@@ -30,12 +30,12 @@ struct Casualty {
 
 struct Failure {
   FailureKind kind = FailureKind::kDead;
-  std::vector<Casualty> casualties;
+  std::vector<LostRank> lost;
   std::string how;  // where nobody is lost: what each rank did
 
   // The first lost rank, for whose sake others fail; -1 if none is lost.
   int first_rank() const {
-    return casualties.empty() ? -1 : casualties.front().rank;
+    return lost.empty() ? -1 : lost.front().rank;
   }
 
   std::string to_text() const;

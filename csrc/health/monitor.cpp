@@ -7,14 +7,14 @@
 #include <thread>
 #include <utility>
 
-#include "sentry.h"
+#include "watchdog.h"
 
 namespace ddpx::health {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kTimeToTell = milliseconds(1000);
+constexpr auto kTimeToDeliver = milliseconds(1000);
 constexpr auto kTimeToHear = milliseconds(700);  // other hosts poll twice a second
 
 constexpr const char* kRaised = "raised an exception that ended its script";
@@ -43,17 +43,17 @@ class Monitor::Probe final : public HostProbe {
     if (!self || rank == self->group_.rank) {
       return self != nullptr;
     }
-    const auto peer = self->roster_.peer(rank);
+    const auto peer = self->peers_.peer(rank);
     const auto presence = peer && peer->page() ? peer->page()->presence() : Presence::kThere;
     return peer && peer->local() && !peer->watch()->ended() &&
-           (presence == Presence::kThere || presence == Presence::kTold);
+           (presence == Presence::kThere || presence == Presence::kTerminated);
   }
   std::string describe_lost(const std::vector<int>& ranks, int64_t silent_ns) override {
     Failure failure;
     const auto self = monitor_.lock();
     for (const int rank : ranks) {
-      if (const auto peer = self ? self->roster_.peer(rank) : nullptr) {
-        failure.casualties.push_back(self->roster_.casualty(
+      if (const auto peer = self ? self->peers_.peer(rank) : nullptr) {
+        failure.lost.push_back(self->peers_.lost_rank(
             *peer,
             "has not been heard of for " + in_seconds(silent_ns) +
                 " s: its machine, or the network to it, is lost or stopped"));
@@ -98,7 +98,7 @@ Monitor::Monitor(Group group, uint64_t token)
       token_(token),
       page_(token, group_.world_size),
       own_(Introduction::own(group_.rank, group_.identity, page_.fd(), token)),
-      roster_(group_.rank, group_.world_size, group_.same_sequence) {}
+      peers_(group_.rank, group_.world_size, group_.same_sequence) {}
 
 Monitor::~Monitor() {
   leave();
@@ -111,12 +111,12 @@ void Monitor::start(StoreAccess store) {
       now_ns);
   threads_ = std::make_unique<ChannelThreads>(channel_, std::move(store), group_.lease_ns);
   threads_->start();
-  Sentry::instance().add(shared_from_this());
+  Watchdog::instance().add(shared_from_this());
 }
 
 void Monitor::meet() {
   if (const auto table = channel_->shared_table()) {
-    roster_.meet(table, own_.process);
+    peers_.meet(table, own_.process);
     has_lease_ = table->stage == HostTable::Stage::kManyHosts;
   }
 }
@@ -137,7 +137,7 @@ void Monitor::set_subject(uint8_t model, std::weak_ptr<Subject> subject) {
 
 void Monitor::begin_construction() {
   const auto number = ++num_constructions_;
-  page_.note(Doing::kConstructing, Trail{kNoModel, number, 0, 0, 0}, 0);
+  page_.note(Doing::kConstructing, StepCalls{kNoModel, number, 0, 0, 0}, 0);
 }
 
 // Who has begun fewer than another rank is behind it.
@@ -145,7 +145,7 @@ void Monitor::begin_call() {
   if (page_.view().activity().doing == Doing::kConstructing) {
     const auto progress = page_.view().progress();
     const auto num_calls = static_cast<uint16_t>(progress.num_launched + 1);
-    page_.note(Doing::kConstruction, Trail{kNoModel, progress.step, num_calls, 0, 0}, 0);
+    page_.note(Doing::kConstruction, StepCalls{kNoModel, progress.step, num_calls, 0, 0}, 0);
   }
 }
 
@@ -157,7 +157,7 @@ void Monitor::end_call() {
 
 void Monitor::note(Doing doing) {
   const auto progress = page_.view().progress();
-  page_.note(doing, Trail{progress.model, progress.step, progress.num_launched, 0, 0}, 0);
+  page_.note(doing, StepCalls{progress.model, progress.step, progress.num_launched, 0, 0}, 0);
 }
 
 void Monitor::write_note(const std::string& text) {
@@ -177,7 +177,7 @@ void Monitor::check_process() const {
 
 std::vector<int> Monitor::ends_of_peers() const {
   std::vector<int> fds;
-  for (const auto& peer : roster_.peers()) {
+  for (const auto& peer : peers_.all()) {
     if (peer && peer->watch() && peer->watch()->fd() >= 0 && !peer->watch()->ended()) {
       fds.push_back(peer->watch()->fd());
     }
@@ -221,7 +221,7 @@ int64_t Monitor::waited_ns(const Activity& own) const {
 void Monitor::log(Level level, const char* event, std::string message, int about) const {
   std::replace(message.begin(), message.end(), '\n', ' ');  // one line a fact
   const auto own = page_.view().activity();
-  Journal::instance().add(
+  LogQueue::instance().add(
       Record{
           level,
           event,
@@ -235,8 +235,8 @@ void Monitor::log(Level level, const char* event, std::string message, int about
 
 // ---- the end of this rank ----------------------------------------------------------------------
 
-std::chrono::steady_clock::time_point Monitor::time_to_tell() {
-  return std::chrono::steady_clock::now() + kTimeToTell;
+std::chrono::steady_clock::time_point Monitor::delivery_deadline() {
+  return std::chrono::steady_clock::now() + kTimeToDeliver;
 }
 
 void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_point deadline) {
@@ -248,7 +248,7 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
   auto* table = channel_->table();
   const bool on_one_host = table != nullptr && table->stage == HostTable::Stage::kOneHost;
   if (!known) {
-    const auto doing = roster_.names().describe(page_.view().activity());
+    const auto doing = peers_.names().describe(page_.view().activity());
     const Failure failure{
         FailureKind::kDead,
         {{group_.rank, own_.host, own_.process.pid, kRaised, cause, doing}},
@@ -273,7 +273,7 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
   }
 }
 
-void Monitor::linger() const {
+void Monitor::await_delivery() const {
   if (page_.view().presence() == Presence::kLeft) {
     if (threads_->flush(heard_by_) && group_.rank == 0 && has_lease_) {
       std::this_thread::sleep_for(kTimeToHear);
@@ -291,7 +291,7 @@ void Monitor::leave() {
   const bool keeps = has_lease_ && channel_->table()->keeper_plus_1 == group_.rank + 1;
   if (has_lease_ && !failed() && (keeps || group_.rank == 0)) {
     threads_->leave();
-    heard_by_ = time_to_tell();
+    heard_by_ = delivery_deadline();
   }
 }
 

@@ -17,14 +17,14 @@
 #include "calls.h"
 #include "channel_threads.h"
 #include "failure.h"
-#include "journal.h"
+#include "log_queue.h"
 #include "page.h"
-#include "patience.h"
-#include "roster.h"
+#include "peer_table.h"
+#include "stall_timeouts.h"
 
 namespace ddpx::health {
 
-// What a monitor may ask of one wrapper. Called on the sentry's thread; must not wait.
+// What a monitor may ask of one wrapper. Called on the watchdog's thread; must not wait.
 class Subject {
  public:
   virtual ~Subject() = default;
@@ -34,7 +34,7 @@ class Subject {
 };
 
 // Made for a group, and kept until the group is gone or the process ends. Reducers note on `page`
-// what they do; the sentry's thread calls `look` a few times a second. Nobody waits for a monitor
+// what they do; the watchdog's thread calls `look` a few times a second. Nobody waits for a monitor
 // but who has met an error, or waits for a peer anyway. Thread-safe.
 class Monitor : public std::enable_shared_from_this<Monitor> {
  public:
@@ -63,10 +63,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   OwnPage& page() {
     return page_;
   }
-  Roster& roster() {
-    return roster_;
+  PeerTable& peers() {
+    return peers_;
   }
-  // Adds ranks that have become known to the roster.
+  // Adds ranks that have become known to the peers.
   void meet();
   uint64_t sequence() const {
     return group_.sequence();
@@ -91,9 +91,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void explain_error(const std::string& said);
 
   // A step has come to its end: other hosts may compare it with theirs.
-  void add_sample(const Trail& trail) {
+  void add_sample(const StepCalls& calls) {
     if (has_lease_.load(std::memory_order_relaxed)) {
-      samples_.add(trail);
+      samples_.add(calls);
     }
   }
 
@@ -139,19 +139,19 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // ---- the end of this rank ------------------------------------------------------------------
 
   // Its script ends with an error. Where the store has to be told it waits for that until then, at
-  // most; see time_to_tell().
+  // most; see delivery_deadline().
   void fail(const std::string& cause, std::chrono::steady_clock::time_point deadline);
-  static std::chrono::steady_clock::time_point time_to_tell();
+  static std::chrono::steady_clock::time_point delivery_deadline();
 
   // Until others have heard of that: the store may end with this process.
-  void linger() const;
+  void await_delivery() const;
 
   // Its script, or its group, has come to its end.
   void leave();
 
   // SIGTERM has come: this rank ends, though nothing may be wrong with it.
-  void be_told() {
-    page_.be_told();
+  void mark_terminated() {
+    page_.mark_terminated();
   }
 
   // Another group has taken this one's place: there is nothing to watch or to report any more.
@@ -159,7 +159,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     retired_ = true;
   }
 
-  // ---- for the sentry ------------------------------------------------------------------------
+  // ---- for the watchdog ------------------------------------------------------------------------
 
   bool gone() const {
     return retired_ || group_.gone();
@@ -183,7 +183,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool any_unknown() const;
   std::optional<Failure> find_store_lost(StoreState least) const;
   std::optional<Failure> find_failure(bool also_left) const;
-  bool was_told() const;
+  bool is_terminated() const;
   int64_t waited_ns(const Activity& own) const;
   void look_for_failures();
   void look_for_stalls();
@@ -205,7 +205,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   const uint64_t token_;
   OwnPage page_;
   const Introduction own_;
-  Roster roster_;
+  PeerTable peers_;
   CallSamples samples_;
   std::shared_ptr<HostChannel> channel_;
   std::unique_ptr<ChannelThreads> threads_;  // of the channel
@@ -223,7 +223,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::atomic<int64_t> awake_ns_{0};    // since when this process has not been stopped
 
   // Of the watchdog's thread.
-  StallWatch stalls_;
+  StallTimer stalls_;
   int64_t asked_ns_ =
       0;  // since when a long wait needs the states of other hosts; 0: there is none
   int64_t looked_ns_ = 0;

@@ -62,10 +62,10 @@ struct TimeToLook {
   milliseconds until_error_stands;
 };
 
-TimeToLook time_to_look(Turn turn, bool any_far) {
+TimeToLook time_to_look(Turn turn, bool any_remote) {
   const int place = static_cast<int>(turn);
   const auto near = kTimeToSee + place * kTurn;
-  return {std::min(near, kTimeToSee), any_far ? kTimeToSeeFar + place * kTurnFar : near};
+  return {std::min(near, kTimeToSee), any_remote ? kTimeToSeeFar + place * kTurnFar : near};
 }
 
 }  // namespace
@@ -78,7 +78,7 @@ void Monitor::raise_if_failed(const std::string& said) {
   found->said = said;
   const auto& failure = found->failure;
   const std::string name = error_name(failure.kind);
-  if (failure.casualties.empty()) {
+  if (failure.lost.empty()) {
     page_.fail(name + ": " + failure.how, std::nullopt);
   } else {
     const bool stalled = failure.kind == FailureKind::kStalled;
@@ -106,15 +106,15 @@ std::optional<Failure> Monitor::find_failure(bool also_left) const {
   if (auto declared = find_declared()) {
     return declared;
   }
-  auto dead = roster_.find_dead(also_left);
+  auto dead = peers_.find_dead(also_left);
   // A rank may have declared a failure and ended because of it since.
   auto declared = dead ? find_declared() : std::nullopt;
   return declared ? declared : dead;
 }
 
 // Of a job that was told to end, ranks end one after the other, and none is to blame.
-bool Monitor::was_told() const {
-  return page_.view().presence() == Presence::kTold;
+bool Monitor::is_terminated() const {
+  return page_.view().presence() == Presence::kTerminated;
 }
 
 std::optional<RankReport> Monitor::report() const {
@@ -131,10 +131,10 @@ std::optional<RankReport> Monitor::report() const {
       std::nullopt,
       {},
       {},
-      roster_.rank_names()};
+      peers_.rank_names()};
   if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
     found.bucket = own.bucket;
-    found.params = roster_.names().params(own.model, own.bucket);
+    found.params = peers_.names().params(own.model, own.bucket);
   }
   return found;
 }
@@ -154,7 +154,7 @@ void Monitor::declare(Failure failure) {
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
-  log(Level::kError, "rank_failed", failure.describe(roster_.rank_names()), failure.first_rank());
+  log(Level::kError, "rank_failed", failure.describe(peers_.rank_names()), failure.first_rank());
   if (table == nullptr) {
     threads_->post_failure(failure.to_text());  // once the store answers
   }
@@ -174,7 +174,7 @@ void Monitor::explain_error(const std::string& said) {
   const auto turn = turn_of(own, waited_before, said);
   // As they are when the error comes. Late ranks may come during the search for its cause.
   auto missing =
-      turn == Turn::kOutwaited ? roster_.missing(own, page_.view().progress()) : std::vector<int>();
+      turn == Turn::kOutwaited ? peers_.missing(own, page_.view().progress()) : std::vector<int>();
   want_states();
   threads_->look(awake_ns_);
   auto start = now_ns();
@@ -184,8 +184,8 @@ void Monitor::explain_error(const std::string& said) {
     raise_if_failed(said);
     meet();
     want_states();
-    const bool any_far = roster_.any_far();
-    const auto time = time_to_look(turn, any_far);
+    const bool any_remote = peers_.any_remote();
+    const auto time = time_to_look(turn, any_remote);
     const auto now = now_ns();
     if (now - std::exchange(last, now) > kStoppedNs) {
       start = now;  // other ranks may have written what this one has not read yet
@@ -213,11 +213,11 @@ void Monitor::explain_error(const std::string& said) {
     std::unique_lock<std::mutex> lock(mutex_);
     declared_.wait_for(lock, kBetweenLooks, [this] { return failure_.has_value(); });
   }
-  const auto first = roster_.peer(0);
+  const auto first = peers_.peer(0);
   auto failure = first && !first->local() ? find_store_lost(StoreState::kLost) : std::nullopt;
   if (!failure && turn == Turn::kOutwaited) {
-    if (roster_.any_far()) {  // nothing new was known of other hosts before this rank asked
-      missing = roster_.missing(own, page_.view().progress());
+    if (peers_.any_remote()) {  // nothing new was known of other hosts before this rank asked
+      missing = peers_.missing(own, page_.view().progress());
     }
     failure = find_stall(own, waited_before, std::move(missing));
   }
@@ -230,23 +230,23 @@ void Monitor::explain_error(const std::string& said) {
 // The cause of an error that came at `start_ns`. Silence counts after all ranks have had time to
 // write what they know.
 std::optional<Failure> Monitor::find_cause(int64_t start_ns, bool silence_counts) const {
-  auto failure = find_failure(/*also_left=*/!was_told());
+  auto failure = find_failure(/*also_left=*/!is_terminated());
   if (failure || !silence_counts) {
     return failure;
   }
   const auto store = threads_->store_state();
   if (store >= StoreState::kLost) {
-    return roster_.find_unknown(/*store_answers=*/false);
+    return peers_.find_unknown(/*store_answers=*/false);
   }
   const auto* table = channel_->table();
   if (store == StoreState::kAnswers && table != nullptr) {  // messages are late in a slow store
-    failure = roster_.find_silent(start_ns, table->read_ns);
+    failure = peers_.find_silent(start_ns, table->read_ns);
   }
-  return failure ? failure : roster_.find_unknown(/*store_answers=*/true);
+  return failure ? failure : peers_.find_unknown(/*store_answers=*/true);
 }
 
 bool Monitor::any_unknown() const {
-  return roster_.find_unknown(/*store_answers=*/true).has_value();
+  return peers_.find_unknown(/*store_answers=*/true).has_value();
 }
 
 // Without the store, ranks cannot hear of failures of other hosts. Before all ranks are known, this
@@ -260,11 +260,11 @@ std::optional<Failure> Monitor::find_store_lost(StoreState least) const {
     return std::nullopt;
   }
   if (stage == HostTable::Stage::kManyHosts) {
-    return roster_.store_lost(state != StoreState::kEnded);
+    return peers_.store_lost(state != StoreState::kEnded);
   }
-  const bool first_is_unknown = group_.rank != 0 && !roster_.peer(0);
+  const bool first_is_unknown = group_.rank != 0 && !peers_.peer(0);
   return first_is_unknown && state == StoreState::kEnded
-             ? roster_.find_unknown(/*store_answers=*/false)
+             ? peers_.find_unknown(/*store_answers=*/false)
              : std::nullopt;
 }
 
@@ -282,7 +282,7 @@ void Monitor::await_lease_of_host() {
       failure = find_store_lost(StoreState::kEnded);
     }
     if (!failure && now - start > group_.lease_ns / 3 * 2) {
-      failure = roster_.store_lost(/*silent=*/true);
+      failure = peers_.store_lost(/*silent=*/true);
     }
     if (failure) {
       declare(std::move(*failure));
@@ -296,15 +296,14 @@ void Monitor::look_for_failures() {
   auto failure = find_failure(/*also_left=*/false);
   const auto own = page_.view().activity();
   const auto waited =
-      std::chrono::nanoseconds(!was_told() && waits_for_peers(own.doing) ? waited_ns(own) : 0);
+      std::chrono::nanoseconds(!is_terminated() && waits_for_peers(own.doing) ? waited_ns(own) : 0);
   if (!failure && waited > kLeftMatters) {
-    failure = roster_.find_dead(/*also_left=*/true);
-    const auto missing = roster_.missing(own, page_.view().progress());
-    const auto did_its_part = [&missing](const Casualty& casualty) {
-      return std::find(missing.begin(), missing.end(), casualty.rank) == missing.end();
+    failure = peers_.find_dead(/*also_left=*/true);
+    const auto missing = peers_.missing(own, page_.view().progress());
+    const auto did_its_part = [&missing](const LostRank& lost_rank) {
+      return std::find(missing.begin(), missing.end(), lost_rank.rank) == missing.end();
     };
-    if (failure && std::erase_if(failure->casualties, did_its_part) > 0 &&
-        failure->casualties.empty()) {
+    if (failure && std::erase_if(failure->lost, did_its_part) > 0 && failure->lost.empty()) {
       failure.reset();
     }
   }

@@ -33,18 +33,18 @@ void Monitor::look_for_stalls() {
   if (!has_heard(waited)) {
     return;
   }
-  auto due = stalls_.look(waits ? own.since_ns : 0, waited, Patience::instance());
-  if (due == StallWatch::Due::kGiveUp && !give_up(waited)) {
-    due = stalls_.look_on(waited, Patience::instance());
+  auto due = stalls_.look(waits ? own.since_ns : 0, waited, StallTimeouts::instance());
+  if (due == StallTimer::Due::kGiveUp && !give_up(waited)) {
+    due = stalls_.look_on(waited, StallTimeouts::instance());
   }
   switch (due) {
-    case StallWatch::Due::kNothing:
-    case StallWatch::Due::kGiveUp:
+    case StallTimer::Due::kNothing:
+    case StallTimer::Due::kGiveUp:
       break;
-    case StallWatch::Due::kWarning:
+    case StallTimer::Due::kWarning:
       warn_of_stall(own, waited);
       break;
-    case StallWatch::Due::kOver:
+    case StallTimer::Due::kOver:
       if (!failed()) {
         log(Level::kInfo,
             "stall_over",
@@ -59,23 +59,23 @@ void Monitor::look_for_stalls() {
 // Whether this rank knows what ranks of other hosts do. It asks for their states when half of the
 // time to the first warning has passed.
 bool Monitor::has_heard(int64_t waited_ns) {
-  const auto& patience = Patience::instance();
-  const auto first_ns = std::min<int64_t>(patience.warn_ns, patience.raise_ns);
+  const auto& timeouts = StallTimeouts::instance();
+  const auto first_ns = std::min<int64_t>(timeouts.warn_ns, timeouts.raise_ns);
   if (waited_ns <= first_ns / 2) {
     asked_ns_ = 0;
     return true;
   }
   want_states();
   asked_ns_ = asked_ns_ == 0 ? looked_ns_ : asked_ns_;
-  return looked_ns_ - asked_ns_ >= kHeardNs || !roster_.any_far();
+  return looked_ns_ - asked_ns_ >= kHeardNs || !peers_.any_remote();
 }
 
 void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
-  const auto missing = roster_.missing(own, page_.view().progress());
+  const auto missing = peers_.missing(own, page_.view().progress());
   std::ostringstream out;
-  out << roster_.rank_names().name(group_.rank)
+  out << peers_.rank_names().name(group_.rank)
       << (own.doing == Doing::kHook ? " has been " : " has waited ") << in_seconds(waited_ns)
-      << " s in " << roster_.names().describe(own);
+      << " s in " << peers_.names().describe(own);
   if (missing.empty()) {
     out << "; all ranks have come so far";
     if (const auto calls = uneven_sequences(own)) {
@@ -89,14 +89,14 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
     }
   }
   for (const int rank : missing) {
-    out << "; missing: rank " << rank << ", " << roster_.describe_missing(rank);
+    out << "; missing: rank " << rank << ", " << peers_.describe_missing(rank);
   }
   log(Level::kWarning, "stalled", out.str(), missing.empty() ? -1 : missing.front());
-  if (!Patience::instance().with_stacks) {
+  if (!StallTimeouts::instance().with_stacks) {
     return;
   }
   for (const int rank : missing) {
-    // A thread of its own: an answer takes a while, and the sentry has to look on.
+    // A thread of its own: an answer takes a while, and the watchdog has to look on.
     std::thread([self = weak_from_this(), rank]() noexcept {
       if (const auto monitor = self.lock()) {
         monitor->log_stack_of(rank);
@@ -115,15 +115,15 @@ void Monitor::log_stack_of(int rank) const noexcept {
 }
 
 std::optional<std::string> Monitor::uneven_sequences(const Activity& own) const {
-  const auto trail = page_.view().trail(own.model, own.step);
-  return trail ? roster_.uneven_sequences(*trail) : std::nullopt;
+  const auto calls = page_.view().calls(own.model, own.step);
+  return calls ? peers_.uneven_sequences(*calls) : std::nullopt;
 }
 
 // Whether it did: in a hook for which no rank is missing there is nothing to give up.
 bool Monitor::give_up(int64_t waited_ns) {
   const auto own = page_.view().activity();
-  auto missing = roster_.missing(own, page_.view().progress());
-  if (missing.empty() && roster_.any_far()) {
+  auto missing = peers_.missing(own, page_.view().progress());
+  if (missing.empty() && peers_.any_remote()) {
     if (looked_ns_ - asked_ns_ < kSilentNs) {
       return false;  // until the next look
     }
@@ -150,28 +150,23 @@ std::optional<Failure> Monitor::find_stall(
   }
   if (missing.empty()) {
     const auto how = "no rank is missing, but the communication has taken " + seconds +
-                     " so far: " + roster_.names().describe(own);
+                     " so far: " + peers_.names().describe(own);
     return own.doing == Doing::kHook ? std::nullopt
                                      : std::make_optional(Failure{FailureKind::kStalled, {}, how});
   }
   Failure failure{FailureKind::kStalled, {}, {}};
   const auto what = "has not come for " + seconds;
   for (const int rank : most_to_blame(std::move(missing))) {
-    if (const auto peer = roster_.peer(rank)) {
+    if (const auto peer = peers_.peer(rank)) {
       const auto& who = peer->introduction();
-      failure.casualties.push_back(
-          {rank,
-           who.host,
-           who.process.pid,
-           what + " (" + roster_.whereabouts(*peer) + ")",
-           {},
-           {}});
+      failure.lost.push_back(
+          {rank, who.host, who.process.pid, what + " (" + peers_.whereabouts(*peer) + ")", {}, {}});
     } else {
-      failure.casualties.push_back(
+      failure.lost.push_back(
           {rank, "unknown", 0, what + ", and has not wrapped its model yet", {}, {}});
     }
   }
-  return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
+  return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
 }
 
 // Of other machines, those that have come as far as this rank, but have told nothing since it asks.
@@ -179,9 +174,9 @@ std::vector<int> Monitor::silent_ranks() const {
   std::vector<int> ranks;
   const auto* table = channel_->table();
   const bool answers = threads_->store_state() == StoreState::kAnswers && table != nullptr;
-  const auto silent = answers ? roster_.find_silent(asked_ns_, table->read_ns) : std::nullopt;
-  for (const auto& casualty : silent ? silent->casualties : std::vector<Casualty>()) {
-    ranks.push_back(casualty.rank);
+  const auto silent = answers ? peers_.find_silent(asked_ns_, table->read_ns) : std::nullopt;
+  for (const auto& lost_rank : silent ? silent->lost : std::vector<LostRank>()) {
+    ranks.push_back(lost_rank.rank);
   }
   return ranks;
 }
@@ -191,11 +186,11 @@ std::vector<int> Monitor::silent_ranks() const {
 std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
   const bool store_silent = threads_->store_state() >= StoreState::kOverdue;
   const auto is_unknown = [&](int rank) {
-    const auto peer = roster_.peer(rank);
+    const auto peer = peers_.peer(rank);
     return store_silent && !(peer && peer->local());
   };
   const auto is_to_blame = [&](int rank) {
-    const auto peer = roster_.peer(rank);
+    const auto peer = peers_.peer(rank);
     const auto activity = peer ? peer->activity() : std::nullopt;
     return !is_unknown(rank) && (!activity || !may_wait(activity->doing) || peer->stopped());
   };
@@ -234,7 +229,7 @@ void Monitor::look_at_self() {
 }
 
 std::optional<std::string> Monitor::stack_of(int rank, milliseconds timeout) const {
-  const auto peer = roster_.peer(rank);
+  const auto peer = peers_.peer(rank);
   if (!peer || !peer->page()) {
     return std::nullopt;
   }
@@ -242,8 +237,8 @@ std::optional<std::string> Monitor::stack_of(int rank, milliseconds timeout) con
   const auto before = layout.stack.num_writes();
   layout.num_stack_requests.fetch_add(1);
   // Bounded, because a clock's nanoseconds overflow.
-  const auto patience = std::clamp<milliseconds>(timeout, milliseconds(0), std::chrono::hours(24));
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const auto timeouts = std::clamp<milliseconds>(timeout, milliseconds(0), std::chrono::hours(24));
+  const auto deadline = std::chrono::steady_clock::now() + timeouts;
   while (layout.stack.num_writes() == before) {
     if (std::chrono::steady_clock::now() >= deadline || peer->watch()->ended()) {
       return std::nullopt;

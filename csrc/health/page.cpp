@@ -12,7 +12,7 @@ uint16_t clamped(std::size_t value) {
 
 // Wrappers that take turns do not soon write over each other.
 std::size_t place_of(uint8_t model, uint32_t step) {
-  return (step + std::size_t{5} * model) % PageLayout::kNumTrails;
+  return (step + std::size_t{5} * model) % PageLayout::kNumSteps;
 }
 
 }  // namespace
@@ -29,16 +29,16 @@ Progress PageView::progress() const {
 
 Presence PageView::presence() const {
   const auto presence = layout().presence.load(std::memory_order_acquire);
-  return presence <= static_cast<uint32_t>(Presence::kTold) ? static_cast<Presence>(presence)
-                                                            : Presence::kThere;
+  return presence <= static_cast<uint32_t>(Presence::kTerminated) ? static_cast<Presence>(presence)
+                                                                  : Presence::kThere;
 }
 
-std::optional<Trail> PageView::trail(uint8_t model, uint32_t step) const {
-  const auto& entry = layout().trails[place_of(model, step)];
+std::optional<StepCalls> PageView::calls(uint8_t model, uint32_t step) const {
+  const auto& entry = layout().step_calls[place_of(model, step)];
   // Twice, so that an entry that is being written for another step is not taken for this one's.
   const auto before = entry.key.load(std::memory_order_acquire);
   const auto key = Progress::unpacked(before);
-  const Trail trail{
+  const StepCalls calls{
       key.model,
       key.step,
       key.num_launched,
@@ -48,8 +48,8 @@ std::optional<Trail> PageView::trail(uint8_t model, uint32_t step) const {
       entry.num_bytes.load(std::memory_order_acquire),
       entry.wrapper.load(std::memory_order_acquire)};
   const auto after = entry.key.load(std::memory_order_acquire);
-  const bool found = before == after && trail.model == model && trail.step == step;
-  return found && trail.num_launched > 0 ? std::make_optional(trail) : std::nullopt;
+  const bool found = before == after && calls.model == model && calls.step == step;
+  return found && calls.num_launched > 0 ? std::make_optional(calls) : std::nullopt;
 }
 
 OwnPage::OwnPage(uint64_t token, int world_size)
@@ -58,27 +58,27 @@ OwnPage::OwnPage(uint64_t token, int world_size)
           "the status page of a rank")),
       view_(shm::map_shared(fd_.get())) {
   view_.layout().token.store(token, std::memory_order_relaxed);
-  note(Doing::kOutside, Trail{kNoModel, 0, 0, 0, 0, 0}, 0);
+  note(Doing::kOutside, StepCalls{kNoModel, 0, 0, 0, 0, 0}, 0);
 }
 
-void OwnPage::note(Doing doing, const Trail& trail, std::size_t bucket) {
+void OwnPage::note(Doing doing, const StepCalls& calls, std::size_t bucket) {
   auto& layout = view_.layout();
-  const Activity activity{doing, trail.model, clamped(bucket), trail.step, now_ns()};
+  const Activity activity{doing, calls.model, clamped(bucket), calls.step, now_ns()};
   layout.since_ns.store(activity.since_ns, std::memory_order_relaxed);
   layout.activity.store(activity.packed(), std::memory_order_release);
-  layout.progress.store(trail.progress(doing).packed(), std::memory_order_release);
+  layout.progress.store(calls.progress(doing).packed(), std::memory_order_release);
 }
 
-void OwnPage::publish(const Trail& trail) {
+void OwnPage::publish(const StepCalls& calls) {
   auto& layout = view_.layout();
-  auto& entry = layout.trails[place_of(trail.model, trail.step)];
-  const auto progress = trail.progress(Doing::kBackward).packed();
+  auto& entry = layout.step_calls[place_of(calls.model, calls.step)];
+  const auto progress = calls.progress(Doing::kBackward).packed();
   entry.key.store(0, std::memory_order_release);
-  entry.digest.store(trail.digest, std::memory_order_release);
-  entry.sequence.store(trail.sequence, std::memory_order_release);
-  entry.results.store(trail.results, std::memory_order_release);
-  entry.num_bytes.store(trail.num_bytes, std::memory_order_release);
-  entry.wrapper.store(trail.wrapper, std::memory_order_release);
+  entry.digest.store(calls.digest, std::memory_order_release);
+  entry.sequence.store(calls.sequence, std::memory_order_release);
+  entry.results.store(calls.results, std::memory_order_release);
+  entry.num_bytes.store(calls.num_bytes, std::memory_order_release);
+  entry.wrapper.store(calls.wrapper, std::memory_order_release);
   entry.key.store(progress, std::memory_order_release);
   layout.progress.store(progress, std::memory_order_release);
 }
@@ -88,9 +88,10 @@ void OwnPage::leave() {
   view_.layout().presence.compare_exchange_strong(there, static_cast<uint32_t>(Presence::kLeft));
 }
 
-void OwnPage::be_told() {
+void OwnPage::mark_terminated() {
   auto there = static_cast<uint32_t>(Presence::kThere);
-  view_.layout().presence.compare_exchange_strong(there, static_cast<uint32_t>(Presence::kTold));
+  view_.layout().presence.compare_exchange_strong(
+      there, static_cast<uint32_t>(Presence::kTerminated));
 }
 
 void OwnPage::fail(const std::string& cause, std::optional<int> culprit) {

@@ -18,13 +18,13 @@ namespace ddpx::health {
 
 enum class Presence : uint32_t {
   kThere = 0,
-  kFailing = 1,  // its script ends because of an error; `cause` says which
-  kLeft = 2,     // its process group was destroyed, or its script came to its end
-  kTold = 3,     // somebody told it to end, by SIGTERM
+  kFailing = 1,     // its script ends because of an error; `cause` says which
+  kLeft = 2,        // its process group was destroyed, or its script came to its end
+  kTerminated = 3,  // somebody told it to end, by SIGTERM
 };
 
 // What a rank has launched in one step of one wrapper, to be compared with what others have.
-struct Trail {
+struct StepCalls {
   uint8_t model = 0;
   uint32_t step = 0;
   uint16_t num_launched = 0;
@@ -63,7 +63,7 @@ struct PageLayout {
   std::atomic<uint32_t> num_stack_requests;
   SharedText<32768> stack;  // answers to them
 
-  struct TrailEntry {
+  struct CallsEntry {
     std::atomic<uint64_t> key;  // model, step and launches: Progress, packed
     std::atomic<uint64_t> digest;
     std::atomic<uint64_t> sequence;
@@ -71,8 +71,8 @@ struct PageLayout {
     std::atomic<uint64_t> num_bytes;
     std::atomic<uint32_t> wrapper;
   };
-  static constexpr std::size_t kNumTrails = 16;
-  std::array<TrailEntry, kNumTrails> trails;
+  static constexpr std::size_t kNumSteps = 16;
+  std::array<CallsEntry, kNumSteps> step_calls;
   HostTable host;  // of use on the page of the host's first member; the last member, as it grows
 
   static std::size_t num_bytes(int world_size) {
@@ -97,7 +97,7 @@ class PageView {
   Progress progress() const;
   Presence presence() const;
   // None if it was long ago, or has not begun.
-  std::optional<Trail> trail(uint8_t model, uint32_t step) const;
+  std::optional<StepCalls> calls(uint8_t model, uint32_t step) const;
 
  private:
   std::shared_ptr<shm::Mapping> mapping_;
@@ -116,12 +116,12 @@ class OwnPage {
   }
 
   // For threads that hold the mutex of the reducer that it is about.
-  void note(Doing doing, const Trail& trail, std::size_t bucket);
-  void publish(const Trail& trail);
+  void note(Doing doing, const StepCalls& calls, std::size_t bucket);
+  void publish(const StepCalls& calls);
 
   // Only the first end counts, but that a failing rank may have seemed to end in another way.
   void leave();
-  void be_told();
+  void mark_terminated();
   void fail(const std::string& cause, std::optional<int> culprit);
 
  private:

@@ -10,7 +10,7 @@
 
 namespace ddpx::health {
 
-// Owned by the roster. Immutable, and thread-safe.
+// Owned by the peers. Immutable, and thread-safe.
 class Peer {
  public:
   // A peer is local if this process can open its status page, or sees its process with the claimed

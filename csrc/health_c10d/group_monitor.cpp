@@ -62,7 +62,7 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
   described.abort = [weak] {
-    // On a thread of its own: NCCL may take long, and the sentry has more to do.
+    // On a thread of its own: NCCL may take long, and the watchdog has more to do.
     std::thread([weak] {
       const auto held = weak.lock();
       try {

@@ -8,7 +8,7 @@
 
 #include "../buckets/bucket_plan.h"
 #include "../comm/in_flight_reduction.h"
-#include "../health/step_notes.h"
+#include "../health/step_tracker.h"
 #include "recording.h"
 #include "step_clock.h"
 
@@ -83,16 +83,16 @@ class StepObserver {
   }
 
   // The state of this wrapper's steps that is published to peers.
-  health::StepNotes& peers() {
+  health::StepTracker& peers() {
     return peers_;
   }
-  const health::StepNotes& peers() const {
+  const health::StepTracker& peers() const {
     return peers_;
   }
 
  private:
   StepClock clock_;
-  health::StepNotes peers_;
+  health::StepTracker peers_;
   std::vector<std::shared_ptr<Recording>> recordings_;
 };
 

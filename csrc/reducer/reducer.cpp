@@ -54,7 +54,7 @@ Reducer::~Reducer() {
 
 // Peers learn of this wrapper.
 void Reducer::register_with_group() {
-  context_.observer.peers() = health::StepNotes(context_.collective->monitor(), weak_from_this());
+  context_.observer.peers() = health::StepTracker(context_.collective->monitor(), weak_from_this());
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }
@@ -688,7 +688,7 @@ void Reducer::number_as_constructed() {
 void Reducer::continue_from(Reducer& older) {
   int64_t num_steps = 0;
   std::vector<std::shared_ptr<Recording>> recordings;
-  health::StepNotes peers;
+  health::StepTracker peers;
   {
     const auto lock = older.context_.mutex.lock_to_change();
     peers = older.context_.observer.peers();

@@ -147,7 +147,7 @@ def from_report(report: _C.RankReport) -> RankError:
     """Returns the exception for a report of the core. The core calls this function."""
     lost = tuple(
         LostRank(each.rank, each.host, each.pid, each.what, each.cause, each.last_seen)
-        for each in report.casualties
+        for each in report.lost
     )
     return _KINDS[report.kind](
         report.text,

@@ -26,14 +26,14 @@ _thread: threading.Thread | None = None
 def start() -> None:
     """Starts the thread that takes facts from the watch; it sleeps unless there are any."""
     global _thread
-    _C.open_health_journal()
+    _C.open_health_log()
     _thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
     _thread.start()
 
 
 def stop() -> None:
     """What has been said already is logged first."""
-    _C.close_health_journal()
+    _C.close_health_log()
     if _thread is not None:
         _thread.join(_JOIN_S)
 

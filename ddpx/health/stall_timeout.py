@@ -75,7 +75,7 @@ def _apply(of_script: dict[str, float | bool]) -> None:
     if warn is not None and error is not None and warn != math.inf and error < warn:
         raise _error_before_warning(warn, error)
     chosen = {**_DEFAULTS, **set_values}
-    _C.set_patience(_limit(chosen["warn"]), _limit(chosen["error"]), bool(chosen["stacks"]))
+    _C.set_stall_timeouts(_limit(chosen["warn"]), _limit(chosen["error"]), bool(chosen["stacks"]))
 
 
 def _limit(seconds: float) -> float | None:

@@ -3,14 +3,14 @@
 
 #include <gtest/gtest.h>
 
-#include "lookout.h"
+#include "local_ranks.h"
 
 namespace ddpx::health {
 namespace {
 
 // One of the same contents on all ranks.
-Trail sample_of(uint32_t step, uint32_t wrapper = 0) {
-  return Trail{model_of(wrapper), step, 3, 77, 0, 1000 + step, 4096, wrapper};
+StepCalls sample_of(uint32_t step, uint32_t wrapper = 0) {
+  return StepCalls{model_of(wrapper), step, 3, 77, 0, 1000 + step, 4096, wrapper};
 }
 
 void add_steps(CallSamples& samples, uint32_t first, uint32_t last) {

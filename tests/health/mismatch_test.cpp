@@ -1,8 +1,8 @@
 // Ranks whose calls differ, and who says so.
 #include <gtest/gtest.h>
 
-#include "health/step_notes.h"
-#include "lookout.h"
+#include "health/step_tracker.h"
+#include "local_ranks.h"
 
 namespace ddpx::health {
 namespace {
@@ -40,7 +40,7 @@ class StepsTest : public testing::Test {
   }
 
   Ranks ranks{"AAA"};
-  std::vector<StepNotes> notes;
+  std::vector<StepTracker> notes;
 };
 
 TEST_F(StepsTest, WhoseResultsDifferWaitsForWhoIsNotThrough) {
@@ -116,10 +116,10 @@ TEST_F(StepsTest, AHookThatRaisedWaitsForNobodyAndItsRankIsMissing) {
   const auto raised = ranks[1].page().view().activity();
   EXPECT_FALSE(may_wait(raised.doing));
   EXPECT_TRUE(
-      contains(ranks[1].roster().names().describe(raised), "step 1, phase communication hook of "));
+      contains(ranks[1].peers().names().describe(raised), "step 1, phase communication hook of "));
   notes[0].note(Doing::kWaiting, 0);
   const auto& page = ranks[0].page().view();
-  EXPECT_EQ(ranks[0].roster().missing(page.activity(), page.progress()), std::vector<int>{1});
+  EXPECT_EQ(ranks[0].peers().missing(page.activity(), page.progress()), std::vector<int>{1});
 }
 
 // It may have written into a bucket that was on its way through it, and has an error of its own.
@@ -145,10 +145,10 @@ TEST_F(StepsTest, NorWhereItThenBrokeOff) {
 }
 
 // A rank may come to the end of no step before that: its first one broke off, say.
-TEST(StepNotesTest, BeforeTheFirstStepThereIsNoneToCompare) {
+TEST(StepTrackerTest, BeforeTheFirstStepThereIsNoneToCompare) {
   const auto store = std::make_shared<FakeStore>();
   std::vector<std::shared_ptr<Monitor>> monitors;
-  std::vector<StepNotes> notes;
+  std::vector<StepTracker> notes;
   for (const int rank : {0, 1}) {
     auto group = group_of(rank, 2);
     group.same_sequence = true;
@@ -158,7 +158,7 @@ TEST(StepNotesTest, BeforeTheFirstStepThereIsNoneToCompare) {
     notes.emplace_back(monitors.back(), std::weak_ptr<Subject>());
     notes.back().number_as_constructed();
   }
-  ASSERT_TRUE(eventually([&] { return monitors[0]->roster().peer(1) != nullptr; }));
+  ASSERT_TRUE(eventually([&] { return monitors[0]->peers().peer(1) != nullptr; }));
   for (const uint32_t rank : {0, 1}) {
     notes[rank].begin_step(1 - rank);
     notes[rank].note_launch(64, 0);

@@ -1,17 +1,17 @@
-// Monitors of several ranks, with the sentry and couriers at work.
+// Monitors of several ranks, with their threads.
 #include "health/monitor.h"
 
 #include <gtest/gtest.h>
 
 #include "health/fields.h"
-#include "lookout.h"
+#include "local_ranks.h"
 
 namespace ddpx::health {
 namespace {
 
 TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
   Ranks ranks("AAA");
-  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   for (const std::size_t rank : {0, 2}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }));
     EXPECT_TRUE(eventually([&] { return ranks.num_aborts(rank) == 1; }));
@@ -26,10 +26,10 @@ TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
   const auto store = std::make_shared<FakeStore>();
   const auto waits = Monitor::create(group_of(0, 2), access_to(store));
   const auto late = Monitor::create(group_of(1, 2), access_to(store));
-  late->fail("ValueError: no", Monitor::time_to_tell());
+  late->fail("ValueError: no", Monitor::delivery_deadline());
   EXPECT_TRUE(store->has("ddpx/health/event/0"));
   ASSERT_TRUE(eventually([&] { return waits->failed(); }));
-  EXPECT_EQ(waits->report()->failure.casualties.front().cause, "ValueError: no");
+  EXPECT_EQ(waits->report()->failure.lost.front().cause, "ValueError: no");
   waits->retire();
   late->retire();
 }
@@ -38,42 +38,42 @@ TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
   const auto store = std::make_shared<FakeStore>();
   {
     const auto early = Monitor::create(group_of(1, 2), access_to(store));
-    early->fail("ValueError: no", Monitor::time_to_tell());
+    early->fail("ValueError: no", Monitor::delivery_deadline());
     early->retire();
   }
   const auto late = Monitor::create(group_of(0, 2), access_to(store));
   ASSERT_TRUE(eventually([&] { return late->failed(); }));
-  EXPECT_EQ(late->report()->failure.casualties.front().cause, "ValueError: no");
+  EXPECT_EQ(late->report()->failure.lost.front().cause, "ValueError: no");
   late->retire();
 }
 
 TEST(MonitorTest, AnExceptionReachesRanksOfOtherMachines) {
   Ranks ranks("AB");
-  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  EXPECT_EQ(ranks[0].report()->failure.casualties.front().cause, "ValueError: no");
+  EXPECT_EQ(ranks[0].report()->failure.lost.front().cause, "ValueError: no");
 }
 
 TEST(MonitorTest, WhatOneMachineFindsAllHear) {
   Ranks ranks("AABB");
-  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   for (const std::size_t rank : {0, 2, 3}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); })) << rank;
-    EXPECT_EQ(ranks[rank].report()->failure.casualties.front().rank, 1);
+    EXPECT_EQ(ranks[rank].report()->failure.lost.front().rank, 1);
   }
 }
 
 TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
   Ranks ranks("AAB");
-  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   const auto start = std::chrono::steady_clock::now();
-  ranks[0].fail("RankFailure", Monitor::time_to_tell());
-  ranks[0].linger();
+  ranks[0].fail("RankFailure", Monitor::delivery_deadline());
+  ranks[0].await_delivery();
   // Other hosts have had time to hear. The store, which was rank 0's, would now be lost.
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(400));
   ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }));
-  EXPECT_EQ(ranks[2].report()->failure.casualties.front().rank, 1);
+  EXPECT_EQ(ranks[2].report()->failure.lost.front().rank, 1);
 }
 
 TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
@@ -128,7 +128,7 @@ TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
     store->answer();
   });
   EXPECT_EQ(error_of([&] { second->explain_error("broken"); }), "no error");
-  EXPECT_TRUE(second->roster().peer(0)) << "they have met";
+  EXPECT_TRUE(second->peers().peer(0)) << "they have met";
   slow.join();
   first->retire();
   second->retire();
@@ -147,7 +147,7 @@ TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
     first = Monitor::create(group_of(0, 2), access_to(store));
   });
   EXPECT_EQ(error_of([&] { second->explain_error("broken"); }), "no error");
-  EXPECT_TRUE(second->roster().peer(0)) << "they have met";
+  EXPECT_TRUE(second->peers().peer(0)) << "they have met";
   slow.join();
   first->retire();
   second->retire();
@@ -205,7 +205,7 @@ TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitFor
   EXPECT_FALSE(waits->failed()) << "though the store may only be slow";
   store->lose();
   ASSERT_TRUE(eventually([&] { return waits->failed(); }, 5));
-  EXPECT_EQ(waits->report()->failure.casualties.size(), 1);
+  EXPECT_EQ(waits->report()->failure.lost.size(), 1);
   EXPECT_EQ(waits->report()->failure.first_rank(), 0);
   EXPECT_FALSE(computes->failed());
   waits->retire();
@@ -258,10 +258,10 @@ TEST(LeaseTest, AHostWithoutRanksIsLost) {
   for (const std::size_t rank : {0, 1}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 5)) << rank;
     const auto failure = ranks[rank].report()->failure;
-    EXPECT_EQ(failure.casualties.size(), 1u);
+    EXPECT_EQ(failure.lost.size(), 1u);
     EXPECT_EQ(failure.first_rank(), 2);
-    EXPECT_TRUE(contains(failure.casualties.front().what, "has not been heard of for 1.5"))
-        << failure.casualties.front().what;
+    EXPECT_TRUE(contains(failure.lost.front().what, "has not been heard of for 1.5"))
+        << failure.lost.front().what;
   }
 }
 
@@ -278,7 +278,7 @@ TEST(LeaseTest, ASilentStoreIsALostHost) {
   constexpr int64_t kLease = 1'500'000'000;
   Ranks ranks("AB", kLease);
   ranks.store->hang();
-  ranks[1].page().note(Doing::kWaiting, Trail{0, 3, 1, 0, 0, 0}, 0);
+  ranks[1].page().note(Doing::kWaiting, StepCalls{0, 3, 1, 0, 0, 0}, 0);
   ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }, 5));
   EXPECT_EQ(ranks[1].report()->failure.first_rank(), 0);
   EXPECT_TRUE(contains(ranks[1].report()->text(), "the store does not answer"));
@@ -303,7 +303,7 @@ TEST(LeaseTest, AHostThatHasLostItsLeaseMakesNoStep) {
 TEST(LeaseTest, TheStoreMayEndAfterRankZeroHasLeft) {
   Ranks ranks("AB");
   ranks[0].leave();
-  ranks[0].linger();
+  ranks[0].await_delivery();
   ranks.store->lose();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
@@ -316,7 +316,7 @@ TEST(LeaseTest, AHostThatHasLeftIsNotLost) {
   ranks[1].leave();
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   ranks[2].leave();
-  ranks[2].linger();
+  ranks[2].await_delivery();
   std::this_thread::sleep_for(std::chrono::milliseconds(3000));
   EXPECT_FALSE(ranks[0].failed());
   EXPECT_EQ(error_of([&] { ranks[0].await_lease(); }), "no error");
@@ -336,10 +336,10 @@ TEST(LeaseTest, WithoutTheStoreRanksMakeNoStep) {
 
 TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");
-  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   std::thread asked([&] {
-    auto& journal = Journal::instance();
-    while (const auto record = journal.next()) {
+    auto& queue = LogQueue::instance();
+    while (const auto record = queue.next()) {
       if (record->event == "stack_wanted" && record->token == ranks[1].token()) {
         ranks[1].answer_stack_request("the stack");
         return;
@@ -347,23 +347,23 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
     }
   });
   const auto stack = ranks[0].stack_of(1, std::chrono::milliseconds(5000));
-  Journal::instance().close();
+  LogQueue::instance().close();
   asked.join();
-  Journal::instance().open();
+  LogQueue::instance().open();
   ASSERT_TRUE(stack);
   EXPECT_EQ(*stack, "the stack");
   EXPECT_FALSE(ranks[0].stack_of(1, std::chrono::milliseconds(50)));
 }
 
 TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
-  auto& patience = Patience::instance();
-  patience.raise_ns = 300'000'000;
+  auto& timeouts = StallTimeouts::instance();
+  timeouts.raise_ns = 300'000'000;
   Ranks ranks("AA");
-  const Trail ours{0, 3, 1, 0, 0, 0};
-  ranks[1].page().note(Doing::kForward, Trail{0, 3, 0, 0, 0, 0}, 0);
+  const StepCalls ours{0, 3, 1, 0, 0, 0};
+  ranks[1].page().note(Doing::kForward, StepCalls{0, 3, 0, 0, 0, 0}, 0);
   ranks[0].page().note(Doing::kWaiting, ours, 0);
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  patience.raise_ns = Patience::kNever;
+  timeouts.raise_ns = StallTimeouts::kNever;
   ASSERT_TRUE(ranks[0].failed());
   EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kStalled);
   // The late one learns that nobody waits any more.
@@ -373,69 +373,69 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
 }
 
 TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {
-  auto& patience = Patience::instance();
-  patience.raise_ns = 300'000'000;
+  auto& timeouts = StallTimeouts::instance();
+  timeouts.raise_ns = 300'000'000;
   Ranks ranks("AA");
-  const Trail ours{0, 3, 1, 0, 0, 0};
+  const StepCalls ours{0, 3, 1, 0, 0, 0};
   for (const std::size_t rank : {0, 1}) {
     ranks[rank].page().publish(ours);
     ranks[rank].page().note(Doing::kWaiting, ours, 0);
   }
   EXPECT_TRUE(eventually([&] { return ranks[0].failed() && ranks[1].failed(); }));
-  patience.raise_ns = Patience::kNever;
+  timeouts.raise_ns = StallTimeouts::kNever;
   const auto text = error_of([&] { ranks[0].raise_if_failed(); });
   EXPECT_TRUE(contains(text, "no rank is missing, but the communication has taken")) << text;
   EXPECT_FALSE(contains(text, "shrink")) << text;
 }
 
 TEST(MonitorTest, OfOtherMachinesOnlyTheLateAreBlamed) {
-  auto& patience = Patience::instance();
-  patience.raise_ns = 300'000'000;
+  auto& timeouts = StallTimeouts::instance();
+  timeouts.raise_ns = 300'000'000;
   Ranks ranks("ABB");
-  const Trail ours{0, 3, 1, 0, 0, 0};
-  ranks[2].page().note(Doing::kForward, Trail{0, 3, 0, 0, 0, 0}, 0);
+  const StepCalls ours{0, 3, 1, 0, 0, 0};
+  ranks[2].page().note(Doing::kForward, StepCalls{0, 3, 0, 0, 0, 0}, 0);
   for (const std::size_t rank : {0, 1}) {
     ranks[rank].page().publish(ours);
     ranks[rank].page().note(Doing::kWaiting, ours, 0);
   }
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  patience.raise_ns = Patience::kNever;
+  timeouts.raise_ns = StallTimeouts::kNever;
   const auto report = ranks[0].report();
   ASSERT_TRUE(report);
-  ASSERT_EQ(report->failure.casualties.size(), 1u);
-  EXPECT_EQ(report->failure.casualties.front().rank, 2);
+  ASSERT_EQ(report->failure.lost.size(), 1u);
+  EXPECT_EQ(report->failure.lost.front().rank, 2);
 }
 
 TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
-  auto& patience = Patience::instance();
+  auto& timeouts = StallTimeouts::instance();
   Ranks ranks("AA");
-  const Trail theirs{0, 3, 1, 0, 8, 0};
+  const StepCalls theirs{0, 3, 1, 0, 8, 0};
   ranks[1].page().publish(theirs);
   ranks[1].page().note(Doing::kWaiting, theirs, 0);
-  const Trail ours{0, 3, 1, 0, 7, 0};
+  const StepCalls ours{0, 3, 1, 0, 7, 0};
   ranks[0].page().publish(ours);
-  patience.warn_ns = 300'000'000;
+  timeouts.warn_ns = 300'000'000;
   ranks[0].page().note(Doing::kWaiting, ours, 0);
   std::string message;
   while (message.empty()) {
-    const auto record = Journal::instance().next();
+    const auto record = LogQueue::instance().next();
     if (record->event == "stalled" && record->token == ranks[0].token()) {
       message = record->message;
     }
   }
-  patience.warn_ns = 10'000'000'000;
+  timeouts.warn_ns = 10'000'000'000;
   EXPECT_TRUE(contains(message, "before this step (rank 0: 7, rank 1: 8)")) << message;
   EXPECT_FALSE(ranks[0].failed());
-  patience.raise_ns = 300'000'000;
+  timeouts.raise_ns = 300'000'000;
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  patience.raise_ns = Patience::kNever;
+  timeouts.raise_ns = StallTimeouts::kNever;
   const auto text = error_of([&] { ranks[0].raise_if_failed(); });
   EXPECT_TRUE(contains(text, "ranks wait for each other in step 3")) << text;
 }
 
 TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
   Ranks ranks("AAA");
-  const Trail ours{0, 3, 1, 0, 0, 0};
+  const StepCalls ours{0, 3, 1, 0, 0, 0};
   for (const std::size_t rank : {0u, 1u}) {
     ranks[rank].page().publish(ours);
     ranks[rank].page().note(Doing::kWaiting, ours, 0);
@@ -457,12 +457,12 @@ TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
 
 TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
-  ranks[1].page().note(Doing::kOutside, Trail{0, 4, 0, 0, 0, 0}, 0);
+  ranks[1].page().note(Doing::kOutside, StepCalls{0, 4, 0, 0, 0, 0}, 0);
   ranks[1].leave();
-  ranks[0].page().note(Doing::kWaiting, Trail{0, 3, 1, 0, 0, 0}, 0);
+  ranks[0].page().note(Doing::kWaiting, StepCalls{0, 3, 1, 0, 0, 0}, 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(900));
   EXPECT_FALSE(ranks[0].failed());
-  ranks[0].page().note(Doing::kWaiting, Trail{0, 5, 1, 0, 0, 0}, 0);
+  ranks[0].page().note(Doing::kWaiting, StepCalls{0, 5, 1, 0, 0, 0}, 0);
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
   EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kLeft);
 }
@@ -473,14 +473,14 @@ TEST(MonitorTest, ManyThreadsLookAtOnce) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&ranks, rank] {
       for (uint32_t step = 0; step < 500; ++step) {
-        ranks[rank].page().note(Doing::kWaiting, Trail{0, step, 1, 0, 0, 0}, 0);
-        ranks[rank].page().publish(Trail{0, step, 1, 7, 0, 0});
-        const Trail trail{0, step, 1, 7, 0, 0};
-        EXPECT_EQ(ranks[rank].roster().compare(trail, /*is_over=*/true), Comparison::kSame);
+        ranks[rank].page().note(Doing::kWaiting, StepCalls{0, step, 1, 0, 0, 0}, 0);
+        ranks[rank].page().publish(StepCalls{0, step, 1, 7, 0, 0});
+        const StepCalls calls{0, step, 1, 7, 0, 0};
+        EXPECT_EQ(ranks[rank].peers().compare(calls, /*is_over=*/true), Comparison::kSame);
         ranks[rank].report();
       }
       if (rank == 1) {
-        ranks[rank].fail("ValueError: no", Monitor::time_to_tell());
+        ranks[rank].fail("ValueError: no", Monitor::delivery_deadline());
       }
     });
   }

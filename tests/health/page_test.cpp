@@ -6,18 +6,18 @@
 #include <thread>
 
 #include "health/page.h"
-#include "health/step_notes.h"
+#include "health/step_tracker.h"
 
 namespace ddpx::health {
 namespace {
 
-Trail trail(uint8_t model, uint32_t step, uint16_t num_launched = 1) {
-  return Trail{model, step, num_launched, step + uint64_t{100}, 0, 0};
+StepCalls calls(uint8_t model, uint32_t step, uint16_t num_launched = 1) {
+  return StepCalls{model, step, num_launched, step + uint64_t{100}, 0, 0};
 }
 
 TEST(PageTest, NotesAreSeen) {
   OwnPage page(1, /*world_size=*/1);
-  page.note(Doing::kWaiting, trail(2, 9, 4), 3);
+  page.note(Doing::kWaiting, calls(2, 9, 4), 3);
   const auto seen = page.view().activity();
   EXPECT_EQ(seen.doing, Doing::kWaiting);
   EXPECT_EQ(seen.model, 2);
@@ -30,13 +30,13 @@ TEST(PageTest, NotesAreSeen) {
 TEST(PageTest, TrailsStayForSomeSteps) {
   OwnPage page(1, /*world_size=*/1);
   for (uint32_t step = 0; step < 20; ++step) {
-    page.publish(trail(0, step));
+    page.publish(calls(0, step));
   }
-  EXPECT_FALSE(page.view().trail(0, 2));
-  ASSERT_TRUE(page.view().trail(0, 19));
-  EXPECT_EQ(page.view().trail(0, 19)->digest, 119u);
-  EXPECT_TRUE(page.view().trail(0, 5));
-  EXPECT_FALSE(page.view().trail(1, 19));
+  EXPECT_FALSE(page.view().calls(0, 2));
+  ASSERT_TRUE(page.view().calls(0, 19));
+  EXPECT_EQ(page.view().calls(0, 19)->digest, 119u);
+  EXPECT_TRUE(page.view().calls(0, 5));
+  EXPECT_FALSE(page.view().calls(1, 19));
 }
 
 TEST(PageTest, OnlyTheFirstEndCounts) {
@@ -57,9 +57,9 @@ TEST(PageTest, OnlyTheFirstEndCounts) {
 
 TEST(PageTest, WhoWasToldToEndMayStillFail) {
   OwnPage page(1, /*world_size=*/1);
-  page.be_told();
+  page.mark_terminated();
   page.leave();
-  EXPECT_EQ(page.view().presence(), Presence::kTold);
+  EXPECT_EQ(page.view().presence(), Presence::kTerminated);
   page.fail("ValueError: no", std::nullopt);
   EXPECT_EQ(page.view().presence(), Presence::kFailing);
 }
@@ -130,12 +130,12 @@ TEST(PageTest, ATrailIsNeverReadHalf) {
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (uint32_t step = 0; !stop; ++step) {
-      page.publish(trail(0, step * PageLayout::kNumTrails + 1));  // all in one place
+      page.publish(calls(0, step * PageLayout::kNumSteps + 1));  // all in one place
     }
   });
   for (int i = 0; i < 50'000; ++i) {
     const auto step = page.view().progress().step;
-    const auto seen = page.view().trail(0, step);
+    const auto seen = page.view().calls(0, step);
     if (seen) {
       EXPECT_EQ(seen->digest, seen->step + 100);
     }

@@ -24,10 +24,10 @@ TEST(TextsTest, FailuresOfAnyContentTravel) {
   const auto found = Failure::from_text(two_lost().to_text());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, FailureKind::kLeft);
-  ASSERT_EQ(found->casualties.size(), 2u);
+  ASSERT_EQ(found->lost.size(), 2u);
   EXPECT_EQ(found->describe(), two_lost().describe());
-  EXPECT_EQ(found->casualties[1].rank, 4);
-  EXPECT_EQ(found->casualties[0].cause, "ValueError: 5:no");
+  EXPECT_EQ(found->lost[1].rank, 4);
+  EXPECT_EQ(found->lost[0].cause, "ValueError: 5:no");
 }
 
 TEST(TextsTest, OfACutFailureTheWholeCasualtiesRemain) {
@@ -35,8 +35,8 @@ TEST(TextsTest, OfACutFailureTheWholeCasualtiesRemain) {
   for (std::size_t length = 0; length < text.size(); ++length) {
     const auto found = Failure::from_text(text.substr(0, length));
     if (found) {
-      ASSERT_EQ(found->casualties.size(), 1u);
-      EXPECT_EQ(found->casualties[0].host, "a:b\n7:c");
+      ASSERT_EQ(found->lost.size(), 1u);
+      EXPECT_EQ(found->lost[0].host, "a:b\n7:c");
     }
   }
 }

@@ -41,9 +41,9 @@ import ddpx
 from ddpx import _C
 
 # Functions that wait, or end something for the whole process.
-NOT_CALLED = {"next_health_record", "close_health_journal", "fail_rank", "leave_groups"}
+NOT_CALLED = {"next_health_record", "close_health_log", "fail_rank", "leave_groups"}
 # Only the core creates these, and not in a group of one rank. test_bad_input.py tests a Monitor.
-NOT_MADE = {"Casualty", "RankReport", "HealthRecord", "Monitor"}
+NOT_MADE = {"LostRank", "RankReport", "HealthRecord", "Monitor"}
 # Groups would wait for absent peers, so a shared-memory group has at most one rank.
 BY_NAME = {"size": st.sampled_from([1, 0, -1])}
 # For classes without a constructor in the stub: the attribute of another object that gives one, or

@@ -20,7 +20,9 @@ InForce = Callable[[], tuple[float | None, float | None, bool]]
 def in_force(monkeypatch: pytest.MonkeyPatch) -> InForce:
     """What has reached the core last; None stands for never."""
     reached: list[Any] = []
-    monkeypatch.setattr(stall_timeout._C, "set_patience", lambda *values: reached.append(values))
+    monkeypatch.setattr(
+        stall_timeout._C, "set_stall_timeouts", lambda *values: reached.append(values)
+    )
     monkeypatch.setattr(stall_timeout, "_of_script", {})
     return lambda: reached[-1]
 

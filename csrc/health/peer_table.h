@@ -18,19 +18,19 @@ namespace ddpx::health {
 enum class Comparison { kSame, kUndecided, kDifferent };
 
 // Owned by the monitor. Thread-safe. No method waits.
-class Roster {
+class PeerTable {
  public:
-  // `same_sequence`: ranks whose collective calls are the same have the same Trail::sequence.
-  Roster(int rank, int world_size, bool same_sequence);
+  // `same_sequence`: ranks whose collective calls are the same have the same StepCalls::sequence.
+  PeerTable(int rank, int world_size, bool same_sequence);
 
   // Adds the peers that have an entry in the table of this rank's host.
   void meet(const std::shared_ptr<HostTable>& host, const ProcessId& self);
   void add(std::shared_ptr<Peer> peer);
 
   // By rank. Null for this rank, and for ranks that are not known yet.
-  std::vector<std::shared_ptr<Peer>> peers() const;
+  std::vector<std::shared_ptr<Peer>> all() const;
   std::shared_ptr<Peer> peer(int rank) const;
-  bool any_far() const;  // whether a known peer is not local
+  bool any_remote() const;  // whether a known peer is not local
 
   void name_ranks(RankNames names);
   RankNames rank_names() const;
@@ -54,7 +54,7 @@ class Roster {
   // store does not answer, so that its whole host may be lost.
   Failure store_lost(bool silent) const;
 
-  Casualty casualty(const Peer& peer, std::string what) const;
+  LostRank lost_rank(const Peer& peer, std::string what) const;
 
   // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
   // `store_answers`: the store could be asked for them to the end.
@@ -69,16 +69,16 @@ class Roster {
   // Whether ranks of this machine made the same calls in a step. By results alone that is undecided
   // until all are through with it, and none has said that its results are spoiled. `is_over`: they
   // are through, since this one has come to the end of the next step.
-  Comparison compare(const Trail& ours, bool is_over) const;
-  std::string describe_calls(const Trail& ours) const;
+  Comparison compare(const StepCalls& ours, bool is_over) const;
+  std::string describe_calls(const StepCalls& ours) const;
 
   // Numbers of calls made to the group, by rank, if they differ where that may be meant.
-  std::optional<std::string> uneven_sequences(const Trail& ours) const;
+  std::optional<std::string> uneven_sequences(const StepCalls& ours) const;
 
  private:
   // Whether all whose calls are known made the same. In every step: nothing is copied.
-  bool agrees(const Trail& ours) const;
-  std::vector<std::pair<int, Trail>> trails(const Trail& ours) const;  // by rank
+  bool agrees(const StepCalls& ours) const;
+  std::vector<std::pair<int, StepCalls>> step_calls(const StepCalls& ours) const;  // by rank
 
   int rank_;
   bool same_sequence_;

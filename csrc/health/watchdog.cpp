@@ -1,4 +1,4 @@
-#include "sentry.h"
+#include "watchdog.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -74,14 +74,14 @@ void give_sigterm_back() {
   }
 }
 
-std::atomic<Sentry*> current{nullptr};
+std::atomic<Watchdog*> current{nullptr};
 
 // In a child neither the thread nor the peers are there. The old one is left alone: its lock may
 // have been held.
 void after_fork_in_child() {
   forks.fetch_add(1);
   current.store(nullptr);
-  Journal::forget();
+  LogQueue::forget();
 }
 
 // Out of memory, say: the next look tries again.
@@ -117,14 +117,14 @@ uint64_t num_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-Sentry& Sentry::instance() {
+Watchdog& Watchdog::instance() {
   static const int registered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
   (void)registered;
-  if (auto* sentry = current.load()) {
-    return *sentry;
+  if (auto* watchdog = current.load()) {
+    return *watchdog;
   }
-  auto* made = new Sentry;  // never destroyed: its thread may run until the process ends
-  Sentry* other = nullptr;
+  auto* made = new Watchdog;  // never destroyed: its thread may run until the process ends
+  Watchdog* other = nullptr;
   if (current.compare_exchange_strong(other, made)) {
     return *made;
   }
@@ -132,9 +132,9 @@ Sentry& Sentry::instance() {
   return *other;
 }
 
-Sentry::Sentry() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+Watchdog::Watchdog() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-void Sentry::add(const std::shared_ptr<Monitor>& monitor) {
+void Watchdog::add(const std::shared_ptr<Monitor>& monitor) {
   const std::lock_guard<std::mutex> lock(mutex_);
   monitors_.push_back(monitor);
   if (!std::exchange(running_, true)) {
@@ -147,12 +147,12 @@ void Sentry::add(const std::shared_ptr<Monitor>& monitor) {
   }
 }
 
-std::vector<std::shared_ptr<Monitor>> Sentry::monitors() const {
+std::vector<std::shared_ptr<Monitor>> Watchdog::monitors() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return monitors_;
 }
 
-void Sentry::work() {
+void Watchdog::work() {
   while (true) {
     look_at_all();
     if (sigterm_came) {
@@ -174,7 +174,7 @@ void Sentry::work() {
   }
 }
 
-void Sentry::look_at_all() {
+void Watchdog::look_at_all() {
   for (const auto& monitor : monitors()) {
     if (monitor->gone()) {
       monitor->leave();
@@ -186,7 +186,7 @@ void Sentry::look_at_all() {
   }
 }
 
-void Sentry::await_event() {
+void Watchdog::await_event() {
   std::vector<pollfd> events{{wake_.get(), POLLIN, 0}};
   for (const auto& monitor : monitors()) {
     for (const int fd : monitor->ends_of_peers()) {
@@ -200,10 +200,10 @@ void Sentry::await_event() {
   }
 }
 
-void Sentry::answer_sigterm() {
+void Watchdog::answer_sigterm() {
   const auto all = monitors();
   for (const auto& monitor : all) {
-    monitor->be_told();
+    monitor->mark_terminated();
   }
   const auto deadline = std::chrono::steady_clock::now() + kTimeToSee;
   const auto failed = [](const auto& monitor) { return monitor->failed(); };
@@ -224,20 +224,20 @@ void Sentry::answer_sigterm() {
   die_of_sigterm();
 }
 
-void Sentry::fail_all(const std::string& cause) {
-  const auto deadline = Monitor::time_to_tell();
+void Watchdog::fail_all(const std::string& cause) {
+  const auto deadline = Monitor::delivery_deadline();
   for (const auto& monitor : monitors()) {
     monitor->fail(cause, deadline);
   }
 }
 
-void Sentry::leave_all() {
+void Watchdog::leave_all() {
   const auto all = monitors();
   for (const auto& monitor : all) {
     monitor->leave();
   }
   for (const auto& monitor : all) {
-    monitor->linger();
+    monitor->await_delivery();
   }
 }
 

@@ -71,7 +71,7 @@ class Ranks {
     const auto all_met = [this] {
       for (const auto& monitor : monitors_) {
         monitor->meet();
-        const auto peers = monitor->roster().peers();
+        const auto peers = monitor->peers().all();
         if (std::count(peers.begin(), peers.end(), nullptr) != 1) {
           return false;
         }
@@ -91,7 +91,7 @@ class Ranks {
   }
   // Ends the threads of a rank, as if its machine were lost.
   void lose(std::size_t rank) {
-    monitors_[rank]->be_told();  // so that it does not leave
+    monitors_[rank]->mark_terminated();  // so that it does not leave
     *gone_[rank] = true;
     monitors_[rank].reset();
   }

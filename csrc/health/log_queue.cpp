@@ -1,4 +1,4 @@
-#include "journal.h"
+#include "log_queue.h"
 
 #include <atomic>
 #include <utility>
@@ -9,16 +9,16 @@ namespace {
 // Nobody may be reading.
 constexpr std::size_t kMost = 1000;
 
-std::atomic<Journal*> current{nullptr};
+std::atomic<LogQueue*> current{nullptr};
 
 }  // namespace
 
-Journal& Journal::instance() {
-  if (auto* journal = current.load()) {
-    return *journal;
+LogQueue& LogQueue::instance() {
+  if (auto* queue = current.load()) {
+    return *queue;
   }
-  auto* made = new Journal;  // never destroyed: threads may still add at exit
-  Journal* other = nullptr;
+  auto* made = new LogQueue;  // never destroyed: threads may still add at exit
+  LogQueue* other = nullptr;
   if (current.compare_exchange_strong(other, made)) {
     return *made;
   }
@@ -26,11 +26,11 @@ Journal& Journal::instance() {
   return *other;
 }
 
-void Journal::forget() {
+void LogQueue::forget() {
   current.store(nullptr);
 }
 
-void Journal::add(Record record) {
+void LogQueue::add(Record record) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (records_.size() >= kMost) {
@@ -41,7 +41,7 @@ void Journal::add(Record record) {
   added_.notify_one();
 }
 
-std::optional<Record> Journal::next() {
+std::optional<Record> LogQueue::next() {
   std::unique_lock<std::mutex> lock(mutex_);
   added_.wait(lock, [this] { return closed_ || !records_.empty(); });
   if (records_.empty()) {
@@ -52,7 +52,7 @@ std::optional<Record> Journal::next() {
   return record;
 }
 
-void Journal::close() {
+void LogQueue::close() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
@@ -60,7 +60,7 @@ void Journal::close() {
   added_.notify_all();
 }
 
-void Journal::open() {
+void LogQueue::open() {
   const std::lock_guard<std::mutex> lock(mutex_);
   closed_ = false;
 }

@@ -25,11 +25,11 @@ struct Record {
 };
 
 // Those who add never wait. Thread-safe.
-class Journal {
+class LogQueue {
  public:
-  static Journal& instance();
+  static LogQueue& instance();
 
-  // In a forked child: the next call makes a new journal. A thread of the parent may have been
+  // In a forked child: the next call makes a new queue. A thread of the parent may have been
   // using the old one.
   static void forget();
 

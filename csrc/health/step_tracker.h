@@ -12,21 +12,21 @@
 namespace ddpx::health {
 
 // Nothing happens where there is no monitor. To be used with the reducer's mutex held.
-class StepNotes {
+class StepTracker {
  public:
-  StepNotes() = default;
-  StepNotes(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject);
+  StepTracker() = default;
+  StepTracker(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject);
 
   // All ranks have just constructed this wrapper together.
   void number_as_constructed();
 
   // The same wrapper, as its ranks know it, has a new reducer.
-  void continue_from(const StepNotes& older);
+  void continue_from(const StepTracker& older);
 
   // What this rank does from here on.
   void note(Doing doing, std::size_t bucket = 0) {
     if (monitor_) {
-      monitor_->page().note(doing, trail_, bucket);
+      monitor_->page().note(doing, calls_, bucket);
     }
   }
 
@@ -41,7 +41,7 @@ class StepNotes {
 
   // A step that has not launched anything yet. The same number on all ranks.
   void begin_step(uint32_t step) {
-    trail_ = Trail{trail_.model, step, 0, 0, 0, 0, 0, trail_.wrapper};
+    calls_ = StepCalls{calls_.model, step, 0, 0, 0, 0, 0, calls_.wrapper};
     sample_ = 0;
   }
 
@@ -82,7 +82,7 @@ class StepNotes {
   void name_buckets(std::vector<std::vector<std::string>> names) {
     names_ = std::move(names);
     if (monitor_) {
-      monitor_->roster().names().set(trail_.model, names_);
+      monitor_->peers().names().set(calls_.model, names_);
     }
   }
 
@@ -96,14 +96,14 @@ class StepNotes {
 
  private:
   void set_number(uint32_t wrapper);
-  void compare(const Trail& trail, bool is_over) const;
+  void compare(const StepCalls& calls, bool is_over) const;
 
   std::shared_ptr<Monitor> monitor_;
   std::weak_ptr<Subject> subject_;
   std::vector<std::vector<std::string>> names_;  // of the params, by bucket
-  Trail trail_{kNotNumbered};
+  StepCalls calls_{kNotNumbered};
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
-  Trail last_;                      // of the step before, if it came to its end
+  StepCalls last_;                  // of the step before, if it came to its end
 };
 
 }  // namespace ddpx::health

@@ -1,4 +1,4 @@
-#include "roster.h"
+#include "peer_table.h"
 
 #include <algorithm>
 #include <sstream>
@@ -47,7 +47,7 @@ std::optional<End> end_of(const Peer& peer) {
         .may_be_meant = true,
         .left = true};
   }
-  if (presence == Presence::kTold && ended) {
+  if (presence == Presence::kTerminated && ended) {
     return End{
         .what = "was told to end, by SIGTERM", .may_be_meant = true, .because_of_others = true};
   }
@@ -88,13 +88,13 @@ std::optional<Progress> progress_of(const Peer& peer) {
 
 }  // namespace
 
-Roster::Roster(int rank, int world_size, bool same_sequence)
+PeerTable::PeerTable(int rank, int world_size, bool same_sequence)
     : rank_(rank),
       same_sequence_(same_sequence),
       peers_(static_cast<std::size_t>(world_size)),
       num_unknown_(peers_.size() - 1) {}
 
-void Roster::meet(const std::shared_ptr<HostTable>& host, const ProcessId& self) {
+void PeerTable::meet(const std::shared_ptr<HostTable>& host, const ProcessId& self) {
   std::vector<int> unknown;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -115,7 +115,7 @@ void Roster::meet(const std::shared_ptr<HostTable>& host, const ProcessId& self)
   }
 }
 
-void Roster::add(std::shared_ptr<Peer> peer) {
+void PeerTable::add(std::shared_ptr<Peer> peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& place = peers_.at(static_cast<std::size_t>(peer->rank()));
   if (place) {
@@ -128,38 +128,38 @@ void Roster::add(std::shared_ptr<Peer> peer) {
   place = std::move(peer);
 }
 
-void Roster::name_ranks(RankNames names) {
+void PeerTable::name_ranks(RankNames names) {
   const std::lock_guard<std::mutex> lock(mutex_);
   rank_names_ = std::move(names);
 }
 
-RankNames Roster::rank_names() const {
+RankNames PeerTable::rank_names() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return rank_names_;
 }
 
-std::vector<std::shared_ptr<Peer>> Roster::peers() const {
+std::vector<std::shared_ptr<Peer>> PeerTable::all() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return peers_;
 }
 
-std::shared_ptr<Peer> Roster::peer(int rank) const {
+std::shared_ptr<Peer> PeerTable::peer(int rank) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return peers_.at(static_cast<std::size_t>(rank));
 }
 
-bool Roster::any_far() const {
-  const auto all = peers();
+bool PeerTable::any_remote() const {
+  const auto all = this->all();
   return std::any_of(
       all.begin(), all.end(), [](const auto& peer) { return peer && !peer->local(); });
 }
 
 // ---- gone --------------------------------------------------------------------------------------
 
-Casualty Roster::casualty(const Peer& peer, std::string what) const {
+LostRank PeerTable::lost_rank(const Peer& peer, std::string what) const {
   const auto& who = peer.introduction();
   const auto last = peer.activity();
-  return Casualty{
+  return LostRank{
       peer.rank(),
       who.host,
       who.process.pid,
@@ -168,55 +168,55 @@ Casualty Roster::casualty(const Peer& peer, std::string what) const {
       last ? names_.describe(*last) : std::string()};
 }
 
-std::optional<Failure> Roster::find_dead(bool also_left) const {
+std::optional<Failure> PeerTable::find_dead(bool also_left) const {
   Failure left{FailureKind::kLeft, {}, {}};
   Failure first;
   Failure because_of_others;
-  for (const auto& peer : peers()) {
+  for (const auto& peer : all()) {
     const auto end = peer ? end_of(*peer) : std::nullopt;
     if (!end || (!also_left && end->may_be_meant)) {
       continue;
     }
-    auto found = casualty(*peer, end->what);
+    auto found = lost_rank(*peer, end->what);
     if (end->raised) {
       found.cause = peer->page()->layout().cause.read();
     }
     auto& failure = end->left ? left : end->because_of_others ? because_of_others : first;
-    failure.casualties.push_back(std::move(found));
+    failure.lost.push_back(std::move(found));
   }
   for (auto* failure : {&first, &left, &because_of_others}) {
-    if (!failure->casualties.empty()) {
+    if (!failure->lost.empty()) {
       return *failure;
     }
   }
   return std::nullopt;
 }
 
-std::optional<Failure> Roster::find_silent(int64_t asked_ns, int64_t read_ns) const {
+std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns) const {
   Failure failure;
   const auto now = now_ns();
-  for (const auto& peer : peers()) {
+  for (const auto& peer : all()) {
     const auto heard = peer && !peer->local() ? peer->heard_ns() : 0;
     if (heard == 0 || now - std::max(heard, asked_ns) < kSilenceNs || now - read_ns > kReadNs) {
       continue;
     }
-    failure.casualties.push_back(casualty(
+    failure.lost.push_back(lost_rank(
         *peer,
         "has not been heard of for " + in_seconds(now - heard) +
             " s, and the communication failed: it, or its machine, died or was stopped"));
   }
-  return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
+  return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
 }
 
-Failure Roster::store_lost(bool silent) const {
-  const auto all = peers();
+Failure PeerTable::store_lost(bool silent) const {
+  const auto all = this->all();
   const auto& first = all.front();
   Failure failure;
   if (!first) {
     const std::string what = rank_ == 0 ? "lost the store of the process group: its process ended, "
                                           "or it does not answer"
                                         : "or the launcher died: the store is gone";
-    failure.casualties.push_back({0, "unknown", 0, what, {}, {}});
+    failure.lost.push_back({0, "unknown", 0, what, {}, {}});
     return failure;
   }
   for (const auto& peer : all) {
@@ -225,7 +225,7 @@ Failure Roster::store_lost(bool silent) const {
         peer->introduction().host == first->introduction().host &&
         peer->introduction().process.machine == first->introduction().process.machine;
     if (peer == first || same_host) {
-      failure.casualties.push_back(casualty(
+      failure.lost.push_back(lost_rank(
           *peer,
           silent ? "or the launcher is lost or stopped: the store does not answer"
                  : "or the launcher died: the store is gone"));
@@ -234,14 +234,14 @@ Failure Roster::store_lost(bool silent) const {
   return failure;
 }
 
-std::optional<Failure> Roster::find_unknown(bool store_answers) const {
+std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {
   Failure failure;
-  const auto all = peers();
+  const auto all = this->all();
   // Of the others a rank without a store can know nothing; its silence tells of rank 0.
   const bool only_first = !store_answers && rank_ != 0 && !all.front();
   for (int rank = 0; rank < (only_first ? 1 : static_cast<int>(all.size())); ++rank) {
     if (rank != rank_ && !all[static_cast<std::size_t>(rank)]) {
-      failure.casualties.push_back(
+      failure.lost.push_back(
           {rank,
            "unknown",
            0,
@@ -252,19 +252,19 @@ std::optional<Failure> Roster::find_unknown(bool store_answers) const {
            {}});
     }
   }
-  return failure.casualties.empty() ? std::nullopt : std::make_optional(failure);
+  return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
 }
 
 // ---- late --------------------------------------------------------------------------------------
 
-std::vector<int> Roster::missing(const Activity& activity, const Progress& progress) const {
+std::vector<int> PeerTable::missing(const Activity& activity, const Progress& progress) const {
   auto needed = progress;
   const bool in_hook = activity.doing == Doing::kHook;
   if (activity.doing == Doing::kWaiting || in_hook) {
     needed.num_launched = static_cast<uint16_t>(activity.bucket + 1);  // then it does its part
   }
   std::vector<int> missing;
-  const auto all = peers();
+  const auto all = this->all();
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     if (rank == rank_) {
       continue;
@@ -279,7 +279,7 @@ std::vector<int> Roster::missing(const Activity& activity, const Progress& progr
   return missing;
 }
 
-std::string Roster::describe_missing(int rank) const {
+std::string PeerTable::describe_missing(int rank) const {
   const auto late = peer(rank);
   const auto prefix = rank_names().prefix(rank);
   if (!late) {
@@ -290,7 +290,7 @@ std::string Roster::describe_missing(int rank) const {
          whereabouts(*late);
 }
 
-std::string Roster::whereabouts(const Peer& peer) const {
+std::string PeerTable::whereabouts(const Peer& peer) const {
   std::ostringstream out;
   if (peer.stopped()) {
     out << "stopped by a signal (SIGSTOP), ";

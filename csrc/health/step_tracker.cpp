@@ -1,4 +1,4 @@
-#include "step_notes.h"
+#include "step_tracker.h"
 
 #include <algorithm>
 #include <atomic>
@@ -27,56 +27,56 @@ uint64_t mixed(uint64_t digest, uint64_t value) {
 
 }  // namespace
 
-StepNotes::StepNotes(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject)
+StepTracker::StepTracker(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject)
     : monitor_(std::move(monitor)), subject_(std::move(subject)) {
   if (monitor_) {
     monitor_->set_subject(kNotNumbered, subject_);
   }
 }
 
-void StepNotes::number_as_constructed() {
+void StepTracker::number_as_constructed() {
   if (monitor_) {
     set_number(monitor_->number_of_constructed());
   }
 }
 
-void StepNotes::continue_from(const StepNotes& older) {
-  if (monitor_ && monitor_ == older.monitor_ && older.trail_.model != kNotNumbered) {
-    set_number(older.trail_.wrapper);
+void StepTracker::continue_from(const StepTracker& older) {
+  if (monitor_ && monitor_ == older.monitor_ && older.calls_.model != kNotNumbered) {
+    set_number(older.calls_.wrapper);
   }
 }
 
-void StepNotes::set_number(uint32_t wrapper) {
-  trail_.wrapper = wrapper;
-  trail_.model = model_of(wrapper);
-  monitor_->set_subject(trail_.model, subject_);
-  monitor_->roster().names().set(trail_.model, names_);
+void StepTracker::set_number(uint32_t wrapper) {
+  calls_.wrapper = wrapper;
+  calls_.model = model_of(wrapper);
+  monitor_->set_subject(calls_.model, subject_);
+  monitor_->peers().names().set(calls_.model, names_);
 }
 
-void StepNotes::note_launch(int64_t num_bytes, int dtype) {
+void StepTracker::note_launch(int64_t num_bytes, int dtype) {
   if (!monitor_) {
     return;
   }
-  if (trail_.model == kNotNumbered) {
+  if (calls_.model == kNotNumbered) {
     set_number(monitor_->next_number());
   }
-  if (trail_.num_launched == 0) {
-    trail_.sequence = monitor_->sequence();
+  if (calls_.num_launched == 0) {
+    calls_.sequence = monitor_->sequence();
   }
   const auto what = static_cast<uint64_t>(num_bytes) << 8 | static_cast<uint64_t>(dtype);
-  trail_.digest = mixed(trail_.digest, what);
-  trail_.num_bytes += static_cast<uint64_t>(num_bytes);
-  ++trail_.num_launched;
-  monitor_->page().publish(trail_);
+  calls_.digest = mixed(calls_.digest, what);
+  calls_.num_bytes += static_cast<uint64_t>(num_bytes);
+  ++calls_.num_launched;
+  monitor_->page().publish(calls_);
 }
 
-void StepNotes::note_result(const void* data, std::size_t num_bytes) {
+void StepTracker::note_result(const void* data, std::size_t num_bytes) {
   if (!monitor_ || !sample_ || num_bytes < sizeof(uint64_t)) {
     return;
   }
   const auto* bytes = static_cast<const std::byte*>(data);
   const std::size_t num_words = (num_bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
-  const auto shift = mixed(0, trail_.step) % num_words;
+  const auto shift = mixed(0, calls_.step) % num_words;
   for (std::size_t look = 0; look < kNumLooks; ++look) {
     auto place = (shift + num_words * look / kNumLooks) % num_words;
     uint64_t word = 0;
@@ -89,13 +89,13 @@ void StepNotes::note_result(const void* data, std::size_t num_bytes) {
   }
 }
 
-void StepNotes::break_off() {
+void StepTracker::break_off() {
   if (!monitor_) {
     return;
   }
-  if (!sample_ && trail_.num_launched > 0) {
-    trail_.results = Trail::kSpoiled;
-    monitor_->page().publish(trail_);
+  if (!sample_ && calls_.num_launched > 0) {
+    calls_.results = StepCalls::kSpoiled;
+    monitor_->page().publish(calls_);
   }
   const auto activity = monitor_->page().view().activity();
   if (waits_for_peers(activity.doing)) {
@@ -105,35 +105,35 @@ void StepNotes::break_off() {
   }
 }
 
-void StepNotes::check_calls() {
-  if (!monitor_ || trail_.num_launched == 0) {
+void StepTracker::check_calls() {
+  if (!monitor_ || calls_.num_launched == 0) {
     return;
   }
   monitor_->await_lease();  // a step that began before the host was cut off must not end
-  const auto sample = sample_.value_or(Trail::kSpoiled);
-  trail_.results = sample == 0 ? Trail::kNone : sample;
-  monitor_->page().publish(trail_);
+  const auto sample = sample_.value_or(StepCalls::kSpoiled);
+  calls_.results = sample == 0 ? StepCalls::kNone : sample;
+  monitor_->page().publish(calls_);
   // Of two ranks that come here at once, one at least sees what the other published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  compare(trail_, /*is_over=*/false);
-  const auto before = std::exchange(last_, trail_);
-  if (before.num_launched > 0 && before.step + 1 == trail_.step) {
+  compare(calls_, /*is_over=*/false);
+  const auto before = std::exchange(last_, calls_);
+  if (before.num_launched > 0 && before.step + 1 == calls_.step) {
     compare(before, /*is_over=*/true);
   }
-  monitor_->add_sample(trail_);
+  monitor_->add_sample(calls_);
 }
 
-void StepNotes::compare(const Trail& trail, bool is_over) const {
-  const auto& roster = monitor_->roster();
-  auto comparison = roster.compare(trail, is_over);
+void StepTracker::compare(const StepCalls& calls, bool is_over) const {
+  const auto& peers = monitor_->peers();
+  auto comparison = peers.compare(calls, is_over);
   const auto deadline = std::chrono::steady_clock::now() + kTimeToComeThrough;
   while (comparison == Comparison::kUndecided && std::chrono::steady_clock::now() < deadline) {
     monitor_->raise_if_failed();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    comparison = roster.compare(trail, is_over);
+    comparison = peers.compare(calls, is_over);
   }
   if (comparison == Comparison::kDifferent) {
-    monitor_->raise_mismatch(roster.describe_calls(trail));
+    monitor_->raise_mismatch(peers.describe_calls(calls));
   }
 }
 

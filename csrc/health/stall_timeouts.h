@@ -9,26 +9,26 @@
 namespace ddpx::health {
 
 // Of this process; may be changed at any time.
-struct Patience {
+struct StallTimeouts {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
   std::atomic<int64_t> warn_ns{10'000'000'000};
   std::atomic<int64_t> raise_ns{kNever};
   std::atomic<bool> with_stacks{false};  // warnings bring the Python stacks of missing ranks
 
-  static Patience& instance();
+  static StallTimeouts& instance();
 };
 
 // One wait after the other, and the warnings about each: after `warn`, then after twice as long...
-class StallWatch {
+class StallTimer {
  public:
   enum class Due { kNothing, kWarning, kGiveUp, kOver };
 
   // `since_ns` tells one wait from the next; 0 while there is none.
-  Due look(int64_t since_ns, int64_t waited_ns, const Patience& patience);
+  Due look(int64_t since_ns, int64_t waited_ns, const StallTimeouts& timeouts);
 
   // Of a wait that is due to be given up, and is not: a warning, or nothing.
-  Due look_on(int64_t waited_ns, const Patience& patience);
+  Due look_on(int64_t waited_ns, const StallTimeouts& timeouts);
 
   // That was warned of.
   int64_t last_wait_ns() const {

@@ -1,5 +1,5 @@
 // SIGTERM, and forked children.
-#include "health/sentry.h"
+#include "health/watchdog.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <csignal>
 #include <string>
 
-#include "lookout.h"
+#include "local_ranks.h"
 
 namespace ddpx::health {
 namespace {
@@ -54,7 +54,7 @@ TEST_F(SigtermTest, EndsTheProcessThoughNobodyReadsItsStderr) {
     fcntl(pipe_fds[1], F_SETFL, 0);  // writes block from now on
     dup2(pipe_fds[1], STDERR_FILENO);
     Ranks ranks("AA");
-    ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+    ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
     eventually([&] { return ranks[0].failed(); });
     std::raise(SIGTERM);
     std::this_thread::sleep_for(std::chrono::seconds(30));
@@ -82,24 +82,24 @@ TEST_F(SigtermTest, LeavesErrnoOfTheInterruptedCode) {
 }
 
 // A condition variable must not be used in a child while a thread of the parent waits for it.
-TEST(JournalTest, AForkedChildHasItsOwn) {
-  Sentry::instance();  // it registers what a child does
-  std::thread waits([] { Journal::instance().next(); });
+TEST(LogQueueTest, AForkedChildHasItsOwn) {
+  Watchdog::instance();  // it registers what a child does
+  std::thread waits([] { LogQueue::instance().next(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   constexpr int kRead = 42;
   const int status = status_of_child([] {
     std::thread adds([] {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      Journal::instance().add({});
+      LogQueue::instance().add({});
     });
-    const bool found = Journal::instance().next().has_value();
+    const bool found = LogQueue::instance().next().has_value();
     adds.join();
     _exit(found ? kRead : 1);
   });
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kRead) << status;
-  Journal::instance().close();
+  LogQueue::instance().close();
   waits.join();
-  Journal::instance().open();
+  LogQueue::instance().open();
 }
 
 }  // namespace

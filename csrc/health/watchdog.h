@@ -15,11 +15,11 @@ namespace ddpx::health {
 // Wakes a few times a second, and at once when a peer's process ends or SIGTERM comes. Thread-safe.
 //
 // SIGTERM: launchers send it to survivors as soon as a rank has died. Unless the script has a
-// handler of its own, the sentry then writes to stderr what this rank knows of the failure, and
+// handler of its own, the watchdog then writes to stderr what this rank knows of the failure, and
 // lets the process die of the signal.
-class Sentry {
+class Watchdog {
  public:
-  static Sentry& instance();
+  static Watchdog& instance();
 
   void add(const std::shared_ptr<Monitor>& monitor);
   std::vector<std::shared_ptr<Monitor>> monitors() const;
@@ -29,7 +29,7 @@ class Sentry {
   void leave_all();
 
  private:
-  Sentry();
+  Watchdog();
   void work();
   void look_at_all();
   void await_event();
