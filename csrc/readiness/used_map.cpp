@@ -87,11 +87,6 @@ std::vector<int32_t> UsedMap::Sums::read() const {
   return {sums, sums + host.numel()};
 }
 
-bool UsedMap::all_marked() const {
-  return std::all_of(
-      local_.begin(), local_.end(), [](int32_t value) { return num_users(value) != 0; });
-}
-
 void UsedMap::wait() {
   if (const auto work = std::exchange(work_, Collective::Work())) {
     collective_->wait(*work, device_);

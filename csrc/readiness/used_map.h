@@ -59,9 +59,6 @@ class UsedMap {
     return nesting_;
   }
 
-  // Whether this rank marked every param; no rank can then find a param that no rank used.
-  bool all_marked() const;
-
   // Waits for the exchange, unless it was waited for before.
   void wait();
 

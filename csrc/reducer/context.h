@@ -31,7 +31,7 @@ struct ReducerOptions {
   GraphMode mode;
   bool gradient_as_bucket_view;      // `param.grad` lies in its bucket after a step
   bool batched_copy = false;         // the gradients of a bucket are packed together, then divided
-  bool skip_unused_buckets = false;  // a bucket is not launched if no rank used it a step before
+  bool skip_unused_buckets = false;  // see ParamUse::predicts_unused()
   std::optional<std::size_t> delay_trigger = std::nullopt;  // index of a param; see ReducerParam
   Precision precision = {};
 };

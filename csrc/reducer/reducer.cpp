@@ -508,9 +508,11 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
   context_.go_to(Phase::kFinalizing);
   // If the group has failed, peers finish no step either.
   const bool matched = !context_.observer.peers().group_failed() && step_->match_peers();
-  auto unused_by_all = matched ? context_.use.unused_by_all : Indices();
+  auto unused_streaks = context_.use.unused_streaks;
   fail();
-  context_.use.unused_by_all = std::move(unused_by_all);
+  if (matched) {
+    context_.use.unused_streaks = std::move(unused_streaks);
+  }
 }
 
 void Reducer::fail() noexcept {

@@ -103,7 +103,8 @@ class Step {
   const std::vector<int32_t>& num_ranks_using();
   void finalize_all();
   void finalize(std::size_t bucket_index);
-  std::vector<const Slot*> slots_to_write(const Bucket& bucket);
+  bool use_decides(const Slot& slot) const;
+  void write_back_params_of_peers();
   void reduce_mispredicted();
   void learn_use();
   void check_finite();

@@ -23,6 +23,7 @@ void Step::finish() {
     context_.emit(StepEvent::kAgreeBegin);
   }
   reduce_mispredicted();
+  write_back_params_of_peers();
   learn_use();
   check_finite();
   if (agrees) {
@@ -68,31 +69,50 @@ void Step::finalize(std::size_t bucket_index) {
   if (kind_ == Kind::kWithoutGrads) {
     return;
   }
-  const auto slots = slots_to_write(bucket);
   if (!context_.settings.comm_hook && !bucket.sparse() && bucket.device().is_cpu()) {
     context_.observer.peers().note_result(
         bucket.reduced().const_data_ptr(), static_cast<std::size_t>(bucket.num_bytes()));
   }
-  context_.emit(StepEvent::kWaitEnd, bucket_index);  // includes the first read of the used-map
+  context_.emit(StepEvent::kWaitEnd, bucket_index);
+  // Params that this rank did not use come later: their used-map arrives behind all buckets.
+  std::vector<const Slot*> slots;
+  slots.reserve(bucket.slots().size());
+  bool more_to_come = false;
+  for (const auto& slot : bucket.slots()) {
+    if (use_decides(slot)) {
+      more_to_come = true;
+    } else if (!excluded_[slot.param_index]) {
+      slots.push_back(&slot);
+    }
+  }
   write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
-  bucket.release_reduced();
+  if (!more_to_come) {
+    bucket.release_reduced();
+  }
   context_.emit(StepEvent::kWrittenBack, bucket_index);
 }
 
 // A param that no rank used keeps its gradient, but in default mode.
-std::vector<const Slot*> Step::slots_to_write(const Bucket& bucket) {
-  std::vector<const Slot*> slots;
-  slots.reserve(bucket.slots().size());
-  for (const auto& slot : bucket.slots()) {
-    const auto param_index = slot.param_index;
-    const bool keeps_grad = context_.options.mode != GraphMode::kDefault &&
-                            !context_.use.map.marked(param_index) && !excluded_[param_index] &&
-                            num_ranks_using()[param_index] == 0;
-    if (!excluded_[param_index] && !keeps_grad) {
-      slots.push_back(&slot);
+bool Step::use_decides(const Slot& slot) const {
+  return context_.options.mode != GraphMode::kDefault && !excluded_[slot.param_index] &&
+         !context_.use.map.marked(slot.param_index);
+}
+
+void Step::write_back_params_of_peers() {
+  for (std::size_t b = 0; kind_ == Kind::kWithGrads && b < context_.buckets.size(); ++b) {
+    auto& bucket = context_.buckets[b];
+    if (!bucket.reduced().defined()) {
+      continue;
     }
+    std::vector<const Slot*> slots;
+    for (const auto& slot : bucket.slots()) {
+      if (use_decides(slot) && num_ranks_using()[slot.param_index] != 0) {
+        slots.push_back(&slot);
+      }
+    }
+    write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+    bucket.release_reduced();
   }
-  return slots;
 }
 
 // ---- the use of params --------------------------------------------------------------------------
@@ -156,13 +176,9 @@ void Step::learn_use() {
     return;
   }
   auto& use = context_.use;
-  use.unused_by_all.clear();
-  if (context_.options.skip_unused_buckets && context_.communicates() && !use.map.all_marked()) {
-    const auto& users = num_ranks_using();
-    for (std::size_t i = 0; i < users.size(); ++i) {
-      if (users[i] == 0) {
-        use.unused_by_all.push_back(i);
-      }
+  if (context_.options.skip_unused_buckets && context_.communicates()) {
+    for (std::size_t i = 0; i < use.unused_streaks.size(); ++i) {
+      use.unused_streaks[i].learn(use.map.marked(i) || num_ranks_using()[i] != 0);
     }
   }
   if (const auto& nesting = use.map.num_ranks_nesting(); !nesting.empty()) {
