@@ -263,6 +263,14 @@ class Monitor:
         """A collective call of a construction; nothing elsewhere."""
     def end_call(self) -> None: ...
     def note(self, doing: Doing) -> None: ...
+    def introduction(self) -> bytes:
+        """For all ranks of the group. Empty if they have met."""
+    def find_host(self, introductions: list[bytes]) -> int:
+        """The host of this rank, given the introductions of all ranks."""
+    def meet(self, hosts: list[int]) -> None:
+        """The hosts of all ranks; 0 where there is no monitor."""
+    def introduce(self) -> None:
+        """Lets ranks meet through the store, without a collective call."""
     def ranks(self) -> list[dict[str, Any]]:
         """By rank, what is known of it; empty for this rank and those that were not met."""
     def name_ranks(self, in_job: list[int]) -> None:

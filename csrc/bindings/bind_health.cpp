@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -191,6 +192,16 @@ void bind_health(py::module_& module) {
           "note",
           [](Monitor& monitor, health::Doing doing) { monitor.note(doing); },
           py::arg("doing"))
+      .def(
+          "introduction",
+          [](Monitor& monitor) { return py::bytes(monitor.introduction()); })
+      .def("find_host", &Monitor::find_host, py::arg("introductions"), NoGil())
+      .def(
+          "meet",
+          [](Monitor& monitor, const std::vector<uint64_t>& hosts) { monitor.meet(hosts); },
+          py::arg("hosts"),
+          NoGil())
+      .def("introduce", &Monitor::introduce, NoGil())
       .def("ranks", &look_at_ranks)
       .def(
           "name_ranks",

@@ -20,14 +20,24 @@ constexpr int64_t kLostNs = 2'000'000'000;
 constexpr int64_t kCatchUpNs = 1'000'000'000;     // others write, and then this rank reads
 constexpr int64_t kStateIsOldNs = 1'000'000'000;  // the watchdog writes it five times a second
 constexpr auto kBeforeReconnecting = milliseconds(500);
-constexpr int64_t kBetweenEventsNs = 500'000'000;
+
+// Until then, ranks that construct a wrapper usually have met in its collective call.
+constexpr int64_t kTimeToMeetNs = 100'000'000;
 
 }  // namespace
 
 struct ChannelThreads::State {
-  std::shared_ptr<HostChannel> channel;
-  StoreAccess access;
-  int64_t lease_ns = 0;
+  State(HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access)
+      : settings(settings),
+        probe(probe),
+        access(std::move(access)),
+        channel(std::move(settings), std::move(probe), now_ns) {}
+
+  const HostChannel::Settings settings;
+  const std::shared_ptr<HostProbe> probe;
+  const StoreAccess access;
+  HostChannel channel;
+  const int64_t made_ns = now_ns();
 
   std::atomic<int64_t> asked_ns{0};  // since when the store has not answered; 0: it has
   std::atomic<int64_t> late_ns{0};   // when it last answered late
@@ -68,11 +78,18 @@ struct ChannelThreads::State {
     return access.server_ended();
   }
 
-  // Ends the thread, unless there is something to post.
+  // Ends the thread, unless there is something to post. Returns whether it ends.
   bool end() {
     const std::lock_guard<std::mutex> lock(mutex);
     running = failure || leaving;
     return !running;
+  }
+
+  bool give_up() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    running = false;
+    changed.notify_all();
+    return false;
   }
 
   void post(Store& store) {
@@ -81,10 +98,10 @@ struct ChannelThreads::State {
     const bool leaves = leaving;
     lock.unlock();
     if (text) {
-      channel->post_failure(store, *text);
+      channel.post_failure(store, *text);
     }
     if (leaves) {
-      channel->leave(store);
+      channel.leave(store);
       stopped = true;
     }
     lock.lock();
@@ -93,18 +110,16 @@ struct ChannelThreads::State {
     changed.notify_all();
   }
 
-  // Of the thread that listens.
-  void pause() {
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait_for(
-        lock, std::chrono::nanoseconds(kBetweenEventsNs), [this] { return stopped || !running; });
-  }
-
   void wait_until(int64_t due_ns) {
     std::unique_lock<std::mutex> lock(mutex);
     const auto time = std::chrono::nanoseconds(std::max<int64_t>(0, due_ns - now_ns()));
     changed.wait_for(lock, time, [this] { return stopped || failure || leaving || hurried; });
     hurried = false;
+  }
+
+  void stop() {
+    stopped = true;
+    hurry();
   }
 
   void hurry() {
@@ -120,16 +135,14 @@ struct ChannelThreads::State {
     if (ended) {
       return StoreState::kEnded;
     }
-    if (overdue > lease_ns) {
+    if (overdue > settings.lease_ns) {
       return StoreState::kSilent;
     }
     if (broken || overdue > kLostNs) {
       return StoreState::kLost;
     }
-    if (overdue > kTimeToAnswerNs) {
-      return StoreState::kOverdue;
-    }
-    return late_ns != 0 && now - late_ns < kCatchUpNs ? StoreState::kLate : StoreState::kAnswers;
+    const bool was_late = late_ns != 0 && now - late_ns < kCatchUpNs;
+    return was_late || overdue > kTimeToAnswerNs ? StoreState::kSlow : StoreState::kAnswers;
   }
 };
 
@@ -139,8 +152,8 @@ class ChannelThreads::MeasuredStore final : public Store {
   explicit MeasuredStore(State& state)
       : state_(state), store_(state.ask([&] { return state.access.connect(); })) {}
 
-  void set(const std::string& key, const std::string& text) override {
-    state_.ask([&] { return store_->set(key, text), true; });
+  void set(const std::vector<std::string>& keys, const std::string& text) override {
+    state_.ask([&] { return store_->set(keys, text), true; });
   }
   std::optional<std::string> get(const std::string& key) override {
     return state_.ask([&] { return store_->get(key); });
@@ -157,6 +170,9 @@ class ChannelThreads::MeasuredStore final : public Store {
   std::vector<std::string> multi_get(const std::vector<std::string>& keys) override {
     return state_.ask([&] { return store_->multi_get(keys); });
   }
+  void await(const std::string& key) override {  // for as long as nothing happens
+    store_->await(key);
+  }
 
  private:
   State& state_;
@@ -164,80 +180,113 @@ class ChannelThreads::MeasuredStore final : public Store {
 };
 
 ChannelThreads::ChannelThreads(
-    std::shared_ptr<HostChannel> channel, StoreAccess access, int64_t lease_ns)
-    : state_(std::make_shared<State>()) {
-  state_->channel = std::move(channel);
-  state_->access = std::move(access);
-  state_->lease_ns = lease_ns;
-}
+    HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access)
+    : state_(std::make_shared<State>(std::move(settings), std::move(probe), std::move(access))) {}
 
 ChannelThreads::~ChannelThreads() {
-  state_->stopped = true;
-  state_->hurry();
+  state()->stop();
 }
 
-void ChannelThreads::start() {
-  start_if_stopped();
+std::shared_ptr<ChannelThreads::State> ChannelThreads::state() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_;
 }
 
-void ChannelThreads::start_if_stopped() {
-  if (!state_->running.exchange(true)) {
-    std::thread(run, state_).detach();
+// ---- the start ----------------------------------------------------------------------------------
+
+uint64_t ChannelThreads::find_host(const std::vector<Introduction>& ranks) {
+  const auto state = this->state();
+  next_ = std::make_shared<State>(state->settings, state->probe, state->access);
+  return next_->channel.find_host(ranks);
+}
+
+void ChannelThreads::meet(const std::vector<uint64_t>& hosts) {
+  next_->channel.meet(hosts);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    before_ = std::exchange(state_, next_);
+  }
+  before_->stop();
+  const auto table = before_->channel.table();
+  if (const auto failure = table ? table->declared() : std::nullopt) {
+    this->table()->declare(next_->settings.own.rank, *failure, now_ns());
+  }
+}
+
+void ChannelThreads::introduce() {
+  if (const auto state = this->state(); !state->channel.table()) {
+    start(state);
+  }
+}
+
+HostTable* ChannelThreads::table() const {
+  return shared_table().get();
+}
+
+std::shared_ptr<HostTable> ChannelThreads::shared_table() const {
+  return state()->channel.table();
+}
+
+// ---- the threads --------------------------------------------------------------------------------
+
+void ChannelThreads::start(const std::shared_ptr<State>& state) {
+  if (!state->running.exchange(true)) {
+    std::thread(run, state).detach();
   }
 }
 
 void ChannelThreads::run(const std::shared_ptr<State>& state) {
-  auto& channel = *state->channel;
   std::unique_ptr<Store> store;
-  while (true) {
+  bool at_work = true;
+  while (at_work) {
     try {
-      if (state->ended) {
-        break;
-      }
-      if (state->stopped && state->end()) {
-        return;
-      }
-      if (!store) {
-        store = std::make_unique<MeasuredStore>(*state);
-      }
-      if (channel.table() == nullptr) {
-        channel.introduce(*store);
-      }
-      state->post(*store);
-      int64_t due_ns = HostChannel::kNever;
-      if (!state->stopped && channel.should_keep()) {
-        due_ns = channel.step(*store);
-      }
-      if (due_ns == HostChannel::kNever) {
-        if (state->end()) {
-          return;
-        }
-        continue;
-      }
-      const bool many = channel.table()->stage == HostTable::Stage::kManyHosts;
-      if (many && !state->listening.exchange(true)) {
-        std::thread(listen, state).detach();
-      }
-      state->wait_until(due_ns);
+      at_work = state->ended ? state->give_up() : work(state, store);
     } catch (const std::exception&) {
       state->broken = true;
       store.reset();
-      if (state->server_has_ended()) {
-        state->ended = true;
-      }
+      state->ended = state->ended || state->server_has_ended();
       if (state->stopped) {
-        break;
+        at_work = state->give_up();
+      } else if (!state->ended) {
+        state->wait_until(now_ns() + std::chrono::nanoseconds(kBeforeReconnecting).count());
       }
-      state->wait_until(now_ns() + std::chrono::nanoseconds(kBeforeReconnecting).count());
     }
   }
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  state->running = false;
-  state->changed.notify_all();
+  try {
+    if (state->listening && store) {
+      store->set({state->channel.bell()}, "rung");  // the other thread ends, too
+    }
+  } catch (const std::exception&) {  // its connection is broken, too
+  }
+}
+
+// Returns whether there is more to do.
+bool ChannelThreads::work(const std::shared_ptr<State>& state, std::unique_ptr<Store>& store) {
+  auto& channel = state->channel;
+  if (state->stopped && state->end()) {
+    return false;
+  }
+  if (!store) {
+    store = std::make_unique<MeasuredStore>(*state);
+  }
+  if (!channel.table()) {
+    channel.introduce(*store);
+  }
+  state->post(*store);
+  const bool keeps = !state->stopped && channel.should_keep();
+  const auto due_ns = keeps ? channel.step(*store) : HostChannel::kNever;
+  if (due_ns == HostChannel::kNever) {
+    return !state->end();
+  }
+  if (channel.table()->stage == HostTable::Stage::kManyHosts && !state->listening.exchange(true)) {
+    std::thread(listen, state).detach();
+  }
+  state->wait_until(due_ns);
+  return true;
 }
 
 void ChannelThreads::listen(const std::shared_ptr<State>& state) {
-  auto& channel = *state->channel;
+  auto& channel = state->channel;
   std::unique_ptr<Store> store;
   while (!state->stopped && state->running && !channel.failure_heard()) {
     try {
@@ -246,8 +295,9 @@ void ChannelThreads::listen(const std::shared_ptr<State>& state) {
       }
       if (channel.listen(*store)) {
         state->hurry();
+      } else {
+        store->await(channel.bell());
       }
-      state->pause();
     } catch (const std::exception&) {
       store.reset();
       if (state->server_has_ended()) {
@@ -262,64 +312,70 @@ void ChannelThreads::listen(const std::shared_ptr<State>& state) {
 }
 
 void ChannelThreads::look(int64_t awake_ns) {
-  auto& state = *state_;
-  state.awake_ns = awake_ns;
-  auto* table = state.channel->table();
-  if (table == nullptr) {
-    return;
-  }
-  if (state.running || state.ended) {
-    table->store_state = static_cast<uint32_t>(state.store_state());
+  const auto state = this->state();
+  state->awake_ns = awake_ns;
+  const auto table = state->channel.table();
+  if (!table) {
+    if (now_ns() - state->made_ns > kTimeToMeetNs) {
+      start(state);
+    }
+  } else if (state->running || state->ended) {
+    table->store_state = static_cast<uint32_t>(state->store_state());
     table->store_state_ns = now_ns();
     if (now_ns() < table->wanted_until_ns || table->declared()) {
-      state.hurry();
+      state->hurry();
     }
   } else if (
       table->store_state != static_cast<uint32_t>(StoreState::kEnded) && !table->failure_posted &&
-      state.channel->should_keep()) {
-    start_if_stopped();
+      state->channel.should_keep()) {
+    start(state);
   }
 }
 
 void ChannelThreads::post_failure(const std::string& text) {
+  const auto state = this->state();
   {
-    const std::lock_guard<std::mutex> lock(state_->mutex);
-    if (state_->ended || state_->failure) {
+    const std::lock_guard<std::mutex> lock(state->mutex);
+    if (state->ended || state->failure) {
       return;
     }
-    state_->failure = text;
-    state_->changed.notify_all();
+    state->failure = text;
+    state->changed.notify_all();
   }
-  start_if_stopped();
+  start(state);
 }
 
 void ChannelThreads::leave() {
+  const auto state = this->state();
   {
-    const std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->leaving = !state_->ended;
-    state_->changed.notify_all();
+    const std::lock_guard<std::mutex> lock(state->mutex);
+    state->leaving = !state->ended;
+    state->changed.notify_all();
   }
-  start_if_stopped();
+  start(state);
 }
 
 bool ChannelThreads::flush(std::chrono::steady_clock::time_point deadline) {
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  return state_->changed.wait_until(
-      lock, deadline, [this] { return (!state_->failure && !state_->leaving) || state_->ended; });
+  const auto state = this->state();
+  std::unique_lock<std::mutex> lock(state->mutex);
+  return state->changed.wait_until(lock, deadline, [&state] {
+    return (!state->failure && !state->leaving) || state->ended;
+  });
 }
 
 StoreState ChannelThreads::store_state() const {
-  const auto* table = state_->channel->table();
-  if (state_->running || state_->ended || table == nullptr) {
-    return state_->store_state();
+  const auto state = this->state();
+  const auto table = state->channel.table();
+  if (state->running || state->ended || !table) {
+    return state->store_state();
   }
   if (table->stage == HostTable::Stage::kOneHost) {
     return StoreState::kAnswers;
   }
-  const auto state = table->store_state.load();
+  const auto seen = table->store_state.load();
   const bool is_known = now_ns() - table->store_state_ns < kStateIsOldNs &&
-                        state <= static_cast<uint32_t>(StoreState::kEnded);
-  return is_known ? static_cast<StoreState>(state) : StoreState::kOverdue;
+                        seen <= static_cast<uint32_t>(StoreState::kEnded);
+  return is_known ? static_cast<StoreState>(seen) : StoreState::kSlow;
 }
 
 }  // namespace ddpx::health

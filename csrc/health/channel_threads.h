@@ -1,10 +1,12 @@
-// The threads that drive a HostChannel.
+// The channel of one rank, with the threads that drive it.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "host_channel.h"
 
@@ -13,8 +15,7 @@ namespace ddpx::health {
 // The store, as its answers show.
 enum class StoreState : uint32_t {
   kAnswers,  // or no request is necessary
-  kLate,     // it has just answered late: others may have been late to write, too
-  kOverdue,  // a request has not been answered in time
+  kSlow,     // it answers late, or has just done so: others may have been late to write, too
   kLost,     // no answer for 2 s, or the connection broke
   kSilent,   // no answer for a lease
   kEnded,    // its port refuses connections: its process has ended
@@ -24,13 +25,23 @@ enum class StoreState : uint32_t {
 // share the channel, since they may wait for longer than the monitor lives. Thread-safe.
 class ChannelThreads {
  public:
-  ChannelThreads(std::shared_ptr<HostChannel> channel, StoreAccess access, int64_t lease_ns);
+  ChannelThreads(
+      HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access);
   ~ChannelThreads();
   ChannelThreads(const ChannelThreads&) = delete;
   ChannelThreads& operator=(const ChannelThreads&) = delete;
 
-  // Introduces this rank.
-  void start();
+  // The start if all ranks meet in a collective call; see HostChannel. Replaces a start through the
+  // store.
+  uint64_t find_host(const std::vector<Introduction>& ranks);
+  void meet(const std::vector<uint64_t>& hosts);
+
+  // Starts through the store, unless ranks have met. look() does so after a moment.
+  void introduce();
+
+  // Null before the start. Lives as long as this object.
+  HostTable* table() const;
+  std::shared_ptr<HostTable> shared_table() const;
 
   // Called by the watchdog. Takes over where the keeper of the host does not renew the lease.
   // `awake_ns`: since when this process has not been stopped.
@@ -48,11 +59,16 @@ class ChannelThreads {
   struct State;
   class MeasuredStore;
 
+  std::shared_ptr<State> state() const;
   static void run(const std::shared_ptr<State>& state);
+  static bool work(const std::shared_ptr<State>& state, std::unique_ptr<Store>& store);
   static void listen(const std::shared_ptr<State>& state);
-  void start_if_stopped();
+  static void start(const std::shared_ptr<State>& state);
 
-  const std::shared_ptr<State> state_;
+  mutable std::mutex mutex_;  // guards `state_`
+  std::shared_ptr<State> state_;
+  std::shared_ptr<State> next_;    // of find_host(), until meet()
+  std::shared_ptr<State> before_;  // of the start through the store; it keeps table() valid
 };
 
 }  // namespace ddpx::health

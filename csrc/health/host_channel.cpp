@@ -1,6 +1,7 @@
 #include "host_channel.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "fields.h"
@@ -52,6 +53,10 @@ std::string event_key(uint32_t number) {
   return "ddpx/health/event/" + std::to_string(number);
 }
 
+std::string bell_key(uint64_t token) {
+  return "ddpx/health/bell/" + std::to_string(token);
+}
+
 }  // namespace
 
 HostChannel::HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Clock now)
@@ -59,48 +64,86 @@ HostChannel::HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Cl
 
 // ---- the start ----------------------------------------------------------------------------------
 
-// The host of a rank is that of the first introduced rank whose status page it can open. Ranks that
-// claim the same machine and cannot open each other's pages have different hosts: other users, or
-// virtual machines that are copies of each other.
+// The host of a rank is that of the first rank whose status page it can open. Ranks that claim the
+// same machine and cannot open each other's pages have different hosts: other users, or virtual
+// machines that are copies of each other.
+bool HostChannel::try_host_of(const Introduction& rank) {
+  table_ = rank.process.machine == settings_.own.process.machine ? probe_->open(rank) : nullptr;
+  keeper_.host_token = rank.token;
+  return table_ != nullptr;
+}
+
+uint64_t HostChannel::find_host(const std::vector<Introduction>& ranks) {
+  const auto opens = [this](const Introduction& rank) { return try_host_of(rank); };
+  if (std::none_of(ranks.begin(), ranks.end(), opens)) {
+    try_host_of(settings_.own);
+  }
+  return keeper_.host_token;
+}
+
+// All ranks of a host write the same.
+void HostChannel::meet(const std::vector<uint64_t>& hosts) {
+  const auto now = now_();
+  std::unordered_map<uint64_t, std::size_t> places;  // in `others`
+  for (int rank = 0; rank < settings_.world_size; ++rank) {
+    const auto token = hosts[static_cast<std::size_t>(rank)];
+    auto& entry = table_->rank(rank);
+    if (token == keeper_.host_token) {
+      entry.place = HostTable::Place::kThisHost;
+      int32_t none = 0;
+      if (table_->keeper_plus_1.compare_exchange_strong(none, rank + 1)) {
+        table_->renewed_ns = now;
+      }
+    } else if (token != 0) {
+      entry.place = HostTable::Place::kOtherHost;
+      entry.heard_ns = std::max<int64_t>(entry.heard_ns, now);
+      const auto [found, is_new] = places.try_emplace(token, keeper_.others.size());
+      if (is_new) {
+        keeper_.others.push_back({.token = token, .is_complete = true});
+      }
+      keeper_.others[found->second].ranks.push_back(rank);
+    }
+  }
+  order_ring();
+  const bool is_alone = keeper_.others.empty();
+  table_->stage = is_alone ? HostTable::Stage::kOneHost : HostTable::Stage::kManyHosts;
+  is_ready_ = true;
+}
+
 void HostChannel::introduce(Store& store) {
   const auto& own = settings_.own;
   const auto key = machine_key(own.process.machine);
   store.append(key, join_fields({own.to_text()}));
+  std::vector<Introduction> known;
   for (const auto& text : split_fields(store.get(key).value_or(""))) {
-    const auto first = Introduction::from_text(text);
-    table_ = first ? probe_->open(*first) : nullptr;
-    if (table_) {
-      keeper_.host_token = first->token;
-      break;
+    if (const auto rank = Introduction::from_text(text)) {
+      known.push_back(*rank);
     }
   }
-  if (!table_) {  // the store has lost the introduction
-    table_ = probe_->open(own);
-    keeper_.host_token = own.token;
-  }
+  const bool is_first = find_host(known) == own.token;
   table_->introduce(own, HostTable::Place::kThisHost);
-  if (keeper_.host_token == own.token) {
+  if (is_first) {
     table_->renewed_ns = now_();
     table_->keeper_plus_1 = own.rank + 1;
-    // Before the host is listed: who reads the list expects messages.
-    store.set(host_key(own.token), message());
+    store.set({host_key(own.token)}, message());
     store.append(kHosts, join_fields({std::to_string(own.token)}));
+    keeper_.is_listed = true;
   }
   keeper_.count = store.add(kCount, 1);
-  hear_posted(store);
-  table_ptr_ = table_.get();  // last: an error before it leads to another attempt
+  listen(store);
+  is_ready_ = true;  // last: an error before it leads to another attempt
 }
 
 int64_t HostChannel::gather(Store& store) {
   table_->renewed_ns = now_();
-  hear_posted(store);
+  listen(store);
   if (keeper_.count < settings_.world_size) {
     keeper_.count = store.add(kCount, 0);
   }
   const bool all_came = keeper_.count >= settings_.world_size;
   const int num_members = count(HostTable::Place::kThisHost);
   if (all_came || num_members != keeper_.num_members) {
-    store.set(host_key(keeper_.host_token), message());
+    store.set({host_key(keeper_.host_token)}, message());
     keeper_.num_members = num_members;
   }
   if (all_came || is_wanted()) {
@@ -123,19 +166,26 @@ int HostChannel::count(HostTable::Place place) const {
   return found;
 }
 
-// Reads the messages of hosts whose ranks are not all known.
-void HostChannel::read_hosts(Store& store) {
+// Finds out which hosts have written a message: a request for another key would wait.
+void HostChannel::read_list(Store& store) {
+  const bool may_be_new = keeper_.count > 0;  // the ranks have not met in a collective call
   for (const auto& text : split_fields(store.get(kHosts).value_or(""))) {
     const auto token = to_number<uint64_t>(text).value_or(keeper_.host_token);
-    const bool is_known =
-        token == keeper_.host_token ||
-        std::any_of(keeper_.others.begin(), keeper_.others.end(), [token](const Host& host) {
+    auto found = std::find_if(
+        keeper_.others.begin(), keeper_.others.end(), [token](const Host& host) {
           return host.token == token;
         });
-    if (!is_known) {
-      keeper_.others.emplace_back().token = token;
+    if (found != keeper_.others.end()) {
+      found->is_listed = true;
+    } else if (may_be_new && token != keeper_.host_token) {
+      keeper_.others.push_back({.token = token, .is_listed = true});
     }
   }
+}
+
+// Reads the messages of hosts whose ranks are not all known.
+void HostChannel::read_hosts(Store& store) {
+  read_list(store);
   std::vector<Host*> incomplete;
   std::vector<std::string> keys;
   for (auto& host : keeper_.others) {
@@ -148,18 +198,26 @@ void HostChannel::read_hosts(Store& store) {
   for (std::size_t i = 0; i < texts.size(); ++i) {
     absorb(*incomplete[i], texts[i]);
   }
-  // The ring: hosts by their lowest ranks, from this host on.
-  const int own = settings_.own.rank;
-  std::sort(keeper_.others.begin(), keeper_.others.end(), [own](const Host& a, const Host& b) {
-    const auto place = [own](const Host& host) {
-      const int first = host.ranks.empty() ? INT32_MAX : host.ranks.front();
-      return std::pair(first < own, first);
-    };
-    return place(a) < place(b);
-  });
+  order_ring();
+}
+
+// The ring: hosts by their lowest ranks, from this host on.
+void HostChannel::order_ring() {
+  const auto place = [own = settings_.own.rank](const Host& host) {
+    const int first = host.ranks.empty() ? INT32_MAX : host.ranks.front();
+    return std::pair(first < own, first);
+  };
+  std::sort(
+      keeper_.others.begin(), keeper_.others.end(), [place](const Host& a, const Host& b) {
+        return place(a) < place(b);
+      });
 }
 
 // ---- events -------------------------------------------------------------------------------------
+
+std::string HostChannel::bell() const {
+  return bell_key(keeper_.host_token);
+}
 
 void HostChannel::post(Store& store, const std::string& kind, const std::string& text) {
   const auto event = join_fields({kind, text});
@@ -167,10 +225,22 @@ void HostChannel::post(Store& store, const std::string& kind, const std::string&
     const uint32_t number = table_->next_event;
     const auto standing = store.set_first(event_key(number), event);
     handle(number, standing);
-    // One call is as good as another one.
-    if (standing == event || kind_of(standing) == kFailure || kind_of(standing) == kind) {
-      return;
+    if (standing == event) {
+      break;
     }
+    if (kind_of(standing) == kFailure || kind_of(standing) == kind) {
+      return;  // one call is as good as another one
+    }
+  }
+  if (keeper_.others.empty() && table_->stage != HostTable::Stage::kOneHost) {
+    read_list(store);
+  }
+  std::vector<std::string> bells;
+  for (const auto& host : keeper_.others) {
+    bells.push_back(bell_key(host.token));
+  }
+  if (!bells.empty()) {
+    store.set(bells, "rung");
   }
 }
 
@@ -180,23 +250,14 @@ void HostChannel::post_failure(Store& store, const std::string& text) {
 
 void HostChannel::leave(Store& store) {
   if (table_->keeper_plus_1 == settings_.own.rank + 1) {
-    store.set(host_key(keeper_.host_token), message(/*leaves=*/true));
+    store.set({host_key(keeper_.host_token)}, message(/*leaves=*/true));
   }
   if (settings_.own.rank == 0) {
     post(store, kLeaving, {});
   }
 }
 
-// Polls: torch's store logs two warnings whenever a wait for a key times out, and a wait cannot be
-// cancelled when the process group is destroyed.
 bool HostChannel::listen(Store& store) {
-  if (now_() - table_->renewed_ns > period_ns()) {
-    write_message(store, now_());
-  }
-  return hear_posted(store);
-}
-
-bool HostChannel::hear_posted(Store& store) {
   bool any = false;
   while (!failure_heard_) {
     const uint32_t number = table_->next_event;
@@ -233,25 +294,24 @@ void HostChannel::handle(uint32_t number, const std::string& event) {
 // ---- keeping the lease --------------------------------------------------------------------------
 
 bool HostChannel::should_keep() const {
-  const auto* table = this->table();
-  if (table == nullptr || table->stage == HostTable::Stage::kOneHost) {
+  if (!is_ready_ || table_->stage == HostTable::Stage::kOneHost) {
     return false;
   }
-  const int keeper = table->keeper_plus_1 - 1;
+  const int keeper = table_->keeper_plus_1 - 1;
   const int own = settings_.own.rank;
   if (keeper == own) {
     return true;
   }
+  const auto age = now_() - table_->renewed_ns;
   const bool keeper_lives = keeper >= 0 && keeper < settings_.world_size && probe_->lives(keeper);
-  int64_t num_before = 0;
-  for (int rank = 0; rank < own; ++rank) {
-    const bool may_take_over = table->rank(rank).place == HostTable::Place::kThisHost &&
+  const auto turn = keeper_lives ? settings_.lease_ns / 5 : kTurnNs;
+  auto patience = keeper_lives ? turn : 0;
+  for (int rank = 0; rank < own && age > patience; ++rank) {
+    const bool may_take_over = table_->rank(rank).place == HostTable::Place::kThisHost &&
                                rank != keeper && probe_->lives(rank);
-    num_before += may_take_over ? 1 : 0;
+    patience += may_take_over ? turn : 0;
   }
-  const auto patience =
-      keeper_lives ? settings_.lease_ns / 5 * (1 + num_before) : kTurnNs * num_before;
-  return now_() - table->renewed_ns > patience;
+  return age > patience;
 }
 
 int64_t HostChannel::step(Store& store) {
@@ -261,13 +321,10 @@ int64_t HostChannel::step(Store& store) {
     }
     return kNever;
   }
-  if (table_->stage == HostTable::Stage::kOneHost) {
-    return kNever;
-  }
   const int keeper = table_->keeper_plus_1 - 1;
   const bool another_keeps = keeper >= 0 && keeper < settings_.own.rank &&
                              now_() - table_->renewed_ns < settings_.lease_ns / 5;
-  if (another_keeps) {
+  if (another_keeps || table_->stage == HostTable::Stage::kOneHost) {
     return kNever;
   }
   table_->keeper_plus_1 = settings_.own.rank + 1;
@@ -277,7 +334,12 @@ int64_t HostChannel::step(Store& store) {
   if (keeper_.others.empty()) {  // this rank has taken over
     read_hosts(store);
   }
-  call_if_wanted(store);
+  // A call lets all hosts write at once, and then twice a second: a host that lives is then heard
+  // of soon, though nobody waits on it. Without prompt answers this would be of no use.
+  if (is_wanted() && keeper_.is_prompt && now_() > fast_until_ns_ - kPromptNs) {
+    post(store, kCall, std::to_string(keeper_.host_token));
+    keeper_.check_ns = 0;
+  }
   if (urgent_.exchange(false) || now_() >= keeper_.renewal_ns) {
     renew(store);
   } else if (now_() >= keeper_.check_ns) {
@@ -291,127 +353,121 @@ bool HostChannel::is_wanted() const {
 }
 
 int64_t HostChannel::period_ns() const {
-  const auto now = now_();
-  const bool fast = now < fast_until_ns_ || is_wanted() || cut_off_ns_ != 0;
+  const bool fast = now_() < fast_until_ns_ || is_wanted() || keeper_.cut_off_ns != 0;
   return fast ? std::min(kFastNs, settings_.lease_ns / 10) : settings_.lease_ns / 10;
 }
 
-// A call lets all hosts write at once, and then twice a second: a host that lives is then heard of
-// soon, though nobody waits on it. Without prompt answers this would be of no use.
-void HostChannel::call_if_wanted(Store& store) {
-  if (is_wanted() && keeper_.is_prompt && now_() > fast_until_ns_ - kPromptNs) {
-    post(store, kCall, std::to_string(keeper_.host_token));
-    keeper_.check_ns = 0;
-  }
-}
-
+// A connection keeps the order of requests: the answer to listen() shows that the store has the
+// message, though it does not answer to `set`. If the lease had ended, other hosts may have
+// declared this host lost, and may have ended since. Then ranks of this host wait until all other
+// hosts have been heard of.
 void HostChannel::renew(Store& store) {
   const auto start = now_();
   keeper_.renewal_ns = start + period_ns();
-  if (!write_message(store, start) || cut_off_ns_ != 0) {
-    return;
+  store.set({host_key(keeper_.host_token)}, message());
+  if (!keeper_.is_listed) {
+    store.append(kHosts, join_fields({std::to_string(keeper_.host_token)}));
+    keeper_.is_listed = true;
   }
-  // The lease had ended. Other hosts may have declared this host lost, and may have ended since. So
-  // ranks of this host wait until all other hosts have been heard of.
-  cut_off_ns_ = start;
-  for (auto& host : keeper_.others) {
-    host.has_answered = false;
-    host.silent_ns = 0;
-  }
-  post(store, kCall, std::to_string(keeper_.host_token));
-  keeper_.check_ns = 0;
-}
-
-// Both threads write messages, so that one that waits for a slow answer does not hold up the lease.
-// A connection keeps the order of requests: the answer to `hear_posted` shows that the store has
-// the message, though it does not answer to `set`. Returns whether the lease had ended.
-bool HostChannel::write_message(Store& store, int64_t start_ns) {
-  store.set(host_key(keeper_.host_token), message());
-  hear_posted(store);
+  listen(store);
   const int64_t renewed_ns = table_->renewed_ns;
-  const bool had_ended = start_ns - renewed_ns > settings_.lease_ns;
-  if (!had_ended && cut_off_ns_ == 0) {
-    table_->renewed_ns = std::max(renewed_ns, start_ns);
+  if (keeper_.cut_off_ns == 0 && start - renewed_ns > settings_.lease_ns) {
+    keeper_.cut_off_ns = start;
+    for (auto& host : keeper_.others) {
+      host.has_answered = false;
+      host.silent_ns = 0;
+    }
+    post(store, kCall, std::to_string(keeper_.host_token));
+    keeper_.check_ns = 0;
   }
-  return had_ended;
+  if (keeper_.cut_off_ns == 0) {
+    table_->renewed_ns = std::max(renewed_ns, start);
+  }
 }
 
-// The next hosts of the ring; all hosts where one of these has been silent for long.
-std::vector<std::size_t> HostChannel::watched() const {
-  std::vector<std::size_t> found;
-  const auto num_hosts = keeper_.others.size();
-  const auto near = std::min(kNumWatched, num_hosts);
-  const bool silent =
-      std::any_of(keeper_.others.begin(), keeper_.others.begin() + near, [this](const Host& host) {
-        return host.silent_ns > settings_.lease_ns / 3;
-      });
-  const auto end = silent || is_wanted() || cut_off_ns_ != 0 ? num_hosts : near;
-  for (std::size_t i = 0; i < end; ++i) {
-    found.push_back(i);
-  }
-  return found;
+// The next hosts of the ring. All hosts if one of these has been silent for long, if this host was
+// cut off, and now and then if a rank waits: then all hosts read all hosts.
+std::size_t HostChannel::num_watched() const {
+  const auto near = std::min(kNumWatched, keeper_.others.size());
+  const auto end = keeper_.others.begin() + static_cast<std::ptrdiff_t>(near);
+  const bool all = keeper_.cut_off_ns != 0 || (is_wanted() && now_() >= keeper_.read_all_ns) ||
+                   std::any_of(keeper_.others.begin(), end, [this](const Host& host) {
+                     return host.silent_ns > settings_.lease_ns / 3;
+                   });
+  return all ? keeper_.others.size() : near;
 }
 
 void HostChannel::check(Store& store) {
-  const auto indices = watched();
+  const auto num_hosts = num_watched();
+  std::vector<Host*> hosts;
+  for (std::size_t i = 0; i < num_hosts; ++i) {
+    hosts.push_back(&keeper_.others[i]);
+  }
+  const auto is_listed = [](const Host* host) { return host->is_listed; };
+  if (!std::all_of(hosts.begin(), hosts.end(), is_listed)) {
+    read_list(store);
+  }
   std::vector<std::string> keys;
-  for (const auto index : indices) {
-    keys.push_back(host_key(keeper_.others[index].token));
+  for (const auto* host : hosts) {
+    if (host->is_listed) {
+      keys.push_back(host_key(host->token));
+    }
   }
   const auto start = now_();
   const auto texts = keys.empty() ? std::vector<std::string>() : store.multi_get(keys);
   const auto end = now_();
   keeper_.is_prompt = end - start < kPromptNs;
   const auto longest_gap = settings_.lease_ns / 10 + kPromptNs;
-  std::vector<const Host*> lost;
-  std::vector<const Host*> also_lost;
+  bool any_lost = false;
   bool all_have_answered = true;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    auto& host = keeper_.others[indices[i]];
-    if (keeper_.is_prompt && host.checked_ns != 0) {
-      host.silent_ns += std::min(start - host.checked_ns, longest_gap);
+  auto text = texts.begin();
+  for (auto* host : hosts) {
+    if (keeper_.is_prompt && host->checked_ns != 0) {
+      host->silent_ns += std::min(start - host->checked_ns, longest_gap);
     }
-    host.checked_ns = keeper_.is_prompt ? start : 0;
-    absorb(host, texts[i]);  // a new message resets `silent_ns`
-    host.silent_ns = host.has_left ? 0 : host.silent_ns;
-    all_have_answered = all_have_answered && (host.has_answered || host.has_left);
-    if (host.silent_ns >= settings_.lease_ns) {
-      lost.push_back(&host);
+    host->checked_ns = keeper_.is_prompt ? start : 0;
+    if (host->is_listed) {
+      absorb(*host, *text++);  // a new message resets `silent_ns`
     }
-    // These have been watched since another host became silent.
-    if (host.silent_ns >= settings_.lease_ns / 2) {
-      also_lost.push_back(&host);
-    }
+    host->silent_ns = host->has_left ? 0 : host->silent_ns;
+    all_have_answered = all_have_answered && (host->has_answered || host->has_left);
+    any_lost = any_lost || host->silent_ns >= settings_.lease_ns;
   }
-  const bool all = indices.size() == keeper_.others.size();
-  if (all) {
+  const auto many = static_cast<int64_t>(num_hosts) * kReadOfHostNs;
+  keeper_.check_ns = start + period_ns();
+  if (num_hosts == keeper_.others.size()) {
     table_->read_ns = end;
+    keeper_.read_all_ns = start + many;
   }
-  const auto many = all ? static_cast<int64_t>(indices.size()) * kReadOfHostNs : 0;
-  keeper_.check_ns = start + std::max(period_ns(), many);
-  if (!lost.empty()) {
-    declare_lost(store, also_lost, 0);
-  } else if (cut_off_ns_ != 0 && all_have_answered) {
-    cut_off_ns_ = 0;
+  const auto& next = keeper_.others.front();
+  if (any_lost) {
+    // Hosts beyond the next ones of the ring have been watched since one of these became silent.
+    const auto is_lost = [this](const Host& host) {
+      return host.silent_ns >= settings_.lease_ns / 2;
+    };
+    declare_lost(store, is_lost, 0);
+  } else if (keeper_.cut_off_ns != 0 && all_have_answered) {
+    keeper_.cut_off_ns = 0;
     table_->renewed_ns = end;
-  } else if (cut_off_ns_ != 0 && end - cut_off_ns_ > settings_.lease_ns / 3 + many) {
-    for (const auto& host : keeper_.others) {
-      if (!host.has_answered && !host.has_left) {
-        lost.push_back(&host);
-      }
+  } else if (
+      keeper_.cut_off_ns != 0 && end - keeper_.cut_off_ns > settings_.lease_ns / 3 + many) {
+    const auto is_lost = [](const Host& host) { return !host.has_answered && !host.has_left; };
+    declare_lost(store, is_lost, end - keeper_.cut_off_ns);
+  } else if (!next.ranks.empty()) {
+    if (const auto failure = probe_->compare_calls(next.ranks.front(), next.calls)) {
+      post_failure(store, *failure);
     }
-    declare_lost(store, lost, end - cut_off_ns_);
-  } else {
-    compare_calls(store);
   }
 }
 
 void HostChannel::declare_lost(
-    Store& store, const std::vector<const Host*>& hosts, int64_t silent_ns) {
+    Store& store, const std::function<bool(const Host&)>& is_lost, int64_t silent_ns) {
   std::vector<int> ranks;
-  for (const auto* host : hosts) {
-    ranks.insert(ranks.end(), host->ranks.begin(), host->ranks.end());
-    silent_ns = std::max(silent_ns, host->silent_ns);
+  for (const auto& host : keeper_.others) {
+    if (is_lost(host)) {
+      ranks.insert(ranks.end(), host.ranks.begin(), host.ranks.end());
+      silent_ns = std::max(silent_ns, host.silent_ns);
+    }
   }
   std::sort(ranks.begin(), ranks.end());
   if (!ranks.empty()) {
@@ -419,29 +475,19 @@ void HostChannel::declare_lost(
   }
 }
 
-void HostChannel::compare_calls(Store& store) {
-  if (keeper_.others.empty() || keeper_.others.front().ranks.empty()) {
-    return;
-  }
-  const auto& next = keeper_.others.front();
-  if (const auto failure = probe_->compare_calls(next.ranks.front(), next.calls)) {
-    post_failure(store, *failure);
-  }
-}
-
 // ---- messages -----------------------------------------------------------------------------------
 
-// Four fields: a counter, a state, calls, and the ranks. Each rank has its introduction, activity
-// and progress.
+// Four fields: a counter, a state, calls, and the ranks. Each rank has its number, activity,
+// progress, and its introduction unless ranks have met in a collective call.
 std::string HostChannel::message(bool leaves) const {
-  std::string ranks;
+  std::vector<std::string> ranks;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
     const auto& entry = table_->rank(rank);
     if (entry.place == HostTable::Place::kThisHost) {
-      ranks += join_fields(
-          {entry.introduction.read(),
-           std::to_string(entry.activity.load()),
-           std::to_string(entry.progress.load())});
+      ranks.push_back(std::to_string(rank));
+      ranks.push_back(std::to_string(entry.activity.load()));
+      ranks.push_back(std::to_string(entry.progress.load()));
+      ranks.push_back(entry.introduction.read());
     }
   }
   const bool is_complete =
@@ -454,32 +500,40 @@ std::string HostChannel::message(bool leaves) const {
        : is_complete ? kComplete
                      : kIncomplete,
        is_many ? probe_->calls() : std::string(),
-       ranks});
+       join_fields(ranks)});
 }
 
 void HostChannel::absorb(Host& host, const std::string& message) {
+  if (!host.counter.empty() && message.starts_with(join_fields({host.counter}))) {
+    return;
+  }
   const auto fields = split_fields(message);
-  if (fields.size() != 4 || fields[0] == host.counter) {
+  if (fields.size() != 4) {
     return;
   }
   const auto now = now_();
+  const bool learns_ranks = !host.is_complete;
   host.counter = fields[0];
-  host.is_complete = fields[1] != kIncomplete;
+  host.is_complete = host.is_complete || fields[1] != kIncomplete;
   host.has_left = fields[1] == kLeft;
   host.calls = fields[2];
   host.has_answered = true;
   host.silent_ns = 0;
-  host.ranks.clear();
+  if (learns_ranks) {
+    host.ranks.clear();
+  }
   const auto ranks = split_fields(fields[3]);
-  for (std::size_t i = 0; i + 2 < ranks.size(); i += 3) {
-    const auto who = Introduction::from_text(ranks[i]);
+  for (std::size_t i = 0; i + 3 < ranks.size(); i += 4) {
+    const auto rank = to_number<int>(ranks[i]).value_or(-1);
     const auto activity = to_number<uint64_t>(ranks[i + 1]);
     const auto progress = to_number<uint64_t>(ranks[i + 2]);
-    if (!who || who->rank < 0 || who->rank >= settings_.world_size || !activity || !progress) {
+    if (rank < 0 || rank >= settings_.world_size || !activity || !progress) {
       continue;
     }
-    host.ranks.push_back(who->rank);
-    auto& entry = table_->rank(who->rank);
+    if (learns_ranks) {
+      host.ranks.push_back(rank);  // a message has them in order
+    }
+    auto& entry = table_->rank(rank);
     if (entry.place == HostTable::Place::kThisHost) {
       continue;
     }
@@ -488,11 +542,12 @@ void HostChannel::absorb(Host& host, const std::string& message) {
     }
     entry.progress = *progress;
     entry.heard_ns = now;
-    if (entry.place == HostTable::Place::kUnknown) {
+    const auto who = entry.place == HostTable::Place::kUnknown ? Introduction::from_text(ranks[i + 3])
+                                                              : std::nullopt;
+    if (who && who->rank == rank) {
       table_->introduce(*who, HostTable::Place::kOtherHost);
     }
   }
-  std::sort(host.ranks.begin(), host.ranks.end());
 }
 
 }  // namespace ddpx::health

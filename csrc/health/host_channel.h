@@ -43,8 +43,8 @@ class HostProbe {
 // host share a HostTable. One of them, the keeper, talks to the store for all of them. A *lease* is
 // the time without a message after which other hosts declare a host lost.
 //
-// introduce(), step(), post_failure() and leave() are for one thread, listen() is for one other
-// thread, the rest is for any thread.
+// find_host() and meet(), or introduce(), come before the other methods. step(), post_failure() and
+// leave() are for one thread, listen() is for one other thread, the rest is for any thread.
 class HostChannel {
  public:
   static constexpr int64_t kNever = INT64_MAX;
@@ -58,16 +58,17 @@ class HostChannel {
 
   HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Clock now);
 
-  // Introduces this rank, and finds its host. Called once, before the other methods.
+  // The start if all ranks exchange their introductions in a collective call, and then the results
+  // of find_host(): the token of the host of a rank. Of ranks without a monitor it is 0.
+  uint64_t find_host(const std::vector<Introduction>& ranks);
+  void meet(const std::vector<uint64_t>& hosts);
+
+  // The start through the store. Afterwards, step() waits for the other ranks.
   void introduce(Store& store);
 
-  // Null before introduce() has found the host.
-  HostTable* table() const {
-    return table_ptr_.load(std::memory_order_acquire);
-  }
-
-  std::shared_ptr<HostTable> shared_table() const {
-    return table() == nullptr ? nullptr : table_;
+  // Null before meet() or introduce() has ended.
+  std::shared_ptr<HostTable> table() const {
+    return is_ready_.load(std::memory_order_acquire) ? table_ : nullptr;
   }
 
   // Whether this rank has to call step(): it is the keeper, or has to take over.
@@ -77,9 +78,11 @@ class HostChannel {
   // more.
   int64_t step(Store& store);
 
-  // Handles the events that have been posted since. Returns whether there were any. Also renews the
-  // lease where step() is held up by slow answers.
+  // Handles the events that have been posted since. Returns whether there were any.
   bool listen(Store& store);
+
+  // Another host sets this key after it has posted an event.
+  std::string bell() const;
 
   // Tells all hosts of a failure, unless another one was posted before.
   void post_failure(Store& store, const std::string& text);
@@ -96,9 +99,10 @@ class HostChannel {
  private:
   struct Host {
     uint64_t token = 0;
-    std::string counter;     // of its last message
-    std::vector<int> ranks;  // sorted
-    std::string calls;
+    std::vector<int> ranks{};   // sorted
+    std::string counter{};      // of its last message
+    std::string calls{};        // of its last message
+    bool is_listed = false;     // it has written a message
     bool is_complete = false;   // `ranks` has all its ranks
     bool has_left = false;      // its keeper has, and no other rank has taken over
     bool has_answered = false;  // since this host was cut off
@@ -106,19 +110,19 @@ class HostChannel {
     int64_t silent_ns = 0;  // how long, while the store answered in time, no message was new
   };
 
-  void post(Store& store, const std::string& kind, const std::string& text);
-  bool hear_posted(Store& store);
-  void handle(uint32_t number, const std::string& event);
+  bool try_host_of(const Introduction& rank);
   int64_t gather(Store& store);
+  void read_list(Store& store);
   void read_hosts(Store& store);
+  void order_ring();
+  void post(Store& store, const std::string& kind, const std::string& text);
+  void handle(uint32_t number, const std::string& event);
   void renew(Store& store);
-  bool write_message(Store& store, int64_t start_ns);
   void check(Store& store);
   void absorb(Host& host, const std::string& message);
-  void call_if_wanted(Store& store);
-  void compare_calls(Store& store);
-  void declare_lost(Store& store, const std::vector<const Host*>& hosts, int64_t silent_ns);
-  std::vector<std::size_t> watched() const;
+  void declare_lost(
+      Store& store, const std::function<bool(const Host&)>& is_lost, int64_t silent_ns);
+  std::size_t num_watched() const;
   std::string message(bool leaves = false) const;
   int count(HostTable::Place place) const;
   bool is_wanted() const;
@@ -128,23 +132,25 @@ class HostChannel {
   const std::shared_ptr<HostProbe> probe_;
   const Clock now_;
   std::shared_ptr<HostTable> table_;
-  std::atomic<HostTable*> table_ptr_{nullptr};
+  std::atomic<bool> is_ready_{false};  // `table_` does not change any more
   std::atomic<bool> urgent_{false};
   std::atomic<int64_t> fast_until_ns_{0};
   std::atomic<bool> failure_heard_{false};
-  std::atomic<int64_t> cut_off_ns_{0};  // when this host noticed that its lease had ended; 0: not
-  std::mutex events_mutex_;             // guards the handling of events, by both threads
+  std::mutex events_mutex_;  // guards the handling of events, by both threads
 
   // Of the thread that calls step().
   struct Keeper {
     std::vector<Host> others;  // from the next host of the ring on
     uint64_t host_token = 0;   // of this host
     int64_t count = 0;         // ranks that have introduced themselves
+    int num_members = 0;       // of this host, in its last message
+    bool is_listed = false;    // this host
+    bool is_prompt = true;     // the last answer came in time
     int64_t poll_ns = 0;
     int64_t renewal_ns = 0;  // when the next one is due
     int64_t check_ns = 0;
-    int num_members = 0;    // of this host, in its last message
-    bool is_prompt = true;  // the last answer came in time
+    int64_t read_all_ns = 0;  // when all hosts may be read again for a rank that waits
+    int64_t cut_off_ns = 0;  // when this host noticed that its lease had ended; 0: not
   } keeper_;
 };
 

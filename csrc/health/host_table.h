@@ -28,7 +28,7 @@ struct HostTable {
     std::atomic<uint64_t> progress;  // packed; see Progress
     std::atomic<int64_t> since_ns;   // the start of the activity, by the clock of this host
     std::atomic<int64_t> heard_ns;   // another host: when its last message was new
-    SharedText<208> introduction;
+    SharedText<Introduction::kMostBytes> introduction;
   };
 
   // The first failure that a rank of this host declared. All ranks of the host report this one.

@@ -3,11 +3,18 @@
 #include <unistd.h>
 
 #include <array>
+#include <functional>
 #include <random>
 
 #include "fields.h"
+#include "shared_text.h"
 
 namespace ddpx::health {
+namespace {
+
+constexpr std::size_t kMostOfHost = 96;
+
+}  // namespace
 
 std::string Introduction::to_text() const {
   return join_fields(
@@ -37,13 +44,15 @@ std::optional<Introduction> Introduction::from_text(const std::string& text) {
 }
 
 Introduction Introduction::own(int rank, const std::string& identity, int page_fd, uint64_t token) {
-  std::array<char, 65> host{};  // a longer name is cut off: HostTable::Rank has limited room
+  std::array<char, 65> host{};
   gethostname(host.data(), host.size() - 1);
   Introduction own{rank, host.data(), this_process(), page_fd, token};
   if (!identity.empty()) {
+    auto& machine = own.process.machine;
+    machine = std::to_string(std::hash<std::string>()(machine + " " + identity));
     own.host += "/" + identity;
-    own.process.machine += " " + identity;
   }
+  own.host.resize(cut_utf8(own.host, kMostOfHost));  // see kMostBytes
   return own;
 }
 

@@ -10,6 +10,8 @@
 namespace ddpx::health {
 
 struct Introduction {
+  static constexpr std::size_t kMostBytes = 208;  // of the text
+
   int rank = 0;
   std::string host;
   ProcessId process;

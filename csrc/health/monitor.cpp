@@ -105,20 +105,39 @@ Monitor::~Monitor() {
 }
 
 void Monitor::start(StoreAccess store) {
-  channel_ = std::make_shared<HostChannel>(
+  threads_ = std::make_unique<ChannelThreads>(
       HostChannel::Settings{own_, group_.world_size, group_.lease_ns},
       std::make_shared<Probe>(weak_from_this(), page_.view().host(), token_),
-      now_ns);
-  threads_ = std::make_unique<ChannelThreads>(channel_, std::move(store), group_.lease_ns);
-  threads_->start();
+      std::move(store));
   Watchdog::instance().add(shared_from_this());
 }
 
 void Monitor::meet() {
-  if (const auto table = channel_->shared_table()) {
+  if (const auto table = threads_->shared_table()) {
     peers_.meet(table, own_.process);
     has_lease_ = table->stage == HostTable::Stage::kManyHosts;
   }
+}
+
+std::string Monitor::introduction() const {
+  return has_met_ ? std::string() : own_.to_text();
+}
+
+uint64_t Monitor::find_host(const std::vector<std::string>& introductions) {
+  met_.clear();
+  for (const auto& text : introductions) {
+    if (auto rank = Introduction::from_text(text)) {
+      met_.push_back(std::move(*rank));
+    }
+  }
+  return threads_->find_host(met_);
+}
+
+void Monitor::meet(const std::vector<uint64_t>& hosts) {
+  threads_->meet(hosts);
+  roster_.meet(threads_->shared_table(), own_.process, met_);
+  has_met_ = true;
+  meet();
 }
 
 uint32_t Monitor::number_of_constructed() const {
@@ -196,7 +215,7 @@ void Monitor::look() {
   }
   looked_ns_ = now;
   meet();
-  if (auto* table = channel_->table()) {
+  if (auto* table = threads_->table()) {
     const auto own = page_.view().activity();
     auto& entry = table->rank(group_.rank);  // for other hosts
     entry.activity = own.packed();
@@ -245,7 +264,7 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
   }
   const auto known = report();
   page_.fail(cause, known ? std::make_optional(known->failure.first_rank()) : std::nullopt);
-  auto* table = channel_->table();
+  auto* table = threads_->table();
   const bool on_one_host = table != nullptr && table->stage == HostTable::Stage::kOneHost;
   if (!known) {
     const auto doing = peers_.names().describe(page_.view().activity());
@@ -288,7 +307,7 @@ void Monitor::leave() {
     return;
   }
   page_.leave();
-  const bool keeps = has_lease_ && channel_->table()->keeper_plus_1 == group_.rank + 1;
+  const bool keeps = has_lease_ && threads_->table()->keeper_plus_1 == group_.rank + 1;
   if (has_lease_ && !failed() && (keeps || group_.rank == 0)) {
     threads_->leave();
     heard_by_ = delivery_deadline();

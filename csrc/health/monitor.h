@@ -66,6 +66,18 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   PeerTable& peers() {
     return peers_;
   }
+  // The start in a collective call of the group. All ranks exchange introduction(), then the
+  // results of find_host(): 0 for ranks without a monitor. Without such a call, or before it, ranks
+  // meet through the store. For one thread.
+  std::string introduction() const;  // empty once ranks have met in this way
+  uint64_t find_host(const std::vector<std::string>& introductions);
+  void meet(const std::vector<uint64_t>& hosts);
+
+  // Lets ranks meet through the store at once.
+  void introduce() {
+    threads_->introduce();
+  }
+
   // Adds ranks that have become known to the peers.
   void meet();
   uint64_t sequence() const {
@@ -207,8 +219,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   const Introduction own_;
   PeerTable peers_;
   CallSamples samples_;
-  std::shared_ptr<HostChannel> channel_;
-  std::unique_ptr<ChannelThreads> threads_;  // of the channel
+  std::unique_ptr<ChannelThreads> threads_;
+  std::vector<Introduction> met_;  // ranks that met in a collective call
+  bool has_met_ = false;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable declared_;

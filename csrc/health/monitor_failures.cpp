@@ -97,7 +97,7 @@ void Monitor::raise_mismatch(const std::string& how) {
 }
 
 std::optional<Failure> Monitor::find_declared() const {
-  const auto* table = channel_->table();
+  const auto* table = threads_->table();
   const auto text = table == nullptr ? std::nullopt : table->declared();
   return text ? Failure::from_text(*text) : std::nullopt;
 }
@@ -140,7 +140,7 @@ std::optional<RankReport> Monitor::report() const {
 }
 
 void Monitor::declare(Failure failure) {
-  auto* table = channel_->table();
+  auto* table = threads_->table();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failure_) {
@@ -163,7 +163,7 @@ void Monitor::declare(Failure failure) {
 }
 
 void Monitor::want_states() {
-  if (auto* table = channel_->table()) {
+  if (auto* table = threads_->table()) {
     table->wanted_until_ns = now_ns() + kWantedNs;
   }
 }
@@ -175,6 +175,7 @@ void Monitor::explain_error(const std::string& said) {
   // As they are when the error comes. Late ranks may come during the search for its cause.
   auto missing =
       turn == Turn::kOutwaited ? peers_.missing(own, page_.view().progress()) : std::vector<int>();
+  threads_->introduce();
   want_states();
   threads_->look(awake_ns_);
   auto start = now_ns();
@@ -192,7 +193,7 @@ void Monitor::explain_error(const std::string& said) {
     }
     const auto looked = std::chrono::nanoseconds(now - start);
     const auto store = threads_->store_state();
-    const bool slow = store == StoreState::kLate || store == StoreState::kOverdue;
+    const bool slow = store == StoreState::kSlow;
     const bool awaits_store = slow && looked < kTimeForStore;
     const bool silence_counts = looked > time.until_silence_counts && !awaits_store;
     if (auto failure = find_cause(start, silence_counts)) {
@@ -238,7 +239,7 @@ std::optional<Failure> Monitor::find_cause(int64_t start_ns, bool silence_counts
   if (store >= StoreState::kLost) {
     return peers_.find_unknown(/*store_answers=*/false);
   }
-  const auto* table = channel_->table();
+  const auto* table = threads_->table();
   if (store == StoreState::kAnswers && table != nullptr) {  // messages are late in a slow store
     failure = peers_.find_silent(start_ns, table->read_ns);
   }
@@ -253,7 +254,7 @@ bool Monitor::any_unknown() const {
 // matters only if rank 0 is not known, and a store that is slow or stopped is no failure.
 std::optional<Failure> Monitor::find_store_lost(StoreState least) const {
   const auto state = threads_->store_state();
-  const auto* table = channel_->table();
+  const auto* table = threads_->table();
   const auto stage = table == nullptr ? HostTable::Stage::kGathering : table->stage.load();
   if (state < least || stage == HostTable::Stage::kOneHost ||
       (table != nullptr && table->store_may_end)) {
@@ -269,7 +270,7 @@ std::optional<Failure> Monitor::find_store_lost(StoreState least) const {
 }
 
 void Monitor::await_lease_of_host() {
-  const auto& table = *channel_->table();
+  const auto& table = *threads_->table();
   constexpr auto kEnded = static_cast<uint32_t>(StoreState::kEnded);
   const auto start = now_ns();
   for (auto now = start; now - table.renewed_ns > group_.lease_ns || table.store_state == kEnded;

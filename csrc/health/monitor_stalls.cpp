@@ -172,7 +172,7 @@ std::optional<Failure> Monitor::find_stall(
 // Of other machines, those that have come as far as this rank, but have told nothing since it asks.
 std::vector<int> Monitor::silent_ranks() const {
   std::vector<int> ranks;
-  const auto* table = channel_->table();
+  const auto* table = threads_->table();
   const bool answers = threads_->store_state() == StoreState::kAnswers && table != nullptr;
   const auto silent = answers ? peers_.find_silent(asked_ns_, table->read_ns) : std::nullopt;
   for (const auto& lost_rank : silent ? silent->lost : std::vector<LostRank>()) {
@@ -184,7 +184,7 @@ std::vector<int> Monitor::silent_ranks() const {
 // A rank that waits itself is late because of another one. Of those that can be known of through
 // the store alone nothing is known while it does not answer; then rank 0, which may host it, is.
 std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
-  const bool store_silent = threads_->store_state() >= StoreState::kOverdue;
+  const bool store_silent = threads_->store_state() >= StoreState::kSlow;
   const auto is_unknown = [&](int rank) {
     const auto peer = peers_.peer(rank);
     return store_silent && !(peer && peer->local());

@@ -115,6 +115,22 @@ void PeerTable::meet(const std::shared_ptr<HostTable>& host, const ProcessId& se
   }
 }
 
+void PeerTable::meet(
+    const std::shared_ptr<HostTable>& host,
+    const ProcessId& self,
+    const std::vector<Introduction>& ranks) {
+  PeerTable met(rank_, static_cast<int>(peers_.size()), same_sequence_);
+  for (const auto& rank : ranks) {
+    if (rank.rank >= 0 && rank.rank < static_cast<int>(peers_.size()) && rank.rank != rank_) {
+      met.add(std::make_shared<Peer>(rank, self, host));
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  peers_.swap(met.peers_);
+  with_page_.swap(met.with_page_);
+  num_unknown_ = met.num_unknown_;
+}
+
 void PeerTable::add(std::shared_ptr<Peer> peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& place = peers_.at(static_cast<std::size_t>(peer->rank()));

@@ -16,7 +16,8 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  virtual void set(const std::string& key, const std::string& text) = 0;
+  // Sets all keys to the same text.
+  virtual void set(const std::vector<std::string>& keys, const std::string& text) = 0;
 
   // nullopt if the key does not exist. Does not wait for the key.
   virtual std::optional<std::string> get(const std::string& key) = 0;
@@ -31,6 +32,9 @@ class Store {
 
   // All keys must exist.
   virtual std::vector<std::string> multi_get(const std::vector<std::string>& keys) = 0;
+
+  // Waits until the key exists, and deletes it. Ends only with the key, or with the connection.
+  virtual void await(const std::string& key) = 0;
 };
 
 struct StoreAccess {

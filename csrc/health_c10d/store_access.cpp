@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,14 @@ class Connection final : public health::Store {
  public:
   explicit Connection(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  void set(const std::string& key, const std::string& text) override {
-    store_->set(key, to_bytes(text));
+  void set(const std::vector<std::string>& keys, const std::string& text) override {
+    if (keys.size() > 1 && store_->hasExtendedApi()) {
+      store_->multiSet(keys, std::vector<std::vector<uint8_t>>(keys.size(), to_bytes(text)));
+      return;
+    }
+    for (const auto& key : keys) {
+      store_->set(key, to_bytes(text));
+    }
   }
   std::optional<std::string> get(const std::string& key) override {
     return get_text(*store_, key);
@@ -65,6 +72,17 @@ class Connection final : public health::Store {
       }
     }
     return texts;
+  }
+  // TCPStore logs two warnings when a wait times out, and a wait cannot be cancelled. So it takes
+  // the longest time that poll() can wait for, and the caller sets the key to end it.
+  void await(const std::string& key) override {
+    if (store_->hasExtendedApi()) {
+      store_->wait({key}, std::chrono::hours(24 * 20));
+    }
+    while (!store_->check({key})) {  // FileStore would look for the key 100 times a second
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    }
+    store_->deleteKey(key);
   }
 
  private:

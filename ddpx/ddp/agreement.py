@@ -107,14 +107,18 @@ def _layout(tensor: torch.Tensor) -> str:
 def _compare(description: Description, group: dist.ProcessGroup, device: torch.device) -> list[str]:
     """Returns a sentence for each difference between ranks, with the values of all ranks.
 
-    Ranks first exchange digests. They exchange descriptions only if digests differ.
+    Ranks first exchange digests, and introduce themselves to each other's failure detectors. They
+    exchange descriptions only if digests differ.
     """
     if group.size() == 1:
         return []
     payload = json.dumps(description).encode()
     digest = hashlib.sha256(payload).digest()
-    digests = _all_gather_bytes(digest, len(digest), device, group)
-    if len(set(digests)) == 1:
+    own = digest + health.introduction(group)
+    gathered = _all_gather_bytes(own, len(own), device, group)
+    if len({each[: len(digest)] for each in gathered}) == 1:
+        introductions = [each[len(digest) :] for each in gathered]
+        health.meet(introductions, group, lambda host: _all_gather_bytes(host, 8, device, group))
         return []
     sizes = _all_gather_bytes(len(payload).to_bytes(8, "little"), 8, device, group)
     longest = max(int.from_bytes(size, "little") for size in sizes)

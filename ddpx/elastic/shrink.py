@@ -192,6 +192,7 @@ class _Move:
         # their state in this group.
         monitor = _C.monitor_of(group)
         if monitor is not None:
+            monitor.introduce()
             self._await_published_state(monitor, agreement)
         transport.connect(self._model._options.transport, group, torch.device("cpu"))
         return group

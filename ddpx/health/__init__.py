@@ -3,7 +3,16 @@
 from ddpx.health.failure import LostRank, RankError, RankFailure, RankMismatch, RankStalled
 from ddpx.health.peers import RankStatus, peer_stack, peer_status
 from ddpx.health.stall_timeout import set_stall_timeout
-from ddpx.health.watch import begin, collective_call, constructing, wait, waiting_for_buffers, watch
+from ddpx.health.watch import (
+    begin,
+    collective_call,
+    constructing,
+    introduction,
+    meet,
+    wait,
+    waiting_for_buffers,
+    watch,
+)
 
 __all__ = [
     "LostRank",
@@ -15,6 +24,8 @@ __all__ = [
     "begin",
     "collective_call",
     "constructing",
+    "introduction",
+    "meet",
     "peer_stack",
     "peer_status",
     "set_stall_timeout",

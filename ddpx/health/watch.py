@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -15,8 +14,9 @@ from ddpx import _C, settings
 from ddpx.health import ending, log, stall_timeout
 from ddpx.health.failure import RankError
 
+INTRODUCTION_BYTES = 208  # as Introduction::kMostBytes
+
 _started = threading.Lock()
-_MEETING_S = 1.0
 
 
 def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
@@ -48,22 +48,45 @@ def constructing(group: dist.ProcessGroup) -> Iterator[None]:
         yield
         return
     monitor.begin_construction()
-    _meet(monitor)
     try:
         with explained(monitor):
             yield
-        _meet(monitor)
     finally:
         monitor.note(_C.Doing.OUTSIDE)
 
 
-def _meet(monitor: _C.Monitor) -> None:
-    """All come as far as this, and soon: once their pages are open, what they did last is known."""
-    deadline = time.monotonic() + _MEETING_S
-    while sum(map(bool, monitor.ranks())) < len(monitor.ranks()) - 1:
-        if time.monotonic() > deadline or monitor.failed:
-            return
-        time.sleep(0.005)
+def introduction(group: dist.ProcessGroup) -> bytes:
+    """Returns ``INTRODUCTION_BYTES`` bytes by which this rank introduces itself to the others.
+
+    All zero if the ranks know each other already, or if nobody watches over them.
+    """
+    monitor = watch(group)
+    text = b"" if monitor is None else monitor.introduction()
+    return text.ljust(INTRODUCTION_BYTES, b"\0")
+
+
+def meet(
+    introductions: Sequence[bytes],
+    group: dist.ProcessGroup,
+    all_gather: Callable[[bytes], list[bytes]],
+) -> None:
+    """Lets the ranks of a group know each other, so that they need no store for this.
+
+    A collective call, unless all ``introductions`` are zero.
+
+    Args:
+        introductions: The results of :func:`introduction`, by rank.
+        group: The ranks.
+        all_gather: Gathers 8 bytes of each rank.
+    """
+    if not any(map(any, introductions)):
+        return
+    monitor = watch(group)
+    texts = [text.rstrip(b"\0") for text in introductions]
+    host = 0 if monitor is None else monitor.find_host(texts)
+    hosts = [int.from_bytes(host, "little") for host in all_gather(host.to_bytes(8, "little"))]
+    if monitor is not None:
+        monitor.meet(hosts)
 
 
 @contextmanager

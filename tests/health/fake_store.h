@@ -67,9 +67,11 @@ class FakeConnection final : public Store {
     --store_->num_connections;
   }
 
-  void set(const std::string& key, const std::string& text) override {
+  void set(const std::vector<std::string>& keys, const std::string& text) override {
     const auto lock = open();
-    store_->texts[key] = text;
+    for (const auto& key : keys) {
+      store_->texts[key] = text;
+    }
     store_->changed.notify_all();
   }
   std::optional<std::string> get(const std::string& key) override {
@@ -99,6 +101,13 @@ class FakeConnection final : public Store {
       found.push_back(store_->texts.at(key));
     }
     return found;
+  }
+  void await(const std::string& key) override {
+    auto lock = open();
+    store_->changed.wait(lock, [&] { return store_->lost || store_->texts.erase(key) != 0; });
+    if (store_->lost) {
+      throw std::runtime_error("the store is gone");
+    }
   }
 
  private:

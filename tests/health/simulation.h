@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <queue>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,7 +31,8 @@ struct SimulationSettings {
   int64_t jitter_ns = 2 * kMillisecond;  // mean delay of a thread
   double hiccups_per_hour = 0;           // of each host: the store, or a keeper, stops for seconds
   int64_t look_ns = 200 * kMillisecond;  // between two looks of a watchdog
-  int deaf_host = -1;                    // the seeded defect: the store drops its messages
+  bool through_store = false;            // ranks do not meet in a collective call
+  int deaf_host = -1;                    // the seeded defect: the store keeps its first message
 };
 
 class Simulation {
@@ -91,6 +92,8 @@ class Simulation {
     return rank / settings_.ranks_per_host;
   }
   HostTable* table_of(int host) const;
+  void meet();
+  void ring(const std::string& bell, int64_t time_ns);
   void at(int64_t time_ns, std::function<void()> event) {
     events_.push({time_ns, num_events_++, std::move(event)});
   }
@@ -117,8 +120,10 @@ class Simulation {
   std::priority_queue<Event> events_;
   std::mt19937_64 random_{7};
   std::vector<Rank> ranks_;
+  std::vector<Introduction> introductions_;
   std::vector<int> hosts_;  // the first rank of each
-  std::map<std::string, std::string> texts_;
+  std::unordered_map<std::string, std::string> texts_;
+  std::unordered_map<std::string, std::vector<int>> listeners_;  // ranks by their bells
   int64_t num_requests_ = 0;
   double backlog_ = 0;  // requests that the store has not answered yet
   int64_t backlog_ns_ = 0;
@@ -132,10 +137,14 @@ class Simulation::Connection final : public Store {
  public:
   Connection(Simulation& simulation, int rank) : simulation_(simulation), rank_(rank) {}
 
-  void set(const std::string& key, const std::string& text) override {
+  void set(const std::vector<std::string>& keys, const std::string& text) override {
     request();
-    if (simulation_.host_of(rank_) != simulation_.settings_.deaf_host || !is_message(key)) {
-      texts()[key] = text;
+    for (const auto& key : keys) {
+      const bool is_new = texts().try_emplace(key, text).second;
+      if (!is_new && simulation_.host_of(rank_) != simulation_.settings_.deaf_host) {
+        texts()[key] = text;
+      }
+      simulation_.ring(key, local());
     }
   }
   std::optional<std::string> get(const std::string& key) override {
@@ -167,16 +176,14 @@ class Simulation::Connection final : public Store {
     }
     return found;
   }
+  void await(const std::string&) override {}  // see Simulation::wake
 
  private:
-  std::map<std::string, std::string>& texts() {
+  std::unordered_map<std::string, std::string>& texts() {
     return simulation_.texts_;
   }
   int64_t& local() {
     return simulation_.ranks_[static_cast<std::size_t>(rank_)].local_ns;
-  }
-  bool is_message(const std::string& key) {
-    return simulation_.started_ns() && key.find("/host/") != std::string::npos;
   }
   void request() {
     auto& simulation = simulation_;
@@ -248,12 +255,32 @@ inline Simulation::Simulation(SimulationSettings settings)
     rank.channel = std::make_unique<HostChannel>(
         of_channel, std::make_shared<Probe>(*this, number), [&rank] { return rank.local_ns; });
     rank.store = std::make_unique<Connection>(*this, number);
-    at(now_ns_ + static_cast<int64_t>(random_() % kSecond), [this, number] {
-      const auto end = run_thread(number, [this, number](Store& store) {
-        ranks_[static_cast<std::size_t>(number)].channel->introduce(store);
+    if (settings_.through_store) {
+      at(now_ns_ + static_cast<int64_t>(random_() % kSecond), [this, number] {
+        const auto end = run_thread(number, [this, number](Store& store) {
+          ranks_[static_cast<std::size_t>(number)].channel->introduce(store);
+        });
+        at(end, [this, number] { look(number); });
       });
-      at(end, [this, number] { look(number); });
-    });
+    }
+    introductions_.push_back(of_channel.own);
+  }
+  if (!settings_.through_store) {
+    meet();
+  }
+}
+
+// All ranks return from a collective call, one after the other.
+inline void Simulation::meet() {
+  std::vector<uint64_t> hosts;
+  for (auto& rank : ranks_) {
+    hosts.push_back(rank.channel->find_host(introductions_));
+  }
+  for (int number = 0; number < settings_.num_ranks; ++number) {
+    auto& rank = ranks_[static_cast<std::size_t>(number)];
+    rank.local_ns = now_ns_ + static_cast<int64_t>(random_() % (kSecond / 5));
+    rank.channel->meet(hosts);
+    at(rank.local_ns, [this, number] { look(number); });
   }
 }
 
@@ -263,7 +290,7 @@ inline HostTable* Simulation::table_of(int host) const {
        ++rank) {
     const auto& found = ranks_[static_cast<std::size_t>(rank)];
     if (!found.dead && found.channel->table() != nullptr) {
-      return found.channel->table();
+      return found.channel->table().get();
     }
   }
   return nullptr;
@@ -331,7 +358,7 @@ inline void Simulation::look(int number) {
   if (rank.dead) {
     return;
   }
-  auto* table = rank.channel->table();
+  const auto table = rank.channel->table();
   rank.local_ns = std::max(rank.local_ns, now_ns_);
   if (stalled_ && host_of(number) != num_hosts() - 1) {
     table->wanted_until_ns = now_ns_ + kSecond;
@@ -340,7 +367,10 @@ inline void Simulation::look(int number) {
     if (!rank.keeps && !table->failure_posted && rank.channel->should_keep()) {
       rank.keeps = true;
       at(now_ns_, [this, number] { keep(number); });
-      at(now_ns_ + kSecond, [this, number] { listen(number); });
+      auto& listeners = listeners_[rank.channel->bell()];
+      if (std::find(listeners.begin(), listeners.end(), number) == listeners.end()) {
+        listeners.push_back(number);
+      }
     } else if (
         rank.keeps && now_ns_ >= rank.busy_until_ns &&
         (stalled_ || (table->declared() && !table->failure_posted))) {
@@ -350,19 +380,32 @@ inline void Simulation::look(int number) {
   at(now_ns_ + settings_.look_ns, [this, number] { look(number); });
 }
 
-// The thread that polls for events.
+// The store has set a key, which wakes the threads that wait for it.
+inline void Simulation::ring(const std::string& bell, int64_t time_ns) {
+  const auto found = listeners_.find(bell);
+  for (const int number : found == listeners_.end() ? std::vector<int>() : found->second) {
+    ++num_requests_;  // the answer, and a new wait
+    at(time_ns + settings_.latency_ns + delay(), [this, number] { listen(number); });
+  }
+}
+
+// The thread that waits for events.
 inline void Simulation::listen(int number) {
   auto& rank = ranks_[static_cast<std::size_t>(number)];
   if (rank.dead || !rank.keeps || rank.channel->failure_heard()) {
     return;
   }
-  const auto before = rank.local_ns;  // of the other thread
-  auto end = now_ns_;
-  if (now_ns_ >= rank.stopped_until_ns) {
-    end = run_thread(number, [&](Store& store) { rank.channel->listen(store); });
-    rank.local_ns = before;
+  if (now_ns_ < rank.stopped_until_ns) {
+    at(rank.stopped_until_ns, [this, number] { listen(number); });
+    return;
   }
-  at(end + kSecond / 2 + delay(), [this, number] { listen(number); });
+  const auto before = rank.local_ns;  // of the other thread
+  bool heard = false;
+  run_thread(number, [&](Store& store) { heard = rank.channel->listen(store); });
+  rank.local_ns = before;
+  if (heard && now_ns_ >= rank.busy_until_ns) {
+    step(number);
+  }
 }
 
 inline void Simulation::kill_rank(int number) {
