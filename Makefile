@@ -76,8 +76,10 @@ parity-table: build  ## run the parity matrix and write its table into docs/pari
 advice-table: build  ## record runs with a known cause, and write what ddpx advises into docs/advice.md (5 min)
 	$(BIN)/python scripts/advice_table.py
 
-reliability: build  ## make ranks fail under ddpx and DDP, and write docs/reliability.md (5 min)
+reliability: build  ## make ranks and hosts fail, and write docs/reliability.md (20 min; hosts need root)
 	$(BIN)/python scripts/reliability.py
+	$(BIN)/python scripts/simulation_table.py
+	$(BIN)/python scripts/hosts_table.py
 
 picture: build  ## draw the README's picture of a step and of a lost rank's report (1 min)
 	$(BIN)/python scripts/readme_picture.py

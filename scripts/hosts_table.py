@@ -1,4 +1,4 @@
-"""Makes emulated hosts fail, and prints what ranks report, as a table. Needs root (10 min).
+"""Makes emulated hosts fail. Writes what ranks report into docs/reliability.md. Needs root (10 min).
 
 python scripts/hosts_table.py [--only killed-*] [--default]
 """
@@ -10,16 +10,19 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from marked_page import write_between_marks
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "hosts")]
 
+from emulated_hosts import CannotEmulate  # type: ignore[import-not-found]  # noqa: E402
 from host_cases import all_cases  # type: ignore[import-not-found]  # noqa: E402
 from host_checks import check  # type: ignore[import-not-found]  # noqa: E402
 from host_runs import AT_ONCE, Outcome, Runs  # type: ignore[import-not-found]  # noqa: E402
 
-_HEADERS = ["hosts", "transport", "trouble", "victim", "result", "seconds", "reports of ranks"]
+_KIND = "emulated"
+_HEADERS = ["hosts x ranks", "kind of host", "transport", "trouble", "victim", "result", "seconds", "reports of ranks"]
 
 
 def _result(outcome: Outcome) -> str:
@@ -43,13 +46,13 @@ def _row(outcome: Outcome) -> list[str]:
     first = f"{min(reported.values()):.1f}" if reported else "-"
     victim = f"{'host of ' * case.trouble.whole_host}rank {case.victim_rank}"
     hosts = case.topology.replace("x", " x ")
-    place = [hosts, case.transport, case.trouble.what, victim]
+    place = [hosts, _KIND, case.transport, case.trouble.what, victim]
     return [*place, _result(outcome), first, "; ".join(reports) or "-"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--only", default="*", help="a pattern for names, such as cut-2x2-*-store")
+    parser.add_argument("--only", default="*", help="a pattern for names; writes no file")
     parser.add_argument("--default", action="store_true", help="only the cases of `make test`")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="cases at the same time")
     arguments = parser.parse_args()
@@ -61,9 +64,15 @@ def main() -> None:
     rows = []
     with Runs(cases, arguments.at_once) as runs:
         for case in cases:
-            rows.append(_row(runs.outcome(case)))
-            print(f"{case}: {'; '.join(rows[-1][4:])}", flush=True)
-    print(tabulate(rows, _HEADERS, tablefmt="github", disable_numparse=True))
+            try:
+                rows.append(_row(runs.outcome(case)))
+            except CannotEmulate as reason:
+                print(f"The table of hosts stays as it is: {reason}")
+                return
+            print(f"{case}: {'; '.join(rows[-1][5:])}", flush=True)
+    if arguments.only == "*":
+        table = tabulate(rows, _HEADERS, tablefmt="github", disable_numparse=True)
+        write_between_marks(ROOT / "docs" / "reliability.md", "hosts", table)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,9 @@ def main() -> int:
     sections, summary = [], []
     for name in names:
         sights = {contender: _run(name, contender) for contender in CONTENDERS}
-        summary.append([name, *(_seconds(sight) for sight in sights.values())])
+        two_hosts = "another host" in name
+        kind = "identities injected into one machine" if two_hosts else "one machine"
+        summary.append([name, kind, *(_seconds(sight) for sight in sights.values())])
         lines = [f"| {c} | {_seconds(s)} | {_cell(s)} |" for c, s in sights.items()]
         sections.append(
             f"### {name[0].upper()}{name[1:]}\n\n| | seconds | a survivor sees |\n|-|-:|-|\n"
@@ -188,9 +190,9 @@ def main() -> int:
             "## In how many seconds\n\n"
             + tabulate(
                 summary,
-                ["fault", *CONTENDERS],
+                ["fault", "kind of host", *CONTENDERS],
                 tablefmt="github",
-                colalign=("left", "right", "right", "right"),
+                colalign=("left", "left", "right", "right", "right"),
                 disable_numparse=True,
             ),
             "## What they see",

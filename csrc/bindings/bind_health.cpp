@@ -192,9 +192,7 @@ void bind_health(py::module_& module) {
           "note",
           [](Monitor& monitor, health::Doing doing) { monitor.note(doing); },
           py::arg("doing"))
-      .def(
-          "introduction",
-          [](Monitor& monitor) { return py::bytes(monitor.introduction()); })
+      .def("introduction", [](Monitor& monitor) { return py::bytes(monitor.introduction()); })
       .def("find_host", &Monitor::find_host, py::arg("introductions"), NoGil())
       .def(
           "meet",

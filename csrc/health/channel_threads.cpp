@@ -254,7 +254,7 @@ void ChannelThreads::run(const std::shared_ptr<State>& state) {
   }
   try {
     if (state->listening && store) {
-      store->set({state->channel.bell()}, "rung");  // the other thread ends, too
+      store->set({state->channel.wake_key()}, "wake");  // the other thread ends, too
     }
   } catch (const std::exception&) {  // its connection is broken, too
   }
@@ -296,7 +296,7 @@ void ChannelThreads::listen(const std::shared_ptr<State>& state) {
       if (channel.listen(*store)) {
         state->hurry();
       } else {
-        store->await(channel.bell());
+        store->await(channel.wake_key());
       }
     } catch (const std::exception&) {
       store.reset();
@@ -358,9 +358,8 @@ void ChannelThreads::leave() {
 bool ChannelThreads::flush(std::chrono::steady_clock::time_point deadline) {
   const auto state = this->state();
   std::unique_lock<std::mutex> lock(state->mutex);
-  return state->changed.wait_until(lock, deadline, [&state] {
-    return (!state->failure && !state->leaving) || state->ended;
-  });
+  return state->changed.wait_until(
+      lock, deadline, [&state] { return (!state->failure && !state->leaving) || state->ended; });
 }
 
 StoreState ChannelThreads::store_state() const {

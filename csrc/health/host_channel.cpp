@@ -53,8 +53,8 @@ std::string event_key(uint32_t number) {
   return "ddpx/health/event/" + std::to_string(number);
 }
 
-std::string bell_key(uint64_t token) {
-  return "ddpx/health/bell/" + std::to_string(token);
+std::string wake_key_of(uint64_t token) {
+  return "ddpx/health/wake/" + std::to_string(token);
 }
 
 }  // namespace
@@ -171,8 +171,8 @@ void HostChannel::read_list(Store& store) {
   const bool may_be_new = keeper_.count > 0;  // the ranks have not met in a collective call
   for (const auto& text : split_fields(store.get(kHosts).value_or(""))) {
     const auto token = to_number<uint64_t>(text).value_or(keeper_.host_token);
-    auto found = std::find_if(
-        keeper_.others.begin(), keeper_.others.end(), [token](const Host& host) {
+    auto found =
+        std::find_if(keeper_.others.begin(), keeper_.others.end(), [token](const Host& host) {
           return host.token == token;
         });
     if (found != keeper_.others.end()) {
@@ -207,16 +207,15 @@ void HostChannel::order_ring() {
     const int first = host.ranks.empty() ? INT32_MAX : host.ranks.front();
     return std::pair(first < own, first);
   };
-  std::sort(
-      keeper_.others.begin(), keeper_.others.end(), [place](const Host& a, const Host& b) {
-        return place(a) < place(b);
-      });
+  std::sort(keeper_.others.begin(), keeper_.others.end(), [place](const Host& a, const Host& b) {
+    return place(a) < place(b);
+  });
 }
 
 // ---- events -------------------------------------------------------------------------------------
 
-std::string HostChannel::bell() const {
-  return bell_key(keeper_.host_token);
+std::string HostChannel::wake_key() const {
+  return wake_key_of(keeper_.host_token);
 }
 
 void HostChannel::post(Store& store, const std::string& kind, const std::string& text) {
@@ -235,12 +234,12 @@ void HostChannel::post(Store& store, const std::string& kind, const std::string&
   if (keeper_.others.empty() && table_->stage != HostTable::Stage::kOneHost) {
     read_list(store);
   }
-  std::vector<std::string> bells;
+  std::vector<std::string> keys;
   for (const auto& host : keeper_.others) {
-    bells.push_back(bell_key(host.token));
+    keys.push_back(wake_key_of(host.token));
   }
-  if (!bells.empty()) {
-    store.set(bells, "rung");
+  if (!keys.empty()) {
+    store.set(keys, "wake");
   }
 }
 
@@ -449,8 +448,7 @@ void HostChannel::check(Store& store) {
   } else if (keeper_.cut_off_ns != 0 && all_have_answered) {
     keeper_.cut_off_ns = 0;
     table_->renewed_ns = end;
-  } else if (
-      keeper_.cut_off_ns != 0 && end - keeper_.cut_off_ns > settings_.lease_ns / 3 + many) {
+  } else if (keeper_.cut_off_ns != 0 && end - keeper_.cut_off_ns > settings_.lease_ns / 3 + many) {
     const auto is_lost = [](const Host& host) { return !host.has_answered && !host.has_left; };
     declare_lost(store, is_lost, end - keeper_.cut_off_ns);
   } else if (!next.ranks.empty()) {
@@ -542,8 +540,9 @@ void HostChannel::absorb(Host& host, const std::string& message) {
     }
     entry.progress = *progress;
     entry.heard_ns = now;
-    const auto who = entry.place == HostTable::Place::kUnknown ? Introduction::from_text(ranks[i + 3])
-                                                              : std::nullopt;
+    const auto who = entry.place == HostTable::Place::kUnknown
+                         ? Introduction::from_text(ranks[i + 3])
+                         : std::nullopt;
     if (who && who->rank == rank) {
       table_->introduce(*who, HostTable::Place::kOtherHost);
     }

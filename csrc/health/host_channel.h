@@ -82,7 +82,7 @@ class HostChannel {
   bool listen(Store& store);
 
   // Another host sets this key after it has posted an event.
-  std::string bell() const;
+  std::string wake_key() const;
 
   // Tells all hosts of a failure, unless another one was posted before.
   void post_failure(Store& store, const std::string& text);
@@ -150,7 +150,7 @@ class HostChannel {
     int64_t renewal_ns = 0;  // when the next one is due
     int64_t check_ns = 0;
     int64_t read_all_ns = 0;  // when all hosts may be read again for a rank that waits
-    int64_t cut_off_ns = 0;  // when this host noticed that its lease had ended; 0: not
+    int64_t cut_off_ns = 0;   // when this host noticed that its lease had ended; 0: not
   } keeper_;
 };
 

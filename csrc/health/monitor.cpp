@@ -135,7 +135,7 @@ uint64_t Monitor::find_host(const std::vector<std::string>& introductions) {
 
 void Monitor::meet(const std::vector<uint64_t>& hosts) {
   threads_->meet(hosts);
-  roster_.meet(threads_->shared_table(), own_.process, met_);
+  peers_.meet(threads_->shared_table(), own_.process, met_);
   has_met_ = true;
   meet();
 }

@@ -225,29 +225,15 @@ std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns)
 }
 
 Failure PeerTable::store_lost(bool silent) const {
-  const auto all = this->all();
-  const auto& first = all.front();
-  Failure failure;
-  if (!first) {
-    const std::string what = rank_ == 0 ? "lost the store of the process group: its process ended, "
-                                          "or it does not answer"
-                                        : "or the launcher died: the store is gone";
-    failure.lost.push_back({0, "unknown", 0, what, {}, {}});
-    return failure;
-  }
-  for (const auto& peer : all) {
-    const bool same_host =
-        peer && !peer->local() && silent &&
-        peer->introduction().host == first->introduction().host &&
-        peer->introduction().process.machine == first->introduction().process.machine;
-    if (peer == first || same_host) {
-      failure.lost.push_back(lost_rank(
-          *peer,
-          silent ? "or the launcher is lost or stopped: the store does not answer"
-                 : "or the launcher died: the store is gone"));
-    }
-  }
-  return failure;
+  const auto first = peer(0);
+  const std::string what =
+      rank_ == 0 ? "lost the store of the process group: its process ended, or it does not answer"
+      : silent   ? "or the launcher is lost or stopped: the store does not answer"
+                 : "or the launcher died: the store is gone";
+  return {
+      FailureKind::kDead,
+      {first ? lost_rank(*first, what) : LostRank{0, "unknown", 0, what, {}, {}}},
+      {}};
 }
 
 std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {

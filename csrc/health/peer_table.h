@@ -56,8 +56,8 @@ class PeerTable {
   // asked since `asked_ns`. `read_ns`: when this host last read what the other hosts wrote.
   std::optional<Failure> find_silent(int64_t asked_ns, int64_t read_ns) const;
 
-  // The end of the store, as a failure of rank 0, which usually hosts the store. `silent`: the
-  // store does not answer, so that its whole host may be lost.
+  // The end of the store, as a failure of rank 0, which usually serves the store. `silent`: the
+  // store does not answer. Its whole host may be lost, or its process alone may be stopped.
   Failure store_lost(bool silent) const;
 
   LostRank lost_rank(const Peer& peer, std::string what) const;

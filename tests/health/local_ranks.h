@@ -54,10 +54,30 @@ inline Monitor::Group group_of(int rank, int world_size, std::string identity = 
   return group;
 }
 
+// What a collective call of a construction does.
+inline void meet(const std::vector<std::shared_ptr<Monitor>>& monitors) {
+  std::vector<std::string> introductions;
+  std::vector<uint64_t> hosts;
+  for (const auto& monitor : monitors) {
+    introductions.push_back(monitor->introduction());
+  }
+  for (const auto& monitor : monitors) {
+    hosts.push_back(monitor->find_host(introductions));
+  }
+  for (const auto& monitor : monitors) {
+    monitor->meet(hosts);
+  }
+}
+
+enum class Start { kTogether, kThroughStore };
+
 // A group whose ranks live in this process. Ranks with different letters are on different hosts.
 class Ranks {
  public:
-  explicit Ranks(const std::string& hosts, int64_t lease_ns = 15'000'000'000) {
+  explicit Ranks(
+      const std::string& hosts,
+      int64_t lease_ns = 15'000'000'000,
+      Start start = Start::kTogether) {
     const auto size = static_cast<int>(hosts.size());
     for (int rank = 0; rank < size; ++rank) {
       gone_.push_back(std::make_shared<std::atomic<bool>>(false));
@@ -67,6 +87,9 @@ class Ranks {
       group.gone = [gone = gone_.back()] { return gone->load(); };
       group.abort = [aborts = aborts_.back()] { ++*aborts; };
       monitors_.push_back(Monitor::create(group, access_to(store)));
+    }
+    if (start == Start::kTogether) {
+      meet();
     }
     const auto all_met = [this] {
       for (const auto& monitor : monitors_) {
@@ -86,6 +109,9 @@ class Ranks {
     }
   }
 
+  void meet() {
+    health::meet(monitors_);
+  }
   Monitor& operator[](std::size_t rank) {
     return *monitors_[rank];
   }

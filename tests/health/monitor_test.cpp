@@ -238,8 +238,32 @@ TEST(MonitorTest, MalformedTextsInTheStoreAreIgnored) {
 
 // ---- leases -------------------------------------------------------------------------------------
 
-TEST(LeaseTest, OneHostNeedsNoConnectionAfterTheStart) {
+TEST(LeaseTest, RanksOfOneHostThatMeetInACollectiveCallMakeNoRequest) {
   Ranks ranks("AAA");
+  std::this_thread::sleep_for(std::chrono::milliseconds(800));
+  EXPECT_EQ(ranks.store->num_requests, 0);
+  EXPECT_TRUE(ranks[0].introduction().empty()) << "they need not meet again";
+}
+
+TEST(LeaseTest, ACollectiveCallReplacesTheStartThroughTheStore) {
+  Ranks ranks("AABB", 15'000'000'000, Start::kThroughStore);
+  ranks.meet();
+  EXPECT_TRUE(eventually([&] { return ranks.store->num_connections == 4; }));
+  ranks[3].fail("ValueError: no", Monitor::time_to_tell());
+  for (const std::size_t rank : {0, 1, 2}) {
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 1)) << rank;
+  }
+}
+
+TEST(LeaseTest, AFailureBeforeTheCollectiveCallStands) {
+  Ranks ranks("AB", 15'000'000'000, Start::kThroughStore);
+  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+  ranks.meet();
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }, 1));
+}
+
+TEST(LeaseTest, OneHostNeedsNoConnectionAfterTheStart) {
+  Ranks ranks("AAA", 15'000'000'000, Start::kThroughStore);
   ASSERT_TRUE(eventually([&] { return ranks.store->num_connections == 0; }));
   const int before = ranks.store->num_requests;
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));

@@ -32,7 +32,7 @@ struct SimulationSettings {
   double hiccups_per_hour = 0;           // of each host: the store, or a keeper, stops for seconds
   int64_t look_ns = 200 * kMillisecond;  // between two looks of a watchdog
   bool through_store = false;            // ranks do not meet in a collective call
-  int deaf_host = -1;                    // the seeded defect: the store keeps its first message
+  int dropped_host = -1;                    // the seeded defect: the store keeps its first message
 };
 
 class Simulation {
@@ -93,7 +93,7 @@ class Simulation {
   }
   HostTable* table_of(int host) const;
   void meet();
-  void ring(const std::string& bell, int64_t time_ns);
+  void wake(const std::string& key, int64_t time_ns);
   void at(int64_t time_ns, std::function<void()> event) {
     events_.push({time_ns, num_events_++, std::move(event)});
   }
@@ -123,7 +123,7 @@ class Simulation {
   std::vector<Introduction> introductions_;
   std::vector<int> hosts_;  // the first rank of each
   std::unordered_map<std::string, std::string> texts_;
-  std::unordered_map<std::string, std::vector<int>> listeners_;  // ranks by their bells
+  std::unordered_map<std::string, std::vector<int>> listeners_;  // ranks by their keys
   int64_t num_requests_ = 0;
   double backlog_ = 0;  // requests that the store has not answered yet
   int64_t backlog_ns_ = 0;
@@ -141,10 +141,10 @@ class Simulation::Connection final : public Store {
     request();
     for (const auto& key : keys) {
       const bool is_new = texts().try_emplace(key, text).second;
-      if (!is_new && simulation_.host_of(rank_) != simulation_.settings_.deaf_host) {
+      if (!is_new && simulation_.host_of(rank_) != simulation_.settings_.dropped_host) {
         texts()[key] = text;
       }
-      simulation_.ring(key, local());
+      simulation_.wake(key, local());
     }
   }
   std::optional<std::string> get(const std::string& key) override {
@@ -367,7 +367,7 @@ inline void Simulation::look(int number) {
     if (!rank.keeps && !table->failure_posted && rank.channel->should_keep()) {
       rank.keeps = true;
       at(now_ns_, [this, number] { keep(number); });
-      auto& listeners = listeners_[rank.channel->bell()];
+      auto& listeners = listeners_[rank.channel->wake_key()];
       if (std::find(listeners.begin(), listeners.end(), number) == listeners.end()) {
         listeners.push_back(number);
       }
@@ -381,8 +381,8 @@ inline void Simulation::look(int number) {
 }
 
 // The store has set a key, which wakes the threads that wait for it.
-inline void Simulation::ring(const std::string& bell, int64_t time_ns) {
-  const auto found = listeners_.find(bell);
+inline void Simulation::wake(const std::string& key, int64_t time_ns) {
+  const auto found = listeners_.find(key);
   for (const int number : found == listeners_.end() ? std::vector<int>() : found->second) {
     ++num_requests_;  // the answer, and a new wait
     at(time_ns + settings_.latency_ns + delay(), [this, number] { listen(number); });

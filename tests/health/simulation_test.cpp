@@ -103,7 +103,7 @@ TEST(SimulationTest, HoursOfTrainingWithHiccups) {
 
 // The simulation can fail: with this defect, a host that lives is reported.
 TEST(SimulationTest, ADefectShows) {
-  Started simulation({.num_ranks = kNumRanks, .deaf_host = 4});
+  Started simulation({.num_ranks = kNumRanks, .dropped_host = 4});
   simulation.run(60 * kSecond);
   EXPECT_TRUE(simulation.reports_falsely());
 }

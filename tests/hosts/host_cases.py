@@ -136,7 +136,7 @@ class Trouble:
 _OTHER = {"victims": ("other",)}
 _WITH_NEIGHBOURS = {"topologies": ("2x2",)}  # alone on its host, a stopped rank is a frozen host
 _RANK = {"whole_host": False, **_WITH_NEIGHBOURS}
-_STOPPED = {"lasts_s": 25, "warned_of": True, **_RANK}
+_STOPPED = {"lasts_s": 25, "warned_of": True, **_RANK, **_OTHER}
 _QUIET = {"lasts_s": _STALL_S, **_OTHER}
 
 TROUBLES = [
@@ -150,6 +150,16 @@ TROUBLES = [
     # No rank may be declared lost.
     Trouble("stopped", "one rank stopped for 25 s", _stop_rank, **_STOPPED),
     Trouble("debugged", "a debugger stops one rank for 25 s", _attach_debugger, **_STOPPED),
+    # Without the store, other hosts cannot tell this from a stopped host.
+    Trouble(
+        "store_stopped",
+        "the rank that serves the store stopped for 25 s",
+        _stop_rank,
+        20,
+        lasts_s=25,
+        victims=("store",),
+        **_RANK,
+    ),
     Trouble("cut_5s", "link of a host cut for 5 s", _cut_link, lasts_s=5),
     Trouble("frozen_5s", "all processes of a host stopped for 5 s", _freeze_host, lasts_s=5),
     Trouble(
@@ -194,12 +204,9 @@ TROUBLES = [
     ),
 ]
 
-# The cases that today's failure detector does not pass, by pattern, with the reason.
+# The cases that the failure detector does not pass, by pattern, with the reason.
 NOT_YET = {
     "killed-2x2-*-store": "the end of the store hides which other ranks of its host are lost",
-    "cut-*": "a host that is cut off is noticed only when the group's timeout ends",
-    "frozen-*": "a frozen host is noticed only when the group's timeout ends",
-    "clones-*": "ranks of a cloned machine count as local, and their processes as ended",
 }
 
 # The cases that `make test` runs: each kind of trouble once.
@@ -209,7 +216,8 @@ DEFAULT = {
     "cut-2x2-shm-other",
     "frozen-3x1-gloo-other",
     "one_killed-2x2-gloo-other",
-    "stopped-2x2-shm-store",
+    "stopped-2x2-shm-other",
+    "store_stopped-2x2-shm-store",
     "debugged-2x2-gloo-other",
     "slow_link-2x2-gloo-other",
     "computes_20s-3x1-shm-other",
