@@ -249,7 +249,7 @@ TEST(LeaseTest, ACollectiveCallReplacesTheStartThroughTheStore) {
   Ranks ranks("AABB", 15'000'000'000, Start::kThroughStore);
   ranks.meet();
   EXPECT_TRUE(eventually([&] { return ranks.store->num_connections == 4; }));
-  ranks[3].fail("ValueError: no", Monitor::time_to_tell());
+  ranks[3].fail("ValueError: no", Monitor::delivery_deadline());
   for (const std::size_t rank : {0, 1, 2}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 1)) << rank;
   }
@@ -257,7 +257,7 @@ TEST(LeaseTest, ACollectiveCallReplacesTheStartThroughTheStore) {
 
 TEST(LeaseTest, AFailureBeforeTheCollectiveCallStands) {
   Ranks ranks("AB", 15'000'000'000, Start::kThroughStore);
-  ranks[1].fail("ValueError: no", Monitor::time_to_tell());
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   ranks.meet();
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }, 1));
 }
