@@ -10,6 +10,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "store_access.h"
 
@@ -121,6 +122,25 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& gro
         cause.what());
     return nullptr;
   }
+}
+
+std::shared_ptr<health::Monitor> monitor_of(const c10d::Backend& backend) {
+  std::vector<c10::intrusive_ptr<Group>> held;  // released without the lock
+  auto& known = registry();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  for (const auto& [address, entry] : known.monitors) {
+    const auto group = entry.first.lock();
+    if (!group || !group->hasBackends()) {
+      continue;
+    }
+    held.push_back(group);
+    const auto types = group->getDeviceTypes();
+    const bool has_cpu = std::find(types.begin(), types.end(), c10::kCPU) != types.end();
+    if (has_cpu && group->getBackend(c10::kCPU).get() == &backend) {
+      return entry.second.lock();
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace ddpx

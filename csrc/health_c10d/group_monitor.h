@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
@@ -19,5 +20,9 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<c10d::Proce
 void abort_with(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const c10::intrusive_ptr<c10d::Backend>& transport);
+
+// The monitor that monitor_of() has made for the group with this backend for CPU tensors; null if
+// there is none. Thread-safe.
+std::shared_ptr<health::Monitor> monitor_of(const c10d::Backend& backend);
 
 }  // namespace ddpx

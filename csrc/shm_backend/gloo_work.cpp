@@ -4,6 +4,10 @@
 #include <optional>
 #include <utility>
 
+#include "../health_c10d/group_monitor.h"
+#include "../shm/error.h"
+#include "shm_work.h"
+
 namespace ddpx {
 namespace {
 
@@ -15,15 +19,73 @@ constexpr auto kSlice = milliseconds(100);
 // Grace time after a failure of the group. An operation among live ranks may still complete.
 constexpr auto kTimeToComplete = std::chrono::seconds(1);
 
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    return cause.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+std::exception_ptr torch_error(shm::Error error) {
+  return as_torch_error(std::make_exception_ptr(std::move(error)));
+}
+
 }  // namespace
 
-GlooWork::GlooWork(c10::intrusive_ptr<c10d::Work> inner, int rank, GlooFaults faults)
-    : Work(rank, inner->retrieveOpType()), inner_(std::move(inner)), faults_(std::move(faults)) {}
+std::string GlooCall::phase() const {
+  return std::string(name) + " through gloo";
+}
+
+std::exception_ptr GlooCall::failure() const {
+  const auto watched = backend.lock();
+  const auto monitor = watched ? monitor_of(*watched) : nullptr;
+  if (const auto report = monitor ? monitor->report() : std::nullopt) {
+    return torch_error(
+        shm::Error(
+            shm::ErrorKind::kPeerLost,
+            shm::opening(rank, phase()) + shm::without_opening(report->text())));
+  }
+  const auto local = collective ? group.lock() : nullptr;
+  const auto failure = local ? local->failure(phase()) : std::nullopt;
+  return failure ? torch_error(*failure) : nullptr;
+}
+
+std::exception_ptr GlooCall::explain(const std::exception_ptr& error) const {
+  const auto said = text_of(error);
+  try {
+    const auto watched = backend.lock();
+    if (const auto monitor = watched ? monitor_of(*watched) : nullptr) {
+      monitor->explain_error(said);
+    }
+  } catch (...) {
+    // The detector has raised its report, which failure() reads.
+  }
+  if (const auto known = failure()) {
+    return known;
+  }
+  const shm::Failure unknown{
+      shm::ErrorKind::kPeerLost,
+      shm::list_ranks({rank}) + ": " + phase() +
+          " failed. Another rank may have died, or may be late: see the output of all ranks. gloo "
+          "said: " +
+          said,
+      rank};
+  const auto local = collective ? group.lock() : nullptr;
+  return torch_error(
+      local ? local->fail(unknown, phase())
+            : shm::Error(unknown.kind, shm::opening(rank, phase()) + unknown.text));
+}
+
+GlooWork::GlooWork(c10::intrusive_ptr<c10d::Work> inner, GlooCall call)
+    : Work(call.rank, inner->retrieveOpType()), inner_(std::move(inner)), call_(std::move(call)) {}
 
 bool GlooWork::wait(milliseconds timeout) {
   const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   try {
-    if (!faults_.collective()) {
+    if (!call_.collective) {
       return inner_->wait(timeout);  // not in slices: gloo treats the end of a wait as a fault
     }
     await_end(deadline);
@@ -32,7 +94,7 @@ bool GlooWork::wait(milliseconds timeout) {
     if (!inner_->isCompleted()) {
       throw;  // the caller's timeout is over, or the group has failed
     }
-    std::rethrow_exception(faults_.explain(std::current_exception()));
+    std::rethrow_exception(call_.explain(std::current_exception()));
   }
 }
 
@@ -47,7 +109,7 @@ void GlooWork::await_end(Clock::time_point deadline) {
     } catch (...) {
       // The slice is over, or gloo has failed. After a failure, gloo throws again in the next wait.
     }
-    const auto failure = faults_.group_failure();
+    const auto failure = call_.failure();
     if (!failure) {
       continue;
     }

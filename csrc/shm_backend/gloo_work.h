@@ -4,23 +4,48 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
-#include "gloo_faults.h"
+#include "../shm/group.h"
 
 namespace ddpx {
 
+// An operation through gloo, whose errors name neither ranks nor the operation. Owned by its work.
+// Thread-safe; it needs no lock.
+struct GlooCall {
+  const char* name;
+  bool collective;  // needs all ranks
+  int rank;
+  std::weak_ptr<shm::Group> group;  // weak: a work must not keep a group that is destroyed
+  c10::weak_intrusive_ptr<c10d::Backend> backend;
+
+  // The error to raise for an error of gloo. The failure detector names lost ranks if it watches
+  // over the group. A collective that fails also fails the group: other ranks may wait for this
+  // one.
+  std::exception_ptr explain(const std::exception_ptr& error) const;
+
+  // The failure of the group as an error of torch; null if the group has not failed.
+  std::exception_ptr failure() const;
+
+ private:
+  std::string phase() const;
+};
+
 // Wraps gloo's work. The caller owns it. Thread-safe; it needs no lock. It adds two things: errors
-// of wait() name lost ranks, and the wait for a collective ends after a failure of the local group.
-// The future has gloo's own errors.
+// of wait() are explained, and the wait for a collective ends after a failure of the group. The
+// future has gloo's own errors.
 class GlooWork final : public c10d::Work {
  public:
-  GlooWork(c10::intrusive_ptr<c10d::Work> inner, int rank, GlooFaults faults);
+  GlooWork(c10::intrusive_ptr<c10d::Work> inner, GlooCall call);
 
   bool wait(std::chrono::milliseconds timeout) override;
 
@@ -44,7 +69,7 @@ class GlooWork final : public c10d::Work {
   bool wait_until(Clock::time_point deadline);
 
   c10::intrusive_ptr<c10d::Work> inner_;
-  GlooFaults faults_;
+  GlooCall call_;
 };
 
 }  // namespace ddpx

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../health_c10d/group_monitor.h"
 #include "../shm/error.h"
 #include "element_type.h"
 #include "store_channel.h"
@@ -164,8 +165,13 @@ uint64_t ShmBackend::getSequenceNumberForGroup() {
 }
 
 void ShmBackend::abort() {
-  const std::string reason = "the process group was aborted";
-  if (single_host()) {
+  const auto monitor = monitor_of(*this);
+  const auto report = monitor ? monitor->report() : std::nullopt;
+  const auto reason =
+      report ? shm::without_opening(report->text()) : "the process group was aborted";
+  if (single_host() && report) {
+    group()->fail({shm::ErrorKind::kPeerLost, reason, report->failure.first_rank()}, "abort");
+  } else if (single_host()) {
     group()->abort(reason);
   } else {
     between_hosts()->abort(reason);

@@ -16,7 +16,6 @@
 
 #include "../shm/group.h"
 #include "between_hosts.h"
-#include "gloo_faults.h"
 #include "shm_work.h"
 
 namespace ddpx {
@@ -153,9 +152,9 @@ class ShmBackend final : public c10d::Backend {
   std::shared_ptr<shm::Group> group() const;
   std::shared_ptr<BetweenHosts> between_hosts() const;
   c10::intrusive_ptr<c10d::Backend> inner() const;
-  // Calls `start`, which starts the operation on `inner`. On a single host, its errors name the
-  // lost ranks.
-  Work through_gloo(const GlooCall& call, c10::function_ref<Work(c10d::Backend&)> start);
+  // Calls `start`, which starts the operation on `inner`. See GlooWork for its errors.
+  Work through_gloo(
+      const char* name, c10::function_ref<Work(c10d::Backend&)> start, bool collective = true);
 
   // The options that all operations of torch have.
   struct CommonOptions {

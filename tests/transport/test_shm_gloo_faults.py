@@ -1,4 +1,8 @@
-"""Ranks die in operations that ``shm`` runs through gloo. The errors name the ranks, too."""
+"""Ranks die in operations that ``shm`` runs through gloo.
+
+The failure detector names the ranks. It starts with the first wrapper. Without a wrapper, errors
+name the operation, and quote gloo.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from mortal_ranks import Outcome, die, error_of, run_mortal
+from torch import nn
+
+from ddpx import ReducerDDP
 
 DEADLINE_S = 5.0
 WORLD_SIZE = 3
+
+
+def _start_detector() -> None:
+    ReducerDDP(nn.Linear(2, 2))
 
 
 def _tensors() -> list[torch.Tensor]:
@@ -43,7 +54,7 @@ COLLECTIVES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def _assert_survivors_name(outcomes: list[Outcome], victim: int, phase: str) -> None:
+def _assert_survivors_say(outcomes: list[Outcome], victim: int, phase: str, said: str) -> None:
     for rank, outcome in enumerate(outcomes):
         if rank == victim:
             continue
@@ -51,11 +62,17 @@ def _assert_survivors_name(outcomes: list[Outcome], victim: int, phase: str) -> 
         text, seconds = outcome.value
         assert text.startswith("DistBackendError: "), (rank, text)
         assert f"[ddpx shm rank {rank}, phase {phase}" in text, (rank, text)
-        assert f"rank {victim} " in text, (rank, text)
+        assert said in text, (rank, text)
         assert seconds < DEADLINE_S, (rank, seconds, text)
 
 
-def _die_in(name: str, root: int, victim: int, linger_s: float) -> Any:
+def _assert_survivors_name(outcomes: list[Outcome], victim: int, phase: str) -> None:
+    _assert_survivors_say(outcomes, victim, phase, f"rank {victim} (")
+
+
+def _die_in(name: str, root: int, victim: int, linger_s: float, detector: bool = True) -> Any:
+    if detector:
+        _start_detector()
     collective = COLLECTIVES[name]
     collective(root)
     if dist.get_rank() == victim:
@@ -78,6 +95,17 @@ def test_a_dead_root_is_named(name):
     _assert_survivors_name(run_mortal(WORLD_SIZE, _die_in, name, 0, 0, 0.0), 0, name)
 
 
+@pytest.mark.parametrize("name", ["reduce", "gather", "scatter", "all_to_all"])
+def test_without_a_detector_the_operation_is_named(name):
+    outcomes = run_mortal(WORLD_SIZE, _die_in, name, 0, 2, 0.0, False)
+    _assert_survivors_say(outcomes, 2, name, "gloo said: ")
+
+
+def test_who_waits_for_a_failed_survivor_hears_of_it_without_a_detector():
+    outcomes = run_mortal(WORLD_SIZE, _die_in, "gather", 0, 2, DEADLINE_S + 2, False)
+    _assert_survivors_say(outcomes, 2, "gather", "rank 0: gather through gloo failed")
+
+
 def test_who_waits_for_a_failed_survivor_hears_of_the_dead():
     """Rank 1 waits for the root only. The root stays alive after its error."""
     outcomes = run_mortal(WORLD_SIZE, _die_in, "gather", 0, 2, DEADLINE_S + 2)
@@ -85,7 +113,7 @@ def test_who_waits_for_a_failed_survivor_hears_of_the_dead():
 
 
 def _die_in_p2p(action: str) -> Any:
-    dist.barrier()
+    _start_detector()
     rank = dist.get_rank()
     tensor = torch.ones(1000)
     if rank == 2:
@@ -108,7 +136,7 @@ def test_death_of_a_partner(action):
 def _send_after_death() -> Any:
     """The connection is known to be broken, so the operation fails at its start instead of in its
     wait."""
-    dist.barrier()
+    _start_detector()
     if dist.get_rank() == 1:
         die()
     time.sleep(1.0)
@@ -122,7 +150,10 @@ def test_sending_to_the_dead():
 
 
 def _outlive() -> Any:
-    """Rank 2 leaves after its part of the operation. The other ranks continue."""
+    """Rank 2 leaves after its part of the operation. The other ranks continue.
+
+    There is no detector, so only the operations themselves end them.
+    """
     rank = dist.get_rank()
     tensor = torch.full((1000,), float(rank))
     if rank == 2:
@@ -157,9 +188,9 @@ def _stall() -> Any:
     return error_of(lambda: dist.reduce(torch.ones(10), 0))
 
 
-def test_gloos_own_errors_stay_if_nobody_is_lost():
+def test_a_timeout_of_gloo_is_quoted():
     text, seconds = run_mortal(2, _stall, timeout_s=3.0)[0].value
-    assert "Timed out waiting 3000ms" in text and "ddpx" not in text, text
+    assert "phase reduce through gloo" in text and "Timed out waiting 3000ms" in text, text
     assert seconds < 3.0 + DEADLINE_S
 
 
