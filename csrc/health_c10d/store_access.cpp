@@ -43,19 +43,7 @@ class Connection final : public health::Store {
     return set_first_text(*store_, key, text);
   }
   void append(const std::string& key, const std::string& text) override {
-    if (store_->hasExtendedApi()) {
-      store_->append(key, to_bytes(text));
-      return;
-    }
-    auto before = get(key).value_or("");
-    while (true) {
-      const auto wanted = before + text;
-      auto standing = to_text(store_->compareSet(key, to_bytes(before), to_bytes(wanted)));
-      if (standing == wanted) {
-        return;
-      }
-      before = std::move(standing);
-    }
+    append_text(*store_, key, text);
   }
   int64_t add(const std::string& key, int64_t value) override {
     return store_->add(key, value);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ddpx {
@@ -21,6 +22,25 @@ inline std::optional<std::string> get_text(c10d::Store& store, const std::string
   const auto value = store.compareSet(key, to_bytes(none), to_bytes(none));
   const std::string text(value.begin(), value.end());
   return text == none ? std::nullopt : std::make_optional(text);
+}
+
+// A key that does not exist counts as empty.
+inline void append_text(c10d::Store& store, const std::string& key, const std::string& text) {
+  if (store.hasExtendedApi()) {
+    store.append(key, to_bytes(text));
+    return;
+  }
+  // Only some stores can append: not FileStore.
+  auto before = get_text(store, key).value_or("");
+  while (true) {
+    const auto wanted = before + text;
+    const auto value = store.compareSet(key, to_bytes(before), to_bytes(wanted));
+    std::string standing(value.begin(), value.end());
+    if (standing == wanted) {
+      return;
+    }
+    before = std::move(standing);
+  }
 }
 
 // Sets a key that does not exist. Returns its text afterwards.

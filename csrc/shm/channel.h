@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 
 namespace ddpx::shm {
@@ -14,6 +15,12 @@ class Channel {
   virtual ~Channel() = default;
 
   virtual void set(const std::string& key, const std::string& value) = 0;
+
+  // A key that does not exist counts as the empty text.
+  virtual void append(const std::string& key, const std::string& value) = 0;
+
+  // Adds 1 to a number. Returns the sum. A key that does not exist counts as 0.
+  virtual int64_t count_up(const std::string& key) = 0;
 
   // Waits until the key is set. Throws an exception of any type after `timeout`.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;

@@ -89,12 +89,6 @@ class Group {
     return queue_->failure(phase);
   }
 
-  // Local ranks that are gone. This alone is no failure: such a rank may have done its part in all
-  // operations before it left.
-  std::vector<Loss> losses() {
-    return queue_->losses();
-  }
-
  private:
   int rank_;
   pid_t owner_;

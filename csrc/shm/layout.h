@@ -21,11 +21,14 @@ namespace ddpx::shm {
 
 constexpr std::size_t kLine = 64;  // size of a cache line
 constexpr uint64_t kHomeMagic = 0x6464'7078'2d73'686d;
-constexpr uint32_t kLayoutVersion = 2;
+constexpr uint32_t kLayoutVersion = 3;
 constexpr std::size_t kTokenBytes = 32;
 
 // A rank can be one operation ahead of another rank (see steps.h), so two would be enough.
 constexpr std::size_t kRing = 4;
+
+// Machines with more cores count them modulo this number.
+constexpr std::size_t kCores = 256;
 
 // A buffer in an arena segment of the descriptor's rank. Segment 0 means private memory.
 struct BufferRef {
@@ -61,6 +64,7 @@ struct alignas(kLine) FailureRecord {
 
 struct SharedState {
   StepCounter steps;
+  std::atomic<int32_t> arrived_on_core[kCores];  // local rank of the last arrival, plus 1
   FailureRecord failure;
   std::atomic<uint64_t> reserved_bytes;  // see `create_memory`
 };

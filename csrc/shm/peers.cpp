@@ -1,7 +1,5 @@
 #include "peers.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <sstream>
 
@@ -23,41 +21,30 @@ Peers::Peers(RendezvousResult rendezvous, int rank)
       ranks_(topology_.local_ranks(rank)),
       local_peers_(std::move(rendezvous.local_peers)),
       segments_(local_peers_.size()),
-      own_index_(topology_.local_rank_of[rank]) {
-  for (const auto& local_peer : local_peers_) {
-    processes_.push_back(
-        local_peer.connection ? local_peer.connection->watch_process() : UniqueFd());
-  }
-}
+      own_index_(topology_.local_rank_of[rank]) {}
 
 std::optional<std::string> Peers::loss_of(int index) const {
   if (index == own_index_) {
     return std::nullopt;
   }
-  // Both the process and the connection are checked, since each can fail to show a death: a child
-  // of a dead process may hold its sockets open, and a process in another namespace has no pidfd.
-  pollfd process{processes_[index].get(), POLLIN, 0};
-  if (processes_[index] && poll(&process, 1, 0) > 0) {
-    return "died (its process ended without leaving the group)";
-  }
-  const auto left = static_cast<uint32_t>(Presence::kLeft);
-  if (home(index).presence.load(std::memory_order_acquire) == left) {
+  if (has_left(index)) {
     return "left the group (its process group was destroyed)";
   }
-  if (local_peers_[index].connection->hung_up()) {
+  // Both the process and the connection are checked, since each can fail to show a death: a child
+  // of a dead process may hold its sockets open, and a process in another namespace is not seen.
+  const auto& connection = *local_peers_[index].connection;
+  if (connection.process_ended()) {
+    return "died (its process ended without leaving the group)";
+  }
+  if (connection.hung_up()) {
     return "closed its connection (it died, or its process group was destroyed)";
   }
   return std::nullopt;
 }
 
-std::vector<Loss> Peers::losses() const {
-  std::vector<Loss> losses;
-  for (int index = 0; index < size(); ++index) {
-    if (auto what = loss_of(index)) {
-      losses.push_back({rank_of(index), std::move(*what)});
-    }
-  }
-  return losses;
+bool Peers::has_left(int index) const {
+  return home(index).presence.load(std::memory_order_acquire) ==
+         static_cast<uint32_t>(Presence::kLeft);
 }
 
 void Peers::announce(const Arena& arena, uint32_t segment, const Check& check) {

@@ -13,14 +13,8 @@
 
 namespace ddpx::shm {
 
-// A rank (of the whole group) that is gone, and the reason: "died …", "left the group …".
-struct Loss {
-  int rank;
-  std::string what;
-};
-
-// All local ranks of a group. Owned by its Team. The thread that executes operations calls it. Any
-// thread may call `loss_of` and `losses`. It needs no lock. Indices are local ranks.
+// All local ranks of a group. Owned by its Team. The thread that executes operations calls it. It
+// needs no lock. Indices are local ranks.
 class Peers {
  public:
   Peers(RendezvousResult rendezvous, int rank);
@@ -59,11 +53,11 @@ class Peers {
     return home(0).shared;
   }
 
-  // The reason why a peer is gone, or nullopt if the peer is alive.
+  // The reason why a peer is gone, or nullopt if the peer is alive. Makes system calls.
   std::optional<std::string> loss_of(int index) const;
 
-  // All peers that are gone.
-  std::vector<Loss> losses() const;
+  // Whether a peer has destroyed its group. Makes no system call.
+  bool has_left(int index) const;
 
   // Called from time to time while the two functions below wait for peers. Throws to end the wait.
   using Check = std::function<void()>;
@@ -84,7 +78,6 @@ class Peers {
   Topology topology_;
   std::vector<int> ranks_;
   std::vector<LocalPeer> local_peers_;
-  std::vector<UniqueFd> processes_;                                     // pidfds, by local rank
   std::vector<std::map<uint32_t, std::shared_ptr<Mapping>>> segments_;  // by local rank
   int own_index_;
   std::vector<uint32_t> announced_;  // ids of the own segments that peers have mapped

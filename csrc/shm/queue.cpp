@@ -185,11 +185,6 @@ std::optional<Error> OperationQueue::failure(const std::string& phase) {
   return closed_ ? std::nullopt : team_->steps().failure(phase);
 }
 
-std::vector<Loss> OperationQueue::losses() {
-  const Lock lock(mutex_);
-  return closed_ ? std::vector<Loss>() : team_->peers().losses();
-}
-
 void OperationQueue::close() {
   Lock lock(mutex_);
   if (closed_) {

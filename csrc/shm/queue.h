@@ -73,9 +73,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // See Steps. Returns the exception itself if the queue is closed.
   std::exception_ptr fail_with_current_exception(const char* phase) noexcept;
 
-  // Both return nothing if the queue is closed. They do not wait for a running operation.
+  // Returns nullopt if the queue is closed. Does not wait for a running operation.
   std::optional<Error> failure(const std::string& phase);
-  std::vector<Loss> losses();
 
   // Ends all pending operations with kAborted, and joins the thread. Later `submit` and `run`
   // throw.

@@ -3,7 +3,11 @@
 #include <sys/random.h>
 
 #include <cstdlib>
+#include <functional>
+#include <iterator>
 #include <map>
+#include <numeric>
+#include <sstream>
 
 #include "error.h"
 
@@ -14,8 +18,13 @@ namespace {
 struct Endpoint {
   std::string socket_name;
   std::string token;
-  std::string identity;
 };
+
+constexpr const char* kArrived = "shm/arrived";
+constexpr const char* kHosts = "shm/hosts";
+
+// The first character of an answer that is the failure of a rank.
+constexpr char kFailed = '!';
 
 // `kTokenBytes` random hexadecimal digits.
 std::string random_token() {
@@ -31,26 +40,13 @@ std::string random_token() {
   return token;
 }
 
-// The lengths of the socket name and the token are fixed; the identity is the rest of the text.
-constexpr std::size_t kNameBytes = 5 + kTokenBytes;
-
-std::string encode(const Endpoint& endpoint) {
-  return endpoint.socket_name + endpoint.token + endpoint.identity;
-}
-
-Endpoint decode_endpoint(const std::string& text, int rank) {
-  if (text.size() < kNameBytes + kTokenBytes) {
-    throw Error(
-        ErrorKind::kSystem,
-        "[ddpx shm] the store has an invalid endpoint of rank " + std::to_string(rank) +
-            ". All ranks must use the same version of ddpx, and no other program may use this part "
-            "of the store.",
-        {rank});
-  }
-  return {
-      text.substr(0, kNameBytes),
-      text.substr(kNameBytes, kTokenBytes),
-      text.substr(kNameBytes + kTokenBytes)};
+Error invalid(const std::string& what, std::vector<int> culprits = {}) {
+  return Error(
+      ErrorKind::kSystem,
+      "[ddpx shm] the store has an invalid " + what +
+          ". All ranks must use the same version of ddpx, and no other program may use this part "
+          "of the store.",
+      std::move(culprits));
 }
 
 // One rank's side of the rendezvous. Lives on the stack of run_rendezvous(); one thread uses it.
@@ -62,57 +58,152 @@ class Rendezvous {
         size_(size),
         options_(options),
         deadline_(Clock::now() + options.timeout),
-        endpoint_{"ddpx-" + random_token(), random_token(), options.host_identity},
-        listener_(endpoint_.socket_name, size) {}
+        machine_(abstract_socket_domain() + " " + options.host_identity) {}
 
-  // Each rank connects to all lower ranks, and then publishes 'connected'. A rank that has read
-  // this key of all higher ranks has all their connections, and their first messages.
   RendezvousResult run() {
-    publish("endpoint", encode(endpoint_));
-    for (int rank = 0; rank < size_; ++rank) {
-      endpoints_.push_back(
-          rank == rank_ ? endpoint_ : decode_endpoint(read(rank, "endpoint"), rank));
-    }
-    for (int rank = 0; rank < rank_; ++rank) {
-      connect_to_rank(rank);
-    }
-    publish("connected", "yes");
-    for (int rank = rank_ + 1; rank < size_; ++rank) {
-      read(rank, "connected");
-    }
     try {
-      identify_higher_ranks();
-      exchange_homes();
+      return take_part();
     } catch (const Error& error) {
-      publish("reached", without_opening(error.what()));  // other ranks need not wait
+      // Other ranks need not wait for this one.
+      const auto culprit = error.culprits().empty() ? rank_ : error.culprits().front();
+      const auto text = without_opening(error.what());
+      const auto failure =
+          kFailed + std::to_string(culprit) + " " +
+          (error.culprits().empty() ? list_ranks({rank_}) + " failed: " + text : text);
+      try {
+        channel_.set(answer_key(connected_key()), failure);
+        channel_.set(answer_key(kHosts), failure);
+      } catch (const std::exception&) {
+        // The store is gone, so other ranks fail, too.
+      }
       throw;
     }
-    return exchange_reachability();
   }
 
  private:
-  void publish(const std::string& what, const std::string& value) {
-    channel_.set("shm/" + what + "/" + std::to_string(rank_), value);
+  using Texts = std::map<int, std::string>;  // by rank
+
+  RendezvousResult take_part() {
+    const Endpoint own{"ddpx-" + random_token(), random_token()};
+    Listener listener(own.socket_name, size_);
+    append(endpoints_key(), own.socket_name + " " + own.token);
+    std::vector<int> all_ranks(static_cast<std::size_t>(size_));
+    std::iota(all_ranks.begin(), all_ranks.end(), 0);
+    meet(kArrived, all_ranks, "", [] { return "yes"; });
+    read_endpoints();
+    connect_to_lower_ranks();
+    std::vector<int> machine_ranks;
+    for (const auto& [rank, endpoint] : endpoints_) {
+      machine_ranks.push_back(rank);
+    }
+    meet(connected_key(), machine_ranks, "", [] { return "yes"; });
+    // All connections of higher ranks, and their first messages, have arrived.
+    identify_higher_ranks(listener.stop());
+    exchange_homes();
+    return result_of(meet(kHosts, all_ranks, group_id(), [this] { return host_numbers(); }));
   }
 
-  std::string read(int rank, const std::string& what) {
+  std::string endpoints_key() const {
+    return "shm/endpoints/" + machine_;
+  }
+
+  std::string connected_key() const {
+    return "shm/connected/" + machine_;
+  }
+
+  static std::string answer_key(const std::string& key) {
+    return key + "/answer";
+  }
+
+  // ---- texts of several ranks under one key
+  // ------------------------------------------------------
+
+  void append(const std::string& key, const std::string& text) {
+    channel_.append(key, std::to_string(rank_) + " " + text + "\n");
+  }
+
+  std::string get(const std::string& key) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
-    try {
-      return channel_.get(
-          "shm/" + what + "/" + std::to_string(rank), std::max(left, std::chrono::milliseconds(1)));
-    } catch (const std::exception& cause) {
-      throw late(rank, "did not publish its '" + what + "'", std::string(": ") + cause.what());
-    }
+    return channel_.get(key, std::max(left, std::chrono::milliseconds(1)));
   }
 
-  Error late(int rank, const std::string& fault, const std::string& cause = "") const {
+  Texts texts(const std::string& key) {
+    Texts found;
+    std::istringstream lines(get(key));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      int rank = -1;
+      words >> rank;
+      if (!words || words.get() != ' ' || rank < 0 || rank >= size_ || found.count(rank) > 0) {
+        throw invalid("line: " + line);
+      }
+      std::getline(words, found[rank]);
+    }
+    return found;
+  }
+
+  // Appends this rank's text, and waits until all `members` have come. The last one to come
+  // publishes the answer, which is returned.
+  std::string meet(
+      const std::string& key,
+      const std::vector<int>& members,
+      const std::string& text,
+      const std::function<std::string()>& make_answer) {
+    append(key, text);
+    if (channel_.count_up(key + "/count") == static_cast<int64_t>(members.size())) {
+      channel_.set(answer_key(key), make_answer());
+    }
+    std::string answer;
+    try {
+      answer = get(answer_key(key));
+    } catch (const std::exception& cause) {
+      throw late(missing(key, members), "did not come to the rendezvous", cause.what());
+    }
+    if (answer.empty() || answer[0] != kFailed) {
+      return answer;
+    }
+    char* end = nullptr;
+    const auto culprit = static_cast<int>(std::strtol(answer.c_str() + 1, &end, 10));
+    throw Error(ErrorKind::kPeerLost, opening(rank_, "rendezvous") + (end + 1), {culprit});
+  }
+
+  std::vector<int> missing(const std::string& key, const std::vector<int>& members) {
+    const auto present = texts(key);
+    std::vector<int> missing;
+    for (const int member : members) {
+      if (present.count(member) == 0) {
+        missing.push_back(member);
+      }
+    }
+    return missing;
+  }
+
+  Error late(const std::vector<int>& ranks, const std::string& fault, const std::string& cause = "")
+      const {
     return Error(
         ErrorKind::kTimeout,
-        opening(rank_, "rendezvous") + "rank " + std::to_string(rank) + " " + fault + " within " +
-            std::to_string(options_.timeout.count()) + " ms" + cause +
-            ". See the output of that rank: it may have died, or never started.",
-        {rank});
+        opening(rank_, "rendezvous") + (ranks.empty() ? "a rank" : list_ranks(ranks)) + " " +
+            fault + " within " + std::to_string(options_.timeout.count()) + " ms" +
+            (cause.empty() ? "" : ": " + cause) + ". See the output of " +
+            (ranks.size() == 1 ? "that rank" : "those ranks") +
+            ": it may have died, or never started.",
+        ranks);
+  }
+
+  // ---- connections
+  // -------------------------------------------------------------------------------
+
+  void read_endpoints() {
+    for (const auto& [rank, text] : texts(endpoints_key())) {
+      std::istringstream words(text);
+      Endpoint endpoint;
+      words >> endpoint.socket_name >> endpoint.token;
+      if (endpoint.token.size() != kTokenBytes) {
+        throw invalid("endpoint of " + list_ranks({rank}), {rank});
+      }
+      endpoints_.emplace(rank, std::move(endpoint));
+    }
   }
 
   // The token proves that the sender is a rank of the job.
@@ -120,29 +211,29 @@ class Rendezvous {
     return receiver.token + std::to_string(sender);
   }
 
-  void connect_to_rank(int rank) {
-    const auto& endpoint = endpoints_[rank];
-    if (endpoint.identity != endpoint_.identity) {
-      return;
-    }
-    auto connection = connect_to(endpoint.socket_name, deadline_);
-    if (!connection && Clock::now() >= deadline_) {
-      throw late(rank, "did not accept a connection");
-    }
-    if (connection && connection->same_user() && connection->send(hello(endpoint, rank_))) {
-      connections_.emplace(rank, std::move(*connection));
+  void connect_to_lower_ranks() {
+    for (auto entry = endpoints_.begin(); entry->first < rank_; ++entry) {
+      const auto& [rank, endpoint] = *entry;
+      auto connection = connect_to(endpoint.socket_name, deadline_);
+      if (!connection && Clock::now() >= deadline_) {
+        throw late({rank}, "did not accept a connection");
+      }
+      if (connection && connection->same_user() && connection->send(hello(endpoint, rank_))) {
+        connections_.emplace(rank, std::move(*connection));
+      }
     }
   }
 
   // Connections without a valid first message are those of other programs.
-  void identify_higher_ranks() {
-    for (auto& connection : listener_.stop()) {
+  void identify_higher_ranks(std::vector<Connection> accepted) {
+    const auto& own = endpoints_.at(rank_);
+    for (auto& connection : accepted) {
       const auto message = connection.receive(Clock::now());
       if (!message || message->bytes.size() <= kTokenBytes) {
         continue;
       }
       const auto rank = std::strtol(message->bytes.c_str() + kTokenBytes, nullptr, 10);
-      if (rank > rank_ && rank < size_ && message->bytes == hello(endpoint_, rank)) {
+      if (rank > rank_ && rank < size_ && message->bytes == hello(own, rank)) {
         connections_.emplace(static_cast<int>(rank), std::move(connection));
       }
     }
@@ -152,8 +243,8 @@ class Rendezvous {
   // ranks come here without waiting for a home, and receive from all ranks until the end, so all
   // memory files arrive.
   void exchange_homes() {
-    own_home_ = std::make_shared<HomeSegment>(
-        HomeSegment::create(rank_, options_.sizes, endpoint_.token, connections_.size() + 1));
+    own_home_ = std::make_shared<HomeSegment>(HomeSegment::create(
+        rank_, options_.sizes, endpoints_.at(rank_).token, connections_.size() + 1));
     for (const auto& [rank, connection] : connections_) {
       connection.send("home", own_home_->fd(), [this] { receive_homes(); });
     }
@@ -172,43 +263,61 @@ class Rendezvous {
       }
       if (auto message = connection.receive(Clock::now() + kSlice)) {
         homes_[rank] =
-            HomeSegment::open(message->take_fd(), rank, options_.sizes, endpoints_[rank].token);
+            HomeSegment::open(message->take_fd(), rank, options_.sizes, endpoints_.at(rank).token);
       } else if (connection.hung_up()) {
         homes_[rank] = nullptr;
       } else if (Clock::now() >= deadline_) {
-        throw late(rank, "did not pass its memory file");
+        throw late({rank}, "did not pass its memory file");
       }
     }
   }
 
-  RendezvousResult exchange_reachability() {
-    std::string reached(static_cast<std::size_t>(size_), '0');
+  // ---- hosts
+  // -------------------------------------------------------------------------------------
+
+  // Equal on ranks that have reached the same ranks. Each of them has then reached all others. The
+  // tokens are random, so different sets have different sums.
+  std::string group_id() const {
+    auto sum = number_of(endpoints_.at(rank_));
     for (const auto& [rank, home] : homes_) {
-      reached[rank] = home ? '1' : '0';
+      sum += home ? number_of(endpoints_.at(rank)) : 0;
     }
-    reached[rank_] = '1';
-    publish("reached", reached);
-    std::vector<std::vector<bool>> all;
-    for (int rank = 0; rank < size_; ++rank) {
-      const auto text = rank == rank_ ? reached : read(rank, "reached");
-      if (text.size() != reached.size() || text.find_first_not_of("01") != std::string::npos) {
-        throw Error(
-            ErrorKind::kPeerLost,
-            opening(rank_, "rendezvous") + "rank " + std::to_string(rank) + " failed: " + text,
-            {rank});
-      }
-      auto& row = all.emplace_back();
-      for (const auto digit : text) {
-        row.push_back(digit == '1');
-      }
+    return std::to_string(sum);
+  }
+
+  static uint64_t number_of(const Endpoint& endpoint) {
+    return std::strtoull(endpoint.token.substr(0, 16).c_str(), nullptr, 16);
+  }
+
+  // The number of each rank's host, in the order of ranks.
+  std::string host_numbers() {
+    std::vector<std::string> ids;
+    for (auto& [rank, id] : texts(kHosts)) {
+      ids.push_back(std::move(id));
     }
-    RendezvousResult result{group_by_reachability(all), {}};
+    std::string numbers;
+    for (const int host : group_by_id(ids).host_of) {
+      numbers += std::to_string(host) + " ";
+    }
+    return numbers;
+  }
+
+  RendezvousResult result_of(const std::string& host_numbers) {
+    std::istringstream words(host_numbers);
+    const std::vector<std::string> hosts{std::istream_iterator<std::string>(words), {}};
+    if (hosts.size() != static_cast<std::size_t>(size_)) {
+      throw invalid("list of hosts: " + host_numbers);
+    }
+    RendezvousResult result{group_by_id(hosts), {}};
     for (const int rank : result.topology.local_ranks(rank_)) {
-      result.local_peers.push_back(
-          rank == rank_ ? LocalPeer{own_home_, nullptr}
-                        : LocalPeer{
-                              homes_.at(rank),
-                              std::make_shared<Connection>(std::move(connections_.at(rank)))});
+      if (rank == rank_) {
+        result.local_peers.push_back({own_home_, nullptr});
+      } else if (const auto home = homes_.find(rank); home != homes_.end() && home->second) {
+        result.local_peers.push_back(
+            {home->second, std::make_shared<Connection>(std::move(connections_.at(rank)))});
+      } else {
+        throw invalid("list of hosts: " + host_numbers);
+      }
     }
     return result;
   }
@@ -218,9 +327,8 @@ class Rendezvous {
   int size_;
   const RendezvousOptions& options_;
   Clock::time_point deadline_;
-  Endpoint endpoint_;
-  Listener listener_;
-  std::vector<Endpoint> endpoints_;  // by rank
+  std::string machine_;                // ranks of other machines cannot be connected to
+  std::map<int, Endpoint> endpoints_;  // of the ranks of this machine, by rank
   std::map<int, Connection> connections_;
   std::shared_ptr<HomeSegment> own_home_;
   std::map<int, std::shared_ptr<HomeSegment>> homes_;

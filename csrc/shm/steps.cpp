@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <new>
 
@@ -20,7 +21,12 @@ Steps::Steps(Peers& peers, SpinPolicy spin_policy)
     : peers_(peers), counter_(peers.shared_state().steps), spin_policy_(spin_policy) {}
 
 void Steps::arrive() {
-  peers_.own_home().core.store(sched_getcpu(), std::memory_order_relaxed);
+  if (spin_policy_.spin.count() > 0) {
+    const int core = sched_getcpu();
+    peers_.own_home().core.store(core, std::memory_order_relaxed);
+    auto& arrived = peers_.shared_state().arrived_on_core[static_cast<unsigned>(core) % kCores];
+    previous_on_core_ = arrived.exchange(peers_.own_index() + 1, std::memory_order_relaxed) - 1;
+  }
   complete_count_ += static_cast<uint32_t>(peers_.size());
   // Both operations are sequentially consistent, as in `await`: either this rank sees the sleeper,
   // or the sleeper sees the arrival. The increments form one release sequence, so that an acquire
@@ -40,14 +46,10 @@ bool Steps::complete() const {
 
 // An awaited rank that last ran on this core may need the core: spinning would delay it.
 bool Steps::awaited_rank_was_on_this_core() const {
-  const auto core = peers_.own_home().core.load(std::memory_order_relaxed);
-  for (int index = 0; index < peers_.size(); ++index) {
-    if (index != peers_.own_index() && !has_arrived(index) &&
-        peers_.home(index).core.load(std::memory_order_relaxed) == core) {
-      return true;
-    }
-  }
-  return false;
+  const int other = previous_on_core_;
+  return other >= 0 && other < peers_.size() && !has_arrived(other) &&
+         peers_.home(other).core.load(std::memory_order_relaxed) ==
+             peers_.own_home().core.load(std::memory_order_relaxed);
 }
 
 bool Steps::has_arrived(int index) const {
@@ -110,39 +112,57 @@ void Steps::await(const WaitContext& context) {
   }
 }
 
-void Steps::check_peers(const WaitContext& context) {
-  check(context.descriptor);
-  const auto phase = describe(context.descriptor);
+// The local ranks that have not arrived.
+std::vector<int> Steps::missing() const {
   std::vector<int> missing;
   for (int index = 0; index < peers_.size(); ++index) {
-    if (has_arrived(index)) {
-      continue;
+    if (!has_arrived(index)) {
+      missing.push_back(index);
     }
-    // Only ranks that have not arrived are checked: the work of a rank before its death counts.
-    if (const auto loss = peers_.loss_of(index)) {
-      if (complete()) {
-        return;
-      }
-      throw fail(
-          {ErrorKind::kPeerLost,
-           list_ranks({peers_.rank_of(index)}) + " " + *loss +
-               " while other ranks waited for it in " + phase +
-               ". See the output of that rank. The group cannot continue: restart the job.",
-           peers_.rank_of(index)},
-          phase);
+  }
+  return missing;
+}
+
+// Only ranks that have not arrived are checked: the work of a rank before its death counts. A rank
+// makes system calls for one of them at a time. Waiting ranks begin with different ones, and each
+// goes on to the next one in its next check.
+void Steps::check_peers(const WaitContext& context) {
+  check(context.descriptor);
+  const auto missing = this->missing();
+  if (missing.empty() || complete()) {
+    return;
+  }
+  const auto phase = describe(context.descriptor);
+  const auto left = std::find_if(
+      missing.begin(), missing.end(), [this](int index) { return peers_.has_left(index); });
+  const auto next = static_cast<std::size_t>(peers_.own_index()) + num_checks_++;
+  const int index = left != missing.end() ? *left : missing[next % missing.size()];
+  if (const auto loss = peers_.loss_of(index)) {
+    if (complete()) {
+      return;
     }
-    missing.push_back(peers_.rank_of(index));
+    throw fail(
+        {ErrorKind::kPeerLost,
+         list_ranks({peers_.rank_of(index)}) + " " + *loss +
+             " while other ranks waited for it in " + phase +
+             ". See the output of that rank. The group cannot continue: restart the job.",
+         peers_.rank_of(index)},
+        phase);
   }
   if (Clock::now() < context.deadline || complete()) {
     return;
   }
+  std::vector<int> ranks;
+  for (const int late : missing) {
+    ranks.push_back(peers_.rank_of(late));
+  }
   throw fail(
       {ErrorKind::kTimeout,
        phase + " timed out after " + std::to_string(context.timeout.count()) +
-           " ms: " + list_ranks(missing) + " did not arrive. " +
-           (missing.size() == 1 ? "This rank is" : "These ranks are") +
+           " ms: " + list_ranks(ranks) + " did not arrive. " +
+           (ranks.size() == 1 ? "This rank is" : "These ranks are") +
            " slower, stuck, or called fewer operations. If slower, raise the timeout.",
-       missing.empty() ? -1 : missing.front()},
+       ranks.front()},
       phase);
 }
 

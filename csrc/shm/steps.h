@@ -66,6 +66,7 @@ class Steps {
   bool complete() const;
   bool has_arrived(int index) const;
   bool awaited_rank_was_on_this_core() const;
+  std::vector<int> missing() const;
   bool spin() const;
   bool interrupted() const;
   void check_peers(const WaitContext& context);
@@ -77,6 +78,8 @@ class Steps {
   uint32_t complete_count_ = 0;  // the count at which the current step is complete
   uint32_t own_steps_ = 0;       // number of steps at which this rank has arrived
   uint32_t checked_left_ = 0;    // the ranks that had left at the last check of the peers
+  int previous_on_core_ = -1;    // the local rank that arrived before this one on the same core
+  std::size_t num_checks_ = 0;   // of peers
   std::atomic<bool> cancelled_{false};
 };
 

@@ -1,27 +1,21 @@
 #include "topology.h"
 
-#include <algorithm>
+#include <unordered_map>
 
 namespace ddpx::shm {
 
-Topology group_by_reachability(const std::vector<std::vector<bool>>& reached) {
-  const auto size = reached.size();
+Topology group_by_id(const std::vector<std::string>& ids) {
   Topology topology;
-  for (std::size_t rank = 0; rank < size; ++rank) {
-    const auto shares_with = [&](int other) {
-      return reached[rank][other] && reached[other][rank];
-    };
-    const auto fits = [&](const std::vector<int>& host) {
-      return std::all_of(host.begin(), host.end(), shares_with);
-    };
-    const auto found = std::find_if(topology.hosts.begin(), topology.hosts.end(), fits);
-    const auto host = found - topology.hosts.begin();
-    if (found == topology.hosts.end()) {
+  std::unordered_map<std::string, int> host_of_id;
+  for (const auto& id : ids) {
+    const auto [entry, is_new] = host_of_id.emplace(id, static_cast<int>(topology.hosts.size()));
+    if (is_new) {
       topology.hosts.emplace_back();
     }
-    topology.host_of.push_back(static_cast<int>(host));
-    topology.local_rank_of.push_back(static_cast<int>(topology.hosts[host].size()));
-    topology.hosts[host].push_back(static_cast<int>(rank));
+    auto& host = topology.hosts[entry->second];
+    topology.local_rank_of.push_back(static_cast<int>(host.size()));
+    host.push_back(topology.size());
+    topology.host_of.push_back(entry->second);
   }
   return topology;
 }

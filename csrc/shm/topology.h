@@ -1,6 +1,7 @@
 // A value that says which ranks share memory. It is the same on all ranks.
 #pragma once
 
+#include <string>
 #include <vector>
 
 namespace ddpx::shm {
@@ -20,9 +21,7 @@ struct Topology {
   }
 };
 
-// reached[i][j]: rank i has mapped rank j's memory. A rank goes to the first host where it shares
-// memory with every rank in both directions, else to a new host. All ranks of a host can therefore
-// reach each other, even where reachability is not transitive.
-Topology group_by_reachability(const std::vector<std::vector<bool>>& reached);
+// Ranks with equal ids share a host. `ids` has one id per rank.
+Topology group_by_id(const std::vector<std::string>& ids);
 
 }  // namespace ddpx::shm

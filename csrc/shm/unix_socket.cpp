@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <new>
 
 #include "error.h"
@@ -160,15 +162,17 @@ bool Connection::same_user() const {
   return peer && peer->uid == geteuid();
 }
 
-UniqueFd Connection::watch_process() const {
+bool Connection::process_ended() const {
+#ifdef SYS_pidfd_open
   const auto peer = credentials(fd_.get());
   if (!peer || peer->pid <= 0 || peer->pid == getpid()) {
-    return UniqueFd();
+    return false;
   }
-#ifdef SYS_pidfd_open
-  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
+  const UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
+  pollfd entry{process.get(), POLLIN, 0};
+  return process ? poll(&entry, 1, 0) > 0 : errno == ESRCH;
 #else
-  return UniqueFd();
+  return false;
 #endif
 }
 
@@ -225,6 +229,14 @@ std::vector<Connection> Listener::stop() {
     throw system_error("accept");
   }
   return std::move(connections_);
+}
+
+std::string abstract_socket_domain() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat network{};
+  stat("/proc/self/ns/net", &network);
+  return boot + " " + std::to_string(network.st_ino) + " " + std::to_string(geteuid());
 }
 
 std::optional<Connection> connect_to(const std::string& name, Clock::time_point deadline) {

@@ -48,9 +48,9 @@ class Connection {
   // Whether the peer runs as the same user as this process.
   bool same_user() const;
 
-  // A pidfd, which becomes readable when the peer's process ends. Empty if the kernel or a process
-  // namespace does not allow a pidfd, or if the peer is this process.
-  UniqueFd watch_process() const;
+  // Whether the peer's process has ended, as far as this process can see: not if the peer runs in
+  // another process namespace.
+  bool process_ended() const;
 
  private:
   UniqueFd fd_;
@@ -79,6 +79,11 @@ class Listener {
   int error_ = 0;                        // errno at the end of the thread
   std::thread thread_;
 };
+
+// A text that is equal for processes that may reach each other through these sockets: of one boot
+// of one kernel, one network namespace, and one user. Copies of a virtual machine may have equal
+// texts.
+std::string abstract_socket_domain();
 
 // Returns nullopt if no process listens on this name in this network namespace, or the process does
 // not accept the connection by the deadline.

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 
 #include "../shm/channel.h"
@@ -17,6 +18,8 @@ class StoreChannel final : public shm::Channel {
   explicit StoreChannel(c10::intrusive_ptr<c10d::Store> store);
 
   void set(const std::string& key, const std::string& value) override;
+  void append(const std::string& key, const std::string& value) override;
+  int64_t count_up(const std::string& key) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
 
  private:

@@ -1,7 +1,9 @@
 // Channels for tests and benchmarks, whose ranks are threads or processes.
 #pragma once
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -15,6 +17,7 @@
 #include <thread>
 
 #include "shm/channel.h"
+#include "shm/unique_fd.h"
 
 namespace ddpx::shm {
 
@@ -25,6 +28,16 @@ class MemoryChannel : public Channel {
     const std::lock_guard<std::mutex> lock(mutex_);
     values_[key] = value;
     changed_.notify_all();
+  }
+
+  void append(const std::string& key, const std::string& value) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    values_[key] += value;
+  }
+
+  int64_t count_up(const std::string& key) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ++numbers_[key];
   }
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
@@ -39,6 +52,7 @@ class MemoryChannel : public Channel {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
+  std::map<std::string, int64_t> numbers_;
 };
 
 // A channel for ranks that are processes: one file per key in a directory.
@@ -51,6 +65,14 @@ class FileChannel : public Channel {
     const auto draft = path.string() + ".draft";
     std::ofstream(draft, std::ios::binary) << value;
     std::filesystem::rename(draft, path);
+  }
+
+  void append(const std::string& key, const std::string& value) override {
+    size_after_append(key, value);
+  }
+
+  int64_t count_up(const std::string& key) override {
+    return size_after_append(key, "x");
   }
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
@@ -67,6 +89,15 @@ class FileChannel : public Channel {
   }
 
  private:
+  // The kernel appends in one piece, and moves the offset to the end of this piece.
+  int64_t size_after_append(const std::string& key, const std::string& value) {
+    const UniqueFd fd(open(path_of(key).c_str(), O_WRONLY | O_APPEND | O_CREAT, 0666));
+    if (write(fd.get(), value.data(), value.size()) != static_cast<ssize_t>(value.size())) {
+      throw std::runtime_error("write failed");
+    }
+    return lseek(fd.get(), 0, SEEK_CUR);
+  }
+
   std::filesystem::path path_of(std::string key) const {
     for (auto& character : key) {
       character = character == '/' ? '.' : character;

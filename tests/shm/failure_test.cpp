@@ -194,30 +194,6 @@ TEST(OtherMeansTest, AFailureOfOneRankIsHeardByAll) {
   });
 }
 
-TEST(OtherMeansTest, LossesAreToldWhileAnOperationRuns) {
-  std::atomic<int> num_checked{0};
-  run_threads(3, [&num_checked](const Rank& rank) {
-    rank.group.run(barrier_call());
-    if (rank.rank == 2) {
-      rank.group.leave();
-      EXPECT_TRUE(rank.group.losses().empty());
-      return;
-    }
-    std::vector<float> data(10);
-    auto handle = rank.group.submit(sum_of(data));
-    while (rank.group.losses().empty()) {
-      std::this_thread::yield();
-    }
-    const auto loss = rank.group.losses().front();
-    EXPECT_EQ(loss.rank, 2);
-    EXPECT_TRUE(contains(loss.what, "left the group")) << loss.what;
-    for (++num_checked; num_checked.load() < 2;) {  // a rank that returned would count as lost
-      std::this_thread::yield();
-    }
-    EXPECT_EQ(caught([&] { handle.wait(); }).kind(), ErrorKind::kPeerLost);
-  });
-}
-
 TEST(AbortTest, EndsAllWithItsReason) {
   run_threads(3, [](const Rank& rank) {
     if (rank.rank == 2) {

@@ -8,40 +8,19 @@
 namespace ddpx::shm {
 namespace {
 
-using Reach = std::vector<std::vector<bool>>;
 using Hosts = std::vector<std::vector<int>>;
 
-Reach reach_of(const std::vector<std::string>& rows) {
-  Reach reach;
-  for (const auto& row : rows) {
-    auto& bits = reach.emplace_back();
-    for (const auto character : row) {
-      bits.push_back(character == '1');
-    }
-  }
-  return reach;
-}
-
 TEST(TopologyTest, AllOnOneHost) {
-  const auto topology = group_by_reachability(reach_of({"111", "111", "111"}));
+  const auto topology = group_by_id({"a", "a", "a"});
   EXPECT_EQ(topology.hosts, (Hosts{{0, 1, 2}}));
   EXPECT_EQ(topology.local_rank_of, (std::vector<int>{0, 1, 2}));
 }
 
 TEST(TopologyTest, InterleavedHosts) {
-  const auto topology = group_by_reachability(reach_of({"1010", "0101", "1010", "0101"}));
+  const auto topology = group_by_id({"b", "a", "b", "a"});
   EXPECT_EQ(topology.hosts, (Hosts{{0, 2}, {1, 3}}));
   EXPECT_EQ(topology.host_of, (std::vector<int>{0, 1, 0, 1}));
   EXPECT_EQ(topology.local_ranks(3), (std::vector<int>{1, 3}));
-}
-
-TEST(TopologyTest, OneDirectionIsNotEnough) {
-  EXPECT_EQ(group_by_reachability(reach_of({"11", "01"})).hosts, (Hosts{{0}, {1}}));
-}
-
-TEST(TopologyTest, EveryoneReachesEveryoneOnTheirHost) {
-  // 1 reaches both 0 and 2, which do not reach each other.
-  EXPECT_EQ(group_by_reachability(reach_of({"110", "111", "011"})).hosts, (Hosts{{0, 1}, {2}}));
 }
 
 // Chunk c: g[c-1], g[c-2], ..., g[c].

@@ -34,18 +34,18 @@ inline GroupOptions test_options() {
 }
 
 // Runs each rank in a thread. Rethrows the first error after all threads have ended.
-inline void run_threads(
+inline void run_threads_over(
+    Channel& channel,
     int size,
     const std::function<void(const Rank&)>& work,
-    const GroupOptions& options = test_options()) {
-  MemoryChannel channel;
+    const std::function<GroupOptions(int)>& options_of = [](int) { return test_options(); }) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         const auto arena = std::make_shared<Arena>();
-        Group group(channel, rank, size, options, arena);
+        Group group(channel, rank, size, options_of(rank), arena);
         work({group, rank, size, arena});
       } catch (...) {
         errors[rank] = std::current_exception();
@@ -60,6 +60,14 @@ inline void run_threads(
       std::rethrow_exception(error);
     }
   }
+}
+
+inline void run_threads(
+    int size,
+    const std::function<void(const Rank&)>& work,
+    const GroupOptions& options = test_options()) {
+  MemoryChannel channel;
+  run_threads_over(channel, size, work, [&](int) { return options; });
 }
 
 // The outcome of a process.

@@ -6,6 +6,7 @@
 #include <sys/un.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 
@@ -43,6 +44,7 @@ TEST(RendezvousTest, NamesTheRankThatDoesNotCome) {
   const auto error = error_of_group(channel, 0, 2, options);
   EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
   EXPECT_TRUE(contains(error.what(), "rank 1 did not")) << error.what();
+  EXPECT_EQ(error.culprits(), std::vector<int>{1});
 }
 
 TEST(RendezvousTest, TooLittleMemoryIsAnErrorBeforeTheStart) {
@@ -85,38 +87,99 @@ TEST(RendezvousTest, OtherRanksQuoteTheErrorOfARank) {
   EXPECT_TRUE(contains(error.what(), "rank 1 failed: could not allocate")) << error.what();
 }
 
-// A channel that changes the texts of one key.
+// A channel that changes the text of the key that begins with `prefix`.
 class CorruptChannel : public MemoryChannel {
  public:
-  CorruptChannel(std::string key, std::string value)
-      : key_(std::move(key)), value_(std::move(value)) {}
+  using Change = std::function<std::string(const std::string&)>;
+
+  CorruptChannel(std::string prefix, Change change)
+      : prefix_(std::move(prefix)), change_(std::move(change)) {}
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto value = MemoryChannel::get(key, timeout);
-    return key == key_ ? value_ : value;
+    return key.rfind(prefix_, 0) == 0 ? change_(value) : value;
   }
 
  private:
-  std::string key_;
-  std::string value_;
+  std::string prefix_;
+  Change change_;
 };
 
 TEST(RendezvousTest, ImpossibleTextsInTheStoreAreErrors) {
-  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
-           {"shm/endpoint/1", "short"}, {"shm/reached/1", "111"}, {"shm/reached/1", "1x"}}) {
-    CorruptChannel channel(key, value);
-    auto options = test_options();
-    options.rendezvous_timeout = std::chrono::seconds(2);
-    std::thread other([&] {
-      try {
-        Group(channel, 1, 2, options, nullptr);
-      } catch (const Error&) {  // rank 0 does not come
-      }
-    });
-    const auto error = error_of_group(channel, 0, 2, options);
+  for (const auto& [prefix, text] : std::vector<std::pair<std::string, std::string>>{
+           {"shm/endpoints/", "0 short"},
+           {"shm/endpoints/", "5 of another job"},
+           {"shm/endpoints/", "no number"},
+           {"shm/hosts/answer", "0 0 0"},
+           {"shm/hosts/answer", ""}}) {
+    CorruptChannel channel(prefix, [text = text](const auto&) { return text; });
+    std::thread other([&] { error_of_group(channel, 1, 2); });
+    const auto error = error_of_group(channel, 0, 2);
     other.join();
-    EXPECT_EQ(error.culprits(), std::vector<int>{1}) << key << ": " << error.what();
-    EXPECT_NE(error.kind(), ErrorKind::kTimeout) << key << ": " << error.what();
+    EXPECT_TRUE(contains(error.what(), "the store has an invalid")) << text << error.what();
+  }
+}
+
+// As where two machines claim the same identity, such as copies of a virtual machine.
+TEST(RendezvousTest, RanksThatCannotConnectAreOnDifferentHosts) {
+  CorruptChannel channel("shm/endpoints/", [](std::string text) {
+    return text.replace(text.find("0 ddpx-") + 7, 4, "none");
+  });
+  run_threads_over(channel, 3, [](const Rank& rank) {
+    EXPECT_EQ(rank.group.topology().hosts, (std::vector<std::vector<int>>{{0}, {1, 2}}));
+    rank.group.run(barrier_call());
+  });
+}
+
+// Counts requests and bytes. c10d's Store needs two requests for a `get`.
+class CountingChannel : public MemoryChannel {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    count(1, value);
+    MemoryChannel::set(key, value);
+  }
+  void append(const std::string& key, const std::string& value) override {
+    count(1, value);
+    MemoryChannel::append(key, value);
+  }
+  int64_t count_up(const std::string& key) override {
+    count(1, "");
+    return MemoryChannel::count_up(key);
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const auto value = MemoryChannel::get(key, timeout);
+    count(2, value);
+    return value;
+  }
+
+  std::atomic<int> num_requests{0};
+  std::atomic<std::size_t> longest{0};
+
+ private:
+  void count(int num, const std::string& text) {
+    num_requests += num;
+    auto longest_yet = longest.load();
+    while (text.size() > longest_yet && !longest.compare_exchange_weak(longest_yet, text.size())) {
+    }
+  }
+};
+
+TEST(RendezvousTest, RequestsGrowWithRanksAndTextsToo) {
+  for (const auto& [num_hosts, num_local] :
+       std::vector<std::pair<int, int>>{{1, 2}, {1, 8}, {1, 32}, {2, 16}, {8, 4}, {32, 1}}) {
+    CountingChannel channel;
+    const int size = num_hosts * num_local;
+    run_threads_over(
+        channel,
+        size,
+        [&](const Rank& rank) { EXPECT_EQ(rank.group.local_size(), num_local); },
+        [&](int rank) {
+          auto options = test_options();
+          options.host_identity = std::to_string(rank / num_local);
+          return options;
+        });
+    EXPECT_LE(channel.num_requests, 15 * size + num_hosts + 4);
+    EXPECT_LE(channel.longest, 80 * static_cast<std::size_t>(size));
   }
 }
 
@@ -137,11 +200,11 @@ class ChannelWithStranger : public MemoryChannel {
   explicit ChannelWithStranger(std::function<void(const std::string&)> act)
       : act_(std::move(act)) {}
 
-  void set(const std::string& key, const std::string& value) override {
-    if (key == "shm/endpoint/0") {
-      act_(value.substr(0, kNameBytes));
+  void append(const std::string& key, const std::string& value) override {
+    if (key.rfind("shm/endpoints/", 0) == 0 && value[0] == '0') {
+      act_(value.substr(2, kNameBytes));
     }
-    MemoryChannel::set(key, value);
+    MemoryChannel::append(key, value);
   }
 
  private:
