@@ -211,6 +211,9 @@ class RankReport:
     @property
     def params(self) -> list[str]: ...
     @property
+    def own_stack(self) -> str:
+        """The stack of this rank, if the others have given it up."""
+    @property
     def how(self) -> str:
         """Where no rank is lost: what the ranks did."""
     @property
@@ -271,6 +274,8 @@ class Monitor:
         """The hosts of all ranks; 0 where there is no monitor."""
     def introduce(self) -> None:
         """Lets ranks meet through the store, without a collective call."""
+    def this_rank(self) -> dict[str, Any]:
+        """As an element of :meth:`ranks`, without ``note``, ``local`` and ``ending``."""
     def ranks(self) -> list[dict[str, Any]]:
         """By rank, what is known of it; empty for this rank and those that were not met."""
     def name_ranks(self, in_job: list[int]) -> None:
@@ -308,6 +313,10 @@ def explain_error(said: str) -> None:
 def fail_rank(cause: str) -> None:
     """This rank's script ends with an error: its peers are told, in all groups that are watched."""
 
+def begin_printing_report() -> None:
+    """The interpreter prints a report. SIGTERM then does not print it again."""
+
+def end_printing_report() -> None: ...
 def leave_groups() -> None:
     """This rank's script has come to its end."""
 

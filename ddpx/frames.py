@@ -6,12 +6,29 @@ import runpy
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 _CLI = Path(__file__).parent / "cli"
 _LAUNCHER = {
     runpy.run_path.__code__.co_filename,
     *(str(_CLI / file) for file in ("rank.py", "script.py", "runner.py")),
     *(str(_CLI / command / "runner.py") for command in ("parity", "timeline")),
 }
+
+
+_LIBRARIES = tuple(f"{Path(file).parent}/" for file in (__file__, torch.__file__))
+_NUM_FRAMES = 3
+
+
+def innermost_frames(stacks: str) -> str:
+    """Returns the three innermost frames of the script, from the stacks of all threads.
+
+    Args:
+        stacks: The stacks in the format of ``ddpx.peer_stack``, the main thread first.
+    """
+    _, *frames = stacks.split("\nthread ", 1)[0].split('\n  File "')
+    of_script = [frame for frame in frames if not frame.startswith(_LIBRARIES)] or frames
+    return "".join(f'\n  File "{frame}' for frame in of_script[-_NUM_FRAMES:])
 
 
 def is_launcher(frame: FrameType) -> bool:

@@ -60,36 +60,43 @@ bool is_ending(const health::Peer& peer) {
   return page->presence() == health::Presence::kLeft || page->layout().culprit_plus_1.load() == 0;
 }
 
+py::dict status_of(
+    const Monitor& monitor,
+    const health::Introduction& who,
+    const std::optional<health::Activity>& activity) {
+  py::dict rank;
+  rank["rank"] = who.rank;
+  rank["host"] = any_text(who.host);
+  rank["pid"] = who.process.pid;
+  rank["doing"] =
+      activity ? py::cast(monitor.peers().names().describe(*activity)) : py::object(py::none());
+  rank["since_s"] = activity
+                        ? py::cast(static_cast<double>(health::now_ns() - activity->since_ns) / 1e9)
+                        : py::object(py::none());
+  return rank;
+}
+
+py::dict status_of_this_rank(Monitor& monitor) {
+  auto rank = status_of(monitor, monitor.own(), monitor.page().view().activity());
+  rank["alive"] = true;
+  return rank;
+}
+
 std::vector<py::dict> look_at_ranks(Monitor& monitor) {
-  struct Seen {
-    std::shared_ptr<health::Peer> peer;
-    std::optional<health::Activity> activity;
-    bool ended = false;
-  };
-  std::vector<Seen> seen;
+  std::vector<std::shared_ptr<health::Peer>> peers;
   {
     const py::gil_scoped_release no_gil;
     monitor.meet();
-    for (const auto& peer : monitor.peers().all()) {
-      seen.push_back(
-          {peer,
-           peer ? peer->activity() : std::nullopt,
-           peer && peer->watch() && peer->watch()->ended()});
-    }
+    peers = monitor.peers().all();
   }
   std::vector<py::dict> ranks;
-  for (const auto& [peer, activity, ended] : seen) {
+  for (const auto& peer : peers) {
     py::dict rank;
     if (peer) {
-      rank["rank"] = peer->rank();
-      rank["host"] = any_text(peer->introduction().host);
-      rank["pid"] = peer->introduction().process.pid;
+      const auto activity = peer->activity();
+      const bool ended = peer->watch() && peer->watch()->ended();
+      rank = status_of(monitor, peer->introduction(), activity);
       rank["alive"] = !ended;
-      rank["doing"] =
-          activity ? py::cast(monitor.peers().names().describe(*activity)) : py::object(py::none());
-      rank["since_s"] =
-          activity ? py::cast(static_cast<double>(health::now_ns() - activity->since_ns) / 1e9)
-                   : py::object(py::none());
       rank["note"] = peer->page() ? py::object(any_text(peer->page()->layout().note.read()))
                                   : py::object(py::none());
       rank["local"] = peer->local();
@@ -160,6 +167,7 @@ void bind_health(py::module_& module) {
           "phase", [](const health::RankReport& report) { return health::to_string(report.doing); })
       .def_readonly("bucket", &health::RankReport::bucket)
       .def_readonly("params", &health::RankReport::params)
+      .def_property_readonly("own_stack", text_of(&health::RankReport::own_stack))
       .def_property_readonly(
           "how", [](const health::RankReport& report) { return any_text(report.failure.how); })
       .def_property_readonly(
@@ -201,6 +209,7 @@ void bind_health(py::module_& module) {
           NoGil())
       .def("introduce", &Monitor::introduce, NoGil())
       .def("ranks", &look_at_ranks)
+      .def("this_rank", &status_of_this_rank)
       .def(
           "name_ranks",
           [](Monitor& monitor, std::vector<int> in_job) {
@@ -258,6 +267,8 @@ void bind_health(py::module_& module) {
       },
       py::arg("said"),
       NoGil());
+  module.def("begin_printing_report", [] { health::Watchdog::instance().begin_printing(); });
+  module.def("end_printing_report", [] { health::Watchdog::instance().end_printing(); });
   module.def("leave_groups", [] { health::Watchdog::instance().leave_all(); }, NoGil());
   module.def(
       "set_stall_timeouts",

@@ -25,8 +25,6 @@ std::optional<LostRank> lost_rank_from(const std::vector<std::string>& fields, s
              : std::nullopt;
 }
 
-constexpr const char* kRestart = "Start the job again from a checkpoint";
-
 // What to do about the cause.
 std::string remedy(const Failure& failure) {
   switch (failure.kind) {
@@ -57,18 +55,15 @@ const char* consequence(FailureKind kind) {
 }
 
 // What to do to train on.
-std::string way_on(const Failure& failure) {
-  if (failure.lost.empty()) {
-    return kRestart + std::string(".");
+std::string way_on(const RankReport& report) {
+  const std::string restart = "Start the job again from a checkpoint";
+  if (report.failure.lost.empty() || !report.can_shrink) {
+    return restart + ".";
   }
-  if (failure.kind == FailureKind::kStalled) {
-    return kRestart + std::string(
-                          "; or end the process of the late rank, and then call "
-                          "ddpx.shrink(model) to go on without it.");
-  }
-  return "Start the job again from a checkpoint. Where survivors live on, as under 'ddpx run "
-         "--keep-survivors', they can catch ddpx.RankFailure and call ddpx.shrink(model, "
-         "optimizer, step=step) instead.";
+  return report.failure.kind == FailureKind::kStalled
+             ? restart + ", or end the process of the late rank, and then call ddpx.shrink(model)."
+             : restart +
+                   ", or catch ddpx.RankFailure and call ddpx.shrink(model, optimizer, step=step).";
 }
 
 }  // namespace
@@ -143,6 +138,12 @@ std::string Failure::describe(const RankNames& names) const {
   return out.str();
 }
 
+bool RankReport::is_about_this_rank() const {
+  return std::any_of(failure.lost.begin(), failure.lost.end(), [this](const LostRank& each) {
+    return each.rank == rank;
+  });
+}
+
 std::string RankReport::text() const {
   auto described = failure.describe(names);
   if (described.ends_with('.')) {
@@ -153,24 +154,18 @@ std::string RankReport::text() const {
   if (step >= 0) {
     out << ", step " << step;
   }
-  out << ", phase " << to_string(doing) << "] " << described << ".";
+  out << ", phase " << to_string(doing) << "] ";
+  if (is_about_this_rank()) {
+    out << "this rank is the " << (failure.kind == FailureKind::kStalled ? "late" : "lost")
+        << " one, and the others have given it up: ";
+  }
+  out << described << ".";
   if (bucket && failure.kind != FailureKind::kMismatch) {
-    out << " This rank was waiting for bucket " << *bucket << " (";
-    constexpr std::size_t kMost = 8;
-    for (std::size_t i = 0; i < params.size() && i < kMost; ++i) {
-      out << (i == 0 ? "'" : ", '") << params[i] << "'";
-    }
-    if (params.size() > kMost) {
-      out << " and " << params.size() - kMost << " more";
-    }
-    out << ").";
+    constexpr std::size_t kMostNames = 8;
+    out << " This rank was waiting for bucket " << *bucket << " (" << join_names(params, kMostNames)
+        << ").";
   }
-  if (std::any_of(failure.lost.begin(), failure.lost.end(), [this](const LostRank& lost_rank) {
-        return lost_rank.rank == rank;
-      })) {
-    out << " That is this rank: the others have given it up.";
-  }
-  out << ' ' << consequence(failure.kind) << remedy(failure) << way_on(failure);
+  out << ' ' << consequence(failure.kind) << remedy(failure) << way_on(*this);
   if (!said.empty()) {
     out << " The backend said: " << said;
   }

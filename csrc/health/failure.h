@@ -58,6 +58,11 @@ struct RankReport {
   std::vector<std::string> params;  // of that bucket
   std::string said;                 // the error that the backend met, if it met one
   RankNames names;                  // of the whole job
+  bool can_shrink = false;          // survivors live on, so that ddpx.shrink() is of use
+  std::string own_stack;            // of a rank that the others have given up
+
+  // Whether this rank is among the lost or late ones.
+  bool is_about_this_rank() const;
 
   std::string text() const;
 };

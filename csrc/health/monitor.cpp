@@ -238,7 +238,6 @@ int64_t Monitor::waited_ns(const Activity& own) const {
 }
 
 void Monitor::log(Level level, const char* event, std::string message, int about) const {
-  std::replace(message.begin(), message.end(), '\n', ' ');  // one line a fact
   const auto own = page_.view().activity();
   LogQueue::instance().add(
       Record{

@@ -47,6 +47,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     std::function<uint64_t()> sequence;  // number of calls made to it; 0: not counted
     bool same_sequence = false;          // on all ranks, if these make the same collective calls
     int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks
+    bool survivors_live_on = false;      // the launcher does not end them
   };
 
   static std::shared_ptr<Monitor> create(Group group, StoreAccess store);
@@ -66,6 +67,13 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   PeerTable& peers() {
     return peers_;
   }
+  const PeerTable& peers() const {
+    return peers_;
+  }
+  const Introduction& own() const {
+    return own_;
+  }
+
   // The start in a collective call of the group. All ranks exchange introduction(), then the
   // results of find_host(): 0 for ranks without a monitor. Without such a call, or before it, ranks
   // meet through the store. For one thread.
@@ -77,7 +85,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void introduce() {
     threads_->introduce();
   }
-
   // Adds ranks that have become known to the peers.
   void meet();
   uint64_t sequence() const {
@@ -201,6 +208,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void look_for_stalls();
   bool has_heard(int64_t waited_ns);
   void warn_of_stall(const Activity& own, int64_t waited_ns);
+  std::string describe_end_of_stall() const;
   bool give_up(int64_t waited_ns);
   std::optional<Failure> find_stall(
       const Activity& own, int64_t waited_ns, std::vector<int> missing) const;
@@ -237,6 +245,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // Of the watchdog's thread.
   StallTimer stalls_;
+  std::vector<int> warned_of_;  // the missing ranks of the last warning
   int64_t asked_ns_ =
       0;  // since when a long wait needs the states of other hosts; 0: there is none
   int64_t looked_ns_ = 0;

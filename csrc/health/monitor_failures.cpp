@@ -131,7 +131,12 @@ std::optional<RankReport> Monitor::report() const {
       std::nullopt,
       {},
       {},
-      peers_.rank_names()};
+      peers_.rank_names(),
+      group_.survivors_live_on && !has_lease_,
+      {}};
+  if (found.is_about_this_rank()) {
+    found.own_stack = page_.view().layout().stack.read();
+  }
   if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
     found.bucket = own.bucket;
     found.params = peers_.names().params(own.model, own.bucket);
@@ -154,7 +159,13 @@ void Monitor::declare(Failure failure) {
     failed_.store(true, std::memory_order_release);
   }
   declared_.notify_all();
-  log(Level::kError, "rank_failed", failure.describe(peers_.rank_names()), failure.first_rank());
+  auto message = failure.describe(peers_.rank_names());
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  // No warning: each rank prints its report once, when it raises, or at SIGTERM.
+  log(Level::kInfo, "rank_failed", message, failure.first_rank());
+  if (report()->is_about_this_rank()) {
+    log(Level::kInfo, "stack_wanted", {}, group_.rank);  // for its report
+  }
   if (table == nullptr) {
     threads_->post_failure(failure.to_text());  // once the store answers
   }

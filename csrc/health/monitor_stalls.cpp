@@ -46,11 +46,7 @@ void Monitor::look_for_stalls() {
       break;
     case StallTimer::Due::kOver:
       if (!failed()) {
-        log(Level::kInfo,
-            "stall_over",
-            "rank " + std::to_string(group_.rank) + " goes on, after " +
-                in_seconds(stalls_.last_wait_ns()) + " s or more",
-            group_.rank);
+        log(Level::kWarning, "stall_over", describe_end_of_stall(), group_.rank);
       }
       break;
   }
@@ -70,8 +66,21 @@ bool Monitor::has_heard(int64_t waited_ns) {
   return looked_ns_ - asked_ns_ >= kHeardNs || !peers_.any_remote();
 }
 
+std::string Monitor::describe_end_of_stall() const {
+  const auto after = " after " + in_seconds(stalls_.last_wait_ns()) + " s";
+  if (warned_of_.empty()) {
+    return peers_.rank_names().name(group_.rank) + " goes on" + after;
+  }
+  std::string ranks;
+  for (const int rank : warned_of_) {
+    ranks += (ranks.empty() ? "" : ", ") + peers_.rank_names().name(rank);
+  }
+  return ranks + (warned_of_.size() == 1 ? " is back" : " are back") + after;
+}
+
 void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
   const auto missing = peers_.missing(own, page_.view().progress());
+  warned_of_ = missing;
   std::ostringstream out;
   out << peers_.rank_names().name(group_.rank)
       << (own.doing == Doing::kHook ? " has been " : " has waited ") << in_seconds(waited_ns)
@@ -108,7 +117,7 @@ void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
 void Monitor::log_stack_of(int rank) const noexcept {
   try {
     if (const auto stack = stack_of(rank, milliseconds(2000))) {
-      log(Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at: " + *stack, rank);
+      log(Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at:\n" + *stack, rank);
     }
   } catch (const std::exception&) {  // out of memory, say: the warning goes without
   }

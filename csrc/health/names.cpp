@@ -18,12 +18,8 @@ std::string join_names(const std::vector<std::string>& names, std::size_t most) 
 
 std::string in_seconds(int64_t ns) {
   std::ostringstream out;
-  if (ns >= 100'000'000'000) {
-    out << ns / 1'000'000'000;
-  } else {
-    out.precision(ns < 10'000'000'000 ? 2 : 3);
-    out << static_cast<double>(ns) / 1e9;
-  }
+  out.precision(ns < 10'000'000'000 ? 2 : ns < 100'000'000'000 ? 1 : 0);
+  out << std::fixed << static_cast<double>(ns) / 1e9;
   return out.str();
 }
 

@@ -16,7 +16,7 @@ namespace ddpx::health {
 // "'a', 'b' and 3 more".
 std::string join_names(const std::vector<std::string>& names, std::size_t most);
 
-// "0.25", "12.3": seconds, in two or three digits.
+// "0.25", "12.3", "123": seconds.
 std::string in_seconds(int64_t ns);
 
 // Of the ranks of a group, their ranks in the whole job.

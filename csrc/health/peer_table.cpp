@@ -293,25 +293,18 @@ std::string PeerTable::describe_missing(int rank) const {
 }
 
 std::string PeerTable::whereabouts(const Peer& peer) const {
-  std::ostringstream out;
-  if (peer.stopped()) {
-    out << "stopped by a signal (SIGSTOP), ";
-  }
+  const std::string stopped = peer.stopped() ? "stopped by a signal (SIGSTOP), " : "";
   const auto activity = peer.activity();
   if (!activity) {
-    out << "of which nothing is known";
-    return out.str();
+    return stopped + "its activity is unknown";
   }
-  out << "last seen in " << names_.describe(*activity) << ", for "
-      << in_seconds(now_ns() - activity->since_ns) << " s";
+  auto text = stopped + "last seen in " + names_.describe(*activity);
   if (const auto* page = peer.page()) {
     const auto detail = page->layout().detail.read();
-    out << (detail.empty() ? "" : ", ") << detail
-        << (page->presence() == Presence::kLeft ? ", has left" : "");
-  } else if (const auto heard = peer.heard_ns()) {
-    out << ", heard of " << in_seconds(now_ns() - heard) << " s ago";
+    text += (detail.empty() ? "" : ", ") + detail;
+    text += page->presence() == Presence::kLeft ? ", has left" : "";
   }
-  return out.str();
+  return text;
 }
 
 }  // namespace ddpx::health

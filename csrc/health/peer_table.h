@@ -69,7 +69,7 @@ class PeerTable {
   // Those that have not made the calls that a rank at `activity` and `progress` waits for.
   std::vector<int> missing(const Activity& activity, const Progress& progress) const;
   std::string describe_missing(int rank) const;
-  // "last seen in step 3, phase forward, for 12 s".
+  // "last seen in step 3, phase forward".
   std::string whereabouts(const Peer& peer) const;
 
   // Whether ranks of this machine made the same calls in a step. By results alone that is undecided

@@ -21,6 +21,7 @@ StallTimer::Due StallTimer::look(
   if (since_ns == 0) {
     return Due::kNothing;
   }
+  last_wait_ns_ = waited_ns;
   return waited_ns >= timeouts.raise_ns ? Due::kGiveUp : look_on(waited_ns, timeouts);
 }
 
@@ -29,7 +30,6 @@ StallTimer::Due StallTimer::look_on(int64_t waited_ns, const StallTimeouts& time
     return Due::kNothing;
   }
   next_warning_ns_ = 2 * waited_ns;
-  last_wait_ns_ = waited_ns;
   ++num_warnings_;
   return Due::kWarning;
 }

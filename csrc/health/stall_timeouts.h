@@ -30,7 +30,7 @@ class StallTimer {
   // Of a wait that is due to be given up, and is not: a warning, or nothing.
   Due look_on(int64_t waited_ns, const StallTimeouts& timeouts);
 
-  // That was warned of.
+  // The length of the last wait.
   int64_t last_wait_ns() const {
     return last_wait_ns_;
   }

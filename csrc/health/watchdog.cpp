@@ -214,12 +214,17 @@ void Watchdog::answer_sigterm() {
       look_at(*monitor);
     }
   }
-  for (const auto& monitor : all) {
-    if (const auto report = monitor->report()) {
-      write_to_stderr(
-          std::string(error_name(report->failure.kind)) + ": " + report->text() +
-          " (This rank got SIGTERM.)\n");
+  const auto reported = std::find_if(all.begin(), all.end(), failed);
+  if (printing_ != Printing::kNotBegun) {
+    const auto end = std::chrono::steady_clock::now() + kTimeToWrite;
+    while (printing_ != Printing::kDone && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(kBetweenHastyLooks);
     }
+  } else if (reported != all.end()) {
+    const auto report = (*reported)->report();
+    write_to_stderr(
+        std::string(error_name(report->failure.kind)) + ": " + report->text() +
+        " (This rank got SIGTERM.)\n");
   }
   die_of_sigterm();
 }

@@ -1,6 +1,7 @@
 // The one background thread of a process that watches over all its groups.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -28,7 +29,17 @@ class Watchdog {
   void fail_all(const std::string& cause);
   void leave_all();
 
+  // The interpreter begins to print the report, or has printed it. SIGTERM does not repeat it.
+  void begin_printing() {
+    printing_ = Printing::kBegun;
+  }
+  void end_printing() {
+    printing_ = Printing::kDone;
+  }
+
  private:
+  enum class Printing { kNotBegun, kBegun, kDone };
+
   Watchdog();
   void work();
   void look_at_all();
@@ -39,6 +50,7 @@ class Watchdog {
   std::vector<std::shared_ptr<Monitor>> monitors_;
   shm::UniqueFd wake_;
   bool running_ = false;
+  std::atomic<Printing> printing_{Printing::kNotBegun};
 };
 
 // How often this process was forked off since its first ancestor that loaded this library.

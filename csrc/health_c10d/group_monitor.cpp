@@ -45,10 +45,9 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// Backends that torch does not know of do not, to a group: ours tells of different calls itself.
 bool counts_calls(Group& group) {
   const auto backend = group.getBackendType();
-  return backend == Group::GLOO || backend == Group::NCCL;
+  return backend == Group::GLOO || backend == Group::NCCL || group.getBackendName() == "shm";
 }
 
 health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
@@ -60,6 +59,7 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
   if (lease_s > 0) {
     described.lease_ns = static_cast<int64_t>(lease_s * 1e9);
   }
+  described.survivors_live_on = !variable("DDPX_GUARD_FOLDER").empty();
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
   described.abort = [weak] {
@@ -80,7 +80,7 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
   };
   described.sequence = [weak] {
     const auto held = weak.lock();
-    return held ? held->getSequenceNumberForGroup() : 0;
+    return held ? held->getDefaultBackend()->getSequenceNumberForGroup() : 0;
   };
   // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
   described.same_sequence = group->getBackendType() == Group::NCCL;

@@ -71,11 +71,16 @@ def _take_excepthook() -> None:
             if not _has_ended and _ends_the_script(sys._getframe()):
                 failure = end_with(error)
         finally:
+            is_report = isinstance(failure or error, RankError)
+            if is_report:
+                _C.begin_printing_report()
             if failure is not None:
                 failure.__cause__ = error.with_traceback(trace)
                 previous(type(failure), failure, None)
             else:
                 previous(kind, error, trace)
+            if is_report:
+                _C.end_printing_report()
 
     sys.excepthook = _hook = excepthook
 
@@ -150,6 +155,8 @@ def _end_of_child() -> None:
     try:
         failure = None if error is None else end_with(error)
         if failure is not None:
+            _C.begin_printing_report()
             print(f"ddpx.{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
+            _C.end_printing_report()
     finally:
         _end()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from ddpx import _C
+from ddpx.frames import innermost_frames
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,11 @@ def from_report(report: _C.RankReport) -> RankError:
         LostRank(each.rank, each.host, each.pid, each.what, each.cause, each.last_seen)
         for each in report.lost
     )
+    text = report.text
+    if report.own_stack:
+        text += f"\nWhen the others gave up, this rank was at:{innermost_frames(report.own_stack)}"
     return _KINDS[report.kind](
-        report.text,
+        text,
         lost,
         report.rank,
         report.step,

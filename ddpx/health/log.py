@@ -9,7 +9,7 @@ import traceback
 from types import FrameType
 
 from ddpx import _C
-from ddpx.frames import is_launcher
+from ddpx.frames import innermost_frames, is_launcher
 
 # One line a fact; its fields are attributes of the record: event, rank, about_rank, step, phase.
 logger = logging.getLogger("ddpx.health")
@@ -51,8 +51,11 @@ def _serve(record: _C.HealthRecord) -> None:
         stacks = _stacks().encode("utf-8", "backslashreplace").decode()
         _C.answer_stack_request(record.token, stacks)
     else:
+        message = record.message
+        if record.event == "stack":
+            message = message.partition("\n")[0] + innermost_frames(message)
         extra = {"event": record.event, **record.fields}
-        logger.log(_LEVELS[record.level], "%s", record.message, extra=extra)
+        logger.log(_LEVELS[record.level], "[ddpx] %s", message, extra=extra)
 
 
 def _stacks() -> str:

@@ -24,7 +24,7 @@ _MOST_S = 86400.0
 
 @dataclass(frozen=True)
 class RankStatus:
-    """The state of another rank, as this rank knows it.
+    """The state of a rank, as this rank knows it.
 
     Attributes:
         rank: The rank in the wrapper's process group.
@@ -33,11 +33,12 @@ class RankStatus:
         alive: False if the process has ended. Always True for a rank on another machine.
         doing: The step, phase and bucket of the rank, in words. None if unknown.
         since_s: The duration of this activity, in seconds. None if unknown.
+        is_this_rank: True for the rank that called :func:`ddpx.peer_status`.
 
     Example:
-        >>> status = ddpx.peer_status(model)[0]
-        >>> status.rank, status.alive
-        (1, True)
+        >>> status = ddpx.peer_status(model)[1]
+        >>> status.rank, status.alive, status.is_this_rank
+        (1, True, False)
     """
 
     rank: int
@@ -46,9 +47,11 @@ class RankStatus:
     alive: bool
     doing: str | None
     since_s: float | None
+    is_this_rank: bool = False
 
     def __repr__(self) -> str:
-        where = f"rank {self.rank} on {self.host}, pid {self.pid}"
+        mark = " (this rank)" if self.is_this_rank else ""
+        where = f"rank {self.rank}{mark} on {self.host}, pid {self.pid}"
         if not self.alive:
             return f"<RankStatus: {where}, has ended>"
         since = "" if self.since_s is None else f" for {self.since_s:.1f} s"
@@ -56,7 +59,7 @@ class RankStatus:
 
 
 def peer_status(model: Wrapper) -> list[RankStatus]:
-    """Returns the state of the other ranks that have wrapped their model, in order of rank.
+    """Returns the state of all ranks that have wrapped their model, in order of rank.
 
     The call reads state that ranks publish. The other ranks do not need to respond.
 
@@ -64,7 +67,7 @@ def peer_status(model: Wrapper) -> list[RankStatus]:
         model: The wrapper.
 
     Returns:
-        A :class:`~ddpx.health.RankStatus` for each other rank.
+        A :class:`~ddpx.health.RankStatus` for each rank, including this one.
 
     Raises:
         RuntimeError: Health monitoring is off: the world size is 1, or ``DDPX_HEALTH=0``.
@@ -72,15 +75,22 @@ def peer_status(model: Wrapper) -> list[RankStatus]:
     Example:
         >>> for status in ddpx.peer_status(model):
         ...     print(status.rank, status.alive)
+        0 True
         1 True
     """
-    seen = _monitor(model).ranks()
+    monitor = _monitor(model)
+    known = [rank for rank in monitor.ranks() if rank] + [monitor.this_rank()]
     return [
         RankStatus(
-            rank["rank"], rank["host"], rank["pid"], rank["alive"], rank["doing"], rank["since_s"]
+            rank["rank"],
+            rank["host"],
+            rank["pid"],
+            rank["alive"],
+            rank["doing"],
+            rank["since_s"],
+            rank["rank"] == monitor.rank,
         )
-        for rank in seen
-        if rank
+        for rank in sorted(known, key=lambda rank: int(rank["rank"]))
     ]
 
 

@@ -94,8 +94,8 @@ def let_meet(model: nn.Module) -> None:
     In the first moments of a job, ranks do not know each other yet.
     """
     if isinstance(model, ddpx.ReducerDDP):
-        others = dist.get_world_size() - 1
-        await_that(lambda: len(ddpx.peer_status(model)) == others, "ranks do not meet")
+        world_size = dist.get_world_size()
+        await_that(lambda: len(ddpx.peer_status(model)) == world_size, "ranks do not meet")
     dist.barrier()
 
 

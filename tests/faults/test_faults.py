@@ -134,7 +134,7 @@ def _check_patient(case: Case, rank: int, report: Report) -> None:
         late = [text for text in late if f" s in step {STEP}, phase " in text]
     # A rank that waits for no rank has no reason to warn: rank 0 sends its buffers and continues.
     assert late or (case.phase == "before wrapping"), (rank, report)
-    assert all(text.startswith(f"rank {rank} has waited ") for text in late), late
+    assert all(text.startswith(f"[ddpx] rank {rank} has waited ") for text in late), late
     assert not late or ("stall_over" in [event for event, _ in report.logged]), report
 
 
@@ -148,7 +148,7 @@ def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> N
     assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, report)
     assert f"rank {case.victim_rank} (host " in report.text, report
     assert " has not come for " in report.text, report
-    assert ("That is this rank" in report.text) == (rank == case.victim_rank), report
+    assert ("] this rank is the late one, " in report.text) == (rank == case.victim_rank), report
 
 
 @pytest.mark.timeout(90)

@@ -5,6 +5,7 @@ All ranks report this in time.
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Any
 
@@ -94,7 +95,11 @@ def test_an_extra_call_that_fits_by_chance(transport: str) -> None:
 
     From then on, each step meets a call of another number.
     """
-    _check_same_report(_outcomes(_call_once_more(3, "between steps", 1056, transport)))
+    outcomes = _outcomes(_call_once_more(3, "between steps", 1056, transport))
+    _check_same_report(outcomes)
+    words = r"\] rank 2 made one more collective call than rank 0, (\d+) against (\d+), by step \d"
+    found = re.search(words, outcomes[0].text)
+    assert found and int(found[1]) == int(found[2]) + 1, outcomes[0].text
 
 
 @pytest.mark.parametrize("identities", ["AB", "AAB", "ABAC", "AABB"])

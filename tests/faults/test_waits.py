@@ -87,8 +87,15 @@ def _await_warnings() -> None:
         await_announcement(f"rank {rank} has warned")
 
 
-def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ...]]:
-    """One rank is late. Returns the warnings, and the ranks that an error names."""
+def _await_failure(model: nn.Module) -> None:
+    monitor = ddpx._C.monitor_of(model.process_group)
+    assert monitor is not None
+    await_that(lambda: monitor.failed, "it is not given up")
+    time.sleep(0.5)  # its stack is taken
+
+
+def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ...], str]:
+    """One rank is late. Returns the warnings, the ranks that an error names, and its text."""
     log = Log()
     model = ReducerDDP(nn.Linear(4, 4))
     for step in range(3):
@@ -96,21 +103,21 @@ def _one_is_late(late: int, **patience: float) -> tuple[list[str], tuple[int, ..
             _begin_trial(model, **patience)
             if dist.get_rank() == late and "error" in patience:
                 # Wait for the report of the failure: calls of ranks that gave up may still succeed.
-                await_that(lambda: bool(log.texts), "it is not given up")
+                _await_failure(model)
             elif dist.get_rank() == late:
                 _await_warnings()
         try:
             model(torch.ones(2, 4)).sum().backward()
         except ddpx.RankStalled as stalled:
-            return log.texts, stalled.lost_ranks
-    return log.texts, ()
+            return log.texts, stalled.lost_ranks, str(stalled)
+    return log.texts, (), ""
 
 
 @pytest.mark.parametrize("late", [1, 3])
 def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
     endings = run(4, partial(_one_is_late, late, warn=WARN_S), identities="AABB")
     for rank, ending in enumerate(endings):
-        warnings, named = ending.value
+        warnings, named, _ = ending.value
         assert named == ()
         stalled = [text for text in warnings if " has waited " in text]
         assert bool(stalled) == (rank != late), (rank, warnings)
@@ -121,6 +128,12 @@ def test_only_the_late_of_other_hosts_are_warned_of(late: int) -> None:
 def test_only_the_late_of_other_hosts_are_given_up() -> None:
     endings = run(3, partial(_one_is_late, 2, error=WARN_S), identities="ABB")
     assert [ending.value[1] for ending in endings] == [(2,)] * 3
+    for rank, ending in enumerate(endings):
+        text = ending.value[2]
+        assert ("] this rank is the late one, " in text) == (rank == 2), text
+        # Its own stack has the call in which it was late.
+        assert ("When the others gave up, this rank was at:" in text) == (rank == 2), text
+        assert rank != 2 or "in _one_is_late\n    await_that(" in text, text
 
 
 def _limit_the_group(model: nn.Module) -> None:
@@ -160,7 +173,7 @@ def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: in
         kind, text = ending.value
         assert kind == "RankStalled", text
         assert f"rank {late} (host " in text and ") has not come for " in text, text
-        assert ("That is this rank" in text) == (rank == late), text
+        assert ("] this rank is the late one, " in text) == (rank == late), text
         assert rank == late or "imed out" in text.split("The backend said: ")[1], text
 
 
@@ -285,7 +298,7 @@ def _sleep_while_another_is_late() -> list[str]:
         if step == 2:
             _begin_trial(model, warn=WARN_S)
             if dist.get_rank() == 0:
-                _outlast_stop(ddpx.peer_status(model)[0].pid)
+                _outlast_stop(ddpx.peer_status(model)[1].pid)
             else:
                 threading.Timer(0.1, stop_for, (WARN_S + 1.0,)).start()
         model(torch.ones(2, 4)).sum().backward()
@@ -321,7 +334,7 @@ def _one_is_late_for_a_hook() -> list[str]:
 def test_a_hook_that_waits_is_a_wait() -> None:
     endings = run(3, _one_is_late_for_a_hook)
     for rank in (0, 2):
-        texts = endings[rank].value
+        texts = [text for text in endings[rank].value if " has waited " in text]
         assert texts and all("missing: rank 1, " in text for text in texts), texts
         assert all("missing: rank " + str(2 - rank) not in text for text in texts), texts
 

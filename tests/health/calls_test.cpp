@@ -77,6 +77,35 @@ TEST(CallSamplesTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
   EXPECT_FALSE(differ(ours, theirs));
 }
 
+TEST(DescribeMismatchTest, BeginsWithTheDifferenceInWords) {
+  const auto text_of = [](StepCalls usual, const StepCalls& other) {
+    return describe_mismatch({{0, usual}, {1, other}, {2, usual}});
+  };
+  auto usual = sample_of(3);
+  usual.sequence = 6;
+  auto other = usual;
+  other.sequence = 7;
+  other.results = 5;
+  const auto text = text_of(usual, other);
+  EXPECT_EQ(
+      text.rfind("rank 1 made one more collective call than rank 0, 7 against 6, by step 3", 0), 0u)
+      << text;
+  EXPECT_LT(text.find("bytes in all"), text.find("Digests")) << text;
+  EXPECT_EQ(text.find('\n', text.find("Digests")), std::string::npos) << "digests come last";
+  EXPECT_EQ(
+      text_of(other, usual).rfind("rank 1 made one fewer collective call than rank 0, 6", 0), 0u);
+  other = usual;
+  other.digest = 5;
+  other.num_bytes = 8;
+  EXPECT_EQ(
+      text_of(usual, other)
+          .rfind("rank 1 reduced other buckets than rank 0 in step 3, 3 buckets of 8 bytes", 0),
+      0u);
+  other = usual;
+  other.results = 5;
+  EXPECT_EQ(text_of(usual, other).rfind("rank 1 received other sums than rank 0 in step 3", 0), 0u);
+}
+
 // A rank may be as far ahead of what another one told as it comes in 1.5 s.
 TEST(CallSamplesTest, AtAnySpeedSomeStepsAreKeptByBoth) {
   for (const uint32_t ahead : {1, 5, 15, 40, 100, 300, 1000, 1500}) {

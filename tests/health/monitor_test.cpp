@@ -393,7 +393,7 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
   // The late one learns that nobody waits any more.
   ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }));
   const auto text = error_of([&] { ranks[1].raise_if_failed(); });
-  EXPECT_TRUE(contains(text, "That is this rank")) << text;
+  EXPECT_TRUE(contains(text, "] this rank is the late one, ")) << text;
 }
 
 TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {

@@ -116,15 +116,35 @@ def test_a_warning_brings_the_stack_if_asked_for(ranks, tmp_path):
     records = ranks(2).run(_stall, tmp_path / "end")[0]
     warnings = [message for event, message in records if event == "stalled"]
     for warning in warnings[:3]:
+        assert warning.startswith("[ddpx] rank 0 has waited ")
         assert "missing: rank 1, host " in warning and "phase forward" in warning
+        assert len(re.findall(r"\d s\b", warning)) == 1, warning  # one duration
     stacks = [message for event, message in records if event == "stack"]
-    assert all(stack.startswith("rank 1 is at: ") for stack in stacks)
-    assert any("_sleep_in_the_loader" in stack for stack in stacks)
+    for stack in stacks:
+        assert stack.startswith("[ddpx] rank 1 is at:\n  File "), stack
+        assert stack.count("\n  File ") <= 3, stack
+    assert any("in _sleep_in_the_loader\n    _await(end.exists)\n" in text for text in stacks)
     # Back-off: each comes when the wait is twice as long as at the last one, but for rounding.
     waits = [float(re.search(r"has waited (\S+) s", warning)[1]) for warning in warnings]
     assert len(waits) >= 3 and waits[0] >= _WARN_S
     assert all(later > 2 * earlier - 0.16 for earlier, later in pairwise(waits)), waits
-    assert "stall_over" in [event for event, _ in records]
+    (over,) = [message for event, message in records if event == "stall_over"]
+    back = re.fullmatch(r"\[ddpx\] rank 1 is back after (\S+) s", over)
+    assert back and float(back[1]) >= waits[-1], over
+
+
+def _status() -> list[ddpx.RankStatus]:
+    model = ReducerDDP(nn.Linear(2, 2))
+    status = ddpx.peer_status(model)
+    dist.barrier()
+    return status
+
+
+def test_status_of_all_ranks_marks_the_caller(ranks):
+    for rank, status in enumerate(ranks(2).run(_status)):
+        assert [each.rank for each in status] == [0, 1]
+        assert [each.is_this_rank for each in status] == [rank == 0, rank == 1]
+        assert all(each.alive and each.doing and each.pid for each in status)
 
 
 def _copy_on_one_rank() -> list[str]:

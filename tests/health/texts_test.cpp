@@ -66,7 +66,7 @@ TEST(TextsTest, RubbishIsNoFailure) {
 }
 
 TEST(TextsTest, AReportSaysWhoWhatWhere) {
-  RankReport report{two_lost(), 2, 7, Doing::kWaiting, 1, {"a", "b"}, {}, {}};
+  RankReport report{two_lost(), 2, 7, Doing::kWaiting, 1, {"a", "b"}, {}, {}, false, {}};
   const auto text = report.text();
   EXPECT_EQ(text.rfind("[ddpx rank 2, step 7, phase waiting for buckets] rank 3 (host ", 0), 0u);
   EXPECT_NE(
@@ -74,12 +74,15 @@ TEST(TextsTest, AReportSaysWhoWhatWhere) {
       std::string::npos);
   EXPECT_NE(text.find(". And rank 4 (host d, pid 13) died."), std::string::npos);
   EXPECT_NE(text.find("waiting for bucket 1 ('a', 'b')."), std::string::npos);
-  EXPECT_EQ(text.find("given it up"), std::string::npos);
+  EXPECT_EQ(text.find("this rank is"), std::string::npos);
+  EXPECT_EQ(text.find("ddpx.shrink"), std::string::npos);
   report.rank = 3;
-  EXPECT_NE(report.text().find("given it up"), std::string::npos);
+  EXPECT_NE(report.text().find("] this rank is the lost one, "), std::string::npos);
+  report.can_shrink = true;
+  EXPECT_NE(report.text().find("call ddpx.shrink(model, optimizer, "), std::string::npos);
   report.names = RankNames({0, 1, 2, 9, 4});
   EXPECT_EQ(report.text().rfind("[ddpx rank 3 (rank 9 of the job), step 7, ", 0), 0u);
-  EXPECT_NE(report.text().find("] rank 3 (rank 9 of the job, host "), std::string::npos);
+  EXPECT_NE(report.text().find(": rank 3 (rank 9 of the job, host "), std::string::npos);
   EXPECT_NE(report.text().find(". And rank 4 (host d, pid 13) died."), std::string::npos);
 }
 
@@ -90,7 +93,7 @@ TEST(TextsTest, AReportSaysNothingOfWhatIsUnknown) {
 
 TEST(TextsTest, AReportsSentencesEndOnce) {
   const Failure failure{FailureKind::kMismatch, {}, "ranks must do the same."};
-  const RankReport report{failure, 0, 5, Doing::kForward, std::nullopt, {}, {}, {}};
+  const RankReport report{failure, 0, 5, Doing::kForward, std::nullopt, {}, {}, {}, false, {}};
   EXPECT_NE(report.text().find("the same. Tensors"), std::string::npos) << report.text();
 }
 
@@ -137,7 +140,7 @@ TEST(TextsTest, SecondsHaveNoExponent) {
   EXPECT_EQ(in_seconds(250'000'000), "0.25");
   EXPECT_EQ(in_seconds(12'340'000'000), "12.3");
   EXPECT_EQ(in_seconds(123'400'000'000), "123");
-  EXPECT_EQ(in_seconds(12'345'600'000'000), "12345");
+  EXPECT_EQ(in_seconds(12'345'600'000'000), "12346");
 }
 
 TEST(TextsTest, LongListsOfNamesAreCut) {

@@ -62,6 +62,38 @@ TEST_F(SigtermTest, EndsTheProcessThoughNobodyReadsItsStderr) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
 }
 
+// What a rank in a failed group writes to stderr at SIGTERM, after `prepare`.
+template <class Prepare>
+std::string written_at_sigterm(const Prepare& prepare) {
+  std::array<int, 2> fds{};
+  EXPECT_EQ(pipe2(fds.data(), 0), 0);
+  status_of_child([&] {
+    dup2(fds[1], STDERR_FILENO);
+    Ranks ranks("AA");
+    ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
+    eventually([&] { return ranks[0].failed(); });
+    prepare();
+    std::raise(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::seconds(30));
+  });
+  close(fds[1]);
+  std::array<char, 8192> text{};
+  const auto length = read(fds[0], text.data(), text.size());
+  close(fds[0]);
+  return {text.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
+}
+
+TEST_F(SigtermTest, WritesTheReportUnlessTheInterpreterHasPrintedIt) {
+  const auto report = written_at_sigterm([] {});
+  EXPECT_TRUE(contains(report, "ddpx.RankFailure: [ddpx rank 0")) << report;
+  EXPECT_EQ(
+      written_at_sigterm([] {
+        Watchdog::instance().begin_printing();
+        Watchdog::instance().end_printing();
+      }),
+      "");
+}
+
 TEST_F(SigtermTest, LeavesErrnoOfTheInterruptedCode) {
   constexpr int kUnchanged = 42;
   const int status = status_of_child([] {
