@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -64,20 +62,12 @@ def ddp_over_shm(**options: Any) -> Wrap:
 
 def ours_over_gloo(**options: Any) -> Wrap:
     """ReducerDDP whose buckets stay on the gloo group."""
-    return _ours("group", options)
+    return functools.partial(ReducerDDP, transport="group", **options)
 
 
 def ours_automatic(**options: Any) -> Wrap:
     """ReducerDDP over a gloo group, with the transport that ddpx chooses by default."""
-    return _ours("auto", options)
-
-
-def _ours(transport: str, options: Mapping[str, Any]) -> Wrap:
-    def wrap(module: nn.Module) -> nn.Module:
-        with patch.dict(os.environ, DDPX_TRANSPORT=transport):
-            return ReducerDDP(module, **options)
-
-    return wrap
+    return functools.partial(ReducerDDP, transport="auto", **options)
 
 
 def ours_over_shm(**options: Any) -> Wrap:

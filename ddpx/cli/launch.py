@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from ddpx import settings
 from ddpx.cli import errors, guard, rank
 from ddpx.cli.script import Script
+from ddpx.comm import transport
 from ddpx.health import stall_timeout
 
 DEFAULT_NUM_RANKS = 2
@@ -133,6 +134,7 @@ def _check_variables() -> None:
     try:
         stall_timeout.apply()
         settings.seconds_of("DDPX_HOST_LEASE")
+        transport.checked_choice(None)
         for variable in ("DDPX_HEALTH", "DDPX_CHECK_FINITE"):
             settings.switch_of(variable)
     except ValueError as cause:

@@ -69,6 +69,7 @@ def test_mistake_is_told_in_one_line(words, capsys, monkeypatch, tmp_path):
     [
         ("DDPX_STALL_WARN", "soon", "DDPX_STALL_WARN='soon' is not a valid time limit. Pass a"),
         ("DDPX_STALL_ERROR", "1", "The stall error (after 1 s) would come before its warning"),
+        ("DDPX_TRANSPORT", "tcp", "DDPX_TRANSPORT='tcp' is not a transport. Pass 'auto'"),
         ("DDPX_HEALTH", "yes", "DDPX_HEALTH=yes is neither on nor off. Set DDPX_HEALTH to 1"),
     ],
 )

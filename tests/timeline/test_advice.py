@@ -187,7 +187,7 @@ def test_slow_link():
     )
     assert "shared memory" not in sentence
     over_gloo = replace(recording, backend="gloo")
-    assert advise(over_gloo)[0].endswith('or through shared memory: init_process_group("shm").')
+    assert advise(over_gloo)[0].endswith('or through shared memory: transport="shm" of ReducerDDP.')
     (sentence,) = advise(replace(over_gloo, hosts={0: "here", 1: "there"}))
     assert "shared memory" not in sentence
 

@@ -61,7 +61,7 @@ def slow_link(evidence: Evidence) -> Iterator[str]:
     )
     one_host = len(set(recording.hosts.values())) == 1
     if recording.backend == "gloo" and recording.device == "cpu" and one_host:
-        advice += ', or through shared memory: init_process_group("shm")'
+        advice += ', or through shared memory: transport="shm" of ReducerDDP'
     yield advice + "."
 
 
