@@ -2,32 +2,36 @@
 
 A step with the option is compared with a step without it in the same round: as a share of that
 step, and as nanoseconds per parameter. The same is done for the CPU time of the training thread.
+
+In a second part, the used parameters vary by rank and step.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 import time
+from collections.abc import Callable
+from typing import Any
 
 import contenders
 import torch
+import torch.distributed as dist
 from goals import Goal
 from interleave import Effort, Seconds, slowest_rank, time_rounds
-from models import small_layers
+from models import DEPTH, MIXTURE, small_layers, varying
 from plan import Plan
-from pooling import difference, num_rounds, ratio
-from tables import Results, table, with_range
+from pooling import difference, level, num_rounds, ratio, ratio_to_lowest
+from tables import Results, short, table, with_range
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from ddpx import ReducerDDP
 
 NAME = "find_unused"
 TITLE = "find_unused_parameters"
 
 _RANKS = 2
 _NUM_PARAMS, _FEW_PARAMS = 2000, 100
-_WRAPPERS = {"DDP": DistributedDataParallel, "ddpx": ReducerDDP}
+_WRAPPERS = {"DDP": DistributedDataParallel, "ddpx": contenders.ours_over_gloo()}
 _OFF = "off"
 # label: whether the option is on, and whether there are unused params
 _LABELS = {
@@ -36,6 +40,10 @@ _LABELS = {
     "all used": (True, False),
     "some unused": (True, True),
 }
+
+_VARYING: dict[str, Any] = {"find_unused_parameters": True, "bucket_cap_mb": 1}
+_VIEWS = {**_VARYING, **contenders.VIEWS}
+_OURS = ("ddpx over gloo, default", "ddpx over gloo, views", "ddpx over gloo, views, skip")
 
 
 class WithUnused(nn.Module):
@@ -69,7 +77,51 @@ def time_steps(num_params: int, effort: Effort) -> dict[str, Seconds]:
     }
 
 
+def time_varying(name: str, tiny: bool, effort: Effort) -> Seconds:
+    """Runs on every rank. In each round all contenders use the same params."""
+    wraps = {
+        "bare": contenders.bare(),
+        "DDP, default": contenders.ddp(**_VARYING),
+        "DDP, views": contenders.ddp(**_VIEWS),
+        "DDP, views again": contenders.ddp(**_VIEWS),
+        _OURS[0]: contenders.ours_over_gloo(**_VARYING),
+        _OURS[1]: contenders.ours_over_gloo(**_VIEWS),
+        _OURS[2]: contenders.ours_over_gloo(**_VIEWS, skip_all_reduce_unused_params=True),
+        "ddpx over shm, views": contenders.ours_over_shm(**_VIEWS),
+    }
+    models, x = contenders.make_models(lambda: varying(name, tiny), wraps)
+
+    def step(model: nn.Module, draw: random.Random) -> None:
+        model.zero_grad()
+        model(x, draw).square().mean().backward()
+
+    steps: dict[str, Callable[[], None]] = {
+        label: functools.partial(step, model, random.Random(dist.get_rank()))
+        for label, model in models.items()
+    }
+    return time_rounds(steps, effort)
+
+
 def measure(plan: Plan) -> Results:
+    results = _measure_cost(plan)
+    results["varying"] = {}
+    for name in (DEPTH, MIXTURE):
+        launches = plan.launch(_RANKS, time_varying, name, plan.tiny, plan.effort)
+        times = [slowest_rank(launch) for launch in launches]
+        results["varying"][name] = {
+            "rounds": num_rounds(times),
+            "rows": {
+                label: {
+                    "ms": level(times, label, 1e3),
+                    "ratio": ratio_to_lowest(times, label, "DDP, "),
+                }
+                for label in times[0]
+            },
+        }
+    return results
+
+
+def _measure_cost(plan: Plan) -> Results:
     num_params = _FEW_PARAMS if plan.tiny else _NUM_PARAMS
     launches = plan.launch(_RANKS, time_steps, num_params, plan.effort)
     results: Results = {"num_params": num_params, "ranks": _RANKS}
@@ -87,8 +139,16 @@ def measure(plan: Plan) -> Results:
 
 
 def goals(results: Results) -> list[Goal]:
-    del results
-    return []
+    return [
+        Goal(
+            f"step / best DDP's, {name}, {label}",
+            cell["rows"][label]["ratio"]["median"],
+            1.0,
+            noise=abs(cell["rows"]["DDP, views again"]["ratio"]["median"] - 1),
+        )
+        for name, cell in results["varying"].items()
+        for label in _OURS
+    ]
 
 
 def section(results: Results) -> str:
@@ -110,4 +170,20 @@ def section(results: Results) -> str:
         "the thread that trains, without its waits. `off again` is a second copy without the "
         "option, and shows the noise."
     )
-    return text + "\n\n" + table(headers, rows)
+    parts = [
+        text,
+        table(headers, rows),
+        "### Use that varies by rank and step",
+        f"Buckets of 1 MiB, which is one layer; {results['ranks']} ranks. In stochastic depth each "
+        "rank skips each of 16 layers with probability 0.2. In the mixture each rank uses one of 8 "
+        "experts in each of 4 blocks. `skip`: with `skip_all_reduce_unused_params`. Ratios compare "
+        "with the best DDP in the same round.",
+    ]
+    for name, cell in results["varying"].items():
+        shown = [
+            [label, short(row["ms"]["median"]), with_range(row["ratio"])]
+            for label, row in cell["rows"].items()
+        ]
+        parts.append(f"{name}, {cell['rounds']} rounds:")
+        parts.append(table(["contender", "ms", "to the best DDP"], shown))
+    return "\n\n".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
@@ -47,6 +48,45 @@ def joined(num_params: int) -> tuple[nn.Module, torch.Tensor]:
     return Joined(num_params), torch.ones(1)
 
 
+class StochasticDepth(nn.Module):
+    """Residual layers. Each rank skips each layer with probability 0.2, anew in each step."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor, draw: random.Random) -> torch.Tensor:
+        for layer in self.layers:
+            if draw.random() >= 0.2:
+                x = x + torch.relu(layer(x))
+        return x
+
+
+class Mixture(nn.Module):
+    """Blocks of a shared layer and 8 experts. Each rank uses one expert of each block."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.shared = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(width, width) for _ in range(8)) for _ in range(depth)
+        )
+
+    def forward(self, x: torch.Tensor, draw: random.Random) -> torch.Tensor:
+        for shared, experts in zip(self.shared, self.blocks, strict=True):
+            x = shared(x)
+            x = x + torch.relu(draw.choice(list(experts))(x))
+        return x
+
+
+def varying(name: str, tiny: bool) -> tuple[nn.Module, torch.Tensor]:
+    """A model whose used params vary by rank and step. A layer has 1 MiB."""
+    width, depth = (32, 2) if tiny else (512, 4)
+    x = torch.randn(64, width)
+    return (StochasticDepth(width, 4 * depth), x) if name == DEPTH else (Mixture(width, depth), x)
+
+
+DEPTH, MIXTURE = "stochastic depth", "mixture of 8 experts"
 SMALL, TRANSFORMER, WIDE = "1,000 small tensors", "transformer, 10 M", "wide layers, 25 M"
 
 MODELS: dict[str, Build] = {SMALL: many_small, TRANSFORMER: transformer, WIDE: wide}

@@ -33,9 +33,9 @@ class BucketSet {
   // Replaces the plan and the buckets. Streams may still use the old buckets.
   void install(BucketPlan plan, std::vector<Bucket> buckets);
 
-  // Replaces the plan alone; install() must follow.
+  // Replaces the plan and drops the buckets; install() must follow.
   void set_plan(BucketPlan plan) {
-    plan_ = std::move(plan);
+    install(std::move(plan), {});
   }
 
   // Moves each present gradient that fits into its slot.

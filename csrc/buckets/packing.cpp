@@ -95,12 +95,16 @@ void pack(
   if (!grad.defined()) {
     slot.view.zero_();
   } else if (grad.is_alias_of(slot.view)) {
-    divide_in_place(slot.view, divisor);
+    if (place == GradPlace::kMovedIn) {
+      pack_scaled(slot.view, slot.view, divisor);
+    } else {
+      divide_in_place(slot.view, divisor);
+    }
   } else {
     pack_scaled(grad, slot.view, divisor);
     auto& present = param.mutable_grad();
     const bool replaced = !grad.is_same(present);
-    const bool alias = place == GradPlace::kInSlot && !replaced;
+    const bool alias = place != GradPlace::kOwnMemory && place != GradPlace::kMovedOut && !replaced;
     if (alias || replaced || grad.scalar_type() != bucket.dtypes().averaged) {
       keep_for_current_stream(grad);  // write_back() drops a gradient in another dtype
     }
@@ -192,6 +196,7 @@ void move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& pa
   auto& grad = param.mutable_grad();
   if (grad.defined() && !bucket.sparse() && !find_misfit(bucket, slot, grad)) {
     slot.view.copy_(grad);
+    keep_for_current_stream(grad);
     alias_slot(grad, slot);
   }
 }

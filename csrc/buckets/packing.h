@@ -24,12 +24,15 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
 enum class GradPlace {
   kOwnMemory,  // `param.grad` stays where it is
   kInSlot,     // `param.grad` lies in the slot afterwards (gradient_as_bucket_view)
+  kMovedIn,    // as kInSlot; a gradient that lies in the slot was moved there in this step
   kMovedOut,  // `param.grad` gets memory of its own, with its present value, if it lies in the slot
 };
 
 // Fills one slot with `grad` / `divisor`, or with zeros if `grad` is undefined. `grad` is the
 // gradient that arrived: a hook of the user may have replaced `param.grad` since. kInSlot changes
-// nothing of a `param.grad` that was replaced. With kMovedOut, `grad` is `param.grad` or undefined.
+// nothing of a `param.grad` that was replaced. A gradient that lies in the slot is divided in
+// place, but one that was moved there in this step is multiplied by 1 / `divisor`, as in DDP. With
+// kMovedOut, `grad` is `param.grad` or undefined.
 void pack(
     Bucket& bucket,
     const Slot& slot,

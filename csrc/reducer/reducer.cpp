@@ -152,7 +152,8 @@ bool Reducer::rebuild_if_due() {
     agreed_order_ = context_.communicate(
         [&] { return context_.order.agree(*context_.collective, context_.params.device()); },
         errors::order_broadcast);
-    // From now on peers have the new plan. If the allocation fails, recover() allocates for it.
+    // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
+    // old buckets are dropped first, so that no step needs the memory of both.
     context_.buckets.set_plan(context_.plan_by_arrival(agreed_order_));
     context_.order.retire();
     context_.replace_buckets(context_.buckets.plan());

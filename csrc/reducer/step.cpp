@@ -147,6 +147,9 @@ void Step::arrive(std::size_t param_index) {
         order_.push_back(param_index);
       }
       context_.cast_grad_to_local(param_index);
+      if (context_.arrivals.learning()) {
+        move_into_bucket(param_index);
+      }
       keep(param_index, context_.params[param_index].grad());
       context_.params.links().push(param_index);
       break;
@@ -163,6 +166,23 @@ void Step::arrive(std::size_t param_index) {
       break;
     case Arrival::kFrozen:
       break;
+  }
+}
+
+// In the first step all gradients are kept until backward ends. With views they are moved,
+// undivided, so that gradients and buckets do not take up memory at the same time.
+void Step::move_into_bucket(std::size_t param_index) {
+  if (!context_.communicates()) {
+    return;
+  }
+  const auto& bucket = context_.buckets.of(param_index);
+  const auto& slot = context_.buckets.slot_of(param_index);
+  const auto& grad = context_.params[param_index].grad();
+  if (place_in(bucket) == GradPlace::kInSlot && grad.defined() && !grad.is_alias_of(slot.view) &&
+      grad.scalar_type() == bucket.dtypes().summed) {
+    move_into_slot(bucket, slot, context_.params[param_index]);
+    moved_.resize(context_.params.size());
+    moved_[param_index] = true;
   }
 }
 
@@ -226,7 +246,8 @@ void Step::pack_param(std::size_t param_index) {
   } else if (when_full) {
     keep(param_index, grad);
   } else {
-    pack(bucket, slot, param, grad, divisor_, place_in(bucket));
+    const bool moved = !moved_.empty() && moved_[param_index];
+    pack(bucket, slot, param, grad, divisor_, moved ? GradPlace::kMovedIn : place_in(bucket));
   }
 }
 

@@ -95,6 +95,7 @@ class Step {
   void complete(std::size_t bucket_index);
   void launch_ready();
   void launch(std::size_t bucket_index);
+  void move_into_bucket(std::size_t param_index);
   void keep(std::size_t param_index, at::Tensor grad);
   std::optional<at::Tensor> take_kept(std::size_t param_index);
 
@@ -125,6 +126,7 @@ class Step {
   ArrivalTracker arrivals_;
   Indices order_;                                // params of arrivals, while the order counts
   std::vector<std::optional<at::Tensor>> kept_;  // per param: arrived, to be packed later
+  std::vector<bool> moved_;           // per param: moved into its slot in this step; or empty
   std::vector<bool> excluded_;        // per param: not written back (frozen, or does not fit)
   std::vector<PackTime> pack_times_;  // per bucket
   Indices delayed_;                   // buckets that also wait for the delay trigger
