@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from interleave import Effort
 
@@ -12,6 +14,13 @@ from ddpx.testing import RankPool
 from ddpx.testing.rank_pool import StartMethod
 
 _TIMEOUT_S = 900.0
+# By default glibc's malloc returns large freed memory to the system, so the gradients of the next
+# step take a page fault for each page. How many pages depends on the layout of the heap, which the
+# contenders of a process share: one contender would pay for another.
+KEEP_FREED_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest value that malloc accepts
+}
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,10 @@ class Plan:
     ) -> list[list[Any]]:
         """Results by launch, then by rank. Without ``launches``, of ``self.launches``."""
         results = []
-        for _ in range(launches or self.launches):
-            with RankPool(ranks, start_method=self.start_method) as pool:
-                results.append(pool.run(function, *args, timeout=_TIMEOUT_S))
+        with patch.dict(os.environ, KEEP_FREED_MEMORY):
+            for _ in range(launches or self.launches):
+                with RankPool(ranks, start_method=self.start_method) as pool:
+                    results.append(pool.run(function, *args, timeout=_TIMEOUT_S))
         return results
 
 

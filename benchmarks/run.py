@@ -90,6 +90,10 @@ def _page(records: dict[str, Results]) -> str:
         "`make bench` writes this page, and overwrites changes by hand.",
         "- Contenders take turns in the same processes. Their order is shuffled in each round.\n"
         "- Each rank has one thread.\n"
+        "- malloc keeps freed memory (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`), but in "
+        "the memory part. Otherwise glibc returns the memory of freed gradients to the system, and "
+        "a step takes up to one page fault for each 4 KiB of gradients, with the bare module, too. "
+        "The number depends on the layout of the heap, which the contenders of a process share.\n"
         "- Figures are medians over the rounds of several launches, each of new processes.\n"
         "- Second copies of the bare module and of DDP show the noise of the machine (`again`).\n"
         "- A goal with an interval is met if the interval reaches the goal.",

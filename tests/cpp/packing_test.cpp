@@ -52,20 +52,22 @@ TEST_P(Pack, CopiesTheProductWithTheReciprocal) {
   const auto value = grad.clone();
   pack(*bucket, slot(0), params[0], grad, 3, GetParam());
   EXPECT_TRUE(view(0).equal(value * (1.0 / 3)));
-  EXPECT_EQ(params[0].grad().is_alias_of(view(0)), GetParam() == GradPlace::kInSlot);
+  const bool in_slot = GetParam() == GradPlace::kInSlot || GetParam() == GradPlace::kMovedIn;
+  EXPECT_EQ(params[0].grad().is_alias_of(view(0)), in_slot);
   EXPECT_TRUE(grad.equal(value));
 }
 
-TEST_P(Pack, AGradientThatLiesInTheSlotIsDividedUnlessItMovesOut) {
+TEST_P(Pack, AGradientThatLiesInTheSlotIsDividedUnlessItMoves) {
   view(0).fill_(5);
   params[0].mutable_grad() = at::alias(view(0));
   pack(*bucket, slot(0), params[0], params[0].grad(), 3, GetParam());
-  if (GetParam() == GradPlace::kMovedOut) {
-    EXPECT_TRUE(view(0).equal(at::full_like(view(0), 5) * (1.0 / 3)));
-    EXPECT_TRUE(params[0].grad().eq(5).all().item<bool>());
+  const auto value = at::full_like(view(0), 5);
+  if (GetParam() == GradPlace::kMovedOut || GetParam() == GradPlace::kMovedIn) {
+    EXPECT_TRUE(view(0).equal(value * (1.0 / 3)));
   } else {
-    EXPECT_TRUE(view(0).equal(at::full_like(view(0), 5) / 3));
+    EXPECT_TRUE(view(0).equal(value / 3));
   }
+  EXPECT_EQ(params[0].grad().equal(value), GetParam() == GradPlace::kMovedOut);
   EXPECT_EQ(params[0].grad().is_alias_of(view(0)), GetParam() != GradPlace::kMovedOut);
 }
 
@@ -90,10 +92,12 @@ TEST_P(Pack, AReplacedGradientStaysWithTheParam) {
 INSTANTIATE_TEST_SUITE_P(
     Places,
     Pack,
-    testing::Values(GradPlace::kOwnMemory, GradPlace::kInSlot, GradPlace::kMovedOut),
+    testing::Values(
+        GradPlace::kOwnMemory, GradPlace::kInSlot, GradPlace::kMovedIn, GradPlace::kMovedOut),
     [](const auto& info) {
       return info.param == GradPlace::kOwnMemory ? "OwnMemory"
              : info.param == GradPlace::kInSlot  ? "InSlot"
+             : info.param == GradPlace::kMovedIn ? "MovedIn"
                                                  : "MovedOut";
     });
 

@@ -183,6 +183,19 @@ TEST_P(ReducerAllocation, ARebuildIsMadeUpForWithoutThePeers) {
   }
 }
 
+TEST_P(ReducerAllocation, ARebuildDropsTheOldBucketsFirst) {
+  replica.step({1, 0, 2});
+  const c10::weak_intrusive_ptr<c10::StorageImpl> old(
+      replica.collective->all_reduces().front().tensor.storage().getWeakStorageImpl());
+  replica.clear_grads();
+  replica.collective->clear();
+  EXPECT_FALSE(old.expired());
+  bool dropped = false;
+  replica.collective->on_allocate = [&] { dropped = old.expired(); };
+  replica.reducer->prepare_forward();
+  EXPECT_TRUE(dropped);
+}
+
 // A step breaks off, and there is no memory for new buckets; whatever is next tries again.
 TEST_P(ReducerAllocation, EachNextUseTriesAgain) {
   const auto shadow = [](Replica& of) { of.reducer->shadow_step(); };

@@ -86,6 +86,20 @@ TEST_P(ReducerStep, GradientsLieInBucketsWhereViewsAreAskedFor) {
   }
 }
 
+// Otherwise the first step needs the memory of all gradients and of all buckets.
+TEST_P(ReducerStep, TheFirstStepMovesGradientsIntoViewsAsTheyArrive) {
+  auto replica = make_replica();
+  at::Tensor arrived;
+  replica.params[0].register_hook([&](at::Tensor) { arrived = replica.params[2].grad(); });
+  replica.step({2, 1, 0});
+  bool lies_in_bucket = false;
+  for (const auto& all_reduce : replica.collective->all_reduces()) {
+    lies_in_bucket = lies_in_bucket || arrived.is_alias_of(all_reduce.tensor);
+  }
+  EXPECT_EQ(lies_in_bucket, GetParam().gradient_as_bucket_view);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Options, ReducerStep, testing::ValuesIn(all_options()), [](const auto& info) {
       return info.param.name;
