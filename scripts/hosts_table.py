@@ -1,4 +1,4 @@
-"""Makes emulated hosts fail. Writes what ranks report into docs/reliability.md. Needs root (10 min).
+"""Makes emulated hosts fail. Writes ranks' reports into docs/reliability.md. Needs root (10 min).
 
 python scripts/hosts_table.py [--only killed-*] [--default]
 """
@@ -22,7 +22,16 @@ from host_checks import check  # type: ignore[import-not-found]  # noqa: E402
 from host_runs import AT_ONCE, Outcome, Runs  # type: ignore[import-not-found]  # noqa: E402
 
 _KIND = "emulated"
-_HEADERS = ["hosts x ranks", "kind of host", "transport", "trouble", "victim", "result", "seconds", "reports of ranks"]
+_HEADERS = [
+    "hosts x ranks",
+    "kind of host",
+    "transport",
+    "trouble",
+    "victim",
+    "result",
+    "seconds",
+    "reports of ranks",
+]
 
 
 def _result(outcome: Outcome) -> str:

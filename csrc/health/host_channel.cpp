@@ -1,26 +1,20 @@
 #include "host_channel.h"
 
 #include <algorithm>
-#include <unordered_map>
 #include <utility>
 
+#include "channel_keys.h"
 #include "fields.h"
 
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kFirstPollNs = 20'000'000;
-constexpr int64_t kLongestPollNs = 300'000'000;
-constexpr int64_t kWantedPollNs = 100'000'000;
 constexpr int64_t kFastNs = 500'000'000;       // between messages while a rank needs them
 constexpr int64_t kCallNs = 5'000'000'000;     // how long a call makes hosts write fast
 constexpr int64_t kPromptNs = 1'000'000'000;   // a slower answer says nothing about other hosts
 constexpr int64_t kTurnNs = 500'000'000;       // between ranks that take over from an ended keeper
 constexpr int64_t kReadOfHostNs = 10'000'000;  // many hosts read each other less often
 constexpr std::size_t kNumWatched = 9;         // so that eight adjacent hosts can be lost at once
-
-constexpr const char* kHosts = "ddpx/health/hosts";  // tokens of hosts
-constexpr const char* kCount = "ddpx/health/count";  // of ranks that have introduced themselves
 
 // States of a host, in its messages.
 constexpr const char* kIncomplete = "incomplete";  // ranks may be missing in the message
@@ -32,185 +26,15 @@ constexpr const char* kFailure = "failure";
 constexpr const char* kCall = "call";
 constexpr const char* kLeaving = "leaving";
 
-// Introductions of all ranks that claim this machine.
-std::string machine_key(const std::string& machine) {
-  return "ddpx/health/machine/" + machine;
-}
-
-// The last message of a host.
-std::string host_key(uint64_t token) {
-  return "ddpx/health/host/" + std::to_string(token);
-}
-
 std::string kind_of(const std::string& event) {
   const auto fields = split_fields(event);
   return fields.size() == 2 ? fields[0] : std::string();
-}
-
-// Events have numbers without gaps, and the first text for a number stands. So all hosts see the
-// same order.
-std::string event_key(uint32_t number) {
-  return "ddpx/health/event/" + std::to_string(number);
-}
-
-std::string wake_key_of(uint64_t token) {
-  return "ddpx/health/wake/" + std::to_string(token);
 }
 
 }  // namespace
 
 HostChannel::HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Clock now)
     : settings_(std::move(settings)), probe_(std::move(probe)), now_(std::move(now)) {}
-
-// ---- the start ----------------------------------------------------------------------------------
-
-// The host of a rank is that of the first rank whose status page it can open. Ranks that claim the
-// same machine and cannot open each other's pages have different hosts: other users, or virtual
-// machines that are copies of each other.
-bool HostChannel::try_host_of(const Introduction& rank) {
-  table_ = rank.process.machine == settings_.own.process.machine ? probe_->open(rank) : nullptr;
-  keeper_.host_token = rank.token;
-  return table_ != nullptr;
-}
-
-uint64_t HostChannel::find_host(const std::vector<Introduction>& ranks) {
-  const auto opens = [this](const Introduction& rank) { return try_host_of(rank); };
-  if (std::none_of(ranks.begin(), ranks.end(), opens)) {
-    try_host_of(settings_.own);
-  }
-  return keeper_.host_token;
-}
-
-// All ranks of a host write the same.
-void HostChannel::meet(const std::vector<uint64_t>& hosts) {
-  const auto now = now_();
-  std::unordered_map<uint64_t, std::size_t> places;  // in `others`
-  for (int rank = 0; rank < settings_.world_size; ++rank) {
-    const auto token = hosts[static_cast<std::size_t>(rank)];
-    auto& entry = table_->rank(rank);
-    if (token == keeper_.host_token) {
-      entry.place = HostTable::Place::kThisHost;
-      int32_t none = 0;
-      if (table_->keeper_plus_1.compare_exchange_strong(none, rank + 1)) {
-        table_->renewed_ns = now;
-      }
-    } else if (token != 0) {
-      entry.place = HostTable::Place::kOtherHost;
-      entry.heard_ns = std::max<int64_t>(entry.heard_ns, now);
-      const auto [found, is_new] = places.try_emplace(token, keeper_.others.size());
-      if (is_new) {
-        keeper_.others.push_back({.token = token, .is_complete = true});
-      }
-      keeper_.others[found->second].ranks.push_back(rank);
-    }
-  }
-  order_ring();
-  const bool is_alone = keeper_.others.empty();
-  table_->stage = is_alone ? HostTable::Stage::kOneHost : HostTable::Stage::kManyHosts;
-  is_ready_ = true;
-}
-
-void HostChannel::introduce(Store& store) {
-  const auto& own = settings_.own;
-  const auto key = machine_key(own.process.machine);
-  store.append(key, join_fields({own.to_text()}));
-  std::vector<Introduction> known;
-  for (const auto& text : split_fields(store.get(key).value_or(""))) {
-    if (const auto rank = Introduction::from_text(text)) {
-      known.push_back(*rank);
-    }
-  }
-  const bool is_first = find_host(known) == own.token;
-  table_->introduce(own, HostTable::Place::kThisHost);
-  if (is_first) {
-    table_->renewed_ns = now_();
-    table_->keeper_plus_1 = own.rank + 1;
-    store.set({host_key(own.token)}, message());
-    store.append(kHosts, join_fields({std::to_string(own.token)}));
-    keeper_.is_listed = true;
-  }
-  keeper_.count = store.add(kCount, 1);
-  listen(store);
-  is_ready_ = true;  // last: an error before it leads to another attempt
-}
-
-int64_t HostChannel::gather(Store& store) {
-  table_->renewed_ns = now_();
-  listen(store);
-  if (keeper_.count < settings_.world_size) {
-    keeper_.count = store.add(kCount, 0);
-  }
-  const bool all_came = keeper_.count >= settings_.world_size;
-  const int num_members = count(HostTable::Place::kThisHost);
-  if (all_came || num_members != keeper_.num_members) {
-    store.set({host_key(keeper_.host_token)}, message());
-    keeper_.num_members = num_members;
-  }
-  if (all_came || is_wanted()) {
-    read_hosts(store);
-  }
-  if (all_came && count(HostTable::Place::kUnknown) == 0) {
-    table_->stage =
-        keeper_.others.empty() ? HostTable::Stage::kOneHost : HostTable::Stage::kManyHosts;
-    return now_();
-  }
-  keeper_.poll_ns = std::clamp(keeper_.poll_ns * 3 / 2, kFirstPollNs, kLongestPollNs);
-  return now_() + (is_wanted() ? std::min(keeper_.poll_ns, kWantedPollNs) : keeper_.poll_ns);
-}
-
-int HostChannel::count(HostTable::Place place) const {
-  int found = 0;
-  for (int rank = 0; rank < settings_.world_size; ++rank) {
-    found += table_->rank(rank).place == place ? 1 : 0;
-  }
-  return found;
-}
-
-// Finds out which hosts have written a message: a request for another key would wait.
-void HostChannel::read_list(Store& store) {
-  const bool may_be_new = keeper_.count > 0;  // the ranks have not met in a collective call
-  for (const auto& text : split_fields(store.get(kHosts).value_or(""))) {
-    const auto token = to_number<uint64_t>(text).value_or(keeper_.host_token);
-    auto found =
-        std::find_if(keeper_.others.begin(), keeper_.others.end(), [token](const Host& host) {
-          return host.token == token;
-        });
-    if (found != keeper_.others.end()) {
-      found->is_listed = true;
-    } else if (may_be_new && token != keeper_.host_token) {
-      keeper_.others.push_back({.token = token, .is_listed = true});
-    }
-  }
-}
-
-// Reads the messages of hosts whose ranks are not all known.
-void HostChannel::read_hosts(Store& store) {
-  read_list(store);
-  std::vector<Host*> incomplete;
-  std::vector<std::string> keys;
-  for (auto& host : keeper_.others) {
-    if (!host.is_complete) {
-      incomplete.push_back(&host);
-      keys.push_back(host_key(host.token));
-    }
-  }
-  const auto texts = keys.empty() ? std::vector<std::string>() : store.multi_get(keys);
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    absorb(*incomplete[i], texts[i]);
-  }
-  order_ring();
-}
-
-// The ring: hosts by their lowest ranks, from this host on.
-void HostChannel::order_ring() {
-  const auto place = [own = settings_.own.rank](const Host& host) {
-    const int first = host.ranks.empty() ? INT32_MAX : host.ranks.front();
-    return std::pair(first < own, first);
-  };
-  std::sort(keeper_.others.begin(), keeper_.others.end(), [place](const Host& a, const Host& b) {
-    return place(a) < place(b);
-  });
-}
 
 // ---- events -------------------------------------------------------------------------------------
 

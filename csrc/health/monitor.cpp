@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kTimeToDeliver = milliseconds(1000);
-constexpr auto kTimeToHear = milliseconds(700);  // other hosts poll twice a second
+constexpr auto kTimeToHear = milliseconds(700);  // other hosts are woken, and then read the event
 
 constexpr const char* kRaised = "raised an exception that ended its script";
 

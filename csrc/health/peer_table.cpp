@@ -8,7 +8,7 @@
 namespace ddpx::health {
 namespace {
 
-// Hosts that are asked write twice a second. They hear that they are asked within a second.
+// Hosts that are asked write twice a second. They hear at once that they are asked.
 constexpr int64_t kSilenceNs = 2'000'000'000;
 
 constexpr int64_t kReadNs = 1'000'000'000;  // older reads are out of date

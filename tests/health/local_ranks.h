@@ -75,9 +75,7 @@ enum class Start { kTogether, kThroughStore };
 class Ranks {
  public:
   explicit Ranks(
-      const std::string& hosts,
-      int64_t lease_ns = 15'000'000'000,
-      Start start = Start::kTogether) {
+      const std::string& hosts, int64_t lease_ns = 15'000'000'000, Start start = Start::kTogether) {
     const auto size = static_cast<int>(hosts.size());
     for (int rank = 0; rank < size; ++rank) {
       gone_.push_back(std::make_shared<std::atomic<bool>>(false));

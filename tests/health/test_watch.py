@@ -202,3 +202,26 @@ def test_the_hook_for_uncaught_exceptions_is_kept_if_asked(switch: str, kept: st
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == kept, done.stderr
+
+
+def _construct() -> float:
+    """Seconds for the first wrapper of a new group."""
+    group = dist.new_group()
+    dist.barrier(group)
+    start = time.monotonic()
+    ReducerDDP(nn.Linear(2, 2), process_group=group)
+    return time.monotonic() - start
+
+
+def test_a_construction_waits_for_no_deadline(ranks):
+    """Also where many ranks share few cores. The best of three attempts: others use the cores."""
+    assert min(max(ranks(16).run(_construct)) for _ in range(3)) < 0.8
+
+
+def _meet() -> int:
+    model = ReducerDDP(nn.Linear(2, 2), process_group=dist.new_group())
+    return len(ddpx.peer_status(model))
+
+
+def test_ranks_know_each_other_after_a_construction(ranks):
+    assert ranks(3).run(_meet) == [2, 2, 2]
