@@ -284,7 +284,7 @@ TEST(LeaseTest, AHostWithoutRanksIsLost) {
     const auto failure = ranks[rank].report()->failure;
     EXPECT_EQ(failure.lost.size(), 1u);
     EXPECT_EQ(failure.first_rank(), 2);
-    EXPECT_TRUE(contains(failure.lost.front().what, "has not been heard of for 1.5"))
+    EXPECT_TRUE(contains(failure.lost.front().what, "has not been heard of for 1."))
         << failure.lost.front().what;
   }
 }

@@ -224,4 +224,4 @@ def _meet() -> int:
 
 
 def test_ranks_know_each_other_after_a_construction(ranks):
-    assert ranks(3).run(_meet) == [2, 2, 2]
+    assert ranks(3).run(_meet) == [3, 3, 3]
