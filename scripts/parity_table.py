@@ -19,7 +19,6 @@ from ddpx.testing.compare import Comparison, summarize
 
 ROOT = Path(__file__).parent.parent
 WORLD_SIZES = (2, 3, 4)
-TRANSPORTS = ("gloo", "shm")  # transports of ddpx; DDP always uses gloo
 
 
 def _run(transport: str, case_name: str, mode: str, pool: RankPool) -> Comparison:
@@ -27,8 +26,7 @@ def _run(transport: str, case_name: str, mode: str, pool: RankPool) -> Compariso
     # From tests/parity, which main adds to the path.
     from parity_cases import compare_case  # type: ignore[import-not-found]
 
-    own = None if transport == "gloo" else transport
-    per_rank = pool.run(compare_case, case_name, mode, transport=own)
+    per_rank = pool.run(compare_case, case_name, mode, transport=transport)
     merged = [summarize(list(comparisons.values())) for comparisons in per_rank]
     return summarize(merged)
 
@@ -45,7 +43,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "parity.md")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "parity"))
-    from parity_cases import CAPS, CASES, MODES
+    from parity_cases import CAPS, CASES, MODES, TRANSPORTS
 
     outcomes: dict[tuple[str, str], dict[str, Comparison]] = {}
     for world_size in WORLD_SIZES:
@@ -68,7 +66,7 @@ def main() -> int:
     )
     text = (
         f"torch {torch.__version__}, at {', '.join(map(str, WORLD_SIZES))} ranks, DDP over gloo, "
-        f"ReducerDDP over {' and '.join(TRANSPORTS)}, each cell with {len(CAPS)} kinds of bucket "
+        f"ReducerDDP over {', '.join(TRANSPORTS)}, each cell with {len(CAPS)} kinds of bucket "
         f"caps: {num_tensors:,} gradients, parameters and buffers compared, {num_different} "
         "differ.\n\n" + tabulate(rows, ["training", *MODES], tablefmt="github")
     )

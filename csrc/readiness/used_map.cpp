@@ -1,6 +1,7 @@
 #include "used_map.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstring>
@@ -50,6 +51,9 @@ void UsedMap::launch(Collective& collective) {
     return;
   }
   summed_ = to_device(local_, device_);
+  // A profile may stop before an unread sum ends. torch's profiler would then write the end of the
+  // sum into freed memory.
+  const at::DisableRecordFunctionGuard unrecorded;
   work_ = collective.all_reduce_sum(summed_);
   collective_ = &collective;
 }

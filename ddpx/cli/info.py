@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ddpx import _C
 from ddpx.build_info import BuildFacts, build_facts
+from ddpx.comm import transport
 from ddpx.testing import RankFailed, RankPool
 from ddpx.version import __version__
 
@@ -32,6 +33,7 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
     Args:
         probe: Start two processes, and test whether they share memory.
     """
+    shared_memory = _shared_memory() if probe else "not tested"
     return {
         "versions": {
             "ddpx": __version__,
@@ -51,7 +53,8 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
         "communication": {
             "backends": _backends(),
             "NCCL": _nccl(),
-            "shared memory": _shared_memory() if probe else "not tested",
+            "shared memory": shared_memory,
+            "buckets over gloo": _transport(shared_memory),
         },
         "environment": {
             name: value
@@ -155,6 +158,14 @@ def _shared_memory() -> str:
     if len(hosts) > 1:
         return "no: two test processes could not share memory, and used gloo"
     return "yes: two test processes shared memory"
+
+
+def _transport(shared_memory: str) -> str:
+    """The transport of buckets over a gloo group of this machine's ranks."""
+    choice = os.environ.get(transport.VARIABLE) or "auto"
+    if choice == "group":
+        return f"gloo ({transport.VARIABLE}=group)"
+    return {"yes": "shm", "no": "gloo"}.get(shared_memory.partition(":")[0], "not tested")
 
 
 def _hosts() -> list[list[int]]:

@@ -22,12 +22,19 @@ def test_json_has_all_sections(monkeypatch):
     assert "gloo yes" in facts["communication"]["backends"]
     assert "shm yes" in facts["communication"]["backends"]
     assert facts["communication"]["shared memory"] == "yes: two test processes shared memory"
+    assert facts["communication"]["buckets over gloo"] == "shm"
     assert facts["environment"]["DDPX_SHM_ORDER"] == "fixed"
     has_cuda = torch.version.cuda is not None
     assert has_cuda or (facts["communication"]["NCCL"], facts["build"]["CUDA of torch"]) == (
         "none",
         "none",
     )
+
+
+def test_the_transport_may_be_switched_off(monkeypatch):
+    monkeypatch.setenv("DDPX_TRANSPORT", "group")
+    facts = gather(probe=False)["communication"]
+    assert facts["buckets over gloo"] == "gloo (DDPX_TRANSPORT=group)"
 
 
 def test_text_is_the_same_to_read(capsys):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ DIFFERENCES = {
     "has a buffer of another shape": "buffer 'mean': shape (4,), float32, strides (1,) on ",
     "is given another option": "option find_unused_parameters: False on ",
 }
+# Buckets of a gloo group stay on the group, so that they meet the other calls of the group.
+ON_THE_GROUP = {"DDPX_TRANSPORT": "group"}
 PLACES = ("forward", "gradient hook", "communication hook", "between steps")
 
 
@@ -131,7 +134,12 @@ def test_an_extra_call_that_fits_by_chance_between_hosts(transport: str) -> None
 
 
 def _call_once_more(
-    world_size: int, place: str, num_elements: int, transport: str, timeout_s: float = 60.0
+    world_size: int,
+    place: str,
+    num_elements: int,
+    transport: str,
+    timeout_s: float = 60.0,
+    environment: Mapping[str, str] = ON_THE_GROUP,
 ) -> list[Ending]:
     return run_ranks(
         world_size,
@@ -142,7 +150,20 @@ def _call_once_more(
         num_elements,
         backend=transport,
         timeout_s=timeout_s,
+        environment=environment,
     )
+
+
+@pytest.mark.parametrize("num_elements", [3, 1056])
+@pytest.mark.parametrize("place", ["forward", "gradient hook", "between steps"])
+def test_an_extra_call_beside_buckets_in_shared_memory(place: str, num_elements: int) -> None:
+    """The call meets no bucket. Peers wait for the next bucket of the rank that makes the call."""
+    endings = _call_once_more(3, place, num_elements, "gloo", timeout_s=5.0, environment={})
+    for ending in endings[:2]:
+        assert isinstance(ending.value, Outcome), endings
+        assert ending.value.kind == "RankStalled", ending
+        assert "rank 2 (host " in ending.value.text, ending
+        assert ending.exit_code == 0, ending
 
 
 @pytest.mark.parametrize("num_elements", [3, 5000])

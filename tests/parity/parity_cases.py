@@ -195,23 +195,31 @@ CASES = (
 CASES_BY_NAME = {case.name: case for case in CASES}
 
 
+# Where the buckets of ReducerDDP move: a gloo group, shared memory beside the group, a shm group.
+TRANSPORTS = ("gloo", "shm beside gloo", "shm")
+
+
 @functools.cache
-def _group(transport: str) -> dist.ProcessGroup:
-    """All ranks over ``transport``. Cached, since the group is created collectively."""
-    return dist.new_group(backend=transport)
+def _shm_group() -> dist.ProcessGroup:
+    """All ranks. Cached, since the group is created collectively."""
+    return dist.new_group(backend="shm")
 
 
 def compare_case(
-    case_name: str, mode: str, device: str = "cpu", transport: str | None = None
+    case_name: str, mode: str, device: str = "cpu", transport: str = "shm beside gloo"
 ) -> dict[str, Comparison]:
     """Runs on every rank: one case in one mode with all caps, under DDP and ReducerDDP.
 
-    DDP uses the default group. So does ReducerDDP, unless there is a ``transport``.
+    DDP uses the default group, which has gloo on CPU. ``transport`` is one of :data:`TRANSPORTS`.
     """
-    group = None if transport is None else _group(transport)
-    return compare_wrapper(
-        functools.partial(ReducerDDP, process_group=group), case_name, mode, device
-    )
+    options: dict[str, Any] = {
+        "gloo": {"transport": "group"},
+        "shm beside gloo": {},
+        "shm": {},
+    }[transport]
+    if transport == "shm":
+        options = {"process_group": _shm_group()}
+    return compare_wrapper(functools.partial(ReducerDDP, **options), case_name, mode, device)
 
 
 def compare_wrapper(

@@ -296,6 +296,21 @@ def test_calls_of_the_group_need_no_place_among_buckets(pool: RankPool) -> None:
     pool.run(_calls_at_different_places)
 
 
+def _profile_steps() -> None:
+    model = _wrap(find_unused_parameters=True)
+    for number in range(60):
+        with torch.profiler.profile() as profile:
+            for _ in range(3):
+                _step(model, number)
+        names = {event.name for event in profile.events()}
+        assert "shm:all_reduce" in names
+
+
+def test_a_profile_may_stop_before_an_unread_sum_ends(pool: RankPool) -> None:
+    """Ranks do not wait for the used-map if they use all parameters."""
+    pool.run(_profile_steps)
+
+
 # ---- forked children -----------------------------------------------------------------------------
 
 
