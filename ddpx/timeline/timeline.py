@@ -202,7 +202,7 @@ class Timeline:
 
         Example:
             >>> print(timeline.summary())
-            2 steps (1 to 2) of 2 of 2 ranks over gloo, on cpu. Times are medians over steps, in ms.
+            2 steps (1 to 2) of 2 of 2 ranks over shm, on cpu. Times are medians over steps, in ms.
             ...
         """
         return summarize(self.recording)

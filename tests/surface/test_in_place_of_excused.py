@@ -159,18 +159,19 @@ def _events(options: dict[str, Any], num_steps: int) -> tuple[dict[str, int], in
     return counts, len(model.reducer.plan.buckets)
 
 
-def _check_profile(mode: str) -> None:
-    """One all-reduce per bucket (and a used-map if needed), no broadcast, and no search."""
-    counts, num_buckets = _events(MODES[mode] | SMALL_CAP, 4)
+def _check_profile(mode: str, transport: str) -> None:
+    """One all-reduce per bucket, no broadcast, and no search. Used-maps are not profiled."""
+    counts, num_buckets = _events(MODES[mode] | SMALL_CAP | {"transport": transport}, 4)
     assert num_buckets > 1
-    num_maps = 4 if mode == "find unused" else 0
-    assert counts["gloo:all_reduce"] == 4 * num_buckets + num_maps
+    name = "gloo:all_reduce" if transport == "group" else "shm:all_reduce"
+    assert counts[name] == 4 * num_buckets
     assert not [name for name in counts if "search_unused" in name or "broadcast" in name]
 
 
+@pytest.mark.parametrize("transport", ["group", "shm"])
 @pytest.mark.parametrize("mode", MODES)
-def test_profile_shows_only_what_is_needed(ranks, mode):
-    ranks(2).run(_check_profile, mode)
+def test_profile_shows_only_what_is_needed(ranks, mode, transport):
+    ranks(2).run(_check_profile, mode, transport)
 
 
 class _Normed(nn.Module):
