@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import await_that, let_meet, text_of
+from fault_ranks import await_that, let_meet, run_ranks, text_of
 from test_waits import Log, run
 from torch import nn
 
@@ -51,6 +53,29 @@ def _raise(error: str) -> tuple[str, str, str, int]:
         cause = getattr(failure, "reason", "")
         return type(failure).__name__, text_of(failure), cause, len(log.texts)
     return "", "", "", 0
+
+
+def _die_in_backward() -> tuple[str, str]:
+    module = nn.Linear(4, 4)
+    model = ReducerDDP(module)
+    model(torch.ones(2, 4)).sum().backward()
+    if dist.get_rank() == 1:
+        module.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as failure:
+        return type(failure).__name__, str(failure)
+    return "", ""
+
+
+@pytest.mark.parametrize("health, kind", [("1", "RankFailure"), ("0", "DistBackendError")])
+def test_a_death_is_reported_with_and_without_health(health: str, kind: str) -> None:
+    """Buckets move through shared memory beside gloo, which notices a death itself."""
+    endings = run_ranks(3, _die_in_backward, environment={"DDPX_HEALTH": health})
+    for rank in (0, 2):
+        assert endings[rank].value[0] == kind, endings
+        assert "rank 1" in endings[rank].value[1], endings
+        assert endings[rank].exit_code == 0, endings
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])

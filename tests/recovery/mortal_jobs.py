@@ -177,6 +177,8 @@ class Trainer:
         self.report.states.append(self._state())
         assert dist.get_rank() == shrunk.rank and dist.get_world_size() == shrunk.world_size
         assert all(param.grad is None for param in self.model.parameters())
+        expected = "shm" if shrunk.world_size > 1 else self.job.backend
+        assert self.model.reducer.transport == expected
 
     def _make_step(self) -> None:
         phase = next(

@@ -60,6 +60,20 @@ def _check_trains(mode: str) -> None:
             assert torch.equal(ours.grad, plain.grad)
 
 
+def _check_transport(level: str) -> None:
+    """At DETAIL, torch compares the calls of the group, so buckets stay on the group."""
+    model = ReducerDDP(Mlp())
+    assert model.reducer.transport == ("gloo" if level == "DETAIL" else "shm")
+    if level == "DETAIL":
+        with pytest.raises(ValueError, match="unless TORCH_DISTRIBUTED_DEBUG=DETAIL is set"):
+            ReducerDDP(Mlp(), transport="shm")
+
+
+def test_transport(level_and_pool):
+    level, pool = level_and_pool
+    pool.run(_check_transport, level)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_trains(level_and_pool, mode):
     level_and_pool[1].run(_check_trains, mode)
