@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
   const auto ranks = make_ranks(size);
   std::vector<StepTracker> notes;
   for (const auto& rank : ranks) {
-    notes.emplace_back(rank, std::weak_ptr<Subject>());
+    notes.emplace_back(rank, MissingParams());
   }
   auto& own = notes.front();
   std::array<float, 1024> bucket{};

@@ -224,7 +224,6 @@ class HealthLevel:
 
     INFO: ClassVar[HealthLevel]
     WARNING: ClassVar[HealthLevel]
-    ERROR: ClassVar[HealthLevel]
     @property
     def name(self) -> str: ...
     def __int__(self) -> int: ...

@@ -11,7 +11,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
-#include "../health/log_queue.h"
 #include "../health/stall_timeouts.h"
 #include "../health/watchdog.h"
 #include "../health_c10d/group_monitor.h"
@@ -175,8 +174,7 @@ void bind_health(py::module_& module) {
 
   py::enum_<health::Level>(module, "HealthLevel")
       .value("INFO", health::Level::kInfo)
-      .value("WARNING", health::Level::kWarning)
-      .value("ERROR", health::Level::kError);
+      .value("WARNING", health::Level::kWarning);
   py::class_<health::Record>(module, "HealthRecord")
       .def_readonly("level", &health::Record::level)
       .def_readonly("event", &health::Record::event)
@@ -238,9 +236,10 @@ void bind_health(py::module_& module) {
       },
       py::arg("process_group").none(false),
       NoGil());
-  module.def("next_health_record", [] { return health::LogQueue::instance().next(); }, NoGil());
-  module.def("open_health_log", [] { health::LogQueue::instance().open(); });
-  module.def("close_health_log", [] { health::LogQueue::instance().close(); });
+  module.def(
+      "next_health_record", [] { return health::Watchdog::instance().log().next(); }, NoGil());
+  module.def("open_health_log", [] { health::Watchdog::instance().log().open(); });
+  module.def("close_health_log", [] { health::Watchdog::instance().log().close(); });
   module.def(
       "answer_stack_request",
       [](uint64_t token, const std::string& stack) {

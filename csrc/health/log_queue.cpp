@@ -1,39 +1,15 @@
 #include "log_queue.h"
 
-#include <atomic>
 #include <utility>
 
 namespace ddpx::health {
-namespace {
 
-// Nobody may be reading.
-constexpr std::size_t kMost = 1000;
-
-std::atomic<LogQueue*> current{nullptr};
-
-}  // namespace
-
-LogQueue& LogQueue::instance() {
-  if (auto* queue = current.load()) {
-    return *queue;
-  }
-  auto* made = new LogQueue;  // never destroyed: threads may still add at exit
-  LogQueue* other = nullptr;
-  if (current.compare_exchange_strong(other, made)) {
-    return *made;
-  }
-  delete made;  // another thread was quicker
-  return *other;
-}
-
-void LogQueue::forget() {
-  current.store(nullptr);
-}
+constexpr std::size_t kMostRecords = 1000;
 
 void LogQueue::add(Record record) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (records_.size() >= kMost) {
+    if (records_.size() >= kMostRecords) {
       return;
     }
     records_.push_back(std::move(record));

@@ -1,44 +1,36 @@
-// What a person should hear of, on its way to Python's logging.
+// Messages on their way to Python's logging.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
 namespace ddpx::health {
 
-enum class Level : uint8_t { kInfo, kWarning, kError };
+enum class Level : uint8_t { kInfo, kWarning };
 
-// One fact.
 struct Record {
   Level level = Level::kInfo;
-  std::string event;    // "rank_failed", "stalled", ...
-  std::string message;  // one line
+  std::string event;  // "rank_failed", "stalled", ...
+  std::string message;
   std::map<std::string, std::string> fields;
-  uint64_t token = 0;  // of the page of the rank that it is about
+  uint64_t token = 0;  // of the status page of the rank that logs
 };
 
-// Those who add never wait. Thread-safe.
+// Owned by the watchdog. Thread-safe.
 class LogQueue {
  public:
-  static LogQueue& instance();
-
-  // In a forked child: the next call makes a new queue. A thread of the parent may have been
-  // using the old one.
-  static void forget();
-
+  // Does not wait. The record is lost if many records wait already: there may be no reader.
   void add(Record record);
 
-  // Waits. None once it was closed.
+  // Waits for a record. Returns nullopt once the queue is closed and empty.
   std::optional<Record> next();
 
-  // Lets who waits go; `open` lets them come again.
+  // Ends the wait of the reader. `open` allows a reader again.
   void close();
   void open();
 

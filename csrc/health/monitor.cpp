@@ -52,9 +52,9 @@ class Monitor::Probe final : public HostProbe {
     Failure failure;
     const auto self = monitor_.lock();
     for (const int rank : ranks) {
-      if (const auto peer = self ? self->peers_.peer(rank) : nullptr) {
+      if (self) {
         failure.lost.push_back(self->peers_.lost_rank(
-            *peer,
+            rank,
             "has not been heard of for " + in_seconds(silent_ns) +
                 " s: its machine, or the network to it, is lost or stopped"));
       }
@@ -149,9 +149,9 @@ uint32_t Monitor::next_number() {
   return kFirstOther + num_others_++;
 }
 
-void Monitor::set_subject(uint8_t model, std::weak_ptr<Subject> subject) {
+void Monitor::set_missing_params(uint8_t model, MissingParams missing_params) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  subjects_[model] = std::move(subject);
+  missing_params_[model] = std::move(missing_params);
 }
 
 void Monitor::begin_construction() {
@@ -239,7 +239,7 @@ int64_t Monitor::waited_ns(const Activity& own) const {
 
 void Monitor::log(Level level, const char* event, std::string message, int about) const {
   const auto own = page_.view().activity();
-  LogQueue::instance().add(
+  Watchdog::instance().log().add(
       Record{
           level,
           event,

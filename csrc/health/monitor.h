@@ -20,18 +20,12 @@
 #include "log_queue.h"
 #include "page.h"
 #include "peer_table.h"
-#include "stall_timeouts.h"
 
 namespace ddpx::health {
 
-// What a monitor may ask of one wrapper. Called on the watchdog's thread; must not wait.
-class Subject {
- public:
-  virtual ~Subject() = default;
-
-  // Params whose gradients have not come; none if that cannot be told now.
-  virtual std::vector<std::string> missing_params() = 0;
-};
+// Returns the params of one wrapper whose gradients have not come, and none if they are unknown.
+// Called on the thread of the watchdog. Must not wait.
+using MissingParams = std::function<std::vector<std::string>()>;
 
 // Made for a group, and kept until the group is gone or the process ends. Reducers note on `page`
 // what they do; the watchdog's thread calls `look` a few times a second. Nobody waits for a monitor
@@ -59,7 +53,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // have just constructed, and of another one that is about to make its first collective call.
   uint32_t number_of_constructed() const;
   uint32_t next_number();
-  void set_subject(uint8_t model, std::weak_ptr<Subject> subject);
+  void set_missing_params(uint8_t model, MissingParams missing_params);
 
   OwnPage& page() {
     return page_;
@@ -193,27 +187,31 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   Monitor(Group group, uint64_t token);
   class Probe;
 
+  // The wait that goes on.
+  struct Stall {
+    int64_t since_ns = 0;  // 0: this rank waits for no other
+    int64_t waited_ns = 0;
+    int64_t next_warning_ns = 0;  // after the start of the wait; 0: no warning yet
+    int64_t asked_ns = 0;         // when other hosts were first asked for their states
+    std::vector<int> missing;     // ranks, at the last warning
+  };
+
   void start(StoreAccess store);
   void await_lease_of_host();
   void want_states();
   std::optional<Failure> find_declared() const;
   void declare(Failure failure);
   std::optional<Failure> find_cause(int64_t start_ns, bool silence_counts) const;
-  bool any_unknown() const;
   std::optional<Failure> find_store_lost(StoreState least) const;
   std::optional<Failure> find_failure(bool also_left) const;
   bool is_terminated() const;
   int64_t waited_ns(const Activity& own) const;
   void look_for_failures();
   void look_for_stalls();
-  bool has_heard(int64_t waited_ns);
-  void warn_of_stall(const Activity& own, int64_t waited_ns);
-  std::string describe_end_of_stall() const;
-  bool give_up(int64_t waited_ns);
+  void warn_of_stall(const Activity& own);
+  void warn_of_end(const Stall& stall) const;
   std::optional<Failure> find_stall(
-      const Activity& own, int64_t waited_ns, std::vector<int> missing) const;
-  void log_stack_of(int rank) const noexcept;
-  std::vector<int> silent_ranks() const;
+      const Activity& own, int64_t waited_ns, const std::vector<int>& missing) const;
   std::vector<int> most_to_blame(std::vector<int> missing) const;
   std::optional<std::string> uneven_sequences(const Activity& own) const;
   void look_at_self();
@@ -234,7 +232,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable declared_;
   uint32_t num_others_ = 0;
-  std::map<uint8_t, std::weak_ptr<Subject>> subjects_;  // by model; of each, the newest
+  std::map<uint8_t, MissingParams> missing_params_;  // by model, of the newest wrapper
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};
   std::atomic<std::chrono::steady_clock::time_point> heard_by_{};
@@ -244,10 +242,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::atomic<int64_t> awake_ns_{0};    // since when this process has not been stopped
 
   // Of the watchdog's thread.
-  StallTimer stalls_;
-  std::vector<int> warned_of_;  // the missing ranks of the last warning
-  int64_t asked_ns_ =
-      0;  // since when a long wait needs the states of other hosts; 0: there is none
+  Stall stall_;
   int64_t looked_ns_ = 0;
   uint32_t num_stacks_served_ = 0;
 };

@@ -1,4 +1,4 @@
-// How a monitor finds out that its group cannot go on, and why.
+// How a monitor finds out that its group cannot continue, and why.
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
@@ -13,59 +13,27 @@ namespace {
 using std::chrono::milliseconds;
 
 // After an error in a collective call: gloo may see the end of a connection before the kernel has
-// ended the process; ranks of other machines have to be asked through the store.
+// ended the process. Ranks of other hosts have to be asked through the store.
 constexpr auto kTimeToSee = milliseconds(500);
-constexpr auto kTimeToSeeFar = milliseconds(3500);
+constexpr auto kTimeToSeeRemote = milliseconds(3500);
 constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
 constexpr auto kBetweenLooks = milliseconds(10);
 
-// Between two turns (see Turn).
+// The group's timeout ends one rank's wait, and breaks the connections of the others. Ranks that
+// know more report first: each turn looks for the cause for this much longer.
 constexpr auto kTurn = milliseconds(300);
-constexpr auto kTurnFar = milliseconds(1000);  // ranks of other machines look twice a second
+constexpr auto kTurnRemote = milliseconds(1000);
 
-constexpr int64_t kOutwaitedNs = 1'000'000'000;  // less is no wait for a peer that does not come
-
-// Without an error, the end of the store is a failure for a rank that has waited for this long.
-constexpr auto kStoreMatters = milliseconds(500);
-
-constexpr int64_t kWantedNs = 1'000'000'000;  // the watchdog looks five times a second
-
-// A rank that has left is no loss to one that waits for a moment only: it may have done its part.
-constexpr auto kLeftMatters = milliseconds(300);
+constexpr int64_t kOutwaitedNs = 1'000'000'000;    // the least wait that a timeout can end
+constexpr auto kStoreMatters = milliseconds(500);  // the least wait that a lost store fails
+constexpr auto kLeftMatters = milliseconds(300);   // the same for a rank that has left
+constexpr int64_t kWantedNs = 1'000'000'000;
 
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
 
-// As gloo, NCCL and shm say it: "Timed out waiting 1800000ms for recv operation to complete".
+// gloo, NCCL and shm say "Timed out waiting 1800000ms for recv operation to complete".
 bool says_timeout(const std::string& error) {
   return error.find("imed out") != std::string::npos || error.find("imeout") != std::string::npos;
-}
-
-// The group's timeout ends one rank's wait and breaks the connections to all others. So ranks give
-// up one after the other, and the later ones hear what the earlier ones have to say.
-enum class Turn {
-  kOutwaited = -1,  // waited in a step for the whole timeout: it knows for whom
-  kOwnCall = 0,     // in a call of the script's own
-  kSawBreak = 1,    // in a step, and saw nothing but the break
-};
-
-Turn turn_of(const Activity& own, int64_t waited_ns, const std::string& said) {
-  if (!may_wait(own.doing)) {
-    return Turn::kOwnCall;
-  }
-  const bool outwaited = waited_ns >= kOutwaitedNs && says_timeout(said);
-  return outwaited ? Turn::kOutwaited : Turn::kSawBreak;
-}
-
-// How long a rank looks for the cause of an error.
-struct TimeToLook {
-  milliseconds until_silence_counts;
-  milliseconds until_error_stands;
-};
-
-TimeToLook time_to_look(Turn turn, bool any_remote) {
-  const int place = static_cast<int>(turn);
-  const auto near = kTimeToSee + place * kTurn;
-  return {std::min(near, kTimeToSee), any_remote ? kTimeToSeeFar + place * kTurnFar : near};
 }
 
 }  // namespace
@@ -112,7 +80,7 @@ std::optional<Failure> Monitor::find_failure(bool also_left) const {
   return declared ? declared : dead;
 }
 
-// Of a job that was told to end, ranks end one after the other, and none is to blame.
+// The ranks of a job that got SIGTERM end one after the other, and no rank is to blame.
 bool Monitor::is_terminated() const {
   return page_.view().presence() == Presence::kTerminated;
 }
@@ -181,11 +149,15 @@ void Monitor::want_states() {
 
 void Monitor::explain_error(const std::string& said) {
   const auto own = page_.view().activity();
-  const auto waited_before = now_ns() - std::max<int64_t>(own.since_ns, awake_ns_);
-  const auto turn = turn_of(own, waited_before, said);
-  // As they are when the error comes. Late ranks may come during the search for its cause.
-  auto missing =
-      turn == Turn::kOutwaited ? peers_.missing(own, page_.view().progress()) : std::vector<int>();
+  const auto waited = now_ns() - std::max<int64_t>(own.since_ns, awake_ns_);
+  const bool timed_out = may_wait(own.doing) && waited >= kOutwaitedNs && says_timeout(said);
+  // A rank that timed out in a step knows for whom it waited. A rank that only lost a connection in
+  // a step comes last.
+  const int turn = !may_wait(own.doing) ? 0 : timed_out ? -1 : 1;
+  const auto near_limit = kTimeToSee + turn * kTurn;
+  const auto remote_limit = kTimeToSeeRemote + turn * kTurnRemote;
+  // The ranks that are missing when the error comes. They may come during the search for the cause.
+  auto missing = timed_out ? peers_.missing(own, page_.view().progress()) : std::vector<int>();
   threads_->introduce();
   want_states();
   threads_->look(awake_ns_);
@@ -196,8 +168,6 @@ void Monitor::explain_error(const std::string& said) {
     raise_if_failed(said);
     meet();
     want_states();
-    const bool any_remote = peers_.any_remote();
-    const auto time = time_to_look(turn, any_remote);
     const auto now = now_ns();
     if (now - std::exchange(last, now) > kStoppedNs) {
       start = now;  // other ranks may have written what this one has not read yet
@@ -206,20 +176,18 @@ void Monitor::explain_error(const std::string& said) {
     const auto store = threads_->store_state();
     const bool slow = store == StoreState::kSlow;
     const bool awaits_store = slow && looked < kTimeForStore;
-    const bool silence_counts = looked > time.until_silence_counts && !awaits_store;
+    const bool silence_counts = looked > std::min(near_limit, kTimeToSee) && !awaits_store;
     if (auto failure = find_cause(start, silence_counts)) {
       declare(std::move(*failure));
       continue;
     }
-    if (looked > time.until_error_stands && !(awaits_store && any_unknown())) {
-      break;
-    }
-    if (store == StoreState::kEnded && store_ended_ns == 0) {
-      store_ended_ns = now;
-    }
-    // Ranks of other hosts can write nothing more. Ranks of this host have had time for it.
-    if (store_ended_ns != 0 &&
-        now - store_ended_ns > std::chrono::nanoseconds(kTimeToSee).count()) {
+    store_ended_ns = store != StoreState::kEnded ? 0 : store_ended_ns == 0 ? now : store_ended_ns;
+    // Without the store, ranks of other hosts can write nothing more.
+    const bool store_is_over =
+        store_ended_ns != 0 && std::chrono::nanoseconds(now - store_ended_ns) > kTimeToSee;
+    const bool awaits_unknown = awaits_store && peers_.find_unknown(/*store_answers=*/true);
+    const auto limit = peers_.any_remote() ? remote_limit : near_limit;
+    if (store_is_over || (looked > limit && !awaits_unknown)) {
       break;
     }
     std::unique_lock<std::mutex> lock(mutex_);
@@ -227,11 +195,11 @@ void Monitor::explain_error(const std::string& said) {
   }
   const auto first = peers_.peer(0);
   auto failure = first && !first->local() ? find_store_lost(StoreState::kLost) : std::nullopt;
-  if (!failure && turn == Turn::kOutwaited) {
-    if (peers_.any_remote()) {  // nothing new was known of other hosts before this rank asked
+  if (!failure && timed_out) {
+    if (peers_.any_remote()) {  // states of other hosts are known only now
       missing = peers_.missing(own, page_.view().progress());
     }
-    failure = find_stall(own, waited_before, std::move(missing));
+    failure = find_stall(own, waited, missing);
   }
   if (failure) {
     declare(std::move(*failure));
@@ -247,18 +215,11 @@ std::optional<Failure> Monitor::find_cause(int64_t start_ns, bool silence_counts
     return failure;
   }
   const auto store = threads_->store_state();
-  if (store >= StoreState::kLost) {
-    return peers_.find_unknown(/*store_answers=*/false);
-  }
   const auto* table = threads_->table();
   if (store == StoreState::kAnswers && table != nullptr) {  // messages are late in a slow store
     failure = peers_.find_silent(start_ns, table->read_ns);
   }
-  return failure ? failure : peers_.find_unknown(/*store_answers=*/true);
-}
-
-bool Monitor::any_unknown() const {
-  return peers_.find_unknown(/*store_answers=*/true).has_value();
+  return failure ? failure : peers_.find_unknown(/*store_answers=*/store < StoreState::kLost);
 }
 
 // Without the store, ranks cannot hear of failures of other hosts. Before all ranks are known, this
@@ -311,11 +272,11 @@ void Monitor::look_for_failures() {
       std::chrono::nanoseconds(!is_terminated() && waits_for_peers(own.doing) ? waited_ns(own) : 0);
   if (!failure && waited > kLeftMatters) {
     failure = peers_.find_dead(/*also_left=*/true);
+    // A rank that has left may have done its part before.
     const auto missing = peers_.missing(own, page_.view().progress());
-    const auto did_its_part = [&missing](const LostRank& lost_rank) {
-      return std::find(missing.begin(), missing.end(), lost_rank.rank) == missing.end();
-    };
-    if (failure && std::erase_if(failure->lost, did_its_part) > 0 && failure->lost.empty()) {
+    if (failure && std::none_of(failure->lost.begin(), failure->lost.end(), [&](auto& each) {
+          return std::count(missing.begin(), missing.end(), each.rank) > 0;
+        })) {
       failure.reset();
     }
   }

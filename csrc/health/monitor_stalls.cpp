@@ -1,4 +1,4 @@
-// What a monitor says of ranks that wait, and of ranks that are waited for.
+// Warnings about ranks that are late, the stall error, and stacks of other ranks.
 #include <algorithm>
 #include <chrono>
 #include <sstream>
@@ -6,22 +6,16 @@
 #include <utility>
 
 #include "monitor.h"
+#include "stall_timeouts.h"
 
 namespace ddpx::health {
 namespace {
 
 using std::chrono::milliseconds;
 
-// What a rank finds out about itself is of use to others only if it is late.
-constexpr int64_t kLateNs = 1'000'000'000;
-
+constexpr int64_t kLateNs = 1'000'000'000;  // peers may wait for a rank that is in backward so long
+constexpr int64_t kHeardNs = 1'200'000'000;  // hosts that are asked write twice a second
 constexpr auto kBetweenLooks = milliseconds(10);
-
-// Hosts that are asked write twice a second.
-constexpr int64_t kHeardNs = 1'200'000'000;
-
-constexpr int64_t kSilentNs = 2'300'000'000;  // a host that has written nothing since is stopped
-
 constexpr std::size_t kMostNames = 4;
 
 }  // namespace
@@ -29,97 +23,96 @@ constexpr std::size_t kMostNames = 4;
 void Monitor::look_for_stalls() {
   const auto own = page_.view().activity();
   const bool waits = may_wait(own.doing) && !failed();
-  const auto waited = waits ? waited_ns(own) : 0;
-  if (!has_heard(waited)) {
+  if (const auto since_ns = waits ? own.since_ns : 0; since_ns != stall_.since_ns) {
+    const auto over = std::exchange(stall_, Stall{since_ns, 0, 0, 0, {}});
+    if (over.next_warning_ns > 0 && !failed()) {
+      warn_of_end(over);
+    }
+  }
+  if (!waits) {
     return;
   }
-  auto due = stalls_.look(waits ? own.since_ns : 0, waited, StallTimeouts::instance());
-  if (due == StallTimer::Due::kGiveUp && !give_up(waited)) {
-    due = stalls_.look_on(waited, StallTimeouts::instance());
-  }
-  switch (due) {
-    case StallTimer::Due::kNothing:
-    case StallTimer::Due::kGiveUp:
-      break;
-    case StallTimer::Due::kWarning:
-      warn_of_stall(own, waited);
-      break;
-    case StallTimer::Due::kOver:
-      if (!failed()) {
-        log(Level::kWarning, "stall_over", describe_end_of_stall(), group_.rank);
-      }
-      break;
-  }
-}
-
-// Whether this rank knows what ranks of other hosts do. It asks for their states when half of the
-// time to the first warning has passed.
-bool Monitor::has_heard(int64_t waited_ns) {
-  const auto& timeouts = StallTimeouts::instance();
-  const auto first_ns = std::min<int64_t>(timeouts.warn_ns, timeouts.raise_ns);
-  if (waited_ns <= first_ns / 2) {
-    asked_ns_ = 0;
-    return true;
+  stall_.waited_ns = waited_ns(own);
+  const int64_t warn_ns = StallTimeouts::instance().warn_ns;
+  const int64_t raise_ns = StallTimeouts::instance().raise_ns;
+  // Other hosts are asked for their states when half of the time has passed.
+  if (stall_.waited_ns <= std::min(warn_ns, raise_ns) / 2) {
+    return;
   }
   want_states();
-  asked_ns_ = asked_ns_ == 0 ? looked_ns_ : asked_ns_;
-  return looked_ns_ - asked_ns_ >= kHeardNs || !peers_.any_remote();
+  stall_.asked_ns = stall_.asked_ns == 0 ? looked_ns_ : stall_.asked_ns;
+  if (peers_.any_remote() && looked_ns_ - stall_.asked_ns < kHeardNs) {
+    return;
+  }
+  if (stall_.waited_ns >= raise_ns) {
+    const auto missing = peers_.missing(own, page_.view().progress());
+    if (auto failure = find_stall(own, stall_.waited_ns, missing)) {
+      declare(std::move(*failure));
+      return;
+    }
+  }
+  if (stall_.waited_ns >= std::max(warn_ns, stall_.next_warning_ns)) {
+    stall_.next_warning_ns = 2 * stall_.waited_ns;
+    warn_of_stall(own);
+  }
 }
 
-std::string Monitor::describe_end_of_stall() const {
-  const auto after = " after " + in_seconds(stalls_.last_wait_ns()) + " s";
-  if (warned_of_.empty()) {
-    return peers_.rank_names().name(group_.rank) + " goes on" + after;
-  }
+void Monitor::warn_of_end(const Stall& stall) const {
+  const auto names = peers_.rank_names();
   std::string ranks;
-  for (const int rank : warned_of_) {
-    ranks += (ranks.empty() ? "" : ", ") + peers_.rank_names().name(rank);
+  for (const int rank : stall.missing) {
+    ranks += (ranks.empty() ? "" : ", ") + names.name(rank);
   }
-  return ranks + (warned_of_.size() == 1 ? " is back" : " are back") + after;
+  const std::string verb = stall.missing.size() > 1 ? " are back" : " is back";
+  log(Level::kWarning,
+      "stall_over",
+      (ranks.empty() ? names.name(group_.rank) + " goes on" : ranks + verb) + " after " +
+          in_seconds(stall.waited_ns) + " s",
+      group_.rank);
 }
 
-void Monitor::warn_of_stall(const Activity& own, int64_t waited_ns) {
-  const auto missing = peers_.missing(own, page_.view().progress());
-  warned_of_ = missing;
+void Monitor::warn_of_stall(const Activity& own) {
+  stall_.missing = peers_.missing(own, page_.view().progress());
+  const bool in_hook = own.doing == Doing::kHook;
   std::ostringstream out;
-  out << peers_.rank_names().name(group_.rank)
-      << (own.doing == Doing::kHook ? " has been " : " has waited ") << in_seconds(waited_ns)
-      << " s in " << peers_.names().describe(own);
-  if (missing.empty()) {
+  out << peers_.rank_names().name(group_.rank) << (in_hook ? " has been " : " has waited ")
+      << in_seconds(stall_.waited_ns) << " s in " << peers_.names().describe(own);
+  if (stall_.missing.empty()) {
     out << "; all ranks have come so far";
     if (const auto calls = uneven_sequences(own)) {
       out << ", but not with the same number of calls to the group before this step (" << *calls
           << "): if none of these are send and recv, ranks made different collective calls, and "
-             "wait in those that do not fit together";
+             "wait in calls that do not fit together";
     } else {
-      out << ", so that it is the "
-          << (own.doing == Doing::kHook ? "hook, or what it waits for," : "communication")
-          << " that takes long";
+      out << ", so that the " << (in_hook ? "hook, or what it waits for," : "communication")
+          << " takes long";
     }
   }
-  for (const int rank : missing) {
+  for (const int rank : stall_.missing) {
     out << "; missing: rank " << rank << ", " << peers_.describe_missing(rank);
   }
-  log(Level::kWarning, "stalled", out.str(), missing.empty() ? -1 : missing.front());
+  const int first = stall_.missing.empty() ? -1 : stall_.missing.front();
+  log(Level::kWarning, "stalled", out.str(), first);
   if (!StallTimeouts::instance().with_stacks) {
     return;
   }
-  for (const int rank : missing) {
-    // A thread of its own: an answer takes a while, and the watchdog has to look on.
+  for (const int rank : stall_.missing) {
+    // A thread of its own, since an answer takes a while.
     std::thread([self = weak_from_this(), rank]() noexcept {
-      if (const auto monitor = self.lock()) {
-        monitor->log_stack_of(rank);
+      try {
+        const auto monitor = self.lock();
+        if (const auto stack =
+                monitor ? monitor->stack_of(rank, milliseconds(2000)) : std::nullopt) {
+          monitor->log(
+              Level::kWarning,
+              "stack",
+              "rank " + std::to_string(rank) + " is at:\n" + *stack,
+              rank);
+        }
+      } catch (const std::exception&) {
+        // Out of memory, for example. The stack is left out.
       }
     }).detach();
-  }
-}
-
-void Monitor::log_stack_of(int rank) const noexcept {
-  try {
-    if (const auto stack = stack_of(rank, milliseconds(2000))) {
-      log(Level::kWarning, "stack", "rank " + std::to_string(rank) + " is at:\n" + *stack, rank);
-    }
-  } catch (const std::exception&) {  // out of memory, say: the warning goes without
   }
 }
 
@@ -128,70 +121,33 @@ std::optional<std::string> Monitor::uneven_sequences(const Activity& own) const 
   return calls ? peers_.uneven_sequences(*calls) : std::nullopt;
 }
 
-// Whether it did: in a hook for which no rank is missing there is nothing to give up.
-bool Monitor::give_up(int64_t waited_ns) {
-  const auto own = page_.view().activity();
-  auto missing = peers_.missing(own, page_.view().progress());
-  if (missing.empty() && peers_.any_remote()) {
-    if (looked_ns_ - asked_ns_ < kSilentNs) {
-      return false;  // until the next look
-    }
-    missing = silent_ranks();
-  }
-  auto failure = find_stall(own, waited_ns, std::move(missing));
-  if (failure) {
-    declare(std::move(*failure));
-  }
-  return failure.has_value();
-}
-
-// Why this rank has waited in vain; none if it is in a hook for which no rank is missing.
 std::optional<Failure> Monitor::find_stall(
-    const Activity& own, int64_t waited_ns, std::vector<int> missing) const {
+    const Activity& own, int64_t waited_ns, const std::vector<int>& missing) const {
   const auto seconds = in_seconds(waited_ns) + " s";
-  if (const auto calls = missing.empty() ? uneven_sequences(own) : std::nullopt) {
-    return Failure{
-        FailureKind::kMismatch,
-        {},
-        "ranks wait for each other in step " + std::to_string(own.step) +
-            ", before which they had not made the same number of calls to the group (" + *calls +
-            "; send and recv count, too)"};
-  }
-  if (missing.empty()) {
-    const auto how = "no rank is missing, but the communication has taken " + seconds +
-                     " so far: " + peers_.names().describe(own);
-    return own.doing == Doing::kHook ? std::nullopt
-                                     : std::make_optional(Failure{FailureKind::kStalled, {}, how});
-  }
   Failure failure{FailureKind::kStalled, {}, {}};
-  const auto what = "has not come for " + seconds;
-  for (const int rank : most_to_blame(std::move(missing))) {
-    if (const auto peer = peers_.peer(rank)) {
-      const auto& who = peer->introduction();
-      failure.lost.push_back(
-          {rank, who.host, who.process.pid, what + " (" + peers_.whereabouts(*peer) + ")", {}, {}});
-    } else {
-      failure.lost.push_back(
-          {rank, "unknown", 0, what + ", and has not wrapped its model yet", {}, {}});
-    }
+  for (const int rank : most_to_blame(missing)) {
+    const bool known = peers_.peer(rank) != nullptr;
+    failure.lost.push_back(peers_.lost_rank(
+        rank,
+        "has not come for " + seconds + (known ? "" : ", and has not wrapped its model yet")));
   }
-  return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
+  if (!missing.empty()) {
+    return failure;
+  }
+  if (const auto calls = uneven_sequences(own)) {
+    failure.kind = FailureKind::kMismatch;
+    failure.how = "ranks wait for each other in step " + std::to_string(own.step) +
+                  ", before which they had not made the same number of calls to the group (" +
+                  *calls + "; send and recv count, too)";
+    return failure;
+  }
+  failure.how = "no rank is missing, but the communication has taken " + seconds +
+                " so far: " + peers_.names().describe(own);
+  return own.doing == Doing::kHook ? std::nullopt : std::make_optional(failure);
 }
 
-// Of other machines, those that have come as far as this rank, but have told nothing since it asks.
-std::vector<int> Monitor::silent_ranks() const {
-  std::vector<int> ranks;
-  const auto* table = threads_->table();
-  const bool answers = threads_->store_state() == StoreState::kAnswers && table != nullptr;
-  const auto silent = answers ? peers_.find_silent(asked_ns_, table->read_ns) : std::nullopt;
-  for (const auto& lost_rank : silent ? silent->lost : std::vector<LostRank>()) {
-    ranks.push_back(lost_rank.rank);
-  }
-  return ranks;
-}
-
-// A rank that waits itself is late because of another one. Of those that can be known of through
-// the store alone nothing is known while it does not answer; then rank 0, which may host it, is.
+// A rank that waits itself is late because of another one. While the store does not answer, the
+// states of ranks of other hosts are unknown, and rank 0, which may host the store, is to blame.
 std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
   const bool store_silent = threads_->store_state() >= StoreState::kSlow;
   const auto is_unknown = [&](int rank) {
@@ -211,22 +167,19 @@ std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
   return missing;
 }
 
-// What only this rank can find out, for peers that wait for it.
+// Publishes what only this rank can know, and answers requests for its stack.
 void Monitor::look_at_self() {
   const auto own = page_.view().activity();
   auto& layout = page_.view().layout();
   std::string detail;
   if (own.doing == Doing::kBackward && now_ns() - own.since_ns > kLateNs) {
-    std::shared_ptr<Subject> subject;
+    MissingParams missing_params;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = subjects_.find(own.model);
-      subject = found == subjects_.end() ? nullptr : found->second.lock();
+      missing_params = missing_params_[own.model];
     }
-    const auto missing = subject ? subject->missing_params() : std::vector<std::string>();
-    if (!missing.empty()) {
-      detail = "without gradients yet for " + join_names(missing, kMostNames);
-    }
+    const auto missing = missing_params ? missing_params() : std::vector<std::string>();
+    detail = missing.empty() ? "" : "without gradients yet for " + join_names(missing, kMostNames);
   }
   if (detail != layout.detail.read()) {
     layout.detail.write(detail);
@@ -246,8 +199,8 @@ std::optional<std::string> Monitor::stack_of(int rank, milliseconds timeout) con
   const auto before = layout.stack.num_writes();
   layout.num_stack_requests.fetch_add(1);
   // Bounded, because a clock's nanoseconds overflow.
-  const auto timeouts = std::clamp<milliseconds>(timeout, milliseconds(0), std::chrono::hours(24));
-  const auto deadline = std::chrono::steady_clock::now() + timeouts;
+  const auto limit = std::clamp<milliseconds>(timeout, milliseconds(0), std::chrono::hours(24));
+  const auto deadline = std::chrono::steady_clock::now() + limit;
   while (layout.stack.num_writes() == before) {
     if (std::chrono::steady_clock::now() >= deadline || peer->watch()->ended()) {
       return std::nullopt;

@@ -96,8 +96,13 @@ class PageView {
   Activity activity() const;
   Progress progress() const;
   Presence presence() const;
-  // None if it was long ago, or has not begun.
+  // nullopt if the step has left the ring, or has not started.
   std::optional<StepCalls> calls(uint8_t model, uint32_t step) const;
+  // The same step of the same wrapper. Numbers of models repeat, those of wrappers do not.
+  std::optional<StepCalls> calls(const StepCalls& other) const {
+    const auto found = calls(other.model, other.step);
+    return found && found->wrapper == other.wrapper ? found : std::nullopt;
+  }
 
  private:
   std::shared_ptr<shm::Mapping> mapping_;

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "calls.h"
+
 namespace ddpx::health {
 namespace {
 
@@ -13,30 +15,22 @@ constexpr int64_t kSilenceNs = 2'000'000'000;
 
 constexpr int64_t kReadNs = 1'000'000'000;  // older reads are out of date
 
-bool blames_another(const Peer& peer) {
-  const auto* page = peer.page();
-  return page && page->presence() == Presence::kFailing &&
-         page->layout().culprit_plus_1.load() != 0;
-}
-
-// How a rank has ended. `may_be_meant`: the end harms only ranks that wait for it.
+// How a rank has ended.
 struct End {
   std::string what;
-  bool may_be_meant = false;
-  bool left = false;
-  bool raised = false;
-  bool because_of_others = false;
+  FailureKind kind = FailureKind::kDead;
+  bool may_be_meant = false;       // harms only ranks that wait for this rank
+  bool because_of_others = false;  // another rank is to blame, and will be seen, too
 };
 
 std::optional<End> end_of(const Peer& peer) {
   const auto presence = peer.page() ? peer.page()->presence() : Presence::kThere;
   const bool ended = peer.watch() && peer.watch()->ended();
   if (presence == Presence::kFailing) {
-    const bool blames = blames_another(peer);
-    return blames && !ended ? std::nullopt  // the rank that it blames will be seen, too
+    const bool blames = peer.page()->layout().culprit_plus_1.load() != 0;
+    return blames && !ended ? std::nullopt
                             : std::make_optional(
                                   End{.what = "raised an exception that ended its script",
-                                      .raised = true,
                                       .because_of_others = blames});
   }
   // Read at once, since the parent may take it away.
@@ -44,18 +38,18 @@ std::optional<End> end_of(const Peer& peer) {
   if (presence == Presence::kLeft && !(status && *status != 0)) {
     return End{
         .what = "has left (its script ended, or it destroyed its process group)",
-        .may_be_meant = true,
-        .left = true};
+        .kind = FailureKind::kLeft,
+        .may_be_meant = true};
   }
-  if (presence == Presence::kTerminated && ended) {
-    return End{
-        .what = "was told to end, by SIGTERM", .may_be_meant = true, .because_of_others = true};
+  if (!ended) {
+    return std::nullopt;
+  }
+  if (presence == Presence::kTerminated) {
+    return End{.what = "ended after SIGTERM", .may_be_meant = true, .because_of_others = true};
   }
   // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0).
   const bool may_be_meant = presence == Presence::kLeft || status == 0;
-  return ended ? std::make_optional(
-                     End{.what = describe_ending(status), .may_be_meant = may_be_meant})
-               : std::nullopt;
+  return End{.what = describe_ending(status), .may_be_meant = may_be_meant};
 }
 
 // In the order in which all ranks make their collective calls.
@@ -170,37 +164,36 @@ bool PeerTable::any_remote() const {
       all.begin(), all.end(), [](const auto& peer) { return peer && !peer->local(); });
 }
 
-// ---- gone --------------------------------------------------------------------------------------
+// ---- ranks that are gone -----------------------------------------------------------------------
 
-LostRank PeerTable::lost_rank(const Peer& peer, std::string what) const {
-  const auto& who = peer.introduction();
-  const auto last = peer.activity();
-  return LostRank{
-      peer.rank(),
-      who.host,
-      who.process.pid,
-      std::move(what),
-      {},
-      last ? names_.describe(*last) : std::string()};
+LostRank PeerTable::lost_rank(int rank, std::string what) const {
+  const auto known = peer(rank);
+  if (!known) {
+    return {rank, "unknown", 0, std::move(what), {}, {}};
+  }
+  const auto& who = known->introduction();
+  return {rank, who.host, who.process.pid, std::move(what), {}, last_activity(*known)};
 }
 
 std::optional<Failure> PeerTable::find_dead(bool also_left) const {
+  Failure dead;
   Failure left{FailureKind::kLeft, {}, {}};
-  Failure first;
   Failure because_of_others;
   for (const auto& peer : all()) {
     const auto end = peer ? end_of(*peer) : std::nullopt;
     if (!end || (!also_left && end->may_be_meant)) {
       continue;
     }
-    auto found = lost_rank(*peer, end->what);
-    if (end->raised) {
+    auto found = lost_rank(peer->rank(), end->what);
+    if (peer->page() != nullptr) {
       found.cause = peer->page()->layout().cause.read();
     }
-    auto& failure = end->left ? left : end->because_of_others ? because_of_others : first;
+    auto& failure = end->kind == FailureKind::kLeft ? left
+                    : end->because_of_others        ? because_of_others
+                                                    : dead;
     failure.lost.push_back(std::move(found));
   }
-  for (auto* failure : {&first, &left, &because_of_others}) {
+  for (auto* failure : {&dead, &left, &because_of_others}) {
     if (!failure->lost.empty()) {
       return *failure;
     }
@@ -217,7 +210,7 @@ std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns)
       continue;
     }
     failure.lost.push_back(lost_rank(
-        *peer,
+        peer->rank(),
         "has not been heard of for " + in_seconds(now - heard) +
             " s, and the communication failed: it, or its machine, died or was stopped"));
   }
@@ -225,33 +218,29 @@ std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns)
 }
 
 Failure PeerTable::store_lost(bool silent) const {
-  const auto first = peer(0);
-  const std::string what =
-      rank_ == 0 ? "lost the store of the process group: its process ended, or it does not answer"
-      : silent   ? "or the launcher is lost or stopped: the store does not answer"
-                 : "or the launcher died: the store is gone";
   return {
       FailureKind::kDead,
-      {first ? lost_rank(*first, what) : LostRank{0, "unknown", 0, what, {}, {}}},
+      {lost_rank(
+          0,
+          rank_ == 0
+              ? "lost the store of the process group: its process ended, or it does not answer"
+          : silent ? "or the launcher is lost or stopped: the store does not answer"
+                   : "or the launcher died: the store is gone")},
       {}};
 }
 
 std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {
   Failure failure;
-  const auto all = this->all();
-  // Of the others a rank without a store can know nothing; its silence tells of rank 0.
-  const bool only_first = !store_answers && rank_ != 0 && !all.front();
-  for (int rank = 0; rank < (only_first ? 1 : static_cast<int>(all.size())); ++rank) {
-    if (rank != rank_ && !all[static_cast<std::size_t>(rank)]) {
-      failure.lost.push_back(
-          {rank,
-           "unknown",
-           0,
-           only_first      ? "or the launcher died: the store was lost before ranks had met"
-           : store_answers ? "died before it wrapped its model, or never did"
-                           : "is unknown here, since the store was lost before ranks had met",
-           {},
-           {}});
+  const auto peers = all();
+  // Without the store, a rank knows nothing of the others. The lost store tells about rank 0.
+  const bool only_first = !store_answers && rank_ != 0 && !peers.front();
+  const char* what = only_first ? "or the launcher died: the store was lost before ranks had met"
+                     : store_answers
+                         ? "died before it wrapped its model, or never did"
+                         : "is unknown here, since the store was lost before ranks had met";
+  for (int rank = 0; rank < (only_first ? 1 : static_cast<int>(peers.size())); ++rank) {
+    if (rank != rank_ && !peers[static_cast<std::size_t>(rank)]) {
+      failure.lost.push_back(lost_rank(rank, what));
     }
   }
   return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
@@ -288,23 +277,78 @@ std::string PeerTable::describe_missing(int rank) const {
     return prefix + "which has not wrapped its model yet";
   }
   const auto& who = late->introduction();
+  const auto last = last_activity(*late);
+  const auto* page = late->page();
   return prefix + "host " + who.host + ", pid " + std::to_string(who.process.pid) + ", " +
-         whereabouts(*late);
+         (last.empty() ? "its activity is unknown" : "last seen in " + last) +
+         (page && page->presence() == Presence::kLeft ? ", has left" : "");
 }
 
-std::string PeerTable::whereabouts(const Peer& peer) const {
-  const std::string stopped = peer.stopped() ? "stopped by a signal (SIGSTOP), " : "";
+std::string PeerTable::last_activity(const Peer& peer) const {
   const auto activity = peer.activity();
-  if (!activity) {
-    return stopped + "its activity is unknown";
-  }
-  auto text = stopped + "last seen in " + names_.describe(*activity);
-  if (const auto* page = peer.page()) {
-    const auto detail = page->layout().detail.read();
-    text += (detail.empty() ? "" : ", ") + detail;
-    text += page->presence() == Presence::kLeft ? ", has left" : "";
-  }
+  auto text = activity ? names_.describe(*activity) : std::string();
+  const auto add = [&text](const std::string& more) {
+    text += (text.empty() || more.empty() ? "" : ", ") + more;
+  };
+  add(peer.page() ? peer.page()->layout().detail.read() : "");
+  add(peer.stopped() ? "stopped by a signal (SIGSTOP)" : "");
   return text;
+}
+
+// ---- comparison of calls -----------------------------------------------------------------------
+
+// In every step: copies nothing.
+bool PeerTable::agrees(const StepCalls& ours) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::all_of(with_page_.begin(), with_page_.end(), [this, &ours](const auto& peer) {
+    const auto theirs = peer->page()->calls(ours);
+    return !theirs || same_calls(*theirs, ours, same_sequence_);
+  });
+}
+
+std::vector<std::pair<int, StepCalls>> PeerTable::step_calls(const StepCalls& ours) const {
+  std::vector<std::pair<int, StepCalls>> known{{rank_, ours}};
+  for (const auto& peer : all()) {
+    const auto theirs = peer && peer->page() ? peer->page()->calls(ours) : std::nullopt;
+    if (theirs) {
+      known.emplace_back(peer->rank(), *theirs);
+    }
+  }
+  std::sort(known.begin(), known.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  return known;
+}
+
+Comparison PeerTable::compare(const StepCalls& ours, bool is_over) const {
+  if (agrees(ours)) {
+    return Comparison::kSame;
+  }
+  const auto peers = all();
+  const auto num_without_page = static_cast<std::size_t>(std::count_if(
+      peers.begin(), peers.end(), [](const auto& peer) { return peer && !peer->page(); }));
+  const auto known = step_calls(ours);
+  bool all_are_through = known.size() + num_without_page == peers.size();
+  bool any_invalid = false;
+  for (auto [rank, calls] : known) {
+    all_are_through = all_are_through && (is_over || calls.results != 0);
+    any_invalid = any_invalid || calls.results == StepCalls::kSpoiled;
+    calls.results = StepCalls::kNone;
+    if (!same_calls(calls, ours, same_sequence_)) {
+      return Comparison::kDifferent;
+    }
+  }
+  return any_invalid       ? Comparison::kSame
+         : all_are_through ? Comparison::kDifferent
+                           : Comparison::kUndecided;
+}
+
+std::optional<std::string> PeerTable::uneven_sequences(const StepCalls& ours) const {
+  bool even = true;
+  std::ostringstream out;
+  for (const auto& [rank, calls] : step_calls(ours)) {
+    even = even && calls.sequence == ours.sequence;
+    out << (out.tellp() > 0 ? ", " : "") << "rank " << rank << ": " << calls.sequence;
+  }
+  return even ? std::nullopt : std::make_optional(out.str());
 }
 
 }  // namespace ddpx::health

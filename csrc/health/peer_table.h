@@ -60,7 +60,8 @@ class PeerTable {
   // store does not answer. Its whole host may be lost, or its process alone may be stopped.
   Failure store_lost(bool silent) const;
 
-  LostRank lost_rank(const Peer& peer, std::string what) const;
+  // Describes this or another rank, which may be unknown.
+  LostRank lost_rank(int rank, std::string what) const;
 
   // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
   // `store_answers`: the store could be asked for them to the end.
@@ -69,14 +70,13 @@ class PeerTable {
   // Those that have not made the calls that a rank at `activity` and `progress` waits for.
   std::vector<int> missing(const Activity& activity, const Progress& progress) const;
   std::string describe_missing(int rank) const;
-  // "last seen in step 3, phase forward".
-  std::string whereabouts(const Peer& peer) const;
 
   // Whether ranks of this machine made the same calls in a step. By results alone that is undecided
   // until all are through with it, and none has said that its results are spoiled. `is_over`: they
   // are through, since this one has come to the end of the next step.
   Comparison compare(const StepCalls& ours, bool is_over) const;
-  std::string describe_calls(const StepCalls& ours) const;
+  // The calls of ranks with a page, by rank.
+  std::vector<std::pair<int, StepCalls>> step_calls(const StepCalls& ours) const;
 
   // Numbers of calls made to the group, by rank, if they differ where that may be meant.
   std::optional<std::string> uneven_sequences(const StepCalls& ours) const;
@@ -84,7 +84,8 @@ class PeerTable {
  private:
   // Whether all whose calls are known made the same. In every step: nothing is copied.
   bool agrees(const StepCalls& ours) const;
-  std::vector<std::pair<int, StepCalls>> step_calls(const StepCalls& ours) const;  // by rank
+  // "step 3, phase forward, stopped by a signal (SIGSTOP)". Empty if unknown.
+  std::string last_activity(const Peer& peer) const;
 
   int rank_;
   bool same_sequence_;

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "calls.h"
+
 namespace ddpx::health {
 namespace {
 
@@ -27,10 +29,10 @@ uint64_t mixed(uint64_t digest, uint64_t value) {
 
 }  // namespace
 
-StepTracker::StepTracker(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject)
-    : monitor_(std::move(monitor)), subject_(std::move(subject)) {
+StepTracker::StepTracker(std::shared_ptr<Monitor> monitor, MissingParams missing_params)
+    : monitor_(std::move(monitor)), missing_params_(std::move(missing_params)) {
   if (monitor_) {
-    monitor_->set_subject(kNotNumbered, subject_);
+    monitor_->set_missing_params(kNotNumbered, missing_params_);
   }
 }
 
@@ -49,7 +51,7 @@ void StepTracker::continue_from(const StepTracker& older) {
 void StepTracker::set_number(uint32_t wrapper) {
   calls_.wrapper = wrapper;
   calls_.model = model_of(wrapper);
-  monitor_->set_subject(calls_.model, subject_);
+  monitor_->set_missing_params(calls_.model, missing_params_);
   monitor_->peers().names().set(calls_.model, names_);
 }
 
@@ -133,7 +135,7 @@ void StepTracker::compare(const StepCalls& calls, bool is_over) const {
     comparison = peers.compare(calls, is_over);
   }
   if (comparison == Comparison::kDifferent) {
-    monitor_->raise_mismatch(peers.describe_calls(calls));
+    monitor_->raise_mismatch(describe_mismatch(peers.step_calls(calls)));
   }
 }
 

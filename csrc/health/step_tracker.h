@@ -15,7 +15,7 @@ namespace ddpx::health {
 class StepTracker {
  public:
   StepTracker() = default;
-  StepTracker(std::shared_ptr<Monitor> monitor, std::weak_ptr<Subject> subject);
+  StepTracker(std::shared_ptr<Monitor> monitor, MissingParams missing_params);
 
   // All ranks have just constructed this wrapper together.
   void number_as_constructed();
@@ -99,7 +99,7 @@ class StepTracker {
   void compare(const StepCalls& calls, bool is_over) const;
 
   std::shared_ptr<Monitor> monitor_;
-  std::weak_ptr<Subject> subject_;
+  MissingParams missing_params_;
   std::vector<std::vector<std::string>> names_;  // of the params, by bucket
   StepCalls calls_{kNotNumbered};
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back

@@ -22,7 +22,7 @@ constexpr int kBetweenLooksMs = 200;
 // After SIGTERM: a rank whose death was the reason is seen to be dead within this time.
 constexpr auto kTimeToSee = std::chrono::milliseconds(500);
 constexpr auto kTimeToWrite = std::chrono::milliseconds(1000);
-constexpr auto kBetweenHastyLooks = std::chrono::milliseconds(10);
+constexpr auto kBetweenFastLooks = std::chrono::milliseconds(10);
 
 std::atomic<uint64_t> forks{0};
 
@@ -48,19 +48,18 @@ extern "C" void ddpx_on_sigterm(int) {
   errno = error;
 }
 
-bool handles_sigterm() {
+bool handles_sigterm(void (*handler)(int)) {
   struct sigaction now{};
   sigaction(SIGTERM, nullptr, &now);
-  return now.sa_handler == ddpx_on_sigterm;
+  return now.sa_handler == handler;
 }
 
+// Does nothing if the script has a handler of its own.
 void take_sigterm() {
-  struct sigaction now{};
-  sigaction(SIGTERM, nullptr, &now);
-  if (now.sa_handler != SIG_DFL && now.sa_handler != ddpx_on_sigterm) {
-    return;  // the script's own
-  }
   handler_owner = getpid();
+  if (!handles_sigterm(SIG_DFL)) {
+    return;
+  }
   struct sigaction ours{};
   ours.sa_handler = ddpx_on_sigterm;
   ours.sa_flags = SA_RESTART;
@@ -69,7 +68,7 @@ void take_sigterm() {
 }
 
 void give_sigterm_back() {
-  if (handles_sigterm()) {
+  if (handles_sigterm(ddpx_on_sigterm)) {
     std::signal(SIGTERM, SIG_DFL);
   }
 }
@@ -81,7 +80,6 @@ std::atomic<Watchdog*> current{nullptr};
 void after_fork_in_child() {
   forks.fetch_add(1);
   current.store(nullptr);
-  LogQueue::forget();
 }
 
 // Out of memory, say: the next look tries again.
@@ -209,7 +207,7 @@ void Watchdog::answer_sigterm() {
   const auto failed = [](const auto& monitor) { return monitor->failed(); };
   while (std::none_of(all.begin(), all.end(), failed) &&
          std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kBetweenHastyLooks);
+    std::this_thread::sleep_for(kBetweenFastLooks);
     for (const auto& monitor : all) {
       look_at(*monitor);
     }
@@ -218,7 +216,7 @@ void Watchdog::answer_sigterm() {
   if (printing_ != Printing::kNotBegun) {
     const auto end = std::chrono::steady_clock::now() + kTimeToWrite;
     while (printing_ != Printing::kDone && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(kBetweenHastyLooks);
+      std::this_thread::sleep_for(kBetweenFastLooks);
     }
   } else if (reported != all.end()) {
     const auto report = (*reported)->report();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../shm/unique_fd.h"
+#include "log_queue.h"
 #include "monitor.h"
 
 namespace ddpx::health {
@@ -24,6 +25,10 @@ class Watchdog {
 
   void add(const std::shared_ptr<Monitor>& monitor);
   std::vector<std::shared_ptr<Monitor>> monitors() const;
+
+  LogQueue& log() {
+    return log_;
+  }
 
   // All groups of this process: see Monitor.
   void fail_all(const std::string& cause);
@@ -50,6 +55,7 @@ class Watchdog {
   std::vector<std::shared_ptr<Monitor>> monitors_;
   shm::UniqueFd wake_;
   bool running_ = false;
+  LogQueue log_;
   std::atomic<Printing> printing_{Printing::kNotBegun};
 };
 

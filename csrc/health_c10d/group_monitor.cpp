@@ -45,9 +45,18 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-bool counts_calls(Group& group) {
-  const auto backend = group.getBackendType();
-  return backend == Group::GLOO || backend == Group::NCCL || group.getBackendName() == "shm";
+// Returns null for a backend that does not count its calls.
+c10::intrusive_ptr<c10d::Backend> counting_backend(Group& group) {
+  const auto type = group.getBackendType();
+  try {
+    auto backend = type == Group::GLOO || type == Group::NCCL ? group.getDefaultBackend()
+                                                              : group.getBackend(c10::kCPU);
+    const bool counts = type == Group::GLOO || type == Group::NCCL ||
+                        (backend && backend->getBackendName() == "shm");
+    return counts ? backend : nullptr;
+  } catch (const std::exception&) {
+    return nullptr;  // the group has no backend for CPU
+  }
 }
 
 health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
@@ -80,11 +89,12 @@ health::Monitor::Group describe(const c10::intrusive_ptr<Group>& group) {
   };
   described.sequence = [weak] {
     const auto held = weak.lock();
-    return held ? held->getDefaultBackend()->getSequenceNumberForGroup() : 0;
+    const auto backend = held ? counting_backend(*held) : nullptr;
+    return backend ? backend->getSequenceNumberForGroup() : 0;
   };
   // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
   described.same_sequence = group->getBackendType() == Group::NCCL;
-  if (!counts_calls(*group)) {
+  if (!counting_backend(*group)) {
     described.sequence = [] { return uint64_t{0}; };
   }
   return described;

@@ -34,7 +34,6 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // methods whose comments say otherwise. docs/architecture.md draws a step and its phases.
 class Reducer final : public GradListener,
                       public GraphTaskObserver,
-                      public health::Subject,
                       public std::enable_shared_from_this<Reducer> {
  public:
   // Allocates the first buckets and puts a hook on every param. `frozen_params` are the module's
@@ -185,7 +184,7 @@ class Reducer final : public GradListener,
   std::vector<int32_t> used_by_ranks();
 
   // The params that this backward still waits for; empty while another thread holds the mutex.
-  std::vector<std::string> missing_params() override;
+  std::vector<std::string> missing_params();
 
   // ---- called by autograd ----
 

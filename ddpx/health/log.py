@@ -17,7 +17,6 @@ logger = logging.getLogger("ddpx.health")
 _LEVELS = {
     _C.HealthLevel.INFO: logging.INFO,
     _C.HealthLevel.WARNING: logging.WARNING,
-    _C.HealthLevel.ERROR: logging.ERROR,
 }
 _JOIN_S = 1.0
 _thread: threading.Thread | None = None
@@ -53,7 +52,8 @@ def _serve(record: _C.HealthRecord) -> None:
     else:
         message = record.message
         if record.event == "stack":
-            message = message.partition("\n")[0] + innermost_frames(message)
+            head, _, stacks = message.partition("\n")
+            message = head + innermost_frames(stacks)
         extra = {"event": record.event, **record.fields}
         logger.log(_LEVELS[record.level], "[ddpx] %s", message, extra=extra)
 

@@ -15,7 +15,7 @@ class StepsTest : public testing::Test {
  protected:
   StepsTest() {
     for (std::size_t rank = 0; rank < 3; ++rank) {
-      notes.emplace_back(ranks[rank].shared_from_this(), std::weak_ptr<Subject>());
+      notes.emplace_back(ranks[rank].shared_from_this(), MissingParams());
     }
   }
 
@@ -155,7 +155,7 @@ TEST(StepTrackerTest, BeforeTheFirstStepThereIsNoneToCompare) {
     group.sequence = [] { return uint64_t{5}; };
     monitors.push_back(Monitor::create(group, access_to(store)));
     monitors.back()->begin_construction();
-    notes.emplace_back(monitors.back(), std::weak_ptr<Subject>());
+    notes.emplace_back(monitors.back(), MissingParams());
     notes.back().number_as_constructed();
   }
   ASSERT_TRUE(eventually([&] { return monitors[0]->peers().peer(1) != nullptr; }));

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "health/fields.h"
+#include "health/stall_timeouts.h"
+#include "health/watchdog.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -362,7 +364,7 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");
   ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   std::thread asked([&] {
-    auto& queue = LogQueue::instance();
+    auto& queue = Watchdog::instance().log();
     while (const auto record = queue.next()) {
       if (record->event == "stack_wanted" && record->token == ranks[1].token()) {
         ranks[1].answer_stack_request("the stack");
@@ -371,9 +373,9 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
     }
   });
   const auto stack = ranks[0].stack_of(1, std::chrono::milliseconds(5000));
-  LogQueue::instance().close();
+  Watchdog::instance().log().close();
   asked.join();
-  LogQueue::instance().open();
+  Watchdog::instance().log().open();
   ASSERT_TRUE(stack);
   EXPECT_EQ(*stack, "the stack");
   EXPECT_FALSE(ranks[0].stack_of(1, std::chrono::milliseconds(50)));
@@ -442,7 +444,7 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   ranks[0].page().note(Doing::kWaiting, ours, 0);
   std::string message;
   while (message.empty()) {
-    const auto record = LogQueue::instance().next();
+    const auto record = Watchdog::instance().log().next();
     if (record->event == "stalled" && record->token == ranks[0].token()) {
       message = record->message;
     }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "health/calls.h"
 #include "health/peer_table.h"
 #include "local_ranks.h"
 
@@ -161,7 +162,7 @@ TEST_F(PeerTableTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
   EXPECT_FALSE(peers.find_dead(false));
   const auto failure = peers.find_dead(true);
   ASSERT_TRUE(failure);
-  EXPECT_EQ(failure->lost.front().what, "was told to end, by SIGTERM");
+  EXPECT_EQ(failure->lost.front().what, "ended after SIGTERM");
 }
 
 TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
@@ -272,7 +273,7 @@ TEST_F(PeerTableTest, SequencesAreComparedWhereCollectiveCallsAloneAreCounted) {
   EXPECT_FALSE(differ(strict, ours));
   child.page().publish(StepCalls{0, 3, 2, 77, 42, 0});
   EXPECT_TRUE(differ(strict, ours));
-  const auto how = strict.describe_calls(ours);
+  const auto how = describe_mismatch(strict.step_calls(ours));
   EXPECT_TRUE(contains(how, "the first as call number 42 of the group")) << how;
 }
 

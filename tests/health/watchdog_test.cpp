@@ -115,23 +115,22 @@ TEST_F(SigtermTest, LeavesErrnoOfTheInterruptedCode) {
 
 // A condition variable must not be used in a child while a thread of the parent waits for it.
 TEST(LogQueueTest, AForkedChildHasItsOwn) {
-  Watchdog::instance();  // it registers what a child does
-  std::thread waits([] { LogQueue::instance().next(); });
+  std::thread waits([] { Watchdog::instance().log().next(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   constexpr int kRead = 42;
   const int status = status_of_child([] {
     std::thread adds([] {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      LogQueue::instance().add({});
+      Watchdog::instance().log().add({});
     });
-    const bool found = LogQueue::instance().next().has_value();
+    const bool found = Watchdog::instance().log().next().has_value();
     adds.join();
     _exit(found ? kRead : 1);
   });
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kRead) << status;
-  LogQueue::instance().close();
+  Watchdog::instance().log().close();
   waits.join();
-  LogQueue::instance().open();
+  Watchdog::instance().log().open();
 }
 
 }  // namespace
