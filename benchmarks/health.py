@@ -27,7 +27,9 @@ TITLE = "Cost of the watch over ranks"
 
 _OFF, _AGAIN, _ON = "without", "without, again", "with the watch"
 _RANKS = 2
-_MOST = 20.0  # microseconds a step
+_MOST = 20.0  # microseconds a step, beside the noise of whole steps
+_MOST_NOTES = 1.0  # microseconds a step, call by call
+_MOST_PERCENT = 0.1  # of a core, for the helper threads of a rank
 _NUM_PARAMS = 10  # a short step: what is looked for is small, and noise grows with the step
 _NOTE_RANKS = (2, 4, 16)
 _NOTES = {
@@ -125,6 +127,23 @@ def goals(results: Results) -> list[Goal]:
             noise=abs(cell["noise_ns_per_step"]["median"]) / 1e3 / _MOST,
         )
         for transport, cell in results["cells"].items()
+    ] + [
+        goal
+        for cost in results["notes"]
+        for goal in (
+            Goal(
+                f"calls of the watch in a step of 10 buckets, {cost['ranks']} ranks",
+                ns_of_notes(cost, num_buckets=10) / 1e3,
+                _MOST_NOTES,
+                " µs a step",
+            ),
+            Goal(
+                f"helper threads of the watch, {cost['ranks']} ranks",
+                cost["percent_of_core"],
+                _MOST_PERCENT,
+                " % of a core",
+            ),
+        )
     ]
 
 
@@ -146,10 +165,17 @@ def section(results: Results) -> str:
             *(f"{cost[name]:.0f}" for name in _NOTES),
             f"{ns_of_notes(cost, num_buckets=1):.0f}",
             f"{ns_of_notes(cost, num_buckets=10):.0f}",
+            f"{cost['percent_of_core']:.3f}",
         ]
         for cost in results["notes"]
     ]
-    note_headers = ["ranks", *_NOTES.values(), "a step of 1 bucket", "of 10 buckets"]
+    note_headers = [
+        "ranks",
+        *_NOTES.values(),
+        "a step of 1 bucket",
+        "of 10 buckets",
+        "threads, % of a core",
+    ]
     return "\n\n".join(
         [
             f"CPU time of the thread that trains, {_RANKS} ranks, {results['num_params']} tensors "

@@ -1,15 +1,17 @@
-// Times what a watched rank does in a step for its peers, note by note.
+// Times what a watched rank does in a step for its peers, call by call, and what its threads use.
 //
 //   health_bench RANKS [seconds per figure]
 //
-// RANKS live in this process, over a board in memory; the watchdog looks around meanwhile, as it
-// does in training. Prints one JSON object: nanoseconds a call, the least of several runs.
+// RANKS live in this process, over a store in memory. One watchdog watches for all of them. Prints
+// one JSON object: nanoseconds a call, the least of several runs, and the percentage of one core
+// that the threads of a rank use in steady state.
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -74,6 +76,13 @@ double ns_per_call(double seconds, const std::function<void()>& call) {
   return least;
 }
 
+double percent_of_core(double seconds, int num_ranks) {
+  const auto before = std::clock();
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  const auto used = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  return 100 * used / seconds / num_ranks;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -84,6 +93,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   const auto ranks = make_ranks(size);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the start is over
+  const auto percent = percent_of_core(10 * seconds, size);
   std::vector<StepTracker> notes;
   for (const auto& rank : ranks) {
     notes.emplace_back(rank, MissingParams());
@@ -115,13 +126,14 @@ int main(int argc, char** argv) {
   const auto check_calls = std::max(0.0, make_steps(true) - unchecked);
   std::printf(
       "{\"ranks\": %d, \"check\": %.1f, \"note\": %.1f, \"note_launch\": %.1f, "
-      "\"note_result\": %.1f, \"check_calls\": %.1f}\n",
+      "\"note_result\": %.1f, \"check_calls\": %.1f, \"percent_of_core\": %.4f}\n",
       size,
       begin,
       note,
       launch,
       result,
-      check_calls);
+      check_calls,
+      percent);
   std::fflush(stdout);
   std::_Exit(0);  // the watchdog's thread goes on to the end
 }

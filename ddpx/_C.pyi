@@ -229,7 +229,7 @@ class HealthLevel:
     def __int__(self) -> int: ...
 
 class HealthRecord:
-    """``health::Record`` of ``csrc/health/log_queue.h``: one fact."""
+    """``health::Record`` of ``csrc/health/log_queue.h``: a message for logging."""
 
     @property
     def level(self) -> HealthLevel: ...
@@ -244,7 +244,7 @@ class HealthRecord:
         """Of the status page of the rank that it is about."""
 
 class Monitor:
-    """One rank's lookout over its group; see ``csrc/health/monitor.h``."""
+    """The failure detector of one rank in one group; see ``csrc/health/monitor.h``."""
 
     @property
     def rank(self) -> int: ...
@@ -307,10 +307,10 @@ def open_health_log() -> None: ...
 def close_health_log() -> None: ...
 def answer_stack_request(token: int, stack: str) -> None: ...
 def explain_error(said: str) -> None:
-    """See :meth:`Monitor.explain_error`; of all groups."""
+    """Calls :meth:`Monitor.explain_error` of all groups."""
 
 def fail_rank(cause: str) -> None:
-    """This rank's script ends with an error: its peers are told, in all groups that are watched."""
+    """This rank's script ends with an error. Its peers hear of it in all groups."""
 
 def begin_printing_report() -> None:
     """The interpreter prints a report. SIGTERM then does not print it again."""

@@ -27,9 +27,9 @@ namespace ddpx::health {
 // Called on the thread of the watchdog. Must not wait.
 using MissingParams = std::function<std::vector<std::string>()>;
 
-// Made for a group, and kept until the group is gone or the process ends. Reducers note on `page`
-// what they do; the watchdog's thread calls `look` a few times a second. Nobody waits for a monitor
-// but who has met an error, or waits for a peer anyway. Thread-safe.
+// The failure detector of one rank in one process group. Owned by the watchdog, whose thread calls
+// look() five times a second, until the group is gone. Thread-safe. Only calls whose comments say
+// so wait, and only after an error or a lost lease.
 class Monitor : public std::enable_shared_from_this<Monitor> {
  public:
   struct Group {
@@ -37,11 +37,11 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     int world_size = 1;
     std::string identity;                // see Introduction::own
     std::function<bool()> gone;          // the process group was destroyed
-    std::function<void()> abort;         // lets go who waits in its collective calls
-    std::function<uint64_t()> sequence;  // number of calls made to it; 0: not counted
-    bool same_sequence = false;          // on all ranks, if these make the same collective calls
+    std::function<void()> abort;         // ends waits in collective calls of the group
+    std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
+    bool same_sequence = false;          // ranks with the same calls have the same `sequence`
     int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks
-    bool survivors_live_on = false;      // the launcher does not end them
+    bool survivors_live_on = false;      // the launcher does not end survivors
   };
 
   static std::shared_ptr<Monitor> create(Group group, StoreAccess store);
@@ -49,8 +49,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // ---- for reducers --------------------------------------------------------------------------
 
-  // Numbers for wrappers over this group, to which model_of() belongs: of the one that all ranks
-  // have just constructed, and of another one that is about to make its first collective call.
+  // Numbers of wrappers of this group, for model_of(): of the wrapper that all ranks have just
+  // constructed, and of another wrapper that is about to make its first collective call.
   uint32_t number_of_constructed() const;
   uint32_t next_number();
   void set_missing_params(uint8_t model, MissingParams missing_params);
@@ -79,31 +79,31 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void introduce() {
     threads_->introduce();
   }
-  // Adds ranks that have become known to the peers.
+  // Adds ranks that have become known to the table of peers.
   void meet();
   uint64_t sequence() const {
     return group_.sequence();
   }
 
-  // The group cannot go on.
+  // Whether the group cannot continue.
   bool failed() const {
     return failed_.load(std::memory_order_acquire);
   }
   void raise_if_failed(const std::string& said = {});
 
-  // Whether that, or an error's explanation, has raised already.
+  // Whether this rank has raised the failure.
   bool has_raised() const {
     return page_.view().presence() == Presence::kFailing;
   }
 
-  // This rank has found that ranks make different collective calls: all raise it. Raises.
+  // Declares that ranks make different collective calls, and raises. All ranks raise this.
   [[noreturn]] void raise_mismatch(const std::string& how);
 
-  // An error has come out of a collective call, which `said` something: raises if ranks are gone,
-  // as may show only now; returns if all are there.
+  // After a collective call has failed with the text `said`. Waits until the cause is found, for
+  // some seconds at most. Raises if ranks are lost or late. Returns if all ranks live.
   void explain_error(const std::string& said);
 
-  // A step has come to its end: other hosts may compare it with theirs.
+  // After the end of a step. Other hosts may compare the step with theirs.
   void add_sample(const StepCalls& calls) {
     if (has_lease_.load(std::memory_order_relaxed)) {
       samples_.add(calls);
@@ -125,49 +125,51 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     return group_.rank;
   }
 
-  // For what no reducer does: wrapping a model, and each collective call in that; waiting for
-  // buffers, where the step stays the same.
+  // Publishes what the Python part does: the construction of a wrapper, each collective call of a
+  // construction, and waits for buffers.
   void begin_construction();
-  void begin_call();  // nothing elsewhere
+  void begin_call();  // has no effect outside a construction
   void end_call();
   void note(Doing doing);
 
-  // ---- for those who look --------------------------------------------------------------------
+  // ---- for reports ---------------------------------------------------------------------------
 
-  // What this rank would raise now; none if nothing has failed.
+  // The failure as this rank raises it. nullopt if the group has not failed.
   std::optional<RankReport> report() const;
 
-  // The Python stack of another rank of this machine: asks it. None if it does not answer in time.
+  // Asks another rank of this machine for its Python stacks, and waits for the answer. nullopt if
+  // there is none in time.
   std::optional<std::string> stack_of(int rank, std::chrono::milliseconds timeout) const;
   void answer_stack_request(const std::string& stack);
 
-  // Of this rank's page.
+  // The token of this rank's page.
   uint64_t token() const {
     return token_;
   }
 
-  // A text for the other ranks of this machine, which find it at Peer::page().
+  // Writes a text that other ranks of this machine read at Peer::page().
   void write_note(const std::string& text);
 
   // ---- the end of this rank ------------------------------------------------------------------
 
-  // Its script ends with an error. Where the store has to be told it waits for that until then, at
-  // most; see delivery_deadline().
+  // The script ends with an error. With several hosts, waits until the store has the failure, or
+  // until `deadline`; see delivery_deadline().
   void fail(const std::string& cause, std::chrono::steady_clock::time_point deadline);
   static std::chrono::steady_clock::time_point delivery_deadline();
 
-  // Until others have heard of that: the store may end with this process.
+  // Waits until other hosts have read what this rank posted, since the store may end with this
+  // process.
   void await_delivery() const;
 
-  // Its script, or its group, has come to its end.
+  // The script, or the group, has ended without an error.
   void leave();
 
-  // SIGTERM has come: this rank ends, though nothing may be wrong with it.
+  // This process has got SIGTERM.
   void mark_terminated() {
     page_.mark_terminated();
   }
 
-  // Another group has taken this one's place: there is nothing to watch or to report any more.
+  // Another group has replaced this group. Watching and reports end.
   void retire() {
     retired_ = true;
   }
@@ -177,7 +179,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool gone() const {
     return retired_ || group_.gone();
   }
-  // Descriptors that become ready when a peer ends.
+  // Descriptors that become readable when a peer ends.
   std::vector<int> ends_of_peers() const;
   void look();
 

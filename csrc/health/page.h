@@ -20,10 +20,10 @@ enum class Presence : uint32_t {
   kThere = 0,
   kFailing = 1,     // its script ends because of an error; `cause` says which
   kLeft = 2,        // its process group was destroyed, or its script came to its end
-  kTerminated = 3,  // somebody told it to end, by SIGTERM
+  kTerminated = 3,  // its process got SIGTERM
 };
 
-// What a rank has launched in one step of one wrapper, to be compared with what others have.
+// The buckets that a rank has launched in one step of one wrapper.
 struct StepCalls {
   uint8_t model = 0;
   uint32_t step = 0;

@@ -13,12 +13,12 @@
 namespace ddpx::health {
 namespace {
 
-// Of others, with a step whose results differ. Who takes longer, or waits for this one, is looked
-// at again a step later.
+// For ranks that have not finished a step whose results differ. The next step compares slower
+// ranks.
 constexpr auto kTimeToComeThrough = std::chrono::milliseconds(1000);
 
-// Words of a bucket, in each step others. Zeros are passed over for a while: the gradient of an
-// embedding has little else.
+// Sampled words of a bucket, at other places in each step. Up to kMostZeros zeros are skipped: the
+// gradient of an embedding is nearly all zeros.
 constexpr std::size_t kNumLooks = 4;
 constexpr std::size_t kMostZeros = 64;
 
@@ -115,7 +115,7 @@ void StepTracker::check_calls() {
   const auto sample = sample_.value_or(StepCalls::kSpoiled);
   calls_.results = sample == 0 ? StepCalls::kNone : sample;
   monitor_->page().publish(calls_);
-  // Of two ranks that come here at once, one at least sees what the other published.
+  // Of two ranks that come here at once, at least one sees what the other published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   compare(calls_, /*is_over=*/false);
   const auto before = std::exchange(last_, calls_);

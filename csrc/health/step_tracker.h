@@ -1,4 +1,4 @@
-// What one wrapper lets its peers know of its steps.
+// Publishes the steps of one wrapper to its peers, and compares them with those of the peers.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,27 @@
 
 namespace ddpx::health {
 
-// Nothing happens where there is no monitor. To be used with the reducer's mutex held.
+// Owned by the reducer's observer. Callers hold the reducer's mutex. Has no effect without a
+// monitor.
 class StepTracker {
  public:
   StepTracker() = default;
   StepTracker(std::shared_ptr<Monitor> monitor, MissingParams missing_params);
 
-  // All ranks have just constructed this wrapper together.
+  // After all ranks have constructed this wrapper together.
   void number_as_constructed();
 
-  // The same wrapper, as its ranks know it, has a new reducer.
+  // The wrapper has a new reducer, and keeps its number.
   void continue_from(const StepTracker& older);
 
-  // What this rank does from here on.
+  // Publishes what this rank does from now on.
   void note(Doing doing, std::size_t bucket = 0) {
     if (monitor_) {
       monitor_->page().note(doing, calls_, bucket);
     }
   }
 
-  // A forward or a backward begins: nobody should compute for a group that cannot go on. Throws.
+  // Before a forward or a backward. Throws if the group cannot continue.
   void check() const {
     if (monitor_) {
       monitor_->check_process();
@@ -39,44 +40,44 @@ class StepTracker {
     }
   }
 
-  // A step that has not launched anything yet. The same number on all ranks.
+  // A step begins. `step` is the same on all ranks.
   void begin_step(uint32_t step) {
     calls_ = StepCalls{calls_.model, step, 0, 0, 0, 0, 0, calls_.wrapper};
     sample_ = 0;
   }
 
-  // The step broke off. What this rank did last is left to be seen, unless it was a wait. Peers may
-  // come to the step's end: they hear, too, of results that are spoiled.
+  // The step was aborted. The last activity stays published, unless it was a wait. Peers that
+  // finish the step learn whether this rank's results are invalid.
   void break_off();
 
-  // A bucket is about to leave.
+  // Before a bucket is launched.
   void note_launch(int64_t num_bytes, int dtype);
 
-  // A bucket is back on CPU, with the same bits on all ranks if all made the same calls. Looks at
-  // a few of them, since a look at all would cost as much as another copy.
+  // After the reduction of a bucket on CPU. All ranks have the same bits if all made the same
+  // calls. Samples a few words, since reading all would cost as much as another copy.
   void note_result(const void* data, std::size_t num_bytes);
 
-  // This rank has found something wrong with its own gradients: its results say nothing.
+  // This rank's own gradients are wrong, so its results are not compared.
   void spoil_results() {
     sample_.reset();
   }
 
-  // After an error in a collective call: throws if it came because ranks are gone.
+  // After an error in a collective call. Throws if ranks are lost.
   void explain_error(const std::string& said) const {
     if (monitor_) {
       monitor_->explain_error(said);
     }
   }
 
-  // Ranks have made different calls: raises, as all do.
+  // Declares that ranks made different calls, and raises.
   void raise_mismatch(const std::string& how) const {
     if (monitor_) {
       monitor_->raise_mismatch(how);
     }
   }
 
-  // All buckets of the step are back: raises if ranks made different calls. Where what came back
-  // differs, it waits for a moment for who is not here yet; a step later all have been here.
+  // After all buckets of the step. Raises if ranks made different calls. If results differ, waits
+  // up to a second for ranks that have not finished the step, and compares again a step later.
   void check_calls();
 
   void name_buckets(std::vector<std::vector<std::string>> names) {

@@ -1,4 +1,4 @@
-"""How this rank's script ends: peers are told, and the user if a lost rank is behind it."""
+"""The end of this rank's script: peers hear of an error, and the traceback names a lost rank."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ddpx.health import log
 from ddpx.health.failure import RankError
 
 _rank_pid: int | None = None
-_hook: Callable[..., None] | None = None  # the newest one of ours
+_hook: Callable[..., None] | None = None  # the newest excepthook of this module
 _has_ended = False
 
 
 def tell_peers() -> None:
-    """From here on, whatever ends the script.
+    """Makes the end of the script known to peers from now on.
 
-    Again where a model is wrapped: others may have taken the hook for uncaught exceptions since, or
-    this is a forked child that has become a rank.
+    Each construction calls this again: another library may have replaced the hook for uncaught
+    exceptions, or a forked child may have become a rank.
     """
     global _rank_pid
     if sys.excepthook is not _hook and settings.switch_of("DDPX_EXCEPTHOOK") is not False:
@@ -41,19 +41,19 @@ def tell_peers() -> None:
 
 
 def _end_first() -> None:
-    """Before what was registered since, which may destroy the group."""
+    """Lets _end run before functions that were registered later, which may destroy the group."""
     atexit.unregister(_end)
     atexit.register(_end)
 
 
 def _watch_end_of_child(function: Callable[[], None]) -> None:
-    """A process that multiprocessing started ends without atexit, but for these."""
+    """A process of multiprocessing runs finalizers at its end, and no functions of atexit."""
     if _rank_pid == os.getpid():
         multiprocessing.util.Finalize(None, function, exitpriority=1000)
 
 
 def _forget() -> None:
-    """In a forked child, which is no rank; it may become one if its parent was none."""
+    """In a forked child. The child is no rank, but may become one if its parent was none."""
     atexit.unregister(_end)
     if not dist.is_initialized():
         tell_peers()
@@ -86,32 +86,32 @@ def _take_excepthook() -> None:
 
 
 def _ends_the_script(hook: FrameType) -> bool:
-    """Python calls its hook when all frames are gone; code that logs what it caught may, too."""
+    """Whether Python calls the hook. Code that logs a caught exception may call the hook, too."""
     if _rank_pid != os.getpid() or threading.current_thread() is not threading.main_thread():
         return False
     if sys.flags.interactive or hasattr(sys, "ps1"):
         return False
     caller = hook.f_back
     while caller is not None and caller.f_code.co_name != "<module>":
-        caller = caller.f_back  # other hooks, which call the one before them
+        caller = caller.f_back  # later hooks call the previous one
     return caller is None
 
 
 def end_with(error: BaseException) -> RankError | None:
-    """Tells peers that this ends the script; returns what explains it, if ranks are lost."""
+    """Publishes that an error ends the script. Returns its explanation, if ranks are lost."""
     global _has_ended
-    _has_ended = True  # hooks before this one need not look for the cause again
+    _has_ended = True  # earlier hooks do not search for the cause again
     _end_first()
     failure = _explanation(error)
     if not _of_communication(error) and dist.is_initialized():
         for group in list(dist.distributed_c10d._world.pg_map):
-            _C.monitor_of(group)  # others may wait there for a model that it has not wrapped yet
+            _C.monitor_of(group)  # other ranks may wait there for the construction of a wrapper
     _C.fail_rank(_cause(failure or error))
     return failure
 
 
 def _explanation(error: BaseException) -> RankError | None:
-    """Of an error in a collective call of the script's own, behind which may be a lost rank."""
+    """Returns why a collective call of the script failed, if a lost rank is the cause."""
     if isinstance(error, RankError) or not _of_communication(error):
         return None
     try:
@@ -147,7 +147,7 @@ def _end() -> None:
 
 def _end_of_child() -> None:
     if multiprocessing.parent_process() is None:
-        return  # atexit sees to it
+        return  # atexit calls _end
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
         # What torch.multiprocessing.spawn() makes of an exception.

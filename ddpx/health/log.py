@@ -1,4 +1,4 @@
-"""What the watch over ranks has to say, through the standard ``logging`` module."""
+"""Passes messages of the failure detector to the standard ``logging`` module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 from ddpx import _C
 from ddpx.frames import innermost_frames, is_launcher
 
-# One line a fact; its fields are attributes of the record: event, rank, about_rank, step, phase.
+# A record has the attributes event, rank, about_rank, step and phase.
 logger = logging.getLogger("ddpx.health")
 
 _LEVELS = {
@@ -23,7 +23,7 @@ _thread: threading.Thread | None = None
 
 
 def start() -> None:
-    """Starts the thread that takes facts from the watch; it sleeps unless there are any."""
+    """Starts the thread that logs. The thread sleeps while there are no messages."""
     global _thread
     _C.open_health_log()
     _thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
@@ -31,7 +31,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """What has been said already is logged first."""
+    """Logs what waits already, and ends the thread."""
     _C.close_health_log()
     if _thread is not None:
         _thread.join(_JOIN_S)
@@ -41,7 +41,7 @@ def _work() -> None:
     while (record := _C.next_health_record()) is not None:
         try:
             _serve(record)
-        except Exception:  # a log handler's; the next fact is not to be lost for it
+        except Exception:  # of a log handler; later messages are still logged
             traceback.print_exc()
 
 
@@ -59,7 +59,7 @@ def _serve(record: _C.HealthRecord) -> None:
 
 
 def _stacks() -> str:
-    """Of all threads of this process but the one that asks; the main thread first."""
+    """Returns the stacks of all other threads of this process, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)

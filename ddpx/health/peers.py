@@ -1,4 +1,4 @@
-"""What the ranks of a wrapper's group are doing, for people and scripts that ask."""
+"""The current activity of the ranks of a wrapper's group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpx.settings import seconds
 
 
 class Wrapper(Protocol):
-    """What a wrapper offers here."""
+    """The part of a wrapper that this module uses."""
 
     process_group: dist.ProcessGroup
 

@@ -1,4 +1,4 @@
-"""The time that a rank waits: by the script, else by the environment, else by default."""
+"""How long a rank waits: from the script, else from the environment, else the default."""
 
 from __future__ import annotations
 
