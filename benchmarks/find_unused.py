@@ -21,8 +21,16 @@ from goals import Goal
 from interleave import Effort, Seconds, slowest_rank, time_rounds
 from models import DEPTH, MIXTURE, small_layers, varying
 from plan import Plan
-from pooling import difference, level, num_rounds, ratio, ratio_to_lowest
-from tables import Results, short, table, with_range
+from pooling import (
+    difference,
+    figure,
+    interval,
+    level,
+    num_rounds,
+    ratio,
+    ratios_to_lowest,
+)
+from tables import Results, short, table, with_interval, with_range
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,6 +51,7 @@ _LABELS = {
 
 _VARYING: dict[str, Any] = {"find_unused_parameters": True, "bucket_cap_mb": 1}
 _VIEWS = {**_VARYING, **contenders.VIEWS}
+_BEST_DDP = "DDP, "
 _OURS = ("ddpx over gloo, default", "ddpx over gloo, views", "ddpx over gloo, views, skip")
 
 
@@ -107,17 +116,7 @@ def measure(plan: Plan) -> Results:
     results["varying"] = {}
     for name in (DEPTH, MIXTURE):
         launches = plan.launch(_RANKS, time_varying, name, plan.tiny, plan.effort)
-        times = [slowest_rank(launch) for launch in launches]
-        results["varying"][name] = {
-            "rounds": num_rounds(times),
-            "rows": {
-                label: {
-                    "ms": level(times, label, 1e3),
-                    "ratio": ratio_to_lowest(times, label, "DDP, "),
-                }
-                for label in times[0]
-            },
-        }
+        results["varying"][name] = [slowest_rank(launch) for launch in launches]
     return results
 
 
@@ -139,16 +138,19 @@ def _measure_cost(plan: Plan) -> Results:
 
 
 def goals(results: Results) -> list[Goal]:
-    return [
-        Goal(
-            f"step / best DDP's, {name}, {label}",
-            cell["rows"][label]["ratio"]["median"],
-            1.0,
-            noise=abs(cell["rows"]["DDP, views again"]["ratio"]["median"] - 1),
-        )
-        for name, cell in results["varying"].items()
-        for label in _OURS
-    ]
+    found = []
+    for name, launches in results["varying"].items():
+        for label in _OURS:
+            values = ratios_to_lowest(launches, label, _BEST_DDP)
+            found.append(
+                Goal(
+                    f"step of {label} / best DDP's, {name}",
+                    figure(values)["median"],
+                    1.0,
+                    interval=interval(values),
+                )
+            )
+    return found
 
 
 def section(results: Results) -> str:
@@ -179,11 +181,12 @@ def section(results: Results) -> str:
         "experts in each of 4 blocks. `skip`: with `skip_all_reduce_unused_params`. Ratios compare "
         "with the best DDP in the same round.",
     ]
-    for name, cell in results["varying"].items():
-        shown = [
-            [label, short(row["ms"]["median"]), with_range(row["ratio"])]
-            for label, row in cell["rows"].items()
-        ]
-        parts.append(f"{name}, {cell['rounds']} rounds:")
-        parts.append(table(["contender", "ms", "to the best DDP"], shown))
+    for name, launches in results["varying"].items():
+        shown = []
+        for label in launches[0]:
+            values = ratios_to_lowest(launches, label, _BEST_DDP)
+            ms = short(level(launches, label, 1e3)["median"])
+            shown.append([label, ms, with_range(figure(values)), with_interval(interval(values))])
+        parts.append(f"{name}, {num_rounds(launches)} rounds:")
+        parts.append(table(["contender", "ms", "to the best DDP", "95 %"], shown))
     return "\n\n".join(parts)

@@ -58,8 +58,8 @@ TEST_P(UnreachedParams, ABucketDoesNotWaitForAParamThatThisBackwardDoesNotReach)
               "launch 3",
               "wait 0",
               "wait 1",
-              "wait 3",
-              "wait 2"}));
+              "wait 2",
+              "wait 3"}));
   EXPECT_TRUE(all_zero(sent.tensors[1]));
   EXPECT_EQ(replica.grads(), (Grads{10., std::nullopt, 5.}));
 }
@@ -118,9 +118,9 @@ TEST_P(UnreachedParams, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
               "input",
               "launch 3",
               "wait 0",
-              "wait 3",
               "wait 1",
-              "wait 2"}));
+              "wait 2",
+              "wait 3"}));
   EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, std::nullopt}));
 }
 
