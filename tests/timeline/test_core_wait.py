@@ -74,7 +74,7 @@ def test_what_the_recorder_adds(ranks):
         assert recording.num_threads == {0: 1, 1: 1}
         assert all(0 <= share <= 1 for share in recording.core_waits.values())
         lines = str(timeline.summary()).splitlines()
-        assert lines[0].startswith("3 steps (1 to 3) of 2 of 2 ranks over gloo")
+        assert lines[0].startswith("3 steps (1 to 3) of 2 of 2 ranks over shm")
         assert lines[1] == (
             "Only 4 of the 6 steps that were asked for were completed while the recording ran."
         )
