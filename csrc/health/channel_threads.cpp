@@ -1,5 +1,6 @@
 #include "channel_threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -21,8 +22,11 @@ constexpr int64_t kCatchUpNs = 1'000'000'000;     // others write, and then this
 constexpr int64_t kStateIsOldNs = 1'000'000'000;  // the watchdog writes it five times a second
 constexpr auto kBeforeReconnecting = milliseconds(500);
 
-// Until then, ranks that construct a wrapper usually have met in its collective call.
-constexpr int64_t kTimeToMeetNs = 100'000'000;
+// Until then, ranks that construct a wrapper usually have met in its collective call. The call
+// takes longer where many ranks share few cores.
+int64_t time_to_meet_ns(int world_size) {
+  return std::min<int64_t>(100 + 10 * int64_t{world_size}, 1000) * 1'000'000;
+}
 
 }  // namespace
 
@@ -316,7 +320,7 @@ void ChannelThreads::look(int64_t awake_ns) {
   state->awake_ns = awake_ns;
   const auto table = state->channel.table();
   if (!table) {
-    if (now_ns() - state->made_ns > kTimeToMeetNs) {
+    if (now_ns() - state->made_ns > time_to_meet_ns(state->settings.world_size)) {
       start(state);
     }
   } else if (state->running || state->ended) {
