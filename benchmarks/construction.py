@@ -3,7 +3,8 @@
     python benchmarks/construction.py [--ranks 2 16 48] [--rounds 5]
 
 All ranks are processes of this machine. The time is that of the slowest rank, from the moment when
-all ranks are ready; the median over the rounds is printed. Files are counted in excess of those
+all ranks are ready; the median over the rounds is printed. CPU time is that of all ranks together,
+and depends less on what else runs. Files are counted in excess of those
 before the group, on the rank with the most, and on rank 0, which serves the store. The last column
 is the time of the first reduce, which ``shm`` runs through gloo.
 """
@@ -25,7 +26,7 @@ from tables import table
 from ddpx.testing.rank_pool import forking_context
 
 BACKENDS = ("gloo", "shm")
-Round = tuple[float, float, int]  # seconds of construction, of the first reduce; files
+Round = tuple[float, float, int, float]  # seconds: construction, first reduce; files; CPU seconds
 
 
 def _open_files() -> int:
@@ -50,23 +51,23 @@ def _serve(sender: Connection, rank: int, ranks: int, rounds: int, port: int) ->
             prefix = f"{name}{index}"
             files = _open_files()
             meet(prefix)
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             dist.init_process_group(
                 name, store=dist.PrefixStore(prefix, store), rank=rank, world_size=ranks
             )
-            constructed = time.perf_counter()
+            constructed, cpu = time.perf_counter(), time.process_time() - cpu_start
             meet(f"{prefix}/constructed")
             files = _open_files() - files
             again = time.perf_counter()
             dist.reduce(torch.ones(10), 0)
             reduced = time.perf_counter()
-            measured[name].append((constructed - start, reduced - again, files))
+            measured[name].append((constructed - start, reduced - again, files, cpu))
             meet(f"{prefix}/used")
             dist.destroy_process_group()
     sender.send(measured)
-    meet("end")
-    if rank == 0:
-        time.sleep(1)  # other ranks read the last key
+    store.add("end", 1)
+    while rank == 0 and store.add("end", 0) < ranks:
+        time.sleep(0.01)  # rank 0 serves the store
     os._exit(0)
 
 
@@ -97,11 +98,13 @@ def main() -> None:
             per_round = list(zip(*(rank[name] for rank in measured), strict=True))
             times = [max(own[0] for own in each) for each in per_round]
             reduces = [max(own[1] for own in each) for each in per_round]
+            cpu = statistics.median(sum(own[3] for own in each) for each in per_round)
             rows.append(
                 [
                     str(ranks),
                     name,
                     f"{statistics.median(times):.3f} s",
+                    f"{cpu:.3f} s",
                     str(max(own[2] for own in per_round[-1])),
                     str(per_round[-1][0][2]),
                     f"{statistics.median(reduces):.3f} s",
@@ -111,6 +114,7 @@ def main() -> None:
         "ranks",
         "backend",
         "construction",
+        "CPU",
         "files of a rank",
         "files of rank 0",
         "first reduce",

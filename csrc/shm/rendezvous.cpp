@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <iterator>
@@ -71,7 +72,9 @@ class Rendezvous {
           kFailed + std::to_string(culprit) + " " +
           (error.culprits().empty() ? list_ranks({rank_}) + " failed: " + text : text);
       try {
-        channel_.set(answer_key(connected_key()), failure);
+        if (!all_connected_) {
+          channel_.set(answer_key(connected_key()), failure);
+        }
         channel_.set(answer_key(kHosts), failure);
       } catch (const std::exception&) {
         // The store is gone, so other ranks fail, too.
@@ -97,6 +100,7 @@ class Rendezvous {
       machine_ranks.push_back(rank);
     }
     meet(connected_key(), machine_ranks, "", [] { return "yes"; });
+    all_connected_ = true;
     // All connections of higher ranks, and their first messages, have arrived.
     identify_higher_ranks(listener.stop());
     exchange_homes();
@@ -115,8 +119,7 @@ class Rendezvous {
     return key + "/answer";
   }
 
-  // ---- texts of several ranks under one key
-  // ------------------------------------------------------
+  // ---- texts of several ranks under one key ------------------------------------------------
 
   void append(const std::string& key, const std::string& text) {
     channel_.append(key, std::to_string(rank_) + " " + text + "\n");
@@ -168,13 +171,15 @@ class Rendezvous {
     throw Error(ErrorKind::kPeerLost, opening(rank_, "rendezvous") + (end + 1), {culprit});
   }
 
+  // Empty if the store is gone.
   std::vector<int> missing(const std::string& key, const std::vector<int>& members) {
-    const auto present = texts(key);
     std::vector<int> missing;
-    for (const int member : members) {
-      if (present.count(member) == 0) {
-        missing.push_back(member);
-      }
+    try {
+      const auto present = texts(key);
+      std::copy_if(members.begin(), members.end(), std::back_inserter(missing), [&](int member) {
+        return present.count(member) == 0;
+      });
+    } catch (const std::exception&) {
     }
     return missing;
   }
@@ -191,8 +196,7 @@ class Rendezvous {
         ranks);
   }
 
-  // ---- connections
-  // -------------------------------------------------------------------------------
+  // ---- connections -------------------------------------------------------------------------
 
   void read_endpoints() {
     for (const auto& [rank, text] : texts(endpoints_key())) {
@@ -203,6 +207,9 @@ class Rendezvous {
         throw invalid("endpoint of " + list_ranks({rank}), {rank});
       }
       endpoints_.emplace(rank, std::move(endpoint));
+    }
+    if (endpoints_.count(rank_) == 0) {
+      throw invalid("list of endpoints: " + std::to_string(endpoints_.size()) + " of other ranks");
     }
   }
 
@@ -272,8 +279,7 @@ class Rendezvous {
     }
   }
 
-  // ---- hosts
-  // -------------------------------------------------------------------------------------
+  // ---- hosts -------------------------------------------------------------------------------
 
   // Equal on ranks that have reached the same ranks. Each of them has then reached all others. The
   // tokens are random, so different sets have different sums.
@@ -330,6 +336,7 @@ class Rendezvous {
   std::string machine_;                // ranks of other machines cannot be connected to
   std::map<int, Endpoint> endpoints_;  // of the ranks of this machine, by rank
   std::map<int, Connection> connections_;
+  bool all_connected_ = false;
   std::shared_ptr<HomeSegment> own_home_;
   std::map<int, std::shared_ptr<HomeSegment>> homes_;
 };

@@ -164,17 +164,23 @@ uint64_t ShmBackend::getSequenceNumberForGroup() {
   return sequence_;
 }
 
+// The failure detector aborts a group whose ranks are lost. The detector's report then becomes the
+// failure of the group.
 void ShmBackend::abort() {
+  const auto local = group();
   const auto monitor = monitor_of(*this);
-  const auto report = monitor ? monitor->report() : std::nullopt;
-  const auto reason =
-      report ? shm::without_opening(report->text()) : "the process group was aborted";
-  if (single_host() && report) {
-    group()->fail({shm::ErrorKind::kPeerLost, reason, report->failure.first_rank()}, "abort");
-  } else if (single_host()) {
-    group()->abort(reason);
+  if (const auto report = monitor ? monitor->report() : std::nullopt) {
+    local->fail(
+        {shm::ErrorKind::kPeerLost,
+         shm::without_opening(report->text()),
+         report->failure.first_rank()},
+        "abort");
   } else {
-    between_hosts()->abort(reason);
+    local->abort("the process group was aborted");
+  }
+  const auto failure = local->failure("abort");
+  if (!single_host() && failure) {
+    between_hosts()->abort(shm::without_opening(failure->what()));
   }
   inner()->abort();
 }

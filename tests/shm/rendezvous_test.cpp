@@ -110,6 +110,7 @@ TEST(RendezvousTest, ImpossibleTextsInTheStoreAreErrors) {
            {"shm/endpoints/", "0 short"},
            {"shm/endpoints/", "5 of another job"},
            {"shm/endpoints/", "no number"},
+           {"shm/endpoints/", ""},
            {"shm/hosts/answer", "0 0 0"},
            {"shm/hosts/answer", ""}}) {
     CorruptChannel channel(prefix, [text = text](const auto&) { return text; });
