@@ -39,7 +39,10 @@ TITLE = "find_unused_parameters"
 
 _RANKS = 2
 _NUM_PARAMS, _FEW_PARAMS = 2000, 100
-_WRAPPERS = {"DDP": DistributedDataParallel, "ddpx": contenders.ours_over_gloo()}
+_WRAPPERS: dict[str, Callable[..., nn.Module]] = {
+    "DDP": DistributedDataParallel,
+    "ddpx": contenders.ours_over_gloo(),
+}
 _OFF = "off"
 # label: whether the option is on, and whether there are unused params
 _LABELS = {

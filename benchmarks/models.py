@@ -74,6 +74,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: torch.Tensor, draw: random.Random) -> torch.Tensor:
         for shared, experts in zip(self.shared, self.blocks, strict=True):
+            assert isinstance(experts, nn.ModuleList)
             x = shared(x)
             x = x + torch.relu(draw.choice(list(experts))(x))
         return x

@@ -25,7 +25,7 @@ def _construct(name: str) -> float:
     module = nn.Linear(2, 2)
     dist.barrier(group)
     start = time.monotonic()
-    CONTENDERS[name](module, process_group=group)  # type: ignore[call-arg]
+    CONTENDERS[name](module, process_group=group)
     seconds = time.monotonic() - start
     dist.barrier(group)
     dist.destroy_process_group(group)

@@ -32,7 +32,7 @@ struct SimulationSettings {
   double hiccups_per_hour = 0;           // of each host: the store, or a keeper, stops for seconds
   int64_t look_ns = 200 * kMillisecond;  // between two looks of a watchdog
   bool through_store = false;            // ranks do not meet in a collective call
-  int dropped_host = -1;                    // the seeded defect: the store keeps its first message
+  int dropped_host = -1;                 // the seeded defect: the store keeps its first message
 };
 
 class Simulation {
