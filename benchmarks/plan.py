@@ -65,10 +65,10 @@ class Plan:
 KIB, MIB = 1 << 10, 1 << 20
 
 FULL = Plan(
-    launches=3,
+    launches=2,
     step_launches=5,
     effort=Effort(seconds=6.0, min_rounds=3),
-    step_effort=Effort(seconds=8.0, min_rounds=6),
+    step_effort=Effort(seconds=6.0, min_rounds=5),
     tiny=False,
     start_method="spawn",
     step_ranks=(1, 2, 4),
