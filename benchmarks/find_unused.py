@@ -32,17 +32,13 @@ from pooling import (
 )
 from tables import Results, short, table, with_interval, with_range
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 NAME = "find_unused"
 TITLE = "find_unused_parameters"
 
 _RANKS = 2
 _NUM_PARAMS, _FEW_PARAMS = 2000, 100
-_WRAPPERS: dict[str, Callable[..., nn.Module]] = {
-    "DDP": DistributedDataParallel,
-    "ddpx": contenders.ours_over_gloo(),
-}
+_WRAPPERS = {"DDP": contenders.ddp, "ddpx": contenders.ours_over_gloo}
 _OFF = "off"
 # label: whether the option is on, and whether there are unused params
 _LABELS = {
@@ -77,11 +73,8 @@ def time_steps(num_params: int, effort: Effort) -> dict[str, Seconds]:
         for label, (find, has_unused) in _LABELS.items():
             torch.manual_seed(0)
             module, x = small_layers(num_params)
-            model = wrapper(
-                WithUnused(module) if has_unused else module,
-                find_unused_parameters=find,
-                gradient_as_bucket_view=True,
-            )
+            wrap = wrapper(find_unused_parameters=find, **contenders.VIEWS)
+            model = wrap(WithUnused(module) if has_unused else module)
             steps[f"{name}, {label}"] = functools.partial(contenders.step, model, x)
     return {
         "step": time_rounds(steps, effort),

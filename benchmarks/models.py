@@ -68,15 +68,13 @@ class Mixture(nn.Module):
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         self.shared = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(nn.Linear(width, width) for _ in range(8)) for _ in range(depth)
-        )
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(8 * depth))
 
     def forward(self, x: torch.Tensor, draw: random.Random) -> torch.Tensor:
-        for shared, experts in zip(self.shared, self.blocks, strict=True):
-            assert isinstance(experts, nn.ModuleList)
+        for block, shared in enumerate(self.shared):
+            expert = self.experts[8 * block + draw.randrange(8)]
             x = shared(x)
-            x = x + torch.relu(draw.choice(list(experts))(x))
+            x = x + torch.relu(expert(x))
         return x
 
 

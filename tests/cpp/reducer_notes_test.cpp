@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "../health/lookout.h"
+#include "../health/local_ranks.h"
 #include "replica.h"
 
 namespace ddpx {
@@ -16,7 +16,7 @@ class ReducerNotes : public testing::TestWithParam<GraphMode> {};
 TEST_P(ReducerNotes, EachWaitForPeersIsNotedAsOne) {
   const auto watch = health::Monitor::create(
       health::group_of(0, Replica::kWorldSize),
-      std::make_unique<health::FakeBoard>(std::make_shared<health::FakeStore>()));
+      health::access_to(std::make_shared<health::FakeStore>()));
   Replica replica(ReducerOptions{kParamABucket, GetParam(), false}, 0, watch);
   replica.reducer->set_check_finite(true);
   int num_waits = 0;
