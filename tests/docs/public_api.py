@@ -16,7 +16,16 @@ ADAPTERS = ("accelerate", "lightning", "ray", "transformers")
 _DATA_MODULES = ("ddpx.timeline.model", "ddpx.timeline.analyze.summary")
 # ddpx.health exports these functions for other modules of ddpx.
 _NOT_FOR_USERS = frozenset(
-    ("begin", "collective_call", "constructing", "wait", "waiting_for_buffers", "watch")
+    (
+        "begin",
+        "collective_call",
+        "constructing",
+        "introduction",
+        "meet",
+        "wait",
+        "waiting_for_buffers",
+        "watch",
+    )
 )
 
 

@@ -48,8 +48,7 @@ def _raise(error: str) -> tuple[str, str, str, int]:
     try:
         model(torch.ones(2, 4)).sum().backward()
     except RuntimeError as failure:
-        await_that(lambda: bool(log.texts), "nothing is logged")  # a separate thread logs
-        time.sleep(0.3)  # no other record follows
+        time.sleep(0.3)  # a separate thread logs
         cause = getattr(failure, "reason", "")
         return type(failure).__name__, text_of(failure), cause, len(log.texts)
     return "", "", "", 0
@@ -86,7 +85,7 @@ def test_exceptions_of_any_text_are_told(error: str, transport: str) -> None:
         kind, text, cause, num_logged = endings[rank].value
         assert kind == "RankFailure", text
         assert cause.startswith(CAUSES[error]) and CAUSES[error] in text, text
-        assert num_logged == 1
+        assert num_logged == 0  # the traceback is the only report
 
 
 def _raise_in_a_part() -> tuple[str, str]:
