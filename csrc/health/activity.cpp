@@ -31,8 +31,10 @@ constexpr std::array kTraits{
 };
 static_assert(kTraits.size() == static_cast<std::size_t>(Doing::kAgreeing) + 1);
 
+// Of a number that is no Doing, which memory of another process may hold: as outside a step.
 const Traits& traits(Doing doing) {
-  return kTraits.at(static_cast<std::size_t>(doing));
+  const auto index = static_cast<std::size_t>(doing);
+  return kTraits[index < kTraits.size() ? index : static_cast<std::size_t>(Doing::kOutside)];
 }
 
 }  // namespace

@@ -81,13 +81,6 @@ class Connection final : public health::Store {
 
 health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store) {
   health::StoreAccess access;
-  access.connect = [weak = c10::weak_intrusive_ptr<c10d::Store>(store)] {
-    const auto held = weak.lock();
-    if (!held) {
-      throw std::runtime_error("the process group was destroyed");
-    }
-    return std::make_unique<Connection>(held->clone());
-  };
   auto inner = store;
   if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(inner.get())) {
     inner = prefixed->getUnderlyingNonPrefixStore();
@@ -99,6 +92,18 @@ health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store) {
       return health::refuses_connections(host, port, std::chrono::milliseconds(1000));
     };
   }
+  access.connect = [weak = c10::weak_intrusive_ptr<c10d::Store>(store),
+                    ended = access.server_ended] {
+    const auto held = weak.lock();
+    if (!held) {
+      throw std::runtime_error("the process group was destroyed");
+    }
+    // torch would try to connect again for minutes.
+    if (ended()) {
+      throw std::runtime_error("the store refuses connections");
+    }
+    return std::make_unique<Connection>(held->clone());
+  };
   return access;
 }
 
