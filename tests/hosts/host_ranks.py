@@ -19,7 +19,7 @@ from host_training import PROXY_PORT, STORE_PORT, Training
 
 from ddpx.testing.rank_pool import forking_context
 
-_NAMES = ["node-a", "node-b", "node-c"]
+_NAMES = ["node-a", "node-b", "node-c", "node-d"]
 Event = dict[str, Any]
 
 
