@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests"), str(ROOT / "tests" /
 
 from emulated_hosts import CannotEmulate  # type: ignore[import-not-found]  # noqa: E402
 from host_ranks import RankedHosts  # type: ignore[import-not-found]  # noqa: E402
-from marked_page import write_between_marks  # type: ignore[import-not-found]  # noqa: E402
+from marked_page import write_between_marks  # noqa: E402
 
 _PAGE = ROOT / "docs" / "shm.md"
 _STORE_PORT = 29500

@@ -343,8 +343,11 @@ class ShmBackend(Backend):
         order: ShmOrder,
         host_identity: str,
     ) -> None: ...
-    def set_leaders(self, leaders: Backend) -> None:
-        """Sets the backend of the first ranks of all hosts. Only these ranks call this."""
+    def set_lane(self, index: int, lane: Backend) -> None:
+        """Sets the backend of a lane. All ranks of the lane call this."""
+    @property
+    def lanes(self) -> list[list[int]]:
+        """The ranks of each lane between hosts, in the order of hosts. Empty for one host."""
     @property
     def hosts(self) -> list[list[int]]:
         """The ranks of each host. Ranks of one host share memory."""

@@ -47,7 +47,9 @@ void bind_shm(py::module_& module) {
           py::arg("order"),
           py::arg("host_identity"),
           NoGil())
-      .def("set_leaders", &ShmBackend::set_leaders, py::arg("leaders").none(false), NoGil())
+      .def(
+          "set_lane", &ShmBackend::set_lane, py::arg("index"), py::arg("lane").none(false), NoGil())
+      .def_property_readonly("lanes", &ShmBackend::lanes)
       .def_property_readonly(
           "hosts", [](const ShmBackend& backend) { return backend.topology().hosts; })
       .def_property_readonly("order", &ShmBackend::order)

@@ -21,8 +21,8 @@
 namespace ddpx::shm {
 
 // Called once at the end of the operation, before its handle is done. It runs on the thread that
-// ran the operation: the queue's own thread, or a thread in `wait` or `run`. It must not call the
-// group.
+// ran the operation: the queue's own thread, or a thread in `wait` or `run`. It may fail the group,
+// but must not submit to it or wait for it.
 using Completion = std::function<void(std::exception_ptr)>;
 
 class OperationQueue;

@@ -1,10 +1,13 @@
 #include "between_hosts.h"
 
-#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
-#include <new>
+#include <future>
 #include <utility>
 
 #include "../shm/error.h"
@@ -12,339 +15,356 @@
 namespace ddpx {
 namespace {
 
-// Poll interval of a leader for failures of other hosts.
-constexpr auto kPeriod = std::chrono::milliseconds(200);
+constexpr const char* kPhase = "all_reduce between hosts";
 
-// Time limit for answers to a query: several poll intervals, and a slow store.
-constexpr auto kQueryTime = std::chrono::seconds(2);
+// Small enough that the link starts early and ends late; large enough that the local steps of a
+// chunk cost little.
+constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
 
-// Added to the timeouts of later parts of an all-reduce. The part with the missing rank then times
-// out first, and its error names that rank.
+// A lane is idle while its two ends start the next chunk. Two lanes keep the link busy.
+constexpr std::size_t kMinLanes = 2;
+
+// Poll interval for failures of the local groups, while an exchange runs.
+constexpr auto kPeriod = std::chrono::milliseconds(100);
+
+// Added to the timeouts of later stages. The stage with the missing rank then times out first, and
+// its error names that rank.
 constexpr auto kForOtherHosts = std::chrono::seconds(5);
-constexpr auto kForLeader = std::chrono::seconds(10);
+constexpr auto kForLane = std::chrono::seconds(10);
 
-// Time for which close() waits for a store that does not answer.
+// Time for which close() waits for exchanges in flight.
 constexpr auto kCloseTime = std::chrono::seconds(2);
 
-// Signals the end of a work.
-struct Signal {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool ended = false;
-};
+// Destroys lanes on a thread of its own, since gloo's destructor waits for operations in flight.
+// Without such a thread, the lanes stay.
+std::future<void> destroy(std::vector<BetweenHosts::Lane> lanes) {
+  const auto* kept = new std::vector<BetweenHosts::Lane>(std::move(lanes));
+  std::packaged_task<void()> task([kept] { delete kept; });
+  auto done = task.get_future();
+  std::thread(std::move(task)).detach();
+  return done;
+}
 
-shm::Error destroyed() {
-  return shm::Error(shm::ErrorKind::kAborted, "[ddpx shm] the process group was destroyed");
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    return cause.what();
+  } catch (...) {
+    return "an unknown error";
+  }
 }
 
 }  // namespace
 
-BetweenHosts::BetweenHosts(
-    std::shared_ptr<shm::Group> local, const c10::intrusive_ptr<c10d::Store>& store, int rank)
-    : local_(std::move(local)), bulletin_(store), rank_(rank) {
-  for (const auto& host : local_->topology().hosts) {
-    leader_ranks_.push_back(host.front());
+struct BetweenHosts::Chunk {
+  std::shared_ptr<const AllReduce> operation;
+  std::byte* data = nullptr;
+  std::size_t count = 0;  // elements, as in `call` of the operation
+  std::size_t lane = 0;
+  bool last = false;   // of its operation
+  bool ready = false;  // for `pass`; guarded by `mutex_`
+
+  at::Tensor tensor() const {
+    const auto dtype = c10::toRealValueType(operation->tensor.scalar_type());
+    return at::from_blob(data, {static_cast<int64_t>(count)}, at::TensorOptions(dtype));
   }
+};
+
+std::vector<std::vector<int>> lanes_between(const shm::Topology& topology) {
+  std::vector<std::vector<int>> lanes;
+  if (topology.hosts.size() == 1) {
+    return lanes;
+  }
+  auto width = topology.hosts.front().size();
+  for (const auto& host : topology.hosts) {
+    width = std::min(width, host.size());
+  }
+  for (std::size_t lane = 0; lane < std::max(width, kMinLanes); ++lane) {
+    auto& ranks = lanes.emplace_back();
+    for (const auto& host : topology.hosts) {
+      ranks.push_back(host[lane % width]);
+    }
+  }
+  return lanes;
+}
+
+BetweenHosts::BetweenHosts(
+    std::shared_ptr<shm::Group> reducing, std::shared_ptr<shm::Group> passing, int rank)
+    : owner_(getpid()),
+      rank_(rank),
+      lane_ranks_(lanes_between(reducing->topology())),
+      reducing_(std::move(reducing)),
+      passing_(std::move(passing)),
+      lanes_(lane_ranks_.size()) {}
+
+void BetweenHosts::set_lane(std::size_t index, Lane lane) {
+  const Lock lock(mutex_);
+  lanes_.at(index) = std::move(lane);
 }
 
 void BetweenHosts::close() {
-  Lock lock(mutex_);
-  closed_ = true;
-  lock.unlock();
-  changed_.notify_all();
-  local_->leave();  // ends a wait of the thread for peers
-  lock.lock();
-  const bool ended = changed_.wait_for(lock, kCloseTime, [this] { return num_threads_ == 0; });
-  lock.unlock();
-  for (auto* thread : {&watcher_, &thread_}) {
-    if (thread->joinable()) {
-      ended ? thread->join() : thread->detach();
+  if (getpid() != owner_) {
+    // In a forked child, neither the thread nor gloo's threads exist.
+    if (thread_.joinable()) {
+      thread_.detach();
     }
+    destroy(std::move(lanes_));
+    return;
   }
-}
-
-void BetweenHosts::start(std::thread& thread, void (BetweenHosts::*body)(), const Lock&) {
-  thread = std::thread([self = shared_from_this(), body] {
-    (self.get()->*body)();
-    const Lock lock(self->mutex_);
-    --self->num_threads_;
-    self->changed_.notify_all();
-  });
-  ++num_threads_;
-}
-
-void BetweenHosts::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
-  leaders_ = std::move(leaders);
-  start(watcher_, &BetweenHosts::watch, Lock(mutex_));
-}
-
-void BetweenHosts::submit(AllReduce operation) {
-  auto* raw = operation.work.get();
-  operation.work->set_waits(
-      [raw] { raw->wait_until_ended(); },
-      [raw](std::chrono::milliseconds timeout) { return raw->wait_until_ended(timeout); });
+  std::vector<Lane> lanes;
   {
     const Lock lock(mutex_);
-    if (!thread_.joinable()) {
-      start(thread_, &BetweenHosts::work, lock);
+    closed_ = true;
+    lanes = std::exchange(lanes_, std::vector<Lane>(lane_ranks_.size()));
+  }
+  changed_.notify_all();
+  reducing_->leave();
+  passing_->leave();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  destroy(std::move(lanes)).wait_for(kCloseTime);
+}
+
+// ---- stage 1: the ranks of a host reduce a chunk
+// -------------------------------------------------
+
+void BetweenHosts::submit(AllReduce operation) {
+  auto* work = operation.work.get();
+  work->set_waits(
+      [work] { work->wait_until_ended(); },
+      [work](std::chrono::milliseconds timeout) { return work->wait_until_ended(timeout); });
+  const auto shared = std::make_shared<const AllReduce>(std::move(operation));
+  const auto chunk_elements = kChunkBytes / shm::size_of(shared->call.dtype);
+  const Lock lock(mutex_);
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { this->work(); });
+  }
+  std::size_t begin = 0;
+  do {
+    const auto count = std::min(chunk_elements, shared->call.count - begin);
+    submit_chunk(shared, begin, count);
+    begin += count;
+  } while (begin < shared->call.count);
+  changed_.notify_all();
+}
+
+void BetweenHosts::submit_chunk(
+    const std::shared_ptr<const AllReduce>& operation, std::size_t begin, std::size_t count) {
+  const auto& call = operation->call;
+  const auto chunk = std::make_shared<Chunk>();
+  chunk->operation = operation;
+  chunk->data = static_cast<std::byte*>(call.output) + begin * shm::size_of(call.dtype);
+  chunk->count = count;
+  chunk->lane = num_chunks_++ % lane_ranks_.size();
+  chunk->last = begin + count == call.count;
+  const auto op = call.op == shm::ReduceOp::kAvg ? shm::ReduceOp::kSum : call.op;
+  auto reduce = shm::all_reduce_call(chunk->data, chunk->data, count, call.dtype, op);
+  reduce.timeout = call.timeout;
+  pending_.push_back(chunk);
+  reducing_->submit(
+      std::move(reduce), [this, chunk](std::exception_ptr error) { on_reduced(chunk, error); });
+}
+
+// Runs on the thread of `reducing_`.
+void BetweenHosts::on_reduced(const ChunkPtr& chunk, const std::exception_ptr& error) noexcept {
+  try {
+    if (error) {
+      std::rethrow_exception(error);
     }
-    pending_.push_back(std::move(operation));
+    if (is_on_lane(*chunk) && chunk->count > 0) {
+      exchange(chunk);
+    } else {
+      mark_ready(*chunk);
+    }
+  } catch (...) {
+    fail_with(std::current_exception());
+  }
+}
+
+// ---- stage 2: the hosts exchange a chunk
+// ---------------------------------------------------------
+
+bool BetweenHosts::is_on_lane(const Chunk& chunk) const {
+  const auto& ranks = lane_ranks_[chunk.lane];
+  return std::find(ranks.begin(), ranks.end(), rank_) != ranks.end();
+}
+
+void BetweenHosts::exchange(const ChunkPtr& chunk) {
+  const auto& operation = *chunk->operation;
+  const bool average = operation.call.op == shm::ReduceOp::kAvg;
+  c10d::AllreduceOptions options;
+  options.reduceOp = average ? c10d::ReduceOp(c10d::ReduceOp::SUM) : operation.op;
+  options.timeout = operation.call.timeout + kForOtherHosts;
+  std::vector<at::Tensor> tensors = {chunk->tensor()};
+  c10::intrusive_ptr<c10d::Work> work;
+  {
+    const Lock lock(mutex_);
+    if (failure_ || closed_) {
+      return;
+    }
+    work = lanes_[chunk->lane]->allreduce(tensors, options);
+  }
+  // The callback keeps the chunk, and with it the memory that gloo uses. If the exchange has ended,
+  // the callback runs at once, so `mutex_` must be free here.
+  work->getFuture()->addCallback([weak = weak_from_this(), chunk](c10::ivalue::Future& future) {
+    if (const auto self = weak.lock()) {
+      self->on_exchanged(*chunk, future.hasError() ? future.exception_ptr() : nullptr);
+    }
+  });
+}
+
+// Runs on gloo's thread.
+void BetweenHosts::on_exchanged(Chunk& chunk, const std::exception_ptr& error) noexcept {
+  if (!error) {
+    mark_ready(chunk);
+    return;
+  }
+  try {
+    auto others = lane_ranks_[chunk.lane];
+    std::erase(others, rank_);
+    fail(
+        {shm::ErrorKind::kPeerLost,
+         "the exchange with " + shm::list_ranks(others) +
+             " on other hosts failed. A rank of their hosts died, failed or is late: see the "
+             "output of the ranks there. The group cannot continue: restart the job. gloo said: " +
+             text_of(error)});
+  } catch (...) {
+    fail_with(std::current_exception());
+  }
+}
+
+void BetweenHosts::mark_ready(Chunk& chunk) {
+  {
+    const Lock lock(mutex_);
+    chunk.ready = true;
   }
   changed_.notify_all();
 }
 
-void BetweenHosts::fail(const std::string& reason) {
-  publish(reason);
-}
+// ---- stage 3: the rank of the lane passes a chunk to the ranks of its host
+// -----------------------
 
-void BetweenHosts::fail_with(const std::exception_ptr& error) noexcept {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& cause) {
-    try {
-      publish(shm::without_opening(cause.what()));
-    } catch (...) {
-      // There is no memory for the text. Other hosts time out.
-    }
-  } catch (...) {
-  }
-}
-
+// Body of this object's thread.
 void BetweenHosts::work() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return closed_ || !pending_.empty(); });
     if (pending_.empty()) {
       return;
     }
-    const auto operation = std::move(pending_.front());
+    const auto chunk = pending_.front();
+    const bool ready = await(*chunk, lock);
     pending_.pop_front();
     lock.unlock();
-    operation.work->end(error_of(operation));
+    // After a failure no chunk is passed, so the last chunk speaks for its operation.
+    const bool passed = ready && pass(*chunk);
+    if (chunk->last) {
+      chunk->operation->work->end(passed ? nullptr : error());
+    }
     lock.lock();
   }
 }
 
-// Runs an all-reduce. Returns null on success.
-std::exception_ptr BetweenHosts::error_of(const AllReduce& operation) noexcept {
-  try {
-    throw_failure();
-    carry_out(operation);
-    return nullptr;
-  } catch (const shm::Error&) {
-    return std::current_exception();
-  } catch (...) {
-    // The group must fail: peers would otherwise match the parts of the next all-reduce with the
-    // remaining parts of this all-reduce.
-    const auto error = local_->fail_with_current_exception("all_reduce between hosts");
-    fail_with(error);
-    return error;
-  }
-}
-
-void BetweenHosts::throw_failure() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (failure_) {
-    throw shm::Error(
-        shm::ErrorKind::kPeerLost, shm::opening(rank_, "all_reduce between hosts") + *failure_);
-  }
-  if (closed_) {
-    throw destroyed();
-  }
-}
-
-void BetweenHosts::carry_out(const AllReduce& operation) {
-  auto within = operation.call;
-  if (within.op == shm::ReduceOp::kAvg) {
-    within.op = shm::ReduceOp::kSum;
-  }
-  auto back = shm::broadcast_call(within.output, within.count, within.dtype, /*root=*/0);
-  back.timeout = within.timeout + kForOtherHosts + kForLeader;
-  try {
-    local_->run(within);
-    if (leaders_) {
-      reduce_among_leaders(operation);
-    }
-    local_->run(back);
-  } catch (const std::exception& error) {
-    publish(error.what());
-    throw;
-  }
-}
-
-void BetweenHosts::reduce_among_leaders(const AllReduce& operation) {
-  const bool average = operation.call.op == shm::ReduceOp::kAvg;
-  const at::NoGradGuard no_grad;
-  const auto& tensor = operation.tensor;
-  std::vector<at::Tensor> tensors = {tensor.is_complex() ? at::view_as_real(tensor) : tensor};
-  c10d::AllreduceOptions options;
-  options.reduceOp = average ? c10d::ReduceOp(c10d::ReduceOp::SUM) : operation.op;
-  options.timeout = operation.call.timeout + kForOtherHosts;
-  ++num_begun_;
-  try {
-    await(*leaders_->allreduce(tensors, options));
-  } catch (const shm::Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    query_leaders(error.what());
-    throw_failure();
-    throw;
-  }
-  if (average) {
-    tensors[0].div_(static_cast<int64_t>(local_->topology().size()));
-  }
-}
-
-// Waits for the end of the work. Throws if the second thread has read a failure of another host.
-void BetweenHosts::await(c10d::Work& work) {
-  const auto signal = std::make_shared<Signal>();
-  work.getFuture()->addCallback([signal](c10::ivalue::Future&) {
-    {
-      const std::lock_guard<std::mutex> lock(signal->mutex);
-      signal->ended = true;
-    }
-    signal->changed.notify_all();
-  });
-  std::unique_lock<std::mutex> lock(signal->mutex);
-  while (!signal->changed.wait_for(lock, kPeriod, [&] { return signal->ended; })) {
-    throw_failure();
-  }
-  lock.unlock();
-  work.wait();
-}
-
-// Body of a leader's second thread.
-void BetweenHosts::watch() {
-  try {
-    watch_until_failure();
-  } catch (...) {
-    fail_with(local_->fail_with_current_exception("looking for failures of other hosts"));
-  }
-}
-
-void BetweenHosts::watch_until_failure() {
-  const auto ended = [this] { return closed_ || failure_; };
-  std::unique_lock<std::mutex> lock(mutex_);
+// Returns false if the group has failed or was destroyed.
+bool BetweenHosts::await(const Chunk& chunk, Lock& lock) {
+  const auto ended = [&] { return chunk.ready || failure_ || closed_; };
   while (!changed_.wait_for(lock, kPeriod, ended)) {
     lock.unlock();
-    std::optional<std::string> failure;
-    try {
-      failure = bulletin_.failure();
-      if (!failure && bulletin_.query_started()) {
-        bulletin_.answer(rank_, num_begun_);
+    for (auto* group : {reducing_.get(), passing_.get()}) {
+      if (const auto failure = group->failure(kPhase)) {
+        fail_with(std::make_exception_ptr(*failure));
       }
-    } catch (const std::bad_alloc&) {
-      throw;
-    } catch (const std::exception&) {
-      // The store is gone. If its rank has died, the connection of gloo fails, too.
-      return;
-    }
-    if (failure) {
-      publish(*failure);
-      return;
     }
     lock.lock();
   }
-  const auto failure = failure_;
-  lock.unlock();
+  return !failure_ && !closed_;
+}
+
+bool BetweenHosts::pass(const Chunk& chunk) noexcept {
+  const auto& call = chunk.operation->call;
   try {
-    if (failure) {
-      bulletin_.post(*failure);  // after an abort, other hosts do not know the failure
+    if (call.op == shm::ReduceOp::kAvg && is_on_lane(chunk)) {
+      const at::NoGradGuard no_grad;
+      chunk.tensor().div_(static_cast<int64_t>(reducing_->topology().size()));
     }
-  } catch (const std::exception&) {
-    // The store is gone. Other hosts time out.
+    const auto& topology = reducing_->topology();
+    const auto host = topology.host_of[static_cast<std::size_t>(rank_)];
+    const int source = lane_ranks_[chunk.lane][static_cast<std::size_t>(host)];
+    auto pass = shm::broadcast_call(
+        chunk.data,
+        chunk.count,
+        call.dtype,
+        topology.local_rank_of[static_cast<std::size_t>(source)]);
+    pass.timeout = call.timeout + kForOtherHosts + kForLane;
+    passing_->run(std::move(pass));
+    return true;
+  } catch (...) {
+    fail_with(std::current_exception());
+    return false;
   }
 }
 
-// Fails the group on all hosts. Only the first failure is kept. Returns that failure.
-std::string BetweenHosts::publish(const std::string& failure) {
-  std::string standing = failure;
+// ---- failures
+// ------------------------------------------------------------------------------------
+
+// The groups fail before the operations of this rank end: this rank may exit then, and its peers
+// must report the failure instead of the exit.
+void BetweenHosts::fail(const shm::Failure& failure) {
+  const auto first = passing_->fail(failure, kPhase);
+  reducing_->fail(failure, kPhase);
+  std::vector<Lane> lanes;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (failure_) {
-      return *failure_;
+      return;
     }
-  }
-  try {
-    standing = bulletin_.post(failure);
-  } catch (const std::exception&) {
-    // The store is gone. The connections of gloo on other hosts fail or time out.
-  }
-  end_with(standing);
-  local_->abort(standing);
-  return standing;
-}
-
-void BetweenHosts::abort(const std::string& reason) {
-  end_with(shm::list_ranks({rank_}) + " aborted the group: " + reason);
-  local_->abort(reason);
-}
-
-// Ends all operations with this failure, unless there is an earlier one.
-void BetweenHosts::end_with(const std::string& failure) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    failure_ = failure_.value_or(failure);
+    failure_ = {first.kind(), shm::without_opening(first.what())};
+    lanes = std::exchange(lanes_, std::vector<Lane>(lane_ranks_.size()));
   }
   changed_.notify_all();
+  destroy(std::move(lanes));
 }
 
-// The errors of gloo name no rank, so every leader publishes how far it has come.
-std::string BetweenHosts::query_leaders(const std::string& cause) {
-  const auto deadline = std::chrono::steady_clock::now() + kQueryTime;
+void BetweenHosts::fail_with(const std::exception_ptr& error) noexcept {
   try {
-    bulletin_.start_query();
-    while (true) {
-      const bool last = std::chrono::steady_clock::now() >= deadline;
-      if (const auto failure = evaluate_answers(cause, last)) {
-        return publish(*failure);
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    try {
+      std::rethrow_exception(error);
+    } catch (const shm::Error&) {
+      throw;
+    } catch (...) {
+      std::rethrow_exception(reducing_->fail_with_current_exception(kPhase));
     }
-  } catch (const std::exception& error) {
-    return publish(
-        "the all-reduce between hosts failed, and the store does not answer either: the process "
-        "that runs it, usually rank 0's, has probably died. See the output of rank 0. Between "
-        "hosts: " +
-        cause + ". Store: " + error.what());
+  } catch (const shm::Error& cause) {
+    try {
+      const int culprit = cause.culprits().empty() ? -1 : cause.culprits().front();
+      return fail({cause.kind(), shm::without_opening(cause.what()), culprit});
+    } catch (...) {
+      // no memory, see below
+    }
+  } catch (...) {
+    // no memory, see below
+  }
+  const Lock lock(mutex_);
+  if (!failure_) {
+    failure_.emplace(shm::ErrorKind::kOutOfMemory, "no memory", rank_);  // allocates nothing
   }
 }
 
-// Returns nullopt while leaders may still answer, except for the last attempt.
-std::optional<std::string> BetweenHosts::evaluate_answers(const std::string& cause, bool last) {
-  if (const auto failure = bulletin_.failure()) {
-    return failure;
-  }
-  std::vector<int> silent;
-  std::vector<int> behind;
-  for (const int leader : leader_ranks_) {
-    if (leader == rank_) {
-      continue;
+// The error of operations after a failure, or after close().
+std::exception_ptr BetweenHosts::error() const noexcept {
+  const Lock lock(mutex_);
+  try {
+    if (failure_) {
+      return std::make_exception_ptr(
+          shm::Error(failure_->kind, shm::opening(rank_, kPhase) + failure_->text));
     }
-    const auto num_begun = bulletin_.answer_of(leader);
-    if (!num_begun) {
-      silent.push_back(leader);
-    } else if (*num_begun < num_begun_) {
-      behind.push_back(leader);
-    }
+    return std::make_exception_ptr(
+        shm::Error(shm::ErrorKind::kAborted, "[ddpx shm] the process group was destroyed"));
+  } catch (...) {
+    return std::current_exception();
   }
-  if (!silent.empty() && !last) {
-    return std::nullopt;
-  }
-  const auto opening = std::string("the all-reduce between hosts failed: ");
-  if (!silent.empty()) {
-    return opening + shm::list_ranks(silent) +
-           " did not answer (died, most likely; each leads its host). See the output of these "
-           "ranks; the group cannot go on, start the job again. gloo said: " +
-           cause;
-  }
-  if (!behind.empty()) {
-    return opening + shm::list_ranks(behind) +
-           " did not come to it (each leads its host, and waits for all of its ranks). They are "
-           "slower, stuck, or called fewer operations. gloo said: " +
-           cause;
-  }
-  return opening + cause;
 }
 
 }  // namespace ddpx

@@ -3,32 +3,43 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
+#include <sys/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 
+#include "../shm/failure.h"
 #include "../shm/group.h"
-#include "bulletin.h"
 #include "shm_work.h"
 
 namespace ddpx {
 
-// The all-reduces of one rank. Owned by ShmBackend. Thread-safe; no lock is needed, and the callee
-// takes `mutex_`. An all-reduce has three parts: a reduction within each host, an all-reduce among
-// the leaders, and a broadcast within each host. The object's own thread runs one all-reduce after
-// another. The leader of a host is its first rank. The second thread of a leader reads failures of
-// other hosts from the bulletin, and answers queries. The owner must call close(), since both
-// threads share the ownership of the object.
+// The ranks of each lane. A lane connects one rank of each host, in the order of hosts. Hosts may
+// have different numbers of ranks, so the smallest host limits the number of ranks with lanes.
+std::vector<std::vector<int>> lanes_between(const shm::Topology& topology);
+
+// The all-reduces of one rank. Owned by ShmBackend, which must call close(). Thread-safe; no lock
+// is needed, and the callee takes `mutex_`.
+//
+// Buffers are divided into chunks. A chunk passes three stages: the ranks of each host reduce it
+// (`reducing`, on that group's thread); the hosts exchange it through one lane (gloo's threads);
+// the rank of that lane passes it to the ranks of its host (`passing`, on this object's thread).
+// Each stage takes chunks in the order of calls, so the stages of successive chunks overlap.
+//
+// A failure in any stage fails both groups, and closes the lanes of this rank. The exchanges of
+// its counterparts then end with an error, so the other hosts fail, too.
 class BetweenHosts : public std::enable_shared_from_this<BetweenHosts> {
  public:
+  using Lane = c10::intrusive_ptr<c10d::Backend>;
+
   struct AllReduce {
     at::Tensor tensor;
     shm::Call call;  // in place on the tensor's memory; `call.timeout` must be set
@@ -36,62 +47,54 @@ class BetweenHosts : public std::enable_shared_from_this<BetweenHosts> {
     c10::intrusive_ptr<ShmWork> work;
   };
 
-  BetweenHosts(
-      std::shared_ptr<shm::Group> local, const c10::intrusive_ptr<c10d::Store>& store, int rank);
+  // Both groups have the same ranks.
+  BetweenHosts(std::shared_ptr<shm::Group> reducing, std::shared_ptr<shm::Group> passing, int rank);
 
-  // Ends pending operations with an error, and leaves the local group. A thread that waits for a
-  // store that does not answer is not awaited for long: the thread ends when the store answers.
+  // Ends pending operations with an error, and leaves both groups.
   void close();
 
-  // Gives the gloo backend of the leaders. To be called on leaders only.
-  void set_leaders(c10::intrusive_ptr<c10d::Backend> leaders);
+  // Gives the gloo backend of a lane of this rank. To be called before the first operation.
+  void set_lane(std::size_t index, Lane lane);
 
   void submit(AllReduce operation);
 
-  // Fails all pending and later operations on all hosts.
-  void fail(const std::string& reason);
+  // Fails all pending and later operations. Only the first failure is kept.
+  void fail(const shm::Failure& failure);
 
-  // The same with an error that the local group has already. With too little memory, other hosts
-  // may not learn of it.
+  // The same with any error of this rank.
   void fail_with(const std::exception_ptr& error) noexcept;
-
-  // Like `fail`, but does not wait for the store. The leader's second thread informs the other
-  // hosts later.
-  void abort(const std::string& reason);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  struct Chunk;
+  using ChunkPtr = std::shared_ptr<Chunk>;
 
-  void start(std::thread& thread, void (BetweenHosts::*body)(), const Lock& lock);
+  void submit_chunk(
+      const std::shared_ptr<const AllReduce>& operation, std::size_t begin, std::size_t count);
+  void on_reduced(const ChunkPtr& chunk, const std::exception_ptr& error) noexcept;
+  bool is_on_lane(const Chunk& chunk) const;
+  void exchange(const ChunkPtr& chunk);
+  void on_exchanged(Chunk& chunk, const std::exception_ptr& error) noexcept;
+  void mark_ready(Chunk& chunk);
   void work();
-  std::exception_ptr error_of(const AllReduce& operation) noexcept;
-  void carry_out(const AllReduce& operation);
-  void reduce_among_leaders(const AllReduce& operation);
-  void await(c10d::Work& work);
-  void watch();
-  void watch_until_failure();
-  std::string query_leaders(const std::string& cause);
-  std::optional<std::string> evaluate_answers(const std::string& cause, bool last);
-  void throw_failure() const;
-  std::string publish(const std::string& failure);
-  void end_with(const std::string& failure);
+  bool await(const Chunk& chunk, Lock& lock);
+  bool pass(const Chunk& chunk) noexcept;
+  std::exception_ptr error() const noexcept;
 
-  std::shared_ptr<shm::Group> local_;
-  Bulletin bulletin_;
-  int rank_;
-  std::vector<int> leader_ranks_;
-  c10::intrusive_ptr<c10d::Backend> leaders_;
-  std::atomic<uint64_t> num_begun_{0};  // all-reduces that this leader has begun
+  const pid_t owner_;
+  const int rank_;
+  const std::vector<std::vector<int>> lane_ranks_;
+  std::shared_ptr<shm::Group> reducing_;
+  std::shared_ptr<shm::Group> passing_;
 
-  mutable std::mutex mutex_;  // guards the members up to `num_threads_`
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::deque<AllReduce> pending_;
-  std::optional<std::string> failure_;  // if set, all operations end with this error
+  std::vector<Lane> lanes_;  // by lane; null for lanes of other ranks
+  std::deque<ChunkPtr> pending_;
+  uint64_t num_chunks_ = 0;
+  std::optional<shm::Failure> failure_;  // if set, all operations end with this error
   bool closed_ = false;
-  int num_threads_ = 0;  // threads that have not ended
-
-  std::thread thread_;   // runs operations; started by the first of them
-  std::thread watcher_;  // the second thread of a leader
+  std::thread thread_;  // started by the first operation
 };
 
 }  // namespace ddpx

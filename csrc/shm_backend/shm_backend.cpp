@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -60,11 +61,15 @@ ShmBackend::ShmBackend(
       order_(options.order),
       inner_(std::move(inner)),
       timeout_ms_(options.timeout.count()) {
-  StoreChannel channel(store);
-  group_ = std::make_shared<shm::Group>(channel, rank, size, group_options(options), arena_);
+  const auto make_group = [&](const c10::intrusive_ptr<c10d::Store>& of_group) {
+    StoreChannel channel(of_group);
+    return std::make_shared<shm::Group>(channel, rank, size, group_options(options), arena_);
+  };
+  group_ = make_group(store);
   topology_ = group_->topology();
   if (!single_host()) {
-    between_hosts_ = std::make_shared<BetweenHosts>(group_, store, rank);
+    auto passing = make_group(c10::make_intrusive<c10d::PrefixStore>("passing", store));
+    between_hosts_ = std::make_shared<BetweenHosts>(group_, std::move(passing), rank);
   }
 }
 
@@ -74,10 +79,8 @@ ShmBackend::~ShmBackend() {
   }
 }
 
-void ShmBackend::set_leaders(c10::intrusive_ptr<c10d::Backend> leaders) {
-  TORCH_CHECK(
-      !single_host(), "set_leaders() was called, but all ranks of this process group share a host");
-  between_hosts()->set_leaders(std::move(leaders));
+void ShmBackend::set_lane(std::size_t index, BetweenHosts::Lane lane) {
+  between_hosts()->set_lane(index, std::move(lane));
 }
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -114,10 +117,11 @@ at::Tensor ShmBackend::allocate(long numel, const at::TensorOptions& options) {
         data, {numel}, [block = std::move(block)](void*) mutable { block.reset(); }, options);
   } catch (const shm::Error& error) {
     const auto text = shm::list_ranks({rank_}) + ": " + shm::without_opening(error.what());
+    const shm::Failure failure{error.kind(), text, rank_};
     if (!single_host()) {
-      between_hosts()->fail(text);
+      between_hosts()->fail(failure);
     }
-    throw group()->fail({error.kind(), text, rank_}, "allocation");
+    throw group()->fail(failure, "allocation");
   }
 }
 
@@ -180,7 +184,7 @@ void ShmBackend::abort() {
   }
   const auto failure = local->failure("abort");
   if (!single_host() && failure) {
-    between_hosts()->abort(shm::without_opening(failure->what()));
+    between_hosts()->fail_with(std::make_exception_ptr(*failure));
   }
   inner()->abort();
 }

@@ -30,13 +30,13 @@ struct ShmOptions {
 // their calls in the same order; the callee takes `mutex_`. The route of an operation:
 //
 //   operation                           on one host      on several hosts
-//   all_reduce of CPU tensors           shared memory    shared memory within hosts, `leaders`
+//   all_reduce of CPU tensors           shared memory    shared memory within hosts, lanes
 //                                                        between them
 //   broadcast, all_gather,
 //   reduce_scatter, barrier (CPU)       shared memory    `inner`
 //   others                              `inner`          `inner`
 //
-// `inner` is a gloo backend of all ranks, `leaders` a gloo backend of the first rank of each host.
+// `inner` is a gloo backend of all ranks, a lane is a gloo backend of one rank of each host.
 class ShmBackend final : public c10d::Backend {
  public:
   // Collective over all ranks. Throws shm::Error.
@@ -49,9 +49,12 @@ class ShmBackend final : public c10d::Backend {
 
   ~ShmBackend() override;
 
-  // Must be called on the first rank of each host, before the first operation, if there are several
-  // hosts.
-  void set_leaders(c10::intrusive_ptr<c10d::Backend> leaders);
+  // If there are several hosts, the ranks of each lane between them. Each of these ranks must call
+  // set_lane() with the lane's gloo backend, before the first operation.
+  std::vector<std::vector<int>> lanes() const {
+    return lanes_between(topology_);
+  }
+  void set_lane(std::size_t index, BetweenHosts::Lane lane);
 
   const shm::Topology& topology() const {
     return topology_;
@@ -127,7 +130,7 @@ class ShmBackend final : public c10d::Backend {
   Work recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  // An operation in torch's terms: for profiles, and for the all-reduce between leaders.
+  // An operation in torch's terms: for profiles, and for the all-reduce between hosts.
   struct OpInfo {
     c10d::OpType type;
     const char* profiling_title;

@@ -106,10 +106,10 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
         order,
         identity,
     )
-    leaders = [host[0] for host in backend.hosts]
-    if len(leaders) > 1 and rank in leaders:
-        place = leaders.index(rank)
-        backend.set_leaders(_gloo("leaders", store, place, len(leaders), timeout))
+    for index, ranks in enumerate(backend.lanes):
+        if rank in ranks:
+            lane = _gloo(f"lane{index}", store, ranks.index(rank), len(ranks), timeout)
+            backend.set_lane(index, lane)
     return backend
 
 

@@ -1,13 +1,9 @@
-"""Ranks on several hosts, by injected identities: results equal gloo's, and deaths are reported."""
+"""Ranks on several hosts, by injected identities: results equal gloo's, failures are reported."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import os
-import signal
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -19,7 +15,7 @@ from torch import nn
 
 import ddpx
 
-LAYOUTS = ["aabb", "aaab", "abc", "abab"]  # a letter per rank names its host
+LAYOUTS = ["aabb", "aaab", "abc", "abab", "aaabb"]  # a letter per rank names its host
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 
 
@@ -48,7 +44,7 @@ def _check_all_reduce(layout: str) -> None:
                 continue
             if op == dist.ReduceOp.AVG and dtype == torch.int64:
                 continue
-            for size in (1, 1001, 100_003):
+            for size in (0, 1, 1001, 300_007):  # the last size has several chunks
                 expected, actual = (_values(size, dtype, size) for _ in range(2))
                 average = op == dist.ReduceOp.AVG
                 dist.all_reduce(expected, dist.ReduceOp.SUM if average else op)
@@ -65,9 +61,14 @@ def test_all_reduce(ranks, layout):
 
 
 def _check_in_flight(layout: str) -> None:
-    tensors = [_values(size, torch.float32, size) for size in (5, 70_000, 1, 3000, 200_000)]
+    """All-reduces in flight, beside other collectives."""
+    group = _shm(layout)
+    tensors = [_values(size, torch.float32, size) for size in (5, 70_000, 1, 3000, 1_000_000)]
     expected = [tensor.clone() for tensor in tensors]
-    works = [dist.all_reduce(tensor, group=_shm(layout), async_op=True) for tensor in tensors]
+    works = []
+    for tensor in tensors:
+        works.append(dist.all_reduce(tensor, group=group, async_op=True))
+        dist.broadcast(torch.ones(10), 0, group=group)
     for tensor in expected:
         dist.all_reduce(tensor)
     for work in reversed(works):
@@ -121,14 +122,27 @@ def _die_on_a_host(victim: int) -> Any:
     return error_of(lambda: [dist.all_reduce(torch.ones(1000)) for _ in range(3)])
 
 
-# A rank that is not a leader; leaders with and without other ranks on their host; rank 0.
-@pytest.mark.parametrize("layout, victim", [("aabb", 3), ("aabb", 2), ("aaab", 3), ("abc", 0)])
-def test_every_host_hears_who_died(layout, victim):
+def _check_report(text: str, rank: int, layout: str, culprit: int, local: str) -> None:
+    """Ranks of the culprit's host name it. Other ranks name ranks of that host."""
+    if layout[rank] == layout[culprit]:
+        assert local in text, (rank, text)
+        return
+    beside = [str(other) for other, host in enumerate(layout) if host == layout[culprit]]
+    assert "[ddpx shm rank" in text and "gloo said: " in text, (rank, text)
+    named = text.partition("the exchange with rank")[2].partition(" on other hosts")[0]
+    assert any(other in named for other in beside), (rank, text)
+
+
+# A rank with a lane, next to others and alone; a rank without a lane; rank 0.
+@pytest.mark.parametrize(
+    "layout, victim", [("aabb", 3), ("aabb", 2), ("aaab", 3), ("aaab", 2), ("abc", 0)]
+)
+def test_every_host_reports_a_death(layout, victim):
     outcomes = run_mortal(len(layout), _die_on_a_host, victim, identities=layout)
     for rank, outcome in enumerate(outcomes):
         if rank != victim:
             text, seconds = outcome.value
-            assert f"rank {victim} " in text, (rank, text)
+            _check_report(text, rank, layout, victim, f"rank {victim} ")
             assert seconds < 5.0, (rank, seconds, text)
 
 
@@ -141,10 +155,10 @@ def _abort_on_a_host(victim: int) -> Any:
 
 
 @pytest.mark.parametrize("layout, victim", [("aab", 0), ("aab", 1), ("abb", 2)])
-def test_every_host_hears_of_an_abort(layout, victim):
+def test_an_abort_ends_waits_on_every_host(layout, victim):
     for rank, outcome in enumerate(run_mortal(3, _abort_on_a_host, victim, identities=layout)):
         text, seconds = outcome.value
-        assert f"rank {victim} aborted the group" in text, (rank, text)
+        _check_report(text, rank, layout, victim, f"rank {victim} aborted the group")
         assert seconds < 5.0, (rank, seconds, text)
 
 
@@ -156,12 +170,34 @@ def _stall_on_a_host() -> Any:
     return error_of(lambda: dist.all_reduce(torch.ones(1000)))
 
 
-def test_every_host_hears_who_stalls():
+def test_the_host_of_a_late_rank_names_it():
     outcomes = run_mortal(4, _stall_on_a_host, identities="aabb", timeout_s=4.0)
     for rank in range(3):
         text, seconds = outcomes[rank].value
-        assert "rank 3 did not arrive" in text, (rank, text)
+        _check_report(text, rank, "aabb", 3, "rank 3 did not arrive")
         assert seconds < 10.0
+
+
+def _check_stages_overlap() -> None:
+    """The last rank, alone on its host, comes late. The others go on without it."""
+    group, store = _shm("aab"), dist.distributed_c10d._get_default_store()
+    buckets = [torch.ones(1000) for _ in range(3)]
+    if dist.get_rank() == 2:
+        store.wait(["reduced"])
+    works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
+    if dist.get_rank() == 0:
+        deadline = time.monotonic() + 20
+        while buckets[-1][0] != 2:  # the sum of this host
+            assert time.monotonic() < deadline, "the first bucket blocks the last bucket"
+            time.sleep(0.01)
+        store.set("reduced", "")
+    for work in works:
+        work.wait()
+    assert all(torch.equal(bucket, torch.full_like(bucket, 3)) for bucket in buckets)
+
+
+def test_buckets_are_reduced_within_hosts_while_others_are_between_hosts(ranks):
+    ranks(3).run(_check_stages_overlap)
 
 
 def _destroy_with_work_in_flight() -> tuple[str, float]:
@@ -177,42 +213,3 @@ def _destroy_with_work_in_flight() -> tuple[str, float]:
 def test_destroying_does_not_wait_for_other_hosts():
     outcomes = run_mortal(3, _destroy_with_work_in_flight, identities="aab")
     assert all(outcome.value[1] < 10.0 for outcome in outcomes)
-
-
-_STORE = """
-import sys
-import torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
-
-
-def _destroy_while_the_store_is_silent(port: int, store_process: int) -> Any:
-    rank = dist.get_rank()
-    dist.destroy_process_group()
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("shm", store=store, rank=rank, world_size=2)
-    dist.all_reduce(torch.ones(3))
-    dist.barrier()
-    if rank == 0:
-        os.kill(store_process, signal.SIGSTOP)
-    time.sleep(1.0)  # a thread of each rank now waits for an answer of the store
-    return error_of(dist.destroy_process_group)
-
-
-def test_destruction_does_not_wait_for_a_silent_store():
-    command = [sys.executable, "-c", _STORE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as own:
-        try:
-            assert own.stdout is not None
-            port = int(own.stdout.readline())
-            outcomes = run_mortal(
-                2, _destroy_while_the_store_is_silent, port, own.pid, identities="ab"
-            )
-        finally:
-            own.kill()
-    for outcome in outcomes:
-        text, seconds = outcome.value
-        assert text == ""
-        assert seconds < 10.0
