@@ -48,8 +48,8 @@ class PeerTable {
     return names_;
   }
 
-  // Ranks that are dead, or whose script is ending with an error. Of ranks that fail because of
-  // others nothing, unless nobody else is to blame. Those that have just left only if asked for.
+  // Ranks that are dead, or whose script ends with an error. Ranks that fail because of another
+  // rank are left out, unless all ranks found are of this kind. `also_left`: also ranks that left.
   std::optional<Failure> find_dead(bool also_left) const;
 
   // Ranks of other hosts whose hosts have written nothing new for a while, although this rank has

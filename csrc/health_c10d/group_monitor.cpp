@@ -49,11 +49,11 @@ std::string variable(const char* name) {
 c10::intrusive_ptr<c10d::Backend> counting_backend(Group& group) {
   const auto type = group.getBackendType();
   try {
-    auto backend = type == Group::GLOO || type == Group::NCCL ? group.getDefaultBackend()
-                                                              : group.getBackend(c10::kCPU);
-    const bool counts = type == Group::GLOO || type == Group::NCCL ||
-                        (backend && backend->getBackendName() == "shm");
-    return counts ? backend : nullptr;
+    if (type == Group::GLOO || type == Group::NCCL) {
+      return group.getDefaultBackend();
+    }
+    auto backend = group.getBackend(c10::kCPU);
+    return backend && backend->getBackendName() == "shm" ? backend : nullptr;
   } catch (const std::exception&) {
     return nullptr;  // the group has no backend for CPU
   }

@@ -23,6 +23,16 @@ std::string list_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    return cause.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
 Error system_error(const std::string& call) {
   const int code = errno;
   return Error(

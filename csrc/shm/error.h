@@ -1,6 +1,7 @@
 // The error type of the shared-memory transport, and the parts that its texts share.
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -45,6 +46,9 @@ std::string without_opening(const std::string& text);
 
 // "rank 3", "ranks 1, 2 and 5".
 std::string list_ranks(const std::vector<int>& ranks);
+
+// The text of any exception. "an unknown error" if it has none.
+std::string text_of(const std::exception_ptr& error);
 
 // A kSystem error with the text of errno, which must still be that of the failed `call`.
 Error system_error(const std::string& call);

@@ -45,16 +45,6 @@ std::future<void> destroy(std::vector<BetweenHosts::Lane> lanes) {
   return done;
 }
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& cause) {
-    return cause.what();
-  } catch (...) {
-    return "an unknown error";
-  }
-}
-
 }  // namespace
 
 struct BetweenHosts::Chunk {
@@ -127,8 +117,7 @@ void BetweenHosts::close() {
   destroy(std::move(lanes)).wait_for(kCloseTime);
 }
 
-// ---- stage 1: the ranks of a host reduce a chunk
-// -------------------------------------------------
+// ---- stage 1: the ranks of a host reduce a chunk ------------------------------------------------
 
 void BetweenHosts::submit(AllReduce operation) {
   auto* work = operation.work.get();
@@ -183,8 +172,7 @@ void BetweenHosts::on_reduced(const ChunkPtr& chunk, const std::exception_ptr& e
   }
 }
 
-// ---- stage 2: the hosts exchange a chunk
-// ---------------------------------------------------------
+// ---- stage 2: the hosts exchange a chunk --------------------------------------------------------
 
 bool BetweenHosts::is_on_lane(const Chunk& chunk) const {
   const auto& ranks = lane_ranks_[chunk.lane];
@@ -229,7 +217,7 @@ void BetweenHosts::on_exchanged(Chunk& chunk, const std::exception_ptr& error) n
          "the exchange with " + shm::list_ranks(others) +
              " on other hosts failed. A rank of their hosts died, failed or is late: see the "
              "output of the ranks there. The group cannot continue: restart the job. gloo said: " +
-             text_of(error)});
+             shm::text_of(error)});
   } catch (...) {
     fail_with(std::current_exception());
   }
@@ -243,8 +231,7 @@ void BetweenHosts::mark_ready(Chunk& chunk) {
   changed_.notify_all();
 }
 
-// ---- stage 3: the rank of the lane passes a chunk to the ranks of its host
-// -----------------------
+// ---- stage 3: the rank of the lane passes a chunk to the ranks of its host ----------------------
 
 // Body of this object's thread.
 void BetweenHosts::work() {
@@ -306,8 +293,7 @@ bool BetweenHosts::pass(const Chunk& chunk) noexcept {
   }
 }
 
-// ---- failures
-// ------------------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 // The groups fail before the operations of this rank end: this rank may exit then, and its peers
 // must report the failure instead of the exit.

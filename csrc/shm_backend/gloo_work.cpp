@@ -19,16 +19,6 @@ constexpr auto kSlice = milliseconds(100);
 // Grace time after a failure of the group. An operation among live ranks may still complete.
 constexpr auto kTimeToComplete = std::chrono::seconds(1);
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& cause) {
-    return cause.what();
-  } catch (...) {
-    return "an unknown error";
-  }
-}
-
 std::exception_ptr torch_error(shm::Error error) {
   return as_torch_error(std::make_exception_ptr(std::move(error)));
 }
@@ -54,7 +44,7 @@ std::exception_ptr GlooCall::failure() const {
 }
 
 std::exception_ptr GlooCall::explain(const std::exception_ptr& error) const {
-  const auto said = text_of(error);
+  const auto said = shm::text_of(error);
   try {
     const auto watched = backend.lock();
     if (const auto monitor = watched ? monitor_of(*watched) : nullptr) {

@@ -37,8 +37,7 @@ Buckets by_arrival(
 
 const BucketCaps kSmallCaps{4, 8, {}};
 
-// ---- before any backward
-// -------------------------------------------------------------------------
+// ---- before any backward ------------------------------------------------------------------------
 
 TEST(InitialPlan, IsOneBucketInDefaultAndStaticMode) {
   const std::vector<ParamMeta> params = {bytes(100), bytes(100), bytes(100)};
@@ -78,8 +77,7 @@ TEST(InitialPlan, KeepsASparseParamAlone) {
   EXPECT_EQ(initial(params, kSmallCaps, GraphMode::kDefault), (Buckets{{3}, {1}, {0, 2}}));
 }
 
-// ---- from an arrival order
-// -----------------------------------------------------------------------
+// ---- from an arrival order ----------------------------------------------------------------------
 
 TEST(PlanByArrival, HasASmallFirstBucketAndFollowsTheOrder) {
   const std::vector<ParamMeta> params(6, bytes(4));
