@@ -17,7 +17,6 @@ from ddpx import ReducerDDP
 Wrap = Callable[[nn.Module], nn.Module]
 
 VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}
-STATIC: dict[str, Any] = {"static_graph": True, **VIEWS}
 BATCHED: dict[str, Any] = {"batched_grad_copy": True}
 
 DDP_SETTINGS: dict[str, dict[str, Any]] = {
@@ -26,7 +25,6 @@ DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "views, batched copy": {**VIEWS, **BATCHED},
     "views, 5 MiB": {**VIEWS, "bucket_cap_mb": 5},
     "views, 100 MiB": {**VIEWS, "bucket_cap_mb": 100},
-    "static, views": STATIC,
 }
 
 # Settings of DDP over shm.

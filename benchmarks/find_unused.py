@@ -12,6 +12,7 @@ import functools
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import contenders
@@ -110,8 +111,11 @@ def time_varying(name: str, tiny: bool, effort: Effort) -> Seconds:
 def measure(plan: Plan) -> Results:
     results = _measure_cost(plan)
     results["varying"] = {}
+    effort = replace(plan.effort, seconds=plan.effort.seconds / 2)
     for name in (DEPTH, MIXTURE):
-        launches = plan.launch(_RANKS, time_varying, name, plan.tiny, plan.effort)
+        launches = plan.launch(
+            _RANKS, time_varying, name, plan.tiny, effort, launches=plan.step_launches
+        )
         results["varying"][name] = [slowest_rank(launch) for launch in launches]
     return results
 

@@ -68,7 +68,7 @@ FULL = Plan(
     launches=2,
     step_launches=5,
     effort=Effort(seconds=6.0, min_rounds=3),
-    step_effort=Effort(seconds=6.0, min_rounds=5),
+    step_effort=Effort(seconds=5.0, min_rounds=4),
     tiny=False,
     start_method="spawn",
     step_ranks=(1, 2, 4),
@@ -84,7 +84,7 @@ FULL = Plan(
         100 * MIB,
     ),
     num_params=(100, 1000, 10_000, 100_000),
-    growth_ranks=(1, 2, 4, 8, 16),
+    growth_ranks=(1, 2, 4, 8),
 )
 
 QUICK = Plan(
