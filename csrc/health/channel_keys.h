@@ -6,14 +6,18 @@
 
 namespace ddpx::health {
 
-inline constexpr const char* kHosts = "ddpx/health/hosts";  // tokens of hosts
-inline constexpr const char* kCount =
-    "ddpx/health/count";  // of ranks that have introduced themselves
+// The start through the store: a list of the ranks with their hosts, and their number.
+inline constexpr const char* kRanks = "ddpx/health/ranks";
+inline constexpr const char* kCount = "ddpx/health/count";
 
-// Introductions of all ranks that claim this machine.
-inline std::string machine_key(const std::string& machine) {
-  return "ddpx/health/machine/" + machine;
+// The introduction of a rank whose page may be that of a host, on a machine. The candidates have
+// numbers without gaps, so all ranks of a machine try them in the same order.
+inline std::string candidate_key(const std::string& machine, int number) {
+  return "ddpx/health/machine/" + machine + "/" + std::to_string(number);
 }
+
+// The hosts that have written a message.
+inline constexpr const char* kHosts = "ddpx/health/hosts";
 
 // The last message of a host.
 inline std::string host_key(uint64_t token) {

@@ -1,26 +1,14 @@
 #include "channel_threads.h"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
-
-#include "activity.h"
 
 namespace ddpx::health {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr int64_t kTimeToAnswerNs = 300'000'000;  // usually much less
-constexpr int64_t kLostNs = 2'000'000'000;
-constexpr int64_t kCatchUpNs = 1'000'000'000;     // others write, and then this rank reads
 constexpr int64_t kStateIsOldNs = 1'000'000'000;  // the watchdog writes it five times a second
-constexpr auto kBeforeReconnecting = milliseconds(500);
+constexpr auto kBeforeReconnecting = std::chrono::milliseconds(500);
 
 // Until then, ranks that construct a wrapper usually have met in its collective call. The call
 // takes longer where many ranks share few cores.
@@ -30,355 +18,232 @@ int64_t time_to_meet_ns(int world_size) {
 
 }  // namespace
 
-struct ChannelThreads::State {
-  State(HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access)
-      : settings(settings),
-        probe(probe),
-        access(std::move(access)),
-        channel(std::move(settings), std::move(probe), now_ns) {}
-
-  const HostChannel::Settings settings;
-  const std::shared_ptr<HostProbe> probe;
-  const StoreAccess access;
-  HostChannel channel;
-  const int64_t made_ns = now_ns();
-
-  std::atomic<int64_t> asked_ns{0};  // since when the store has not answered; 0: it has
-  std::atomic<int64_t> late_ns{0};   // when it last answered late
-  std::atomic<int64_t> awake_ns{0};
-  std::atomic<bool> broken{false};
-  std::atomic<bool> ended{false};
-  std::atomic<bool> stopped{false};
-  std::atomic<bool> running{false};
-  std::atomic<bool> listening{false};
-
-  std::mutex mutex;  // guards the following
-  std::condition_variable changed;
-  std::optional<std::string> failure;  // to be posted
-  bool leaving = false;                // to be posted
-  bool hurried = false;
-
-  // Measures a request. After an error, the time goes on until the next answer.
-  template <class Request>
-  auto ask(const Request& request) {
-    int64_t none = 0;
-    asked_ns.compare_exchange_strong(none, now_ns());
-    auto answer = request();
-    const auto now = now_ns();
-    if (now - asked_ns > kTimeToAnswerNs) {
-      late_ns = now;  // before `asked_ns`: the store must not seem well in between
-    }
-    broken = false;
-    asked_ns = 0;
-    return answer;
-  }
-
-  // Asks twice: a machine that goes down may refuse connections for a moment before.
-  bool server_has_ended() const {
-    if (!access.server_ended()) {
-      return false;
-    }
-    std::this_thread::sleep_for(kBeforeReconnecting);
-    return access.server_ended();
-  }
-
-  // Ends the thread, unless there is something to post. Returns whether it ends.
-  bool end() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    running = failure || leaving;
-    return !running;
-  }
-
-  bool give_up() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    running = false;
-    changed.notify_all();
-    return false;
-  }
-
-  void post(Store& store) {
-    std::unique_lock<std::mutex> lock(mutex);
-    const auto text = failure;
-    const bool leaves = leaving;
-    lock.unlock();
-    if (text) {
-      channel.post_failure(store, *text);
-    }
-    if (leaves) {
-      channel.leave(store);
-      stopped = true;
-    }
-    lock.lock();
-    failure = text ? std::nullopt : failure;
-    leaving = leaving && !leaves;
-    changed.notify_all();
-  }
-
-  void wait_until(int64_t due_ns) {
-    std::unique_lock<std::mutex> lock(mutex);
-    const auto time = std::chrono::nanoseconds(std::max<int64_t>(0, due_ns - now_ns()));
-    changed.wait_for(lock, time, [this] { return stopped || failure || leaving || hurried; });
-    hurried = false;
-  }
-
-  void stop() {
-    stopped = true;
-    hurry();
-  }
-
-  void hurry() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    hurried = true;
-    changed.notify_all();
-  }
-
-  StoreState store_state() const {
-    const auto now = now_ns();
-    const int64_t asked = asked_ns;
-    const auto overdue = asked != 0 ? now - std::max<int64_t>(asked, awake_ns) : 0;
-    if (ended) {
-      return StoreState::kEnded;
-    }
-    if (overdue > settings.lease_ns) {
-      return StoreState::kSilent;
-    }
-    if (broken || overdue > kLostNs) {
-      return StoreState::kLost;
-    }
-    const bool was_late = late_ns != 0 && now - late_ns < kCatchUpNs;
-    return was_late || overdue > kTimeToAnswerNs ? StoreState::kSlow : StoreState::kAnswers;
-  }
-};
-
-// Measures each request.
-class ChannelThreads::MeasuredStore final : public Store {
- public:
-  explicit MeasuredStore(State& state)
-      : state_(state), store_(state.ask([&] { return state.access.connect(); })) {}
-
-  void set(const std::vector<std::string>& keys, const std::string& text) override {
-    state_.ask([&] { return store_->set(keys, text), true; });
-  }
-  std::optional<std::string> get(const std::string& key) override {
-    return state_.ask([&] { return store_->get(key); });
-  }
-  std::string set_first(const std::string& key, const std::string& text) override {
-    return state_.ask([&] { return store_->set_first(key, text); });
-  }
-  void append(const std::string& key, const std::string& text) override {
-    state_.ask([&] { return store_->append(key, text), true; });
-  }
-  int64_t add(const std::string& key, int64_t value) override {
-    return state_.ask([&] { return store_->add(key, value); });
-  }
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override {
-    return state_.ask([&] { return store_->multi_get(keys); });
-  }
-  void await(const std::string& key) override {  // for as long as nothing happens
-    store_->await(key);
-  }
-
- private:
-  State& state_;
-  const std::unique_ptr<Store> store_;
-};
-
 ChannelThreads::ChannelThreads(
     HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access)
-    : state_(std::make_shared<State>(std::move(settings), std::move(probe), std::move(access))) {}
+    : channel_(std::move(settings), std::move(probe), now_ns), access_(std::move(access)) {}
 
-ChannelThreads::~ChannelThreads() {
-  state()->stop();
-}
-
-std::shared_ptr<ChannelThreads::State> ChannelThreads::state() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return state_;
-}
-
-// ---- the start ----------------------------------------------------------------------------------
-
-uint64_t ChannelThreads::find_host(const std::vector<Introduction>& ranks) {
-  const auto state = this->state();
-  next_ = std::make_shared<State>(state->settings, state->probe, state->access);
-  return next_->channel.find_host(ranks);
-}
-
-void ChannelThreads::meet(const std::vector<uint64_t>& hosts) {
-  next_->channel.meet(hosts);
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    before_ = std::exchange(state_, next_);
-  }
-  before_->stop();
-  const auto table = before_->channel.table();
-  if (const auto failure = table ? table->declared() : std::nullopt) {
-    this->table()->declare(next_->settings.own.rank, *failure, now_ns());
-  }
-}
+// ---- for the monitor ----------------------------------------------------------------------------
 
 void ChannelThreads::introduce() {
-  if (const auto state = this->state(); !state->channel.table()) {
-    start(state);
+  if (channel_.must_introduce()) {
+    start();
   }
-}
-
-HostTable* ChannelThreads::table() const {
-  return shared_table().get();
-}
-
-std::shared_ptr<HostTable> ChannelThreads::shared_table() const {
-  return state()->channel.table();
-}
-
-// ---- the threads --------------------------------------------------------------------------------
-
-void ChannelThreads::start(const std::shared_ptr<State>& state) {
-  if (!state->running.exchange(true)) {
-    std::thread(run, state).detach();
-  }
-}
-
-void ChannelThreads::run(const std::shared_ptr<State>& state) {
-  std::unique_ptr<Store> store;
-  bool at_work = true;
-  while (at_work) {
-    try {
-      at_work = state->ended ? state->give_up() : work(state, store);
-    } catch (const std::exception&) {
-      state->broken = true;
-      store.reset();
-      state->ended = state->ended || state->server_has_ended();
-      if (state->stopped) {
-        at_work = state->give_up();
-      } else if (!state->ended) {
-        state->wait_until(now_ns() + std::chrono::nanoseconds(kBeforeReconnecting).count());
-      }
-    }
-  }
-  try {
-    if (state->listening && store) {
-      store->set({state->channel.wake_key()}, "wake");  // the other thread ends, too
-    }
-  } catch (const std::exception&) {  // its connection is broken, too
-  }
-}
-
-// Returns whether there is more to do.
-bool ChannelThreads::work(const std::shared_ptr<State>& state, std::unique_ptr<Store>& store) {
-  auto& channel = state->channel;
-  if (state->stopped && state->end()) {
-    return false;
-  }
-  if (!store) {
-    store = std::make_unique<MeasuredStore>(*state);
-  }
-  if (!channel.table()) {
-    channel.introduce(*store);
-  }
-  state->post(*store);
-  const bool keeps = !state->stopped && channel.should_keep();
-  const auto due_ns = keeps ? channel.step(*store) : HostChannel::kNever;
-  if (due_ns == HostChannel::kNever) {
-    return !state->end();
-  }
-  if (channel.table()->stage == HostTable::Stage::kManyHosts && !state->listening.exchange(true)) {
-    std::thread(listen, state).detach();
-  }
-  state->wait_until(due_ns);
-  return true;
-}
-
-void ChannelThreads::listen(const std::shared_ptr<State>& state) {
-  auto& channel = state->channel;
-  std::unique_ptr<Store> store;
-  while (!state->stopped && state->running && !channel.failure_heard()) {
-    try {
-      if (!store) {
-        store = state->access.connect();
-      }
-      if (channel.listen(*store)) {
-        state->hurry();
-      } else {
-        store->await(channel.wake_key());
-      }
-    } catch (const std::exception&) {
-      store.reset();
-      if (state->server_has_ended()) {
-        state->ended = true;
-        state->hurry();
-        break;
-      }
-      std::this_thread::sleep_for(kBeforeReconnecting);
-    }
-  }
-  state->listening = false;
 }
 
 void ChannelThreads::look(int64_t awake_ns) {
-  const auto state = this->state();
-  state->awake_ns = awake_ns;
-  const auto table = state->channel.table();
-  if (!table) {
-    if (now_ns() - state->made_ns > time_to_meet_ns(state->settings.world_size)) {
-      start(state);
-    }
-  } else if (state->running || state->ended) {
-    table->store_state = static_cast<uint32_t>(state->store_state());
+  awake_ns_ = awake_ns;
+  const bool must_introduce = channel_.must_introduce();
+  auto* table = this->table();  // not null if this rank has introduced itself
+  if (table != nullptr && phase() != Phase::kIdle) {
+    table->store_state = static_cast<uint32_t>(store_state());
     table->store_state_ns = now_ns();
     if (now_ns() < table->wanted_until_ns || table->declared()) {
-      state->hurry();
+      hurry();
+    }
+  } else if (must_introduce) {
+    if (now_ns() - made_ns_ > time_to_meet_ns(channel_.settings().world_size)) {
+      start();
     }
   } else if (
-      table->store_state != static_cast<uint32_t>(StoreState::kEnded) && !table->failure_posted &&
-      state->channel.should_keep()) {
-    start(state);
+      table->store_state != static_cast<uint32_t>(StoreState::kEnded) && channel_.should_keep()) {
+    start();
   }
 }
 
 void ChannelThreads::post_failure(const std::string& text) {
-  const auto state = this->state();
-  {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    if (state->ended || state->failure) {
-      return;
-    }
-    state->failure = text;
-    state->changed.notify_all();
-  }
-  start(state);
+  add_post([this, text](Store& store) { channel_.post_failure(store, text); });
 }
 
 void ChannelThreads::leave() {
-  const auto state = this->state();
+  add_post([this](Store& store) {
+    channel_.leave(store);
+    stop();
+  });
+}
+
+void ChannelThreads::add_post(Post post) {
   {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    state->leaving = !state->ended;
-    state->changed.notify_all();
+    const Lock lock(mutex_);
+    posts_.push_back(std::move(post));
+    changed_.notify_all();
   }
-  start(state);
+  start();
 }
 
 bool ChannelThreads::flush(std::chrono::steady_clock::time_point deadline) {
-  const auto state = this->state();
-  std::unique_lock<std::mutex> lock(state->mutex);
-  return state->changed.wait_until(
-      lock, deadline, [&state] { return (!state->failure && !state->leaving) || state->ended; });
+  Lock lock(mutex_);
+  return changed_.wait_until(
+      lock, deadline, [this] { return posts_.empty() || phase_ == Phase::kEnded; });
+}
+
+void ChannelThreads::stop() {
+  const Lock lock(mutex_);
+  stops_ = true;
+  changed_.notify_all();
 }
 
 StoreState ChannelThreads::store_state() const {
-  const auto state = this->state();
-  const auto table = state->channel.table();
-  if (state->running || state->ended || !table) {
-    return state->store_state();
+  const auto phase = this->phase();
+  const auto* table = this->table();
+  if (phase == Phase::kEnded) {
+    return StoreState::kEnded;
+  }
+  if (phase != Phase::kIdle || table == nullptr) {
+    return answers_.state(channel_.settings().lease_ns, awake_ns_);
   }
   if (table->stage == HostTable::Stage::kOneHost) {
     return StoreState::kAnswers;
   }
-  const auto seen = table->store_state.load();
+  const auto seen = table->store_state.load();  // by the keeper
   const bool is_known = now_ns() - table->store_state_ns < kStateIsOldNs &&
                         seen <= static_cast<uint32_t>(StoreState::kEnded);
   return is_known ? static_cast<StoreState>(seen) : StoreState::kSlow;
+}
+
+// ---- the phase ----------------------------------------------------------------------------------
+
+ChannelThreads::Phase ChannelThreads::phase() const {
+  const Lock lock(mutex_);
+  return phase_;
+}
+
+// The only function that changes the phase.
+void ChannelThreads::set_phase(const Lock&, Phase next) {
+  if (phase_ != Phase::kEnded) {
+    phase_ = next;
+    changed_.notify_all();
+  }
+}
+
+void ChannelThreads::start() {
+  const Lock lock(mutex_);
+  if (phase_ == Phase::kIdle) {
+    set_phase(lock, Phase::kWorking);
+    std::thread([self = shared_from_this()] { self->run(); }).detach();
+  }
+}
+
+// `keeps`: this rank keeps the lease.
+bool ChannelThreads::goes_on(bool keeps) {
+  const Lock lock(mutex_);
+  if (phase_ == Phase::kWorking && (keeps || !posts_.empty())) {
+    return true;
+  }
+  set_phase(lock, Phase::kIdle);
+  return false;
+}
+
+// After an error. Asks twice: a machine that goes down may refuse connections for a moment before.
+void ChannelThreads::recover() {
+  const bool refuses = access_.server_ended();
+  std::this_thread::sleep_for(kBeforeReconnecting);
+  if (refuses && access_.server_ended()) {
+    const Lock lock(mutex_);
+    set_phase(lock, Phase::kEnded);
+  }
+}
+
+// ---- the thread for requests --------------------------------------------------------------------
+
+void ChannelThreads::run() {
+  std::unique_ptr<Store> store;
+  auto listening = std::stop_source(std::nostopstate);
+  bool keeps = true;
+  while (goes_on(keeps)) {
+    try {
+      if (!store) {
+        store = std::make_unique<MeasuredStore>(access_, answers_);
+      }
+      keeps = work(*store, listening);
+      if (!keeps && listening.stop_possible()) {
+        listening.request_stop();
+        listening = std::stop_source(std::nostopstate);
+        store->set({channel_.wake_key()}, "wake");
+      }
+    } catch (const std::exception&) {
+      store.reset();
+      recover();
+      const Lock lock(mutex_);
+      keeps = !stops_;
+      if (stops_) {
+        posts_.clear();  // nobody waits for them
+      }
+    }
+  }
+  listening.request_stop();
+}
+
+// Returns whether this rank keeps the lease.
+bool ChannelThreads::work(Store& store, std::stop_source& listening) {
+  if (channel_.must_introduce()) {
+    channel_.introduce(store);
+  }
+  const bool stops = post_all(store);
+  if (stops || !channel_.should_keep()) {
+    return false;
+  }
+  const auto due_ns = channel_.step(store);
+  if (due_ns == HostChannel::kNever) {
+    return false;
+  }
+  if (table()->stage == HostTable::Stage::kManyHosts && !listening.stop_possible()) {
+    listening = std::stop_source();
+    std::thread([self = shared_from_this(), stop = listening.get_token()] {
+      self->listen(stop);
+    }).detach();
+  }
+  wait_until(due_ns);
+  return true;
+}
+
+// Returns whether the threads stop.
+bool ChannelThreads::post_all(Store& store) {
+  Lock lock(mutex_);
+  while (!posts_.empty()) {
+    const auto post = posts_.front();
+    lock.unlock();
+    post(store);
+    lock.lock();
+    posts_.pop_front();
+    changed_.notify_all();
+  }
+  return stops_;
+}
+
+void ChannelThreads::wait_until(int64_t due_ns) {
+  Lock lock(mutex_);
+  const auto time = std::chrono::nanoseconds(std::max<int64_t>(0, due_ns - now_ns()));
+  changed_.wait_for(lock, time, [this] {
+    return hurries_ || stops_ || !posts_.empty() || phase_ == Phase::kEnded;
+  });
+  hurries_ = false;
+}
+
+void ChannelThreads::hurry() {
+  const Lock lock(mutex_);
+  hurries_ = true;
+  changed_.notify_all();
+}
+
+// ---- the thread for events ----------------------------------------------------------------------
+
+void ChannelThreads::listen(const std::stop_token& stop) {
+  std::unique_ptr<Store> store;
+  while (!stop.stop_requested() && phase() != Phase::kEnded && !table()->failure_posted) {
+    try {
+      if (!store) {
+        store = access_.connect();
+      }
+      if (channel_.listen(*store)) {
+        hurry();
+      } else {
+        store->await(channel_.wake_key());
+      }
+    } catch (const std::exception&) {
+      store.reset();
+      recover();
+    }
+  }
 }
 
 }  // namespace ddpx::health

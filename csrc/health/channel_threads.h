@@ -1,47 +1,44 @@
 // The channel of one rank, with the threads that drive it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
-#include <vector>
+#include <thread>
 
+#include "activity.h"
 #include "host_channel.h"
+#include "measured_store.h"
 
 namespace ddpx::health {
 
-// The store, as its answers show.
-enum class StoreState : uint32_t {
-  kAnswers,  // or no request is necessary
-  kSlow,     // it answers late, or has just done so: others may have been late to write, too
-  kLost,     // no answer for 2 s, or the connection broke
-  kSilent,   // no answer for a lease
-  kEnded,    // its port refuses connections: its process has ended
-};
-
-// Owned by the monitor. Only the threads of this class wait for the store. They are detached, and
-// share the channel, since they may wait for longer than the monitor lives. Thread-safe.
-class ChannelThreads {
+// Owned by the monitor, and by its threads: they may wait for the store for longer than the monitor
+// lives. Thread-safe.
+//
+// One thread makes requests while there is something to do. Within its life, another thread waits
+// for events.
+class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
  public:
   ChannelThreads(
       HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access);
-  ~ChannelThreads();
-  ChannelThreads(const ChannelThreads&) = delete;
-  ChannelThreads& operator=(const ChannelThreads&) = delete;
 
-  // The start if all ranks meet in a collective call; see HostChannel. Replaces a start through the
-  // store.
-  uint64_t find_host(const std::vector<Introduction>& ranks);
-  void meet(const std::vector<uint64_t>& hosts);
+  HostChannel& channel() {
+    return channel_;
+  }
+  // Null before the host of this rank is decided. Lives as long as this object.
+  HostTable* table() const {
+    return channel_.table().get();
+  }
 
   // Starts through the store, unless ranks have met. look() does so after a moment.
   void introduce();
-
-  // Null before the start. Lives as long as this object.
-  HostTable* table() const;
-  std::shared_ptr<HostTable> shared_table() const;
 
   // Called by the watchdog. Takes over where the keeper of the host does not renew the lease.
   // `awake_ns`: since when this process has not been stopped.
@@ -53,22 +50,46 @@ class ChannelThreads {
   // Waits until everything is posted. Returns false at `deadline`.
   bool flush(std::chrono::steady_clock::time_point deadline);
 
+  // The threads end once everything is posted.
+  void stop();
+
   StoreState store_state() const;
 
  private:
-  struct State;
-  class MeasuredStore;
+  using Lock = std::unique_lock<std::mutex>;
+  using Post = std::function<void(Store&)>;
 
-  std::shared_ptr<State> state() const;
-  static void run(const std::shared_ptr<State>& state);
-  static bool work(const std::shared_ptr<State>& state, std::unique_ptr<Store>& store);
-  static void listen(const std::shared_ptr<State>& state);
-  static void start(const std::shared_ptr<State>& state);
+  enum class Phase {
+    kIdle,     // there are no threads
+    kWorking,  // the thread for requests lives, and may have lost its connection
+    kEnded,    // the process of the store has ended: threads end, and none starts any more
+  };
 
-  mutable std::mutex mutex_;  // guards `state_`
-  std::shared_ptr<State> state_;
-  std::shared_ptr<State> next_;    // of find_host(), until meet()
-  std::shared_ptr<State> before_;  // of the start through the store; it keeps table() valid
+  void add_post(Post post);
+  void start();
+  void set_phase(const Lock&, Phase next);
+  Phase phase() const;
+  bool goes_on(bool keeps);
+  void run();
+  bool work(Store& store, std::stop_source& listening);
+  bool post_all(Store& store);
+  void listen(const std::stop_token& stop);
+  void recover();
+  void wait_until(int64_t due_ns);
+  void hurry();
+
+  HostChannel channel_;
+  const StoreAccess access_;
+  const int64_t made_ns_ = now_ns();
+  AnswerTimes answers_;
+  std::atomic<int64_t> awake_ns_{0};
+
+  mutable std::mutex mutex_;  // guards the following
+  std::condition_variable changed_;
+  Phase phase_ = Phase::kIdle;
+  std::deque<Post> posts_;
+  bool stops_ = false;
+  bool hurries_ = false;
 };
 
 }  // namespace ddpx::health

@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,8 +45,8 @@ class HostProbe {
 // host share a HostTable. One of them, the keeper, talks to the store for all of them. A *lease* is
 // the time without a message after which other hosts declare a host lost.
 //
-// find_host() and meet(), or introduce(), come before the other methods. step(), post_failure() and
-// leave() are for one thread, listen() is for one other thread, the rest is for any thread.
+// step(), introduce(), post_failure() and leave() are for one thread, listen() is for one other
+// thread, the rest is for any thread. step(), listen(), post_failure() and leave() need a table().
 class HostChannel {
  public:
   static constexpr int64_t kNever = INT64_MAX;
@@ -58,17 +60,22 @@ class HostChannel {
 
   HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Clock now);
 
-  // The start if all ranks exchange their introductions in a collective call, and then the results
-  // of find_host(): the token of the host of a rank. Of ranks without a monitor it is 0.
+  const Settings& settings() const {
+    return settings_;
+  }
+
+  // The start in a collective call. All ranks exchange their introductions, and then the results of
+  // find_host(): the token of the host of a rank. Of ranks without a monitor it is 0.
   uint64_t find_host(const std::vector<Introduction>& ranks);
-  void meet(const std::vector<uint64_t>& hosts);
+  void meet(const std::vector<Introduction>& ranks, const std::vector<uint64_t>& hosts);
 
   // The start through the store. Afterwards, step() waits for the other ranks.
   void introduce(Store& store);
+  bool must_introduce() const;
 
-  // Null before meet() or introduce() has ended.
+  // The table of this rank's host. Null before the host is decided.
   std::shared_ptr<HostTable> table() const {
-    return is_ready_.load(std::memory_order_acquire) ? table_ : nullptr;
+    return is_decided_.load(std::memory_order_acquire) ? table_ : nullptr;
   }
 
   // Whether this rank has to call step(): it is the keeper, or has to take over.
@@ -91,63 +98,59 @@ class HostChannel {
   // another rank takes over. If it is rank 0, the end of the store is no failure from now on.
   void leave(Store& store);
 
-  // Whether a failure has come that all hosts report. There is nothing to listen for after it.
-  bool failure_heard() const {
-    return failure_heard_;
-  }
-
  private:
   struct Host {
     uint64_t token = 0;
     std::vector<int> ranks{};   // sorted
-    std::string counter{};      // of its last message
-    std::string calls{};        // of its last message
-    bool is_listed = false;     // it has written a message
-    bool is_complete = false;   // `ranks` has all its ranks
+    std::string message{};      // the last one
     bool has_left = false;      // its keeper has, and no other rank has taken over
     bool has_answered = false;  // since this host was cut off
     int64_t checked_ns = 0;
     int64_t silent_ns = 0;  // how long, while the store answered in time, no message was new
   };
 
-  bool try_host_of(const Introduction& rank);
+  // The start.
+  bool join(const std::vector<Introduction>& ranks);
+  std::shared_ptr<HostTable> find_table(const std::vector<Introduction>& ranks) const;
+  void end_start();
   int64_t gather(Store& store);
-  void read_list(Store& store);
-  void read_hosts(Store& store);
-  void order_ring();
+  bool read_ranks(Store& store);
+  void build_ring();
+
+  // Events.
   void post(Store& store, const std::string& kind, const std::string& text);
   void handle(uint32_t number, const std::string& event);
+
+  // The lease of this host, and the leases of other hosts.
   void renew(Store& store);
+  void write(Store& store, const std::string& message);
   void check(Store& store);
+  void read(Store& store, std::span<Host> hosts);
+  std::set<uint64_t> read_hosts(Store& store) const;
   void absorb(Host& host, const std::string& message);
   void declare_lost(
       Store& store, const std::function<bool(const Host&)>& is_lost, int64_t silent_ns);
   std::size_t num_watched() const;
-  std::string message(bool leaves = false) const;
-  int count(HostTable::Place place) const;
+  std::string message() const;
   bool is_wanted() const;
   int64_t period_ns() const;
 
   const Settings settings_;
   const std::shared_ptr<HostProbe> probe_;
   const Clock now_;
+  std::mutex join_mutex_;  // guards the decision
   std::shared_ptr<HostTable> table_;
-  std::atomic<bool> is_ready_{false};  // `table_` does not change any more
-  std::atomic<bool> urgent_{false};
+  std::atomic<bool> is_decided_{false};  // `table_` does not change any more
+  std::atomic<bool> is_introduced_{false};
+  std::atomic<int64_t> renewal_ns_{0};  // when the next renewal of the lease is due
   std::atomic<int64_t> fast_until_ns_{0};
-  std::atomic<bool> failure_heard_{false};
-  std::mutex events_mutex_;  // guards the handling of events, by both threads
 
   // Of the thread that calls step().
   struct Keeper {
-    std::vector<Host> others;  // from the next host of the ring on
-    uint64_t host_token = 0;   // of this host
-    int64_t count = 0;         // ranks that have introduced themselves
-    int num_members = 0;       // of this host, in its last message
-    bool is_listed = false;    // this host
-    bool is_prompt = true;     // the last answer came in time
-    int64_t poll_ns = 0;
-    int64_t renewal_ns = 0;  // when the next one is due
+    std::vector<Host> others;   // from the next host of the ring on
+    std::set<uint64_t> listed;  // hosts that have written a message
+    bool is_prompt = true;      // the last answer came in time
+    int64_t num_read = 0;       // ranks that had introduced themselves when the list was read
     int64_t check_ns = 0;
     int64_t read_all_ns = 0;  // when all hosts may be read again for a rank that waits
     int64_t cut_off_ns = 0;   // when this host noticed that its lease had ended; 0: not

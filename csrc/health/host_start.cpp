@@ -1,7 +1,6 @@
 // How a rank finds its host, and the other hosts of the group.
 #include <algorithm>
 #include <unordered_map>
-#include <utility>
 
 #include "channel_keys.h"
 #include "fields.h"
@@ -10,159 +9,169 @@
 namespace ddpx::health {
 namespace {
 
-// Between requests for the count of ranks that have come.
-constexpr int64_t kFirstPollNs = 20'000'000;
-constexpr int64_t kLongestPollNs = 300'000'000;
-constexpr int64_t kWantedPollNs = 100'000'000;  // while a rank needs them
+constexpr int64_t kPollNs = 200'000'000;  // between requests for the count of ranks that have come
 
 }  // namespace
 
-// The host of a rank is that of the first rank whose status page it can open. Ranks that claim the
-// same machine and cannot open each other's pages have different hosts: other users, or virtual
-// machines that are copies of each other.
-bool HostChannel::try_host_of(const Introduction& rank) {
-  table_ = rank.process.machine == settings_.own.process.machine ? probe_->open(rank) : nullptr;
-  keeper_.host_token = rank.token;
-  return table_ != nullptr;
-}
+// ---- the host of this rank ----------------------------------------------------------------------
 
-uint64_t HostChannel::find_host(const std::vector<Introduction>& ranks) {
-  const auto opens = [this](const Introduction& rank) { return try_host_of(rank); };
-  if (std::none_of(ranks.begin(), ranks.end(), opens)) {
-    try_host_of(settings_.own);
+// Joins the host of one of these ranks. The page of each rank has the decision about its host. So a
+// rank that returns from the collective call sees what other ranks have decided through the store
+// meanwhile, and the reverse. Returns false if no host is found.
+bool HostChannel::join(const std::vector<Introduction>& ranks) {
+  const std::lock_guard<std::mutex> lock(join_mutex_);
+  if (is_decided_) {
+    return true;
   }
-  return keeper_.host_token;
+  const auto found = find_table(ranks);
+  if (!found) {
+    return false;
+  }
+  // Another rank may have made the page of this rank a host's meanwhile.
+  const auto own = probe_->open(settings_.own);
+  table_ = own->decide_host(found->host) == found->host ? found : own;
+  table_->introduce(settings_.own, table_->host);
+  is_decided_ = true;
+  return true;
 }
 
-// All ranks of a host write the same.
-void HostChannel::meet(const std::vector<uint64_t>& hosts) {
-  const auto now = now_();
-  std::unordered_map<uint64_t, std::size_t> places;  // in `others`
-  for (int rank = 0; rank < settings_.world_size; ++rank) {
-    const auto token = hosts[static_cast<std::size_t>(rank)];
-    auto& entry = table_->rank(rank);
-    if (token == keeper_.host_token) {
-      entry.place = HostTable::Place::kThisHost;
-      int32_t none = 0;
-      if (table_->keeper_plus_1.compare_exchange_strong(none, rank + 1)) {
-        table_->renewed_ns = now;
+// The table of the first host that a rank has joined whose page this rank can open. If there is
+// none, the first page that this rank can open becomes a host's. Ranks that claim the same machine
+// and cannot open each other's pages have different hosts: other users, or virtual machines that
+// are copies of each other.
+std::shared_ptr<HostTable> HostChannel::find_table(const std::vector<Introduction>& ranks) const {
+  std::shared_ptr<HostTable> first;
+  uint64_t first_token = 0;
+  for (const auto& rank : ranks) {
+    const auto page = probe_->open(rank);
+    const uint64_t host = page ? page->host.load() : 0;
+    const auto has_table = [host](const Introduction& each) { return each.token == host; };
+    if (host != 0) {
+      const auto owner = std::find_if(ranks.begin(), ranks.end(), has_table);
+      if (auto table = owner != ranks.end() ? probe_->open(*owner) : nullptr) {
+        return table;
       }
-    } else if (token != 0) {
-      entry.place = HostTable::Place::kOtherHost;
-      entry.heard_ns = std::max<int64_t>(entry.heard_ns, now);
-      const auto [found, is_new] = places.try_emplace(token, keeper_.others.size());
-      if (is_new) {
-        keeper_.others.push_back({.token = token, .is_complete = true});
-      }
-      keeper_.others[found->second].ranks.push_back(rank);
+    } else if (page && !first) {
+      first = page;
+      first_token = rank.token;
     }
   }
-  order_ring();
-  const bool is_alone = keeper_.others.empty();
-  table_->stage = is_alone ? HostTable::Stage::kOneHost : HostTable::Stage::kManyHosts;
-  is_ready_ = true;
+  const bool is_new = first && first->decide_host(first_token) == first_token;
+  return is_new ? first : nullptr;
+}
+
+// ---- the start in a collective call -------------------------------------------------------------
+
+uint64_t HostChannel::find_host(const std::vector<Introduction>& ranks) {
+  if (!join(ranks)) {
+    join({settings_.own});
+  }
+  return table_->host;
+}
+
+void HostChannel::meet(const std::vector<Introduction>& ranks, const std::vector<uint64_t>& hosts) {
+  for (const auto& rank : ranks) {
+    if (const auto token = hosts.at(static_cast<std::size_t>(rank.rank)); token != 0) {
+      table_->introduce(rank, token);
+    }
+  }
+  end_start();
+}
+
+// ---- the start through the store ----------------------------------------------------------------
+
+bool HostChannel::must_introduce() const {
+  return !is_introduced_ && !(is_decided_ && table_->stage != HostTable::Stage::kGathering);
 }
 
 void HostChannel::introduce(Store& store) {
   const auto& own = settings_.own;
-  const auto key = machine_key(own.process.machine);
-  store.append(key, join_fields({own.to_text()}));
-  std::vector<Introduction> known;
-  for (const auto& text : split_fields(store.get(key).value_or(""))) {
-    if (const auto rank = Introduction::from_text(text)) {
-      known.push_back(*rank);
+  for (int number = 0; !is_decided_; ++number) {
+    const auto key = candidate_key(own.process.machine, number);
+    if (const auto rank = Introduction::from_text(store.set_first(key, own.to_text()))) {
+      join({*rank});
     }
   }
-  const bool is_first = find_host(known) == own.token;
-  table_->introduce(own, HostTable::Place::kThisHost);
-  if (is_first) {
-    table_->renewed_ns = now_();
-    table_->keeper_plus_1 = own.rank + 1;
-    store.set({host_key(own.token)}, message());
-    store.append(kHosts, join_fields({std::to_string(own.token)}));
-    keeper_.is_listed = true;
-  }
-  keeper_.count = store.add(kCount, 1);
+  store.append(kRanks, join_fields({own.to_text(), std::to_string(table_->host)}));
+  store.add(kCount, 1);
   listen(store);
-  is_ready_ = true;  // last: an error before it leads to another attempt
+  is_introduced_ = true;  // last: an error before it leads to another attempt
 }
 
+// Waits for the other ranks. While a rank needs them, reads which ranks have come.
 int64_t HostChannel::gather(Store& store) {
   table_->renewed_ns = now_();
   listen(store);
-  if (keeper_.count < settings_.world_size) {
-    keeper_.count = store.add(kCount, 0);
+  const auto count = store.add(kCount, 0);
+  const bool all_came = count >= settings_.world_size;
+  if (all_came || (is_wanted() && count != keeper_.num_read)) {
+    keeper_.num_read = count;
+    if (read_ranks(store)) {
+      end_start();
+      return now_();
+    }
   }
-  const bool all_came = keeper_.count >= settings_.world_size;
-  const int num_members = count(HostTable::Place::kThisHost);
-  if (all_came || num_members != keeper_.num_members) {
-    store.set({host_key(keeper_.host_token)}, message());
-    keeper_.num_members = num_members;
-  }
-  if (all_came || is_wanted()) {
-    read_hosts(store);
-  }
-  if (all_came && count(HostTable::Place::kUnknown) == 0) {
-    table_->stage =
-        keeper_.others.empty() ? HostTable::Stage::kOneHost : HostTable::Stage::kManyHosts;
-    return now_();
-  }
-  keeper_.poll_ns = std::clamp(keeper_.poll_ns * 3 / 2, kFirstPollNs, kLongestPollNs);
-  return now_() + (is_wanted() ? std::min(keeper_.poll_ns, kWantedPollNs) : keeper_.poll_ns);
+  return now_() + kPollNs;
 }
 
-int HostChannel::count(HostTable::Place place) const {
-  int found = 0;
+// Returns whether all ranks are known.
+bool HostChannel::read_ranks(Store& store) {
+  const auto fields = split_fields(store.get(kRanks).value_or(""));
+  for (std::size_t i = 0; i + 1 < fields.size(); i += 2) {
+    const auto rank = Introduction::from_text(fields[i]);
+    const auto host = to_number<uint64_t>(fields[i + 1]);
+    if (rank && host && rank->rank >= 0 && rank->rank < settings_.world_size) {
+      table_->introduce(*rank, *host);
+    }
+  }
   for (int rank = 0; rank < settings_.world_size; ++rank) {
-    found += table_->rank(rank).place == place ? 1 : 0;
-  }
-  return found;
-}
-
-// Finds out which hosts have written a message: a request for another key would wait.
-void HostChannel::read_list(Store& store) {
-  const bool may_be_new = keeper_.count > 0;  // the ranks have not met in a collective call
-  for (const auto& text : split_fields(store.get(kHosts).value_or(""))) {
-    const auto token = to_number<uint64_t>(text).value_or(keeper_.host_token);
-    auto found =
-        std::find_if(keeper_.others.begin(), keeper_.others.end(), [token](const Host& host) {
-          return host.token == token;
-        });
-    if (found != keeper_.others.end()) {
-      found->is_listed = true;
-    } else if (may_be_new && token != keeper_.host_token) {
-      keeper_.others.push_back({.token = token, .is_listed = true});
+    if (table_->rank(rank).host == 0) {
+      return false;
     }
   }
+  return true;
 }
 
-// Reads the messages of hosts whose ranks are not all known.
-void HostChannel::read_hosts(Store& store) {
-  read_list(store);
-  std::vector<Host*> incomplete;
-  std::vector<std::string> keys;
-  for (auto& host : keeper_.others) {
-    if (!host.is_complete) {
-      incomplete.push_back(&host);
-      keys.push_back(host_key(host.token));
+// ---- the end of both starts ---------------------------------------------------------------------
+
+// The hosts of all ranks are known. All ranks of a host write the same.
+void HostChannel::end_start() {
+  int64_t not_renewed = 0;
+  table_->renewed_ns.compare_exchange_strong(not_renewed, now_());
+  auto stage = HostTable::Stage::kOneHost;
+  for (int rank = 0; rank < settings_.world_size; ++rank) {
+    auto& entry = table_->rank(rank);
+    if (table_->is_member(rank)) {
+      int32_t no_keeper = 0;
+      table_->keeper_plus_1.compare_exchange_strong(no_keeper, rank + 1);
+    } else if (entry.host != 0) {
+      int64_t not_heard = 0;
+      entry.heard_ns.compare_exchange_strong(not_heard, now_());
+      stage = HostTable::Stage::kManyHosts;
     }
   }
-  const auto texts = keys.empty() ? std::vector<std::string>() : store.multi_get(keys);
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    absorb(*incomplete[i], texts[i]);
-  }
-  order_ring();
+  table_->stage = stage;
 }
 
 // The ring: hosts by their lowest ranks, from this host on.
-void HostChannel::order_ring() {
-  const auto place = [own = settings_.own.rank](const Host& host) {
-    const int first = host.ranks.empty() ? INT32_MAX : host.ranks.front();
-    return std::pair(first < own, first);
-  };
-  std::sort(keeper_.others.begin(), keeper_.others.end(), [place](const Host& a, const Host& b) {
-    return place(a) < place(b);
+void HostChannel::build_ring() {
+  auto& others = keeper_.others;
+  std::unordered_map<uint64_t, std::size_t> places;
+  for (int rank = 0; rank < settings_.world_size; ++rank) {
+    const uint64_t token = table_->rank(rank).host;
+    if (token == 0 || table_->is_member(rank)) {
+      continue;
+    }
+    const auto [place, is_new] = places.try_emplace(token, others.size());
+    if (is_new) {
+      others.push_back({.token = token});
+    }
+    others[place->second].ranks.push_back(rank);
+  }
+  const auto next = std::find_if(others.begin(), others.end(), [this](const Host& host) {
+    return host.ranks.front() > settings_.own.rank;
   });
+  std::rotate(others.begin(), next, others.end());
 }
 
 }  // namespace ddpx::health

@@ -11,10 +11,17 @@ constexpr auto kTimeToWrite = std::chrono::milliseconds(100);
 
 }  // namespace
 
-void HostTable::introduce(const Introduction& who, Place place) {
+uint64_t HostTable::decide_host(uint64_t token) {
+  uint64_t standing = 0;
+  return host.compare_exchange_strong(standing, token) ? token : standing;
+}
+
+void HostTable::introduce(const Introduction& who, uint64_t host_of_rank) {
   auto& entry = rank(who.rank);
-  entry.introduction.write(who.to_text());
-  entry.place = place;  // last: readers read the introduction of a rank that has a place
+  if (entry.host == 0) {
+    entry.introduction.write(who.to_text());
+    entry.host = host_of_rank;  // last: readers read the introduction of a rank that has a host
+  }
 }
 
 std::string HostTable::declare(int rank, const std::string& text, int64_t now_ns) {

@@ -1,4 +1,4 @@
-// Memory that all ranks of one host share. It lies on the status page of the host's first member.
+// Memory that all ranks of one host share. It lies on the status page of one of them.
 #pragma once
 
 #include <atomic>
@@ -14,22 +14,25 @@ namespace ddpx::health {
 // Zeroed at first. All members are atomics, so any thread of any rank of the host may use them.
 struct HostTable {
   enum class Stage : uint32_t {
-    kGathering = 0,  // some ranks of the group have not introduced themselves yet
+    kGathering = 0,  // some ranks of the group are not known yet
     kOneHost = 1,    // all ranks of the group are on this host
     kManyHosts = 2,
   };
-  enum class Place : uint32_t { kUnknown = 0, kThisHost = 1, kOtherHost = 2 };
 
   // What is known of one rank. A rank of this host writes its own entry. The host's keeper writes
   // the entries of ranks of other hosts.
   struct Rank {
-    std::atomic<Place> place;
+    std::atomic<uint64_t> host;      // its token; 0: the rank is not known
     std::atomic<uint64_t> activity;  // packed; see Activity
     std::atomic<uint64_t> progress;  // packed; see Progress
     std::atomic<int64_t> since_ns;   // the start of the activity, by the clock of this host
-    std::atomic<int64_t> heard_ns;   // another host: when its last message was new
+    std::atomic<int64_t> heard_ns;   // when its last message was new; 0 for ranks of this host
     SharedText<Introduction::kMostBytes> introduction;
   };
+
+  // The token of the host of the page's owner; 0 until it is decided. The token of a host is the
+  // token of the page whose table the host uses.
+  std::atomic<uint64_t> host;
 
   // The first failure that a rank of this host declared. All ranks of the host report this one.
   std::atomic<int32_t> declared_by_plus_1;
@@ -59,7 +62,16 @@ struct HostTable {
     return ranks[number];
   }
 
-  void introduce(const Introduction& who, Place place);
+  // Decides the host of the page's owner. Returns the decision that stands: this one, or an earlier
+  // one.
+  uint64_t decide_host(uint64_t token);
+
+  // Makes a rank known.
+  void introduce(const Introduction& who, uint64_t host_of_rank);
+
+  bool is_member(int number) const {
+    return rank(number).host == host;
+  }
 
   // Declares a failure. Returns the failure that stands: this one, or the one that another rank of
   // the host declared before.

@@ -102,10 +102,11 @@ Monitor::Monitor(Group group, uint64_t token)
 
 Monitor::~Monitor() {
   leave();
+  threads_->stop();
 }
 
 void Monitor::start(StoreAccess store) {
-  threads_ = std::make_unique<ChannelThreads>(
+  threads_ = std::make_shared<ChannelThreads>(
       HostChannel::Settings{own_, group_.world_size, group_.lease_ns},
       std::make_shared<Probe>(weak_from_this(), page_.view().host(), token_),
       std::move(store));
@@ -113,7 +114,7 @@ void Monitor::start(StoreAccess store) {
 }
 
 void Monitor::meet() {
-  if (const auto table = threads_->shared_table()) {
+  if (const auto table = threads_->channel().table()) {
     peers_.meet(table, own_.process);
     has_lease_ = table->stage == HostTable::Stage::kManyHosts;
   }
@@ -130,12 +131,11 @@ uint64_t Monitor::find_host(const std::vector<std::string>& introductions) {
       met_.push_back(std::move(*rank));
     }
   }
-  return threads_->find_host(met_);
+  return threads_->channel().find_host(met_);
 }
 
 void Monitor::meet(const std::vector<uint64_t>& hosts) {
-  threads_->meet(hosts);
-  peers_.meet(threads_->shared_table(), own_.process, met_);
+  threads_->channel().meet(met_, hosts);
   has_met_ = true;
   meet();
 }

@@ -227,7 +227,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   const Introduction own_;
   PeerTable peers_;
   CallSamples samples_;
-  std::unique_ptr<ChannelThreads> threads_;
+  std::shared_ptr<ChannelThreads> threads_;
   std::vector<Introduction> met_;  // ranks that met in a collective call
   bool has_met_ = false;
 

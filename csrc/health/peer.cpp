@@ -36,8 +36,8 @@ Peer::Peer(Introduction introduction, const ProcessId& self, std::shared_ptr<Hos
   }
   page_ = open_page(introduction_, /*world_size=*/1);
   watch_ = std::make_unique<ProcessWatch>(introduction_.process);
-  const bool same_host = entry() != nullptr && entry()->place == HostTable::Place::kThisHost;
-  if (!page_ && watch_->ended() && !same_host) {
+  const bool is_member = host_ && host_->is_member(rank());
+  if (!page_ && watch_->ended() && !is_member) {
     watch_.reset();
   }
 }
@@ -64,9 +64,7 @@ std::optional<Progress> Peer::progress() const {
 }
 
 int64_t Peer::heard_ns() const {
-  return entry() != nullptr && entry()->place == HostTable::Place::kOtherHost
-             ? entry()->heard_ns.load()
-             : 0;
+  return entry() != nullptr ? entry()->heard_ns.load() : 0;
 }
 
 }  // namespace ddpx::health

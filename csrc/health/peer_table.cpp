@@ -100,29 +100,12 @@ void PeerTable::meet(const std::shared_ptr<HostTable>& host, const ProcessId& se
   }
   for (const int rank : unknown) {
     const auto& entry = host->rank(rank);
-    const auto who = entry.place == HostTable::Place::kUnknown
-                         ? std::nullopt
-                         : Introduction::from_text(entry.introduction.read());
+    const auto who =
+        entry.host == 0 ? std::nullopt : Introduction::from_text(entry.introduction.read());
     if (who && who->rank == rank) {
       add(std::make_shared<Peer>(*who, self, host));
     }
   }
-}
-
-void PeerTable::meet(
-    const std::shared_ptr<HostTable>& host,
-    const ProcessId& self,
-    const std::vector<Introduction>& ranks) {
-  PeerTable met(rank_, static_cast<int>(peers_.size()), same_sequence_);
-  for (const auto& rank : ranks) {
-    if (rank.rank >= 0 && rank.rank < static_cast<int>(peers_.size()) && rank.rank != rank_) {
-      met.add(std::make_shared<Peer>(rank, self, host));
-    }
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  peers_.swap(met.peers_);
-  with_page_.swap(met.with_page_);
-  num_unknown_ = met.num_unknown_;
 }
 
 void PeerTable::add(std::shared_ptr<Peer> peer) {

@@ -27,12 +27,6 @@ class PeerTable {
   void meet(const std::shared_ptr<HostTable>& host, const ProcessId& self);
   void add(std::shared_ptr<Peer> peer);
 
-  // Replaces all peers.
-  void meet(
-      const std::shared_ptr<HostTable>& host,
-      const ProcessId& self,
-      const std::vector<Introduction>& ranks);
-
   // By rank. Null for this rank, and for ranks that are not known yet.
   std::vector<std::shared_ptr<Peer>> all() const;
   std::shared_ptr<Peer> peer(int rank) const;

@@ -66,9 +66,10 @@ class Connection final : public health::Store {
   void await(const std::string& key) override {
     if (store_->hasExtendedApi()) {
       store_->wait({key}, std::chrono::hours(24 * 20));
-    }
-    while (!store_->check({key})) {  // FileStore would look for the key 100 times a second
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    } else {
+      while (!store_->check({key})) {  // FileStore would look for the key 100 times a second
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      }
     }
     store_->deleteKey(key);
   }

@@ -282,7 +282,8 @@ TEST_F(PeerTableTest, SequencesAreComparedWhereCollectiveCallsAloneAreCounted) {
 // The table of a host, of which the child is a member.
 std::shared_ptr<HostTable> table_with(const Introduction& introduction) {
   const auto table = OwnPage(1, /*world_size=*/2).view().host();
-  table->introduce(introduction, HostTable::Place::kThisHost);
+  table->decide_host(1);
+  table->introduce(introduction, 1);
   return table;
 }
 

@@ -279,7 +279,7 @@ inline void Simulation::meet() {
   for (int number = 0; number < settings_.num_ranks; ++number) {
     auto& rank = ranks_[static_cast<std::size_t>(number)];
     rank.local_ns = now_ns_ + static_cast<int64_t>(random_() % (kSecond / 5));
-    rank.channel->meet(hosts);
+    rank.channel->meet(introductions_, hosts);
     at(rank.local_ns, [this, number] { look(number); });
   }
 }
@@ -347,8 +347,9 @@ inline void Simulation::keep(int number) {
 inline int64_t Simulation::step(int number) {
   auto& rank = ranks_[static_cast<std::size_t>(number)];
   int64_t due_ns = 0;
-  rank.busy_until_ns =
-      run_thread(number, [&](Store& store) { due_ns = rank.channel->step(store); });
+  rank.busy_until_ns = run_thread(number, [&](Store& store) {
+    due_ns = rank.channel->should_keep() ? rank.channel->step(store) : HostChannel::kNever;
+  });
   return due_ns;
 }
 
@@ -364,7 +365,7 @@ inline void Simulation::look(int number) {
     table->wanted_until_ns = now_ns_ + kSecond;
   }
   if (now_ns_ >= rank.stopped_until_ns) {
-    if (!rank.keeps && !table->failure_posted && rank.channel->should_keep()) {
+    if (!rank.keeps && rank.channel->should_keep()) {
       rank.keeps = true;
       at(now_ns_, [this, number] { keep(number); });
       auto& listeners = listeners_[rank.channel->wake_key()];
@@ -392,7 +393,7 @@ inline void Simulation::wake(const std::string& key, int64_t time_ns) {
 // The thread that waits for events.
 inline void Simulation::listen(int number) {
   auto& rank = ranks_[static_cast<std::size_t>(number)];
-  if (rank.dead || !rank.keeps || rank.channel->failure_heard()) {
+  if (rank.dead || !rank.keeps || rank.channel->table()->failure_posted) {
     return;
   }
   if (now_ns_ < rank.stopped_until_ns) {
