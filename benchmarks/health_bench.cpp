@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
   const auto begin = ns_per_call(seconds, [&] { own.check(); });
   const auto note = ns_per_call(seconds, [&] { own.note(Doing::kBackward); });
   own.begin_step(0);
-  const auto launch = ns_per_call(seconds, [&] { own.note_launch(4096, 6); });
+  const auto launch = ns_per_call(seconds, [&] { own.note_launch(0, 4096, 6); });
   const auto result = ns_per_call(seconds, [&] { own.note_result(bucket.data(), sizeof(bucket)); });
   // All ranks are through with each step, so that every page is read and compared.
   uint32_t step = 0;
@@ -115,7 +115,7 @@ int main(int argc, char** argv) {
       ++step;
       for (auto& each : notes) {
         each.begin_step(step);
-        each.note_launch(4096, 6);
+        each.note_launch(0, 4096, 6);
       }
       if (checked) {
         own.check_calls();

@@ -52,11 +52,9 @@ auto text_of(std::string Class::* member) {
 
 // Its script is over, or about to be: not because another rank was lost, which it may survive.
 bool is_ending(const health::Peer& peer) {
-  const auto* page = peer.page();
-  if (!page || page->presence() == health::Presence::kThere) {
-    return false;
-  }
-  return page->presence() == health::Presence::kLeft || page->layout().culprit_plus_1.load() == 0;
+  const auto presence = peer.presence();
+  return presence == health::Presence::kLeft ||
+         (presence != health::Presence::kThere && !peer.page()->blames_peer);
 }
 
 py::dict status_of(
@@ -93,11 +91,10 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
     py::dict rank;
     if (peer) {
       const auto activity = peer->activity();
-      const bool ended = peer->watch() && peer->watch()->ended();
       rank = status_of(monitor, peer->introduction(), activity);
-      rank["alive"] = !ended;
-      rank["note"] = peer->page() ? py::object(any_text(peer->page()->layout().note.read()))
-                                  : py::object(py::none());
+      rank["alive"] = !peer->ended();
+      rank["note"] =
+          peer->page() ? py::object(any_text(peer->page()->note.read())) : py::object(py::none());
       rank["local"] = peer->local();
       rank["ending"] = is_ending(*peer);
     }

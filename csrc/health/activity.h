@@ -1,9 +1,8 @@
 // What a rank is doing, as its peers may see it.
 #pragma once
 
-#include <algorithm>
+#include <atomic>
 #include <cstdint>
-#include <string>
 
 namespace ddpx::health {
 
@@ -24,81 +23,70 @@ enum class Doing : uint8_t {
 
 const char* to_string(Doing doing);
 
-// Whether it is peers that a rank waits for, while it does that.
+// Whether a rank waits for its peers while it does that.
 bool waits_for_peers(Doing doing);
 
 // The same, or a hook, which may compute, too.
 bool may_wait(Doing doing);
 
-// The number of a wrapper that is being made; its step is then how many this rank began to make.
-constexpr uint8_t kNoModel = 255;
+// Whether a rank does that with a certain bucket.
+bool is_about_a_bucket(Doing doing);
 
-// Wrappers have numbers that are the same on all ranks: those that all ranks constructed together
-// by the order of that; others (copies, as some ranks may make alone, and those that did without
-// synchronisation) by the order in which they first launch a bucket.
-constexpr uint8_t kNumConstructed = 128;  // 0 to 127, around and around
-constexpr uint8_t kNumOthers = 126;       // from 128 on
-constexpr uint8_t kNotNumbered = 254;     // one that has launched nothing yet
-
-// The same numbers before they go around: those of others begin here.
+// The number of a wrapper, the same on all ranks. Wrappers that all ranks construct together are
+// numbered from 0 on, in this order. Others (copies, which some ranks may make alone; wrappers
+// without init_sync) are numbered from kFirstOther on, in the order of their first launches.
 constexpr uint32_t kFirstOther = uint32_t{1} << 31;
+constexpr uint32_t kUnnumbered = UINT32_MAX - 1;  // has launched nothing yet
+
+// The same number in one byte. Numbers of each kind repeat after kNumModels.
+constexpr uint8_t kNumModels = 126;
+constexpr uint8_t kOtherModels = 128;  // from here on
+constexpr uint8_t kNotNumbered = 254;
+constexpr uint8_t kNoModel = 255;  // a wrapper under construction
 
 constexpr uint8_t model_of(uint32_t wrapper) {
-  return static_cast<uint8_t>(
-      wrapper < kFirstOther ? wrapper % kNumConstructed
-                            : kNumConstructed + (wrapper - kFirstOther) % kNumOthers);
+  const auto first = wrapper < kFirstOther ? uint8_t{0} : kOtherModels;
+  return wrapper == kUnnumbered ? kNotNumbered : static_cast<uint8_t>(first + wrapper % kNumModels);
 }
 
-// Packed into one word, so that nobody sees half of it.
+// `bucket`: the bucket that `doing` is about, or else the next bucket that is launched. `kNoModel`
+// counts collective calls of a construction in place of buckets, and constructions in place of
+// steps.
 struct Activity {
   Doing doing = Doing::kOutside;
-  uint8_t model = 0;    // which wrapper: see kNumConstructed
-  uint16_t bucket = 0;  // of hooks and kWaiting
+  uint8_t model = 0;
+  uint16_t bucket = 0;
   uint32_t step = 0;
   int64_t since_ns = 0;  // by now_ns()
 
-  // -1 if it is no step that this is about, but a construction.
+  // -1 in a construction.
   int64_t training_step() const {
     return model == kNoModel ? -1 : int64_t{step};
   }
 
-  uint64_t packed() const {
-    return uint64_t{static_cast<uint8_t>(doing)} << 56 | uint64_t{model} << 48 |
-           uint64_t{bucket} << 32 | step;
-  }
-  static Activity unpacked(uint64_t word, int64_t since_ns) {
-    const auto doing = std::min(word >> 56, uint64_t{static_cast<uint8_t>(Doing::kAgreeing)});
-    return Activity{
-        static_cast<Doing>(doing),
-        static_cast<uint8_t>(word >> 48),
-        static_cast<uint16_t>(word >> 32),
-        static_cast<uint32_t>(word),
-        since_ns};
-  }
+  // All but `since_ns`.
+  uint64_t packed() const;
+  static Activity unpacked(uint64_t word, int64_t since_ns);
 };
 
-// How far a rank has come in the collective calls that all make in the same order. Comparable if
-// `model` is the same.
-struct Progress {
-  uint8_t model = 0;
-  uint32_t step = 0;
-  uint8_t stage = 0;          // by Doing
-  uint16_t num_launched = 0;  // buckets, in this step; calls, in a construction
+// Whether `theirs` has not begun a collective call for which a rank at `ours` waits. All ranks make
+// their calls in the same order.
+bool is_behind(const Activity& theirs, const Activity& ours);
 
-  uint64_t packed() const {
-    return uint64_t{model} << 56 | uint64_t{step} << 24 | uint64_t{stage} << 16 | num_launched;
+// An activity in memory that processes share: one word, so that nobody reads half of it. Zeroed at
+// first, which is unknown.
+class SharedActivity {
+ public:
+  void store(const Activity& activity);
+  Activity load() const;
+  bool is_known() const {
+    return since_ns_.load(std::memory_order_relaxed) != 0;
   }
-  static Progress unpacked(uint64_t word) {
-    return Progress{
-        static_cast<uint8_t>(word >> 56),
-        static_cast<uint32_t>(word >> 24),
-        static_cast<uint8_t>(word >> 16),
-        static_cast<uint16_t>(word)};
-  }
+
+ private:
+  std::atomic<uint64_t> word_;
+  std::atomic<int64_t> since_ns_;
 };
-
-// The place among a step's collective calls of what a rank does; the same for all of backward.
-uint8_t stage_of(Doing doing);
 
 // Nanoseconds since the start of the machine. The clock is the same for all its processes, and goes
 // on while the machine is suspended.

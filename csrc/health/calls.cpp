@@ -1,11 +1,20 @@
 #include "calls.h"
 
 #include <algorithm>
+#include <bit>
 #include <sstream>
-#include <tuple>
+
+#include "activity.h"
+#include "peer_table.h"
 
 namespace ddpx::health {
 namespace {
+
+using Words = std::array<uint64_t, sizeof(StepCalls) / sizeof(uint64_t)>;
+
+bool is_reduced(const StepCalls& calls) {
+  return calls.results != 0 && calls.results != StepCalls::kSpoiled;
+}
 
 void write(std::ostream& out, const StepCalls& calls) {
   out << std::hex << calls.wrapper << ' ' << calls.step << ' ' << calls.num_launched << ' '
@@ -16,21 +25,129 @@ void write(std::ostream& out, const StepCalls& calls) {
 bool read(std::istream& in, StepCalls& calls) {
   in >> std::hex >> calls.wrapper >> calls.step >> calls.num_launched >> calls.digest >>
       calls.sequence >> calls.results >> calls.num_bytes;
-  calls.model = model_of(calls.wrapper);
   return static_cast<bool>(in);
-}
-
-auto key(const StepCalls& calls) {
-  return std::tuple(calls.step, calls.wrapper);
 }
 
 }  // namespace
 
-bool same_calls(const StepCalls& a, const StepCalls& b, bool same_sequence) {
-  const bool same_stage = a.num_launched == b.num_launched;
-  const bool both_are_back = a.has_results() && b.has_results();
-  return (!same_stage || !same_sequence || a.sequence == b.sequence) &&
-         (!same_stage || a.digest == b.digest) && (!both_are_back || a.results == b.results);
+// ---- recent steps -------------------------------------------------------------------------------
+
+// Wrappers that take turns have different places, and come to a level in different steps: 157 is
+// 0.61 of 256.
+std::size_t RecentSteps::place_of(uint8_t model, uint32_t step) {
+  std::size_t turn = std::size_t{step} + std::size_t{157} * model;
+  std::size_t level = 0;
+  for (; level + 1 < kNumLevels && turn % kFactor == 0; ++level) {
+    turn /= kFactor;
+  }
+  return level * kFactor + turn % kFactor;
+}
+
+void RecentSteps::publish(const StepCalls& calls) {
+  auto& entry = entries_[place_of(model_of(calls.wrapper), calls.step)];
+  const auto words = std::bit_cast<Words>(calls);
+  const auto version = entry.version.load(std::memory_order_relaxed);
+  entry.version.store(version + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    entry.words[i].store(words[i], std::memory_order_relaxed);
+  }
+  entry.version.store(version + 2, std::memory_order_release);
+}
+
+std::optional<StepCalls> RecentSteps::Entry::read() const {
+  const auto before = version.load(std::memory_order_acquire);
+  Words copy{};
+  for (std::size_t i = 0; i < copy.size(); ++i) {
+    copy[i] = words[i].load(std::memory_order_relaxed);
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const bool is_whole = before % 2 == 0 && version.load(std::memory_order_relaxed) == before;
+  return is_whole ? std::make_optional(std::bit_cast<StepCalls>(copy)) : std::nullopt;
+}
+
+std::optional<StepCalls> RecentSteps::find(uint8_t model, uint32_t step) const {
+  const auto found = entries_[place_of(model, step)].read();
+  const bool is_this = found && found->step == step && model_of(found->wrapper) == model;
+  return is_this && found->num_launched > 0 ? found : std::nullopt;
+}
+
+std::optional<StepCalls> RecentSteps::find(const StepCalls& other) const {
+  const auto found = find(model_of(other.wrapper), other.step);
+  return found && found->wrapper == other.wrapper ? found : std::nullopt;
+}
+
+std::string RecentSteps::to_text() const {
+  std::ostringstream out;
+  for (const auto& entry : entries_) {
+    const auto calls = entry.read();
+    if (calls && is_reduced(*calls)) {
+      write(out, *calls);
+    }
+  }
+  return out.str();
+}
+
+std::optional<std::pair<StepCalls, StepCalls>> RecentSteps::find_mismatch(
+    const std::string& theirs) const {
+  std::istringstream in(theirs);
+  std::optional<std::pair<StepCalls, StepCalls>> found;
+  for (StepCalls other; read(in, other);) {
+    const auto own = find(other);
+    const bool differs =
+        own && is_reduced(*own) && !(own->same_launches(other) && own->same_results(other));
+    if (differs && (!found || own->step < found->first.step)) {
+      found = {*own, other};
+    }
+  }
+  return found;
+}
+
+// ---- comparison ---------------------------------------------------------------------------------
+
+Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over) {
+  bool is_same = true;
+  bool all_are_through = true;
+  bool any_spoiled = ours.results == StepCalls::kSpoiled;
+  const auto with_page = peers.with_page();
+  for (const auto& peer : *with_page) {
+    const auto theirs = peer->page()->calls.find(ours);
+    if (!theirs) {
+      all_are_through = false;
+      continue;
+    }
+    if (!ours.same_launches(*theirs)) {
+      return Comparison::kDifferent;
+    }
+    is_same = is_same && ours.same_results(*theirs);
+    all_are_through = all_are_through && (is_over || theirs->results != 0);
+    any_spoiled = any_spoiled || theirs->results == StepCalls::kSpoiled;
+  }
+  return is_same || any_spoiled                     ? Comparison::kSame
+         : all_are_through && peers.all_are_known() ? Comparison::kDifferent
+                                                    : Comparison::kUndecided;
+}
+
+CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours) {
+  CallsByRank known{{peers.rank(), ours}};
+  const auto with_page = peers.with_page();
+  for (const auto& peer : *with_page) {
+    if (const auto theirs = peer->page()->calls.find(ours)) {
+      known.emplace_back(peer->rank(), *theirs);
+    }
+  }
+  std::sort(known.begin(), known.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  return known;
+}
+
+std::optional<std::string> uneven_sequences(const CallsByRank& ranks) {
+  bool is_even = true;
+  std::ostringstream out;
+  for (const auto& [rank, calls] : ranks) {
+    is_even = is_even && calls.sequence == ranks.front().second.sequence;
+    out << (out.tellp() > 0 ? ", " : "") << "rank " << rank << ": " << calls.sequence;
+  }
+  return is_even ? std::nullopt : std::make_optional(out.str());
 }
 
 namespace {
@@ -41,12 +158,12 @@ std::string buckets_of(const StepCalls& calls) {
 }
 
 bool differ(const StepCalls& a, const StepCalls& b) {
-  return a.sequence != b.sequence || !same_calls(a, b, /*same_sequence=*/true);
+  return a.sequence != b.sequence || !a.same_launches(b) || !a.same_results(b);
 }
 
 // "rank 1 made one more collective call than rank 0, 7 against 6, by step 3". Compares a rank of
 // the majority with one of the minority.
-std::string difference_in_words(const std::vector<std::pair<int, StepCalls>>& ranks) {
+std::string difference_in_words(const CallsByRank& ranks) {
   const auto num_like = [&ranks](const auto& one) {
     return std::count_if(ranks.begin(), ranks.end(), [&one](const auto& each) {
       return !differ(each.second, one.second);
@@ -83,13 +200,14 @@ std::string difference_in_words(const std::vector<std::pair<int, StepCalls>>& ra
 
 }  // namespace
 
-std::string describe_mismatch(const std::vector<std::pair<int, StepCalls>>& ranks) {
+std::string describe_mismatch(const CallsByRank& ranks) {
   const auto& ours = ranks.front().second;
+  const int model = model_of(ours.wrapper);
   std::ostringstream out;
   out << difference_in_words(ranks) << ": ranks made different collective calls in step "
       << ours.step;
-  if (ours.model > 0 && ours.model < kNumConstructed) {
-    out << " of wrapper " << int{ours.model};
+  if (model > 0 && model < kOtherModels) {
+    out << " of wrapper " << model;
   }
   out << ", or before it.";
   for (const auto& [rank, calls] : ranks) {
@@ -107,54 +225,6 @@ std::string describe_mismatch(const std::vector<std::pair<int, StepCalls>>& rank
     }
   }
   return out.str();
-}
-
-void CallSamples::add(const StepCalls& calls) {
-  std::size_t level = 0;
-  // Wrappers that take turns come to a level in different steps: 157 is 0.61 of 256.
-  for (auto step = calls.step + 157 * calls.wrapper; level + 1 < kNumLevels && step % kFactor == 0;
-       ++level) {
-    step /= kFactor;
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto& kept = levels_[level];
-  if (kept.size() == kNumKept) {
-    kept.pop_front();
-  }
-  kept.push_back(calls);
-}
-
-std::string CallSamples::to_text() const {
-  std::ostringstream out;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& kept : levels_) {
-    for (const auto& calls : kept) {
-      write(out, calls);
-    }
-  }
-  return out.str();
-}
-
-std::optional<std::pair<StepCalls, StepCalls>> CallSamples::find_mismatch(
-    const std::string& theirs, bool same_sequence) const {
-  std::istringstream in(theirs);
-  std::vector<StepCalls> known;
-  for (StepCalls calls; read(in, calls);) {
-    known.push_back(calls);
-  }
-  std::optional<std::pair<StepCalls, StepCalls>> found;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& kept : levels_) {
-    for (const auto& own : kept) {
-      for (const auto& other : known) {
-        if (key(own) == key(other) && !same_calls(own, other, same_sequence) &&
-            (!found || key(own) < key(found->first))) {
-          found = {own, other};
-        }
-      }
-    }
-  }
-  return found;
 }
 
 }  // namespace ddpx::health

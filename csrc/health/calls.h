@@ -1,49 +1,101 @@
-// Compares the collective calls that ranks made in a step.
+// The collective calls that ranks made in a step: as ranks publish them, and how they differ.
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "page.h"
-
 namespace ddpx::health {
 
-// Whether two ranks may have made the same collective calls in a step. The calls of a rank are not
-// known in full if the rank has not finished the step, has no results, or raised in the step.
-// `same_sequence`: ranks whose calls are the same have the same StepCalls::sequence.
-bool same_calls(const StepCalls& a, const StepCalls& b, bool same_sequence);
+class PeerTable;
 
-// Describes how the calls of ranks differ, in the step of the first calls.
-std::string describe_mismatch(const std::vector<std::pair<int, StepCalls>>& ranks);
+// The buckets that a rank has launched in one step of one wrapper.
+struct StepCalls {
+  uint32_t wrapper = 0;  // its number; see kFirstOther
+  uint32_t step = 0;
+  uint64_t num_launched = 0;
+  uint64_t digest = 0;     // of the sizes and dtypes of all buckets so far; see StepTracker
+  uint64_t sequence = 0;   // of the group's calls, at the first launch; 0: not counted
+  uint64_t results = 0;    // a sample of what the buckets came back with; 0 until the step's end
+  uint64_t num_bytes = 0;  // of all buckets so far
 
-// Steps that hosts compare with each other: the last few steps of each wrapper, and the last few of
-// each 16, 256 and 4096 steps. So two hosts have steps in common at any speed, though a host hears
-// of another one only every second. Thread-safe.
-class CallSamples {
+  // In place of results: of a rank that has found something wrong with its own gradients. It may
+  // have written into a bucket in flight: ranks that did nothing wrong can differ by it, too.
+  static constexpr uint64_t kSpoiled = 1;
+  // And of one that has none to compare, as with a communication hook, or on a device.
+  static constexpr uint64_t kNone = 2;
+
+  bool has_results() const {
+    return results > kNone;
+  }
+  // Whether two ranks may have launched the same. Unknown if one of them has launched more.
+  bool same_launches(const StepCalls& other) const {
+    return num_launched != other.num_launched || digest == other.digest;
+  }
+  // Whether two ranks may have received the same.
+  bool same_results(const StepCalls& other) const {
+    return !has_results() || !other.has_results() || results == other.results;
+  }
+};
+
+// The last steps of a rank, in memory that processes share: the last 15 steps, and the last 15 of
+// each 16 and of each 256 steps. Ranks of a host compare the steps that they take at the same time.
+// Hosts hear of each other only every second, and so have steps in common at any speed. Zeroed at
+// first. One thread writes, any thread of any process reads.
+class RecentSteps {
  public:
-  // Adds a step whose buckets have all been reduced.
-  void add(const StepCalls& calls);
+  void publish(const StepCalls& calls);
 
+  // nullopt if the step has left the memory, or has not started.
+  std::optional<StepCalls> find(uint8_t model, uint32_t step) const;
+  // The same step of the same wrapper.
+  std::optional<StepCalls> find(const StepCalls& other) const;
+
+  // The steps whose buckets have all been reduced, for ranks of other hosts.
   std::string to_text() const;
 
-  // The first step for which this rank's calls differ from those in another rank's text, as this
-  // rank and the other one made them. Malformed text is ignored.
-  std::optional<std::pair<StepCalls, StepCalls>> find_mismatch(
-      const std::string& theirs, bool same_sequence) const;
+  // The first step for which these calls differ from those in another rank's text, as this rank and
+  // the other one made them. Malformed text is ignored.
+  std::optional<std::pair<StepCalls, StepCalls>> find_mismatch(const std::string& theirs) const;
 
  private:
-  static constexpr std::size_t kNumLevels = 4;
-  static constexpr uint32_t kFactor = 16;
-  static constexpr std::size_t kNumKept = 8;  // of each level
+  // A sequence lock: `version` is odd while the owner writes.
+  struct Entry {
+    std::atomic<uint64_t> version;
+    std::array<std::atomic<uint64_t>, sizeof(StepCalls) / sizeof(uint64_t)> words;
 
-  mutable std::mutex mutex_;
-  std::array<std::deque<StepCalls>, kNumLevels> levels_;
+    std::optional<StepCalls> read() const;
+  };
+  static constexpr std::size_t kNumLevels = 3;
+  static constexpr std::size_t kFactor = 16;
+
+  static std::size_t place_of(uint8_t model, uint32_t step);
+
+  std::array<Entry, kNumLevels * kFactor> entries_;
 };
+
+using CallsByRank = std::vector<std::pair<int, StepCalls>>;
+
+enum class Comparison { kSame, kUndecided, kDifferent };
+
+// Whether ranks of this machine made the same calls in a step. By results alone that is undecided
+// until all are through with it, and none has said that its results are spoiled. `is_over`: they
+// are through, since this one has come to the end of the next step. Called in every step: copies no
+// peers.
+Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over);
+
+// The calls of this rank, and of the ranks with a page, by rank.
+CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours);
+
+// The numbers of calls made to the group, if they differ.
+std::optional<std::string> uneven_sequences(const CallsByRank& ranks);
+
+// Describes how the calls of ranks differ, in the step of the first calls.
+std::string describe_mismatch(const CallsByRank& ranks);
 
 }  // namespace ddpx::health

@@ -298,14 +298,13 @@ void HostChannel::declare_lost(
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// Three fields: a counter, calls, and the activity and the progress of each rank of the host, in
+// Three fields: a counter, calls, and the activities of the ranks of the host, in
 // order. A host that has left has an empty message.
 std::string HostChannel::message() const {
   std::vector<std::string> ranks;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
     if (table_->is_member(rank)) {
-      ranks.push_back(std::to_string(table_->rank(rank).activity));
-      ranks.push_back(std::to_string(table_->rank(rank).progress));
+      ranks.push_back(std::to_string(table_->rank(rank).activity.load().packed()));
     }
   }
   // The time is a counter that another keeper of this host can continue.
@@ -323,13 +322,13 @@ void HostChannel::absorb(Host& host, const std::string& message) {
   const auto now = now_();
   const auto fields = split_fields(message);
   const auto ranks = split_fields(fields.empty() ? std::string() : fields.back());
-  for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size() / 2); ++i) {
+  for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size()); ++i) {
     auto& entry = table_->rank(host.ranks[i]);
-    const auto activity = to_number<uint64_t>(ranks[2 * i]).value_or(0);
-    if (entry.activity.exchange(activity) != activity || entry.since_ns == 0) {
-      entry.since_ns = now;  // clocks of other machines are not comparable
+    const auto activity = to_number<uint64_t>(ranks[i]).value_or(0);
+    if (!entry.activity.is_known() || entry.activity.load().packed() != activity) {
+      // Clocks of other machines are not comparable.
+      entry.activity.store(Activity::unpacked(activity, now));
     }
-    entry.progress = to_number<uint64_t>(ranks[2 * i + 1]).value_or(0);
     entry.heard_ns = now;
   }
 }

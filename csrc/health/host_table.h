@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "activity.h"
 #include "introduction.h"
 #include "shared_text.h"
 
@@ -22,11 +23,9 @@ struct HostTable {
   // What is known of one rank. A rank of this host writes its own entry. The host's keeper writes
   // the entries of ranks of other hosts.
   struct Rank {
-    std::atomic<uint64_t> host;      // its token; 0: the rank is not known
-    std::atomic<uint64_t> activity;  // packed; see Activity
-    std::atomic<uint64_t> progress;  // packed; see Progress
-    std::atomic<int64_t> since_ns;   // the start of the activity, by the clock of this host
-    std::atomic<int64_t> heard_ns;   // when its last message was new; 0 for ranks of this host
+    std::atomic<uint64_t> host;     // its token; 0: the rank is not known
+    SharedActivity activity;        // `since_ns`, by the clock of this host
+    std::atomic<int64_t> heard_ns;  // when its last message was new; 0 for ranks of this host
     SharedText<Introduction::kMostBytes> introduction;
   };
 

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "calls.h"
 #include "watchdog.h"
 
 namespace ddpx::health {
@@ -35,8 +36,8 @@ class Monitor::Probe final : public HostProbe {
     }
     const auto self = monitor_.lock();
     const bool is_near = self && rank.process.machine == self->own_.process.machine;
-    const auto page = is_near ? open_page(rank, self->group_.world_size) : std::nullopt;
-    return page ? page->host() : nullptr;
+    const auto page = is_near ? open_page(rank, self->group_.world_size) : nullptr;
+    return page ? std::shared_ptr<HostTable>(page, &page->host) : nullptr;
   }
   bool lives(int rank) override {
     const auto self = monitor_.lock();
@@ -44,9 +45,8 @@ class Monitor::Probe final : public HostProbe {
       return self != nullptr;
     }
     const auto peer = self->peers_.peer(rank);
-    const auto presence = peer && peer->page() ? peer->page()->presence() : Presence::kThere;
-    return peer && peer->local() && !peer->watch()->ended() &&
-           (presence == Presence::kThere || presence == Presence::kTerminated);
+    return peer && peer->local() && !peer->ended() &&
+           (peer->presence() == Presence::kThere || peer->presence() == Presence::kTerminated);
   }
   std::string describe_lost(const std::vector<int>& ranks, int64_t silent_ns) override {
     Failure failure;
@@ -63,12 +63,11 @@ class Monitor::Probe final : public HostProbe {
   }
   std::string calls() override {
     const auto self = monitor_.lock();
-    return self ? self->samples_.to_text() : std::string();
+    return self ? self->page_.view().calls.to_text() : std::string();
   }
   std::optional<std::string> compare_calls(int rank, const std::string& calls) override {
     const auto self = monitor_.lock();
-    const auto found =
-        self ? self->samples_.find_mismatch(calls, self->group_.same_sequence) : std::nullopt;
+    const auto found = self ? self->page_.view().calls.find_mismatch(calls) : std::nullopt;
     if (!found) {
       return std::nullopt;
     }
@@ -98,7 +97,7 @@ Monitor::Monitor(Group group, uint64_t token)
       token_(token),
       page_(token, group_.world_size),
       own_(Introduction::own(group_.rank, group_.identity, page_.fd(), token)),
-      peers_(group_.rank, group_.world_size, group_.same_sequence) {}
+      peers_(group_.rank, group_.world_size) {}
 
 Monitor::~Monitor() {
   leave();
@@ -108,7 +107,7 @@ Monitor::~Monitor() {
 void Monitor::start(StoreAccess store) {
   threads_ = std::make_shared<ChannelThreads>(
       HostChannel::Settings{own_, group_.world_size, group_.lease_ns},
-      std::make_shared<Probe>(weak_from_this(), page_.view().host(), token_),
+      std::make_shared<Probe>(weak_from_this(), page_.host(), token_),
       std::move(store));
   Watchdog::instance().add(shared_from_this());
 }
@@ -156,15 +155,16 @@ void Monitor::set_missing_params(uint8_t model, MissingParams missing_params) {
 
 void Monitor::begin_construction() {
   const auto number = ++num_constructions_;
-  page_.note(Doing::kConstructing, StepCalls{kNoModel, number, 0, 0, 0}, 0);
+  page_.note({.doing = Doing::kConstructing, .model = kNoModel, .step = number});
 }
 
 // Who has begun fewer than another rank is behind it.
 void Monitor::begin_call() {
-  if (page_.view().activity().doing == Doing::kConstructing) {
-    const auto progress = page_.view().progress();
-    const auto num_calls = static_cast<uint16_t>(progress.num_launched + 1);
-    page_.note(Doing::kConstruction, StepCalls{kNoModel, progress.step, num_calls, 0, 0}, 0);
+  auto activity = page_.view().activity();
+  if (activity.doing == Doing::kConstructing) {
+    activity.doing = Doing::kConstruction;
+    ++activity.bucket;
+    page_.note(activity);
   }
 }
 
@@ -175,12 +175,13 @@ void Monitor::end_call() {
 }
 
 void Monitor::note(Doing doing) {
-  const auto progress = page_.view().progress();
-  page_.note(doing, StepCalls{progress.model, progress.step, progress.num_launched, 0, 0}, 0);
+  auto activity = page_.view().activity();
+  activity.doing = doing;
+  page_.note(activity);
 }
 
 void Monitor::write_note(const std::string& text) {
-  page_.view().layout().note.write(text);
+  page_.view().note.write(text);
 }
 
 void Monitor::check_process() const {
@@ -197,7 +198,7 @@ void Monitor::check_process() const {
 std::vector<int> Monitor::ends_of_peers() const {
   std::vector<int> fds;
   for (const auto& peer : peers_.all()) {
-    if (peer && peer->watch() && peer->watch()->fd() >= 0 && !peer->watch()->ended()) {
+    if (peer && peer->watch() && peer->watch()->fd() >= 0 && !peer->ended()) {
       fds.push_back(peer->watch()->fd());
     }
   }
@@ -216,11 +217,7 @@ void Monitor::look() {
   looked_ns_ = now;
   meet();
   if (auto* table = threads_->table()) {
-    const auto own = page_.view().activity();
-    auto& entry = table->rank(group_.rank);  // for other hosts
-    entry.activity = own.packed();
-    entry.since_ns = own.since_ns;
-    entry.progress = page_.view().progress().packed();
+    table->rank(group_.rank).activity.store(page_.view().activity());  // for other hosts
   }
   threads_->look(awake_ns_);
   if (presence != Presence::kFailing) {  // no time to look after others
@@ -262,7 +259,7 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
     return;  // forked off: the page is the parent's
   }
   const auto known = report();
-  page_.fail(cause, known ? std::make_optional(known->failure.first_rank()) : std::nullopt);
+  page_.fail(cause, /*blames_peer=*/known && !known->failure.lost.empty());
   auto* table = threads_->table();
   const bool on_one_host = table != nullptr && table->stage == HostTable::Stage::kOneHost;
   if (!known) {

@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "calls.h"
 #include "channel_threads.h"
 #include "failure.h"
 #include "log_queue.h"
@@ -84,6 +83,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   uint64_t sequence() const {
     return group_.sequence();
   }
+  bool same_sequence() const {
+    return group_.same_sequence;
+  }
 
   // Whether the group cannot continue.
   bool failed() const {
@@ -102,13 +104,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // After a collective call has failed with the text `said`. Waits until the cause is found, for
   // some seconds at most. Raises if ranks are lost or late. Returns if all ranks live.
   void explain_error(const std::string& said);
-
-  // After the end of a step. Other hosts may compare the step with theirs.
-  void add_sample(const StepCalls& calls) {
-    if (has_lease_.load(std::memory_order_relaxed)) {
-      samples_.add(calls);
-    }
-  }
 
   // Waits while other hosts may have declared this host lost. Throws the failure if they have, or
   // if the store does not tell. One atomic load where all ranks are on one host.
@@ -226,7 +221,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   OwnPage page_;
   const Introduction own_;
   PeerTable peers_;
-  CallSamples samples_;
   std::shared_ptr<ChannelThreads> threads_;
   std::vector<Introduction> met_;  // ranks that met in a collective call
   bool has_met_ = false;

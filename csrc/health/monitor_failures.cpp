@@ -47,13 +47,13 @@ void Monitor::raise_if_failed(const std::string& said) {
   const auto& failure = found->failure;
   const std::string name = error_name(failure.kind);
   if (failure.lost.empty()) {
-    page_.fail(name + ": " + failure.how, std::nullopt);
+    page_.fail(name + ": " + failure.how, /*blames_peer=*/false);
   } else {
     const bool stalled = failure.kind == FailureKind::kStalled;
     page_.fail(
         name + (stalled ? ": it gave up waiting for rank " : ": it lost rank ") +
             std::to_string(failure.first_rank()),
-        failure.first_rank());
+        /*blames_peer=*/true);
   }
   raise(*found);
 }
@@ -103,7 +103,7 @@ std::optional<RankReport> Monitor::report() const {
       group_.survivors_live_on && !has_lease_,
       {}};
   if (found.is_about_this_rank()) {
-    found.own_stack = page_.view().layout().stack.read();
+    found.own_stack = page_.view().stack.read();
   }
   if (own.doing == Doing::kWaiting || own.doing == Doing::kHook) {
     found.bucket = own.bucket;
@@ -157,7 +157,7 @@ void Monitor::explain_error(const std::string& said) {
   const auto near_limit = kTimeToSee + turn * kTurn;
   const auto remote_limit = kTimeToSeeRemote + turn * kTurnRemote;
   // The ranks that are missing when the error comes. They may come during the search for the cause.
-  auto missing = timed_out ? peers_.missing(own, page_.view().progress()) : std::vector<int>();
+  auto missing = timed_out ? peers_.missing(own) : std::vector<int>();
   threads_->introduce();
   want_states();
   threads_->look(awake_ns_);
@@ -197,7 +197,7 @@ void Monitor::explain_error(const std::string& said) {
   auto failure = first && !first->local() ? find_store_lost(StoreState::kLost) : std::nullopt;
   if (!failure && timed_out) {
     if (peers_.any_remote()) {  // states of other hosts are known only now
-      missing = peers_.missing(own, page_.view().progress());
+      missing = peers_.missing(own);
     }
     failure = find_stall(own, waited, missing);
   }
@@ -273,7 +273,7 @@ void Monitor::look_for_failures() {
   if (!failure && waited > kLeftMatters) {
     failure = peers_.find_dead(/*also_left=*/true);
     // A rank that has left may have done its part before.
-    const auto missing = peers_.missing(own, page_.view().progress());
+    const auto missing = peers_.missing(own);
     if (failure && std::none_of(failure->lost.begin(), failure->lost.end(), [&](auto& each) {
           return std::count(missing.begin(), missing.end(), each.rank) > 0;
         })) {

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "calls.h"
 #include "monitor.h"
 #include "stall_timeouts.h"
 
@@ -45,7 +46,7 @@ void Monitor::look_for_stalls() {
     return;
   }
   if (stall_.waited_ns >= raise_ns) {
-    const auto missing = peers_.missing(own, page_.view().progress());
+    const auto missing = peers_.missing(own);
     if (auto failure = find_stall(own, stall_.waited_ns, missing)) {
       declare(std::move(*failure));
       return;
@@ -72,7 +73,7 @@ void Monitor::warn_of_end(const Stall& stall) const {
 }
 
 void Monitor::warn_of_stall(const Activity& own) {
-  stall_.missing = peers_.missing(own, page_.view().progress());
+  stall_.missing = peers_.missing(own);
   const bool in_hook = own.doing == Doing::kHook;
   std::ostringstream out;
   out << peers_.rank_names().name(group_.rank) << (in_hook ? " has been " : " has waited ")
@@ -117,8 +118,8 @@ void Monitor::warn_of_stall(const Activity& own) {
 }
 
 std::optional<std::string> Monitor::uneven_sequences(const Activity& own) const {
-  const auto calls = page_.view().calls(own.model, own.step);
-  return calls ? peers_.uneven_sequences(*calls) : std::nullopt;
+  const auto calls = page_.view().calls.find(own.model, own.step);
+  return calls ? health::uneven_sequences(calls_by_rank(peers_, *calls)) : std::nullopt;
 }
 
 std::optional<Failure> Monitor::find_stall(
@@ -170,7 +171,7 @@ std::vector<int> Monitor::most_to_blame(std::vector<int> missing) const {
 // Publishes what only this rank can know, and answers requests for its stack.
 void Monitor::look_at_self() {
   const auto own = page_.view().activity();
-  auto& layout = page_.view().layout();
+  auto& page = page_.view();
   std::string detail;
   if (own.doing == Doing::kBackward && now_ns() - own.since_ns > kLateNs) {
     MissingParams missing_params;
@@ -181,10 +182,10 @@ void Monitor::look_at_self() {
     const auto missing = missing_params ? missing_params() : std::vector<std::string>();
     detail = missing.empty() ? "" : "without gradients yet for " + join_names(missing, kMostNames);
   }
-  if (detail != layout.detail.read()) {
-    layout.detail.write(detail);
+  if (detail != page.detail.read()) {
+    page.detail.write(detail);
   }
-  const auto wanted = layout.num_stack_requests.load();
+  const auto wanted = page.num_stack_requests.load();
   if (std::exchange(num_stacks_served_, wanted) != wanted) {
     log(Level::kInfo, "stack_wanted", {}, group_.rank);
   }
@@ -195,23 +196,23 @@ std::optional<std::string> Monitor::stack_of(int rank, milliseconds timeout) con
   if (!peer || !peer->page()) {
     return std::nullopt;
   }
-  auto& layout = peer->page()->layout();
-  const auto before = layout.stack.num_writes();
-  layout.num_stack_requests.fetch_add(1);
+  auto& page = *peer->page();
+  const auto before = page.stack.num_writes();
+  page.num_stack_requests.fetch_add(1);
   // Bounded, because a clock's nanoseconds overflow.
   const auto limit = std::clamp<milliseconds>(timeout, milliseconds(0), std::chrono::hours(24));
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  while (layout.stack.num_writes() == before) {
-    if (std::chrono::steady_clock::now() >= deadline || peer->watch()->ended()) {
+  while (page.stack.num_writes() == before) {
+    if (std::chrono::steady_clock::now() >= deadline || peer->ended()) {
       return std::nullopt;
     }
     std::this_thread::sleep_for(kBetweenLooks);
   }
-  return layout.stack.read();
+  return page.stack.read();
 }
 
 void Monitor::answer_stack_request(const std::string& stack) {
-  page_.view().layout().stack.write(stack);
+  page_.view().stack.write(stack);
 }
 
 }  // namespace ddpx::health

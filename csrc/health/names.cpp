@@ -25,16 +25,14 @@ std::string in_seconds(int64_t ns) {
 
 void BucketNames::set(uint8_t model, std::vector<std::vector<std::string>> names) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (names_.size() <= model) {
-    names_.resize(model + std::size_t{1});
-  }
   names_[model] = std::move(names);
 }
 
 std::vector<std::string> BucketNames::params(uint8_t model, uint16_t bucket) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool known = model < names_.size() && bucket < names_[model].size();
-  return known ? names_[model][bucket] : std::vector<std::string>();
+  const auto found = names_.find(model);
+  const bool is_known = found != names_.end() && bucket < found->second.size();
+  return is_known ? found->second[bucket] : std::vector<std::string>();
 }
 
 std::string BucketNames::describe(const Activity& activity) const {
@@ -49,13 +47,12 @@ std::string BucketNames::describe(const Activity& activity) const {
   out << "step " << activity.step << ", phase " << to_string(activity.doing);
   if (activity.model == kNotNumbered) {
     out << " of a wrapper that has not communicated yet";
-  } else if (activity.model >= kNumConstructed) {
+  } else if (activity.model >= kOtherModels) {
     out << " of a copied wrapper, or one made without init_sync";
   } else if (activity.model > 0) {
     out << " of wrapper " << int{activity.model};
   }
-  if (activity.doing == Doing::kWaiting || activity.doing == Doing::kHook ||
-      activity.doing == Doing::kBrokenHook) {
+  if (is_about_a_bucket(activity.doing)) {
     constexpr std::size_t kMost = 4;
     const auto names = params(activity.model, activity.bucket);
     out << ", bucket " << activity.bucket;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -64,7 +65,7 @@ class BucketNames {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::vector<std::vector<std::string>>> names_;  // by model, bucket
+  std::map<uint8_t, std::vector<std::vector<std::string>>> names_;  // by model, bucket
 };
 
 }  // namespace ddpx::health

@@ -9,23 +9,18 @@
 
 namespace ddpx::health {
 
-std::optional<PageView> open_page(const Introduction& rank, int world_size) {
+std::shared_ptr<StatusPage> open_page(const Introduction& rank, int world_size) {
   const auto path =
       "/proc/" + std::to_string(rank.process.pid) + "/fd/" + std::to_string(rank.page_fd);
   const shm::UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd) {
-    return std::nullopt;
+    return nullptr;
   }
   try {
-    auto mapping = shm::map_shared(fd.get());
-    if (mapping->num_bytes() < PageLayout::num_bytes(world_size)) {
-      return std::nullopt;
-    }
-    PageView page(std::move(mapping));
-    const bool is_right = page.layout().token.load(std::memory_order_relaxed) == rank.token;
-    return is_right ? std::make_optional(std::move(page)) : std::nullopt;
+    auto page = map_page(fd.get(), world_size);
+    return page && page->token == rank.token ? page : nullptr;
   } catch (const shm::Error&) {
-    return std::nullopt;  // the number stands for some other file
+    return nullptr;  // the number stands for some other file
   }
 }
 
@@ -35,9 +30,9 @@ Peer::Peer(Introduction introduction, const ProcessId& self, std::shared_ptr<Hos
     return;
   }
   page_ = open_page(introduction_, /*world_size=*/1);
-  watch_ = std::make_unique<ProcessWatch>(introduction_.process);
+  watch_.emplace(introduction_.process);
   const bool is_member = host_ && host_->is_member(rank());
-  if (!page_ && watch_->ended() && !is_member) {
+  if (!page_ && !is_member && watch_->ended()) {
     watch_.reset();
   }
 }
@@ -50,17 +45,8 @@ std::optional<Activity> Peer::activity() const {
   if (page_) {
     return page_->activity();
   }
-  const bool is_known = entry() != nullptr && entry()->since_ns != 0;
-  return is_known ? std::make_optional(Activity::unpacked(entry()->activity, entry()->since_ns))
-                  : std::nullopt;
-}
-
-std::optional<Progress> Peer::progress() const {
-  if (page_) {
-    return page_->progress();
-  }
-  const bool is_known = entry() != nullptr && entry()->since_ns != 0;
-  return is_known ? std::make_optional(Progress::unpacked(entry()->progress)) : std::nullopt;
+  const bool is_known = entry() != nullptr && entry()->activity.is_known();
+  return is_known ? std::make_optional(entry()->activity.load()) : std::nullopt;
 }
 
 int64_t Peer::heard_ns() const {

@@ -1,8 +1,10 @@
 // Another rank of the group, as this rank sees it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "introduction.h"
 #include "page.h"
@@ -10,7 +12,7 @@
 
 namespace ddpx::health {
 
-// Owned by the peers. Immutable, and thread-safe.
+// Owned by the table of peers. Immutable, and thread-safe.
 class Peer {
  public:
   // A peer is local if this process can open its status page, or sees its process with the claimed
@@ -25,24 +27,31 @@ class Peer {
     return introduction_;
   }
   bool local() const {
-    return watch_ != nullptr;
+    return watch_.has_value();
   }
   // Null if the peer is not local.
   const ProcessWatch* watch() const {
-    return watch_.get();
+    return watch_ ? &*watch_ : nullptr;
   }
-  // Whether a signal has stopped the process, as far as this process can tell.
+  // Null if this process cannot open the page.
+  StatusPage* page() const {
+    return page_.get();
+  }
+
+  // Whether the process has ended, and whether a signal has stopped it, as far as this process can
+  // tell.
+  bool ended() const {
+    return local() && watch_->ended();
+  }
   bool stopped() const {
     return local() && watch_->state() == 'T';
   }
-  // Null if this process cannot open the page.
-  const PageView* page() const {
-    return page_ ? &*page_ : nullptr;
+  Presence presence() const {
+    return page_ ? page_->presence() : Presence::kThere;
   }
 
   // nullopt if unknown. Of a rank of another host: the last that its host wrote.
   std::optional<Activity> activity() const;
-  std::optional<Progress> progress() const;
 
   // When the host of the rank last wrote something new; 0 for ranks of this host.
   int64_t heard_ns() const;
@@ -52,11 +61,11 @@ class Peer {
 
   const Introduction introduction_;
   const std::shared_ptr<HostTable> host_;
-  std::unique_ptr<ProcessWatch> watch_;
-  std::optional<PageView> page_;
+  std::optional<ProcessWatch> watch_;
+  std::shared_ptr<StatusPage> page_;
 };
 
-// The status page of a rank; nullopt if this process cannot open it.
-std::optional<PageView> open_page(const Introduction& rank, int world_size);
+// The status page of a rank; null if this process cannot open it.
+std::shared_ptr<StatusPage> open_page(const Introduction& rank, int world_size);
 
 }  // namespace ddpx::health

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "failure.h"
@@ -15,22 +14,29 @@
 
 namespace ddpx::health {
 
-enum class Comparison { kSame, kUndecided, kDifferent };
-
 // Owned by the monitor. Thread-safe. No method waits.
 class PeerTable {
  public:
-  // `same_sequence`: ranks whose collective calls are the same have the same StepCalls::sequence.
-  PeerTable(int rank, int world_size, bool same_sequence);
+  using Peers = std::vector<std::shared_ptr<Peer>>;
+
+  PeerTable(int rank, int world_size);
+
+  int rank() const {
+    return rank_;
+  }
 
   // Adds the peers that have an entry in the table of this rank's host.
   void meet(const std::shared_ptr<HostTable>& host, const ProcessId& self);
   void add(std::shared_ptr<Peer> peer);
 
   // By rank. Null for this rank, and for ranks that are not known yet.
-  std::vector<std::shared_ptr<Peer>> all() const;
+  Peers all() const;
   std::shared_ptr<Peer> peer(int rank) const;
   bool any_remote() const;  // whether a known peer is not local
+  bool all_are_known() const;
+
+  // The peers whose status page this rank can read, in no order.
+  std::shared_ptr<const Peers> with_page() const;
 
   void name_ranks(RankNames names);
   RankNames rank_names() const;
@@ -61,31 +67,18 @@ class PeerTable {
   // `store_answers`: the store could be asked for them to the end.
   std::optional<Failure> find_unknown(bool store_answers) const;
 
-  // Those that have not made the calls that a rank at `activity` and `progress` waits for.
-  std::vector<int> missing(const Activity& activity, const Progress& progress) const;
+  // Ranks for which this rank waits at `ours`.
+  std::vector<int> missing(const Activity& ours) const;
   std::string describe_missing(int rank) const;
 
-  // Whether ranks of this machine made the same calls in a step. By results alone that is undecided
-  // until all are through with it, and none has said that its results are spoiled. `is_over`: they
-  // are through, since this one has come to the end of the next step.
-  Comparison compare(const StepCalls& ours, bool is_over) const;
-  // The calls of ranks with a page, by rank.
-  std::vector<std::pair<int, StepCalls>> step_calls(const StepCalls& ours) const;
-
-  // Numbers of calls made to the group, by rank, if they differ where that may be meant.
-  std::optional<std::string> uneven_sequences(const StepCalls& ours) const;
-
  private:
-  // Whether all whose calls are known made the same. In every step: nothing is copied.
-  bool agrees(const StepCalls& ours) const;
   // "step 3, phase forward, stopped by a signal (SIGSTOP)". Empty if unknown.
   std::string last_activity(const Peer& peer) const;
 
-  int rank_;
-  bool same_sequence_;
+  const int rank_;
   mutable std::mutex mutex_;  // guards the following
-  std::vector<std::shared_ptr<Peer>> peers_;
-  std::vector<std::shared_ptr<Peer>> with_page_;  // in no order
+  Peers peers_;
+  std::shared_ptr<const Peers> with_page_;
   std::size_t num_unknown_;
   RankNames rank_names_;
   BucketNames names_;

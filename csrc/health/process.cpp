@@ -8,48 +8,17 @@
 
 #include <array>
 #include <csignal>
-#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <sstream>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 namespace ddpx::health {
 namespace {
-
-struct Stat {
-  char state;
-  uint64_t start_time;
-  std::optional<int> wait_status;
-};
-
-// proc(5): the name, in parentheses, may hold spaces, so fields are counted from behind it.
-std::optional<Stat> read_stat(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  if (!std::getline(file, line)) {
-    return std::nullopt;
-  }
-  const auto end_of_name = line.rfind(')');
-  if (end_of_name == std::string::npos) {
-    return std::nullopt;
-  }
-  std::istringstream rest(line.substr(end_of_name + 1));
-  std::vector<std::string> fields;
-  for (std::string field; rest >> field;) {
-    fields.push_back(field);
-  }
-  constexpr std::size_t kStartTime = 22 - 3;
-  constexpr std::size_t kExitCode = 52 - 3;
-  if (fields.size() <= kStartTime) {
-    return std::nullopt;
-  }
-  Stat stat{fields.front().front(), std::stoull(fields[kStartTime]), std::nullopt};
-  if (fields.size() > kExitCode && (stat.state == 'Z' || stat.state == 'X')) {
-    stat.wait_status = std::stoi(fields[kExitCode]);
-  }
-  return stat;
-}
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -58,22 +27,36 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-std::string link_target(const char* path) {
-  std::array<char, 256> target{};
-  const auto length = readlink(path, target.data(), target.size() - 1);
-  return length > 0 ? std::string(target.data(), static_cast<std::size_t>(length)) : std::string();
+struct Stat {
+  char state;
+  uint64_t start_time;
+  std::optional<int> wait_status;  // of a process that has ended
+};
+
+// proc(5): the name, in parentheses, may hold spaces, so fields are counted from behind it.
+std::optional<Stat> read_stat(pid_t pid) {
+  const auto line = first_line("/proc/" + std::to_string(pid) + "/stat");
+  std::istringstream rest(line.substr(line.rfind(')') + 1));
+  const std::vector<std::string> fields{std::istream_iterator<std::string>(rest), {}};
+  constexpr std::size_t kStartTime = 22 - 3;
+  constexpr std::size_t kExitCode = 52 - 3;
+  if (fields.size() <= kExitCode) {
+    return std::nullopt;
+  }
+  Stat stat{fields.front().front(), std::stoull(fields[kStartTime]), std::nullopt};
+  if (stat.state == 'Z' || stat.state == 'X') {
+    stat.wait_status = std::stoi(fields[kExitCode]);
+  }
+  return stat;
 }
 
-shm::UniqueFd open_pidfd([[maybe_unused]] pid_t pid) {
-#ifdef SYS_pidfd_open
-  return shm::UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-#else
-  return shm::UniqueFd();
-#endif
+shm::UniqueFd open_pidfd(pid_t pid) {
+  constexpr long kPidfdOpen = 434;  // SYS_pidfd_open, which old headers lack
+  return shm::UniqueFd(static_cast<int>(syscall(kPidfdOpen, pid, 0)));
 }
 
-// As wait() gives it, once the parent has taken note of the end, as a launcher does at once. Before
-// that, and where the kernel is too old to keep it for who holds a pidfd (6.15): none.
+// How a process ended, once its parent has taken note of the end. Before that, and before Linux
+// 6.15: nullopt.
 std::optional<int> wait_status_of(int pidfd) {
   struct Info {                        // the kernel's struct pidfd_info, first version
     uint64_t mask = uint64_t{1} << 3;  // PIDFD_INFO_EXIT
@@ -135,15 +118,15 @@ std::string describe_ending(std::optional<int> wait_status) {
 ProcessId this_process() {
   const auto pid = getpid();
   const auto stat = read_stat(pid);
-  const auto boot = first_line("/proc/sys/kernel/random/boot_id");
-  const auto machine = boot + " " + link_target("/proc/self/ns/pid");
+  std::error_code ignored;
+  const auto machine = first_line("/proc/sys/kernel/random/boot_id") + " " +
+                       std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
   return ProcessId{
       std::to_string(std::hash<std::string>()(machine)), pid, stat ? stat->start_time : 0};
 }
 
 ProcessWatch::ProcessWatch(ProcessId id) : id_(std::move(id)), fd_(open_pidfd(id_.pid)) {
-  const auto stat = read_stat(id_.pid);
-  if (!stat || stat->start_time != id_.start_time) {
+  if (state() == 0) {
     fd_ = shm::UniqueFd();  // another process has its number now
   }
 }
@@ -157,15 +140,14 @@ bool ProcessWatch::ended() const {
   return now == 0 || now == 'Z' || now == 'X';
 }
 
+// The kernel has the status of a process in one of two places: before or after its parent has taken
+// note of the end.
 std::optional<int> ProcessWatch::wait_status() const {
-  if (const auto status = fd_ ? wait_status_of(fd_.get()) : std::nullopt) {
-    return status;
-  }
   const auto stat = read_stat(id_.pid);
   if (stat && stat->start_time == id_.start_time && stat->wait_status) {
     return stat->wait_status;
   }
-  return fd_ ? wait_status_of(fd_.get()) : std::nullopt;  // the parent may just have taken note
+  return fd_ ? wait_status_of(fd_.get()) : std::nullopt;
 }
 
 char ProcessWatch::state() const {

@@ -32,8 +32,7 @@ class ProcessWatch {
 
   bool ended() const;
 
-  // Of a process that has ended, as wait() gives it; none once its parent has taken note of its
-  // end.
+  // Of a process that has ended, as wait() gives it; nullopt if the kernel does not tell.
   std::optional<int> wait_status() const;
 
   // 'T' if it is stopped, else as in proc(5); 0 if it is gone.

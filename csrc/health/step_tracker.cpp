@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
+#include <limits>
 #include <thread>
-#include <utility>
 
 #include "calls.h"
 
@@ -32,7 +31,7 @@ uint64_t mixed(uint64_t digest, uint64_t value) {
 StepTracker::StepTracker(std::shared_ptr<Monitor> monitor, MissingParams missing_params)
     : monitor_(std::move(monitor)), missing_params_(std::move(missing_params)) {
   if (monitor_) {
-    monitor_->set_missing_params(kNotNumbered, missing_params_);
+    set_number(kUnnumbered);
   }
 }
 
@@ -43,33 +42,55 @@ void StepTracker::number_as_constructed() {
 }
 
 void StepTracker::continue_from(const StepTracker& older) {
-  if (monitor_ && monitor_ == older.monitor_ && older.calls_.model != kNotNumbered) {
+  if (monitor_ && monitor_ == older.monitor_) {
     set_number(older.calls_.wrapper);
   }
 }
 
 void StepTracker::set_number(uint32_t wrapper) {
   calls_.wrapper = wrapper;
-  calls_.model = model_of(wrapper);
-  monitor_->set_missing_params(calls_.model, missing_params_);
-  monitor_->peers().names().set(calls_.model, names_);
+  monitor_->set_missing_params(model_of(wrapper), missing_params_);
+  monitor_->peers().names().set(model_of(wrapper), names_);
 }
 
-void StepTracker::note_launch(int64_t num_bytes, int dtype) {
+void StepTracker::name_buckets(std::vector<std::vector<std::string>> names) {
+  names_ = std::move(names);
+  if (monitor_) {
+    monitor_->peers().names().set(model_of(calls_.wrapper), names_);
+  }
+}
+
+void StepTracker::note(Doing doing, std::size_t bucket) {
   if (!monitor_) {
     return;
   }
-  if (calls_.model == kNotNumbered) {
+  constexpr std::size_t kMost = std::numeric_limits<uint16_t>::max();
+  const auto number = std::min(is_about_a_bucket(doing) ? bucket : next_bucket_, kMost);
+  monitor_->page().note(
+      {.doing = doing,
+       .model = model_of(calls_.wrapper),
+       .bucket = static_cast<uint16_t>(number),
+       .step = calls_.step});
+}
+
+void StepTracker::note_launch(std::size_t bucket, int64_t num_bytes, int dtype) {
+  if (!monitor_) {
+    return;
+  }
+  if (calls_.wrapper == kUnnumbered) {
     set_number(monitor_->next_number());
   }
   if (calls_.num_launched == 0) {
     calls_.sequence = monitor_->sequence();
+    calls_.digest = monitor_->same_sequence() ? mixed(0, calls_.sequence) : 0;
   }
   const auto what = static_cast<uint64_t>(num_bytes) << 8 | static_cast<uint64_t>(dtype);
   calls_.digest = mixed(calls_.digest, what);
   calls_.num_bytes += static_cast<uint64_t>(num_bytes);
   ++calls_.num_launched;
-  monitor_->page().publish(calls_);
+  monitor_->page().view().calls.publish(calls_);
+  next_bucket_ = std::max(next_bucket_, bucket + 1);
+  note(Doing::kBackward);
 }
 
 void StepTracker::note_result(const void* data, std::size_t num_bytes) {
@@ -95,11 +116,12 @@ void StepTracker::break_off() {
   if (!monitor_) {
     return;
   }
+  auto& page = monitor_->page().view();
   if (!sample_ && calls_.num_launched > 0) {
     calls_.results = StepCalls::kSpoiled;
-    monitor_->page().publish(calls_);
+    page.calls.publish(calls_);
   }
-  const auto activity = monitor_->page().view().activity();
+  const auto activity = page.activity();
   if (waits_for_peers(activity.doing)) {
     note(Doing::kOutside);
   } else if (activity.doing == Doing::kHook) {
@@ -114,7 +136,7 @@ void StepTracker::check_calls() {
   monitor_->await_lease();  // a step that began before the host was cut off must not end
   const auto sample = sample_.value_or(StepCalls::kSpoiled);
   calls_.results = sample == 0 ? StepCalls::kNone : sample;
-  monitor_->page().publish(calls_);
+  monitor_->page().view().calls.publish(calls_);
   // Of two ranks that come here at once, at least one sees what the other published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   compare(calls_, /*is_over=*/false);
@@ -122,20 +144,19 @@ void StepTracker::check_calls() {
   if (before.num_launched > 0 && before.step + 1 == calls_.step) {
     compare(before, /*is_over=*/true);
   }
-  monitor_->add_sample(calls_);
 }
 
 void StepTracker::compare(const StepCalls& calls, bool is_over) const {
   const auto& peers = monitor_->peers();
-  auto comparison = peers.compare(calls, is_over);
+  auto comparison = health::compare(peers, calls, is_over);
   const auto deadline = std::chrono::steady_clock::now() + kTimeToComeThrough;
   while (comparison == Comparison::kUndecided && std::chrono::steady_clock::now() < deadline) {
     monitor_->raise_if_failed();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    comparison = peers.compare(calls, is_over);
+    comparison = health::compare(peers, calls, is_over);
   }
   if (comparison == Comparison::kDifferent) {
-    monitor_->raise_mismatch(describe_mismatch(peers.step_calls(calls)));
+    monitor_->raise_mismatch(describe_mismatch(calls_by_rank(peers, calls)));
   }
 }
 

@@ -1,10 +1,12 @@
 // Publishes the steps of one wrapper to its peers, and compares them with those of the peers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "monitor.h"
@@ -24,12 +26,8 @@ class StepTracker {
   // The wrapper has a new reducer, and keeps its number.
   void continue_from(const StepTracker& older);
 
-  // Publishes what this rank does from now on.
-  void note(Doing doing, std::size_t bucket = 0) {
-    if (monitor_) {
-      monitor_->page().note(doing, calls_, bucket);
-    }
-  }
+  // Publishes what this rank does from now on. `bucket`: see is_about_a_bucket().
+  void note(Doing doing, std::size_t bucket = 0);
 
   // Before a forward or a backward. Throws if the group cannot continue.
   void check() const {
@@ -42,7 +40,8 @@ class StepTracker {
 
   // A step begins. `step` is the same on all ranks.
   void begin_step(uint32_t step) {
-    calls_ = StepCalls{calls_.model, step, 0, 0, 0, 0, 0, calls_.wrapper};
+    calls_ = StepCalls{.wrapper = calls_.wrapper, .step = step};
+    next_bucket_ = 0;
     sample_ = 0;
   }
 
@@ -51,7 +50,7 @@ class StepTracker {
   void break_off();
 
   // Before a bucket is launched.
-  void note_launch(int64_t num_bytes, int dtype);
+  void note_launch(std::size_t bucket, int64_t num_bytes, int dtype);
 
   // After the reduction of a bucket on CPU. All ranks have the same bits if all made the same
   // calls. Samples a few words, since reading all would cost as much as another copy.
@@ -80,12 +79,7 @@ class StepTracker {
   // up to a second for ranks that have not finished the step, and compares again a step later.
   void check_calls();
 
-  void name_buckets(std::vector<std::vector<std::string>> names) {
-    names_ = std::move(names);
-    if (monitor_) {
-      monitor_->peers().names().set(calls_.model, names_);
-    }
-  }
+  void name_buckets(std::vector<std::vector<std::string>> names);
 
   bool on() const {
     return monitor_ != nullptr;
@@ -102,7 +96,8 @@ class StepTracker {
   std::shared_ptr<Monitor> monitor_;
   MissingParams missing_params_;
   std::vector<std::vector<std::string>> names_;  // of the params, by bucket
-  StepCalls calls_{kNotNumbered};
+  StepCalls calls_{.wrapper = kUnnumbered};
+  std::size_t next_bucket_ = 0;     // after those that have been launched
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
   StepCalls last_;                  // of the step before, if it came to its end
 };

@@ -315,7 +315,7 @@ void Step::launch(std::size_t bucket_index) {
   const auto& hook = context_.settings.comm_hook;
   context_.emit(StepEvent::kLaunched, bucket_index);
   context_.observer.peers().note_launch(
-      bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));
+      bucket_index, bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));
   if (hook) {
     context_.emit(StepEvent::kHookBegin, bucket_index);
   }

@@ -22,7 +22,7 @@ class StepsTest : public testing::Test {
   void begin(uint32_t step) {
     for (auto& rank : notes) {
       rank.begin_step(step);
-      rank.note_launch(64, 0);
+      rank.note_launch(0, 64, 0);
     }
   }
   // What the bucket came back with, if anything; then what comparing calls says.
@@ -118,8 +118,7 @@ TEST_F(StepsTest, AHookThatRaisedWaitsForNobodyAndItsRankIsMissing) {
   EXPECT_TRUE(
       contains(ranks[1].peers().names().describe(raised), "step 1, phase communication hook of "));
   notes[0].note(Doing::kWaiting, 0);
-  const auto& page = ranks[0].page().view();
-  EXPECT_EQ(ranks[0].peers().missing(page.activity(), page.progress()), std::vector<int>{1});
+  EXPECT_EQ(ranks[0].peers().missing(ranks[0].page().view().activity()), std::vector<int>{1});
 }
 
 // It may have written into a bucket that was on its way through it, and has an error of its own.
@@ -144,29 +143,53 @@ TEST_F(StepsTest, NorWhereItThenBrokeOff) {
   take_step(2);
 }
 
+// Two ranks of a group whose backend counts collective calls alone.
+class CountingRanks {
+ public:
+  explicit CountingRanks(const std::vector<uint64_t>& sequences) {
+    for (const int rank : {0, 1}) {
+      auto group = group_of(rank, 2);
+      group.same_sequence = true;
+      group.sequence = [sequence = sequences[static_cast<std::size_t>(rank)]] { return sequence; };
+      monitors_.push_back(Monitor::create(group, access_to(store_)));
+      monitors_.back()->begin_construction();
+      notes.emplace_back(monitors_.back(), MissingParams());
+      notes.back().number_as_constructed();
+    }
+    meet(monitors_);
+  }
+  ~CountingRanks() {
+    for (const auto& monitor : monitors_) {
+      monitor->retire();
+    }
+  }
+  void launch(std::size_t rank, uint32_t step) {
+    notes[rank].begin_step(step);
+    notes[rank].note_launch(0, 64, 0);
+  }
+
+  std::vector<StepTracker> notes;
+
+ private:
+  const std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
+  std::vector<std::shared_ptr<Monitor>> monitors_;
+};
+
 // A rank may come to the end of no step before that: its first one broke off, say.
 TEST(StepTrackerTest, BeforeTheFirstStepThereIsNoneToCompare) {
-  const auto store = std::make_shared<FakeStore>();
-  std::vector<std::shared_ptr<Monitor>> monitors;
-  std::vector<StepTracker> notes;
-  for (const int rank : {0, 1}) {
-    auto group = group_of(rank, 2);
-    group.same_sequence = true;
-    group.sequence = [] { return uint64_t{5}; };
-    monitors.push_back(Monitor::create(group, access_to(store)));
-    monitors.back()->begin_construction();
-    notes.emplace_back(monitors.back(), MissingParams());
-    notes.back().number_as_constructed();
-  }
-  ASSERT_TRUE(eventually([&] { return monitors[0]->peers().peer(1) != nullptr; }));
-  for (const uint32_t rank : {0, 1}) {
-    notes[rank].begin_step(1 - rank);
-    notes[rank].note_launch(64, 0);
-  }
-  EXPECT_EQ(error_of([&] { notes[0].check_calls(); }), "no error");
-  for (const auto& monitor : monitors) {
-    monitor->retire();
-  }
+  CountingRanks ranks({5, 5});
+  ranks.launch(0, 1);
+  ranks.launch(1, 0);
+  EXPECT_EQ(error_of([&] { ranks.notes[0].check_calls(); }), "no error");
+}
+
+TEST(StepTrackerTest, CountedCallsMustBeTheSame) {
+  CountingRanks ranks({41, 42});
+  ranks.launch(0, 3);
+  ranks.launch(1, 3);
+  const auto text = error_of([&] { ranks.notes[0].check_calls(); });
+  EXPECT_TRUE(contains(text, "rank 1 made one more collective call than rank 0, 42 against 41"))
+      << text;
 }
 
 TEST(MismatchTest, AllRanksUseTheWordsOfTheFirst) {

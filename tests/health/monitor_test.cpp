@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "health/calls.h"
 #include "health/fields.h"
 #include "health/stall_timeouts.h"
 #include "health/watchdog.h"
@@ -304,7 +305,7 @@ TEST(LeaseTest, ASilentStoreIsALostHost) {
   constexpr int64_t kLease = 1'500'000'000;
   Ranks ranks("AB", kLease);
   ranks.store->hang();
-  ranks[1].page().note(Doing::kWaiting, StepCalls{0, 3, 1, 0, 0, 0}, 0);
+  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
   ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }, 5));
   EXPECT_EQ(ranks[1].report()->failure.first_rank(), 0);
   EXPECT_TRUE(contains(ranks[1].report()->text(), "the store does not answer"));
@@ -385,9 +386,8 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
   auto& timeouts = StallTimeouts::instance();
   timeouts.raise_ns = 300'000'000;
   Ranks ranks("AA");
-  const StepCalls ours{0, 3, 1, 0, 0, 0};
-  ranks[1].page().note(Doing::kForward, StepCalls{0, 3, 0, 0, 0, 0}, 0);
-  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  ranks[1].page().note({.doing = Doing::kForward, .step = 3});
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
   timeouts.raise_ns = StallTimeouts::kNever;
   ASSERT_TRUE(ranks[0].failed());
@@ -402,10 +402,8 @@ TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {
   auto& timeouts = StallTimeouts::instance();
   timeouts.raise_ns = 300'000'000;
   Ranks ranks("AA");
-  const StepCalls ours{0, 3, 1, 0, 0, 0};
   for (const std::size_t rank : {0, 1}) {
-    ranks[rank].page().publish(ours);
-    ranks[rank].page().note(Doing::kWaiting, ours, 0);
+    ranks[rank].page().note({.doing = Doing::kWaiting, .step = 3});
   }
   EXPECT_TRUE(eventually([&] { return ranks[0].failed() && ranks[1].failed(); }));
   timeouts.raise_ns = StallTimeouts::kNever;
@@ -418,11 +416,9 @@ TEST(MonitorTest, OfOtherMachinesOnlyTheLateAreBlamed) {
   auto& timeouts = StallTimeouts::instance();
   timeouts.raise_ns = 300'000'000;
   Ranks ranks("ABB");
-  const StepCalls ours{0, 3, 1, 0, 0, 0};
-  ranks[2].page().note(Doing::kForward, StepCalls{0, 3, 0, 0, 0, 0}, 0);
+  ranks[2].page().note({.doing = Doing::kForward, .step = 3});
   for (const std::size_t rank : {0, 1}) {
-    ranks[rank].page().publish(ours);
-    ranks[rank].page().note(Doing::kWaiting, ours, 0);
+    ranks[rank].page().note({.doing = Doing::kWaiting, .step = 3});
   }
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
   timeouts.raise_ns = StallTimeouts::kNever;
@@ -436,12 +432,12 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   auto& timeouts = StallTimeouts::instance();
   Ranks ranks("AA");
   const StepCalls theirs{0, 3, 1, 0, 8, 0};
-  ranks[1].page().publish(theirs);
-  ranks[1].page().note(Doing::kWaiting, theirs, 0);
+  ranks[1].page().view().calls.publish(theirs);
+  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
   const StepCalls ours{0, 3, 1, 0, 7, 0};
-  ranks[0].page().publish(ours);
+  ranks[0].page().view().calls.publish(ours);
   timeouts.warn_ns = 300'000'000;
-  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
   std::string message;
   while (message.empty()) {
     const auto record = Watchdog::instance().log().next();
@@ -461,17 +457,15 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
 
 TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
   Ranks ranks("AAA");
-  const StepCalls ours{0, 3, 1, 0, 0, 0};
   for (const std::size_t rank : {0u, 1u}) {
-    ranks[rank].page().publish(ours);
-    ranks[rank].page().note(Doing::kWaiting, ours, 0);
+    ranks[rank].page().note({.doing = Doing::kWaiting, .step = 3});
   }
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("Connection reset by peer"); }), "no error");
-  ranks[0].page().note(Doing::kBackward, ours, 0);  // it waits for nobody
+  ranks[0].page().note({.doing = Doing::kBackward, .bucket = 1, .step = 3});  // it waits for nobody
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); }), "no error");
-  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("timeout of something else"); }), "no error");
-  ranks[0].page().note(Doing::kWaiting, ours, 0);
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   const auto text = error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); });
   EXPECT_TRUE(contains(text, "] rank 2 (host ") && contains(text, ") has not come for ")) << text;
@@ -483,12 +477,12 @@ TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
 
 TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
-  ranks[1].page().note(Doing::kOutside, StepCalls{0, 4, 0, 0, 0, 0}, 0);
+  ranks[1].page().note({.doing = Doing::kOutside, .step = 4});
   ranks[1].leave();
-  ranks[0].page().note(Doing::kWaiting, StepCalls{0, 3, 1, 0, 0, 0}, 0);
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
   std::this_thread::sleep_for(std::chrono::milliseconds(900));
   EXPECT_FALSE(ranks[0].failed());
-  ranks[0].page().note(Doing::kWaiting, StepCalls{0, 5, 1, 0, 0, 0}, 0);
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 5});
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
   EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kLeft);
 }
@@ -499,10 +493,10 @@ TEST(MonitorTest, ManyThreadsLookAtOnce) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&ranks, rank] {
       for (uint32_t step = 0; step < 500; ++step) {
-        ranks[rank].page().note(Doing::kWaiting, StepCalls{0, step, 1, 0, 0, 0}, 0);
-        ranks[rank].page().publish(StepCalls{0, step, 1, 7, 0, 0});
+        ranks[rank].page().note({.doing = Doing::kWaiting, .step = step});
         const StepCalls calls{0, step, 1, 7, 0, 0};
-        EXPECT_EQ(ranks[rank].peers().compare(calls, /*is_over=*/true), Comparison::kSame);
+        ranks[rank].page().view().calls.publish(calls);
+        EXPECT_EQ(compare(ranks[rank].peers(), calls, /*is_over=*/true), Comparison::kSame);
         ranks[rank].report();
       }
       if (rank == 1) {

@@ -11,47 +11,67 @@
 namespace ddpx::health {
 namespace {
 
-StepCalls calls(uint8_t model, uint32_t step, uint16_t num_launched = 1) {
-  return StepCalls{model, step, num_launched, step + uint64_t{100}, 0, 0};
+StepCalls calls(uint32_t wrapper, uint32_t step) {
+  return StepCalls{.wrapper = wrapper, .step = step, .num_launched = 1, .digest = step + 100u};
 }
 
 TEST(PageTest, NotesAreSeen) {
   OwnPage page(1, /*world_size=*/1);
-  page.note(Doing::kWaiting, calls(2, 9, 4), 3);
+  EXPECT_EQ(page.view().activity().doing, Doing::kOutside);
+  EXPECT_EQ(page.view().activity().model, kNoModel);
+  page.note({.doing = Doing::kWaiting, .model = 2, .bucket = 3, .step = 9});
   const auto seen = page.view().activity();
   EXPECT_EQ(seen.doing, Doing::kWaiting);
   EXPECT_EQ(seen.model, 2);
   EXPECT_EQ(seen.bucket, 3);
   EXPECT_EQ(seen.step, 9u);
   EXPECT_GT(seen.since_ns, 0);
-  EXPECT_EQ(page.view().progress().num_launched, 4);
 }
 
-TEST(PageTest, TrailsStayForSomeSteps) {
+TEST(PageTest, ABackwardGoesOnAtALaunch) {
   OwnPage page(1, /*world_size=*/1);
+  const auto since = [&page](const Activity& activity) {
+    const auto before = now_ns();
+    while (now_ns() == before) {
+    }
+    page.note(activity);
+    return page.view().activity().since_ns;
+  };
+  const auto start = since({.doing = Doing::kBackward, .step = 3});
+  EXPECT_EQ(since({.doing = Doing::kBackward, .bucket = 1, .step = 3}), start);
+  EXPECT_EQ(page.view().activity().bucket, 1);
+  EXPECT_GT(since({.doing = Doing::kBackward, .step = 4}), start);
+  const auto wait = since({.doing = Doing::kWaiting, .step = 4});
+  EXPECT_GT(since({.doing = Doing::kWaiting, .bucket = 1, .step = 4}), wait);
+}
+
+TEST(PageTest, CallsStayForSomeSteps) {
+  OwnPage page(1, /*world_size=*/1);
+  const auto& recent = page.view().calls;
   for (uint32_t step = 0; step < 20; ++step) {
-    page.publish(calls(0, step));
+    page.view().calls.publish(calls(0, step));
   }
-  EXPECT_FALSE(page.view().calls(0, 2));
-  ASSERT_TRUE(page.view().calls(0, 19));
-  EXPECT_EQ(page.view().calls(0, 19)->digest, 119u);
-  EXPECT_TRUE(page.view().calls(0, 5));
-  EXPECT_FALSE(page.view().calls(1, 19));
+  EXPECT_FALSE(recent.find(0, 2));
+  ASSERT_TRUE(recent.find(0, 19));
+  EXPECT_EQ(recent.find(0, 19)->digest, 119u);
+  EXPECT_TRUE(recent.find(0, 5));
+  EXPECT_TRUE(recent.find(0, 0)) << "one of each 16";
+  EXPECT_FALSE(recent.find(1, 19));
 }
 
 TEST(PageTest, OnlyTheFirstEndCounts) {
   OwnPage page(1, /*world_size=*/1);
-  page.fail("first", std::nullopt);
-  page.fail("second", 3);
+  page.fail("first", /*blames_peer=*/false);
+  page.fail("second", /*blames_peer=*/true);
   page.leave();
   EXPECT_EQ(page.view().presence(), Presence::kFailing);
-  EXPECT_EQ(page.view().layout().cause.read(), "first");
-  EXPECT_EQ(page.view().layout().culprit_plus_1.load(), 0);
+  EXPECT_EQ(page.view().cause.read(), "first");
+  EXPECT_FALSE(page.view().blames_peer);
 
   OwnPage other(2, /*world_size=*/1);
   other.leave();
   EXPECT_EQ(other.view().presence(), Presence::kLeft);
-  other.fail("late", 3);
+  other.fail("late", /*blames_peer=*/true);
   EXPECT_EQ(other.view().presence(), Presence::kFailing);
 }
 
@@ -60,14 +80,14 @@ TEST(PageTest, WhoWasToldToEndMayStillFail) {
   page.mark_terminated();
   page.leave();
   EXPECT_EQ(page.view().presence(), Presence::kTerminated);
-  page.fail("ValueError: no", std::nullopt);
+  page.fail("ValueError: no", /*blames_peer=*/false);
   EXPECT_EQ(page.view().presence(), Presence::kFailing);
 }
 
 TEST(PageTest, LongTextsAreCut) {
   OwnPage page(1, /*world_size=*/1);
-  page.fail(std::string(5000, 'x'), std::nullopt);
-  EXPECT_EQ(page.view().layout().cause.read(), std::string(2048, 'x'));
+  page.fail(std::string(5000, 'x'), /*blames_peer=*/false);
+  EXPECT_EQ(page.view().cause.read(), std::string(2048, 'x'));
 }
 
 TEST(PageTest, TextsAreCutBetweenCharacters) {
@@ -76,15 +96,15 @@ TEST(PageTest, TextsAreCutBetweenCharacters) {
   for (int i = 0; i < 1000; ++i) {
     euros += "\xE2\x82\xAC";  // 3 bytes each, which do not divide 2048
   }
-  page.fail(euros, std::nullopt);
-  const auto cause = page.view().layout().cause.read();
+  page.fail(euros, /*blames_peer=*/false);
+  const auto cause = page.view().cause.read();
   EXPECT_EQ(cause.size(), 2046u);
   EXPECT_EQ(cause, euros.substr(0, 2046));
 }
 
 TEST(PageTest, ATextIsNeverReadHalf) {
   OwnPage page(1, /*world_size=*/1);
-  auto& note = page.view().layout().note;
+  auto& note = page.view().note;
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (int i = 0; !stop; ++i) {
@@ -105,7 +125,7 @@ TEST(PageTest, ATextIsNeverReadHalf) {
 
 TEST(PageTest, TwoThreadsMayWriteAText) {
   OwnPage page(1, /*world_size=*/1);
-  auto& note = page.view().layout().note;
+  auto& note = page.view().note;
   std::atomic<int> running{2};
   const auto write = [&](char letter) {
     for (std::size_t i = 0; i < 20'000; ++i) {
@@ -125,19 +145,19 @@ TEST(PageTest, TwoThreadsMayWriteAText) {
   EXPECT_EQ(note.read().size(), 100u);
 }
 
-TEST(PageTest, ATrailIsNeverReadHalf) {
+TEST(PageTest, CallsAreNeverReadHalf) {
   OwnPage page(1, /*world_size=*/1);
+  std::atomic<uint32_t> published{1};
   std::atomic<bool> stop{false};
   std::thread writer([&] {
-    for (uint32_t step = 0; !stop; ++step) {
-      page.publish(calls(0, step * PageLayout::kNumSteps + 1));  // all in one place
+    for (uint32_t step = 1; !stop; step += 16) {  // all in one place
+      page.view().calls.publish(calls(0, step));
+      published = step;
     }
   });
   for (int i = 0; i < 50'000; ++i) {
-    const auto step = page.view().progress().step;
-    const auto seen = page.view().calls(0, step);
-    if (seen) {
-      EXPECT_EQ(seen->digest, seen->step + 100);
+    if (const auto seen = page.view().calls.find(0, published)) {
+      EXPECT_EQ(seen->digest, seen->step + 100u);
     }
   }
   stop = true;

@@ -66,7 +66,7 @@ class Child {
 
  private:
   uint64_t token() const {
-    return page_.view().layout().token.load();
+    return page_.view().token;
   }
   uint64_t start_time() const {
     const auto command = "cut -d' ' -f22 /proc/" + std::to_string(pid_) + "/stat";
@@ -87,7 +87,7 @@ std::shared_ptr<Peer> peer_of(const Introduction& introduction) {
 }
 
 bool differ(const PeerTable& peers, const StepCalls& ours) {
-  return peers.compare(ours, /*is_over=*/false) == Comparison::kDifferent;
+  return compare(peers, ours, /*is_over=*/false) == Comparison::kDifferent;
 }
 
 class PeerTableTest : public testing::Test {
@@ -96,13 +96,16 @@ class PeerTableTest : public testing::Test {
     peers.add(peer_of(child.introduction()));
     ASSERT_NE(peers.peer(1)->page(), nullptr);
   }
+  void publish(const StepCalls& calls) {
+    child.page().view().calls.publish(calls);
+  }
   std::string what() const {
     const auto failure = peers.find_dead(false);
     return failure ? failure->lost.front().what : "nothing";
   }
 
   Child child;
-  PeerTable peers{0, 2, /*same_sequence=*/false};
+  PeerTable peers{0, 2};
 };
 
 TEST_F(PeerTableTest, TheLivingAreNotMissed) {
@@ -112,7 +115,7 @@ TEST_F(PeerTableTest, TheLivingAreNotMissed) {
 }
 
 TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
-  child.page().note(Doing::kHook, StepCalls{0, 3, 1, 0, 0, 0}, 1);
+  child.page().note({.doing = Doing::kHook, .bucket = 1, .step = 3});
   peers.names().set(0, {{"a"}, {"b"}});
   child.end(SIGKILL);
   child.await_end(true);
@@ -133,13 +136,13 @@ TEST_F(PeerTableTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
 }
 
 TEST_F(PeerTableTest, AFailingRankIsDeadThoughItsProcessLives) {
-  child.page().fail("ValueError: no", std::nullopt);
+  child.page().fail("ValueError: no", /*blames_peer=*/false);
   EXPECT_EQ(what(), "raised an exception that ended its script");
   EXPECT_EQ(peers.find_dead(false)->lost.front().cause, "ValueError: no");
 }
 
 TEST_F(PeerTableTest, WhoFailsBecauseOfAnotherIsNoReasonUntilItIsGone) {
-  child.page().fail("ddpx.RankFailure: it lost rank 2", 2);
+  child.page().fail("ddpx.RankFailure: it lost rank 2", /*blames_peer=*/true);
   EXPECT_FALSE(peers.find_dead(true));
   child.end(SIGKILL);
   child.await_end(true);
@@ -178,110 +181,97 @@ TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
 }
 
 TEST_F(PeerTableTest, WhoIsBehindIsMissing) {
-  const auto missing = [&](Doing doing, uint32_t step, uint16_t num_launched, uint16_t bucket = 0) {
-    const StepCalls ours{0, step, num_launched, 0, 0, 0};
-    return !peers.missing({doing, 0, bucket, step, 0}, ours.progress(doing)).empty();
-  };
-  child.page().note(Doing::kBackward, StepCalls{0, 3, 1, 0, 0, 0}, 0);
-  EXPECT_TRUE(missing(Doing::kWaiting, 3, 2, 1));
-  EXPECT_FALSE(missing(Doing::kWaiting, 3, 2, 0));  // it has launched that one
-  EXPECT_TRUE(missing(Doing::kAgreeing, 3, 1));
-  EXPECT_TRUE(missing(Doing::kBuffers, 4, 0));
-  EXPECT_FALSE(missing(Doing::kBuffers, 3, 0));
+  const auto missing = [&](const Activity& ours) { return !peers.missing(ours).empty(); };
+  child.page().note({.doing = Doing::kBackward, .bucket = 1, .step = 3});
+  EXPECT_TRUE(missing({.doing = Doing::kWaiting, .bucket = 1, .step = 3}));
+  EXPECT_FALSE(missing({.doing = Doing::kWaiting, .bucket = 0, .step = 3})) << "it is launched";
+  EXPECT_TRUE(missing({.doing = Doing::kAgreeing, .bucket = 1, .step = 3}));
+  EXPECT_TRUE(missing({.doing = Doing::kBuffers, .step = 4}));
+  EXPECT_FALSE(missing({.doing = Doing::kBuffers, .step = 3}));
 }
 
 TEST_F(PeerTableTest, OfAConstructionWhoHasBegunFewerCallsIsBehind) {
   const auto missing = [&](uint16_t num_calls) {
-    const StepCalls ours{kNoModel, 1, num_calls, 0, 0, 0};
-    const Activity activity{Doing::kConstruction, kNoModel, 0, 1, 0};
-    return peers.missing(activity, ours.progress(Doing::kConstruction)).size();
+    return peers.missing({Doing::kConstruction, kNoModel, num_calls, 1}).size();
   };
-  child.page().note(Doing::kConstructing, StepCalls{kNoModel, 1, 1, 0, 0, 0}, 0);
+  child.page().note({Doing::kConstructing, kNoModel, 1, 1});
   EXPECT_EQ(missing(1), 0u);
   EXPECT_EQ(missing(2), 1u);
 }
 
 TEST_F(PeerTableTest, WhoTrainsIsThroughWithTheConstruction) {
-  const StepCalls making{kNoModel, 1, 0, 0, 0, 0};
-  const auto missing = [&](const StepCalls& ours, Doing doing) {
-    return peers.missing({doing, ours.model, 0, ours.step, 0}, ours.progress(doing)).size();
-  };
-  child.page().note(Doing::kBuffers, StepCalls{0, 0, 0, 0, 0, 0}, 0);
-  EXPECT_EQ(missing(making, Doing::kConstruction), 0u);
-  EXPECT_EQ(missing(StepCalls{kNoModel, 2, 0, 0, 0, 0}, Doing::kConstruction), 1u);
-  child.page().note(Doing::kConstruction, making, 0);
-  EXPECT_EQ(missing(StepCalls{0, 0, 0, 0, 0, 0}, Doing::kBuffers), 1u);
-  EXPECT_EQ(missing(making, Doing::kConstruction), 0u);
+  const Activity first{Doing::kConstruction, kNoModel, 0, 1};
+  const Activity second{Doing::kConstruction, kNoModel, 0, 2};
+  const Activity training{.doing = Doing::kBuffers};
+  child.page().note(training);
+  EXPECT_TRUE(peers.missing(first).empty());
+  EXPECT_EQ(peers.missing(second), std::vector<int>{1});
+  child.page().note(first);
+  EXPECT_EQ(peers.missing(training), std::vector<int>{1});
+  EXPECT_TRUE(peers.missing(first).empty());
 }
 
 TEST_F(PeerTableTest, ABucketInAHookIsNotOnItsWay) {
-  child.page().note(Doing::kHook, StepCalls{0, 3, 2, 0, 0, 0}, 1);
-  const StepCalls ours{0, 3, 2, 0, 0, 0};
   const auto missing = [&](uint16_t bucket) {
-    return peers.missing({Doing::kWaiting, 0, bucket, 3, 0}, ours.progress(Doing::kWaiting));
+    return peers.missing({.doing = Doing::kWaiting, .bucket = bucket, .step = 3});
   };
+  child.page().note({.doing = Doing::kHook, .bucket = 1, .step = 3});
   EXPECT_EQ(missing(1), std::vector<int>{1});
   EXPECT_TRUE(missing(0).empty());
+  child.page().note({.doing = Doing::kWaiting, .bucket = 0, .step = 3});  // behind all launches
+  EXPECT_TRUE(missing(1).empty());
 }
 
 TEST_F(PeerTableTest, AHookWaitsForThoseThatHaveNotCalledTheirs) {
-  const StepCalls ours{0, 3, 2, 0, 0, 0};
-  const auto missing = [&] {
-    return peers.missing({Doing::kHook, 0, 1, 3, 0}, ours.progress(Doing::kHook));
-  };
-  child.page().note(Doing::kBackward, StepCalls{0, 3, 1, 0, 0, 0}, 0);
-  EXPECT_EQ(missing(), std::vector<int>{1});
-  child.page().note(Doing::kHook, ours, 1);
-  EXPECT_TRUE(missing().empty());
+  const Activity ours{.doing = Doing::kHook, .bucket = 1, .step = 3};
+  child.page().note({.doing = Doing::kBackward, .bucket = 1, .step = 3});
+  EXPECT_EQ(peers.missing(ours), std::vector<int>{1});
+  child.page().note(ours);
+  EXPECT_TRUE(peers.missing(ours).empty());
 }
 
 TEST_F(PeerTableTest, AStoppedRankIsMissingWhereverItStopped) {
-  child.page().note(Doing::kAgreeing, StepCalls{0, 9, 9, 0, 0, 0}, 0);
+  child.page().note({.doing = Doing::kAgreeing, .bucket = 9, .step = 9});
   child.end(SIGSTOP);
   ASSERT_TRUE(eventually([&] { return peers.peer(1)->watch()->state() == 'T'; }));
-  EXPECT_EQ(peers.missing({Doing::kWaiting, 0, 0, 3, 0}, {}), std::vector<int>{1});
+  EXPECT_EQ(peers.missing({.doing = Doing::kWaiting, .step = 3}), std::vector<int>{1});
   EXPECT_TRUE(contains(peers.describe_missing(1), "stopped by a signal (SIGSTOP)"));
 }
 
 TEST_F(PeerTableTest, DifferentCallsAreTold) {
-  const StepCalls ours{0, 3, 2, 77, 0, 0};
+  const StepCalls ours{0, 3, 2, 77};
   EXPECT_FALSE(differ(peers, ours));
-  child.page().publish(ours);
+  publish(ours);
   EXPECT_FALSE(differ(peers, ours));
-  child.page().publish(StepCalls{0, 3, 1, 5, 0, 0});  // not there yet
+  publish({0, 3, 1, 5});  // not there yet
   EXPECT_FALSE(differ(peers, ours));
-  child.page().publish(StepCalls{0, 3, 2, 5, 0, 0});
+  publish({0, 3, 2, 5});
   EXPECT_TRUE(differ(peers, ours));
 }
 
 TEST_F(PeerTableTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
-  child.page().publish(StepCalls{0, 3, 2, 5, 0, 0, 0, kNumConstructed});
-  EXPECT_FALSE(differ(peers, StepCalls{0, 3, 2, 77, 0, 0, 0, 0}));
-  EXPECT_TRUE(differ(peers, StepCalls{0, 3, 2, 77, 0, 0, 0, kNumConstructed}));
+  publish({kNumModels, 3, 2, 5});
+  EXPECT_FALSE(differ(peers, {0, 3, 2, 77}));
+  EXPECT_TRUE(differ(peers, {kNumModels, 3, 2, 77}));
 }
 
-TEST_F(PeerTableTest, SequencesAreComparedWhereCollectiveCallsAloneAreCounted) {
-  const StepCalls ours{0, 3, 2, 77, 41, 0};
-  child.page().publish(StepCalls{0, 3, 2, 77, 42, 0});
-  EXPECT_FALSE(differ(peers, ours));
-  EXPECT_EQ(peers.uneven_sequences(ours), "rank 0: 41, rank 1: 42");
-  child.page().publish(ours);
-  EXPECT_FALSE(peers.uneven_sequences(ours));
-
-  PeerTable strict(0, 2, /*same_sequence=*/true);
-  strict.add(peer_of(child.introduction()));
-  EXPECT_FALSE(differ(strict, ours));
-  child.page().publish(StepCalls{0, 3, 2, 77, 42, 0});
-  EXPECT_TRUE(differ(strict, ours));
-  const auto how = describe_mismatch(strict.step_calls(ours));
+TEST_F(PeerTableTest, NumbersOfCallsAreTold) {
+  const StepCalls ours{0, 3, 2, 77, 41};
+  publish({0, 3, 2, 77, 42});
+  EXPECT_FALSE(differ(peers, ours)) << "they count send and receive, too";
+  const auto known = calls_by_rank(peers, ours);
+  EXPECT_EQ(uneven_sequences(known), "rank 0: 41, rank 1: 42");
+  const auto how = describe_mismatch(known);
   EXPECT_TRUE(contains(how, "the first as call number 42 of the group")) << how;
+  publish(ours);
+  EXPECT_FALSE(uneven_sequences(calls_by_rank(peers, ours)));
 }
 
 // ---- which ranks are local ----------------------------------------------------------------------
 
 // The table of a host, of which the child is a member.
 std::shared_ptr<HostTable> table_with(const Introduction& introduction) {
-  const auto table = OwnPage(1, /*world_size=*/2).view().host();
+  const auto table = OwnPage(1, /*world_size=*/2).host();
   table->decide_host(1);
   table->introduce(introduction, 1);
   return table;
@@ -302,7 +292,7 @@ TEST(PeerTest, ARankThatOnlyClaimsThisMachineIsNotLocal) {
   auto introduction = child.introduction();
   ++introduction.process.start_time;
   ++introduction.token;
-  PeerTable peers(0, 2, /*same_sequence=*/false);
+  PeerTable peers(0, 2);
   peers.add(peer_of(introduction));
   EXPECT_TRUE(peers.any_remote());
   EXPECT_FALSE(peers.find_dead(true));
@@ -314,7 +304,7 @@ TEST(PeerTest, AMemberOfTheHostThatHasEndedIsDead) {
   auto introduction = child.introduction();
   ++introduction.process.start_time;
   ++introduction.token;
-  PeerTable peers(0, 2, /*same_sequence=*/false);
+  PeerTable peers(0, 2);
   peers.meet(table_with(introduction), this_process());
   ASSERT_TRUE(peers.peer(1));
   EXPECT_TRUE(peers.find_dead(true));

@@ -127,13 +127,14 @@ TEST(TextsTest, ValuesOfOtherProcessesAreChecked) {
   EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kAgreeing);
 }
 
-TEST(TextsTest, ProgressIsUnpackedAsItWasPacked) {
-  const Progress progress{7, 0x12345678, 5, 0xabcd};
-  const auto found = Progress::unpacked(progress.packed());
+TEST(TextsTest, AnActivityIsUnpackedAsItWasPacked) {
+  const Activity activity{Doing::kHook, 7, 0xabcd, 0x12345678, 9};
+  const auto found = Activity::unpacked(activity.packed(), 9);
+  EXPECT_EQ(found.doing, Doing::kHook);
   EXPECT_EQ(found.model, 7);
+  EXPECT_EQ(found.bucket, 0xabcd);
   EXPECT_EQ(found.step, 0x12345678u);
-  EXPECT_EQ(found.stage, 5);
-  EXPECT_EQ(found.num_launched, 0xabcd);
+  EXPECT_EQ(found.since_ns, 9);
 }
 
 TEST(TextsTest, SecondsHaveNoExponent) {
