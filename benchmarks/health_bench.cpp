@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/monitor.h"
 #include "health/step_tracker.h"
+#include "health/watchdog.h"
 
 namespace {
 
@@ -33,17 +33,17 @@ std::vector<std::shared_ptr<Monitor>> make_ranks(int size) {
   const auto store = std::make_shared<FakeStore>();
   std::vector<std::shared_ptr<Monitor>> monitors;
   for (int rank = 0; rank < size; ++rank) {
-    Monitor::Group group;
+    WatchedGroup group;
     group.rank = rank;
     group.world_size = size;
     group.gone = [] { return false; };
     group.abort = [] {};
     group.sequence = [] { return uint64_t{0}; };
-    monitors.push_back(Monitor::create(group, access_to(store)));
+    monitors.push_back(Watchdog::instance().watch(group, access_to(store)));
   }
   const auto met = [&monitors] {
     return std::all_of(monitors.begin(), monitors.end(), [](const auto& monitor) {
-      monitor->meet();
+      monitor->state().meet();
       const auto peers = monitor->peers().all();
       return std::count(peers.begin(), peers.end(), nullptr) == 1;
     });

@@ -219,20 +219,9 @@ class RankReport:
     @property
     def text(self) -> str: ...
 
-class HealthLevel:
-    """``health::Level`` of ``csrc/health/log_queue.h``."""
-
-    INFO: ClassVar[HealthLevel]
-    WARNING: ClassVar[HealthLevel]
-    @property
-    def name(self) -> str: ...
-    def __int__(self) -> int: ...
-
 class HealthRecord:
     """``health::Record`` of ``csrc/health/log_queue.h``: a message for logging."""
 
-    @property
-    def level(self) -> HealthLevel: ...
     @property
     def event(self) -> str: ...
     @property
@@ -269,8 +258,8 @@ class Monitor:
         """For all ranks of the group. Empty if they have met."""
     def find_host(self, introductions: list[bytes]) -> int:
         """The host of this rank, given the introductions of all ranks."""
-    def meet(self, hosts: list[int]) -> None:
-        """The hosts of all ranks; 0 where there is no monitor."""
+    def meet(self, introductions: list[bytes], hosts: list[int]) -> None:
+        """``hosts`` are the results of :meth:`find_host` of all ranks; 0 without a monitor."""
     def introduce(self) -> None:
         """Lets ranks meet through the store, without a collective call."""
     def this_rank(self) -> dict[str, Any]:
@@ -301,9 +290,8 @@ def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
     """Made at the first call; None if there is nobody to watch."""
 
 def next_health_record() -> HealthRecord | None:
-    """Waits; None once the queue was closed."""
+    """Waits for a record. Returns None once for each call of :func:`close_health_log`."""
 
-def open_health_log() -> None: ...
 def close_health_log() -> None: ...
 def answer_stack_request(token: int, stack: str) -> None: ...
 def explain_error(said: str) -> None:

@@ -11,7 +11,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
-#include "../health/stall_timeouts.h"
+#include "../health/stacks.h"
 #include "../health/watchdog.h"
 #include "../health_c10d/group_monitor.h"
 #include "bindings.h"
@@ -57,25 +57,38 @@ bool is_ending(const health::Peer& peer) {
          (presence != health::Presence::kThere && !peer.page()->blames_peer);
 }
 
+// What any rank may know of another one, or of itself.
 py::dict status_of(
     const Monitor& monitor,
     const health::Introduction& who,
-    const std::optional<health::Activity>& activity) {
+    const std::optional<health::Activity>& activity,
+    bool alive) {
+  std::optional<std::string> doing;
+  std::optional<double> since_s;
+  if (activity) {
+    doing = monitor.peers().names().describe(*activity);
+    since_s = static_cast<double>(health::now_ns() - activity->since_ns) / 1e9;
+  }
   py::dict rank;
   rank["rank"] = who.rank;
   rank["host"] = any_text(who.host);
   rank["pid"] = who.process.pid;
-  rank["doing"] =
-      activity ? py::cast(monitor.peers().names().describe(*activity)) : py::object(py::none());
-  rank["since_s"] = activity
-                        ? py::cast(static_cast<double>(health::now_ns() - activity->since_ns) / 1e9)
-                        : py::object(py::none());
+  rank["doing"] = doing;
+  rank["since_s"] = since_s;
+  rank["alive"] = alive;
   return rank;
 }
 
-py::dict status_of_this_rank(Monitor& monitor) {
-  auto rank = status_of(monitor, monitor.own(), monitor.page().view().activity());
-  rank["alive"] = true;
+py::dict status_of_this_rank(const Monitor& monitor) {
+  return status_of(monitor, monitor.state().own, monitor.state().activity(), /*alive=*/true);
+}
+
+py::dict status_of_peer(const Monitor& monitor, const health::Peer& peer) {
+  auto rank = status_of(monitor, peer.introduction(), peer.activity(), !peer.ended());
+  rank["note"] =
+      peer.page() ? std::make_optional(any_text(peer.page()->note.read())) : std::nullopt;
+  rank["local"] = peer.local();
+  rank["ending"] = is_ending(peer);
   return rank;
 }
 
@@ -83,24 +96,23 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
   std::vector<std::shared_ptr<health::Peer>> peers;
   {
     const py::gil_scoped_release no_gil;
-    monitor.meet();
+    monitor.state().meet();
     peers = monitor.peers().all();
   }
   std::vector<py::dict> ranks;
   for (const auto& peer : peers) {
-    py::dict rank;
-    if (peer) {
-      const auto activity = peer->activity();
-      rank = status_of(monitor, peer->introduction(), activity);
-      rank["alive"] = !peer->ended();
-      rank["note"] =
-          peer->page() ? py::object(any_text(peer->page()->note.read())) : py::object(py::none());
-      rank["local"] = peer->local();
-      rank["ending"] = is_ending(*peer);
-    }
-    ranks.push_back(std::move(rank));
+    ranks.push_back(peer ? status_of_peer(monitor, *peer) : py::dict());
   }
   return ranks;
+}
+
+std::optional<py::str> stack_of(Monitor& monitor, int rank, std::chrono::milliseconds timeout) {
+  std::optional<std::string> stack;
+  {
+    const py::gil_scoped_release no_gil;
+    stack = health::request_stack(monitor.peers().peer(rank), timeout);
+  }
+  return stack ? std::make_optional(any_text(*stack)) : std::nullopt;
 }
 
 int64_t nanoseconds(double seconds) {
@@ -169,11 +181,7 @@ void bind_health(py::module_& module) {
       .def_property_readonly(
           "text", [](const health::RankReport& report) { return any_text(report.text()); });
 
-  py::enum_<health::Level>(module, "HealthLevel")
-      .value("INFO", health::Level::kInfo)
-      .value("WARNING", health::Level::kWarning);
   py::class_<health::Record>(module, "HealthRecord")
-      .def_readonly("level", &health::Record::level)
       .def_readonly("event", &health::Record::event)
       .def_property_readonly("message", text_of(&health::Record::message))
       .def_readonly("fields", &health::Record::fields)
@@ -181,50 +189,55 @@ void bind_health(py::module_& module) {
 
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<Monitor, NoGilShared<Monitor>>(module, "Monitor")
-      .def_property_readonly("rank", &Monitor::rank)
+      .def_property_readonly("rank", [](Monitor& self) { return self.state().group.rank; })
       .def_property_readonly("failed", &Monitor::failed)
-      .def_property_readonly("has_raised", &Monitor::has_raised)
+      .def_property_readonly(
+          "has_raised",
+          [](Monitor& self) { return self.page().view().presence() == health::Presence::kFailing; })
       .def_property_readonly("report", py::cpp_function(&Monitor::report, NoGil()))
       .def(
-          "raise_if_failed", [](Monitor& monitor) { monitor.raise_if_failed(); }, NoGil())
+          "raise_if_failed", [](Monitor& self) { self.raise_if_failed(); }, NoGil())
       .def("explain_error", &Monitor::explain_error, py::arg("said"), NoGil())
-      .def("begin_construction", &Monitor::begin_construction)
-      .def("begin_call", &Monitor::begin_call)
-      .def("end_call", &Monitor::end_call)
+      .def("begin_construction", [](Monitor& self) { self.wrappers().begin_construction(); })
+      .def("begin_call", [](Monitor& self) { self.wrappers().begin_call(); })
+      .def("end_call", [](Monitor& self) { self.wrappers().end_call(); })
       .def(
           "note",
-          [](Monitor& monitor, health::Doing doing) { monitor.note(doing); },
+          [](Monitor& self, health::Doing doing) { self.wrappers().note(doing); },
           py::arg("doing"))
-      .def("introduction", [](Monitor& monitor) { return py::bytes(monitor.introduction()); })
-      .def("find_host", &Monitor::find_host, py::arg("introductions"), NoGil())
+      .def("introduction", [](Monitor& self) { return py::bytes(self.state().introduction()); })
+      .def(
+          "find_host",
+          [](Monitor& self, const std::vector<std::string>& introductions) {
+            return self.state().find_host(introductions);
+          },
+          py::arg("introductions"),
+          NoGil())
       .def(
           "meet",
-          [](Monitor& monitor, const std::vector<uint64_t>& hosts) { monitor.meet(hosts); },
+          [](Monitor& self,
+             const std::vector<std::string>& introductions,
+             const std::vector<uint64_t>& hosts) { self.state().meet(introductions, hosts); },
+          py::arg("introductions"),
           py::arg("hosts"),
           NoGil())
-      .def("introduce", &Monitor::introduce, NoGil())
+      .def(
+          "introduce", [](Monitor& self) { self.state().channel->introduce(); }, NoGil())
       .def("ranks", &look_at_ranks)
       .def("this_rank", &status_of_this_rank)
       .def(
           "name_ranks",
-          [](Monitor& monitor, std::vector<int> in_job) {
-            monitor.peers().name_ranks(health::RankNames(std::move(in_job)));
+          [](Monitor& self, std::vector<int> in_job) {
+            self.peers().name_ranks(health::RankNames(std::move(in_job)));
           },
           py::arg("in_job"))
       .def("retire", &Monitor::retire)
-      .def("write_note", &Monitor::write_note, py::arg("text"), NoGil())
       .def(
-          "stack_of",
-          [](Monitor& monitor, int rank, std::chrono::milliseconds timeout) {
-            std::optional<std::string> stack;
-            {
-              const py::gil_scoped_release no_gil;
-              stack = monitor.stack_of(rank, timeout);
-            }
-            return stack ? std::make_optional(any_text(*stack)) : std::nullopt;
-          },
-          py::arg("rank"),
-          py::arg("timeout"));
+          "write_note",
+          [](Monitor& self, const std::string& text) { self.page().view().note.write(text); },
+          py::arg("text"),
+          NoGil())
+      .def("stack_of", &stack_of, py::arg("rank"), py::arg("timeout"));
 
   module.def(
       "monitor_of",
@@ -233,16 +246,14 @@ void bind_health(py::module_& module) {
       },
       py::arg("process_group").none(false),
       NoGil());
-  module.def(
-      "next_health_record", [] { return health::Watchdog::instance().log().next(); }, NoGil());
-  module.def("open_health_log", [] { health::Watchdog::instance().log().open(); });
-  module.def("close_health_log", [] { health::Watchdog::instance().log().close(); });
+  module.def("next_health_record", [] { return health::LogQueue::instance().next(); }, NoGil());
+  module.def("close_health_log", [] { health::LogQueue::instance().close(); });
   module.def(
       "answer_stack_request",
       [](uint64_t token, const std::string& stack) {
         for (const auto& monitor : health::Watchdog::instance().monitors()) {
-          if (monitor->token() == token) {
-            monitor->answer_stack_request(stack);
+          if (monitor->state().own.token == token) {
+            monitor->page().view().stack.write(stack);
           }
         }
       },

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <sstream>
-#include <utility>
 
 #include "fields.h"
 
@@ -13,17 +12,7 @@ namespace {
 
 std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
 
-constexpr std::size_t kNumFields = 6;  // of a lost_rank
-
-std::optional<LostRank> lost_rank_from(const std::vector<std::string>& fields, std::size_t at) {
-  const auto rank = to_number<int>(fields[at]);
-  const auto pid = to_number<int>(fields[at + 2]);
-  return rank && pid
-             ? std::make_optional(
-                   LostRank{
-                       *rank, fields[at + 1], *pid, fields[at + 3], fields[at + 4], fields[at + 5]})
-             : std::nullopt;
-}
+constexpr std::size_t kNumFields = 6;  // of a lost rank
 
 // What to do about the cause.
 std::string remedy(const Failure& failure) {
@@ -41,11 +30,10 @@ std::string remedy(const Failure& failure) {
       break;
   }
   return "Look for a collective call (dist.barrier(), dist.all_reduce(...), a forward or backward "
-         "of "
-         "another wrapper) that only some ranks make; one for some ranks needs a group of theirs, "
-         "by "
-         "dist.new_group(). Code that writes into gradients while backward runs shows in this way, "
-         "too. ";
+         "of another wrapper) that only some ranks make; one for some ranks needs a group of "
+         "theirs, by dist.new_group(). Code that writes into gradients while backward runs shows "
+         "in "
+         "this way, too. ";
 }
 
 const char* consequence(FailureKind kind) {
@@ -82,16 +70,17 @@ const char* error_name(FailureKind kind) {
 }
 
 std::string Failure::to_text() const {
-  std::vector<std::string> fields{std::to_string(static_cast<int>(kind)), how};
-  for (const auto& lost_rank : lost) {
-    const auto rank = std::to_string(lost_rank.rank);
-    const auto pid = std::to_string(lost_rank.pid);
-    for (const auto* field :
-         {&rank, &lost_rank.host, &pid, &lost_rank.what, &lost_rank.cause, &lost_rank.last_seen}) {
-      fields.push_back(*field);
-    }
+  auto text = join_fields({std::to_string(static_cast<int>(kind)), how});
+  for (const auto& each : lost) {
+    text += join_fields(
+        {std::to_string(each.rank),
+         each.host,
+         std::to_string(each.pid),
+         each.what,
+         each.cause,
+         each.last_seen});
   }
-  return join_fields(fields);
+  return text;
 }
 
 std::optional<Failure> Failure::from_text(const std::string& text) {
@@ -101,13 +90,15 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
     return std::nullopt;
   }
   Failure failure{static_cast<FailureKind>(*code), {}, fields[1]};
-  // Where the text was too long for its place, the last lost are missing.
+  // Where the text was too long for its place, the last lost ranks are missing.
   for (std::size_t at = 2; at + kNumFields <= fields.size(); at += kNumFields) {
-    auto lost_rank = lost_rank_from(fields, at);
-    if (!lost_rank) {
+    const auto rank = to_number<int>(fields[at]);
+    const auto pid = to_number<int>(fields[at + 2]);
+    if (!rank || !pid) {
       break;
     }
-    failure.lost.push_back(std::move(*lost_rank));
+    failure.lost.push_back(
+        {*rank, fields[at + 1], *pid, fields[at + 3], fields[at + 4], fields[at + 5]});
   }
   const bool nobody_lost = failure.kind == FailureKind::kMismatch ||
                            (failure.kind == FailureKind::kStalled && !failure.how.empty());

@@ -2,14 +2,28 @@
 
 #include <utility>
 
+#include "forks.h"
+
 namespace ddpx::health {
 
 constexpr std::size_t kMostRecords = 1000;
 
+LogQueue& LogQueue::instance() {
+  return instance_in_process<LogQueue>();
+}
+
 void LogQueue::add(Record record) {
+  push(std::move(record));
+}
+
+void LogQueue::close() {
+  push(std::nullopt);
+}
+
+void LogQueue::push(std::optional<Record> record) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (records_.size() >= kMostRecords) {
+    if (record && records_.size() >= kMostRecords) {
       return;
     }
     records_.push_back(std::move(record));
@@ -19,26 +33,10 @@ void LogQueue::add(Record record) {
 
 std::optional<Record> LogQueue::next() {
   std::unique_lock<std::mutex> lock(mutex_);
-  added_.wait(lock, [this] { return closed_ || !records_.empty(); });
-  if (records_.empty()) {
-    return std::nullopt;
-  }
+  added_.wait(lock, [this] { return !records_.empty(); });
   auto record = std::move(records_.front());
   records_.pop_front();
   return record;
-}
-
-void LogQueue::close() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-  }
-  added_.notify_all();
-}
-
-void LogQueue::open() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  closed_ = false;
 }
 
 }  // namespace ddpx::health

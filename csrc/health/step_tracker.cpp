@@ -37,7 +37,7 @@ StepTracker::StepTracker(std::shared_ptr<Monitor> monitor, MissingParams missing
 
 void StepTracker::number_as_constructed() {
   if (monitor_) {
-    set_number(monitor_->number_of_constructed());
+    set_number(monitor_->wrappers().number_of_constructed());
   }
 }
 
@@ -49,7 +49,7 @@ void StepTracker::continue_from(const StepTracker& older) {
 
 void StepTracker::set_number(uint32_t wrapper) {
   calls_.wrapper = wrapper;
-  monitor_->set_missing_params(model_of(wrapper), missing_params_);
+  monitor_->wrappers().set_missing_params(model_of(wrapper), missing_params_);
   monitor_->peers().names().set(model_of(wrapper), names_);
 }
 
@@ -78,11 +78,12 @@ void StepTracker::note_launch(std::size_t bucket, int64_t num_bytes, int dtype) 
     return;
   }
   if (calls_.wrapper == kUnnumbered) {
-    set_number(monitor_->next_number());
+    set_number(monitor_->wrappers().next_number());
   }
   if (calls_.num_launched == 0) {
-    calls_.sequence = monitor_->sequence();
-    calls_.digest = monitor_->same_sequence() ? mixed(0, calls_.sequence) : 0;
+    const auto& group = monitor_->state().group;
+    calls_.sequence = group.sequence();
+    calls_.digest = group.same_sequence ? mixed(0, calls_.sequence) : 0;
   }
   const auto what = static_cast<uint64_t>(num_bytes) << 8 | static_cast<uint64_t>(dtype);
   calls_.digest = mixed(calls_.digest, what);

@@ -5,11 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <string>
 #include <vector>
 
 #include "../shm/unique_fd.h"
-#include "log_queue.h"
 #include "monitor.h"
 
 namespace ddpx::health {
@@ -22,13 +21,11 @@ namespace ddpx::health {
 class Watchdog {
  public:
   static Watchdog& instance();
+  Watchdog();
 
-  void add(const std::shared_ptr<Monitor>& monitor);
+  // Watches over a group until the group is gone.
+  std::shared_ptr<Monitor> watch(WatchedGroup group, StoreAccess store);
   std::vector<std::shared_ptr<Monitor>> monitors() const;
-
-  LogQueue& log() {
-    return log_;
-  }
 
   // All groups of this process: see Monitor.
   void fail_all(const std::string& cause);
@@ -45,21 +42,17 @@ class Watchdog {
  private:
   enum class Printing { kNotBegun, kBegun, kDone };
 
-  Watchdog();
   void work();
   void look_at_all();
   void await_event();
   void answer_sigterm();
+  void write_report();
 
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards `monitors_` and `running_`
   std::vector<std::shared_ptr<Monitor>> monitors_;
-  shm::UniqueFd wake_;
   bool running_ = false;
-  LogQueue log_;
+  shm::UniqueFd wake_;
   std::atomic<Printing> printing_{Printing::kNotBegun};
 };
-
-// How often this process was forked off since its first ancestor that loaded this library.
-uint64_t num_forks();
 
 }  // namespace ddpx::health

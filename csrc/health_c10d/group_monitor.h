@@ -16,13 +16,9 @@ namespace ddpx {
 std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 // From now on, an abort of the group by its monitor also aborts `transport`, which makes calls in
-// place of the group. Thread-safe.
+// place of the group. Has no effect if the group has no monitor. Thread-safe.
 void abort_with(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const c10::intrusive_ptr<c10d::Backend>& transport);
-
-// The monitor that monitor_of() has made for the group with this backend for CPU tensors; null if
-// there is none. Thread-safe.
-std::shared_ptr<health::Monitor> monitor_of(const c10d::Backend& backend);
 
 }  // namespace ddpx

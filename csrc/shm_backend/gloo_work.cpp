@@ -4,7 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "../health_c10d/group_monitor.h"
 #include "../shm/error.h"
 #include "shm_work.h"
 
@@ -31,7 +30,7 @@ std::string GlooCall::phase() const {
 
 std::exception_ptr GlooCall::failure() const {
   const auto watched = backend.lock();
-  const auto monitor = watched ? monitor_of(*watched) : nullptr;
+  const auto monitor = watched ? watched->monitor() : nullptr;
   if (const auto report = monitor ? monitor->report() : std::nullopt) {
     return torch_error(
         shm::Error(
@@ -47,7 +46,7 @@ std::exception_ptr GlooCall::explain(const std::exception_ptr& error) const {
   const auto said = shm::text_of(error);
   try {
     const auto watched = backend.lock();
-    if (const auto monitor = watched ? monitor_of(*watched) : nullptr) {
+    if (const auto monitor = watched ? watched->monitor() : nullptr) {
       monitor->explain_error(said);
     }
   } catch (...) {

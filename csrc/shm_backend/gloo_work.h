@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "../health_c10d/watched_backend.h"
 #include "../shm/group.h"
 
 namespace ddpx {
@@ -26,7 +26,7 @@ struct GlooCall {
   bool collective;  // needs all ranks
   int rank;
   std::weak_ptr<shm::Group> group;  // weak: a work must not keep a group that is destroyed
-  c10::weak_intrusive_ptr<c10d::Backend> backend;
+  c10::weak_intrusive_ptr<WatchedBackend> backend;
 
   // The error to raise for an error of gloo. The failure detector names lost ranks if it watches
   // over the group. A collective that fails also fails the group: other ranks may wait for this

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "../health_c10d/group_monitor.h"
 #include "../shm/error.h"
 #include "element_type.h"
 #include "store_channel.h"
@@ -56,7 +55,7 @@ ShmBackend::ShmBackend(
     int size,
     ShmOptions options,
     c10::intrusive_ptr<c10d::Backend> inner)
-    : Backend(rank, size),
+    : WatchedBackend(rank, size),
       arena_(std::make_shared<shm::Arena>()),
       order_(options.order),
       inner_(std::move(inner)),
@@ -172,8 +171,8 @@ uint64_t ShmBackend::getSequenceNumberForGroup() {
 // failure of the group.
 void ShmBackend::abort() {
   const auto local = group();
-  const auto monitor = monitor_of(*this);
-  if (const auto report = monitor ? monitor->report() : std::nullopt) {
+  const auto watching = monitor();
+  if (const auto report = watching ? watching->report() : std::nullopt) {
     local->fail(
         {shm::ErrorKind::kPeerLost,
          shm::without_opening(report->text()),

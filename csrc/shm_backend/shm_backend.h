@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "../health_c10d/watched_backend.h"
 #include "../shm/group.h"
 #include "between_hosts.h"
 #include "shm_work.h"
@@ -37,7 +38,7 @@ struct ShmOptions {
 //   others                              `inner`          `inner`
 //
 // `inner` is a gloo backend of all ranks, a lane is a gloo backend of one rank of each host.
-class ShmBackend final : public c10d::Backend {
+class ShmBackend final : public WatchedBackend {
  public:
   // Collective over all ranks. Throws shm::Error.
   ShmBackend(

@@ -17,8 +17,8 @@ ShmBackend::Work ShmBackend::through_gloo(
       collective,
       rank_,
       group(),
-      c10::weak_intrusive_ptr<c10d::Backend>(
-          c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this))};
+      c10::weak_intrusive_ptr<WatchedBackend>(
+          c10::intrusive_ptr<WatchedBackend>::reclaim_copy(this))};
   try {
     return c10::make_intrusive<GlooWork>(start(*gloo), call);
   } catch (const c10::Error&) {

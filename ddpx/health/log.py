@@ -14,10 +14,6 @@ from ddpx.frames import innermost_frames, is_launcher
 # A record has the attributes event, rank, about_rank, step and phase.
 logger = logging.getLogger("ddpx.health")
 
-_LEVELS = {
-    _C.HealthLevel.INFO: logging.INFO,
-    _C.HealthLevel.WARNING: logging.WARNING,
-}
 _JOIN_S = 1.0
 _thread: threading.Thread | None = None
 
@@ -25,7 +21,6 @@ _thread: threading.Thread | None = None
 def start() -> None:
     """Starts the thread that logs. The thread sleeps while there are no messages."""
     global _thread
-    _C.open_health_log()
     _thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
     _thread.start()
 
@@ -55,7 +50,9 @@ def _serve(record: _C.HealthRecord) -> None:
             head, _, stacks = message.partition("\n")
             message = head + innermost_frames(stacks)
         extra = {"event": record.event, **record.fields}
-        logger.log(_LEVELS[record.level], "[ddpx] %s", message, extra=extra)
+        # Each rank raises the failure of its group, so the log has it for information only.
+        level = logging.INFO if record.event == "rank_failed" else logging.WARNING
+        logger.log(level, "[ddpx] %s", message, extra=extra)
 
 
 def _stacks() -> str:

@@ -14,7 +14,7 @@ using health::Doing;
 class ReducerNotes : public testing::TestWithParam<GraphMode> {};
 
 TEST_P(ReducerNotes, EachWaitForPeersIsNotedAsOne) {
-  const auto watch = health::Monitor::create(
+  const auto watch = health::watch(
       health::group_of(0, Replica::kWorldSize),
       health::access_to(std::make_shared<health::FakeStore>()));
   Replica replica(ReducerOptions{kParamABucket, GetParam(), false}, 0, watch);

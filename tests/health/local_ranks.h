@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/monitor.h"
+#include "health/watchdog.h"
 
 namespace ddpx::health {
 
@@ -43,8 +43,8 @@ inline std::string error_of(const std::function<void()>& action) {
 }
 
 // As seen by one of its ranks, on a machine of its own if `identity` is.
-inline Monitor::Group group_of(int rank, int world_size, std::string identity = {}) {
-  Monitor::Group group;
+inline WatchedGroup group_of(int rank, int world_size, std::string identity = {}) {
+  WatchedGroup group;
   group.rank = rank;
   group.world_size = world_size;
   group.identity = std::move(identity);
@@ -54,18 +54,22 @@ inline Monitor::Group group_of(int rank, int world_size, std::string identity = 
   return group;
 }
 
+inline std::shared_ptr<Monitor> watch(WatchedGroup group, StoreAccess store) {
+  return Watchdog::instance().watch(std::move(group), std::move(store));
+}
+
 // What a collective call of a construction does.
-inline void meet(const std::vector<std::shared_ptr<Monitor>>& monitors) {
+inline void meet(const std::vector<std::shared_ptr<GroupState>>& ranks) {
   std::vector<std::string> introductions;
   std::vector<uint64_t> hosts;
-  for (const auto& monitor : monitors) {
-    introductions.push_back(monitor->introduction());
+  for (const auto& rank : ranks) {
+    introductions.push_back(rank->introduction());
   }
-  for (const auto& monitor : monitors) {
-    hosts.push_back(monitor->find_host(introductions));
+  for (const auto& rank : ranks) {
+    hosts.push_back(rank->find_host(introductions));
   }
-  for (const auto& monitor : monitors) {
-    monitor->meet(hosts);
+  for (const auto& rank : ranks) {
+    rank->meet(introductions, hosts);
   }
 }
 
@@ -84,14 +88,14 @@ class Ranks {
       group.lease_ns = lease_ns;
       group.gone = [gone = gone_.back()] { return gone->load(); };
       group.abort = [aborts = aborts_.back()] { ++*aborts; };
-      monitors_.push_back(Monitor::create(group, access_to(store)));
+      monitors_.push_back(watch(group, access_to(store)));
     }
     if (start == Start::kTogether) {
       meet();
     }
     const auto all_met = [this] {
       for (const auto& monitor : monitors_) {
-        monitor->meet();
+        monitor->state().meet();
         const auto peers = monitor->peers().all();
         if (std::count(peers.begin(), peers.end(), nullptr) != 1) {
           return false;
@@ -108,16 +112,26 @@ class Ranks {
   }
 
   void meet() {
-    health::meet(monitors_);
+    std::vector<std::shared_ptr<GroupState>> states;
+    for (const auto& monitor : monitors_) {
+      states.push_back(monitor->state().shared_from_this());
+    }
+    health::meet(states);
   }
   Monitor& operator[](std::size_t rank) {
     return *monitors_[rank];
   }
+  const std::shared_ptr<Monitor>& shared(std::size_t rank) {
+    return monitors_[rank];
+  }
   // Ends the threads of a rank, as if its machine were lost.
   void lose(std::size_t rank) {
-    monitors_[rank]->mark_terminated();  // so that it does not leave
+    monitors_[rank]->page().mark_terminated();  // so that it does not leave
     *gone_[rank] = true;
     monitors_[rank].reset();
+  }
+  void await_delivery(std::size_t rank) {
+    Monitor::await_delivery({monitors_[rank]});
   }
   int num_aborts(std::size_t rank) const {
     return *aborts_[rank];

@@ -15,7 +15,7 @@ class StepsTest : public testing::Test {
  protected:
   StepsTest() {
     for (std::size_t rank = 0; rank < 3; ++rank) {
-      notes.emplace_back(ranks[rank].shared_from_this(), MissingParams());
+      notes.emplace_back(ranks.shared(rank), MissingParams());
     }
   }
 
@@ -151,8 +151,8 @@ class CountingRanks {
       auto group = group_of(rank, 2);
       group.same_sequence = true;
       group.sequence = [sequence = sequences[static_cast<std::size_t>(rank)]] { return sequence; };
-      monitors_.push_back(Monitor::create(group, access_to(store_)));
-      monitors_.back()->begin_construction();
+      monitors_.push_back(watch(group, access_to(store_)));
+      monitors_.back()->wrappers().begin_construction();
       notes.emplace_back(monitors_.back(), MissingParams());
       notes.back().number_as_constructed();
     }

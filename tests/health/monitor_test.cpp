@@ -5,8 +5,7 @@
 
 #include "health/calls.h"
 #include "health/fields.h"
-#include "health/stall_timeouts.h"
-#include "health/watchdog.h"
+#include "health/stacks.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -27,8 +26,8 @@ TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
 // Which may come to read its page when its process is gone.
 TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
   const auto store = std::make_shared<FakeStore>();
-  const auto waits = Monitor::create(group_of(0, 2), access_to(store));
-  const auto late = Monitor::create(group_of(1, 2), access_to(store));
+  const auto waits = watch(group_of(0, 2), access_to(store));
+  const auto late = watch(group_of(1, 2), access_to(store));
   late->fail("ValueError: no", Monitor::delivery_deadline());
   EXPECT_TRUE(store->has("ddpx/health/event/0"));
   ASSERT_TRUE(eventually([&] { return waits->failed(); }));
@@ -40,11 +39,11 @@ TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
 TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
   const auto store = std::make_shared<FakeStore>();
   {
-    const auto early = Monitor::create(group_of(1, 2), access_to(store));
+    const auto early = watch(group_of(1, 2), access_to(store));
     early->fail("ValueError: no", Monitor::delivery_deadline());
     early->retire();
   }
-  const auto late = Monitor::create(group_of(0, 2), access_to(store));
+  const auto late = watch(group_of(0, 2), access_to(store));
   ASSERT_TRUE(eventually([&] { return late->failed(); }));
   EXPECT_EQ(late->report()->failure.lost.front().cause, "ValueError: no");
   late->retire();
@@ -72,7 +71,7 @@ TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   const auto start = std::chrono::steady_clock::now();
   ranks[0].fail("RankFailure", Monitor::delivery_deadline());
-  ranks[0].await_delivery();
+  ranks.await_delivery(0);
   // Other hosts have had time to hear. The store, which was rank 0's, would now be lost.
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(400));
   ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }));
@@ -112,7 +111,7 @@ TEST(MonitorTest, AStoreThatHangsIsTheEndOfRankZeroForThoseFarFromIt) {
 TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto monitor = Monitor::create(group_of(1, 3), access_to(store));
+  const auto monitor = watch(group_of(1, 3), access_to(store));
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const auto text = error_of([&] { monitor->explain_error("broken"); });
   EXPECT_TRUE(contains(text, "rank 0 (host unknown")) << text;
@@ -124,8 +123,8 @@ TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
 TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto first = Monitor::create(group_of(0, 2), access_to(store));
-  const auto second = Monitor::create(group_of(1, 2), access_to(store));
+  const auto first = watch(group_of(0, 2), access_to(store));
+  const auto second = watch(group_of(1, 2), access_to(store));
   std::thread slow([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(700));
     store->answer();
@@ -141,13 +140,13 @@ TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
 TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto second = Monitor::create(group_of(1, 2), access_to(store));
+  const auto second = watch(group_of(1, 2), access_to(store));
   std::shared_ptr<Monitor> first;
   std::thread slow([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(700));
     store->answer();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    first = Monitor::create(group_of(0, 2), access_to(store));
+    first = watch(group_of(0, 2), access_to(store));
   });
   EXPECT_EQ(error_of([&] { second->explain_error("broken"); }), "no error");
   EXPECT_TRUE(second->peers().peer(0)) << "they have met";
@@ -159,7 +158,7 @@ TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
 TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
   const auto store = std::make_shared<FakeStore>();
   store->delay_ms = 400;
-  const auto monitor = Monitor::create(group_of(0, 2), access_to(store));
+  const auto monitor = watch(group_of(0, 2), access_to(store));
   const auto start = std::chrono::steady_clock::now();
   const auto text = error_of([&] { monitor->explain_error("broken"); });
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
@@ -170,8 +169,8 @@ TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
 // Their beats come late, too.
 TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
   const auto store = std::make_shared<FakeStore>();
-  const auto first = Monitor::create(group_of(0, 3, "A"), access_to(store));
-  const auto far = Monitor::create(group_of(1, 3, "B"), access_to(store));
+  const auto first = watch(group_of(0, 3, "A"), access_to(store));
+  const auto far = watch(group_of(1, 3, "B"), access_to(store));
   ASSERT_TRUE(eventually([&] { return store->has("ddpx/health/count"); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   store->delay_ms = 500;
@@ -185,12 +184,12 @@ TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
 TEST(MonitorTest, WhatARankReportsWhileTheStoreHangsIsPostedLater) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto waits = Monitor::create(group_of(1, 2), access_to(store));
+  const auto waits = watch(group_of(1, 2), access_to(store));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   const auto text = error_of([&] { waits->explain_error("broken"); });
   EXPECT_TRUE(contains(text, "rank 0 (host unknown")) << text;
   store->answer();
-  const auto late = Monitor::create(group_of(0, 2), access_to(store));
+  const auto late = watch(group_of(0, 2), access_to(store));
   ASSERT_TRUE(eventually([&] { return late->failed(); }));
   EXPECT_EQ(late->report()->failure.first_rank(), 0);
   waits->retire();
@@ -200,10 +199,10 @@ TEST(MonitorTest, WhatARankReportsWhileTheStoreHangsIsPostedLater) {
 TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitForLong) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
-  const auto waits = Monitor::create(group_of(1, 3), access_to(store));
-  const auto computes = Monitor::create(group_of(2, 3), access_to(store));
-  waits->begin_construction();
-  waits->begin_call();
+  const auto waits = watch(group_of(1, 3), access_to(store));
+  const auto computes = watch(group_of(2, 3), access_to(store));
+  waits->wrappers().begin_construction();
+  waits->wrappers().begin_call();
   std::this_thread::sleep_for(std::chrono::milliseconds(3500));
   EXPECT_FALSE(waits->failed()) << "though the store may only be slow";
   store->lose();
@@ -245,7 +244,7 @@ TEST(LeaseTest, RanksOfOneHostThatMeetInACollectiveCallMakeNoRequest) {
   Ranks ranks("AAA");
   std::this_thread::sleep_for(std::chrono::milliseconds(800));
   EXPECT_EQ(ranks.store->num_requests, 0);
-  EXPECT_TRUE(ranks[0].introduction().empty()) << "they need not meet again";
+  EXPECT_TRUE(ranks[0].state().introduction().empty()) << "they need not meet again";
 }
 
 TEST(LeaseTest, ACollectiveCallReplacesTheStartThroughTheStore) {
@@ -330,7 +329,7 @@ TEST(LeaseTest, AHostThatHasLostItsLeaseMakesNoStep) {
 TEST(LeaseTest, TheStoreMayEndAfterRankZeroHasLeft) {
   Ranks ranks("AB");
   ranks[0].leave();
-  ranks[0].await_delivery();
+  ranks.await_delivery(0);
   ranks.store->lose();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
@@ -343,7 +342,7 @@ TEST(LeaseTest, AHostThatHasLeftIsNotLost) {
   ranks[1].leave();
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   ranks[2].leave();
-  ranks[2].await_delivery();
+  ranks.await_delivery(2);
   std::this_thread::sleep_for(std::chrono::milliseconds(3000));
   EXPECT_FALSE(ranks[0].failed());
   EXPECT_EQ(error_of([&] { ranks[0].await_lease(); }), "no error");
@@ -365,21 +364,19 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");
   ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   std::thread asked([&] {
-    auto& queue = Watchdog::instance().log();
+    auto& queue = LogQueue::instance();
     while (const auto record = queue.next()) {
-      if (record->event == "stack_wanted" && record->token == ranks[1].token()) {
-        ranks[1].answer_stack_request("the stack");
-        return;
+      if (record->event == "stack_wanted" && record->token == ranks[1].state().own.token) {
+        ranks[1].page().view().stack.write("the stack");
       }
     }
   });
-  const auto stack = ranks[0].stack_of(1, std::chrono::milliseconds(5000));
-  Watchdog::instance().log().close();
+  const auto stack = request_stack(ranks[0].peers().peer(1), std::chrono::milliseconds(5000));
+  LogQueue::instance().close();
   asked.join();
-  Watchdog::instance().log().open();
   ASSERT_TRUE(stack);
   EXPECT_EQ(*stack, "the stack");
-  EXPECT_FALSE(ranks[0].stack_of(1, std::chrono::milliseconds(50)));
+  EXPECT_FALSE(request_stack(ranks[0].peers().peer(1), std::chrono::milliseconds(50)));
 }
 
 TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
@@ -440,8 +437,8 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
   std::string message;
   while (message.empty()) {
-    const auto record = Watchdog::instance().log().next();
-    if (record->event == "stalled" && record->token == ranks[0].token()) {
+    const auto record = LogQueue::instance().next();
+    if (record->event == "stalled" && record->token == ranks[0].state().own.token) {
       message = record->message;
     }
   }

@@ -118,22 +118,24 @@ TEST(LogQueueTest, AForkedChildHasItsOwn) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer takes threads of the parent for leaks of a forked child";
 #endif
-  std::thread waits([] { Watchdog::instance().log().next(); });
+  std::thread waits([] {
+    while (LogQueue::instance().next()) {
+    }
+  });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   constexpr int kRead = 42;
   const int status = status_of_child([] {
     std::thread adds([] {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      Watchdog::instance().log().add({});
+      LogQueue::instance().add({});
     });
-    const bool found = Watchdog::instance().log().next().has_value();
+    const bool found = LogQueue::instance().next().has_value();
     adds.join();
     _exit(found ? kRead : 1);
   });
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kRead) << status;
-  Watchdog::instance().log().close();
+  LogQueue::instance().close();
   waits.join();
-  Watchdog::instance().log().open();
 }
 
 }  // namespace

@@ -1,0 +1,92 @@
+#include "cause_search.h"
+
+#include <algorithm>
+
+namespace ddpx::health {
+namespace {
+
+constexpr int64_t kLeftMattersNs = 300'000'000;
+constexpr int64_t kStoreMattersNs = 500'000'000;
+
+}  // namespace
+
+std::optional<Failure> CauseSearch::find(Reason reason, int64_t since_ns) const {
+  const auto lasted_ns = now_ns() - since_ns;
+  const bool call_failed = reason >= Reason::kCallFailed;
+  auto failure = find_ended(/*also_left=*/call_failed && !state_.is_terminated());
+  if (!failure && reason == Reason::kWaits && lasted_ns > kLeftMattersNs) {
+    failure = find_left();
+  }
+  if (!failure && reason >= Reason::kAllHadTime) {
+    failure = find_silent(since_ns);
+  }
+  if (!failure && reason == Reason::kWaits && lasted_ns > kStoreMattersNs) {
+    failure = find_lost_store(StoreState::kSilent);
+  }
+  if (!failure && reason == Reason::kHasNoLease) {
+    failure = lasted_ns > state_.group.lease_ns / 3 * 2 ? state_.peers.store_lost(/*silent=*/true)
+                                                        : find_lost_store(StoreState::kEnded);
+  }
+  if (!failure && reason == Reason::kSearchIsOver) {
+    const auto first = state_.peers.peer(0);
+    failure = first && !first->local() ? find_lost_store(StoreState::kLost) : std::nullopt;
+  }
+  return failure;
+}
+
+std::optional<Failure> CauseSearch::find_declared() const {
+  const auto* table = state_.table();
+  const auto text = table == nullptr ? std::nullopt : table->declared();
+  return text ? Failure::from_text(*text) : std::nullopt;
+}
+
+std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
+  if (auto declared = find_declared()) {
+    return declared;
+  }
+  auto dead = state_.peers.find_dead(also_left);
+  // A rank may have declared a failure and ended because of it since.
+  auto declared = dead ? find_declared() : std::nullopt;
+  return declared ? declared : dead;
+}
+
+// A rank that has left may have done its part before.
+std::optional<Failure> CauseSearch::find_left() const {
+  auto left = state_.peers.find_dead(/*also_left=*/true);
+  const auto missing = state_.peers.missing(state_.activity());
+  const bool matters =
+      left && std::any_of(left->lost.begin(), left->lost.end(), [&missing](const auto& each) {
+        return std::count(missing.begin(), missing.end(), each.rank) > 0;
+      });
+  return matters ? left : std::nullopt;
+}
+
+// Silent hosts and unknown ranks.
+std::optional<Failure> CauseSearch::find_silent(int64_t since_ns) const {
+  const auto store = state_.channel->store_state();
+  const auto* table = state_.table();
+  const bool is_prompt = store == StoreState::kAnswers && table != nullptr;
+  auto silent = is_prompt ? state_.peers.find_silent(since_ns, table->read_ns) : std::nullopt;
+  return silent ? silent : state_.peers.find_unknown(/*store_answers=*/store < StoreState::kLost);
+}
+
+// Without the store, ranks cannot hear of failures of other hosts. Before all ranks are known, this
+// matters only if rank 0 is not known, and a store that is slow or stopped is no failure.
+std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
+  const auto store = state_.channel->store_state();
+  const auto* table = state_.table();
+  const auto stage = table == nullptr ? HostTable::Stage::kGathering : table->stage.load();
+  if (store < least || stage == HostTable::Stage::kOneHost ||
+      (table != nullptr && table->store_may_end)) {
+    return std::nullopt;
+  }
+  if (stage == HostTable::Stage::kManyHosts) {
+    return state_.peers.store_lost(store != StoreState::kEnded);
+  }
+  const bool first_is_unknown = state_.group.rank != 0 && !state_.peers.peer(0);
+  return first_is_unknown && store == StoreState::kEnded
+             ? state_.peers.find_unknown(/*store_answers=*/false)
+             : std::nullopt;
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,95 @@
+// What one rank knows of its process group. The parts of a monitor share it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "channel_threads.h"
+#include "log_queue.h"
+#include "page.h"
+#include "peer_table.h"
+
+namespace ddpx::health {
+
+// A process group, as its backend and its launcher describe it.
+struct WatchedGroup {
+  int rank = 0;
+  int world_size = 1;
+  std::string identity;                // see Introduction::own
+  std::function<bool()> gone;          // the process group was destroyed
+  std::function<void()> abort;         // ends waits in collective calls of the group
+  std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
+  bool same_sequence = false;          // ranks with the same calls have the same `sequence`
+  int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks
+  bool survivors_live_on = false;      // the launcher does not end survivors
+};
+
+// Owned by the monitor. The channel holds it weakly, since its threads may wait for the store for
+// longer than the group lives. Thread-safe. No method waits.
+class GroupState : public std::enable_shared_from_this<GroupState> {
+ public:
+  static std::shared_ptr<GroupState> create(WatchedGroup group, StoreAccess store);
+  ~GroupState();
+  GroupState(const GroupState&) = delete;
+  GroupState& operator=(const GroupState&) = delete;
+
+  // ---- the start -------------------------------------------------------------------------------
+
+  // The start in a collective call of the group. All ranks exchange introduction(), then the
+  // results of find_host(): 0 for ranks without a monitor. Without such a call, or before it, ranks
+  // meet through the store. For one thread.
+  std::string introduction() const;  // empty once ranks have met in this way
+  uint64_t find_host(const std::vector<std::string>& introductions);
+  void meet(const std::vector<std::string>& introductions, const std::vector<uint64_t>& hosts);
+
+  // Adds ranks that have become known to the table of peers.
+  void meet();
+
+  // ---- hosts -----------------------------------------------------------------------------------
+
+  // Null before this rank knows its host. Lives as long as this object.
+  HostTable* table() const {
+    return channel->table();
+  }
+  bool is_on_one_host() const;  // all ranks are
+  // Whether there are several hosts. One atomic load.
+  bool has_lease() const {
+    return has_lease_.load(std::memory_order_relaxed);
+  }
+  // Writes this rank's activity into the table of its host, for other hosts.
+  void publish_to_hosts();
+  // Asks other hosts for fresh states.
+  void want_states();
+
+  // ---- this rank -------------------------------------------------------------------------------
+
+  Activity activity() const {
+    return page.view().activity();
+  }
+  // Whether this process has got SIGTERM. The ranks of a job that got SIGTERM end one after the
+  // other, and no rank is to blame.
+  bool is_terminated() const {
+    return page.view().presence() == Presence::kTerminated;
+  }
+  // Logs a message about this rank or another one. ddpx/health/log.py has the level of each event.
+  void log(const char* event, std::string message, int about) const;
+
+  const WatchedGroup group;
+  OwnPage page;
+  const Introduction own;
+  PeerTable peers;
+  std::shared_ptr<ChannelThreads> channel;  // also owned by its threads
+
+ private:
+  GroupState(WatchedGroup group, uint64_t token);
+  class Probe;
+
+  std::atomic<bool> has_met_{false};  // in a collective call
+  std::atomic<bool> has_lease_{false};
+};
+
+}  // namespace ddpx::health

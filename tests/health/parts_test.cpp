@@ -1,0 +1,128 @@
+// Parts of the monitor, without threads of the watchdog.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fake_store.h"
+#include "health/awake_time.h"
+#include "health/cause_search.h"
+#include "health/declared_failure.h"
+#include "health/stall_watch.h"
+#include "health/wrappers.h"
+#include "local_ranks.h"
+
+namespace ddpx::health {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+TEST(AwakeTimeTest, TimeBeforeAStopDoesNotCount) {
+  AwakeTime awake;
+  awake.look(10 * kSecond);
+  awake.look(11 * kSecond);
+  EXPECT_EQ(awake.since_ns(), 10 * kSecond);
+  EXPECT_EQ(awake.lasted_ns(5 * kSecond, 11 * kSecond), kSecond);
+  awake.look(13 * kSecond);
+  EXPECT_EQ(awake.lasted_ns(5 * kSecond, 14 * kSecond), kSecond);
+  EXPECT_EQ(awake.lasted_ns(15 * kSecond, 14 * kSecond), 0);
+}
+
+TEST(DeclaredFailureTest, TheFirstFailureOfAHostStands) {
+  OwnPage page(1, 2);
+  auto& host = *page.host();
+  DeclaredFailure first;
+  DeclaredFailure second;
+  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host, 0));
+  EXPECT_FALSE(first.set({FailureKind::kMismatch, {}, "two"}, &host, 0));
+  EXPECT_FALSE(second.exists());
+  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host, 1));
+  EXPECT_EQ(first.get()->how, "one");
+  EXPECT_EQ(second.get()->how, "one");
+}
+
+TEST(WrappersTest, OnlyParamsOfALongBackwardAreMissing) {
+  OwnPage page(1, 2);
+  Wrappers wrappers(page);
+  wrappers.set_missing_params(3, [] { return std::vector<std::string>{"a", "b"}; });
+  const Activity recent{Doing::kBackward, 3, 0, 0, now_ns()};
+  const Activity late{Doing::kBackward, 3, 0, 0, now_ns() - 2 * kSecond};
+  const Activity other{Doing::kBackward, 4, 0, 0, now_ns() - 2 * kSecond};
+  EXPECT_EQ(wrappers.describe_missing(recent), "");
+  EXPECT_EQ(wrappers.describe_missing(late), "without gradients yet for 'a', 'b'");
+  EXPECT_EQ(wrappers.describe_missing(other), "");
+}
+
+// Two ranks of one host that have met.
+struct TwoRanks {
+  TwoRanks() {
+    const auto store = std::make_shared<FakeStore>();
+    for (const int rank : {0, 1}) {
+      states.push_back(GroupState::create(group_of(rank, 2), access_to(store)));
+    }
+    meet(states);
+  }
+  GroupState& operator[](std::size_t rank) {
+    return *states[rank];
+  }
+
+  std::vector<std::shared_ptr<GroupState>> states;
+};
+
+TEST(CauseSearchTest, ARankThatHasLeftMattersIfItIsMissing) {
+  TwoRanks ranks;
+  const CauseSearch causes(ranks[0]);
+  ranks[1].page.leave();
+  ranks[0].page.note({.doing = Doing::kWaiting, .step = 3});
+  EXPECT_FALSE(causes.find(Reason::kWatches, 0));
+  EXPECT_FALSE(causes.find(Reason::kHasNoLease, now_ns()));
+  EXPECT_FALSE(causes.find(Reason::kWaits, now_ns()));
+  const auto left = causes.find(Reason::kWaits, now_ns() - kSecond);
+  ASSERT_TRUE(left);
+  EXPECT_EQ(left->kind, FailureKind::kLeft);
+  ranks[1].page.note({.doing = Doing::kOutside, .step = 4});  // it has done its part
+  EXPECT_FALSE(causes.find(Reason::kWaits, now_ns() - kSecond));
+  EXPECT_TRUE(causes.find(Reason::kCallFailed, now_ns()));
+  ranks[0].page.mark_terminated();
+  EXPECT_FALSE(causes.find(Reason::kCallFailed, now_ns()));
+}
+
+TEST(CauseSearchTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
+  TwoRanks ranks;
+  const CauseSearch causes(ranks[0]);
+  ranks[1].page.fail("ValueError: no", /*blames_peer=*/false);
+  const auto failing = causes.find(Reason::kWatches, 0);
+  ASSERT_TRUE(failing);
+  EXPECT_EQ(failing->first_rank(), 1);
+  const Failure declared{FailureKind::kMismatch, {}, "declared"};
+  ranks[1].table()->declare(1, declared.to_text(), now_ns());
+  EXPECT_EQ(causes.find(Reason::kWatches, 0)->how, "declared");
+}
+
+TEST(CauseSearchTest, AnUnknownRankMattersAfterAllHadTime) {
+  const auto store = std::make_shared<FakeStore>();
+  const auto state = GroupState::create(group_of(0, 2), access_to(store));
+  const CauseSearch causes(*state);
+  EXPECT_FALSE(causes.find(Reason::kCallFailed, now_ns()));
+  const auto unknown = causes.find(Reason::kAllHadTime, now_ns());
+  ASSERT_TRUE(unknown);
+  EXPECT_EQ(unknown->first_rank(), 1);
+}
+
+TEST(StallWatchTest, AWaitFailsBecauseOfMissingRanksOrOfTheCommunication) {
+  TwoRanks ranks;
+  const StallWatch stalls(ranks[0]);
+  const Activity own{Doing::kWaiting, 0, 0, 3, 0};
+  const auto late = stalls.find_stall(own, kSecond, {1});
+  ASSERT_TRUE(late);
+  EXPECT_EQ(late->first_rank(), 1);
+  EXPECT_EQ(late->lost.front().what, "has not come for 1.00 s");
+  const auto nobody = stalls.find_stall(own, kSecond, {});
+  ASSERT_TRUE(nobody);
+  EXPECT_TRUE(contains(nobody->how, "the communication has taken 1.00 s so far")) << nobody->how;
+  EXPECT_FALSE(stalls.find_stall({Doing::kHook, 0, 0, 3, 0}, kSecond, {}));
+}
+
+}  // namespace
+}  // namespace ddpx::health
