@@ -118,6 +118,7 @@ def _run(name: str, contender: str) -> Sight:
         train,
         case,
         wrap,
+        True,  # whole_stall
         backend=backend,
         identities=case.identities,
         environment=case.environment,

@@ -21,6 +21,7 @@ from fault_ranks import (
     mark,
     stop_for,
     text_of,
+    was_announced,
 )
 from torch import nn
 
@@ -96,6 +97,12 @@ class Case:
             return {"DDPX_STALL_ERROR": str(RAISE_S)}
         return {"DDPX_STALL_WARN": "0.5"} if self.fault == "stall" else {}
 
+    def is_warning(self, text: str) -> bool:
+        """Whether a message warns of the victim in the step of its fault."""
+        # The machine may delay the victim in another step, too.
+        in_step = self.at_construction or f" s in step {STEP}, phase " in text
+        return in_step and f"missing: rank {self.victim_rank}, " in text
+
     def __str__(self) -> str:
         return "-".join(str(value).replace(" ", "_") for value in vars(self).values())
 
@@ -146,9 +153,10 @@ class _Layers(nn.Module):
 class _Training:
     """The training of one rank. The victim fails when it reaches the place of its fault."""
 
-    def __init__(self, case: Case, wrap: Callable[..., nn.Module]) -> None:
+    def __init__(self, case: Case, wrap: Callable[..., nn.Module], whole_stall: bool) -> None:
         self.case = case
         self.wrap = wrap
+        self.whole_stall = whole_stall
         self.is_victim = dist.get_rank() == case.victim_rank
         self.step = 0
         self.happened = False
@@ -172,6 +180,16 @@ class _Training:
             mark("awake")
         else:
             crash(fault)
+
+    def _stall(self) -> None:
+        others = set(range(dist.get_world_size())) - {dist.get_rank()}
+        end = time.monotonic() + STALL_S
+        while self.whole_stall or not all(was_announced(_reported(rank)) for rank in others):
+            if time.monotonic() > end:
+                return
+            time.sleep(0.01)
+        if self.case.raises:
+            time.sleep(0.5)  # this rank hears of the failure; its calls might still succeed
 
     def run(self) -> None:
         dist.barrier()  # a death in the middle of init_process_group() is not a case for ddpx
@@ -257,13 +275,21 @@ class _Training:
         return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size())
 
 
+def _reported(rank: int) -> str:
+    return f"rank {rank} has reported the victim"
+
+
 class _Collected(logging.Handler):
-    def __init__(self) -> None:
+    def __init__(self, case: Case) -> None:
         super().__init__()
+        self.case = case
         self.records: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.records.append((getattr(record, "event", ""), record.getMessage()))
+        event, text = getattr(record, "event", ""), record.getMessage()
+        self.records.append((event, text))
+        if event == "stalled" and self.case.is_warning(text):
+            announce(_reported(dist.get_rank()))
 
     def await_end_of_stall(self) -> None:
         """Waits until the health monitor has seen the end of the stall, and the log thread has
@@ -277,13 +303,21 @@ class _Collected(logging.Handler):
         return events[-1:] == ["stalled"]
 
 
-def train(case: Case, wrap: Callable[..., nn.Module] = ReducerDDP) -> Report:
-    """Runs on every rank, with ddpx or, for comparison, with torch's DDP as ``wrap``."""
-    collected = _Collected()
+def train(
+    case: Case, wrap: Callable[..., nn.Module] = ReducerDDP, whole_stall: bool = False
+) -> Report:
+    """Runs on every rank.
+
+    Args:
+        wrap: ddpx or, for comparison, torch's DDP.
+        whole_stall: A stall lasts for ``STALL_S``. Otherwise it ends early, when all other ranks
+            have warned of the victim or raised.
+    """
+    collected = _Collected(case)
     logger = logging.getLogger("ddpx.health")
     logger.addHandler(collected)
     logger.setLevel(logging.INFO)
-    training = _Training(case, wrap)
+    training = _Training(case, wrap, whole_stall)
     error: BaseException | None = None
     try:
         training.run()
@@ -291,6 +325,7 @@ def train(case: Case, wrap: Callable[..., nn.Module] = ReducerDDP) -> Report:
         if training.is_victim and "no such sample" in str(raised):
             raise
         error = raised
+        announce(_reported(dist.get_rank()))
     at_s = time.monotonic()
     if training.trouble.ident is not None:
         training.trouble.join()  # the thread may not have recorded its wake-up yet

@@ -77,8 +77,12 @@ def announce(name: str) -> None:
     (_directory / name).touch()
 
 
+def was_announced(name: str) -> bool:
+    return (_directory / name).exists()
+
+
 def await_announcement(name: str) -> None:
-    await_that((_directory / name).exists, f"nobody announced {name}")
+    await_that(lambda: was_announced(name), f"nobody announced {name}")
 
 
 def await_that(condition: Callable[[], bool], otherwise: str) -> None:

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_scripts import ForkServer, Job
 from free_port import free_port
 
 SCRIPT = Path(__file__).parent / "fault_script.py"
@@ -19,6 +21,8 @@ DEADLINE_S = 5.0
 _LIMIT_S = 120.0  # a busy machine takes seconds to import torch
 WORLD_SIZE = 3
 pytestmark = pytest.mark.timeout(240)
+
+Launch = Callable[..., Job]
 
 
 def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -32,34 +36,31 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _launch(
-    fault: str, victim: int, transport: str, world_size: int = WORLD_SIZE
-) -> list[subprocess.Popen[str]]:
-    port = free_port()
-    command = [sys.executable, str(SCRIPT), fault, str(victim), transport]
-    return [
-        subprocess.Popen(
-            command,
-            env=_environment(rank, world_size, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer(_environment(0, 1, 0)) as server:
+        yield server
+
+
+@pytest.fixture
+def launch(server: ForkServer, tmp_path: Path) -> Launch:
+    """``launch(fault, victim, transport)`` starts the script on all ranks."""
+
+    def start(fault: str, victim: int, transport: str, world_size: int = WORLD_SIZE) -> Job:
+        port = free_port()
+        return server.start(
+            tmp_path,
+            [str(SCRIPT), fault, str(victim), transport],
+            [_environment(rank, world_size, port) for rank in range(world_size)],
         )
-        for rank in range(world_size)
-    ]
+
+    return start
 
 
-def _stderrs(processes: list[subprocess.Popen[str]]) -> list[str]:
-    deadline = time.monotonic() + _LIMIT_S
-    try:
-        return [
-            process.communicate(timeout=max(0.1, deadline - time.monotonic()))[1]
-            for process in processes
-        ]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
+def _stderrs(job: Job) -> list[str]:
+    """Waits for the end of all ranks."""
+    job.wait(limit_s=_LIMIT_S)
+    return [job.stderr(rank) for rank in job.ranks]
 
 
 def _time_of(name: str, text: str) -> float:
@@ -103,27 +104,27 @@ def _check_survivors(errors: list[str], victim: int, what: str) -> None:
     ],
 )
 def test_survivors_of_plain_processes(
-    fault: str, victim: int, transport: str, exit_code: int, what: str
+    launch: Launch, fault: str, victim: int, transport: str, exit_code: int, what: str
 ) -> None:
-    processes = _launch(fault, victim, transport)
-    errors = _stderrs(processes)
-    assert processes[victim].returncode == exit_code, errors[victim]
+    job = launch(fault, victim, transport)
+    errors = _stderrs(job)
+    assert job.exit_code(victim) == exit_code, errors[victim]
     if fault == "leave early":
         return _check_left(errors, victim)
     _check_survivors(errors, victim, what)
-    for rank, process in enumerate(processes):
+    for rank, code in enumerate(job.exit_codes()):
         if rank != victim:
-            assert process.returncode == 1 or _torch_aborted(process, errors[rank]), errors[rank]
+            assert code == 1 or _torch_aborted(code, errors[rank]), errors[rank]
 
 
-def _torch_aborted(process: subprocess.Popen[str], error: str) -> bool:
+def _torch_aborted(exit_code: int | None, error: str) -> bool:
     """Whether a thread of gloo released a tensor while the interpreter was ending.
 
     Any script that ends without destroying its group may get this error, with torch's DDP as well:
     see pytorch/pytorch, issue 190489 and pull request 179291.
     """
     text = "terminate called without an active exception"
-    return process.returncode == -signal.SIGABRT and text in error
+    return exit_code == -signal.SIGABRT and text in error
 
 
 def _check_left(errors: list[str], victim: int) -> None:
@@ -143,13 +144,14 @@ def _check_left(errors: list[str], victim: int) -> None:
     ],
 )
 def test_survivors_hear_why_a_rank_has_wrapped_no_model(
-    fault: str, victim: int, transport: str, cause: str
+    launch: Launch, fault: str, victim: int, transport: str, cause: str
 ) -> None:
-    processes = _launch(fault, victim, transport)
-    errors = _stderrs(processes)
+    job = launch(fault, victim, transport)
+    errors = _stderrs(job)
     since = _time_of("FAULT", errors[victim])
     for rank, text in enumerate(errors):
-        assert processes[rank].returncode == 1 or _torch_aborted(processes[rank], text), text
+        exit_code = job.exit_code(rank)
+        assert exit_code == 1 or _torch_aborted(exit_code, text), text
         if rank != victim:
             assert (
                 f"ddpx.RankFailure: [ddpx rank {rank}, phase construction] rank {victim} (host "
@@ -160,10 +162,10 @@ def test_survivors_hear_why_a_rank_has_wrapped_no_model(
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_survivors_that_wrap_later_hear_it_too(world_size: int) -> None:
+def test_survivors_that_wrap_later_hear_it_too(launch: Launch, world_size: int) -> None:
     """Ranks that wrap later read the report from the store of rank 0."""
     victim = world_size - 1
-    errors = _stderrs(_launch("late peers", victim, "gloo", world_size))
+    errors = _stderrs(launch("late peers", victim, "gloo", world_size))
     for rank in range(victim):
         assert f"ddpx.RankFailure: [ddpx rank {rank}, " in errors[rank], errors[rank]
         assert "(ValueError: no such sample)" in errors[rank], errors[rank]
@@ -185,10 +187,10 @@ def test_an_exception_of_no_rank_is_printed_as_ever() -> None:
 
 
 @pytest.mark.parametrize("fault", ["thread", "logged"])
-def test_an_exception_that_is_only_printed_ends_nothing(fault: str) -> None:
-    processes = _launch(fault, 1, "gloo")
-    errors = _stderrs(processes)
-    assert [process.returncode for process in processes] == [0] * WORLD_SIZE, errors
+def test_an_exception_that_is_only_printed_ends_nothing(launch: Launch, fault: str) -> None:
+    job = launch(fault, 1, "gloo")
+    errors = _stderrs(job)
+    assert job.exit_codes() == [0] * WORLD_SIZE, errors
     assert not any("RankFailure" in text for text in errors), errors
 
 
@@ -221,25 +223,24 @@ def test_torchrun_ends_survivors_at_once_and_they_still_report(victim: int, faul
     assert re.search(rf"rank {victim} \(host [^)]+\) {ends[fault]}", done.stderr), done.stderr
 
 
-def test_a_job_that_is_told_to_end_blames_nobody() -> None:
-    processes = _launch("none", 1, "gloo")
-    assert processes[1].stderr is not None
-    assert any("FAULT" in line for line in processes[1].stderr)  # the process reads up to that line
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
+def test_a_job_that_is_told_to_end_blames_nobody(launch: Launch) -> None:
+    job = launch("none", 1, "gloo")
+    job.wait_for("FAULT", rank=1, limit_s=_LIMIT_S)
+    for rank in job.ranks:
+        job.send_signal(rank, signal.SIGTERM)
         time.sleep(0.02)  # as with a launcher that has to inform many processes
-    errors = _stderrs(processes)
+    errors = _stderrs(job)
     assert not any("Rank" in text for text in errors), errors
-    assert [process.returncode for process in processes] == [-signal.SIGTERM] * WORLD_SIZE
+    assert job.exit_codes() == [-signal.SIGTERM] * WORLD_SIZE
 
 
-def test_a_survivor_that_gets_sigterm_reports_and_dies_of_it() -> None:
-    processes = _launch("kill", 1, "gloo")
-    processes[1].wait(_LIMIT_S)
+def test_a_survivor_that_gets_sigterm_reports_and_dies_of_it(launch: Launch) -> None:
+    job = launch("kill", 1, "gloo")
+    job.wait(1, limit_s=_LIMIT_S)
     for rank in (0, 2):
-        processes[rank].send_signal(signal.SIGTERM)
-    errors = _stderrs(processes)
+        job.send_signal(rank, signal.SIGTERM)
+    errors = _stderrs(job)
     for rank in (0, 2):
         assert f"ddpx.RankFailure: [ddpx rank {rank}, " in errors[rank], errors[rank]
         assert "rank 1 (host " in errors[rank], errors[rank]
-        assert processes[rank].returncode in (-signal.SIGTERM, 1)
+        assert job.exit_code(rank) in (-signal.SIGTERM, 1)

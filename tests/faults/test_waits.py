@@ -143,16 +143,20 @@ def _limit_the_group(model: nn.Module) -> None:
     backend.set_timeout(timedelta(seconds=GROUP_TIMEOUT_S))
 
 
-def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
-    """One rank arrives long after the group's own timeout has ended the calls of the others."""
+def _outlast_the_group(late: int) -> tuple[str, str]:
+    """One rank arrives after the group's own timeout has ended the calls of the others."""
     model = ReducerDDP(nn.Linear(4, 4))
     try:
         for step in range(3):
             if step == 2:
                 _limit_the_group(model)
-                time.sleep((GROUP_TIMEOUT_S + by_s) * (dist.get_rank() == late))
+                if dist.get_rank() == late:
+                    for rank in set(range(dist.get_world_size())) - {late}:
+                        await_announcement(f"rank {rank} has raised")
+                    _await_failure(model)
             model(torch.ones(2, 4)).sum().backward()
     except RuntimeError as error:
+        announce(f"rank {dist.get_rank()} has raised")
         return type(error).__name__, text_of(error)
     return "", ""
 
@@ -161,14 +165,7 @@ def _outlast_the_group(late: int, by_s: float) -> tuple[str, str]:
 @pytest.mark.parametrize(("transport", "hosts"), [("gloo", ""), ("gloo", "AAB"), ("shm", "")])
 @again_if_held_up  # a rank that was stopped shortly before a timeout may report another cause
 def test_the_end_of_the_groups_own_patience(transport: str, hosts: str, late: int) -> None:
-    endings = run(
-        3,
-        _outlast_the_group,
-        late,
-        6.0 if hosts else 4.0,  # ranks ask other hosts for some seconds
-        backend=transport,
-        identities=hosts,
-    )
+    endings = run(3, _outlast_the_group, late, backend=transport, identities=hosts)
     for rank, ending in enumerate(endings):
         kind, text = ending.value
         assert kind == "RankStalled", text

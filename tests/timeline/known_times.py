@@ -1,4 +1,8 @@
-"""A model and a backend that take known times, and record the actual times."""
+"""A model and a backend that take known times, and record the actual times.
+
+Each recorded event lies between two instants of this module, in the order of the program. So the
+distance of two instants is the tolerance of a recorded time, however busy the machine is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import Work, _create_work_from_future
 from torch.futures import Future
 
 from ddpx import _C
@@ -67,6 +71,37 @@ def slow_model(times: Sequence[tuple[float, float]], numel: int = 1000) -> nn.Se
     return nn.Sequential(*(SlowLayer(i, numel, *each) for i, each in enumerate(times)))
 
 
+def timed_step(model: nn.Module) -> None:
+    """Runs forward and backward of a wrapped slow model."""
+    inputs = torch.ones(1, requires_grad=True) * 1
+    inputs.register_hook(lambda grad: _now("backward reaches the input"))
+    _now("forward is called")
+    output = model(inputs)
+    _now("forward returns")
+    loss = output.sum()
+    _now("backward is called")
+    loss.backward()
+    _now("backward returns")
+
+
+class _DelayedWork(Work):
+    """An all-reduce of ``DelayedGroup``."""
+
+    def __init__(self, number: int, future: Future[list[torch.Tensor]]) -> None:
+        super().__init__()
+        self._number = number
+        self._future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        _now(f"wait {self._number} begins")
+        self._future.wait()
+        _now(f"wait {self._number} ends")
+        return True
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        return self._future
+
+
 class DelayedGroup(dist.ProcessGroup):
     """A group of rank 0 of two, whose all-reduces end a given number of seconds after their
     launch.
@@ -78,10 +113,16 @@ class DelayedGroup(dist.ProcessGroup):
         super().__init__(0, 2)
         self._delays = list(delays)
         self._num_launched = 0
+        self._threads: list[threading.Thread] = []
 
     def restart(self) -> None:
         """Gives the next all-reduce the first delay."""
         self._num_launched = 0
+
+    def join(self) -> None:
+        """Waits until all launched all-reduces have set their instants."""
+        while self._threads:
+            self._threads.pop().join()
 
     def getBackendName(self) -> str:
         return "delayed"
@@ -95,11 +136,13 @@ class DelayedGroup(dist.ProcessGroup):
         def end() -> None:
             time.sleep(self._delays[number])
             _now(f"all-reduce {number} ends")
-            future.set_result(tensors)
+            future.set_result(tensors)  # runs the callbacks that record the end
+            _now(f"all-reduce {number} has told its end")
 
-        threading.Thread(target=end, daemon=True).start()
+        self._threads.append(threading.Thread(target=end, daemon=True))
+        self._threads[-1].start()
         _now(f"all-reduce {number} is on its way")
-        return _create_work_from_future(future)
+        return _DelayedWork(number, future)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         return self._done(tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -47,7 +48,12 @@ def error_of(action: Callable[[], Any]) -> tuple[str, float]:
 
 
 def run_mortal(
-    world_size: int, function: Function, *args: Any, identities: str = "", timeout_s: float = 60.0
+    world_size: int,
+    function: Function,
+    *args: Any,
+    identities: str = "",
+    timeout_s: float = 60.0,
+    stay: bool = False,
 ) -> list[Outcome]:
     """Runs ``function(*args)`` on new ranks with a ``shm`` group. All ranks must end, dead or
     alive.
@@ -56,34 +62,38 @@ def run_mortal(
         identities: A letter per rank. Ranks with different letters share no memory. Default: all
             ranks share memory.
         timeout_s: The timeout of the group.
+        stay: A rank that has returned stays alive until all ranks have returned or died.
     """
     context = forking_context()
     with tempfile.TemporaryDirectory(prefix="ddpx-mortal-") as directory:
-        ours: dict[int, Connection] = {}
+        connections: dict[int, Connection] = {}
         processes = []
         for rank in range(world_size):
-            receiver, sender = context.Pipe(duplex=False)
-            setting = (rank, world_size, os.path.join(directory, "store"), identities, timeout_s)
+            connection, theirs = context.Pipe()
+            store = os.path.join(directory, "store")
+            setting = (rank, world_size, store, identities, timeout_s, stay)
             process = context.Process(
                 target=_serve,
-                args=(sender, setting, list(sys.path), dict(os.environ), function, args),
+                args=(theirs, setting, list(sys.path), dict(os.environ), function, args),
                 daemon=True,
             )
             process.start()
-            sender.close()
-            ours[rank] = receiver
+            theirs.close()
+            connections[rank] = connection
             processes.append(process)
         values: dict[int, Any] = {}
         deadline = time.monotonic() + 90
-        open_ends = {connection: rank for rank, connection in ours.items()}
+        open_ends = {connection: rank for rank, connection in connections.items()}
         while open_ends and time.monotonic() < deadline:
             for connection in wait(list(open_ends), 1.0):
                 assert isinstance(connection, Connection)
                 rank = open_ends.pop(connection)
                 try:
                     values[rank] = connection.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     values[rank] = None
+        for connection in connections.values():
+            connection.close()  # ranks that stay end
         for process in processes:
             process.join(10)
             if process.is_alive():
@@ -94,14 +104,14 @@ def run_mortal(
 
 
 def _serve(
-    sender: Connection,
-    setting: tuple[int, int, str, str, float],
+    connection: Connection,
+    setting: tuple[int, int, str, str, float, bool],
     path: list[str],
     environment: dict[str, str],
     function: Function,
     args: tuple[Any, ...],
 ) -> None:
-    rank, world_size, store, identities, timeout_s = setting
+    rank, world_size, store, identities, timeout_s, stay = setting
     sys.path[:] = path
     os.environ.update(environment)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -118,9 +128,12 @@ def _serve(
         timeout=timedelta(seconds=timeout_s),
     )
     try:
-        sender.send(function(*args))
+        connection.send(function(*args))
     except BaseException:
-        sender.send(traceback.format_exc())
+        connection.send(traceback.format_exc())
         os._exit(1)
+    if stay:
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            connection.recv()
     # The group is not destroyed, as in a script that raises. Nothing may hang then.
     os._exit(0)

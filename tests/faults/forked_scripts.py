@@ -1,0 +1,179 @@
+"""Runs a script as the ranks of a job, in forks of a process that has imported ddpx.
+
+A plain process would need seconds for the import. A fork runs the script as its main program:
+uncaught exceptions, the end of the interpreter and the exit code are those of a plain process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.02
+
+
+class Job:
+    """The ranks of one job, which a ``ForkServer`` has started. Each writes into its own files."""
+
+    def __init__(self, folder: Path, num_ranks: int) -> None:
+        self._folder = folder
+        self.ranks = range(num_ranks)
+
+    def stderr(self, rank: int) -> str:
+        """What the rank has written so far."""
+        return self._read(rank, "stderr")
+
+    def exit_code(self, rank: int) -> int | None:
+        """None while the rank runs. Negative after a signal."""
+        text = self._read(rank, "exit_code")
+        return int(text) if text else None
+
+    def exit_codes(self) -> list[int | None]:
+        return [self.exit_code(rank) for rank in self.ranks]
+
+    def send_signal(self, rank: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # the rank has ended
+            os.kill(int(self._read(rank, "pid")), number)
+
+    def wait(self, *ranks: int, limit_s: float) -> None:
+        """Waits until these ranks have ended, or all ranks. Then kills those that still run."""
+        deadline = time.monotonic() + limit_s
+        awaited = ranks or self.ranks
+        while any(self.exit_code(rank) is None for rank in awaited):
+            if time.monotonic() > deadline:
+                self._kill()
+                raise AssertionError([self.stderr(rank) for rank in self.ranks])
+            time.sleep(_POLL_S)
+
+    def wait_for(self, text: str, rank: int, limit_s: float) -> None:
+        """Waits until the rank has written the text."""
+        deadline = time.monotonic() + limit_s
+        while text not in self.stderr(rank):
+            assert time.monotonic() < deadline, self.stderr(rank)
+            time.sleep(_POLL_S)
+
+    def _kill(self) -> None:
+        for rank in self.ranks:
+            if self._read(rank, "pid") and self.exit_code(rank) is None:
+                self.send_signal(rank, signal.SIGKILL)
+
+    def _read(self, rank: int, what: str) -> str:
+        path = self._folder / f"rank{rank}.{what}"
+        return path.read_text() if path.exists() else ""
+
+
+class ForkServer:
+    """A process that has imported ddpx, and its forks. A context manager."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, env=environment, text=True
+        )
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def start(
+        self, folder: Path, words: Sequence[str], environments: Sequence[Mapping[str, str]]
+    ) -> Job:
+        """Starts a script as the ranks of a job.
+
+        Args:
+            folder: An empty folder for the output of the ranks.
+            words: The script and its arguments.
+            environments: The variables of each rank.
+        """
+        assert self._process.stdin is not None
+        request = {"folder": str(folder), "words": list(words), "environments": environments}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return Job(folder, len(environments))
+
+
+# ---- in the server -------------------------------------------------------------------------------
+
+
+def _next_rank() -> dict[str, Any]:
+    """Serves requests. Returns in each fork that is to become a rank, with its part of the job."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks that watch a job
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _start_ranks(json.loads(line))
+    os._exit(0)
+
+
+def _start_ranks(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns in the forks. This process watches the forks, and ends when all have ended."""
+    pids = []
+    for rank, variables in enumerate(request["environments"]):
+        prefix = f"{request['folder']}/rank{rank}"
+        pid = os.fork()
+        if pid == 0:
+            return {"prefix": prefix, "words": request["words"], "variables": variables}
+        _write(f"{prefix}.pid", pid)
+        pids.append((pid, prefix))
+    _watch(pids)
+    os._exit(0)
+
+
+def _watch(ranks: list[tuple[int, str]]) -> None:
+    """Writes the exit codes. Reaps no rank, so that other ranks can read how the rank ended."""
+    poll = select.poll()
+    running = {os.pidfd_open(pid): prefix for pid, prefix in ranks}
+    for descriptor in running:
+        poll.register(descriptor, select.POLLIN)
+    while running:
+        for descriptor, _ in poll.poll():
+            end = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)
+            assert end is not None
+            exited = end.si_code == os.CLD_EXITED
+            _write(
+                f"{running.pop(descriptor)}.exit_code", end.si_status if exited else -end.si_status
+            )
+            poll.unregister(descriptor)
+
+
+def _write(path: str, number: int) -> None:
+    """Writes a number at once, as readers do not wait for the end of a write."""
+    Path(f"{path}.new").write_text(str(number))
+    Path(f"{path}.new").rename(path)
+
+
+def _become(rank: dict[str, Any]) -> None:
+    paths = (os.devnull, f"{rank['prefix']}.stdout", f"{rank['prefix']}.stderr")
+    for descriptor, path in enumerate(paths):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(rank["variables"])
+    sys.argv = rank["words"]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+
+
+if __name__ == "__main__":
+    # The first wrapper would import the second module.
+    import torch._dynamo  # noqa: F401
+
+    import ddpx  # noqa: F401
+
+    _become(_next_rank())
+    # Outside of any function, so that an uncaught exception ends the interpreter.
+    script = sys.argv[0]
+    names = {"__name__": "__main__", "__file__": script}
+    exec(compile(Path(script).read_text(), script, "exec"), names)
