@@ -7,6 +7,7 @@ uncaught exceptions, the end of the interpreter and the exit code are those of a
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -172,6 +173,7 @@ if __name__ == "__main__":
 
     import ddpx  # noqa: F401
 
+    gc.freeze()  # the end of a fork need not look through these objects, which takes a second
     _become(_next_rank())
     # Outside of any function, so that an uncaught exception ends the interpreter.
     script = sys.argv[0]
