@@ -73,6 +73,14 @@ inline void meet(const std::vector<std::shared_ptr<GroupState>>& ranks) {
   }
 }
 
+inline void meet(const std::vector<std::shared_ptr<Monitor>>& monitors) {
+  std::vector<std::shared_ptr<GroupState>> states;
+  for (const auto& monitor : monitors) {
+    states.push_back(monitor->state().shared_from_this());
+  }
+  meet(states);
+}
+
 enum class Start { kTogether, kThroughStore };
 
 // A group whose ranks live in this process. Ranks with different letters are on different hosts.
@@ -112,11 +120,7 @@ class Ranks {
   }
 
   void meet() {
-    std::vector<std::shared_ptr<GroupState>> states;
-    for (const auto& monitor : monitors_) {
-      states.push_back(monitor->state().shared_from_this());
-    }
-    health::meet(states);
+    health::meet(monitors_);
   }
   Monitor& operator[](std::size_t rank) {
     return *monitors_[rank];
