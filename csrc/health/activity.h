@@ -38,14 +38,14 @@ bool is_about_a_bucket(Doing doing);
 constexpr uint32_t kFirstOther = uint32_t{1} << 31;
 constexpr uint32_t kUnnumbered = UINT32_MAX - 1;  // has launched nothing yet
 
-// The same number in one byte. Numbers of each kind repeat after kNumModels.
-constexpr uint8_t kNumModels = 126;
-constexpr uint8_t kOtherModels = 128;  // from here on
+// The same number in one byte: below kNumModels for wrappers that all ranks constructed together.
+// Numbers of each kind repeat after kNumModels.
+constexpr uint8_t kNumModels = 127;
 constexpr uint8_t kNotNumbered = 254;
 constexpr uint8_t kNoModel = 255;  // a wrapper under construction
 
 constexpr uint8_t model_of(uint32_t wrapper) {
-  const auto first = wrapper < kFirstOther ? uint8_t{0} : kOtherModels;
+  const uint32_t first = wrapper < kFirstOther ? 0 : kNumModels;
   return wrapper == kUnnumbered ? kNotNumbered : static_cast<uint8_t>(first + wrapper % kNumModels);
 }
 

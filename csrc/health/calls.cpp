@@ -206,7 +206,7 @@ std::string describe_mismatch(const CallsByRank& ranks) {
   std::ostringstream out;
   out << difference_in_words(ranks) << ": ranks made different collective calls in step "
       << ours.step;
-  if (model > 0 && model < kOtherModels) {
+  if (model > 0 && model < kNumModels) {
     out << " of wrapper " << model;
   }
   out << ", or before it.";

@@ -46,7 +46,7 @@ struct StepCalls {
 // The last steps of a rank, in memory that processes share: the last 15 steps, and the last 15 of
 // each 16 and of each 256 steps. Ranks of a host compare the steps that they take at the same time.
 // Hosts hear of each other only every second, and so have steps in common at any speed. Zeroed at
-// first. One thread writes, any thread of any process reads.
+// first. Threads that publish steps of a wrapper take turns; any thread of any process reads.
 class RecentSteps {
  public:
   void publish(const StepCalls& calls);

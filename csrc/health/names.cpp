@@ -47,7 +47,7 @@ std::string BucketNames::describe(const Activity& activity) const {
   out << "step " << activity.step << ", phase " << to_string(activity.doing);
   if (activity.model == kNotNumbered) {
     out << " of a wrapper that has not communicated yet";
-  } else if (activity.model >= kOtherModels) {
+  } else if (activity.model >= kNumModels) {
     out << " of a copied wrapper, or one made without init_sync";
   } else if (activity.model > 0) {
     out << " of wrapper " << int{activity.model};

@@ -50,10 +50,7 @@ std::optional<End> end_of(const Peer& peer) {
 }  // namespace
 
 PeerTable::PeerTable(int rank, int world_size)
-    : rank_(rank),
-      peers_(static_cast<std::size_t>(world_size)),
-      with_page_(std::make_shared<Peers>()),
-      num_unknown_(peers_.size() - 1) {}
+    : rank_(rank), peers_(static_cast<std::size_t>(world_size)) {}
 
 void PeerTable::meet(const std::shared_ptr<HostTable>& host, const ProcessId& self) {
   if (all_are_known()) {
@@ -78,7 +75,6 @@ void PeerTable::add(std::shared_ptr<Peer> peer) {
   if (place) {
     return;  // another thread was quicker
   }
-  --num_unknown_;
   if (peer->page() != nullptr) {
     auto with_page = std::make_shared<Peers>(*with_page_);
     with_page->push_back(peer);
@@ -109,7 +105,7 @@ std::shared_ptr<const PeerTable::Peers> PeerTable::with_page() const {
 
 bool PeerTable::all_are_known() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return num_unknown_ == 0;
+  return std::count(peers_.begin(), peers_.end(), nullptr) == 1;  // this rank
 }
 
 std::shared_ptr<Peer> PeerTable::peer(int rank) const {

@@ -41,10 +41,7 @@ class PeerTable {
   void name_ranks(RankNames names);
   RankNames rank_names() const;
 
-  BucketNames& names() {
-    return names_;
-  }
-  const BucketNames& names() const {
+  BucketNames& names() const {
     return names_;
   }
 
@@ -78,10 +75,9 @@ class PeerTable {
   const int rank_;
   mutable std::mutex mutex_;  // guards the following
   Peers peers_;
-  std::shared_ptr<const Peers> with_page_;
-  std::size_t num_unknown_;
+  std::shared_ptr<const Peers> with_page_ = std::make_shared<Peers>();
   RankNames rank_names_;
-  BucketNames names_;
+  mutable BucketNames names_;  // needs no lock
 };
 
 }  // namespace ddpx::health
