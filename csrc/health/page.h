@@ -10,8 +10,8 @@
 
 #include "../shm/memory.h"
 #include "activity.h"
-#include "calls.h"
 #include "host_table.h"
+#include "recent_steps.h"
 #include "shared_text.h"
 
 namespace ddpx::health {
