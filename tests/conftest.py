@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import late_device
 import plain_timeout
@@ -15,6 +16,13 @@ from ddpx.testing import RankPool
 # torch's stores ask name servers for the name of each client, including 127.0.0.1, and wait for the
 # answer. The options shorten that wait from the resolver's default of 5 or 10 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# Python processes that tests start run tests/startup/sitecustomize.py.
+_STARTUP = str(Path(__file__).parent / "startup")
+if _STARTUP not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (_STARTUP, os.environ.get("PYTHONPATH")))
+    )
 
 # The number of cases of a test function from which on only a part of them runs: enough that every
 # two values of two params meet.
