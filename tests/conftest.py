@@ -24,6 +24,9 @@ if _STARTUP not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         filter(None, (_STARTUP, os.environ.get("PYTHONPATH")))
     )
 
+# Folders that run first: their tests compile, or train with large libraries. A worker that begins
+# one of their files last runs long after the others have ended.
+LONGEST = ("cpp", "torch_free", "trainers")
 # The number of cases of a test function from which on only a part of them runs: enough that every
 # two values of two params meet.
 SMALL_MATRIX = 12
@@ -62,12 +65,11 @@ def whole(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Reduce large matrices, and put compiled tests first.
+    """Reduce large matrices, and put the longest files first.
 
-    Matrices run in full with ``--full``, or if the command line names files. Tests that compile
-    take longest, so they must start first.
+    Matrices run in full with ``--full``, or if the command line names files.
     """
-    items.sort(key=lambda item: item.path.parent.name not in ("cpp", "torch_free"))
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
     if _is_whole(config):
         return
     by_function: dict[str, list[pytest.Item]] = {}

@@ -73,7 +73,7 @@ def test_failed_rank_is_named():
 )
 def test_script_that_starts_processes_gets_a_hint(script, hint):
     """Also if such a process fails, but not if the script fails by itself."""
-    done = run("run", "spawns.py", script)
+    done = run("run", "--nproc-per-node=1", "spawns.py", script)
     assert done.returncode == (0 if script == "succeeds" else 1), done.stderr
     assert ("processes that the script starts by itself, e.g. with mp.spawn" in done.stderr) == hint
 

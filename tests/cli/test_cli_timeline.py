@@ -5,6 +5,7 @@ import re
 import pytest
 from cli_process import assert_code, run
 
+from ddpx.cli.group import run_command_line
 from ddpx.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(200)
@@ -25,6 +26,12 @@ def recorded(tmp_path_factory):
     return out, done.stdout
 
 
+def _show(capsys, *words):
+    """The output of ``ddpx timeline show``."""
+    assert run_command_line(["timeline", "show", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
 def test_all_forms_are_written(recorded):
     out, said = recorded
     assert sorted(path.name for path in out.iterdir()) == _FORMS
@@ -36,23 +43,20 @@ def test_all_forms_are_written(recorded):
 
 
 @pytest.mark.parametrize("name", ["trace.json", "."])
-def test_show_prints_the_same_again(recorded, name):
+def test_show_prints_the_same_again(recorded, name, capsys):
     out, _ = recorded
-    done = run("timeline", "show", out / name)
-    assert_code(done, 0)
-    assert done.stdout == (out / "summary.txt").read_text()
+    assert _show(capsys, out / name) == (out / "summary.txt").read_text()
 
 
-def test_recording_against_itself(recorded):
+def test_recording_against_itself(recorded, capsys):
     trace = recorded[0] / "trace.json"
-    done = run("timeline", "show", trace, "--against", trace)
-    assert_code(done, 0)
-    ratios = re.findall(r"\((\d+\.\d+)\)", done.stdout)
+    said = _show(capsys, trace, "--against", trace)
+    ratios = re.findall(r"\((\d+\.\d+)\)", said)
     assert len(ratios) > 5 and set(ratios) == {"1.00"}
-    assert "Too few steps for a verdict" in done.stdout
+    assert "Too few steps for a verdict" in said
 
 
-def test_launches(tmp_path):
+def test_launches(tmp_path, capsys):
     out = tmp_path / "out"
     words = ("timeline", "--launches", 2, "--steps", 3, "--nproc-per-node", 1, "train.py")
     done = run(*words, "--out", out)
@@ -64,8 +68,7 @@ def test_launches(tmp_path):
         done.stdout,
     ).groups()
     assert both.split(", ")[0] == shown  # the faster one
-    again = run("timeline", "show", out)
-    assert again.stdout == (out / "summary.txt").read_text()
+    assert _show(capsys, out) == (out / "summary.txt").read_text()
 
 
 def test_script_that_uses_reducer_by_itself(tmp_path):
