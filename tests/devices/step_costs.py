@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,7 @@ def _ours(setting: Setting, module: nn.Module) -> nn.Module:
 
 
 def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype) -> Cost:
+    gc.collect()  # modules of earlier measurements hold memory
     torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_PARAMS // 2))).to("late")
     model = wrap(module)

@@ -1,4 +1,4 @@
-"""Python runs this module at its start, in every process that tests start.
+"""Python runs this module at its start, in processes that tests start.
 
 An import of torch makes a million objects that live to the end. The garbage collector would look
 through them during the import, in later collections, and at the end of the process: a quarter of
@@ -39,4 +39,7 @@ class _Finder(PathFinder):
         return spec
 
 
-sys.meta_path.insert(0, _Finder)
+# Ranks that multiprocessing starts have the collections of plain processes: tests measure memory
+# there, and one import serves many ranks.
+if not any("multiprocessing" in word for word in sys.orig_argv):
+    sys.meta_path.insert(0, _Finder)
