@@ -57,9 +57,6 @@ CPP_LAYERS: Layers = (
     ("csrc/bindings",),
 )
 
-# Circles within these layers are not reported, because the layers will be replaced.
-MAY_HAVE_CIRCLES = ("csrc/health",)
-
 # Team runs an algorithm of collectives.h, and the algorithms call Team.
 MAY_BE_MUTUAL = {("csrc/shm/team", "csrc/shm/collectives")}
 
@@ -154,8 +151,7 @@ def problems(dependencies: Iterable[Dependency], layers: Layers) -> list[str]:
     found, graph = [], defaultdict(set)
     for dependency in dependencies:
         source, target = (_layer(n, heights) for n in (dependency.source, dependency.target))
-        exempt = source == target and source in MAY_HAVE_CIRCLES
-        if not exempt and (dependency.source, dependency.target) not in MAY_BE_MUTUAL:
+        if (dependency.source, dependency.target) not in MAY_BE_MUTUAL:
             graph[dependency.source].add(dependency.target)
         for name, layer in ((dependency.source, source), (dependency.target, target)):
             if layer is None:

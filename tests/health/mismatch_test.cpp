@@ -156,7 +156,7 @@ class CountingRanks {
       notes.emplace_back(monitors_.back(), MissingParams());
       notes.back().number_as_constructed();
     }
-    meet({monitors_[0]->state().shared_from_this(), monitors_[1]->state().shared_from_this()});
+    meet(monitors_);
   }
   ~CountingRanks() {
     for (const auto& monitor : monitors_) {
