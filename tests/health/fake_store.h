@@ -22,6 +22,7 @@ namespace ddpx::health {
 struct FakeStore {
   std::mutex mutex;
   std::map<std::string, std::string> texts;
+  std::map<std::string, int> num_sets;
   std::condition_variable changed;
   bool lost = false;  // connections are broken
   bool server_ended = false;
@@ -49,6 +50,7 @@ struct FakeStore {
   void put(const std::string& key, const std::string& text) {
     const std::lock_guard<std::mutex> lock(mutex);
     texts[key] = text;
+    ++num_sets[key];
     changed.notify_all();
   }
   bool has(const std::string& key) {
@@ -71,6 +73,7 @@ class FakeConnection final : public Store {
     const auto lock = open();
     for (const auto& key : keys) {
       store_->texts[key] = text;
+      ++store_->num_sets[key];
     }
     store_->changed.notify_all();
   }
@@ -104,7 +107,11 @@ class FakeConnection final : public Store {
   }
   void await(const std::string& key) override {
     auto lock = open();
-    store_->changed.wait(lock, [&] { return store_->lost || store_->texts.erase(key) != 0; });
+    // As in torch's store, a key that is set wakes all that wait for it.
+    const int before = store_->num_sets[key];
+    store_->changed.wait(lock, [&] {
+      return store_->lost || store_->texts.erase(key) != 0 || store_->num_sets[key] != before;
+    });
     if (store_->lost) {
       throw std::runtime_error("the store is gone");
     }
