@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <sstream>
+#include <tuple>
 
 #include "activity.h"
 
@@ -41,6 +42,7 @@ std::size_t RecentSteps::place_of(uint8_t model, uint32_t step) {
 
 void RecentSteps::publish(const StepCalls& calls) {
   auto& entry = entries_[place_of(model_of(calls.wrapper), calls.step)];
+  static_assert(std::tuple_size_v<Words> == 6);  // see read()
   const auto words = std::bit_cast<Words>(calls);
   const auto version = entry.version.load(std::memory_order_relaxed);
   entry.version.store(version + 1, std::memory_order_relaxed);
@@ -51,26 +53,38 @@ void RecentSteps::publish(const StepCalls& calls) {
   entry.version.store(version + 2, std::memory_order_release);
 }
 
+// Each step calls this and the following functions for each rank of the host. They build the result
+// in place: a copy right after the writes of single words would wait for them.
 std::optional<StepCalls> RecentSteps::Entry::read() const {
+  const auto word = [this](std::size_t index) {
+    return words[index].load(std::memory_order_relaxed);
+  };
   const auto before = version.load(std::memory_order_acquire);
-  Words copy{};
-  for (std::size_t i = 0; i < copy.size(); ++i) {
-    copy[i] = words[i].load(std::memory_order_relaxed);
-  }
+  const auto numbers = std::bit_cast<std::array<uint32_t, 2>>(word(0));
+  std::optional<StepCalls> calls(
+      StepCalls{numbers[0], numbers[1], word(1), word(2), word(3), word(4), word(5)});
   std::atomic_thread_fence(std::memory_order_acquire);
-  const bool is_whole = before % 2 == 0 && version.load(std::memory_order_relaxed) == before;
-  return is_whole ? std::make_optional(std::bit_cast<StepCalls>(copy)) : std::nullopt;
+  if (before % 2 != 0 || version.load(std::memory_order_relaxed) != before) {
+    calls.reset();
+  }
+  return calls;
 }
 
 std::optional<StepCalls> RecentSteps::find(uint8_t model, uint32_t step) const {
-  const auto found = entries_[place_of(model, step)].read();
-  const bool is_this = found && found->step == step && model_of(found->wrapper) == model;
-  return is_this && found->num_launched > 0 ? found : std::nullopt;
+  auto found = entries_[place_of(model, step)].read();
+  if (found &&
+      (found->step != step || model_of(found->wrapper) != model || found->num_launched == 0)) {
+    found.reset();
+  }
+  return found;
 }
 
 std::optional<StepCalls> RecentSteps::find(const StepCalls& other) const {
-  const auto found = find(model_of(other.wrapper), other.step);
-  return found && found->wrapper == other.wrapper ? found : std::nullopt;
+  auto found = find(model_of(other.wrapper), other.step);
+  if (found && found->wrapper != other.wrapper) {
+    found.reset();
+  }
+  return found;
 }
 
 std::string RecentSteps::to_text() const {
