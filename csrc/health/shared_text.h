@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -76,16 +77,19 @@ class SharedText {
 
  private:
   static constexpr int kAttempts = 1000;
+  // A writer that lives has written by then, though other processes use its core.
+  static constexpr auto kTimeToWrite = std::chrono::milliseconds(200);
 
   uint32_t begin_write() {
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
+    do {
       auto before = version_.load(std::memory_order_relaxed);
       if (before % 2 == 0 &&
           version_.compare_exchange_strong(before, before + 1, std::memory_order_acquire)) {
         return before + 1;
       }
       std::this_thread::yield();
-    }
+    } while (std::chrono::steady_clock::now() < deadline);
     const auto writing = (version_.load(std::memory_order_relaxed) | 1) + 2;  // odd, and new
     version_.store(writing, std::memory_order_relaxed);
     return writing;
