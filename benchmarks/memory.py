@@ -218,7 +218,7 @@ def section(results: Results) -> str:
         "map counts half for each rank.\n"
         "- `peak`: the largest of many samples of the same within the step. malloc returns each "
         "freed gradient at once (`MALLOC_MMAP_THRESHOLD_=1048576`). With its default settings it "
-        "keeps some of them, and the peaks of DDP and of ddpx with views vary from 1.2 to 1.9.\n"
+        "keeps some of them, which depends on the layout of the heap.\n"
         "- `after, RSS`: the resident set size. Shared pages count in full, and over shm a rank "
         "also maps the buckets of its peers.\n"
         "- `peak, RSS`: the same, at its maximum within the step (`VmHWM`).\n"

@@ -19,8 +19,8 @@
 
 namespace ddpx::health {
 
-// Owned by the monitor, and by its threads: they may wait for the store for longer than the monitor
-// lives. Thread-safe.
+// Owned by GroupState, and by its own threads: they may wait for the store for longer than
+// GroupState lives. Thread-safe.
 //
 // One thread makes requests while there is something to do. Within its life, another thread waits
 // for events.

@@ -19,7 +19,7 @@
 namespace ddpx::health {
 
 // What the channel asks about processes of its machine, and about failures. Called on the threads
-// of the channel. Implemented by the monitor, and by the simulation.
+// of the channel. Implemented by GroupState, and by the simulation.
 class HostProbe {
  public:
   virtual ~HostProbe() = default;

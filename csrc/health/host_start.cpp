@@ -1,5 +1,6 @@
 // How a rank finds its host, and the other hosts of the group.
 #include <algorithm>
+#include <stdexcept>
 #include <unordered_map>
 
 #include "channel_keys.h"
@@ -70,9 +71,15 @@ uint64_t HostChannel::find_host(const std::vector<Introduction>& ranks) {
 }
 
 void HostChannel::meet(const std::vector<Introduction>& ranks, const std::vector<uint64_t>& hosts) {
+  if (!is_decided_) {
+    throw std::logic_error("meet() needs the host of this rank: call find_host() before");
+  }
+  const auto num_ranks =
+      std::min<std::size_t>(hosts.size(), static_cast<std::size_t>(settings_.world_size));
   for (const auto& rank : ranks) {
-    if (const auto token = hosts.at(static_cast<std::size_t>(rank.rank)); token != 0) {
-      table_->introduce(rank, token);
+    const auto place = static_cast<std::size_t>(rank.rank);
+    if (rank.rank >= 0 && place < num_ranks && hosts[place] != 0) {
+      table_->introduce(rank, hosts[place]);
     }
   }
   end_start();

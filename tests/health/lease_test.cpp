@@ -1,0 +1,131 @@
+// Starts of several ranks, and the leases of their hosts.
+#include <gtest/gtest.h>
+
+#include "health/monitor.h"
+#include "local_ranks.h"
+
+namespace ddpx::health {
+namespace {
+
+TEST(LeaseTest, RanksOfOneHostThatMeetInACollectiveCallMakeNoRequest) {
+  Ranks ranks("AAA");
+  std::this_thread::sleep_for(std::chrono::milliseconds(800));
+  EXPECT_EQ(ranks.store->num_requests, 0);
+  EXPECT_TRUE(ranks[0].state().introduction().empty()) << "they need not meet again";
+}
+
+TEST(LeaseTest, ACollectiveCallReplacesTheStartThroughTheStore) {
+  Ranks ranks("AABB", 15'000'000'000, Start::kThroughStore);
+  ranks.meet();
+  EXPECT_TRUE(eventually([&] { return ranks.store->num_connections == 4; }));
+  ranks[3].fail("ValueError: no", Monitor::delivery_deadline());
+  for (const std::size_t rank : {0, 1, 2}) {
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 1)) << rank;
+  }
+}
+
+TEST(LeaseTest, AFailureBeforeTheCollectiveCallStands) {
+  Ranks ranks("AB", 15'000'000'000, Start::kThroughStore);
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
+  ranks.meet();
+  EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }, 1));
+}
+
+TEST(LeaseTest, OneHostNeedsNoConnectionAfterTheStart) {
+  Ranks ranks("AAA", 15'000'000'000, Start::kThroughStore);
+  ASSERT_TRUE(eventually([&] { return ranks.store->num_connections == 0; }));
+  const int before = ranks.store->num_requests;
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(ranks.store->num_requests, before);
+}
+
+TEST(LeaseTest, OnlyKeepersHaveConnections) {
+  Ranks ranks("AAABBB");
+  EXPECT_TRUE(eventually([&] { return ranks.store->num_connections == 4; }));
+}
+
+TEST(LeaseTest, AHostWithoutRanksIsLost) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AAB", kLease);
+  ranks.lose(2);
+  for (const std::size_t rank : {0, 1}) {
+    ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 5)) << rank;
+    const auto failure = ranks[rank].report()->failure;
+    EXPECT_EQ(failure.lost.size(), 1u);
+    EXPECT_EQ(failure.first_rank(), 2);
+    EXPECT_TRUE(contains(failure.lost.front().what, "has not been heard of for 1."))
+        << failure.lost.front().what;
+  }
+}
+
+TEST(LeaseTest, AnotherRankTakesOver) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AAB", kLease);
+  ranks.lose(0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+  EXPECT_FALSE(ranks[2].failed());
+  EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
+}
+
+TEST(LeaseTest, ASilentStoreIsALostHost) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AB", kLease);
+  ranks.store->hang();
+  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
+  ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }, 5));
+  EXPECT_EQ(ranks[1].report()->failure.first_rank(), 0);
+  EXPECT_TRUE(contains(ranks[1].report()->text(), "the store does not answer"));
+  ranks.store->answer();
+}
+
+TEST(LeaseTest, AHostThatHasLostItsLeaseMakesNoStep) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("AB", kLease);
+  ranks.store->hang();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1700));
+  const auto start = std::chrono::steady_clock::now();
+  std::thread answers([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    ranks.store->answer();
+  });
+  EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(250));
+  answers.join();
+}
+
+TEST(LeaseTest, TheStoreMayEndAfterRankZeroHasLeft) {
+  Ranks ranks("AB");
+  ranks[0].leave();
+  ranks.await_delivery(0);
+  ranks.store->lose();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
+  EXPECT_FALSE(ranks[1].failed());
+}
+
+TEST(LeaseTest, AHostThatHasLeftIsNotLost) {
+  constexpr int64_t kLease = 1'500'000'000;
+  Ranks ranks("ABB", kLease);
+  ranks[1].leave();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  ranks[2].leave();
+  ranks.await_delivery(2);
+  std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+  EXPECT_FALSE(ranks[0].failed());
+  EXPECT_EQ(error_of([&] { ranks[0].await_lease(); }), "no error");
+}
+
+TEST(LeaseTest, WithoutTheStoreRanksMakeNoStep) {
+  Ranks ranks("AB");
+  ranks.store->lose();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+  EXPECT_FALSE(ranks[1].failed()) << "it may not need it any more";
+  const auto text = error_of([&] { ranks[1].await_lease(); });
+  EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
+  EXPECT_TRUE(contains(text, "the store is gone")) << text;
+}
+
+// ---- stalls, stacks -----------------------------------------------------------------------------
+
+}  // namespace
+}  // namespace ddpx::health
