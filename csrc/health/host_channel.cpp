@@ -298,8 +298,8 @@ void HostChannel::declare_lost(
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// Three fields: a counter, calls, and the activities of the ranks of the host, in order. A host that
-// has left has an empty message.
+// Three fields: a counter, calls, and the activities of the ranks of the host, in order. A host
+// that has left has an empty message.
 std::string HostChannel::message() const {
   std::vector<std::string> ranks;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
