@@ -148,10 +148,14 @@ int64_t HostChannel::step(Store& store) {
     post(store, kCall, std::to_string(table_->host));
     keeper_.check_ns = 0;
   }
-  if (now_() >= renewal_ns_) {
-    renew(store);
-  } else if (now_() >= keeper_.check_ns) {
-    check(store);
+  // What is due first comes first, so that a slow store leaves time for both.
+  const int64_t due_ns = std::min<int64_t>(renewal_ns_, keeper_.check_ns);
+  if (now_() >= due_ns) {
+    if (renewal_ns_ <= due_ns) {
+      renew(store);
+    } else {
+      check(store);
+    }
   }
   return std::min<int64_t>(renewal_ns_, keeper_.check_ns);
 }

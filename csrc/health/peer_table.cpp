@@ -210,6 +210,14 @@ std::vector<int> PeerTable::missing(const Activity& ours) const {
   return missing;
 }
 
+bool PeerTable::have_written_since(int64_t time_ns, const std::vector<int>& ranks) const {
+  const auto all = this->all();
+  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    const auto& peer = all[static_cast<std::size_t>(rank)];
+    return !peer || peer->local() || peer->heard_ns() >= time_ns;
+  });
+}
+
 std::string PeerTable::describe_missing(int rank) const {
   const auto late = peer(rank);
   const auto prefix = rank_names().prefix(rank);

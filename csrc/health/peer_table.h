@@ -68,6 +68,10 @@ class PeerTable {
   std::vector<int> missing(const Activity& ours) const;
   std::string describe_missing(int rank) const;
 
+  // Whether the hosts of these ranks have written something new since then. Ranks of this host, and
+  // ranks that are not known, count as if they had.
+  bool have_written_since(int64_t time_ns, const std::vector<int>& ranks) const;
+
  private:
   // "step 3, phase forward, stopped by a signal (SIGSTOP)". Empty if unknown.
   std::string last_activity(const Peer& peer) const;

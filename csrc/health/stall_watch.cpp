@@ -13,7 +13,7 @@
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kHeardNs = 1'200'000'000;  // hosts that are asked write twice a second
+constexpr int64_t kWritesNs = 500'000'000;  // how often hosts that are asked write
 constexpr auto kTimeForStack = std::chrono::milliseconds(2000);
 
 }  // namespace
@@ -40,31 +40,34 @@ std::optional<Failure> StallWatch::look(const AwakeTime& awake, bool group_faile
   }
   state_.want_states();
   wait_.asked_ns = wait_.asked_ns == 0 ? now : wait_.asked_ns;
-  if (state_.peers.any_remote() && now - wait_.asked_ns < kHeardNs) {
+  // What a host wrote before it was asked is out of date. A silent host is lost after a lease.
+  const auto missing = state_.peers.missing(own);
+  if (!state_.peers.have_written_since(wait_.asked_ns + kWritesNs, missing) &&
+      now - wait_.asked_ns < state_.group.lease_ns) {
     return std::nullopt;
   }
   if (wait_.waited_ns >= raise_ns) {
-    if (auto failure = find_stall(own, wait_.waited_ns, state_.peers.missing(own))) {
+    if (auto failure = find_stall(own, wait_.waited_ns, missing)) {
       return failure;
     }
   }
   if (wait_.waited_ns >= std::max(warn_ns, wait_.next_warning_ns)) {
     wait_.next_warning_ns = 2 * wait_.waited_ns;
-    warn(own);
+    warn(own, missing);
   }
   return std::nullopt;
 }
 
 // ---- warnings ----------------------------------------------------------------------------------
 
-void StallWatch::warn(const Activity& own) {
-  wait_.missing = state_.peers.missing(own);
+void StallWatch::warn(const Activity& own, const std::vector<int>& missing) {
+  wait_.missing = missing;
   const bool in_hook = own.doing == Doing::kHook;
   std::ostringstream out;
   out << state_.peers.rank_names().name(state_.group.rank)
       << (in_hook ? " has been " : " has waited ") << in_seconds(wait_.waited_ns) << " s in "
       << state_.peers.names().describe(own);
-  if (wait_.missing.empty()) {
+  if (missing.empty()) {
     out << "; all ranks have come so far";
     if (const auto calls = uneven_sequences(own)) {
       out << ", but not with the same number of calls to the group before this step (" << *calls
@@ -75,13 +78,13 @@ void StallWatch::warn(const Activity& own) {
           << " takes long";
     }
   }
-  for (const int rank : wait_.missing) {
+  for (const int rank : missing) {
     out << "; missing: rank " << rank << ", " << state_.peers.describe_missing(rank);
   }
-  const int first = wait_.missing.empty() ? -1 : wait_.missing.front();
+  const int first = missing.empty() ? -1 : missing.front();
   state_.log("stalled", out.str(), first);
   if (StallTimeouts::instance().with_stacks) {
-    for (const int rank : wait_.missing) {
+    for (const int rank : missing) {
       log_stack_of(rank);
     }
   }

@@ -52,7 +52,7 @@ class StallWatch {
     std::vector<int> missing;     // ranks, at the last warning
   };
 
-  void warn(const Activity& own);
+  void warn(const Activity& own, const std::vector<int>& missing);
   void log_end(const Wait& wait) const;
   void log_stack_of(int rank) const;
   std::vector<int> most_to_blame(std::vector<int> missing) const;
