@@ -29,6 +29,8 @@ def _construct(name: str) -> float:
     seconds = time.monotonic() - start
     dist.barrier(group)
     dist.destroy_process_group(group)
+    del group
+    time.sleep(2)  # its connections are closed one after the other
     return seconds
 
 

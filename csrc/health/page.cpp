@@ -5,7 +5,7 @@
 namespace ddpx::health {
 
 std::shared_ptr<StatusPage> map_page(int fd, int world_size) {
-  const auto mapping = shm::map_shared(fd);
+  const auto mapping = shm::map_shared(fd, shm::PageTable::kAtAccess);
   return mapping->num_bytes() < StatusPage::num_bytes(world_size)
              ? nullptr
              : std::shared_ptr<StatusPage>(mapping, reinterpret_cast<StatusPage*>(mapping->data()));

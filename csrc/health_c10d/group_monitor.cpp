@@ -22,10 +22,17 @@ using WeakGroup = c10::weak_intrusive_ptr<Group>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WeakBackend = c10::weak_intrusive_ptr<c10d::Backend>;
 
+// See abort_with().
+struct Transport {
+  std::mutex mutex;
+  WeakBackend backend{BackendPtr()};
+};
+
+// Has no weak_intrusive_ptr: that would keep the group, or the transport, with its threads and its
+// memory, until the pointer is gone. The monitor has such pointers, and ends with the group.
 struct Entry {
-  WeakGroup group;
   std::weak_ptr<health::Monitor> monitor;
-  WeakBackend transport;  // see abort_with()
+  std::weak_ptr<Transport> transport;
 };
 
 struct Registry {
@@ -37,12 +44,6 @@ struct Registry {
 Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
-}
-
-BackendPtr transport_of(const Group* group) {
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  const auto found = registry().groups.find(group);
-  return found == registry().groups.end() ? nullptr : found->second.transport.lock();
 }
 
 std::string variable(const char* name) {
@@ -74,12 +75,15 @@ BackendPtr counting_backend(Group& group) {
 }
 
 // On a thread of its own: NCCL may take long, and the watchdog has more to do.
-void abort_group(const WeakGroup& weak) {
-  std::thread([weak] {
+void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transport) {
+  std::thread([weak, transport] {
     const auto group = weak.lock();
     try {
-      if (const auto transport = transport_of(group.get())) {
-        transport->abort();
+      std::unique_lock<std::mutex> lock(transport->mutex);
+      const auto backend = transport->backend.lock();
+      lock.unlock();
+      if (backend) {
+        backend->abort();
       }
       if (group) {
         group->abort();
@@ -90,7 +94,8 @@ void abort_group(const WeakGroup& weak) {
   }).detach();
 }
 
-health::WatchedGroup describe(const c10::intrusive_ptr<Group>& group) {
+health::WatchedGroup describe(
+    const c10::intrusive_ptr<Group>& group, const std::shared_ptr<Transport>& transport) {
   health::WatchedGroup described;
   described.rank = group->getRank();
   described.world_size = group->getSize();
@@ -102,7 +107,7 @@ health::WatchedGroup describe(const c10::intrusive_ptr<Group>& group) {
   described.survivors_live_on = !variable("DDPX_GUARD_FOLDER").empty();
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
-  described.abort = [weak] { abort_group(weak); };
+  described.abort = [weak, transport] { abort_group(weak, transport); };
   described.sequence = [] { return uint64_t{0}; };
   if (counting_backend(*group)) {
     described.sequence = [weak] {
@@ -124,17 +129,17 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& gro
   }
   auto& groups = registry().groups;
   const std::lock_guard<std::mutex> lock(registry().mutex);
-  std::erase_if(groups, [](const auto& entry) { return entry.second.group.expired(); });
+  std::erase_if(groups, [](const auto& entry) { return entry.second.monitor.expired(); });
   if (const auto found = groups.find(group.get()); found != groups.end()) {
     if (auto monitor = found->second.monitor.lock()) {
       return monitor;
     }
   }
   try {
-    auto monitor =
-        health::Watchdog::instance().watch(describe(group), access_to(group->getStore()));
-    groups.insert_or_assign(
-        group.get(), Entry{WeakGroup(group), monitor, WeakBackend(BackendPtr())});
+    const auto transport = std::make_shared<Transport>();
+    auto monitor = health::Watchdog::instance().watch(
+        describe(group, transport), access_to(group->getStore()));
+    groups.insert_or_assign(group.get(), Entry{monitor, transport});
     if (auto* backend = dynamic_cast<WatchedBackend*>(cpu_backend(*group).get())) {
       backend->set_monitor(monitor);
     }
@@ -148,11 +153,13 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& gro
   }
 }
 
-void abort_with(const c10::intrusive_ptr<Group>& group, const BackendPtr& transport) {
+void abort_with(const c10::intrusive_ptr<Group>& group, const BackendPtr& backend) {
   const std::lock_guard<std::mutex> lock(registry().mutex);
   const auto found = registry().groups.find(group.get());
-  if (found != registry().groups.end()) {
-    found->second.transport = WeakBackend(transport);
+  if (const auto transport =
+          found == registry().groups.end() ? nullptr : found->second.transport.lock()) {
+    const std::lock_guard<std::mutex> lock_of_transport(transport->mutex);
+    transport->backend = WeakBackend(backend);
   }
 }
 

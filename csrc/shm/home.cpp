@@ -59,7 +59,7 @@ std::shared_ptr<HomeSegment> HomeSegment::open(
   const auto sizes = aligned(wanted_sizes);
   std::shared_ptr<Mapping> mapping;
   try {
-    mapping = map_shared(fd.get());
+    mapping = map_shared(fd.get(), PageTable::kAtAccess);
   } catch (const Error&) {
     return nullptr;
   }

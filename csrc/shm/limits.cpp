@@ -71,14 +71,16 @@ void lower_to_group(MemoryLimit& limit, const ControlGroup& group) {
   };
   const auto max_bytes = in_group("/memory.max", "/memory.limit_in_bytes");
   const auto used = in_group("/memory.current", "/memory.usage_in_bytes");
+  if (!max_bytes || !used || *max_bytes - *used >= static_cast<double>(limit.num_bytes)) {
+    return;
+  }
+  // Only now: the kernel sums up these figures for each reader, one after the other.
   const auto cache = number_of(
       group.directory + "/memory.stat", group.unified ? "inactive_file" : "total_inactive_file");
-  if (max_bytes && used) {
-    lower(
-        limit,
-        *max_bytes - std::max(*used - cache.value_or(0), 0.0),
-        "limit of control group " + group.directory);
-  }
+  lower(
+      limit,
+      *max_bytes - std::max(*used - cache.value_or(0), 0.0),
+      "limit of control group " + group.directory);
 }
 
 // The CPU time that a control group grants, in cores. Returns nullopt if the group has no limit.

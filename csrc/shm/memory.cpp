@@ -122,7 +122,7 @@ Mapping::~Mapping() {
   munmap(data_, num_bytes_);
 }
 
-std::shared_ptr<Mapping> map_shared(int fd) {
+std::shared_ptr<Mapping> map_shared(int fd, PageTable entries) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     throw Error(
@@ -140,9 +140,8 @@ std::shared_ptr<Mapping> map_shared(int fd) {
     return mapping;
   }
   const auto num_bytes = static_cast<std::size_t>(status.st_size);
-  // MAP_POPULATE: the pages exist already, and the first operation should not cause a page fault
-  // for each of them.
-  void* data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  const int flags = MAP_SHARED | (entries == PageTable::kNow ? MAP_POPULATE : 0);
+  void* data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (data == MAP_FAILED && errno == ENOMEM) {
     throw out_of_memory(num_bytes, "a mapping", std::strerror(errno));
   }

@@ -33,9 +33,15 @@ class Mapping {
   std::size_t num_bytes_;
 };
 
+// When the pages of a mapping, which exist already, enter the page table of this process.
+enum class PageTable {
+  kNow,       // the first operation then causes no page faults
+  kAtAccess,  // for pages most of which a rank never reads
+};
+
 // Maps the whole file behind `fd`. Thread-safe. Throws kSystem unless the file is sealed against
 // shrinking: a peer that shrank the file would turn a later access into SIGBUS.
-std::shared_ptr<Mapping> map_shared(int fd);
+std::shared_ptr<Mapping> map_shared(int fd, PageTable entries = PageTable::kNow);
 
 // Throws kOutOfMemory, with `purpose` in the text, unless this process could allocate `num_bytes`.
 void check_memory(std::size_t num_bytes, const std::string& purpose);

@@ -253,22 +253,22 @@ class Rendezvous {
     own_home_ = std::make_shared<HomeSegment>(HomeSegment::create(
         rank_, options_.sizes, endpoints_.at(rank_).token, connections_.size() + 1));
     for (const auto& [rank, connection] : connections_) {
-      connection.send("home", own_home_->fd(), [this] { receive_homes(); });
+      connection.send(
+          "home", own_home_->fd(), [this] { receive_homes(std::chrono::milliseconds(0)); });
     }
     while (homes_.size() < connections_.size()) {
-      receive_homes();
+      receive_homes(std::chrono::milliseconds(20));
     }
   }
 
   // The token in the mapped segment proves that both ranks share the memory. The home of a rank
-  // that is gone is null.
-  void receive_homes() {
-    constexpr auto kSlice = std::chrono::milliseconds(1);
+  // that is gone is null. Waits for each rank for `slice` at most.
+  void receive_homes(std::chrono::milliseconds slice) {
     for (const auto& [rank, connection] : connections_) {
       if (homes_.count(rank) > 0) {
         continue;
       }
-      if (auto message = connection.receive(Clock::now() + kSlice)) {
+      if (auto message = connection.receive(Clock::now() + slice)) {
         homes_[rank] =
             HomeSegment::open(message->take_fd(), rank, options_.sizes, endpoints_.at(rank).token);
       } else if (connection.hung_up()) {

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -376,3 +377,26 @@ def test_a_late_rank_is_reported(how: str) -> None:
     with RankPool(3) as ranks:
         errors = ranks.run(_error_of_late_peer, how)
     assert [errors[0], errors[2]] == ["RankStalled (1,)"] * 2
+
+
+def _num_sockets() -> int:
+    files = list(Path("/proc/self/fd").iterdir())
+    return sum(file.is_socket() for file in files)
+
+
+def _sockets_before_and_after_a_group() -> tuple[int, int]:
+    before = _num_sockets()
+    group = dist.new_group()
+    model = _wrap(process_group=group)
+    _step(model)
+    dist.destroy_process_group(group)
+    del model, group
+    gc.collect()
+    time.sleep(1)  # the watchdog looks for the end of groups five times a second
+    return before, _num_sockets()
+
+
+def test_connections_end_with_the_group() -> None:
+    with RankPool(3) as pool:
+        for before, after in pool.run(_sockets_before_and_after_a_group):
+            assert after <= before
