@@ -10,6 +10,7 @@ import late_device
 import plain_timeout
 import pytest
 from pairwise import cover_pairs
+from rank_pools import rank_pools
 
 from ddpx.testing import RankPool
 
@@ -109,14 +110,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], RankPool]]:
     """``ranks(n)`` returns a pool of n gloo ranks, which lives until the end of the session."""
-    pools: dict[int, RankPool] = {}
-
-    def get(world_size: int) -> RankPool:
-        return pools.setdefault(world_size, RankPool(world_size))
-
-    yield get
-    for pool in pools.values():
-        pool.close()
+    with rank_pools() as get:
+        yield get
 
 
 @pytest.fixture(scope="session", params=[2, 3])

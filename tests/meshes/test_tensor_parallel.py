@@ -4,6 +4,7 @@ one rank."""
 from __future__ import annotations
 
 import copy
+import functools
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -69,7 +70,9 @@ class Net(nn.Module):
         return self.head(x)
 
 
+@functools.cache
 def _mesh() -> DeviceMesh:
+    """One mesh for all tests: the threads of its gloo groups wake a hundred times a second."""
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
