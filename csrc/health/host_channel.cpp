@@ -149,13 +149,11 @@ int64_t HostChannel::step(Store& store) {
     keeper_.check_ns = 0;
   }
   // What is due first comes first, so that a slow store leaves time for both.
-  const int64_t due_ns = std::min<int64_t>(renewal_ns_, keeper_.check_ns);
-  if (now_() >= due_ns) {
-    if (renewal_ns_ <= due_ns) {
-      renew(store);
-    } else {
-      check(store);
-    }
+  const bool renewal_is_next = renewal_ns_ <= keeper_.check_ns;
+  if (renewal_is_next && now_() >= renewal_ns_) {
+    renew(store);
+  } else if (!renewal_is_next && now_() >= keeper_.check_ns) {
+    check(store);
   }
   return std::min<int64_t>(renewal_ns_, keeper_.check_ns);
 }

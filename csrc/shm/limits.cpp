@@ -74,7 +74,7 @@ void lower_to_group(MemoryLimit& limit, const ControlGroup& group) {
   if (!max_bytes || !used || *max_bytes - *used >= static_cast<double>(limit.num_bytes)) {
     return;
   }
-  // Only now: the kernel sums up these figures for each reader, one after the other.
+  // Only now, since the kernel has to add these figures up.
   const auto cache = number_of(
       group.directory + "/memory.stat", group.unified ? "inactive_file" : "total_inactive_file");
   lower(
