@@ -30,7 +30,7 @@ def _construct(name: str) -> float:
     dist.barrier(group)
     dist.destroy_process_group(group)
     del group
-    time.sleep(2)  # its connections are closed one after the other
+    time.sleep(2)  # gloo closes the connections one after the other
     return seconds
 
 

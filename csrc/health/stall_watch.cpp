@@ -40,12 +40,11 @@ std::optional<Failure> StallWatch::look(const AwakeTime& awake, bool group_faile
   }
   state_.want_states();
   wait_.asked_ns = wait_.asked_ns == 0 ? now : wait_.asked_ns;
-  // What a host wrote before it was asked is out of date. Within this time, another rank takes over
-  // from a keeper that has stopped.
-  const auto most_ns = state_.group.lease_ns / 4;
+  // What a host wrote before it was asked is out of date. Within a quarter of a lease, another rank
+  // takes over from a keeper that has stopped.
   const auto missing = state_.peers.missing(own);
   if (!state_.peers.have_written_since(wait_.asked_ns + kWritesNs, missing) &&
-      now - wait_.asked_ns < most_ns) {
+      now - wait_.asked_ns < state_.group.lease_ns / 4) {
     return std::nullopt;
   }
   if (wait_.waited_ns >= raise_ns) {

@@ -22,7 +22,7 @@ using WeakGroup = c10::weak_intrusive_ptr<Group>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WeakBackend = c10::weak_intrusive_ptr<c10d::Backend>;
 
-// See abort_with().
+// The backend that makes calls in place of a group; see abort_with(). Null if there is none.
 struct Transport {
   std::mutex mutex;
   WeakBackend backend{BackendPtr()};

@@ -15,10 +15,10 @@ namespace ddpx {
 // or DDPX_HEALTH=0. Does not wait for other ranks. Thread-safe.
 std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
-// From now on, an abort of the group by its monitor also aborts `transport`, which makes calls in
+// From now on, an abort of the group by its monitor also aborts `backend`, which makes calls in
 // place of the group. Has no effect if the group has no monitor. Thread-safe.
 void abort_with(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-    const c10::intrusive_ptr<c10d::Backend>& transport);
+    const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace ddpx

@@ -125,7 +125,5 @@ TEST(LeaseTest, WithoutTheStoreRanksMakeNoStep) {
   EXPECT_TRUE(contains(text, "the store is gone")) << text;
 }
 
-// ---- stalls, stacks -----------------------------------------------------------------------------
-
 }  // namespace
 }  // namespace ddpx::health

@@ -1,7 +1,8 @@
 """Ranks that end with their file.
 
-Each test makes groups for a mesh. torch caches meshes, so that the groups cannot be destroyed. The
-threads of a gloo group wake a hundred times a second, and would slow down all tests that follow.
+Tests make groups for meshes. torch caches meshes, and later looks for their groups by name, so
+these groups cannot be destroyed. The threads of a gloo group wake a hundred times a second, and
+would slow down all tests that follow.
 """
 
 from __future__ import annotations
