@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from health import ns_of_notes  # noqa: E402
 from mistakes import MISTAKES, Outcome, make_mistake  # type: ignore[import-not-found]  # noqa: E402
 
 WORLD_SIZE = 3
+MANY_RANKS = 64
 GROUP_TIMEOUT_S = 20.0
 _MOST_CHARACTERS = 420
 
@@ -36,24 +38,28 @@ CONTENDERS: dict[str, tuple[str, type[nn.Module]]] = {
     "ddpx over shm": ("shm", ReducerDDP),
     "DDP over gloo": ("gloo", DistributedDataParallel),
 }
-# The faults: which rank, how, where. All with three ranks.
+# The faults: which rank, how, where.
+case_of = partial(Case, world_size=WORLD_SIZE)
 TROUBLE: dict[str, Case] = {
-    "killed (as by the out-of-memory killer), in backward": Case("kill", "gradient hook"),
-    "killed, while it waits for a bucket": Case("kill", "waiting"),
-    "rank 0 killed, which hosts the store": Case("kill", "bucket in flight", victim=0),
-    "rank 0 killed with the store, before ranks have met": Case(
+    "killed (as by the out-of-memory killer), in backward": case_of("kill", "gradient hook"),
+    "killed, while it waits for a bucket": case_of("kill", "waiting"),
+    "rank 0 killed, which hosts the store": case_of("kill", "bucket in flight", victim=0),
+    "rank 0 killed with the store, before ranks have met": case_of(
         "kill", "before wrapping", victim=0
     ),
-    "segmentation fault in forward": Case("segfault", "forward"),
-    "`os._exit(3)` between steps": Case("exit", "between steps"),
-    "exception in forward": Case("exception", "forward"),
-    "exception in a communication hook": Case("exception", "communication hook"),
-    "exception before the model is wrapped": Case("exception", "before wrapping"),
-    "3 s late (`DDPX_STALL_WARN=0.5`)": Case("stall", "gradient hook"),
-    "3 s late (`set_stall_timeout(error=1.5)`)": Case("stall, raise", "forward"),
-    "stopped by SIGSTOP (`set_stall_timeout(error=1.5)`)": Case("stop, raise", "gradient hook"),
-    "killed, on another host": Case("kill", "gradient hook", hosts=2),
-    "rank 0 killed with the store, on another host": Case(
+    f"one of {MANY_RANKS} ranks killed, in backward": Case(
+        "kill", "gradient hook", world_size=MANY_RANKS
+    ),
+    "segmentation fault in forward": case_of("segfault", "forward"),
+    "`os._exit(3)` between steps": case_of("exit", "between steps"),
+    "exception in forward": case_of("exception", "forward"),
+    "exception in a communication hook": case_of("exception", "communication hook"),
+    "exception before the model is wrapped": case_of("exception", "before wrapping"),
+    "3 s late (`DDPX_STALL_WARN=0.5`)": case_of("stall", "gradient hook"),
+    "3 s late (`set_stall_timeout(error=1.5)`)": case_of("stall, raise", "forward"),
+    "stopped by SIGSTOP (`set_stall_timeout(error=1.5)`)": case_of("stop, raise", "gradient hook"),
+    "killed, on another host": case_of("kill", "gradient hook", hosts=2),
+    "rank 0 killed with the store, on another host": case_of(
         "kill", "gradient hook", victim=0, hosts=2
     ),
 }
@@ -112,9 +118,9 @@ def _run(name: str, contender: str) -> Sight:
         )
         return _see(endings, WORLD_SIZE - 1)
     case = TROUBLE[name]
-    case = Case(**{**vars(case), "world_size": WORLD_SIZE, "transport": backend})
+    case = replace(case, transport=backend)
     endings = run_ranks(
-        WORLD_SIZE,
+        case.world_size,
         train,
         case,
         wrap,
@@ -185,9 +191,9 @@ def main() -> int:
         return 0
     text = "\n\n".join(
         [
-            f"torch {torch.__version__}, ddpx {__version__}, {WORLD_SIZE} ranks, group timeout "
-            f"{GROUP_TIMEOUT_S:.0f} s (torch's default is 30 minutes). Seconds from the fault to "
-            "the error on the survivor that got it last.",
+            f"torch {torch.__version__}, ddpx {__version__}, {WORLD_SIZE} ranks unless a row says "
+            f"otherwise, group timeout {GROUP_TIMEOUT_S:.0f} s (torch's default is 30 minutes). "
+            "Seconds from the fault to the error on the survivor that got it last.",
             "## In how many seconds\n\n"
             + tabulate(
                 summary,

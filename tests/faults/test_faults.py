@@ -154,3 +154,11 @@ def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> N
 @pytest.mark.timeout(90)
 def test_every_survivor_says_who_what_where(case: Case) -> None:
     check(case, run(case))
+
+
+@pytest.mark.full_only
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_all_survivors_of_64_ranks_name_the_rank_that_was_killed(transport: str) -> None:
+    case = Case("kill", "gradient hook", transport, world_size=64)
+    check(case, run(case))
