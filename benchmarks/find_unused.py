@@ -187,6 +187,6 @@ def section(results: Results) -> str:
             values = ratios_to_lowest(launches, label, _BEST_DDP)
             ms = short(level(launches, label, 1e3)["median"])
             shown.append([label, ms, with_range(figure(values)), with_interval(interval(values))])
-        parts.append(f"{name}, {num_rounds(launches)} rounds:")
+        parts.append(f"{name}, {len(launches)} launches, {num_rounds(launches)} rounds:")
         parts.append(table(["contender", "ms", "to the best DDP", "95 %"], shown))
     return "\n\n".join(parts)
