@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.timeout(300)  # each launch may take 100 s
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "elastic" / "train.py"
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=3")
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
 _OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
@@ -52,7 +52,7 @@ def test_from_its_checkpoint_after_a_restart(tmp_path):
     """The result equals that of an undisturbed run."""
     arguments = ("--checkpoint", tmp_path / "elastic.pt")
     killed = run(*TORCHRUN, "--max-restarts=2", EXAMPLE, *arguments, "--kill", "1:12", cwd=tmp_path)
-    assert killed.count("resumes at step 10") == 3
+    assert killed.count("resumes at step 10") == 2
     # torchrun may reap the process first. Older kernels then do not tell other processes how it
     # ended.
     assert re.search(r"rank 1 \(host [^)]+\) (was killed by SIGKILL|died)", killed), killed
