@@ -76,7 +76,7 @@ parity-table: build  ## run the parity matrix and write its table into docs/pari
 advice-table: build  ## record runs with a known cause, and write what ddpx advises into docs/advice.md (5 min)
 	$(BIN)/python scripts/advice_table.py
 
-reliability: build  ## make ranks and hosts fail, and write docs/reliability.md (20 min; hosts need root)
+reliability: build  ## make ranks and hosts fail, and write docs/reliability.md (10 min; hosts need root)
 	$(BIN)/python scripts/reliability.py
 	$(BIN)/python scripts/simulation_table.py
 	$(BIN)/python scripts/hosts_table.py
