@@ -84,7 +84,7 @@ reliability: build  ## make ranks and hosts fail, and write docs/reliability.md 
 picture: build  ## draw the README's picture of a step and of a lost rank's report (1 min)
 	$(BIN)/python scripts/readme_picture.py
 
-bench: build $(VENV)/.bench-deps  ## compare with DDP, gloo and MPICH, and write docs/benchmarks.md (25 min)
+bench: build $(VENV)/.bench-deps  ## compare with DDP, gloo and MPICH, and write docs/benchmarks.md (28 min)
 	$(BIN)/python benchmarks/run.py
 
 gpu:  ## build, test and measure with a CUDA GPU, into runs/gpu.json (10 min; no .venv)

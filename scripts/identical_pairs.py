@@ -4,7 +4,7 @@
 
 A verdict other than "no difference seen" on such a pair is false. Other recordings, of a script
 with a larger batch, show that large differences are found. Recordings are kept in runs/pairs, and
-are not made again. Takes about 20 minutes. Exits with 1 if more than one pair in twenty has a false
+are not made again. Takes about 15 minutes. Exits with 1 if more than one pair in twenty has a false
 verdict.
 """
 
