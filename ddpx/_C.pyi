@@ -232,6 +232,8 @@ class HealthRecord:
     def token(self) -> int:
         """Of the status page of the rank that it is about."""
 
+INTRODUCTION_BYTES: int
+
 class Monitor:
     """The failure detector of one rank in one group; see ``csrc/health/monitor.h``."""
 

@@ -239,6 +239,7 @@ void bind_health(py::module_& module) {
           NoGil())
       .def("stack_of", &stack_of, py::arg("rank"), py::arg("timeout"));
 
+  module.attr("INTRODUCTION_BYTES") = health::Introduction::kMostBytes;
   module.def(
       "monitor_of",
       [](c10::intrusive_ptr<c10d::ProcessGroup> process_group) {

@@ -8,7 +8,6 @@ namespace ddpx::health {
 namespace {
 
 constexpr int64_t kStateIsOldNs = 1'000'000'000;  // the watchdog writes it five times a second
-constexpr auto kBeforeReconnecting = std::chrono::milliseconds(500);
 
 // Until then, ranks that construct a wrapper usually have met in its collective call. The call
 // takes longer where many ranks share few cores.
@@ -20,7 +19,9 @@ int64_t time_to_meet_ns(int world_size) {
 
 ChannelThreads::ChannelThreads(
     HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access)
-    : channel_(std::move(settings), std::move(probe), now_ns), access_(std::move(access)) {}
+    : channel_(std::move(settings), std::move(probe), now_ns),
+      access_(std::move(access)),
+      machine_(access_, channel_.settings().world_size) {}
 
 // ---- for the monitor ----------------------------------------------------------------------------
 
@@ -88,15 +89,21 @@ StoreState ChannelThreads::store_state() const {
   if (phase == Phase::kEnded) {
     return StoreState::kEnded;
   }
-  if (phase != Phase::kIdle || table == nullptr) {
-    return answers_.state(channel_.settings().lease_ns, awake_ns_);
+  const bool asks = phase != Phase::kIdle || table == nullptr;
+  const auto own = answers_.state(channel_.settings().lease_ns, awake_ns_);
+  if (asks && (answers_.any() || table == nullptr)) {
+    return own;
   }
-  if (table->stage == HostTable::Stage::kOneHost) {
+  if (!asks && table->stage == HostTable::Stage::kOneHost) {
     return StoreState::kAnswers;
   }
-  const auto seen = table->store_state.load();  // by the keeper
+  // What the keeper sees. A rank that takes over knows no better before the first answer.
+  const auto seen = table->store_state.load();
   const bool is_known = now_ns() - table->store_state_ns < kStateIsOldNs &&
                         seen <= static_cast<uint32_t>(StoreState::kEnded);
+  if (asks) {
+    return is_known ? std::max(own, static_cast<StoreState>(seen)) : own;
+  }
   return is_known ? static_cast<StoreState>(seen) : StoreState::kSlow;
 }
 
@@ -133,11 +140,9 @@ bool ChannelThreads::goes_on(bool keeps) {
   return false;
 }
 
-// After an error. Asks twice: a machine that goes down may refuse connections for a moment before.
+// After an error.
 void ChannelThreads::recover() {
-  const bool refuses = access_.server_ended();
-  std::this_thread::sleep_for(kBeforeReconnecting);
-  if (refuses && access_.server_ended()) {
+  if (machine_.look(table())) {
     const Lock lock(mutex_);
     set_phase(lock, Phase::kEnded);
   }
@@ -153,6 +158,7 @@ void ChannelThreads::run() {
     try {
       if (!store) {
         store = std::make_unique<MeasuredStore>(access_, answers_);
+        machine_.mark_well(table());
       }
       keeps = work(*store, listening);
       if (!keeps && listening.stop_possible()) {
@@ -229,6 +235,7 @@ void ChannelThreads::hurry() {
 
 void ChannelThreads::listen(const std::stop_token& stop) {
   std::unique_ptr<Store> store;
+  machine_.meet(*table());
   while (!stop.stop_requested() && phase() != Phase::kEnded && !table()->failure_posted) {
     try {
       if (!store) {

@@ -16,6 +16,7 @@
 #include "activity.h"
 #include "host_channel.h"
 #include "measured_store.h"
+#include "store_machine.h"
 
 namespace ddpx::health {
 
@@ -80,6 +81,7 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
 
   HostChannel channel_;
   const StoreAccess access_;
+  const StoreMachine machine_;
   const int64_t made_ns_ = now_ns();
   AnswerTimes answers_;
   std::atomic<int64_t> awake_ns_{0};

@@ -82,7 +82,7 @@ class GroupState::Probe final : public HostProbe {
 };
 
 std::shared_ptr<GroupState> GroupState::create(WatchedGroup group, StoreAccess store) {
-  std::shared_ptr<GroupState> state(new GroupState(std::move(group), new_token()));
+  std::shared_ptr<GroupState> state(new GroupState(std::move(group), new_token(), store.own_port));
   state->channel = std::make_shared<ChannelThreads>(
       HostChannel::Settings{state->own, state->group.world_size, state->group.lease_ns},
       std::make_shared<Probe>(state, state->page.host(), state->own.token),
@@ -90,10 +90,10 @@ std::shared_ptr<GroupState> GroupState::create(WatchedGroup group, StoreAccess s
   return state;
 }
 
-GroupState::GroupState(WatchedGroup watched, uint64_t token)
+GroupState::GroupState(WatchedGroup watched, uint64_t token, uint16_t port)
     : group(std::move(watched)),
       page(token, group.world_size),
-      own(Introduction::own(group.rank, group.identity, page.fd(), token)),
+      own(Introduction::own(group.rank, group.identity, page.fd(), token, port)),
       peers(group.rank, group.world_size) {}
 
 GroupState::~GroupState() {

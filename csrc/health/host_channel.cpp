@@ -66,7 +66,17 @@ void HostChannel::post_failure(Store& store, const std::string& text) {
   post(store, kFailure, text);
 }
 
+// A host hears of a declared failure before it hears anything else of this host.
+bool HostChannel::post_declared(Store& store) {
+  const auto failure = table_->declared();
+  if (failure && !table_->failure_posted) {
+    post_failure(store, *failure);
+  }
+  return failure.has_value();
+}
+
 void HostChannel::leave(Store& store) {
+  post_declared(store);
   if (table_->keeper_plus_1 == settings_.own.rank + 1) {
     write(store, {});
   }
@@ -129,10 +139,7 @@ bool HostChannel::should_keep() const {
 }
 
 int64_t HostChannel::step(Store& store) {
-  if (const auto failure = table_->declared()) {
-    if (!table_->failure_posted) {
-      post_failure(store, *failure);
-    }
+  if (post_declared(store)) {
     return kNever;
   }
   table_->keeper_plus_1 = settings_.own.rank + 1;
@@ -168,7 +175,8 @@ int64_t HostChannel::period_ns() const {
 }
 
 // If the lease had ended, other hosts may have declared this host lost, and may have ended since.
-// Then ranks of this host wait until all other hosts have been heard of.
+// Then ranks of this host wait until all other hosts have answered a call. Earlier messages say
+// nothing: they may have been written before the other host declared this host lost.
 void HostChannel::renew(Store& store) {
   const auto start = now_();
   renewal_ns_ = start + period_ns();
@@ -176,6 +184,7 @@ void HostChannel::renew(Store& store) {
   const int64_t renewed_ns = table_->renewed_ns;
   if (keeper_.cut_off_ns == 0 && start - renewed_ns > settings_.lease_ns) {
     keeper_.cut_off_ns = start;
+    keeper_.call_event = table_->next_event;  // write() has handled all earlier ones
     for (auto& host : keeper_.others) {
       host.has_answered = false;
       host.silent_ns = 0;
@@ -234,22 +243,25 @@ void HostChannel::check(Store& store) {
     return [limit_ns](const Host& host) { return host.silent_ns >= limit_ns; };
   };
   const auto has_answered = [](const Host& host) { return host.has_answered || host.has_left; };
+  const auto does_not_answer = [=, limit_ns = settings_.lease_ns / 3 + many](const Host& host) {
+    return !has_answered(host) && host.silent_ns > limit_ns;
+  };
   const auto& next = keeper_.others.front();
   if (std::any_of(hosts.begin(), hosts.end(), silent_for(settings_.lease_ns))) {
     // Hosts beyond the next ones of the ring have been watched since one of these became silent.
-    declare_lost(store, silent_for(settings_.lease_ns / 2), 0);
+    declare_lost(store, silent_for(settings_.lease_ns / 2));
   } else if (keeper_.cut_off_ns == 0) {
     const auto fields = split_fields(next.message);
     const auto failure =
-        fields.size() == 3 ? probe_->compare_calls(next.ranks.front(), fields[1]) : std::nullopt;
+        fields.size() == 4 ? probe_->compare_calls(next.ranks.front(), fields[2]) : std::nullopt;
     if (failure) {
       post_failure(store, *failure);
     }
   } else if (std::all_of(hosts.begin(), hosts.end(), has_answered)) {
     keeper_.cut_off_ns = 0;
     table_->renewed_ns = end;
-  } else if (end - keeper_.cut_off_ns > settings_.lease_ns / 3 + many) {
-    declare_lost(store, std::not_fn(has_answered), end - keeper_.cut_off_ns);
+  } else {
+    declare_lost(store, does_not_answer);
   }
 }
 
@@ -283,9 +295,9 @@ void HostChannel::read(Store& store, std::span<Host> hosts) {
   }
 }
 
-void HostChannel::declare_lost(
-    Store& store, const std::function<bool(const Host&)>& is_lost, int64_t silent_ns) {
+void HostChannel::declare_lost(Store& store, const std::function<bool(const Host&)>& is_lost) {
   std::vector<int> ranks;
+  int64_t silent_ns = 0;
   for (const auto& host : keeper_.others) {
     if (is_lost(host)) {
       ranks.insert(ranks.end(), host.ranks.begin(), host.ranks.end());
@@ -300,8 +312,8 @@ void HostChannel::declare_lost(
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// Three fields: a counter, calls, and the activities of the ranks of the host, in order. A host
-// that has left has an empty message.
+// Four fields: a counter, the number of events that this host has handled, calls, and the
+// activities of the ranks of the host, in order. A host that has left has an empty message.
 std::string HostChannel::message() const {
   std::vector<std::string> ranks;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
@@ -310,7 +322,9 @@ std::string HostChannel::message() const {
     }
   }
   // The time is a counter that another keeper of this host can continue.
-  return join_fields({std::to_string(now_()), probe_->calls(), join_fields(ranks)});
+  const auto counter = std::to_string(now_());
+  const auto num_handled = std::to_string(table_->next_event);
+  return join_fields({counter, num_handled, probe_->calls(), join_fields(ranks)});
 }
 
 void HostChannel::absorb(Host& host, const std::string& message) {
@@ -319,10 +333,12 @@ void HostChannel::absorb(Host& host, const std::string& message) {
     return;
   }
   host.message = message;
-  host.has_answered = true;
   host.silent_ns = 0;
   const auto now = now_();
   const auto fields = split_fields(message);
+  if (fields.size() == 4) {
+    host.has_answered = to_number<uint32_t>(fields[1]).value_or(0) > keeper_.call_event;
+  }
   const auto ranks = split_fields(fields.empty() ? std::string() : fields.back());
   for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size()); ++i) {
     auto& entry = table_->rank(host.ranks[i]);

@@ -104,7 +104,7 @@ class HostChannel {
     std::vector<int> ranks{};   // sorted
     std::string message{};      // the last one
     bool has_left = false;      // its keeper has, and no other rank has taken over
-    bool has_answered = false;  // since this host was cut off
+    bool has_answered = false;  // the call of this host, since this host was cut off
     int64_t checked_ns = 0;
     int64_t silent_ns = 0;  // how long, while the store answered in time, no message was new
   };
@@ -120,6 +120,7 @@ class HostChannel {
   // Events.
   void post(Store& store, const std::string& kind, const std::string& text);
   void handle(uint32_t number, const std::string& event);
+  bool post_declared(Store& store);  // returns whether a failure is declared
 
   // The lease of this host, and the leases of other hosts.
   void renew(Store& store);
@@ -128,8 +129,7 @@ class HostChannel {
   void read(Store& store, std::span<Host> hosts);
   std::set<uint64_t> read_hosts(Store& store) const;
   void absorb(Host& host, const std::string& message);
-  void declare_lost(
-      Store& store, const std::function<bool(const Host&)>& is_lost, int64_t silent_ns);
+  void declare_lost(Store& store, const std::function<bool(const Host&)>& is_lost);
   std::size_t num_watched() const;
   std::string message() const;
   bool is_wanted() const;
@@ -154,6 +154,7 @@ class HostChannel {
     int64_t check_ns = 0;
     int64_t read_all_ns = 0;  // when all hosts may be read again for a rank that waits
     int64_t cut_off_ns = 0;   // when this host noticed that its lease had ended; 0: not
+    uint32_t call_event = 0;  // a host that has handled this event was alive after `cut_off_ns`
   } keeper_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "activity.h"
 #include "introduction.h"
+#include "listening.h"
 #include "shared_text.h"
 
 namespace ddpx::health {
@@ -26,6 +27,7 @@ struct HostTable {
     std::atomic<uint64_t> host;     // its token; 0: the rank is not known
     SharedActivity activity;        // `since_ns`, by the clock of this host
     std::atomic<int64_t> heard_ns;  // when its last message was new; 0 for ranks of this host
+    std::atomic<PortState> port;    // see StoreMachine
     SharedText<Introduction::kMostBytes> introduction;
   };
 

@@ -10,13 +10,14 @@
 namespace ddpx::health {
 
 struct Introduction {
-  static constexpr std::size_t kMostBytes = 208;  // of the text
+  static constexpr std::size_t kMostBytes = 216;  // of the text
 
   int rank = 0;
   std::string host;
   ProcessId process;
   int page_fd = -1;    // of the status page, in that process
   uint64_t token = 0;  // of the status page
+  uint16_t port = 0;   // see listen_if_local(); 0 on machines without the store
 
   std::string to_text() const;
   // nullopt if the text is malformed.
@@ -24,7 +25,8 @@ struct Introduction {
 
   // Introduces this process. Tests pass `identity`: ranks with different identities treat each
   // other as ranks of different machines.
-  static Introduction own(int rank, const std::string& identity, int page_fd, uint64_t token);
+  static Introduction own(
+      int rank, const std::string& identity, int page_fd, uint64_t token, uint16_t port = 0);
 };
 
 // A random number, different for each status page.

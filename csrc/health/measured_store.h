@@ -36,12 +36,18 @@ class AnswerTimes {
       const auto now = now_ns();
       late_ns_ = now - asked_ns_ > kTimeToAnswerNs ? now : late_ns_.load();
       is_broken_ = false;
+      any_ = true;
       asked_ns_ = 0;  // last: the store must not seem well in between
       return answer;
     } catch (...) {
       is_broken_ = true;
       throw;
     }
+  }
+
+  // Whether there were any.
+  bool any() const {
+    return any_;
   }
 
   // `awake_ns`: since when this process has not been stopped.
@@ -64,6 +70,7 @@ class AnswerTimes {
   std::atomic<int64_t> asked_ns_{0};  // since when the store has not answered; 0: it has
   std::atomic<int64_t> late_ns_{0};   // when it last answered late
   std::atomic<bool> is_broken_{false};
+  std::atomic<bool> any_{false};
 };
 
 // A connection whose requests are measured.

@@ -56,6 +56,9 @@ class Peer {
   // When the host of the rank last wrote something new; 0 for ranks of this host.
   int64_t heard_ns() const;
 
+  // Of its port on the machine of the store, as this rank's host knows it.
+  PortState port() const;
+
  private:
   const HostTable::Rank* entry() const;
 

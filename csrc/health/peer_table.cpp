@@ -167,15 +167,21 @@ std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns)
 }
 
 Failure PeerTable::store_lost(bool silent) const {
-  return {
-      FailureKind::kDead,
-      {lost_rank(
-          0,
-          rank_ == 0
-              ? "lost the store of the process group: its process ended, or it does not answer"
-          : silent ? "or the launcher is lost or stopped: the store does not answer"
-                   : "or the launcher died: the store is gone")},
-      {}};
+  Failure failure;
+  failure.lost.push_back(lost_rank(
+      0,
+      rank_ == 0 ? "lost the store of the process group: its process ended, or it does not answer"
+      : silent   ? "or the launcher is lost or stopped: the store does not answer"
+                 : "or the launcher died: the store is gone"));
+  for (const auto& peer : all()) {
+    const auto port = peer ? peer->port() : PortState::kUnknown;
+    if (is_lost(port) && peer->rank() != 0) {
+      const char* how = port == PortState::kRefused ? "has ended: its port refuses connections"
+                                                    : "is lost: its machine does not answer";
+      failure.lost.push_back(lost_rank(peer->rank(), how));
+    }
+  }
+  return failure;
 }
 
 std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "listening.h"
+
 namespace ddpx::health {
 
 // One connection to the store, for one thread at a time. A call may block, and throws if the
@@ -41,8 +43,13 @@ struct StoreAccess {
   // Opens a connection. May block, and throws if the store is gone.
   std::function<std::unique_ptr<Store>()> connect;
 
-  // Returns whether the process of the store has ended, as far as can be found out within a second.
-  std::function<bool()> server_ended;
+  // The state of a port on the machine of the store, as far as can be found out within a second.
+  std::function<PortState(uint16_t port)> ask;
+
+  uint16_t port = 0;  // of the store
+
+  // Of this process, if its machine is that of the store. See listen_if_local().
+  uint16_t own_port = 0;
 };
 
 }  // namespace ddpx::health

@@ -87,24 +87,26 @@ health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store) {
     inner = prefixed->getUnderlyingNonPrefixStore();
   }
   const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
-  access.server_ended = [] { return false; };
+  access.ask = [](uint16_t) { return health::PortState::kUnknown; };
   if (tcp != nullptr) {
-    access.server_ended = [host = tcp->getHost(), port = tcp->getPort()] {
-      return health::refuses_connections(host, port, std::chrono::milliseconds(1000));
+    access.ask = [host = tcp->getHost()](uint16_t port) {
+      return health::state_of_port(host, port, std::chrono::milliseconds(1000));
     };
+    access.port = tcp->getPort();
+    access.own_port = health::listen_if_local(tcp->getHost());
   }
-  access.connect = [weak = c10::weak_intrusive_ptr<c10d::Store>(store),
-                    ended = access.server_ended] {
-    const auto held = weak.lock();
-    if (!held) {
-      throw std::runtime_error("the process group was destroyed");
-    }
-    // torch would try to connect again for minutes.
-    if (ended()) {
-      throw std::runtime_error("the store refuses connections");
-    }
-    return std::make_unique<Connection>(held->clone());
-  };
+  access.connect =
+      [weak = c10::weak_intrusive_ptr<c10d::Store>(store), ask = access.ask, port = access.port] {
+        const auto held = weak.lock();
+        if (!held) {
+          throw std::runtime_error("the process group was destroyed");
+        }
+        // torch would try to connect again for minutes.
+        if (ask(port) == health::PortState::kRefused) {
+          throw std::runtime_error("the store refuses connections");
+        }
+        return std::make_unique<Connection>(held->clone());
+      };
   return access;
 }
 

@@ -29,6 +29,11 @@ class UniqueFd {
     return fd_;
   }
 
+  // The caller owns it now.
+  int release() {
+    return std::exchange(fd_, -1);
+  }
+
   explicit operator bool() const {
     return fd_ >= 0;
   }

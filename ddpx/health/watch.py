@@ -14,8 +14,6 @@ from ddpx import _C, settings
 from ddpx.health import ending, log, stall_timeout
 from ddpx.health.failure import RankError
 
-INTRODUCTION_BYTES = 208  # as Introduction::kMostBytes
-
 _started = threading.Lock()
 
 
@@ -56,13 +54,13 @@ def constructing(group: dist.ProcessGroup) -> Iterator[None]:
 
 
 def introduction(group: dist.ProcessGroup) -> bytes:
-    """Returns ``INTRODUCTION_BYTES`` bytes by which this rank introduces itself to the others.
+    """Returns ``_C.INTRODUCTION_BYTES`` bytes by which this rank introduces itself to the others.
 
     All zero if the ranks know each other already, or if nobody watches over them.
     """
     monitor = watch(group)
     text = b"" if monitor is None else monitor.introduction()
-    return text.ljust(INTRODUCTION_BYTES, b"\0")
+    return text.ljust(_C.INTRODUCTION_BYTES, b"\0")
 
 
 def meet(

@@ -26,8 +26,10 @@ struct FakeStore {
   std::condition_variable changed;
   bool lost = false;  // connections are broken
   bool server_ended = false;
+  std::map<uint16_t, PortState> ports;  // of ranks on the machine of the store; others are open
   bool hung = false;
-  std::atomic<int> delay_ms{0};  // of each answer
+  PortState machine = PortState::kOpen;  // of ports that do not refuse
+  std::atomic<int> delay_ms{0};          // of each answer
   std::atomic<int> num_connections{0};
   std::atomic<int> num_requests{0};
 
@@ -46,6 +48,14 @@ struct FakeStore {
     const std::lock_guard<std::mutex> lock(mutex);
     hung = false;
     changed.notify_all();
+  }
+  void set_port(uint16_t port, PortState state) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ports[port] = state;
+  }
+  void set_machine(PortState state) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    machine = state;
   }
   void put(const std::string& key, const std::string& text) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -132,13 +142,16 @@ class FakeConnection final : public Store {
   std::shared_ptr<FakeStore> store_;
 };
 
-inline StoreAccess access_to(const std::shared_ptr<FakeStore>& store) {
-  return {
-      [store] { return std::make_unique<FakeConnection>(store); },
-      [store] {
-        const std::lock_guard<std::mutex> lock(store->mutex);
-        return store->server_ended;
-      }};
+// `own_port`: of the rank that has this access.
+inline StoreAccess access_to(const std::shared_ptr<FakeStore>& store, uint16_t own_port = 0) {
+  constexpr uint16_t kPort = 1;
+  const auto ask = [store](uint16_t port) {
+    const std::lock_guard<std::mutex> lock(store->mutex);
+    const auto of_store = store->server_ended ? PortState::kRefused : store->machine;
+    const auto found = store->ports.find(port);
+    return port == kPort ? of_store : found == store->ports.end() ? store->machine : found->second;
+  };
+  return {[store] { return std::make_unique<FakeConnection>(store); }, ask, kPort, own_port};
 }
 
 }  // namespace ddpx::health

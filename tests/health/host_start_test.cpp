@@ -1,101 +1,14 @@
 // How ranks find their hosts, in both starts.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "fake_store.h"
-#include "health/host_channel.h"
+#include "machine.h"
 
 namespace ddpx::health {
 namespace {
 
 using Stage = HostTable::Stage;
-
-// Ranks that claim the same machine. They can open the pages of ranks with the same letter.
-class Machine {
- public:
-  explicit Machine(std::string letters) : letters_(std::move(letters)) {
-    const auto size = static_cast<int>(letters_.size());
-    for (int rank = 0; rank < size; ++rank) {
-      auto* memory = std::calloc(1, HostTable::num_bytes(size));
-      pages_.emplace_back(static_cast<HostTable*>(memory), std::free);
-      introductions_.push_back({rank, "host", {"machine", 1, 1}, 1, token_of(rank)});
-    }
-    for (const auto& own : introductions_) {
-      channels_.push_back(
-          std::make_unique<HostChannel>(
-              HostChannel::Settings{own, size}, std::make_shared<Probe>(*this, own.rank), [this] {
-                return ++now_ns_;
-              }));
-    }
-  }
-
-  static uint64_t token_of(int rank) {
-    return 100 + static_cast<uint64_t>(rank);
-  }
-  HostChannel& operator[](int rank) {
-    return *channels_[static_cast<std::size_t>(rank)];
-  }
-  void introduce(int rank) {
-    (*this)[rank].introduce(store_);
-  }
-  // A keeper looks which ranks have come.
-  void step(int rank) {
-    (*this)[rank].step(store_);
-  }
-  // The collective call. Returns the hosts of the ranks.
-  std::vector<uint64_t> meet() {
-    std::vector<uint64_t> hosts;
-    for (const auto& channel : channels_) {
-      hosts.push_back(channel->find_host(introductions_));
-    }
-    for (const auto& channel : channels_) {
-      channel->meet(introductions_, hosts);
-    }
-    return hosts;
-  }
-
- private:
-  class Probe final : public HostProbe {
-   public:
-    Probe(Machine& machine, int rank) : machine_(machine), rank_(rank) {}
-
-    std::shared_ptr<HostTable> open(const Introduction& rank) override {
-      const auto& letters = machine_.letters_;
-      const auto other = static_cast<std::size_t>(rank.rank);
-      const bool opens = letters[static_cast<std::size_t>(rank_)] == letters[other];
-      return opens ? machine_.pages_[other] : nullptr;
-    }
-    bool lives(int) override {
-      return true;
-    }
-    std::string describe_lost(const std::vector<int>&, int64_t) override {
-      return {};
-    }
-    std::string calls() override {
-      return {};
-    }
-    std::optional<std::string> compare_calls(int, const std::string&) override {
-      return std::nullopt;
-    }
-
-   private:
-    Machine& machine_;
-    const int rank_;
-  };
-
-  const std::string letters_;
-  int64_t now_ns_ = 0;
-  std::vector<std::shared_ptr<HostTable>> pages_;
-  std::vector<Introduction> introductions_;
-  FakeConnection store_{std::make_shared<FakeStore>()};
-  std::vector<std::unique_ptr<HostChannel>> channels_;
-};
 
 TEST(HostStartTest, InACollectiveCallTheLowestRankHasTheTable) {
   Machine ranks("AAA");

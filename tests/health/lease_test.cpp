@@ -125,5 +125,52 @@ TEST(LeaseTest, WithoutTheStoreRanksMakeNoStep) {
   EXPECT_TRUE(contains(text, "the store is gone")) << text;
 }
 
+TEST(LeaseTest, ARankThatTakesOverKnowsThatTheStoreIsLost) {
+  Ranks ranks("ABB");
+  const auto is_lost = [&] { return ranks[2].state().channel->store_state() >= StoreState::kLost; };
+  ranks.store->hang();
+  ASSERT_TRUE(eventually(is_lost, 4));
+  EXPECT_FALSE(eventually([&] { return !is_lost(); }, 3)) << "rank 2 takes over after 3 s";
+  ranks.store->answer();
+  EXPECT_TRUE(eventually([&] { return !is_lost(); }, 2));
+}
+
+// The lost ranks that rank 3 reports when the store is lost.
+std::vector<int> lost_with_store(Ranks& ranks, bool server_ended) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 3 has asked for the ports
+  ranks.store->lose(server_ended);
+  ranks[3].page().note({.doing = Doing::kWaiting, .step = 3});
+  error_of([&] { ranks[3].explain_error("connection reset"); });
+  std::vector<int> lost;
+  const auto report = ranks[3].report();
+  for (const auto& each : report->failure.lost) {
+    lost.push_back(each.rank);
+  }
+  return lost;
+}
+
+TEST(LeaseTest, RanksWhosePortsRefuseHaveEndedWithTheStore) {
+  Ranks ranks("AAAB");
+  ranks.store->set_port(Ranks::port_of(1), PortState::kOpen);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ranks.store->set_port(Ranks::port_of(2), PortState::kRefused);
+  EXPECT_EQ(lost_with_store(ranks, /*server_ended=*/true), (std::vector<int>{0, 2}));
+  EXPECT_TRUE(contains(ranks[3].report()->text(), "has ended: its port refuses connections"));
+}
+
+TEST(LeaseTest, RanksOfAMachineThatDoesNotAnswerAreLostWithTheStore) {
+  Ranks ranks("AAAB");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ranks.store->set_machine(PortState::kSilent);
+  EXPECT_EQ(lost_with_store(ranks, /*server_ended=*/false), (std::vector<int>{0, 1, 2}));
+  EXPECT_TRUE(contains(ranks[3].report()->text(), "is lost: its machine does not answer"));
+}
+
+TEST(LeaseTest, APortThatWasNeverOpenTellsNothing) {
+  Ranks ranks("AAAB");
+  ranks.store->set_port(Ranks::port_of(0), PortState::kRefused);
+  EXPECT_EQ(lost_with_store(ranks, /*server_ended=*/true), std::vector<int>{0});
+}
+
 }  // namespace
 }  // namespace ddpx::health

@@ -96,7 +96,8 @@ class Ranks {
       group.lease_ns = lease_ns;
       group.gone = [gone = gone_.back()] { return gone->load(); };
       group.abort = [aborts = aborts_.back()] { ++*aborts; };
-      monitors_.push_back(watch(group, access_to(store)));
+      const auto port = hosts[static_cast<std::size_t>(rank)] == hosts[0] ? port_of(rank) : 0;
+      monitors_.push_back(watch(group, access_to(store, static_cast<uint16_t>(port))));
     }
     if (start == Start::kTogether) {
       meet();
@@ -119,6 +120,10 @@ class Ranks {
     }
   }
 
+  // Of a rank on the first host, which is the machine of the store.
+  static uint16_t port_of(int rank) {
+    return static_cast<uint16_t>(100 + rank);
+  }
   void meet() {
     health::meet(monitors_);
   }

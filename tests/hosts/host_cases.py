@@ -1,6 +1,6 @@
 """The matrix: what happens to one host or rank of a training, and what ranks must report then.
 
-Two tables are meant to be edited: ``TROUBLES``, and ``NOT_YET``.
+The table ``TROUBLES`` is meant to be edited.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import bulk_traffic
@@ -36,6 +35,12 @@ def _nothing(hosts: RankedHosts, victim: int) -> End:
 
 def _kill_host(hosts: RankedHosts, victim: int) -> End:
     hosts.host_of(victim).kill()
+    return lambda: None
+
+
+def _kill_ranks(hosts: RankedHosts, victim: int) -> End:
+    for rank in hosts.ranks_beside(victim):
+        os.kill(hosts.pid_of(rank), signal.SIGKILL)
     return lambda: None
 
 
@@ -142,7 +147,8 @@ _QUIET = {"lasts_s": _STALL_S, **_OTHER}
 TROUBLES = [
     Trouble("train", "none: weights equal DDP's", settings=_plain(num_steps=12), **_OTHER),
     # A lost host.
-    Trouble("killed", "every process of a host killed", _kill_host, 8, names_all=True),
+    Trouble("killed", "a host ends with all its processes", _kill_host, 8, names_all=True),
+    Trouble("ranks_killed", "all ranks of a host killed", _kill_ranks, 8, names_all=True),
     Trouble("cut", "link of a host cut", _cut_link, 20, both_sides=True),
     Trouble("frozen", "all processes of a host stopped", _freeze_host, 20, lasts_s=25),
     # A lost process. Its host lives, so ranks of two hosts survive and cannot shrink.
@@ -204,15 +210,11 @@ TROUBLES = [
     ),
 ]
 
-# The cases that the failure detector does not pass, by pattern, with the reason.
-NOT_YET = {
-    "killed-2x2-*-store": "the end of the store hides which other ranks of its host are lost",
-}
-
 # The cases that `make test` runs: each kind of trouble once.
 DEFAULT = {
     "train-2x2-shm-other",
     "killed-2x2-gloo-store",
+    "ranks_killed-2x2-shm-store",
     "cut-2x2-shm-other",
     "frozen-3x1-gloo-other",
     "one_killed-2x2-gloo-other",
@@ -250,12 +252,6 @@ class Case:
     @property
     def in_default_run(self) -> bool:
         return str(self) in DEFAULT
-
-    @property
-    def not_yet(self) -> str | None:
-        """The reason why this case may fail. None if it must pass."""
-        reasons = (why for pattern, why in NOT_YET.items() if fnmatchcase(str(self), pattern))
-        return next(reasons, None)
 
 
 def all_cases() -> Iterator[Case]:

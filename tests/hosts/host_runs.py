@@ -57,6 +57,9 @@ class Outcome:
         events = self.events[rank]
         return next((e for e in events if e["event"] in names and e["at"] > after_s), None)
 
+    def last_step(self, rank: int) -> int:
+        return max((e["step"] for e in self.events[rank] if e["event"] == "step"), default=-1)
+
     def have(self, ranks: Iterable[int], *names: str, after_s: float = 0.0) -> bool:
         """Whether each of these ranks has one of these events."""
         return all(self.first(rank, *names, after_s=after_s) for rank in ranks)
@@ -111,7 +114,7 @@ class _Run:
         if trouble.report_limit_s is None:
             self._await_steps(_STEPS_AFTERWARDS, _AFTERWARDS_LIMIT_S, outcome.ended_s)
         elif trouble.lasts_s:
-            self._await("step error", _ANSWER_LIMIT_S, outcome.victims, outcome.ended_s)
+            self._await("error", _ANSWER_LIMIT_S, outcome.victims, outcome.ended_s)
 
     def _poll(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Waits for a condition of the events. Returns whether it came true in time."""

@@ -28,8 +28,6 @@ def _param(case: Case) -> object:
     marks = []
     if not case.in_default_run:
         marks.append(pytest.mark.full_only)
-    if case.not_yet:
-        marks.append(pytest.mark.xfail(reason=case.not_yet, strict=False))
     return pytest.param(case, id=str(case), marks=marks)
 
 

@@ -1,0 +1,53 @@
+#include "store_machine.h"
+
+#include <chrono>
+#include <thread>
+
+namespace ddpx::health {
+namespace {
+
+constexpr auto kBetweenLooks = std::chrono::milliseconds(500);
+
+}  // namespace
+
+void StoreMachine::meet(HostTable& table) const {
+  for (int rank = 0; rank < size_; ++rank) {
+    auto& entry = table.rank(rank);
+    const auto who = Introduction::from_text(entry.introduction.read());
+    if (table.is_member(rank) || !who || who->port == 0) {
+      continue;
+    }
+    if (access_.ask(who->port) != PortState::kOpen) {
+      return;  // a firewall, or another machine that has this address, too
+    }
+    entry.port = PortState::kOpen;
+  }
+}
+
+void StoreMachine::mark_well(HostTable* table) const {
+  for (int rank = 0; table != nullptr && rank < size_; ++rank) {
+    auto& port = table->rank(rank).port;
+    if (port != PortState::kUnknown) {
+      port = PortState::kOpen;
+    }
+  }
+}
+
+// Asks twice: a machine that goes down may refuse connections for a moment before.
+bool StoreMachine::look(HostTable* table) const {
+  const auto first = access_.ask(access_.port);
+  std::this_thread::sleep_for(kBetweenLooks);
+  const auto state = access_.ask(access_.port) == first ? first : PortState::kUnknown;
+  const bool ended = state == PortState::kRefused;
+  for (int rank = 0; table != nullptr && rank < size_; ++rank) {
+    auto& entry = table->rank(rank);
+    const auto who = Introduction::from_text(entry.introduction.read());
+    if (entry.port != PortState::kUnknown && who) {
+      const auto of_rank = ended ? access_.ask(who->port) : state;
+      entry.port = is_lost(of_rank) ? of_rank : PortState::kOpen;
+    }
+  }
+  return ended;
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,31 @@
+// The ranks on the machine of the store, when the store does not answer.
+#pragma once
+
+#include "host_table.h"
+#include "store.h"
+
+namespace ddpx::health {
+
+// Ranks of other hosts hear only through the store whether these ranks live. Without it, they ask
+// the kernel of the machine: each of these ranks listens at a port. A rank of another host counts
+// as lost with the store only if its port was open before.
+class StoreMachine {
+ public:
+  StoreMachine(StoreAccess access, int world_size) : access_(std::move(access)), size_(world_size) {}
+
+  // All ranks are known: asks for the ports of ranks of other hosts.
+  void meet(HostTable& table) const;
+
+  // The store answers.
+  void mark_well(HostTable* table) const;
+
+  // The store does not answer. Marks the ranks that are lost with it. Returns whether its process
+  // has ended. Waits for three seconds at most, and a second for each of the ranks.
+  bool look(HostTable* table) const;
+
+ private:
+  const StoreAccess access_;
+  const int size_;
+};
+
+}  // namespace ddpx::health
