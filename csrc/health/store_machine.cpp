@@ -44,7 +44,7 @@ bool StoreMachine::look(HostTable* table) const {
     const auto who = Introduction::from_text(entry.introduction.read());
     if (entry.port != PortState::kUnknown && who) {
       const auto of_rank = ended ? access_.ask(who->port) : state;
-      entry.port = is_lost(of_rank) ? of_rank : PortState::kOpen;
+      entry.port = is_lost(state) && of_rank == state ? state : PortState::kOpen;
     }
   }
   return ended;

@@ -8,10 +8,11 @@ namespace ddpx::health {
 
 // Ranks of other hosts hear only through the store whether these ranks live. Without it, they ask
 // the kernel of the machine: each of these ranks listens at a port. A rank of another host counts
-// as lost with the store only if its port was open before.
+// as lost with the store only if its port was open at the start.
 class StoreMachine {
  public:
-  StoreMachine(StoreAccess access, int world_size) : access_(std::move(access)), size_(world_size) {}
+  StoreMachine(StoreAccess access, int world_size)
+      : access_(std::move(access)), size_(world_size) {}
 
   // All ranks are known: asks for the ports of ranks of other hosts.
   void meet(HostTable& table) const;

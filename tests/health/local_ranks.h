@@ -87,7 +87,11 @@ enum class Start { kTogether, kThroughStore };
 class Ranks {
  public:
   explicit Ranks(
-      const std::string& hosts, int64_t lease_ns = 15'000'000'000, Start start = Start::kTogether) {
+      const std::string& hosts,
+      int64_t lease_ns = 15'000'000'000,
+      Start start = Start::kTogether,
+      std::shared_ptr<FakeStore> with_store = std::make_shared<FakeStore>())
+      : store(std::move(with_store)) {
     const auto size = static_cast<int>(hosts.size());
     for (int rank = 0; rank < size; ++rank) {
       gone_.push_back(std::make_shared<std::atomic<bool>>(false));
@@ -127,6 +131,9 @@ class Ranks {
   void meet() {
     health::meet(monitors_);
   }
+  std::size_t size() const {
+    return monitors_.size();
+  }
   Monitor& operator[](std::size_t rank) {
     return *monitors_[rank];
   }
@@ -146,7 +153,7 @@ class Ranks {
     return *aborts_[rank];
   }
 
-  const std::shared_ptr<FakeStore> store = std::make_shared<FakeStore>();
+  const std::shared_ptr<FakeStore> store;
 
  private:
   std::vector<std::shared_ptr<Monitor>> monitors_;
