@@ -7,6 +7,7 @@ namespace ddpx::health {
 namespace {
 
 constexpr auto kBetweenLooks = std::chrono::milliseconds(500);
+constexpr int kMostLooks = 2;
 
 }  // namespace
 
@@ -33,18 +34,25 @@ void StoreMachine::mark_well(HostTable* table) const {
   }
 }
 
-// Asks twice: a machine that goes down may refuse connections for a moment before.
+// Asks until two answers are the same: a machine that goes down may refuse connections for a moment
+// before.
 bool StoreMachine::look(HostTable* table) const {
-  const auto first = access_.ask(access_.port);
-  std::this_thread::sleep_for(kBetweenLooks);
-  const auto state = access_.ask(access_.port) == first ? first : PortState::kUnknown;
-  const bool ended = state == PortState::kRefused;
+  auto state = access_.ask(access_.port);
+  auto before = PortState::kUnknown;
+  int looks = 0;
+  do {
+    before = state;
+    std::this_thread::sleep_for(kBetweenLooks);
+    state = access_.ask(access_.port);
+  } while (state != before && ++looks < kMostLooks);
+  const bool is_sure = is_lost(state) && state == before;
+  const bool ended = is_sure && state == PortState::kRefused;
   for (int rank = 0; table != nullptr && rank < size_; ++rank) {
     auto& entry = table->rank(rank);
     const auto who = Introduction::from_text(entry.introduction.read());
     if (entry.port != PortState::kUnknown && who) {
       const auto of_rank = ended ? access_.ask(who->port) : state;
-      entry.port = is_lost(state) && of_rank == state ? state : PortState::kOpen;
+      entry.port = is_sure && of_rank == state ? state : PortState::kOpen;
     }
   }
   return ended;

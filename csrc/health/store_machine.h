@@ -21,7 +21,7 @@ class StoreMachine {
   void mark_well(HostTable* table) const;
 
   // The store does not answer. Marks the ranks that are lost with it. Returns whether its process
-  // has ended. Waits for three seconds at most, and a second for each of the ranks.
+  // has ended. Waits for four seconds at most, and a second for each of the ranks.
   bool look(HostTable* table) const;
 
  private:

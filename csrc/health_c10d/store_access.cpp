@@ -102,8 +102,8 @@ health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store) {
           throw std::runtime_error("the process group was destroyed");
         }
         // torch would try to connect again for minutes.
-        if (ask(port) == health::PortState::kRefused) {
-          throw std::runtime_error("the store refuses connections");
+        if (health::is_lost(ask(port))) {
+          throw std::runtime_error("the store cannot be reached");
         }
         return std::make_unique<Connection>(held->clone());
       };

@@ -29,6 +29,7 @@ struct FakeStore {
   std::map<uint16_t, PortState> ports;  // of ranks on the machine of the store; others are open
   bool hung = false;
   PortState machine = PortState::kOpen;  // of ports that do not refuse
+  int num_refusals = 0;                  // of the store's port, before it has this state
   std::atomic<int> delay_ms{0};          // of each answer
   std::atomic<int> num_connections{0};
   std::atomic<int> num_requests{0};
@@ -53,9 +54,10 @@ struct FakeStore {
     const std::lock_guard<std::mutex> lock(mutex);
     ports[port] = state;
   }
-  void set_machine(PortState state) {
+  void set_machine(PortState state, int refusals) {
     const std::lock_guard<std::mutex> lock(mutex);
     machine = state;
+    num_refusals = refusals;
   }
   void put(const std::string& key, const std::string& text) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -147,7 +149,8 @@ inline StoreAccess access_to(const std::shared_ptr<FakeStore>& store, uint16_t o
   constexpr uint16_t kPort = 1;
   const auto ask = [store](uint16_t port) {
     const std::lock_guard<std::mutex> lock(store->mutex);
-    const auto of_store = store->server_ended ? PortState::kRefused : store->machine;
+    const bool refuses = store->server_ended || (port == kPort && store->num_refusals-- > 0);
+    const auto of_store = refuses ? PortState::kRefused : store->machine;
     const auto found = store->ports.find(port);
     return port == kPort ? of_store : found == store->ports.end() ? store->machine : found->second;
   };

@@ -163,7 +163,7 @@ TEST(LeaseTest, RanksWhosePortsRefuseHaveEndedWithTheStore) {
 TEST(LeaseTest, RanksOfAMachineThatDoesNotAnswerAreLostWithTheStore) {
   Ranks ranks("AAAB");
   std::this_thread::sleep_for(kTimeToAsk);
-  ranks.store->set_machine(PortState::kSilent);
+  ranks.store->set_machine(PortState::kSilent, /*refusals=*/1);  // as a machine that goes down
   EXPECT_EQ(lost_with_store(ranks, /*server_ended=*/false), (std::vector<int>{0, 1, 2}));
   EXPECT_TRUE(contains(ranks[3].report()->text(), "is lost: its machine does not answer"));
 }
