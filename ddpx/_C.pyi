@@ -232,7 +232,7 @@ class HealthRecord:
     def token(self) -> int:
         """Of the status page of the rank that it is about."""
 
-INTRODUCTION_BYTES: int
+INTRODUCTION_BYTES: int  # the most bytes of Monitor.introduction()
 
 class Monitor:
     """The failure detector of one rank in one group; see ``csrc/health/monitor.h``."""

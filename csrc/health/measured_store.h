@@ -45,7 +45,7 @@ class AnswerTimes {
     }
   }
 
-  // Whether there were any.
+  // Whether the store has answered at least once.
   bool any() const {
     return any_;
   }

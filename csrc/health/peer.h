@@ -56,7 +56,8 @@ class Peer {
   // When the host of the rank last wrote something new; 0 for ranks of this host.
   int64_t heard_ns() const;
 
-  // Of its port on the machine of the store, as this rank's host knows it.
+  // The state of the port at which the peer listens, as this rank's host knows it; see
+  // StoreMachine.
   PortState port() const;
 
  private:

@@ -48,7 +48,8 @@ struct StoreAccess {
 
   uint16_t port = 0;  // of the store
 
-  // Of this process, if its machine is that of the store. See listen_if_local().
+  // The port at which this process listens; 0 on other machines than that of the store. See
+  // listen_if_local().
   uint16_t own_port = 0;
 };
 

@@ -14,14 +14,14 @@ class StoreMachine {
   StoreMachine(StoreAccess access, int world_size)
       : access_(std::move(access)), size_(world_size) {}
 
-  // All ranks are known: asks for the ports of ranks of other hosts.
+  // Finds out which ports of ranks of other hosts are open. All ranks must be known.
   void meet(HostTable& table) const;
 
-  // The store answers.
+  // Marks all these ports as open again, since the store answers.
   void mark_well(HostTable* table) const;
 
-  // The store does not answer. Marks the ranks that are lost with it. Returns whether its process
-  // has ended. Waits for four seconds at most, and a second for each of the ranks.
+  // For a store that does not answer. Marks the ranks that are lost with it. Returns whether its
+  // process has ended. Waits for four seconds at most, and a second for each of the ranks.
   bool look(HostTable* table) const;
 
  private:

@@ -29,7 +29,7 @@ struct FakeStore {
   std::map<uint16_t, PortState> ports;  // of ranks on the machine of the store; others are open
   bool hung = false;
   PortState machine = PortState::kOpen;  // of ports that do not refuse
-  int num_refusals = 0;                  // of the store's port, before it has this state
+  int num_refusals = 0;                  // of the store's port, before it has the state `machine`
   std::atomic<int> delay_ms{0};          // of each answer
   std::atomic<int> num_connections{0};
   std::atomic<int> num_requests{0};

@@ -38,14 +38,14 @@ def _kill_host(hosts: RankedHosts, victim: int) -> End:
     return lambda: None
 
 
-def _kill_ranks(hosts: RankedHosts, victim: int) -> End:
-    for rank in hosts.ranks_beside(victim):
-        os.kill(hosts.pid_of(rank), signal.SIGKILL)
+def _kill_rank(hosts: RankedHosts, victim: int) -> End:
+    os.kill(hosts.pid_of(victim), signal.SIGKILL)
     return lambda: None
 
 
-def _kill_rank(hosts: RankedHosts, victim: int) -> End:
-    os.kill(hosts.pid_of(victim), signal.SIGKILL)
+def _kill_ranks(hosts: RankedHosts, victim: int) -> End:
+    for rank in hosts.ranks_beside(victim):
+        _kill_rank(hosts, rank)
     return lambda: None
 
 
