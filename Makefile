@@ -8,9 +8,9 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# One more worker than cores, since ranks often wait. Distribution by file, since ranks live on from
+# More workers than 2 cores, since ranks often wait. Distribution by file, since ranks live on from
 # test to test.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4)))
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py

@@ -46,7 +46,12 @@ def test_script_sees_its_own_folder_and_arguments(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "given", "threads"), [(2, None, "1"), (2, "3", "3"), (1, None, "None")]
+    ("num_ranks", "given", "threads"),
+    [
+        (2, None, "1"),
+        pytest.param(2, "3", "3", marks=pytest.mark.full_only),
+        (1, None, "None"),
+    ],
 )
 def test_ranks_get_one_thread_as_under_torchrun(monkeypatch, capfd, num_ranks, given, threads):
     """Without torchrun's banner."""
@@ -79,7 +84,12 @@ def test_script_that_starts_processes_gets_a_hint(script, hint):
 
 
 @pytest.mark.parametrize(
-    "words", [["waits.py"], ["trains_on.py"], ["--keep-survivors", "waits.py"]]
+    "words",
+    [
+        ["waits.py"],
+        pytest.param(["trains_on.py"], marks=pytest.mark.full_only),
+        ["--keep-survivors", "waits.py"],
+    ],
 )
 def test_interrupt_ends_all_ranks(words):
     process = subprocess.Popen(

@@ -101,18 +101,23 @@ def assert_printed(output: str, *patterns: str) -> None:
     [
         ("basic_spawn.py", [r"OK: 2 ranks on cpu agree after 30 steps, loss"]),
         ("checkpoint.py", [r"OK: 2 ranks on cpu resumed .* agree with unbroken training"]),
-        ("model_parallel.py", [r"both halves are on the cpu", r"OK: 2 ranks of a two-device"]),
+        pytest.param(
+            *("model_parallel.py", [r"both halves are on the cpu", r"OK: 2 ranks of a two-device"]),
+            marks=pytest.mark.full_only,
+        ),
         (
             "zero_redundancy.py",
             [r"plain Adam: \d+ bytes", r"bytes on rank 1", r"OK: same weights .* 50% of its state"],
         ),
-        (
+        pytest.param(
             "data_parallel_comparison.py",
             [r"DataParallel: .* runs on cpu", r"OK: same weights after 20 steps"],
+            marks=pytest.mark.full_only,
         ),
-        (
+        pytest.param(
             "several_device_ids.py",
             [r"ValueError: .*device_ids", r"OK: 2 processes agree, rank 0 with device_ids=None"],
+            marks=pytest.mark.full_only,
         ),
     ],
 )
