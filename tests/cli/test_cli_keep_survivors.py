@@ -37,7 +37,10 @@ def test_ranks_that_failed_before_a_restart_do_not_count_behind_it():
     assert done.stdout.count("ends well") == 2
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.full_only), signal.SIGTERM, signal.SIGKILL],
+)
 def test_nothing_is_left_behind(how):
     command = subprocess.Popen(
         [sys.executable, "-m", "ddpx", "run", "--keep-survivors", "waits.py"],

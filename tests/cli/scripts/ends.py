@@ -17,5 +17,5 @@ if end == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if end != "0":
     sys.exit(int(end))
-time.sleep(1)  # longer than a launcher would let the process live
+time.sleep(3)  # longer than a launcher would let the process live, and ranks start at other times
 print(f"rank {rank} ends well", flush=True)
