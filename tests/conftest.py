@@ -10,7 +10,6 @@ import late_device
 import plain_timeout
 import pytest
 from pairwise import cover_pairs
-from rank_pools import rank_pools
 
 from ddpx.testing import RankPool
 
@@ -107,14 +106,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         late_device.build()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[Callable[[int], RankPool]]:
-    """``ranks(n)`` returns a pool of n gloo ranks, which lives until the end of the session."""
-    with rank_pools() as get:
-        yield get
+    """``ranks(n)`` returns a pool of n gloo ranks, the same one for all tests of a file.
+
+    The threads of a gloo group wake a hundred times a second. So the groups that tests leave behind
+    must not live longer than their file.
+    """
+    pools: dict[int, RankPool] = {}
+    yield lambda world_size: pools.setdefault(world_size, RankPool(world_size))
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture(scope="session", params=[2, 3])
 def world(request: pytest.FixtureRequest) -> int:
-    """The number of ranks. Tests are grouped by this number, since starting ranks takes seconds."""
+    """The number of ranks. Tests are grouped by this number, so that ranks live on."""
     return int(request.param)

@@ -8,9 +8,9 @@ import pytest
 from device_ranks import DeviceRanks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def device_ranks(late_library: None) -> Iterator[Callable[[str, int], DeviceRanks]]:
-    """``device_ranks(device, world_size)`` returns ranks that live for the session."""
+    """``device_ranks(device, world_size)`` returns ranks, the same ones for all tests of a file."""
     made: dict[tuple[str, int], DeviceRanks] = {}
 
     def get(device: str, world_size: int) -> DeviceRanks:
