@@ -70,7 +70,10 @@ void Monitor::raise_if_failed(const std::string& said) {
   if (!found) {
     return;
   }
-  found->said = said;
+  // Over shm, the error of a call may be the report of another rank, which tells nothing more.
+  if (said.find("[ddpx rank ") == std::string::npos) {
+    found->said = said;
+  }
   const auto& failure = found->failure;
   const std::string name = error_name(failure.kind);
   if (failure.lost.empty()) {

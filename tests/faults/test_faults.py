@@ -148,7 +148,7 @@ def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> N
     assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, report)
     assert f"rank {case.victim_rank} (host " in report.text, report
     assert " has not come for " in report.text, report
-    assert ("] this rank is the late one, " in report.text) == (rank == case.victim_rank), report
+    assert ("] this rank is the late one, " in report.text) == (rank == case.victim_rank), report.text
 
 
 @pytest.mark.timeout(90)

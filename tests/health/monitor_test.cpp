@@ -89,6 +89,17 @@ TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
   EXPECT_TRUE(contains(text, "the store is gone")) << text;
 }
 
+TEST(MonitorTest, TheReportOfAnotherRankIsNotQuoted) {
+  Ranks ranks("AB");
+  ranks.store->lose();
+  const auto text = error_of([&] { ranks[1].explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "The backend said: broken")) << text;
+  const std::string other = "[ddpx shm rank 1, phase all_reduce #1] [ddpx rank 0, step 2] late";
+  const auto again = error_of([&] { ranks[1].explain_error(other); });
+  EXPECT_TRUE(contains(again, "rank 0 (host ")) << again;
+  EXPECT_FALSE(contains(again, "The backend said")) << again;
+}
+
 TEST(MonitorTest, ABrokenConnectionIsNoEndOfTheStore) {
   Ranks ranks("AB");
   ranks.store->lose(/*with_server=*/false);
