@@ -86,8 +86,10 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
     # Ranks that have finished their construction wait in the first step for the rank that died in
     # its construction.
     step = -1 if at_construction else 0 if case.phase == "construction" else STEP
-    assert report.step == step, where
-    assert at_construction or f", step {step}, phase " in report.text, where
+    # A rank that waits has given its gradients, so the others may have finished this step.
+    may_be_over = case.phase == "waiting" and report.phase == "between steps"
+    assert report.step == step or (may_be_over and report.step == step + 1), where
+    assert at_construction or f", step {report.step}, phase " in report.text, where
     assert f" rank {case.victim_rank} (host " in report.text, where
     assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, where)
     if case.at_construction:  # ranks may not have exchanged addresses yet
@@ -148,7 +150,9 @@ def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> N
     assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, report)
     assert f"rank {case.victim_rank} (host " in report.text, report
     assert " has not come for " in report.text, report
-    assert ("] this rank is the late one, " in report.text) == (rank == case.victim_rank), report.text
+    assert ("] this rank is the late one, " in report.text) == (rank == case.victim_rank), (
+        report.text
+    )
 
 
 @pytest.mark.timeout(90)
