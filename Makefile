@@ -8,8 +8,8 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# More workers than 2 cores, since ranks often wait. Distribution by file, since ranks live on from
-# test to test.
+# Ranks often wait, so four workers suit two cores, too. One worker runs a file, since ranks live on
+# from test to test.
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 

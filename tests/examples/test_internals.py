@@ -47,6 +47,7 @@ def as_shown(shown: tuple[str, ...], printed: str) -> bool:
     return re.fullmatch(pattern, printed) is not None
 
 
+# A command imports torch in up to three processes, so the short run has every second command.
 @pytest.mark.parametrize(
     "command",
     [

@@ -401,7 +401,7 @@ DTYPES: dict[str, dict[str, torch.dtype]] = {
     "grad": {"grad_dtype": torch.float32},
     "both": {"reduce_dtype": torch.float32, "grad_dtype": torch.float32},
 }
-LONG = pytest.mark.full_only
+FULL_ONLY = pytest.mark.full_only
 # Half a unit in the last place of bfloat16, plus a small float32 rounding error.
 ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
 FLOAT32 = 2.0**-21
@@ -480,7 +480,7 @@ def _check_dtypes(mode: str, dtypes: str, num_micro_steps: int) -> None:
 
 
 @modes
-@pytest.mark.parametrize("dtypes", ["reduce", pytest.param("grad", marks=LONG), "both"])
+@pytest.mark.parametrize("dtypes", ["reduce", pytest.param("grad", marks=FULL_ONLY), "both"])
 @pytest.mark.parametrize("num_micro_steps", [1, 3])
 def test_sums_of_several_parts_are_made_in_float32(ranks, mode, dtypes, num_micro_steps):
     ranks(4).run(_check_dtypes, mode, dtypes, num_micro_steps)
@@ -515,7 +515,7 @@ def _check_late_count(mode: str, dtypes: str) -> None:
 
 @modes
 @pytest.mark.parametrize(
-    "dtypes", [*(pytest.param(name, marks=LONG) for name in ("reduce", "grad")), "both"]
+    "dtypes", [*(pytest.param(name, marks=FULL_ONLY) for name in ("reduce", "grad")), "both"]
 )
 def test_several_parts_that_are_counted_late(ranks, mode, dtypes):
     ranks(4).run(_check_late_count, mode, dtypes)

@@ -7,7 +7,7 @@ from cmake_build import build_torch_free, run_suite
 
 SUITES = ("shm_tests", "health_tests", "core_tests")
 # The short run has one set of sanitizers for each suite. Ranks of shm are processes, so most of its
-# code has one thread. tests/shm uses the same build.
+# code has one thread. tests/shm/test_shm_gloo.py uses the same build as shm_tests.
 SHORT = [
     ("address,undefined", "shm_tests"),
     ("thread", "health_tests"),

@@ -17,5 +17,6 @@ if end == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if end != "0":
     sys.exit(int(end))
-time.sleep(3)  # longer than a launcher would let the process live, and ranks start at other times
+# Longer than a launcher would let the process live. Other ranks may start seconds later.
+time.sleep(3)
 print(f"rank {rank} ends well", flush=True)
