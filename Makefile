@@ -38,7 +38,7 @@ test: packages build  ## run most tests, with a part of large matrices
 	$(PYTEST)
 
 test-all: packages build  ## run all tests, also the longest ones, with large matrices in full
-	$(PYTEST) --full
+	$(PYTEST) --full -m "not alone"; others=$$?; $(BIN)/python -m pytest --full -m alone && exit $$others
 
 sanitize: build  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz
 	$(BIN)/python scripts/sanitize.py

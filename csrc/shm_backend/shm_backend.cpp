@@ -33,6 +33,15 @@ Tensors each(at::Tensor (*change)(const at::Tensor&), const Tensors& tensors) {
   return changed;
 }
 
+int64_t checked_timeout_ms(std::chrono::milliseconds timeout) {
+  TORCH_CHECK(
+      timeout.count() > 0,
+      "[ddpx shm] the timeout of a group must be at least 1 ms, but is ",
+      timeout.count(),
+      " ms. Pass a longer timeout.");
+  return timeout.count();
+}
+
 // Whether gloo, which connects hosts, can reduce the dtype.
 bool supported_between_hosts(at::ScalarType dtype) {
   return dtype != at::kBool && dtype != at::kShort;
@@ -59,7 +68,7 @@ ShmBackend::ShmBackend(
       arena_(std::make_shared<shm::Arena>()),
       order_(options.order),
       inner_(std::move(inner)),
-      timeout_ms_(options.timeout.count()) {
+      timeout_ms_(checked_timeout_ms(options.timeout)) {
   const auto make_group = [&](const c10::intrusive_ptr<c10d::Store>& of_group) {
     StoreChannel channel(of_group);
     return std::make_shared<shm::Group>(channel, rank, size, group_options(options), arena_);
@@ -157,7 +166,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::inner() const {
 }
 
 void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
-  timeout_ms_ = timeout.count();
+  timeout_ms_ = checked_timeout_ms(timeout);
   inner()->setTimeout(timeout);
 }
 

@@ -97,6 +97,8 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
     order, identity = shm_options.chosen_order(), shm_options.chosen_identity()
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout
+    if timeout < timedelta(milliseconds=1):
+        raise _bad_timeout(timeout)
     backend = _C.ShmBackend(
         dist.PrefixStore("shm", store),
         rank,
@@ -152,6 +154,13 @@ def _bad_shm_order(order: object) -> ValueError:
         f"the shm backend has no order {order!r}. Pass 'gloo' (the same bits as gloo) or 'fixed' "
         "(sums in rank order, for any bucket size). "
         "Set the order by ddpx.ShmOptions(order=...) or by DDPX_SHM_ORDER."
+    )
+
+
+def _bad_timeout(timeout: timedelta) -> ValueError:
+    return ValueError(
+        f"the timeout of an shm group must be at least 1 ms, but is {timeout.total_seconds()} s. "
+        "Pass a longer timeout, or none: torch's default is 30 minutes."
     )
 
 

@@ -11,6 +11,7 @@ from cli_process import ROOT, environment
 pytestmark = pytest.mark.timeout(3600)
 
 
+@pytest.mark.alone
 @pytest.mark.full_only
 def test_twenty_pairs(tmp_path):
     page = tmp_path / "timeline.md"

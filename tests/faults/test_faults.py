@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fault_cases import CAUSE, FAULTS, MODES, PHASES, STEP, Case, Report, train
-from fault_ranks import Ending, run_ranks
+from fault_ranks import Ending, HoldUps, run_ranks
 from pairwise import all_rows, cover_pairs
 
 DEADLINE_S = 5.0
@@ -157,7 +157,11 @@ def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> N
 
 @pytest.mark.timeout(90)
 def test_every_survivor_says_who_what_where(case: Case) -> None:
-    check(case, run(case))
+    with HoldUps() as hold_ups:
+        endings = run(case)
+    # pytest shows this if the test fails. A wait does not count time in which its rank was stopped.
+    print(f"Processes were held up for at most {hold_ups.longest_s:.2f} s.", *endings, sep="\n")
+    check(case, endings)
 
 
 @pytest.mark.full_only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable
@@ -36,10 +37,10 @@ INTS = st.one_of(
     st.integers(0, 4), st.sampled_from([-1, -HUGE - 1, HUGE, 2**31, 2**32, 2**64, 10**30, 1 << 16])
 )
 FLOATS = st.sampled_from([0.0, 0.01, -1.0, math.nan, math.inf, -math.inf, 1e308, 5e-324])
-# Times that a call may wait are short. No value overflows in pybind11's own conversion, as 300,000
-# years would.
+# Within 1 s each call succeeds that can, also on a busy machine: later draws depend on its success.
+# No value overflows in pybind11's own conversion, as 300,000 years would.
 DURATIONS = st.sampled_from(
-    [timedelta(milliseconds=50), timedelta(0), timedelta(seconds=-1)]
+    [timedelta(seconds=1), timedelta(0), timedelta(seconds=-1)]
     + [timedelta(days=sign * 100_000) for sign in (-1, 1)]
 )
 DTYPES = st.sampled_from(
@@ -136,6 +137,7 @@ class Groups:
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ddpx-fuzz-"))
+        self._numbers = itertools.count()
         self.store = self.new_store()
         c10d.ProcessGroupGloo = OneThreadGloo
         dist.init_process_group("gloo", store=self.new_store(), rank=0, world_size=1)
@@ -152,8 +154,7 @@ class Groups:
         dist.destroy_process_group(destroyed_shm)
 
     def new_store(self) -> dist.FileStore:
-        number = len(list(self._directory.iterdir()))
-        path = self._directory / str(number)
+        path = self._directory / str(next(self._numbers))  # a store deletes its file at its end
         path.touch()
         store = dist.FileStore(str(path), 1)
         store.set_timeout(timedelta(seconds=1))

@@ -23,6 +23,7 @@ def _first_cause(timeline: Timeline) -> str:
     return findings[0].cause if findings else HEALTHY
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_first_sentence_names_the_cause(cause, whole, ranks):
     if cause == "shared cores" and len(os.sched_getaffinity(0)) < 2:

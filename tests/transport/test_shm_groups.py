@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,14 @@ def _check_errors() -> None:
         dist.new_group(backend="shm", pg_options=3)
     with pytest.raises(ValueError, match="no order 'ring'"):
         dist.new_group(backend="shm", pg_options=ddpx.ShmOptions(order="ring"))
+    for timeout in (timedelta(0), timedelta(seconds=-1)):
+        with pytest.raises(ValueError, match="timeout of an shm group must be at least 1 ms"):
+            dist.new_group(backend="shm", timeout=timeout)
+    backend = dist.new_group(backend="shm")._get_backend(CPU)
+    before = backend.timeout
+    with pytest.raises(RuntimeError, match="must be at least 1 ms, but is 0 ms"):
+        backend.set_timeout(timedelta(0))
+    assert backend.timeout == before
 
 
 def test_wrong_options(ranks):
