@@ -28,8 +28,10 @@ std::optional<Failure> CauseSearch::find(Reason reason, int64_t since_ns) const 
                                                         : find_lost_store(StoreState::kEnded);
   }
   if (!failure && reason == Reason::kSearchIsOver) {
-    const auto first = state_.peers.peer(0);
-    failure = first && !first->local() ? find_lost_store(StoreState::kLost) : std::nullopt;
+    const auto serving = state_.peers.store_rank();
+    const auto server = serving ? state_.peers.peer(*serving) : nullptr;
+    const bool is_far = !serving || (server && !server->local());
+    failure = is_far ? find_lost_store(StoreState::kLost) : std::nullopt;
   }
   return failure;
 }
@@ -71,7 +73,8 @@ std::optional<Failure> CauseSearch::find_silent(int64_t since_ns) const {
 }
 
 // Without the store, ranks cannot hear of failures of other hosts. Before all ranks are known, this
-// matters only if rank 0 is not known, and a store that is slow or stopped is no failure.
+// matters only if the rank that serves the store is not known, and a store that is slow or stopped
+// is no failure.
 std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
   const auto store = state_.channel->store_state();
   const auto* table = state_.table();
@@ -83,8 +86,10 @@ std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
   if (stage == HostTable::Stage::kManyHosts) {
     return state_.peers.store_lost(store != StoreState::kEnded);
   }
-  const bool first_is_unknown = state_.group.rank != 0 && !state_.peers.peer(0);
-  return first_is_unknown && store == StoreState::kEnded
+  const auto serving = state_.peers.store_rank();
+  const bool server_is_unknown =
+      !serving || (*serving != state_.group.rank && !state_.peers.peer(*serving));
+  return server_is_unknown && store == StoreState::kEnded
              ? state_.peers.find_unknown(/*store_answers=*/false)
              : std::nullopt;
 }

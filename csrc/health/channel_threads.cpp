@@ -55,9 +55,9 @@ void ChannelThreads::post_failure(const std::string& text) {
   add_post([this, text](Store& store) { channel_.post_failure(store, text); });
 }
 
-void ChannelThreads::leave() {
-  add_post([this](Store& store) {
-    channel_.leave(store);
+void ChannelThreads::leave(bool serves_store) {
+  add_post([this, serves_store](Store& store) {
+    channel_.leave(store, serves_store);
     stop();
   });
 }
@@ -125,8 +125,8 @@ void ChannelThreads::set_phase(const Lock&, Phase next) {
 void ChannelThreads::start() {
   const Lock lock(mutex_);
   if (phase_ == Phase::kIdle) {
+    std::thread([self = shared_from_this()] { self->run(); }).detach();  // may throw
     set_phase(lock, Phase::kWorking);
-    std::thread([self = shared_from_this()] { self->run(); }).detach();
   }
 }
 
@@ -140,11 +140,14 @@ bool ChannelThreads::goes_on(bool keeps) {
   return false;
 }
 
-// After an error.
-void ChannelThreads::recover() {
-  if (machine_.look(table())) {
-    const Lock lock(mutex_);
-    set_phase(lock, Phase::kEnded);
+void ChannelThreads::ask_for_store() noexcept {
+  try {
+    if (machine_.look(table())) {
+      const Lock lock(mutex_);
+      set_phase(lock, Phase::kEnded);
+    }
+  } catch (const std::exception&) {
+    // Out of memory, for example. The next error leads here again.
   }
 }
 
@@ -163,12 +166,12 @@ void ChannelThreads::run() {
       keeps = work(*store, listening);
       if (!keeps && listening.stop_possible()) {
         listening.request_stop();
-        listening = std::stop_source(std::nostopstate);
         store->set({channel_.wake_key()}, "wake");
+        listening = std::stop_source(std::nostopstate);
       }
     } catch (const std::exception&) {
       store.reset();
-      recover();
+      ask_for_store();
       const Lock lock(mutex_);
       keeps = !stops_;
       if (stops_) {
@@ -235,11 +238,11 @@ void ChannelThreads::hurry() {
 
 void ChannelThreads::listen(const std::stop_token& stop) {
   std::unique_ptr<Store> store;
-  machine_.meet(*table());
   while (!stop.stop_requested() && phase() != Phase::kEnded && !table()->failure_posted) {
     try {
       if (!store) {
         store = access_.connect();
+        machine_.meet(*table());
       }
       if (channel_.listen(*store)) {
         hurry();
@@ -248,7 +251,7 @@ void ChannelThreads::listen(const std::stop_token& stop) {
       }
     } catch (const std::exception&) {
       store.reset();
-      recover();
+      ask_for_store();
     }
   }
 }

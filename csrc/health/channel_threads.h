@@ -46,7 +46,7 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
   void look(int64_t awake_ns);
 
   void post_failure(const std::string& text);
-  void leave();
+  void leave(bool serves_store);
 
   // Waits until everything is posted. Returns false at `deadline`.
   bool flush(std::chrono::steady_clock::time_point deadline);
@@ -55,6 +55,10 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
   void stop();
 
   StoreState store_state() const;
+
+  // Finds out whether the process of the store has ended. Takes a second, or some where its machine
+  // does not answer.
+  void ask_for_store() noexcept;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -75,7 +79,6 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
   bool work(Store& store, std::stop_source& listening);
   bool post_all(Store& store);
   void listen(const std::stop_token& stop);
-  void recover();
   void wait_until(int64_t due_ns);
   void hurry();
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <set>
 #include <sstream>
+#include <utility>
 
 #include "fields.h"
 
@@ -12,7 +14,41 @@ namespace {
 
 std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
 
-constexpr std::size_t kNumFields = 6;  // of a lost rank
+constexpr std::size_t kNumFields = 6;        // of a lost rank
+constexpr std::size_t kMostRanks = 1 << 16;  // of a group
+constexpr const char* kTooManyToTell = "is lost, too";
+
+// "0-7,12". `separators`: within a range, and between ranges.
+std::string ranges_of(const std::set<int>& ranks, std::pair<const char*, const char*> separators) {
+  std::string text;
+  for (auto rank = ranks.begin(); rank != ranks.end();) {
+    const int first = *rank;
+    int last = first;
+    while (++rank != ranks.end() && *rank == last + 1) {
+      last = *rank;
+    }
+    text += (text.empty() ? "" : separators.second) + std::to_string(first);
+    text += last == first ? "" : separators.first + std::to_string(last);
+  }
+  return text;
+}
+
+std::set<int> ranks_from(const std::string& text) {
+  std::set<int> ranks;
+  std::istringstream ranges(text);
+  for (std::string range; std::getline(ranges, range, ',');) {
+    const auto dash = range.find('-');
+    const auto first = to_number<int>(range.substr(0, dash));
+    const auto last = dash == std::string::npos ? first : to_number<int>(range.substr(dash + 1));
+    if (!first || !last) {
+      break;
+    }
+    for (int rank = *first; rank <= *last && ranks.size() < kMostRanks; ++rank) {
+      ranks.insert(rank);
+    }
+  }
+  return ranks;
+}
 
 // What to do about the cause.
 std::string remedy(const Failure& failure) {
@@ -70,7 +106,12 @@ const char* error_name(FailureKind kind) {
 }
 
 std::string Failure::to_text() const {
-  auto text = join_fields({std::to_string(static_cast<int>(kind)), how});
+  std::set<int> ranks;
+  for (const auto& each : lost) {
+    ranks.insert(each.rank);
+  }
+  auto text =
+      join_fields({std::to_string(static_cast<int>(kind)), how, ranges_of(ranks, {"-", ","})});
   for (const auto& each : lost) {
     text += join_fields(
         {std::to_string(each.rank),
@@ -85,13 +126,13 @@ std::string Failure::to_text() const {
 
 std::optional<Failure> Failure::from_text(const std::string& text) {
   const auto fields = split_fields(text);
-  const auto code = fields.size() < 2 ? std::nullopt : to_number<int>(fields[0]);
+  const auto code = fields.size() < 3 ? std::nullopt : to_number<int>(fields[0]);
   if (!code || *code < 0 || *code > static_cast<int>(FailureKind::kMismatch)) {
     return std::nullopt;
   }
   Failure failure{static_cast<FailureKind>(*code), {}, fields[1]};
-  // Where the text was too long for its place, the last lost ranks are missing.
-  for (std::size_t at = 2; at + kNumFields <= fields.size(); at += kNumFields) {
+  auto ranks = ranks_from(fields[2]);
+  for (std::size_t at = 3; at + kNumFields <= fields.size(); at += kNumFields) {
     const auto rank = to_number<int>(fields[at]);
     const auto pid = to_number<int>(fields[at + 2]);
     if (!rank || !pid) {
@@ -99,10 +140,13 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
     }
     failure.lost.push_back(
         {*rank, fields[at + 1], *pid, fields[at + 3], fields[at + 4], fields[at + 5]});
+    ranks.erase(*rank);
   }
-  const bool nobody_lost = failure.kind == FailureKind::kMismatch ||
-                           (failure.kind == FailureKind::kStalled && !failure.how.empty());
-  return nobody_lost || !failure.lost.empty() ? std::make_optional(failure) : std::nullopt;
+  for (const int rank : ranks) {
+    failure.lost.push_back({rank, "unknown", 0, kTooManyToTell, {}, {}});
+  }
+  const bool is_whole = failure.kind == FailureKind::kMismatch || !failure.how.empty();
+  return is_whole || !failure.lost.empty() ? std::make_optional(failure) : std::nullopt;
 }
 
 std::string Failure::describe(const RankNames& names) const {
@@ -111,7 +155,12 @@ std::string Failure::describe(const RankNames& names) const {
   }
   std::ostringstream out;
   const char* separator = "";
+  std::set<int> others;
   for (const auto& lost_rank : lost) {
+    if (lost_rank.what == kTooManyToTell) {
+      others.insert(lost_rank.rank);
+      continue;
+    }
     out << separator << "rank " << lost_rank.rank << " (" << names.prefix(lost_rank.rank) << "host "
         << lost_rank.host;
     if (lost_rank.pid != 0) {
@@ -125,6 +174,10 @@ std::string Failure::describe(const RankNames& names) const {
       out << "; it was last seen in " << lost_rank.last_seen;
     }
     separator = ". And ";
+  }
+  if (!others.empty()) {
+    out << separator << "rank " << ranges_of(others, {" to ", ", "})
+        << (others.size() == 1 ? " is lost, too" : " are lost, too");
   }
   return out.str();
 }

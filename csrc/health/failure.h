@@ -31,13 +31,14 @@ struct LostRank {
 struct Failure {
   FailureKind kind = FailureKind::kDead;
   std::vector<LostRank> lost;
-  std::string how;  // where nobody is lost: what each rank did
+  std::string how;  // where no rank of the group is lost: what has happened
 
   // The first lost rank, for whose sake others fail; -1 if none is lost.
   int first_rank() const {
     return lost.empty() ? -1 : lost.front().rank;
   }
 
+  // A text that was cut off has all lost ranks, but the details of the first ones only.
   std::string to_text() const;
   static std::optional<Failure> from_text(const std::string& text);
 

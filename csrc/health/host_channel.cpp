@@ -11,17 +11,20 @@
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kFastNs = 500'000'000;       // between messages while a rank needs them
-constexpr int64_t kCallNs = 5'000'000'000;     // how long a call makes hosts write fast
-constexpr int64_t kPromptNs = 1'000'000'000;   // a slower answer says nothing about other hosts
-constexpr int64_t kTurnNs = 500'000'000;       // between ranks that take over from an ended keeper
-constexpr int64_t kReadOfHostNs = 10'000'000;  // many hosts read each other less often
-constexpr std::size_t kNumWatched = 9;         // so that eight adjacent hosts can be lost at once
+constexpr int64_t kFastNs = 500'000'000;      // between messages while a rank needs them
+constexpr int64_t kCallNs = 5'000'000'000;    // how long a call makes hosts write fast
+constexpr int64_t kPromptNs = 1'000'000'000;  // a slower answer says nothing about other hosts
+constexpr int64_t kTurnNs = 500'000'000;      // between ranks that take over from an ended keeper
+constexpr std::size_t kNumWatched = 9;        // so that eight adjacent hosts can be lost at once
 
 // Kinds of events.
 constexpr const char* kFailure = "failure";
 constexpr const char* kCall = "call";
 constexpr const char* kLeaving = "leaving";
+
+// In messages.
+constexpr const char* kLeft = "left";
+constexpr const char* kLeftMark = "L";
 
 std::string kind_of(const std::string& event) {
   const auto fields = split_fields(event);
@@ -75,12 +78,12 @@ bool HostChannel::post_declared(Store& store) {
   return failure.has_value();
 }
 
-void HostChannel::leave(Store& store) {
+void HostChannel::leave(Store& store, bool serves_store) {
   post_declared(store);
   if (table_->keeper_plus_1 == settings_.own.rank + 1) {
-    write(store, {});
+    write(store, message(kLeft));
   }
-  if (settings_.own.rank == 0) {
+  if (serves_store) {
     post(store, kLeaving, {});
   }
 }
@@ -180,7 +183,8 @@ int64_t HostChannel::period_ns() const {
 void HostChannel::renew(Store& store) {
   const auto start = now_();
   renewal_ns_ = start + period_ns();
-  write(store, message());
+  // The time is a counter that another keeper of this host can continue.
+  write(store, message(std::to_string(start)));
   const int64_t renewed_ns = table_->renewed_ns;
   if (keeper_.cut_off_ns == 0 && start - renewed_ns > settings_.lease_ns) {
     keeper_.cut_off_ns = start;
@@ -230,20 +234,21 @@ std::size_t HostChannel::num_watched() const {
 
 void HostChannel::check(Store& store) {
   const std::span<Host> hosts(keeper_.others.data(), num_watched());
-  const auto many = static_cast<int64_t>(hosts.size()) * kReadOfHostNs;
+  const int64_t all_take_ns = table_->between_reads_ns;
   const auto start = now_();
   read(store, hosts);
   const auto end = now_();
   keeper_.check_ns = start + period_ns();
   if (hosts.size() == keeper_.others.size()) {
     table_->read_ns = end;
-    keeper_.read_all_ns = start + many;
+    keeper_.read_all_ns = start + all_take_ns;
   }
   const auto silent_for = [](int64_t limit_ns) {
     return [limit_ns](const Host& host) { return host.silent_ns >= limit_ns; };
   };
   const auto has_answered = [](const Host& host) { return host.has_answered || host.has_left; };
-  const auto does_not_answer = [=, limit_ns = settings_.lease_ns / 3 + many](const Host& host) {
+  const auto does_not_answer = [=,
+                                limit_ns = settings_.lease_ns / 3 + all_take_ns](const Host& host) {
     return !has_answered(host) && host.silent_ns > limit_ns;
   };
   const auto& next = keeper_.others.front();
@@ -312,23 +317,22 @@ void HostChannel::declare_lost(Store& store, const std::function<bool(const Host
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// Four fields: a counter, the number of events that this host has handled, calls, and the
-// activities of the ranks of the host, in order. A host that has left has an empty message.
-std::string HostChannel::message() const {
+// Four fields: a counter, or kLeft; the number of events that this host has handled; calls; and the
+// activities of the ranks of the host, in order. Ranks that have left are marked.
+std::string HostChannel::message(const std::string& counter) const {
   std::vector<std::string> ranks;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
     if (table_->is_member(rank)) {
-      ranks.push_back(std::to_string(table_->rank(rank).activity.load().packed()));
+      const auto& entry = table_->rank(rank);
+      ranks.push_back(
+          std::to_string(entry.activity.load().packed()) + (entry.has_left ? kLeftMark : ""));
     }
   }
-  // The time is a counter that another keeper of this host can continue.
-  const auto counter = std::to_string(now_());
   const auto num_handled = std::to_string(table_->next_event);
   return join_fields({counter, num_handled, probe_->calls(), join_fields(ranks)});
 }
 
 void HostChannel::absorb(Host& host, const std::string& message) {
-  host.has_left = message.empty();
   if (host.message == message) {
     return;
   }
@@ -336,12 +340,17 @@ void HostChannel::absorb(Host& host, const std::string& message) {
   host.silent_ns = 0;
   const auto now = now_();
   const auto fields = split_fields(message);
+  host.has_left = !fields.empty() && fields[0] == kLeft;
   if (fields.size() == 4) {
     host.has_answered = to_number<uint32_t>(fields[1]).value_or(0) > keeper_.call_event;
   }
-  const auto ranks = split_fields(fields.empty() ? std::string() : fields.back());
+  auto ranks = split_fields(fields.empty() ? std::string() : fields.back());
   for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size()); ++i) {
     auto& entry = table_->rank(host.ranks[i]);
+    if (ranks[i].ends_with(kLeftMark)) {
+      ranks[i].pop_back();
+      entry.has_left = true;
+    }
     const auto activity = to_number<uint64_t>(ranks[i]).value_or(0);
     if (!entry.activity.is_known() || entry.activity.load().packed() != activity) {
       // Clocks of other machines are not comparable.

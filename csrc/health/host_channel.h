@@ -95,8 +95,9 @@ class HostChannel {
   void post_failure(Store& store, const std::string& text);
 
   // This rank leaves without an error. If it is the keeper, its host is silent from now on, until
-  // another rank takes over. If it is rank 0, the end of the store is no failure from now on.
-  void leave(Store& store);
+  // another rank takes over. If it serves the store, the end of the store is no failure from now
+  // on.
+  void leave(Store& store, bool serves_store);
 
  private:
   struct Host {
@@ -131,7 +132,7 @@ class HostChannel {
   void absorb(Host& host, const std::string& message);
   void declare_lost(Store& store, const std::function<bool(const Host&)>& is_lost);
   std::size_t num_watched() const;
-  std::string message() const;
+  std::string message(const std::string& counter) const;
   bool is_wanted() const;
   int64_t period_ns() const;
 
@@ -152,7 +153,8 @@ class HostChannel {
     bool is_prompt = true;      // the last answer came in time
     int64_t num_read = 0;       // ranks that had introduced themselves when the list was read
     int64_t check_ns = 0;
-    int64_t read_all_ns = 0;  // when all hosts may be read again for a rank that waits
+    int64_t read_all_ns =
+        0;  // when all ranks, or all hosts, may be read again for a rank that waits
     int64_t cut_off_ns = 0;   // when this host noticed that its lease had ended; 0: not
     uint32_t call_event = 0;  // a host that has handled this event was alive after `cut_off_ns`
   } keeper_;

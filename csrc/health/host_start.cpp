@@ -11,6 +11,8 @@ namespace ddpx::health {
 namespace {
 
 constexpr int64_t kPollNs = 200'000'000;  // between requests for the count of ranks that have come
+constexpr int64_t kReadOfRankNs = 2'000'000;   // many ranks are listed less often
+constexpr int64_t kReadOfHostNs = 10'000'000;  // many hosts read each other less often
 
 }  // namespace
 
@@ -111,8 +113,10 @@ int64_t HostChannel::gather(Store& store) {
   listen(store);
   const auto count = store.add(kCount, 0);
   const bool all_came = count >= settings_.world_size;
-  if (all_came || (is_wanted() && count != keeper_.num_read)) {
+  const bool has_changed = count != keeper_.num_read && now_() >= keeper_.read_all_ns;
+  if (all_came || (is_wanted() && has_changed)) {
     keeper_.num_read = count;
+    keeper_.read_all_ns = now_() + settings_.world_size * kReadOfRankNs;  // the list is long
     if (read_ranks(store)) {
       end_start();
       return now_();
@@ -163,9 +167,13 @@ void HostChannel::end_start() {
 // The ring: hosts by their lowest ranks, from this host on.
 void HostChannel::build_ring() {
   auto& others = keeper_.others;
+  int lowest = settings_.own.rank;  // of this host
   std::unordered_map<uint64_t, std::size_t> places;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
     const uint64_t token = table_->rank(rank).host;
+    if (table_->is_member(rank)) {
+      lowest = std::min(lowest, rank);
+    }
     if (token == 0 || table_->is_member(rank)) {
       continue;
     }
@@ -175,10 +183,12 @@ void HostChannel::build_ring() {
     }
     others[place->second].ranks.push_back(rank);
   }
-  const auto next = std::find_if(others.begin(), others.end(), [this](const Host& host) {
-    return host.ranks.front() > settings_.own.rank;
+  const auto next = std::find_if(others.begin(), others.end(), [lowest](const Host& host) {
+    return host.ranks.front() > lowest;
   });
   std::rotate(others.begin(), next, others.end());
+  keeper_.read_all_ns = 0;
+  table_->between_reads_ns = static_cast<int64_t>(others.size()) * kReadOfHostNs;
 }
 
 }  // namespace ddpx::health

@@ -6,7 +6,8 @@
 namespace ddpx::health {
 namespace {
 
-// Another rank writes its failure within this time, unless it died while it wrote.
+// Another rank writes its failure within this time, unless it died while it wrote. Then one of the
+// ranks that wait takes its place.
 constexpr auto kTimeToWrite = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -25,17 +26,19 @@ void HostTable::introduce(const Introduction& who, uint64_t host_of_rank) {
 }
 
 std::string HostTable::declare(int rank, const std::string& text, int64_t now_ns) {
-  int32_t nobody = 0;
-  if (declared_by_plus_1.compare_exchange_strong(nobody, rank + 1)) {
-    failure.write(text);
-    declared_ns = now_ns;
-    return text;
+  int32_t writer = 0;
+  while (!declared_by_plus_1.compare_exchange_strong(writer, rank + 1)) {
+    const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
+    while (declared_ns == 0 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (const auto standing = declared()) {
+      return *standing;
+    }
   }
-  const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
-  while (declared_ns == 0 && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return declared().value_or(text);
+  failure.write(text);
+  declared_ns = now_ns;
+  return text;
 }
 
 std::optional<std::string> HostTable::declared() const {

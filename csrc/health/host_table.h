@@ -28,6 +28,7 @@ struct HostTable {
     SharedActivity activity;        // `since_ns`, by the clock of this host
     std::atomic<int64_t> heard_ns;  // when its last message was new; 0 for ranks of this host
     std::atomic<PortState> port;    // see StoreMachine
+    std::atomic<bool> has_left;     // its script, or its group, has ended without an error
     SharedText<Introduction::kMostBytes> introduction;
   };
 
@@ -38,19 +39,20 @@ struct HostTable {
   // The first failure that a rank of this host declared. All ranks of the host report this one.
   std::atomic<int32_t> declared_by_plus_1;
   std::atomic<int64_t> declared_ns;  // 0 until `failure` is complete
-  SharedText<8192> failure;
+  SharedText<16384> failure;
   std::atomic<bool> failure_posted;  // all hosts hear of it, or of an earlier one
 
   std::atomic<Stage> stage;
   std::atomic<int32_t> keeper_plus_1;
-  std::atomic<int64_t> renewed_ns;       // the start of the last successful renewal of the lease
-  std::atomic<int64_t> wanted_until_ns;  // until then a rank needs fresh states of other hosts
-  std::atomic<int64_t> read_ns;          // when the keeper last read the states of all other hosts
-  std::atomic<uint32_t> store_state;     // StoreState, as the keeper sees it
-  std::atomic<int64_t> store_state_ns;   // when the keeper wrote `store_state`
-  std::atomic<uint32_t> next_event;      // see HostChannel::post
-  std::atomic<bool> store_may_end;       // rank 0 has left without an error
-  Rank ranks[1];                         // of the whole group; see num_bytes
+  std::atomic<int64_t> renewed_ns;        // the start of the last successful renewal of the lease
+  std::atomic<int64_t> wanted_until_ns;   // until then a rank needs fresh states of other hosts
+  std::atomic<int64_t> read_ns;           // when the keeper last read the states of all other hosts
+  std::atomic<int64_t> between_reads_ns;  // of these, while a rank waits
+  std::atomic<uint32_t> store_state;      // StoreState, as the keeper sees it
+  std::atomic<int64_t> store_state_ns;    // when the keeper wrote `store_state`
+  std::atomic<uint32_t> next_event;       // see HostChannel::post
+  std::atomic<bool> store_may_end;        // rank 0 has left without an error
+  Rank ranks[1];                          // of the whole group; see num_bytes
 
   static std::size_t num_bytes(int world_size) {
     return sizeof(HostTable) + sizeof(Rank) * static_cast<std::size_t>(world_size - 1);

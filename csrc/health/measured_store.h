@@ -18,7 +18,7 @@ namespace ddpx::health {
 enum class StoreState : uint32_t {
   kAnswers,  // or no request is necessary
   kSlow,     // it answers late, or has just done so: others may have been late to write, too
-  kLost,     // no answer for 2 s, or the connection broke
+  kLost,     // no answer for 2 s longer than the last one took, or the connection broke
   kSilent,   // no answer for a lease
   kEnded,    // its port refuses connections: its process has ended
 };
@@ -34,7 +34,8 @@ class AnswerTimes {
     try {
       auto answer = request();
       const auto now = now_ns();
-      late_ns_ = now - asked_ns_ > kTimeToAnswerNs ? now : late_ns_.load();
+      took_ns_ = now - asked_ns_;
+      late_ns_ = took_ns_ > kTimeToAnswerNs ? now : late_ns_.load();
       is_broken_ = false;
       any_ = true;
       asked_ns_ = 0;  // last: the store must not seem well in between
@@ -56,10 +57,10 @@ class AnswerTimes {
     const int64_t asked = asked_ns_;
     const auto overdue = asked != 0 ? now - std::max(asked, awake_ns) : 0;
     const bool was_late = late_ns_ != 0 && now - late_ns_ < kCatchUpNs;
-    return overdue > lease_ns                      ? StoreState::kSilent
-           : is_broken_ || overdue > kLostNs       ? StoreState::kLost
-           : was_late || overdue > kTimeToAnswerNs ? StoreState::kSlow
-                                                   : StoreState::kAnswers;
+    return overdue > lease_ns                           ? StoreState::kSilent
+           : is_broken_ || overdue > kLostNs + took_ns_ ? StoreState::kLost
+           : was_late || overdue > kTimeToAnswerNs      ? StoreState::kSlow
+                                                        : StoreState::kAnswers;
   }
 
  private:
@@ -68,6 +69,7 @@ class AnswerTimes {
   static constexpr int64_t kCatchUpNs = 1'000'000'000;  // others write, and then this rank reads
 
   std::atomic<int64_t> asked_ns_{0};  // since when the store has not answered; 0: it has
+  std::atomic<int64_t> took_ns_{0};   // how long its last answer took
   std::atomic<int64_t> late_ns_{0};   // when it last answered late
   std::atomic<bool> is_broken_{false};
   std::atomic<bool> any_{false};

@@ -121,12 +121,19 @@ void Monitor::leave() {
     return;
   }
   page().leave();
-  const int rank = state_->group.rank;
-  if (!state_->has_lease() || failed()) {
-    return;
-  }
-  if (rank == 0 || state_->table()->keeper_plus_1 == rank + 1) {
-    state_->channel->leave();
+  try {
+    state_->meet();  // the other hosts may have become known only now
+    const int rank = state_->group.rank;
+    const bool serves_store = peers().store_rank() == rank;
+    if (auto* table = state_->table()) {
+      table->rank(rank).has_left = true;
+    }
+    const bool is_keeper = state_->has_lease() && state_->table()->keeper_plus_1 == rank + 1;
+    if (state_->has_lease() && !failed() && (serves_store || is_keeper)) {
+      state_->channel->leave(serves_store);
+    }
+  } catch (const std::exception&) {
+    // Out of memory or threads, for example. Other hosts see that the lease ends.
   }
 }
 
@@ -144,12 +151,12 @@ void Monitor::await_delivery(const std::vector<std::shared_ptr<Monitor>>& monito
 // Waits until the store has what this rank posted. Returns whether other hosts have to read it
 // before this process ends.
 bool Monitor::must_be_read(std::chrono::steady_clock::time_point deadline) const {
-  const bool is_first = state_->group.rank == 0;
+  const bool serves_store = peers().store_rank() == state_->group.rank;
   switch (page().view().presence()) {
     case Presence::kLeft:
-      return state_->channel->flush(deadline) && is_first && state_->has_lease();
+      return state_->channel->flush(deadline) && serves_store && state_->has_lease();
     case Presence::kFailing:
-      return is_first && !state_->is_on_one_host();
+      return serves_store && !state_->is_on_one_host();
     case Presence::kThere:
     case Presence::kTerminated:
       break;

@@ -37,7 +37,9 @@ class Monitor {
   PeerTable& peers() const {
     return state_->peers;
   }
+  // Throws as check_process() does.
   Wrappers& wrappers() {
+    check_process();
     return wrappers_;
   }
 

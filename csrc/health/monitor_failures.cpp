@@ -15,6 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr auto kBetweenLooks = milliseconds(10);
 constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
+constexpr auto kTimeToConnect = milliseconds(1000);
 constexpr auto kTimeWithoutStore = milliseconds(500);
 constexpr int64_t kOutwaitedNs = 1'000'000'000;  // the least wait that a timeout can end
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
@@ -28,10 +29,10 @@ struct SearchTimes {
 };
 
 // The group's timeout ends one rank's wait, and breaks the connections of the others. So ranks that
-// know more report first.
+// know more report first. Between hosts, the times suffice for PeerTable::find_silent.
 constexpr SearchTimes kAfterTimeout{milliseconds(200), milliseconds(200), milliseconds(2500)};
-constexpr SearchTimes kOutsideStep{milliseconds(500), milliseconds(500), milliseconds(3500)};
-constexpr SearchTimes kConnectionLost{milliseconds(500), milliseconds(800), milliseconds(4500)};
+constexpr SearchTimes kOutsideStep{milliseconds(500), milliseconds(500), milliseconds(5500)};
+constexpr SearchTimes kConnectionLost{milliseconds(500), milliseconds(800), milliseconds(6000)};
 
 // gloo, NCCL and shm say "Timed out waiting 1800000ms for recv operation to complete".
 bool says_timeout(const std::string& error) {
@@ -143,6 +144,9 @@ void Monitor::await_lease_of_host() {
 }
 
 void Monitor::explain_error(const std::string& said) {
+  if (is_forked()) {
+    return;
+  }
   const auto own = state_->activity();
   const auto waited_ns = awake_.lasted_ns(own.since_ns, now_ns());
   const bool in_step = may_wait(own.doing);
@@ -154,8 +158,15 @@ void Monitor::explain_error(const std::string& said) {
   channel.introduce();
   state_->want_states();
   channel.look(awake_.since_ns());
+  // Where there are many hosts, two reads of all hosts take longer.
+  const auto between_hosts = [&] {
+    const auto* table = state_->table();
+    const int64_t reads_ns = table != nullptr ? 2 * table->between_reads_ns : 0;
+    return std::chrono::nanoseconds(times.between_hosts) + std::chrono::nanoseconds(reads_ns);
+  };
   AwakeTime awake;  // a rank that was stopped has not read yet what other ranks have written
   int64_t end_ns = INT64_MAX;
+  bool has_asked = false;
   while (true) {
     raise_if_failed(said);
     state_->meet();
@@ -167,22 +178,28 @@ void Monitor::explain_error(const std::string& said) {
     const auto store = channel.store_state();
     const bool awaits_store = store == StoreState::kSlow && looked < kTimeForStore;
     const bool all_had_time = looked > times.until_all_had_time && !awaits_store;
-    const auto reason = all_had_time ? Reason::kAllHadTime : Reason::kCallFailed;
+    // Ranks that are silent or unknown when a wait is given up may only be late.
+    const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
     if (auto failure = causes_.find(reason, start)) {
       declare(std::move(*failure));
       continue;
+    }
+    // The thread for requests may be in a call of torch's that tries to connect again and again.
+    if (store >= StoreState::kSlow && store != StoreState::kEnded && looked > kTimeToConnect &&
+        !std::exchange(has_asked, true)) {
+      channel.ask_for_store();
     }
     if (store == StoreState::kEnded) {  // ranks of other hosts can write nothing more
       end_ns = std::min(end_ns, now + std::chrono::nanoseconds(kTimeWithoutStore).count());
     }
     const bool awaits_unknown = awaits_store && peers().find_unknown(/*store_answers=*/true);
-    const auto limit = peers().any_remote() ? times.between_hosts : times.on_one_host;
+    const auto limit = peers().any_remote() ? between_hosts() : times.on_one_host;
     if (now > end_ns || (looked > limit && !awaits_unknown)) {
       break;
     }
     failure_.wait_for(kBetweenLooks);
   }
-  auto failure = causes_.find(Reason::kSearchIsOver, awake.since_ns());
+  auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
   if (!failure && timed_out) {
     if (peers().any_remote()) {  // states of other hosts are known only now
       missing = peers().missing(own);

@@ -1,6 +1,7 @@
 // Names of ranks, buckets and activities, for texts.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -25,8 +26,16 @@ class RankNames {
  public:
   RankNames() = default;
 
-  // By rank in the group: that in the job.
+  // `in_job`: by rank in the group, the rank in the job. Empty: the same.
   explicit RankNames(std::vector<int> in_job) : in_job_(std::move(in_job)) {}
+
+  // The rank in the group of a rank of the job; nullopt if that is no member of the group.
+  std::optional<int> find(int rank_in_job) const {
+    const auto found = std::find(in_job_.begin(), in_job_.end(), rank_in_job);
+    return in_job_.empty()          ? std::make_optional(rank_in_job)
+           : found != in_job_.end() ? std::make_optional<int>(found - in_job_.begin())
+                                    : std::nullopt;
+  }
 
   // "rank 1", or "rank 1 (rank 3 of the job)".
   std::string name(int rank) const {

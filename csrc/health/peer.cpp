@@ -41,6 +41,13 @@ const HostTable::Rank* Peer::entry() const {
   return host_ ? &host_->rank(rank()) : nullptr;
 }
 
+Presence Peer::presence() const {
+  if (page_) {
+    return page_->presence();
+  }
+  return entry() != nullptr && entry()->has_left ? Presence::kLeft : Presence::kThere;
+}
+
 std::optional<Activity> Peer::activity() const {
   if (page_) {
     return page_->activity();

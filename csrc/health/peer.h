@@ -46,9 +46,8 @@ class Peer {
   bool stopped() const {
     return local() && watch_->state() == 'T';
   }
-  Presence presence() const {
-    return page_ ? page_->presence() : Presence::kThere;
-  }
+  // Of a rank of another host: kLeft or kThere.
+  Presence presence() const;
 
   // nullopt if unknown. Of a rank of another host: the last that its host wrote.
   std::optional<Activity> activity() const;

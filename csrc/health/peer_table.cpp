@@ -7,8 +7,9 @@
 namespace ddpx::health {
 namespace {
 
-// Hosts that are asked write twice a second. They hear at once that they are asked.
-constexpr int64_t kSilenceNs = 2'000'000'000;
+// Hosts that are asked write twice a second. They hear at once that they are asked. Where the store
+// answers after a second, a host writes every 3 s.
+constexpr int64_t kSilenceNs = 4'000'000'000;
 
 constexpr int64_t kReadNs = 1'000'000'000;  // older reads are out of date
 
@@ -44,7 +45,8 @@ std::optional<End> end_of(const Peer& peer) {
     return End{"ended after SIGTERM", kAnotherRank, true};
   }
   // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0).
-  return End{describe_ending(status), kItself, presence == Presence::kLeft || status == 0};
+  const bool may_be_meant = presence == Presence::kLeft || status.value_or(0) == 0;
+  return End{describe_ending(status), kItself, may_be_meant};
 }
 
 }  // namespace
@@ -168,14 +170,20 @@ std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns)
 
 Failure PeerTable::store_lost(bool silent) const {
   Failure failure;
-  failure.lost.push_back(lost_rank(
-      0,
-      rank_ == 0 ? "lost the store of the process group: its process ended, or it does not answer"
-      : silent   ? "or the launcher is lost or stopped: the store does not answer"
-                 : "or the launcher died: the store is gone"));
+  const std::string what = silent ? "or the launcher is lost or stopped: the store does not answer"
+                                  : "or the launcher died: the store is gone";
+  const auto serving = store_rank();
+  if (!serving) {
+    failure.how = "rank 0 of the job, which is no member of this process group, " + what;
+  } else if (serving == rank_) {
+    failure.lost.push_back(lost_rank(
+        rank_, "lost the store of the process group: its process ended, or it does not answer"));
+  } else {
+    failure.lost.push_back(lost_rank(*serving, what));
+  }
   for (const auto& peer : all()) {
     const auto port = peer ? peer->port() : PortState::kUnknown;
-    if (is_lost(port) && peer->rank() != 0) {
+    if (is_lost(port) && peer->rank() != serving) {
       const char* how = port == PortState::kRefused ? "has ended: its port refuses connections"
                                                     : "is lost: its machine does not answer";
       failure.lost.push_back(lost_rank(peer->rank(), how));
@@ -187,14 +195,25 @@ Failure PeerTable::store_lost(bool silent) const {
 std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {
   Failure failure;
   const auto peers = all();
-  // Without the store, a rank knows nothing of the others. The lost store tells about rank 0.
-  const bool only_first = !store_answers && rank_ != 0 && !peers.front();
-  const char* what = only_first ? "or the launcher died: the store was lost before ranks had met"
-                     : store_answers
+  const auto is_unknown = [&](int rank) {
+    return rank != rank_ && !peers[static_cast<std::size_t>(rank)];
+  };
+  // Without the store, a rank knows nothing of the others. The lost store tells of the rank that
+  // serves it.
+  const auto serving = store_rank();
+  if (!store_answers && !serving) {
+    return store_lost(/*silent=*/false);
+  }
+  if (!store_answers && is_unknown(*serving)) {
+    const char* what = "or the launcher died: the store was lost before ranks had met";
+    failure.lost.push_back(lost_rank(*serving, what));
+    return failure;
+  }
+  const char* what = store_answers
                          ? "died before it wrapped its model, or never did"
                          : "is unknown here, since the store was lost before ranks had met";
-  for (int rank = 0; rank < (only_first ? 1 : static_cast<int>(peers.size())); ++rank) {
-    if (rank != rank_ && !peers[static_cast<std::size_t>(rank)]) {
+  for (int rank = 0; rank < static_cast<int>(peers.size()); ++rank) {
+    if (is_unknown(rank)) {
       failure.lost.push_back(lost_rank(rank, what));
     }
   }

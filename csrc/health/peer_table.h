@@ -53,8 +53,14 @@ class PeerTable {
   // asked since `asked_ns`. `read_ns`: when this host last read what the other hosts wrote.
   std::optional<Failure> find_silent(int64_t asked_ns, int64_t read_ns) const;
 
-  // The end of the store, as a failure of rank 0, which usually serves the store. `silent`: the
-  // store does not answer. Its whole host may be lost, or its process alone may be stopped.
+  // The rank of this group that usually serves the store: rank 0 of the job. nullopt if that is no
+  // member of the group.
+  std::optional<int> store_rank() const {
+    return rank_names().find(0);
+  }
+
+  // The end of the store, as a failure of store_rank(). `silent`: the store does not answer. Its
+  // whole host may be lost, or its process alone may be stopped.
   Failure store_lost(bool silent) const;
 
   // Describes this or another rank, which may be unknown.

@@ -33,6 +33,8 @@ inline std::size_t cut_utf8(const std::string& text, std::size_t most) {
 template <std::size_t kBytes>
 class SharedText {
  public:
+  static constexpr std::size_t kMostBytes = kBytes;
+
   // A text that is too long is cut off between characters of UTF-8. Of two threads that write at
   // the same time, the second one waits. A writer that died half way is written over.
   void write(const std::string& text) {

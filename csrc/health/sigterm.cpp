@@ -45,7 +45,9 @@ bool handles_sigterm(void (*handler)(int)) {
 void take_sigterm(int fd) {
   wake_fd = fd;
   handler_owner = getpid();
-  if (!handles_sigterm(SIG_DFL)) {
+  // The first process of a container does not die of SIGTERM: without a handler, the kernel drops
+  // the signal.
+  if (getpid() == 1 || !handles_sigterm(SIG_DFL)) {
     return;
   }
   struct sigaction ours{};

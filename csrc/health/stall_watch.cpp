@@ -146,7 +146,7 @@ std::optional<Failure> StallWatch::find_stall(
 }
 
 // A rank that waits itself is late because of another one. While the store does not answer, the
-// states of ranks of other hosts are unknown, and rank 0, which may host the store, is to blame.
+// states of ranks of other hosts are unknown, and the rank that may serve the store is to blame.
 std::vector<int> StallWatch::most_to_blame(std::vector<int> missing) const {
   const bool store_silent = state_.channel->store_state() >= StoreState::kSlow;
   const auto is_unknown = [&](int rank) {
@@ -160,8 +160,11 @@ std::vector<int> StallWatch::most_to_blame(std::vector<int> missing) const {
   };
   if (std::any_of(missing.begin(), missing.end(), is_to_blame)) {
     std::erase_if(missing, [&](int rank) { return !is_to_blame(rank); });
-  } else if (!missing.empty() && missing.front() == 0 && is_unknown(0)) {
-    missing = {0};
+  } else if (
+      const auto serving = state_.peers.store_rank();
+      serving && is_unknown(*serving) &&
+      std::find(missing.begin(), missing.end(), *serving) != missing.end()) {
+    missing = {*serving};
   }
   return missing;
 }

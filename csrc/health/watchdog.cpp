@@ -53,14 +53,14 @@ Watchdog::Watchdog() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 std::shared_ptr<Monitor> Watchdog::watch(WatchedGroup group, StoreAccess store) {
   auto monitor = std::make_shared<Monitor>(std::move(group), std::move(store));
   const std::lock_guard<std::mutex> lock(mutex_);
-  monitors_.push_back(monitor);
-  if (!std::exchange(running_, true)) {
+  if (!running_) {
+    std::thread([this] { work(); }).detach();  // may throw; waits for the lock
+    running_ = true;
     take_sigterm(wake_.get());
-    std::thread([this] { work(); }).detach();
-  } else {
-    const uint64_t one = 1;
-    (void)!write(wake_.get(), &one, sizeof(one));
   }
+  monitors_.push_back(monitor);
+  const uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof(one));
   return monitor;
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -17,6 +18,9 @@
 
 namespace ddpx {
 namespace {
+
+// The answers of a link with long queues may take seconds.
+constexpr auto kTimeToConnect = std::chrono::milliseconds(4000);
 
 std::string to_text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
@@ -88,25 +92,28 @@ health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store) {
   }
   const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
   access.ask = [](uint16_t) { return health::PortState::kUnknown; };
+  std::function<health::PortState()> ask_patiently = [] { return health::PortState::kUnknown; };
   if (tcp != nullptr) {
     access.ask = [host = tcp->getHost()](uint16_t port) {
       return health::state_of_port(host, port, std::chrono::milliseconds(1000));
     };
+    ask_patiently = [host = tcp->getHost(), port = tcp->getPort()] {
+      return health::state_of_port(host, port, kTimeToConnect);
+    };
     access.port = tcp->getPort();
     access.own_port = health::listen_if_local(tcp->getHost());
   }
-  access.connect =
-      [weak = c10::weak_intrusive_ptr<c10d::Store>(store), ask = access.ask, port = access.port] {
-        const auto held = weak.lock();
-        if (!held) {
-          throw std::runtime_error("the process group was destroyed");
-        }
-        // torch would try to connect again for minutes.
-        if (health::is_lost(ask(port))) {
-          throw std::runtime_error("the store cannot be reached");
-        }
-        return std::make_unique<Connection>(held->clone());
-      };
+  access.connect = [weak = c10::weak_intrusive_ptr<c10d::Store>(store), ask_patiently] {
+    const auto held = weak.lock();
+    if (!held) {
+      throw std::runtime_error("the process group was destroyed");
+    }
+    // torch would try to connect again for minutes.
+    if (health::is_lost(ask_patiently())) {
+      throw std::runtime_error("the store cannot be reached");
+    }
+    return std::make_unique<Connection>(held->clone());
+  };
   return access;
 }
 

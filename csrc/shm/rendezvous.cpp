@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <sstream>
+#include <vector>
 
 #include "error.h"
 
@@ -65,26 +66,30 @@ class Rendezvous {
     try {
       return take_part();
     } catch (const Error& error) {
-      // Other ranks need not wait for this one.
-      const auto culprit = error.culprits().empty() ? rank_ : error.culprits().front();
-      const auto text = without_opening(error.what());
-      const auto failure =
-          kFailed + std::to_string(culprit) + " " +
-          (error.culprits().empty() ? list_ranks({rank_}) + " failed: " + text : text);
-      try {
-        if (!all_connected_) {
-          channel_.set(answer_key(connected_key()), failure);
-        }
-        channel_.set(answer_key(kHosts), failure);
-      } catch (const std::exception&) {
-        // The store is gone, so other ranks fail, too.
-      }
+      const auto& culprits = error.culprits();
+      tell(culprits.empty() ? rank_ : culprits.front(), error.what());
+      throw;
+    } catch (const std::exception& error) {
+      tell(rank_, error.what());
       throw;
     }
   }
 
  private:
   using Texts = std::map<int, std::string>;  // by rank
+
+  // Other ranks need not wait for this one.
+  void tell(int culprit, const std::string& error) {
+    const auto own = culprit == rank_ ? list_ranks({rank_}) + " failed: " : std::string();
+    const auto failure = kFailed + std::to_string(culprit) + " " + own + without_opening(error);
+    try {
+      for (const auto& key : keys_to_meet_at_) {
+        channel_.set(answer_key(key), failure);
+      }
+    } catch (const std::exception&) {
+      // The store is gone, so other ranks fail, too.
+    }
+  }
 
   RendezvousResult take_part() {
     const Endpoint own{"ddpx-" + random_token(), random_token()};
@@ -100,7 +105,6 @@ class Rendezvous {
       machine_ranks.push_back(rank);
     }
     meet(connected_key(), machine_ranks, "", [] { return "yes"; });
-    all_connected_ = true;
     // All connections of higher ranks, and their first messages, have arrived.
     identify_higher_ranks(listener.stop());
     exchange_homes();
@@ -164,6 +168,7 @@ class Rendezvous {
       throw late(missing(key, members), "did not come to the rendezvous", cause.what());
     }
     if (answer.empty() || answer[0] != kFailed) {
+      std::erase(keys_to_meet_at_, key);
       return answer;
     }
     char* end = nullptr;
@@ -253,8 +258,12 @@ class Rendezvous {
     own_home_ = std::make_shared<HomeSegment>(HomeSegment::create(
         rank_, options_.sizes, endpoints_.at(rank_).token, connections_.size() + 1));
     for (const auto& [rank, connection] : connections_) {
-      connection.send(
-          "home", own_home_->fd(), [this] { receive_homes(std::chrono::milliseconds(0)); });
+      connection.send("home", own_home_->fd(), [this, peer = rank] {
+        receive_homes(std::chrono::milliseconds(0));
+        if (Clock::now() >= deadline_) {
+          throw late({peer}, "could not be sent a memory file, since too many are on their way,");
+        }
+      });
     }
     while (homes_.size() < connections_.size()) {
       receive_homes(std::chrono::milliseconds(20));
@@ -333,10 +342,10 @@ class Rendezvous {
   int size_;
   const RendezvousOptions& options_;
   Clock::time_point deadline_;
-  std::string machine_;                // ranks of other machines cannot be connected to
+  std::string machine_;  // ranks of other machines cannot be connected to
+  std::vector<std::string> keys_to_meet_at_{kArrived, connected_key(), kHosts};  // still
   std::map<int, Endpoint> endpoints_;  // of the ranks of this machine, by rank
   std::map<int, Connection> connections_;
-  bool all_connected_ = false;
   std::shared_ptr<HomeSegment> own_home_;
   std::map<int, std::shared_ptr<HomeSegment>> homes_;
 };

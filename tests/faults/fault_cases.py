@@ -121,6 +121,7 @@ class Report:
     text: str
     at_s: float
     ranks: tuple[int, ...]
+    reported_by: int
     host: str
     what: str
     cause: str
@@ -339,13 +340,14 @@ def _report(
     text = "" if error is None else text_of(error)
     if not isinstance(error, ddpx.RankError):
         kind = "" if error is None else type(error).__name__
-        return Report(kind, text, at_s, (), "", "", "", "", -1, "", None, (), logged)
+        return Report(kind, text, at_s, (), -1, "", "", "", "", -1, "", None, (), logged)
     first = error.lost[0]
     return Report(
         type(error).__name__,
         text,
         at_s,
         error.lost_ranks,
+        error.reported_by,
         first.host,
         first.what,
         first.error,

@@ -81,6 +81,7 @@ def check(case: Case, endings: list[Ending]) -> None:
 def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> None:
     where = (rank, report)
     assert report.kind == "RankFailure", where
+    assert report.reported_by == rank, where
     assert report.text.startswith(f"ddpx.RankFailure: [ddpx rank {rank}, "), where
     at_construction = report.phase == "construction"
     # Ranks that have finished their construction wait in the first step for the rank that died in
@@ -142,6 +143,7 @@ def _check_patient(case: Case, rank: int, report: Report) -> None:
 
 def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> None:
     assert report.kind == "RankStalled", (rank, report)
+    assert report.reported_by == rank, report
     # without the store of rank 0, ranks may not have exchanged addresses
     if case.phase == "before wrapping":
         assert case.victim_rank in report.ranks, (rank, report)

@@ -1,6 +1,7 @@
 // Starts of several ranks, and the leases of their hosts.
 #include <gtest/gtest.h>
 
+#include "../shm/no_threads.h"
 #include "health/monitor.h"
 #include "local_ranks.h"
 
@@ -37,6 +38,21 @@ TEST(LeaseTest, OneHostNeedsNoConnectionAfterTheStart) {
   const int before = ranks.store->num_requests;
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   EXPECT_EQ(ranks.store->num_requests, before);
+}
+
+// Where the limit of processes is reached.
+TEST(LeaseTest, ARankThatCannotStartAThreadTriesAgain) {
+  const auto store = std::make_shared<FakeStore>();
+  const auto first = watch(group_of(0, 2, "A"), access_to(store));
+  const auto second = watch(group_of(1, 2, "B"), access_to(store));
+  {
+    const shm::NoThreads none;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    EXPECT_EQ(store->num_connections, 0);
+  }
+  EXPECT_TRUE(eventually([&] { return second->peers().peer(0) && first->peers().peer(1); }));
+  first->retire();
+  second->retire();
 }
 
 TEST(LeaseTest, OnlyKeepersHaveConnections) {
@@ -101,6 +117,54 @@ TEST(LeaseTest, TheStoreMayEndAfterRankZeroHasLeft) {
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_EQ(error_of([&] { ranks[1].await_lease(); }), "no error");
   EXPECT_FALSE(ranks[1].failed());
+}
+
+// A group of ranks 2 and 3 of the job. Rank 0 of the job serves the store, and is no member.
+void name_ranks_2_and_3(Ranks& ranks) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    ranks[rank].peers().name_ranks(RankNames({2, 3}));
+  }
+}
+
+TEST(LeaseTest, NoRankIsBlamedForTheStoreOfAnotherGroup) {
+  Ranks ranks("AB");
+  name_ranks_2_and_3(ranks);
+  ranks.store->lose();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+  const auto text = error_of([&] { ranks[1].await_lease(); });
+  EXPECT_TRUE(contains(text, "] rank 0 of the job, which is no member of this ")) << text;
+  EXPECT_TRUE(contains(text, ", or the launcher died: the store is gone.")) << text;
+  EXPECT_EQ(ranks[1].report()->failure.kind, FailureKind::kDead);
+  EXPECT_TRUE(ranks[1].report()->failure.lost.empty());
+}
+
+TEST(LeaseTest, OnlyTheRankThatServesTheStoreMayEndIt) {
+  Ranks ranks("AB");
+  name_ranks_2_and_3(ranks);
+  ranks[0].leave();
+  ranks.await_delivery(0);
+  ranks.store->lose();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+  EXPECT_NE(error_of([&] { ranks[1].await_lease(); }), "no error");
+}
+
+TEST(LeaseTest, ARankOfAnotherHostThatHasLeftIsNotCalledDead) {
+  for (const std::size_t leaving : {1, 2}) {  // the keeper of its host, and another rank
+    Ranks ranks("ABB");
+    ranks[leaving].page().note({.doing = Doing::kOutside, .step = 4});
+    ranks[leaving].state().publish_to_hosts();
+    ranks[leaving].leave();
+    ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});  // it has done its part
+    std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+    EXPECT_FALSE(ranks[0].failed());
+    const auto text = error_of([&] {
+      ranks[0].page().note({.doing = Doing::kWaiting, .step = 5});
+      ranks[0].explain_error("Connection closed by peer");
+    });
+    EXPECT_TRUE(contains(text, "has left (its script ended")) << text;
+    EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kLeft);
+    EXPECT_EQ(ranks[0].report()->failure.first_rank(), static_cast<int>(leaving));
+  }
 }
 
 TEST(LeaseTest, AHostThatHasLeftIsNotLost) {

@@ -49,7 +49,7 @@ class Machine {
     (*this)[rank].listen(store_);
   }
   void leave(int rank) {
-    (*this)[rank].leave(store_);
+    (*this)[rank].leave(store_, /*serves_store=*/rank == 0);
   }
   void pass(int64_t time_ns) {
     now_ns_ += time_ns;

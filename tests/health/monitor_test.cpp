@@ -374,6 +374,55 @@ TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
   EXPECT_TRUE(contains(same, "] rank 2 (host ")) << same;
 }
 
+// Who has not come when a wait is given up may live.
+TEST(MonitorTest, AtTheGroupsTimeoutWhoWasNeverHeardOfIsLate) {
+  const auto store = std::make_shared<FakeStore>();
+  const auto waits = watch(group_of(0, 2), access_to(store));
+  waits->page().note({Doing::kConstruction, kNoModel, 1, 1});
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  const auto text = error_of([&] { waits->explain_error("Timed out waiting 3000ms"); });
+  EXPECT_TRUE(contains(text, ", and has not wrapped its model yet")) << text;
+  EXPECT_EQ(waits->report()->failure.kind, FailureKind::kStalled);
+  waits->retire();
+}
+
+TEST(MonitorTest, AtTheGroupsTimeoutWhoseHostIsSilentIsLate) {
+  Ranks ranks("AB");
+  ranks.lose(1);
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  const auto text = error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); });
+  EXPECT_TRUE(contains(text, "has not come for ")) << text;
+  EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kStalled);
+}
+
+TEST(MonitorTest, AHostThatWritesSlowlyLivesAndOneThatIsSilentDoesNot) {
+  Ranks ranks("AB");
+  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  auto& far = ranks[0].state().table()->rank(1);
+  ASSERT_TRUE(eventually([&] { return far.heard_ns != 0; }));
+  ranks.lose(1);
+  std::thread writes([&] {
+    for (int i = 0; i < 2; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+      far.heard_ns = now_ns();
+    }
+  });
+  EXPECT_EQ(error_of([&] { ranks[0].explain_error("broken"); }), "no error");
+  writes.join();
+  const auto text = error_of([&] { ranks[0].explain_error("broken"); });
+  EXPECT_TRUE(contains(text, "rank 1 (host ")) << text;
+  EXPECT_TRUE(contains(text, "has not been heard of for ")) << text;
+}
+
+TEST(MonitorTest, AStoreThatAnswersAfterThreeSecondsIsNotLost) {
+  Ranks ranks("AB");
+  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks.store->delay_ms = 3000;
+  EXPECT_EQ(error_of([&] { ranks[1].explain_error("broken"); }), "no error");
+  ranks.store->delay_ms = 0;
+}
+
 TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
   ranks[1].page().note({.doing = Doing::kOutside, .step = 4});

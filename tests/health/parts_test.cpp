@@ -42,6 +42,18 @@ TEST(DeclaredFailureTest, TheFirstFailureOfAHostStands) {
   EXPECT_EQ(second.get()->how, "one");
 }
 
+TEST(DeclaredFailureTest, ARankTakesThePlaceOfOneThatDiedWhileItDeclared) {
+  OwnPage page(1, 3);
+  auto& host = *page.host();
+  host.declared_by_plus_1 = 3;
+  DeclaredFailure first;
+  DeclaredFailure second;
+  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host, 0));
+  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host, 1));
+  EXPECT_TRUE(host.declared());
+  EXPECT_EQ(second.get()->how, "one");
+}
+
 TEST(WrappersTest, OnlyParamsOfALongBackwardAreMissing) {
   OwnPage page(1, 2);
   Wrappers wrappers(page);

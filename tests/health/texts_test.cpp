@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "health/failure.h"
 #include "health/fields.h"
+#include "health/host_table.h"
 #include "health/introduction.h"
 #include "health/names.h"
 #include "health/peer.h"
@@ -30,15 +32,45 @@ TEST(TextsTest, FailuresOfAnyContentTravel) {
   EXPECT_EQ(found->lost[0].cause, "ValueError: 5:no");
 }
 
-TEST(TextsTest, OfACutFailureTheWholeCasualtiesRemain) {
+TEST(TextsTest, OfACutFailureAllLostRanksRemain) {
   const auto text = two_lost().to_text();
   for (std::size_t length = 0; length < text.size(); ++length) {
-    const auto found = Failure::from_text(text.substr(0, length));
-    if (found) {
-      ASSERT_EQ(found->lost.size(), 1u);
-      EXPECT_EQ(found->lost[0].host, "a:b\n7:c");
+    if (const auto found = Failure::from_text(text.substr(0, length))) {
+      ASSERT_EQ(found->lost.size(), 2u);
+      EXPECT_EQ(found->lost[1].rank, 4);
+      EXPECT_EQ(found->lost[1].what, "is lost, too");
     }
   }
+}
+
+TEST(TextsTest, AllRanksOfManyLostHostsFitIntoTheSlotOfAHost) {
+  Failure failure;
+  std::vector<int> ranks;
+  for (int rank = 1; rank < 4096; rank += rank % 8 == 7 ? 2 : 1) {
+    ranks.push_back(rank);
+    failure.lost.push_back(
+        {rank, "a-name-of-a-host", 123456, std::string(86, 'x'), {}, std::string(110, 'y')});
+  }
+  SharedText<decltype(HostTable::failure)::kMostBytes> slot{};
+  slot.write(failure.to_text());
+  const auto found = Failure::from_text(slot.read());
+  ASSERT_TRUE(found);
+  std::vector<int> read;
+  for (const auto& each : found->lost) {
+    read.push_back(each.rank);
+  }
+  EXPECT_EQ(read, ranks);
+  const auto text = found->describe();
+  EXPECT_TRUE(text.starts_with("rank 1 (host a-name-of-a-host, pid 123456) xxx"));
+  EXPECT_TRUE(text.ends_with("4081 to 4087, 4089 to 4095 are lost, too")) << text.substr(15000);
+}
+
+TEST(TextsTest, AFailureWithoutLostRanksOfTheGroupTravels) {
+  const Failure failure{FailureKind::kDead, {}, "the launcher died"};
+  const auto found = Failure::from_text(failure.to_text());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FailureKind::kDead);
+  EXPECT_EQ(found->describe(), "the launcher died");
 }
 
 TEST(TextsTest, AMismatchHasNoCasualties) {
@@ -51,16 +83,7 @@ TEST(TextsTest, AMismatchHasNoCasualties) {
 
 TEST(TextsTest, RubbishIsNoFailure) {
   for (const char* text :
-       {"",
-        ":",
-        "x:",
-        "1:",
-        "99:0",
-        "18446744073709551615:0",
-        "-1:0",
-        "1:x",
-        "1:0",
-        "1:01:x0:0:0:0:0:"}) {
+       {"", ":", "x:", "1:", "99:0", "18446744073709551615:0", "-1:0", "1:x", "1:0", "1:01:x0"}) {
     EXPECT_FALSE(Failure::from_text(text)) << text;
   }
 }
@@ -123,8 +146,10 @@ TEST(TextsTest, FieldsTravel) {
 }
 
 TEST(TextsTest, ValuesOfOtherProcessesAreChecked) {
-  EXPECT_FALSE(Failure::from_text(join_fields({"9", ""})));
-  EXPECT_FALSE(Failure::from_text(join_fields({"-1", ""})));
+  EXPECT_FALSE(Failure::from_text(join_fields({"9", "", "1"})));
+  EXPECT_FALSE(Failure::from_text(join_fields({"-1", "", "1"})));
+  EXPECT_FALSE(Failure::from_text(join_fields({"0", "", "x-3,4-"})));
+  EXPECT_EQ(Failure::from_text(join_fields({"0", "", "3-2147483647"}))->lost.size(), 1u << 16);
   EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kAgreeing);
 }
 

@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <csignal>
 #include <string>
+#include <system_error>
 
+#include "../shm/no_threads.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -33,6 +35,23 @@ int status_of_child(const Work& work) {
     return 0;
   }
   return status;
+}
+
+// In a child, which has no watchdog yet.
+TEST(WatchdogTest, TriesAgainIfItsThreadCannotStart) {
+  const int status = status_of_child([] {
+    const auto store = std::make_shared<FakeStore>();
+    {
+      const shm::NoThreads none;
+      EXPECT_THROW(watch(group_of(0, 2), access_to(store)), std::system_error);
+    }
+    struct sigaction now{};
+    sigaction(SIGTERM, nullptr, &now);
+    const auto monitor = watch(group_of(0, 2), access_to(store));
+    const bool works = eventually([&] { return store->num_requests > 0; });
+    _exit(works && now.sa_handler == SIG_DFL ? 3 : 4);
+  });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
 }
 
 class SigtermTest : public testing::Test {

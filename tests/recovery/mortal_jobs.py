@@ -40,6 +40,10 @@ PHASES = (
     "optimizer",
 )
 
+# The rank does not come, and ends after the others have given it up.
+LATE = "late"
+_STALL_ERROR_S = 2.0
+
 # In ddpx.shrink(). Only the leading rank makes decisions.
 SHRINK_PHASES = ("came", "decided", "accepted", "with a group", "ready")
 
@@ -151,6 +155,8 @@ class Trainer:
             self.step, state = job.start
             self._load(state)
         self.report = Report()
+        if any(kill.phase == LATE for kill in job.kills):
+            ddpx.set_stall_timeout(error=_STALL_ERROR_S)
 
     def run(self) -> Report:
         while self.step < self.job.until:
@@ -158,7 +164,7 @@ class Trainer:
                 self._make_step()
                 self.step += 1
             except (ddpx.RankFailure, ddpx.RankStalled) as failure:
-                self.report.errors.append(str(failure))
+                self.report.errors.append(f"{type(failure).__name__}: {failure}")
                 self._shrink()
         self.report.states.append(self._state())
         return self.report
@@ -194,6 +200,9 @@ class Trainer:
         loss = nn.functional.mse_loss(self.model(x), y)
         if phase == "backward":
             loss.register_hook(lambda grad: die())
+        if phase == LATE:
+            time.sleep(2 * _STALL_ERROR_S)
+            die()
         if phase == "waiting":
             threading.Timer(0.3, die).start()
         self.report.losses.append((self.step, dist.get_world_size(), loss.item()))

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from mortal_jobs import PHASES, SHRINK_PHASES, Job, Kill, Report, assert_same, run_job
+from mortal_jobs import LATE, PHASES, SHRINK_PHASES, Job, Kill, Report, assert_same, run_job
 
 UNTIL = 6
 
@@ -89,6 +89,11 @@ def test_kill_in_every_phase(case):
     for report in check(job).values():
         assert report.shrunk[0].lost == (dies,)
         assert report.shrunk[0].step in (2, 3)
+
+
+def test_after_a_stall(backend):
+    reports = check(Job(3, backend, UNTIL, (Kill(1, 2, LATE),)))
+    assert all("RankStalled" in error for report in reports.values() for error in report.errors)
 
 
 def test_survivors_at_different_steps(backend):

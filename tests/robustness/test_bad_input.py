@@ -138,16 +138,23 @@ def test_one_wrapper_in_several_threads(backend: str, options: dict[str, Any]) -
 # ---- fork --------------------------------------------------------------------------------------
 
 
-def _forward_in_forked_child() -> tuple[str, int]:
+def _forward_in_forked_child(grad: bool) -> tuple[str, int]:
     """The error of forward in the child, and the child's end. The parent continues to train."""
-    model = ReducerDDP(_model())
+    module = _model()
+    module.register_buffer("buffer", torch.ones(1))  # rank 0 sends it in each forward
+    model = ReducerDDP(module)
     for _ in range(3):
         _step(model)
+
+    def forward() -> None:
+        with torch.set_grad_enabled(grad):
+            model(torch.ones(3, 8))
+
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            text = _error_of(lambda: _step(model))
+            text = _error_of(forward)
         except BaseException:
             text = traceback.format_exc()
         os.write(theirs, text.encode())
@@ -168,8 +175,9 @@ def _readable(fd: int, timeout_s: float) -> bool:
     return bool(select.select([fd], [], [], timeout_s)[0])
 
 
-def test_a_forked_child_is_no_rank(pool: RankPool) -> None:
-    for text, status in pool.run(_forward_in_forked_child, timeout=60):
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_forked_child_is_no_rank(pool: RankPool, grad: bool) -> None:
+    for text, status in pool.run(_forward_in_forked_child, grad, timeout=60):
         assert "forked off" in text
         assert status == 0
 

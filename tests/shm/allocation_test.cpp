@@ -10,6 +10,7 @@
 #include <ostream>
 
 #include "failing_new.h"
+#include "no_threads.h"
 #include "ranks.h"
 
 namespace ddpx::shm {
@@ -305,25 +306,6 @@ std::string name_of_setting(const testing::TestParamInfo<Setting>& info) {
 INSTANTIATE_TEST_SUITE_P(Settings, AllocationTest, testing::ValuesIn(settings()), name_of_setting);
 
 // ---- the group's own thread ------------------------------------------------------------------
-
-// Gives threads a stack size that exceeds the address space, so that no thread can start.
-class NoThreads {
- public:
-  NoThreads() {
-    pthread_getattr_default_np(&before_);
-    pthread_attr_t attributes = before_;
-    pthread_attr_setstacksize(&attributes, std::size_t{1} << 50);
-    pthread_setattr_default_np(&attributes);
-  }
-  ~NoThreads() {
-    pthread_setattr_default_np(&before_);
-  }
-  NoThreads(const NoThreads&) = delete;
-  NoThreads& operator=(const NoThreads&) = delete;
-
- private:
-  pthread_attr_t before_;
-};
 
 TEST(ThreadTest, OneThatCannotBeStartedFailsTheGroup) {
   std::atomic<bool> ended{false};

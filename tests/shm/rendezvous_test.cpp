@@ -47,6 +47,22 @@ TEST(RendezvousTest, NamesTheRankThatDoesNotCome) {
   EXPECT_EQ(error.culprits(), std::vector<int>{1});
 }
 
+// Also one that has not come to the first meeting.
+TEST(RendezvousTest, OtherRanksHearOfAnErrorAtItsBeginning) {
+  MemoryChannel channel;
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  const rlimit none{0, files.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  const auto first = error_of_group(channel, 1, 2);
+  setrlimit(RLIMIT_NOFILE, &files);
+  EXPECT_EQ(first.kind(), ErrorKind::kSystem) << first.what();
+  const auto error = error_of_group(channel, 0, 2);
+  EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+  EXPECT_EQ(error.culprits(), std::vector<int>{1});
+  EXPECT_TRUE(contains(error.what(), "rank 1 failed: ")) << error.what();
+}
+
 TEST(RendezvousTest, TooLittleMemoryIsAnErrorBeforeTheStart) {
   MemoryChannel channel;
   override_available_memory(1000);
