@@ -29,7 +29,7 @@ _HEADERS = [
     "trouble",
     "victim",
     "result",
-    "seconds",
+    "seconds to the last report",
     "reports of ranks",
 ]
 
@@ -52,11 +52,11 @@ def _row(outcome: Outcome) -> list[str]:
         assert error is not None
         names = ", ".join(map(str, error["lost"])) or "none"
         reports.append(f"{rank}: {error['kind']} of {names} after {seconds:.1f} s")
-    first = f"{min(reported.values()):.1f}" if reported else "-"
+    last = f"{max(reported.values()):.1f}" if reported else "-"
     victim = f"{'host of ' * case.trouble.whole_host}rank {case.victim_rank}"
     hosts = case.topology.replace("x", " x ")
     place = [hosts, _KIND, case.transport, case.trouble.what, victim]
-    return [*place, _result(outcome), first, "; ".join(reports) or "-"]
+    return [*place, _result(outcome), last, "; ".join(reports) or "-"]
 
 
 def main() -> None:

@@ -142,6 +142,14 @@ bool ChannelThreads::goes_on(bool keeps) {
 
 void ChannelThreads::ask_for_store() noexcept {
   try {
+    std::thread([self = shared_from_this()] { self->look_for_store(); }).detach();
+  } catch (const std::exception&) {
+    // No thread can be started. The thread for requests asks after its next error.
+  }
+}
+
+void ChannelThreads::look_for_store() noexcept {
+  try {
     if (machine_.look(table())) {
       const Lock lock(mutex_);
       set_phase(lock, Phase::kEnded);
@@ -171,7 +179,7 @@ void ChannelThreads::run() {
       }
     } catch (const std::exception&) {
       store.reset();
-      ask_for_store();
+      look_for_store();
       const Lock lock(mutex_);
       keeps = !stops_;
       if (stops_) {
@@ -251,7 +259,7 @@ void ChannelThreads::listen(const std::stop_token& stop) {
       }
     } catch (const std::exception&) {
       store.reset();
-      ask_for_store();
+      look_for_store();
     }
   }
 }

@@ -56,8 +56,7 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
 
   StoreState store_state() const;
 
-  // Finds out whether the process of the store has ended. Takes a second, or some where its machine
-  // does not answer.
+  // Finds out whether the process of the store has ended, on a thread that ends with the answer.
   void ask_for_store() noexcept;
 
  private:
@@ -79,6 +78,7 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
   bool work(Store& store, std::stop_source& listening);
   bool post_all(Store& store);
   void listen(const std::stop_token& stop);
+  void look_for_store() noexcept;
   void wait_until(int64_t due_ns);
   void hurry();
 

@@ -1,7 +1,9 @@
 #include "host_channel.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -15,7 +17,7 @@ constexpr int64_t kFastNs = 500'000'000;      // between messages while a rank n
 constexpr int64_t kCallNs = 5'000'000'000;    // how long a call makes hosts write fast
 constexpr int64_t kPromptNs = 1'000'000'000;  // a slower answer says nothing about other hosts
 constexpr int64_t kTurnNs = 500'000'000;      // between ranks that take over from an ended keeper
-constexpr std::size_t kNumWatched = 9;        // so that eight adjacent hosts can be lost at once
+constexpr std::ptrdiff_t kNumWatched = 9;     // so that eight adjacent hosts can be lost at once
 
 // Kinds of events.
 constexpr const char* kFailure = "failure";
@@ -223,13 +225,13 @@ std::set<uint64_t> HostChannel::read_hosts(Store& store) const {
 // The next hosts of the ring. All hosts if one of these has been silent for long, if this host was
 // cut off, and now and then if a rank waits: then all hosts read all hosts.
 std::size_t HostChannel::num_watched() const {
-  const auto near = std::min(kNumWatched, keeper_.others.size());
-  const auto end = keeper_.others.begin() + static_cast<std::ptrdiff_t>(near);
+  const auto near = std::min(kNumWatched, std::ssize(keeper_.others));
+  const auto end = keeper_.others.begin() + near;
   const bool all = keeper_.cut_off_ns != 0 || (is_wanted() && now_() >= keeper_.read_all_ns) ||
                    std::any_of(keeper_.others.begin(), end, [this](const Host& host) {
                      return host.silent_ns > settings_.lease_ns / 3;
                    });
-  return all ? keeper_.others.size() : near;
+  return all ? keeper_.others.size() : static_cast<std::size_t>(near);
 }
 
 void HostChannel::check(Store& store) {
@@ -253,8 +255,13 @@ void HostChannel::check(Store& store) {
   };
   const auto& next = keeper_.others.front();
   if (std::any_of(hosts.begin(), hosts.end(), silent_for(settings_.lease_ns))) {
-    // Hosts beyond the next ones of the ring have been watched since one of these became silent.
-    declare_lost(store, silent_for(settings_.lease_ns / 2));
+    // Of hosts that are lost at once, one is silent for longer than another by two periods, a fifth
+    // of a lease, at most. Hosts beyond the next ones of the ring have been watched since one of
+    // these had been silent for a third of a lease.
+    declare_lost(store, [this](const Host& host) {
+      const bool is_near = &host - keeper_.others.data() < kNumWatched;
+      return host.silent_ns >= (is_near ? settings_.lease_ns / 3 * 2 : settings_.lease_ns / 2);
+    });
   } else if (keeper_.cut_off_ns == 0) {
     const auto fields = split_fields(next.message);
     const auto failure =

@@ -32,7 +32,7 @@ Peer::Peer(Introduction introduction, const ProcessId& self, std::shared_ptr<Hos
   page_ = open_page(introduction_, /*world_size=*/1);
   watch_.emplace(introduction_.process);
   const bool is_member = host_ && host_->is_member(rank());
-  if (!page_ && !is_member && watch_->ended()) {
+  if (!page_ && !is_member && (watch_->ended() || watch_->state() == 0)) {
     watch_.reset();
   }
 }

@@ -126,7 +126,9 @@ ProcessId this_process() {
 }
 
 ProcessWatch::ProcessWatch(ProcessId id) : id_(std::move(id)), fd_(open_pidfd(id_.pid)) {
-  if (state() == 0) {
+  // /proc may hide processes of other users. Their ends are seen nevertheless.
+  const auto stat = read_stat(id_.pid);
+  if (stat && stat->start_time != id_.start_time) {
     fd_ = shm::UniqueFd();  // another process has its number now
   }
 }

@@ -35,7 +35,7 @@ class ProcessWatch {
   // Of a process that has ended, as wait() gives it; nullopt if the kernel does not tell.
   std::optional<int> wait_status() const;
 
-  // 'T' if it is stopped, else as in proc(5); 0 if it is gone.
+  // 'T' if it is stopped, else as in proc(5); 0 if it is gone, or hidden.
   char state() const;
 
  private:

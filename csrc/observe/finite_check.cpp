@@ -105,10 +105,11 @@ std::vector<FiniteCheck::Finding> FiniteCheck::agree(Collective& collective, c10
     collective.wait(*std::exchange(work_, nullptr), device);
   }
   const auto found = found_.cpu();
+  const auto* places = found.const_data_ptr<int64_t>();
   std::vector<Finding> findings;
   for (int rank = 0; rank < collective.world_size(); ++rank) {
-    if (const auto place = found[rank].item<int64_t>(); place != 0) {
-      findings.push_back({rank, static_cast<std::size_t>(place - 1)});
+    if (places[rank] != 0) {
+      findings.push_back({rank, static_cast<std::size_t>(places[rank] - 1)});
     }
   }
   return findings;

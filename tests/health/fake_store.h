@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -24,7 +25,8 @@ struct FakeStore {
   std::map<std::string, std::string> texts;
   std::map<std::string, int> num_sets;
   std::condition_variable changed;
-  bool lost = false;  // connections are broken
+  std::set<std::string> keys_read;  // by multi_get
+  bool lost = false;                // connections are broken
   bool server_ended = false;
   std::map<uint16_t, PortState> ports;  // of ranks on the machine of the store; others are open
   bool hung = false;
@@ -114,6 +116,7 @@ class FakeConnection final : public Store {
     std::vector<std::string> found;
     for (const auto& key : keys) {
       found.push_back(store_->texts.at(key));
+      store_->keys_read.insert(key);
     }
     return found;
   }

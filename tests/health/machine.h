@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fake_store.h"
+#include "health/channel_keys.h"
 #include "health/host_channel.h"
 
 namespace ddpx::health {
@@ -51,6 +52,13 @@ class Machine {
   void leave(int rank) {
     (*this)[rank].leave(store_, /*serves_store=*/rank == 0);
   }
+  // Whether messages of the host whose first rank this is were read since clear_reads().
+  bool has_read(int rank) const {
+    return texts_->keys_read.contains(host_key(token_of(rank)));
+  }
+  void clear_reads() {
+    texts_->keys_read.clear();
+  }
   void pass(int64_t time_ns) {
     now_ns_ += time_ns;
   }
@@ -84,7 +92,11 @@ class Machine {
       return true;
     }
     std::string describe_lost(const std::vector<int>& ranks, int64_t) override {
-      return "lost: " + std::to_string(ranks.front());
+      std::string text = "lost:";
+      for (const int rank : ranks) {
+        text += " " + std::to_string(rank);
+      }
+      return text;
     }
     std::string calls() override {
       return {};
@@ -102,7 +114,8 @@ class Machine {
   int64_t now_ns_ = 0;
   std::vector<std::shared_ptr<HostTable>> pages_;
   std::vector<Introduction> introductions_;
-  FakeConnection store_{std::make_shared<FakeStore>()};
+  const std::shared_ptr<FakeStore> texts_ = std::make_shared<FakeStore>();
+  FakeConnection store_{texts_};
   std::vector<std::unique_ptr<HostChannel>> channels_;
 };
 

@@ -1,5 +1,8 @@
 // Who is gone, who is late: of processes of this machine.
+#include <grp.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -131,8 +134,33 @@ TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
 TEST_F(PeerTableTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
   child.end(SIGTERM);
   child.await_end(false);
-  const auto found = what();
+  const auto failure = peers.find_dead(true);
+  ASSERT_TRUE(failure);
+  const auto found = failure->lost.front().what;
   EXPECT_TRUE(found == "was killed by SIGTERM" || found == "died") << found;
+  EXPECT_EQ(what(), found == "died" ? "nothing" : found) << "an unknown end harms who waits";
+}
+
+// A rank whose /proc hides processes of other users, but whose page the other rank has opened.
+TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
+  const auto hides = fork();
+  if (hides == 0) {
+    const bool can = unshare(CLONE_NEWNS) == 0 &&
+                     mount("", "/", "", MS_REC | MS_PRIVATE, "") == 0 &&
+                     mount("proc", "/proc", "proc", 0, "hidepid=2") == 0 &&
+                     setgroups(0, nullptr) == 0 && setgid(65534) == 0 && setuid(65534) == 0;
+    if (!can) {
+      _exit(2);
+    }
+    const ProcessWatch watch(child.introduction().process);
+    _exit(watch.state() == 0 && !watch.ended() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(hides, &status, 0);
+  if (WEXITSTATUS(status) == 2) {
+    GTEST_SKIP() << "needs root";
+  }
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(PeerTableTest, AFailingRankIsDeadThoughItsProcessLives) {

@@ -1,0 +1,61 @@
+// Hosts that watch each other, with a clock that tests set.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "machine.h"
+
+namespace ddpx::health {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+// Lets the keepers work for a time.
+void work(Machine& ranks, const std::vector<int>& keepers, int seconds) {
+  for (int half = 0; half < 2 * seconds; ++half) {
+    ranks.pass(kSecond / 2);
+    for (const int keeper : keepers) {
+      ranks.step(keeper);
+      ranks.step(keeper);
+    }
+  }
+}
+
+TEST(RingTest, AHostThatIsCutOffForAMomentIsNotLostWithAnother) {
+  Machine ranks("ABC");
+  ranks.meet();
+  work(ranks, {0, 1, 2}, 5);
+  work(ranks, {0, 2}, 8);  // host 1 is lost
+  work(ranks, {0}, 9);     // host 2 is silent
+  EXPECT_EQ(ranks[0].table()->declared(), "lost: 1");
+}
+
+TEST(RingTest, HostsThatAreLostAtOnceAreReportedTogether) {
+  Machine ranks("ABC");
+  ranks.meet();
+  work(ranks, {0, 1, 2}, 5);
+  work(ranks, {0}, 17);
+  EXPECT_EQ(ranks[0].table()->declared(), "lost: 1 2");
+}
+
+// Ranks are dealt out to twelve hosts. The second rank of a host watches the same hosts as the
+// first one.
+TEST(RingTest, AnotherKeeperWatchesTheSameHosts) {
+  for (const int keeper : {1, 13}) {
+    Machine ranks("ABCDEFGHIJKLABCDEFGHIJKL");
+    ranks.meet();
+    std::vector<int> keepers;
+    for (int rank = 0; rank < 12; ++rank) {
+      keepers.push_back(rank == 1 ? keeper : rank);
+    }
+    work(ranks, keepers, 5);
+    ranks.clear_reads();
+    work(ranks, {keeper}, 2);
+    EXPECT_TRUE(ranks.has_read(10)) << keeper;
+    EXPECT_FALSE(ranks.has_read(0)) << keeper;
+  }
+}
+
+}  // namespace
+}  // namespace ddpx::health
