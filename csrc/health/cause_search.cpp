@@ -14,7 +14,9 @@ std::optional<Failure> CauseSearch::find(Reason reason, int64_t since_ns) const 
   const auto lasted_ns = now_ns() - since_ns;
   const bool call_failed = reason >= Reason::kCallFailed;
   auto failure = find_ended(/*also_left=*/call_failed && !state_.is_terminated());
-  if (!failure && reason == Reason::kWaits && lasted_ns > kLeftMattersNs) {
+  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > kLeftMattersNs;
+  const bool also_left = call_failed && !state_.is_terminated();
+  if (!failure && (waits_for_long || also_left)) {
     failure = find_left();
   }
   if (!failure && reason >= Reason::kAllHadTime) {
@@ -32,6 +34,9 @@ std::optional<Failure> CauseSearch::find(Reason reason, int64_t since_ns) const 
     const auto server = serving ? state_.peers.peer(*serving) : nullptr;
     const bool is_far = !serving || (server && !server->local());
     failure = is_far ? find_lost_store(StoreState::kLost) : std::nullopt;
+    if (!failure && also_left) {
+      failure = state_.peers.find_dead(/*also_left=*/true);
+    }
   }
   return failure;
 }
@@ -46,7 +51,7 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
   if (auto declared = find_declared()) {
     return declared;
   }
-  auto dead = state_.peers.find_dead(also_left);
+  auto dead = state_.peers.find_dead(also_left, /*also_far=*/false);
   // A rank may have declared a failure and ended because of it since.
   auto declared = dead ? find_declared() : std::nullopt;
   return declared ? declared : dead;

@@ -31,13 +31,18 @@ enum class Reason {
 //   the store has ended              -         0.5 s   yes      -       -         yes5
 //   the store is silent for a lease  -         0.5 s   2/3 of   -       -         yes5
 //                                                      a lease
-//   the store is silent for 2 s      -         -       -        -       -         yes5
+//   the store is lost (StoreState)   -         -       -        -       -         yes5
 //
 //   1  if a rank that has left is missing in the call
-//   2  unless this process got SIGTERM: then all ranks of the job end
+//   2  unless this process got SIGTERM: then all ranks of the job end. A rank of another host must
+//   be
+//      missing in the call until the search is over.
 //   3  if the store answers in time: otherwise messages of hosts are late, too
-//   4  but rank 0 if it is unknown and the store has ended
-//   5  if rank 0 is on another host
+//   4  but the rank that serves the store if it is unknown and the store has ended
+//   5  if the rank that serves the store is on another host
+//
+// After a timeout of the backend, kAllHadTime does not come, and kWaits takes the place of
+// kSearchIsOver: ranks that are silent or unknown may only be late.
 class CauseSearch {
  public:
   explicit CauseSearch(const GroupState& state) : state_(state) {}

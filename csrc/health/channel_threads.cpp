@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 namespace ddpx::health {
@@ -49,6 +50,14 @@ void ChannelThreads::look(int64_t awake_ns) {
       table->store_state != static_cast<uint32_t>(StoreState::kEnded) && channel_.should_keep()) {
     start();
   }
+  if (has_posts()) {
+    start();
+  }
+}
+
+bool ChannelThreads::has_posts() const {
+  const Lock lock(mutex_);
+  return !posts_.empty();
 }
 
 void ChannelThreads::post_failure(const std::string& text) {
@@ -124,9 +133,14 @@ void ChannelThreads::set_phase(const Lock&, Phase next) {
 
 void ChannelThreads::start() {
   const Lock lock(mutex_);
-  if (phase_ == Phase::kIdle) {
-    std::thread([self = shared_from_this()] { self->run(); }).detach();  // may throw
+  if (phase_ != Phase::kIdle) {
+    return;
+  }
+  try {
+    std::thread([self = shared_from_this()] { self->run(); }).detach();
     set_phase(lock, Phase::kWorking);
+  } catch (const std::system_error&) {
+    // The limit of threads is reached. look() tries again.
   }
 }
 
@@ -142,7 +156,11 @@ bool ChannelThreads::goes_on(bool keeps) {
 
 void ChannelThreads::ask_for_store() noexcept {
   try {
-    std::thread([self = shared_from_this()] { self->look_for_store(); }).detach();
+    std::thread([self = shared_from_this()] {
+      if (self->machine_.look(nullptr)) {
+        self->look_for_store();
+      }
+    }).detach();
   } catch (const std::exception&) {
     // No thread can be started. The thread for requests asks after its next error.
   }
@@ -203,11 +221,13 @@ bool ChannelThreads::work(Store& store, std::stop_source& listening) {
   if (due_ns == HostChannel::kNever) {
     return false;
   }
-  if (table()->stage == HostTable::Stage::kManyHosts && !listening.stop_possible()) {
-    listening = std::stop_source();
-    std::thread([self = shared_from_this(), stop = listening.get_token()] {
+  const bool listens = listening.stop_possible() && !listening.stop_requested();
+  if (table()->stage == HostTable::Stage::kManyHosts && !listens) {
+    std::stop_source source;
+    std::thread([self = shared_from_this(), stop = source.get_token()] {
       self->listen(stop);
     }).detach();
+    listening = source;
   }
   wait_until(due_ns);
   return true;

@@ -24,7 +24,7 @@ namespace ddpx::health {
 // GroupState lives. Thread-safe.
 //
 // One thread makes requests while there is something to do. Within its life, another thread waits
-// for events.
+// for events. A third thread lives during ask_for_store().
 class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
  public:
   ChannelThreads(
@@ -71,6 +71,7 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
 
   void add_post(Post post);
   void start();
+  bool has_posts() const;
   void set_phase(const Lock&, Phase next);
   Phase phase() const;
   bool goes_on(bool keeps);

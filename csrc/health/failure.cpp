@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <set>
 #include <sstream>
-#include <utility>
 
 #include "fields.h"
 
@@ -14,12 +13,11 @@ namespace {
 
 std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
 
-constexpr std::size_t kNumFields = 6;        // of a lost rank
-constexpr std::size_t kMostRanks = 1 << 16;  // of a group
-constexpr const char* kTooManyToTell = "is lost, too";
+constexpr std::size_t kNumFields = 6;  // of a lost rank
+constexpr int kMostRanks = 1 << 16;    // of a group
 
-// "0-7,12". `separators`: within a range, and between ranges.
-std::string ranges_of(const std::set<int>& ranks, std::pair<const char*, const char*> separators) {
+// "0-7,12".
+std::string ranges_of(const std::set<int>& ranks) {
   std::string text;
   for (auto rank = ranks.begin(); rank != ranks.end();) {
     const int first = *rank;
@@ -27,8 +25,8 @@ std::string ranges_of(const std::set<int>& ranks, std::pair<const char*, const c
     while (++rank != ranks.end() && *rank == last + 1) {
       last = *rank;
     }
-    text += (text.empty() ? "" : separators.second) + std::to_string(first);
-    text += last == first ? "" : separators.first + std::to_string(last);
+    text += (text.empty() ? "" : ",") + std::to_string(first);
+    text += last == first ? "" : "-" + std::to_string(last);
   }
   return text;
 }
@@ -43,7 +41,7 @@ std::set<int> ranks_from(const std::string& text) {
     if (!first || !last) {
       break;
     }
-    for (int rank = *first; rank <= *last && ranks.size() < kMostRanks; ++rank) {
+    for (int rank = std::max(*first, 0); rank <= std::min(*last, kMostRanks - 1); ++rank) {
       ranks.insert(rank);
     }
   }
@@ -110,8 +108,7 @@ std::string Failure::to_text() const {
   for (const auto& each : lost) {
     ranks.insert(each.rank);
   }
-  auto text =
-      join_fields({std::to_string(static_cast<int>(kind)), how, ranges_of(ranks, {"-", ","})});
+  auto text = join_fields({std::to_string(static_cast<int>(kind)), how, ranges_of(ranks)});
   for (const auto& each : lost) {
     text += join_fields(
         {std::to_string(each.rank),
@@ -143,10 +140,10 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
     ranks.erase(*rank);
   }
   for (const int rank : ranks) {
-    failure.lost.push_back({rank, "unknown", 0, kTooManyToTell, {}, {}});
+    failure.lost.push_back({rank, "unknown", 0, "is lost, too", {}, {}, false});
   }
-  const bool is_whole = failure.kind == FailureKind::kMismatch || !failure.how.empty();
-  return is_whole || !failure.lost.empty() ? std::make_optional(failure) : std::nullopt;
+  const bool says_how = failure.kind == FailureKind::kMismatch || !failure.how.empty();
+  return says_how || !failure.lost.empty() ? std::make_optional(failure) : std::nullopt;
 }
 
 std::string Failure::describe(const RankNames& names) const {
@@ -157,7 +154,7 @@ std::string Failure::describe(const RankNames& names) const {
   const char* separator = "";
   std::set<int> others;
   for (const auto& lost_rank : lost) {
-    if (lost_rank.what == kTooManyToTell) {
+    if (!lost_rank.has_details) {
       others.insert(lost_rank.rank);
       continue;
     }
@@ -176,8 +173,9 @@ std::string Failure::describe(const RankNames& names) const {
     separator = ". And ";
   }
   if (!others.empty()) {
-    out << separator << "rank " << ranges_of(others, {" to ", ", "})
-        << (others.size() == 1 ? " is lost, too" : " are lost, too");
+    const bool one = others.size() == 1;
+    out << separator << (one ? "rank " : "ranks ") << ranges_of(others)
+        << (one ? " is lost, too" : " are lost, too");
   }
   return out.str();
 }

@@ -26,6 +26,7 @@ struct LostRank {
   std::string what;       // "was killed by SIGKILL"
   std::string cause;      // the text of its exception, if it left one
   std::string last_seen;  // what it was doing; empty if nobody knows
+  bool has_details = true;
 };
 
 struct Failure {

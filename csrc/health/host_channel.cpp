@@ -331,8 +331,8 @@ std::string HostChannel::message(const std::string& counter) const {
   for (int rank = 0; rank < settings_.world_size; ++rank) {
     if (table_->is_member(rank)) {
       const auto& entry = table_->rank(rank);
-      ranks.push_back(
-          std::to_string(entry.activity.load().packed()) + (entry.has_left ? kLeftMark : ""));
+      const char* mark = entry.has_left ? kLeftMark : "";  // before its last activity
+      ranks.push_back(std::to_string(entry.activity.load().packed()) + mark);
     }
   }
   const auto num_handled = std::to_string(table_->next_event);
@@ -354,14 +354,17 @@ void HostChannel::absorb(Host& host, const std::string& message) {
   auto ranks = split_fields(fields.empty() ? std::string() : fields.back());
   for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size()); ++i) {
     auto& entry = table_->rank(host.ranks[i]);
-    if (ranks[i].ends_with(kLeftMark)) {
+    const bool has_left = ranks[i].ends_with(kLeftMark);
+    if (has_left) {
       ranks[i].pop_back();
-      entry.has_left = true;
     }
     const auto activity = to_number<uint64_t>(ranks[i]).value_or(0);
     if (!entry.activity.is_known() || entry.activity.load().packed() != activity) {
       // Clocks of other machines are not comparable.
       entry.activity.store(Activity::unpacked(activity, now));
+    }
+    if (has_left) {
+      entry.has_left = true;
     }
     entry.heard_ns = now;
   }

@@ -153,8 +153,7 @@ class HostChannel {
     bool is_prompt = true;      // the last answer came in time
     int64_t num_read = 0;       // ranks that had introduced themselves when the list was read
     int64_t check_ns = 0;
-    int64_t read_all_ns =
-        0;  // when all ranks, or all hosts, may be read again for a rank that waits
+    int64_t read_all_ns = 0;  // when all may be read again for a rank that waits
     int64_t cut_off_ns = 0;   // when this host noticed that its lease had ended; 0: not
     uint32_t call_event = 0;  // a host that has handled this event was alive after `cut_off_ns`
   } keeper_;

@@ -116,7 +116,8 @@ int64_t HostChannel::gather(Store& store) {
   const bool has_changed = count != keeper_.num_read && now_() >= keeper_.read_all_ns;
   if (all_came || (is_wanted() && has_changed)) {
     keeper_.num_read = count;
-    keeper_.read_all_ns = now_() + settings_.world_size * kReadOfRankNs;  // the list is long
+    table_->between_reads_ns = settings_.world_size * kReadOfRankNs;  // the list is long
+    keeper_.read_all_ns = now_() + table_->between_reads_ns;
     if (read_ranks(store)) {
       end_start();
       return now_();
@@ -160,6 +161,9 @@ void HostChannel::end_start() {
       entry.heard_ns.compare_exchange_strong(not_heard, now_());
       stage = HostTable::Stage::kManyHosts;
     }
+  }
+  if (stage == HostTable::Stage::kOneHost) {
+    table_->between_reads_ns = 0;  // nothing is read any more
   }
   table_->stage = stage;
 }

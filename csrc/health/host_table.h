@@ -47,11 +47,11 @@ struct HostTable {
   std::atomic<int64_t> renewed_ns;        // the start of the last successful renewal of the lease
   std::atomic<int64_t> wanted_until_ns;   // until then a rank needs fresh states of other hosts
   std::atomic<int64_t> read_ns;           // when the keeper last read the states of all other hosts
-  std::atomic<int64_t> between_reads_ns;  // of these, while a rank waits
+  std::atomic<int64_t> between_reads_ns;  // how often it reads the states while a rank needs them
   std::atomic<uint32_t> store_state;      // StoreState, as the keeper sees it
   std::atomic<int64_t> store_state_ns;    // when the keeper wrote `store_state`
   std::atomic<uint32_t> next_event;       // see HostChannel::post
-  std::atomic<bool> store_may_end;        // rank 0 has left without an error
+  std::atomic<bool> store_may_end;        // the rank that serves it has left without an error
   Rank ranks[1];                          // of the whole group; see num_bytes
 
   static std::size_t num_bytes(int world_size) {

@@ -18,9 +18,9 @@ namespace ddpx::health {
 enum class StoreState : uint32_t {
   kAnswers,  // or no request is necessary
   kSlow,     // it answers late, or has just done so: others may have been late to write, too
-  kLost,     // no answer for 2 s longer than the last one took, or the connection broke
-  kSilent,   // no answer for a lease
-  kEnded,    // its port refuses connections: its process has ended
+  kLost,    // no answer for 2 s longer than the last one took (at most 3 s), or a broken connection
+  kSilent,  // no answer for a lease
+  kEnded,   // its port refuses connections: its process has ended
 };
 
 // The answers to one thread. Thread-safe.
@@ -34,8 +34,9 @@ class AnswerTimes {
     try {
       auto answer = request();
       const auto now = now_ns();
-      took_ns_ = now - asked_ns_;
-      late_ns_ = took_ns_ > kTimeToAnswerNs ? now : late_ns_.load();
+      const auto took_ns = now - asked_ns_;
+      late_ns_ = took_ns > kTimeToAnswerNs ? now : late_ns_.load();
+      took_ns_ = std::min(took_ns, kMostSlowNs);
       is_broken_ = false;
       any_ = true;
       asked_ns_ = 0;  // last: the store must not seem well in between
@@ -66,6 +67,7 @@ class AnswerTimes {
  private:
   static constexpr int64_t kTimeToAnswerNs = 300'000'000;  // usually much less
   static constexpr int64_t kLostNs = 2'000'000'000;
+  static constexpr int64_t kMostSlowNs = 3'000'000'000;
   static constexpr int64_t kCatchUpNs = 1'000'000'000;  // others write, and then this rank reads
 
   std::atomic<int64_t> asked_ns_{0};  // since when the store has not answered; 0: it has

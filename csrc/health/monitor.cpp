@@ -126,7 +126,8 @@ void Monitor::leave() {
     const int rank = state_->group.rank;
     const bool serves_store = peers().store_rank() == rank;
     if (auto* table = state_->table()) {
-      table->rank(rank).has_left = true;
+      state_->publish_to_hosts();
+      table->rank(rank).has_left = true;  // last: its part is done
     }
     const bool is_keeper = state_->has_lease() && state_->table()->keeper_plus_1 == rank + 1;
     if (state_->has_lease() && !failed() && (serves_store || is_keeper)) {

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr auto kBetweenLooks = milliseconds(10);
 constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
-constexpr auto kTimeToConnect = milliseconds(1000);
+constexpr auto kTimeToAnswer = milliseconds(1000);  // of the store, before its port is asked
 constexpr auto kTimeWithoutStore = milliseconds(500);
 constexpr int64_t kOutwaitedNs = 1'000'000'000;  // the least wait that a timeout can end
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
@@ -29,7 +29,8 @@ struct SearchTimes {
 };
 
 // The group's timeout ends one rank's wait, and breaks the connections of the others. So ranks that
-// know more report first. Between hosts, the times suffice for PeerTable::find_silent.
+// know more report first. Between hosts, the times after other errors suffice for
+// PeerTable::find_silent.
 constexpr SearchTimes kAfterTimeout{milliseconds(200), milliseconds(200), milliseconds(2500)};
 constexpr SearchTimes kOutsideStep{milliseconds(500), milliseconds(500), milliseconds(5500)};
 constexpr SearchTimes kConnectionLost{milliseconds(500), milliseconds(800), milliseconds(6000)};
@@ -109,11 +110,11 @@ void Monitor::declare(Failure failure) {
   if (found.is_about_this_rank()) {
     state_->log("stack_wanted", {}, rank);  // for its report
   }
+  state_->group.abort();
   if (table == nullptr) {
     state_->channel->post_failure(found.failure.to_text());  // once the store answers
   }
   state_->channel->look(awake_.since_ns());  // the keeper posts it
-  state_->group.abort();
 }
 
 // ---- searches ----------------------------------------------------------------------------------
@@ -158,11 +159,10 @@ void Monitor::explain_error(const std::string& said) {
   channel.introduce();
   state_->want_states();
   channel.look(awake_.since_ns());
-  // Where there are many hosts, two reads of all hosts take longer.
-  const auto between_hosts = [&] {
+  // Of many hosts or ranks, the keeper reads the states less often.
+  const auto between_reads = [&] {
     const auto* table = state_->table();
-    const int64_t reads_ns = table != nullptr ? 2 * table->between_reads_ns : 0;
-    return std::chrono::nanoseconds(times.between_hosts) + std::chrono::nanoseconds(reads_ns);
+    return std::chrono::nanoseconds(table != nullptr ? table->between_reads_ns.load() : 0);
   };
   AwakeTime awake;  // a rank that was stopped has not read yet what other ranks have written
   int64_t end_ns = INT64_MAX;
@@ -177,7 +177,8 @@ void Monitor::explain_error(const std::string& said) {
     const auto looked = std::chrono::nanoseconds(now - start);
     const auto store = channel.store_state();
     const bool awaits_store = store == StoreState::kSlow && looked < kTimeForStore;
-    const bool all_had_time = looked > times.until_all_had_time && !awaits_store;
+    const auto read = between_reads();
+    const bool all_had_time = looked > times.until_all_had_time + read && !awaits_store;
     // Ranks that are silent or unknown when a wait is given up may only be late.
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
     if (auto failure = causes_.find(reason, start)) {
@@ -185,7 +186,7 @@ void Monitor::explain_error(const std::string& said) {
       continue;
     }
     // The thread for requests may be in a call of torch's that tries to connect again and again.
-    if (store >= StoreState::kSlow && store != StoreState::kEnded && looked > kTimeToConnect &&
+    if (store >= StoreState::kSlow && store != StoreState::kEnded && looked > kTimeToAnswer &&
         !std::exchange(has_asked, true)) {
       channel.ask_for_store();
     }
@@ -193,7 +194,8 @@ void Monitor::explain_error(const std::string& said) {
       end_ns = std::min(end_ns, now + std::chrono::nanoseconds(kTimeWithoutStore).count());
     }
     const bool awaits_unknown = awaits_store && peers().find_unknown(/*store_answers=*/true);
-    const auto limit = peers().any_remote() ? between_hosts() : times.on_one_host;
+    const auto limit =
+        peers().any_remote() ? times.between_hosts + 2 * read : times.on_one_host + read;
     if (now > end_ns || (looked > limit && !awaits_unknown)) {
       break;
     }

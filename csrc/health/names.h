@@ -29,7 +29,7 @@ class RankNames {
   // `in_job`: by rank in the group, the rank in the job. Empty: the same.
   explicit RankNames(std::vector<int> in_job) : in_job_(std::move(in_job)) {}
 
-  // The rank in the group of a rank of the job; nullopt if that is no member of the group.
+  // The rank in the group of a rank of the job; nullopt if that rank is not in the group.
   std::optional<int> find(int rank_in_job) const {
     const auto found = std::find(in_job_.begin(), in_job_.end(), rank_in_job);
     return in_job_.empty()          ? std::make_optional(rank_in_job)

@@ -46,7 +46,7 @@ class Peer {
   bool stopped() const {
     return local() && watch_->state() == 'T';
   }
-  // Of a rank of another host: kLeft or kThere.
+  // Of a rank whose page this process cannot open: kLeft or kThere.
   Presence presence() const;
 
   // nullopt if unknown. Of a rank of another host: the last that its host wrote.

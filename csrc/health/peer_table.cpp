@@ -44,8 +44,11 @@ std::optional<End> end_of(const Peer& peer) {
   if (presence == Presence::kTerminated) {
     return End{"ended after SIGTERM", kAnotherRank, true};
   }
-  // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0).
-  const bool may_be_meant = presence == Presence::kLeft || status.value_or(0) == 0;
+  // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0). Old kernels do not
+  // tell the status after the parent has taken note of the end.
+  const auto activity = peer.activity();
+  const bool in_step = activity && activity->doing != Doing::kOutside;
+  const bool may_be_meant = presence == Presence::kLeft || status == 0 || (!status && !in_step);
   return End{describe_ending(status), kItself, may_be_meant};
 }
 
@@ -132,12 +135,17 @@ LostRank PeerTable::lost_rank(int rank, std::string what) const {
   return {rank, who.host, who.process.pid, std::move(what), {}, last_activity(*known)};
 }
 
-std::optional<Failure> PeerTable::find_dead(bool also_left) const {
+std::optional<int> PeerTable::store_rank() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return rank_names_.find(0);
+}
+
+std::optional<Failure> PeerTable::find_dead(bool also_left, bool also_far) const {
   std::array<Failure, 3> found;  // by Blame
   found[kHasLeft].kind = FailureKind::kLeft;
   for (const auto& peer : all()) {
     const auto end = peer ? end_of(*peer) : std::nullopt;
-    if (!end || (!also_left && end->may_be_meant)) {
+    if (!end || (end->may_be_meant && !(also_left && (also_far || peer->local())))) {
       continue;
     }
     auto lost = lost_rank(peer->rank(), end->what);
@@ -174,7 +182,10 @@ Failure PeerTable::store_lost(bool silent) const {
                                   : "or the launcher died: the store is gone";
   const auto serving = store_rank();
   if (!serving) {
-    failure.how = "rank 0 of the job, which is no member of this process group, " + what;
+    failure.how = std::string("the store of the process group ") +
+                  (silent ? "does not answer" : "is gone") +
+                  ": rank 0 of the job, which is not in this group, or the launcher has ended or "
+                  "was stopped";
   } else if (serving == rank_) {
     failure.lost.push_back(lost_rank(
         rank_, "lost the store of the process group: its process ended, or it does not answer"));
@@ -198,6 +209,9 @@ std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {
   const auto is_unknown = [&](int rank) {
     return rank != rank_ && !peers[static_cast<std::size_t>(rank)];
   };
+  if (all_are_known()) {
+    return std::nullopt;
+  }
   // Without the store, a rank knows nothing of the others. The lost store tells of the rank that
   // serves it.
   const auto serving = store_rank();

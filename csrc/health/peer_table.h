@@ -46,18 +46,17 @@ class PeerTable {
   }
 
   // Ranks that are dead, or whose script ends with an error. Ranks that fail because of another
-  // rank are left out, unless all ranks found are of this kind. `also_left`: also ranks that left.
-  std::optional<Failure> find_dead(bool also_left) const;
+  // rank are left out, unless all ranks found are of this kind. `also_left`: also ranks that left;
+  // `also_far`: of other hosts, too.
+  std::optional<Failure> find_dead(bool also_left, bool also_far = true) const;
 
   // Ranks of other hosts whose hosts have written nothing new for a while, although this rank has
   // asked since `asked_ns`. `read_ns`: when this host last read what the other hosts wrote.
   std::optional<Failure> find_silent(int64_t asked_ns, int64_t read_ns) const;
 
-  // The rank of this group that usually serves the store: rank 0 of the job. nullopt if that is no
-  // member of the group.
-  std::optional<int> store_rank() const {
-    return rank_names().find(0);
-  }
+  // The rank of this group that usually serves the store: rank 0 of the job. nullopt if that rank
+  // is not in the group.
+  std::optional<int> store_rank() const;
 
   // The end of the store, as a failure of store_rank(). `silent`: the store does not answer. Its
   // whole host may be lost, or its process alone may be stopped.

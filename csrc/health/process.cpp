@@ -126,7 +126,7 @@ ProcessId this_process() {
 }
 
 ProcessWatch::ProcessWatch(ProcessId id) : id_(std::move(id)), fd_(open_pidfd(id_.pid)) {
-  // /proc may hide processes of other users. Their ends are seen nevertheless.
+  // /proc may hide processes of other users. Their descriptors show whether they have ended.
   const auto stat = read_stat(id_.pid);
   if (stat && stat->start_time != id_.start_time) {
     fd_ = shm::UniqueFd();  // another process has its number now

@@ -343,7 +343,7 @@ class Rendezvous {
   const RendezvousOptions& options_;
   Clock::time_point deadline_;
   std::string machine_;  // ranks of other machines cannot be connected to
-  std::vector<std::string> keys_to_meet_at_{kArrived, connected_key(), kHosts};  // still
+  std::vector<std::string> keys_to_meet_at_{kArrived, connected_key(), kHosts};  // from now on
   std::map<int, Endpoint> endpoints_;  // of the ranks of this machine, by rank
   std::map<int, Connection> connections_;
   std::shared_ptr<HomeSegment> own_home_;

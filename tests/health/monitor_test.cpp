@@ -374,7 +374,7 @@ TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
   EXPECT_TRUE(contains(same, "] rank 2 (host ")) << same;
 }
 
-// Who has not come when a wait is given up may live.
+// A rank that has not come when a wait is given up may live.
 TEST(MonitorTest, AtTheGroupsTimeoutWhoWasNeverHeardOfIsLate) {
   const auto store = std::make_shared<FakeStore>();
   const auto waits = watch(group_of(0, 2), access_to(store));

@@ -143,6 +143,7 @@ TEST_F(PeerTableTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
 
 // A rank whose /proc hides processes of other users, but whose page the other rank has opened.
 TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
+  const auto process = child.introduction().process;
   const auto hides = fork();
   if (hides == 0) {
     const bool can = unshare(CLONE_NEWNS) == 0 &&
@@ -152,7 +153,7 @@ TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
     if (!can) {
       _exit(2);
     }
-    const ProcessWatch watch(child.introduction().process);
+    const ProcessWatch watch(process);
     _exit(watch.state() == 0 && !watch.ended() ? 0 : 1);
   }
   int status = 0;

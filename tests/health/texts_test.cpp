@@ -62,7 +62,7 @@ TEST(TextsTest, AllRanksOfManyLostHostsFitIntoTheSlotOfAHost) {
   EXPECT_EQ(read, ranks);
   const auto text = found->describe();
   EXPECT_TRUE(text.starts_with("rank 1 (host a-name-of-a-host, pid 123456) xxx"));
-  EXPECT_TRUE(text.ends_with("4081 to 4087, 4089 to 4095 are lost, too")) << text.substr(15000);
+  EXPECT_TRUE(text.ends_with("4081-4087,4089-4095 are lost, too")) << text.substr(15000);
 }
 
 TEST(TextsTest, AFailureWithoutLostRanksOfTheGroupTravels) {
@@ -149,7 +149,7 @@ TEST(TextsTest, ValuesOfOtherProcessesAreChecked) {
   EXPECT_FALSE(Failure::from_text(join_fields({"9", "", "1"})));
   EXPECT_FALSE(Failure::from_text(join_fields({"-1", "", "1"})));
   EXPECT_FALSE(Failure::from_text(join_fields({"0", "", "x-3,4-"})));
-  EXPECT_EQ(Failure::from_text(join_fields({"0", "", "3-2147483647"}))->lost.size(), 1u << 16);
+  EXPECT_EQ(Failure::from_text(join_fields({"0", "", "3-2147483647"}))->lost.size(), 65533u);
   EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kAgreeing);
 }
 

@@ -47,7 +47,7 @@ TEST(RendezvousTest, NamesTheRankThatDoesNotCome) {
   EXPECT_EQ(error.culprits(), std::vector<int>{1});
 }
 
-// Also one that has not come to the first meeting.
+// A rank fails before it has come to the first meeting.
 TEST(RendezvousTest, OtherRanksHearOfAnErrorAtItsBeginning) {
   MemoryChannel channel;
   rlimit files{};
