@@ -16,8 +16,8 @@ class LostRank:
 
     Attributes:
         rank: The rank in the process group of the wrapper. The error's text has the global rank.
-        host: The host of the rank. ``"unknown"`` if the rank had not wrapped its model, or if so many
-            ranks are lost that the details of this one are left out.
+        host: The host of the rank. ``"unknown"`` if the rank had not wrapped its model, or if so
+            many ranks are lost that the details of this one are left out.
         pid: The process ID. 0 if unknown.
         what: The event, for example ``"was killed by SIGKILL"``.
         error: The text of the exception that ended the rank's script. Empty if there was none, or
