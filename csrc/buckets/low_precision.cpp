@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "device_stream.h"
+#include "replace_grad.h"
 
 namespace ddpx {
 namespace {
@@ -42,12 +43,12 @@ at::Tensor lowered(const at::Tensor& param, at::ScalarType dtype) {
 }
 
 void cast_grad(const at::Tensor& param, at::ScalarType dtype) {
-  auto& grad = param.mutable_grad();
+  const auto& grad = param.grad();
   if (!grad.defined() || grad.scalar_type() == dtype) {
     return;
   }
   keep_for_current_stream(grad);
-  grad = grad.to(dtype);
+  replace_grad(param, grad.to(dtype));
 }
 
 }  // namespace ddpx

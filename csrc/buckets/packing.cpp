@@ -12,6 +12,7 @@
 #include "dense_copy.h"
 #include "device_stream.h"
 #include "grad_copy.h"
+#include "replace_grad.h"
 #include "sparse_rows.h"
 
 namespace ddpx {
@@ -31,20 +32,20 @@ bool same_place(const at::Tensor& a, const at::Tensor& b) {
 
 // `param.grad` never is the view of the slot itself: module.to(...) swaps the memory of a gradient
 // in place.
-void alias_slot(at::Tensor& grad, const Slot& slot) {
+void alias_slot(const at::Tensor& param, const Slot& slot) {
   if (!slot.grad_alias.defined() || !same_place(slot.grad_alias, slot.view)) {
     slot.grad_alias = at::alias(slot.view);
   }
-  grad = slot.grad_alias;
+  replace_grad(param, slot.grad_alias);
 }
 
 // Gives a gradient that lies in the slot memory of its own. Returns true if it lay there.
 bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
-  auto& grad = param.mutable_grad();
+  const auto& grad = param.grad();
   if (!grad.defined() || grad.is_sparse() || !grad.is_alias_of(slot.view)) {
     return false;
   }
-  grad = unpack_new(slot.view, param, bucket.dtypes().averaged);
+  replace_grad(param, unpack_new(slot.view, param, bucket.dtypes().averaged));
   return true;
 }
 
@@ -102,14 +103,14 @@ void pack(
     }
   } else {
     pack_scaled(grad, slot.view, divisor);
-    auto& present = param.mutable_grad();
+    const auto& present = param.grad();
     const bool replaced = !grad.is_same(present);
     const bool alias = place != GradPlace::kOwnMemory && place != GradPlace::kMovedOut && !replaced;
     if (alias || replaced || grad.scalar_type() != bucket.dtypes().averaged) {
       keep_for_current_stream(grad);  // write_back() drops a gradient in another dtype
     }
     if (alias) {
-      alias_slot(present, slot);
+      alias_slot(param, slot);
     }
   }
 }
@@ -133,9 +134,9 @@ void pack_all(
     if (!kept || !kept->defined()) {
       slot.view.zero_();
     } else if (!kept->is_alias_of(slot.view)) {
-      auto& present = params[slot.param_index].mutable_grad();
-      if (place == GradPlace::kInSlot && present.is_same(*kept)) {
-        alias_slot(present, slot);
+      const auto& param = params[slot.param_index];
+      if (place == GradPlace::kInSlot && param.grad().is_same(*kept)) {
+        alias_slot(param, slot);
       }
       views.push_back(slot.view);
       sources.push_back(*kept);
@@ -167,9 +168,9 @@ void write_back(
   };
   for (const auto* slot : slots) {
     const auto& param = params[slot->param_index];
-    auto& grad = param.mutable_grad();
+    const auto& grad = param.grad();
     if (bucket.sparse()) {
-      grad = bucket.reduced().to(bucket.dtypes().averaged);
+      replace_grad(param, bucket.reduced().to(bucket.dtypes().averaged));
       continue;
     }
     const auto reduced = bucket.reduced_slot(*slot);
@@ -178,12 +179,12 @@ void write_back(
         copy(reduced, slot->view);
       }
       if (!grad.defined() || !grad.is_alias_of(slot->view)) {
-        alias_slot(grad, *slot);
+        alias_slot(param, *slot);
       }
     } else if (grad.defined() && grad.scalar_type() == bucket.dtypes().averaged) {
       copy(reduced, grad);
     } else {
-      grad = unpack_new(reduced, param, bucket.dtypes().averaged);
+      replace_grad(param, unpack_new(reduced, param, bucket.dtypes().averaged));
     }
   }
   if (!grads.empty()) {
@@ -193,11 +194,11 @@ void write_back(
 
 void move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
-  auto& grad = param.mutable_grad();
+  const auto& grad = param.grad();
   if (grad.defined() && !bucket.sparse() && !find_misfit(bucket, slot, grad)) {
     slot.view.copy_(grad);
     keep_for_current_stream(grad);
-    alias_slot(grad, slot);
+    alias_slot(param, slot);
   }
 }
 
