@@ -34,9 +34,8 @@ enum class Reason {
 //   the store is lost (StoreState)   -         -       -        -       -         yes5
 //
 //   1  if a rank that has left is missing in the call
-//   2  unless this process got SIGTERM: then all ranks of the job end. A rank of another host must
-//   be
-//      missing in the call until the search is over.
+//   2  unless this process got SIGTERM: then all ranks of the job end. Until the search is over, a
+//      rank of another host must be missing in the call.
 //   3  if the store answers in time: otherwise messages of hosts are late, too
 //   4  but the rank that serves the store if it is unknown and the store has ended
 //   5  if the rank that serves the store is on another host
