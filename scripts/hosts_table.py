@@ -29,7 +29,7 @@ _HEADERS = [
     "trouble",
     "victim",
     "result",
-    "seconds to the last report",
+    "seconds to the last survivor's report",
     "reports of ranks",
 ]
 
@@ -52,7 +52,8 @@ def _row(outcome: Outcome) -> list[str]:
         assert error is not None
         names = ", ".join(map(str, error["lost"])) or "none"
         reports.append(f"{rank}: {error['kind']} of {names} after {seconds:.1f} s")
-    last = f"{max(reported.values()):.1f}" if reported else "-"
+    of_survivors = [reported[rank] for rank in outcome.reporters if rank in reported]
+    last = f"{max(of_survivors):.1f}" if of_survivors else "-"
     victim = f"{'host of ' * case.trouble.whole_host}rank {case.victim_rank}"
     hosts = case.topology.replace("x", " x ")
     place = [hosts, _KIND, case.transport, case.trouble.what, victim]
