@@ -13,9 +13,9 @@ constexpr int64_t kStoreMattersNs = 500'000'000;
 std::optional<Failure> CauseSearch::find(Reason reason, int64_t since_ns) const {
   const auto lasted_ns = now_ns() - since_ns;
   const bool call_failed = reason >= Reason::kCallFailed;
-  auto failure = find_ended(/*also_left=*/call_failed && !state_.is_terminated());
-  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > kLeftMattersNs;
   const bool also_left = call_failed && !state_.is_terminated();
+  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > kLeftMattersNs;
+  auto failure = find_ended(also_left);
   if (!failure && (waits_for_long || also_left)) {
     failure = find_left();
   }
@@ -35,7 +35,7 @@ std::optional<Failure> CauseSearch::find(Reason reason, int64_t since_ns) const 
     const bool is_far = !serving || (server && !server->local());
     failure = is_far ? find_lost_store(StoreState::kLost) : std::nullopt;
     if (!failure && also_left) {
-      failure = state_.peers.find_dead(/*also_left=*/true);
+      failure = state_.peers.find_dead(Left::kAll);
     }
   }
   return failure;
@@ -51,7 +51,7 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
   if (auto declared = find_declared()) {
     return declared;
   }
-  auto dead = state_.peers.find_dead(also_left, /*also_far=*/false);
+  auto dead = state_.peers.find_dead(also_left ? Left::kOfThisHost : Left::kNone);
   // A rank may have declared a failure and ended because of it since.
   auto declared = dead ? find_declared() : std::nullopt;
   return declared ? declared : dead;
@@ -59,7 +59,7 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
 
 // A rank that has left may have done its part before.
 std::optional<Failure> CauseSearch::find_left() const {
-  auto left = state_.peers.find_dead(/*also_left=*/true);
+  auto left = state_.peers.find_dead(Left::kAll);
   const auto missing = state_.peers.missing(state_.activity());
   const bool matters =
       left && std::any_of(left->lost.begin(), left->lost.end(), [&missing](const auto& each) {

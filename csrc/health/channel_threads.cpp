@@ -157,7 +157,7 @@ bool ChannelThreads::goes_on(bool keeps) {
 void ChannelThreads::ask_for_store() noexcept {
   try {
     std::thread([self = shared_from_this()] {
-      if (self->machine_.look(nullptr)) {
+      if (self->store_has_ended(nullptr)) {
         self->look_for_store();
       }
     }).detach();
@@ -167,13 +167,18 @@ void ChannelThreads::ask_for_store() noexcept {
 }
 
 void ChannelThreads::look_for_store() noexcept {
+  if (store_has_ended(table())) {
+    const Lock lock(mutex_);
+    set_phase(lock, Phase::kEnded);
+  }
+}
+
+// Notes the ends of ranks on the machine of the store in `table`, unless it is null.
+bool ChannelThreads::store_has_ended(HostTable* table) const noexcept {
   try {
-    if (machine_.look(table())) {
-      const Lock lock(mutex_);
-      set_phase(lock, Phase::kEnded);
-    }
+    return machine_.look(table);
   } catch (const std::exception&) {
-    // Out of memory, for example. The next error leads here again.
+    return false;  // out of memory, for example: the next error leads here again
   }
 }
 

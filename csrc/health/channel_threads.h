@@ -80,6 +80,7 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
   bool post_all(Store& store);
   void listen(const std::stop_token& stop);
   void look_for_store() noexcept;
+  bool store_has_ended(HostTable* table) const noexcept;
   void wait_until(int64_t due_ns);
   void hurry();
 

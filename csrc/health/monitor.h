@@ -59,8 +59,8 @@ class Monitor {
   [[noreturn]] void raise_mismatch(const std::string& how);
 
   // After a collective call has failed with the text `said`. Waits until the cause is found, for
-  // some seconds at most. Raises if ranks are lost or late. Returns if all ranks live, and
-  // in a forked child at once.
+  // some seconds at most. Raises if ranks are lost or late. Returns if all ranks live. In a
+  // forked child it returns at once.
   void explain_error(const std::string& said);
 
   // Waits while other hosts may have declared this host lost. Throws the failure if they have, or

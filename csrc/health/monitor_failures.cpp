@@ -159,11 +159,6 @@ void Monitor::explain_error(const std::string& said) {
   channel.introduce();
   state_->want_states();
   channel.look(awake_.since_ns());
-  // Of many hosts or ranks, the keeper reads the states less often.
-  const auto between_reads = [&] {
-    const auto* table = state_->table();
-    return std::chrono::nanoseconds(table != nullptr ? table->between_reads_ns.load() : 0);
-  };
   AwakeTime awake;  // a rank that was stopped has not read yet what other ranks have written
   int64_t end_ns = INT64_MAX;
   bool has_asked = false;
@@ -177,7 +172,9 @@ void Monitor::explain_error(const std::string& said) {
     const auto looked = std::chrono::nanoseconds(now - start);
     const auto store = channel.store_state();
     const bool awaits_store = store == StoreState::kSlow && looked < kTimeForStore;
-    const auto read = between_reads();
+    // Where there are many hosts or ranks, the keeper reads their states less often.
+    const auto* table = state_->table();
+    const std::chrono::nanoseconds read(table != nullptr ? table->between_reads_ns.load() : 0);
     const bool all_had_time = looked > times.until_all_had_time + read && !awaits_store;
     // Ranks that are silent or unknown when a wait is given up may only be late.
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;

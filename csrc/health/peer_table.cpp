@@ -140,12 +140,13 @@ std::optional<int> PeerTable::store_rank() const {
   return rank_names_.find(0);
 }
 
-std::optional<Failure> PeerTable::find_dead(bool also_left, bool also_far) const {
+std::optional<Failure> PeerTable::find_dead(Left left) const {
   std::array<Failure, 3> found;  // by Blame
   found[kHasLeft].kind = FailureKind::kLeft;
   for (const auto& peer : all()) {
     const auto end = peer ? end_of(*peer) : std::nullopt;
-    if (!end || (end->may_be_meant && !(also_left && (also_far || peer->local())))) {
+    const bool counts = left == Left::kAll || (left == Left::kOfThisHost && peer && peer->local());
+    if (!end || (end->may_be_meant && !counts)) {
       continue;
     }
     auto lost = lost_rank(peer->rank(), end->what);
@@ -178,8 +179,6 @@ std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns)
 
 Failure PeerTable::store_lost(bool silent) const {
   Failure failure;
-  const std::string what = silent ? "or the launcher is lost or stopped: the store does not answer"
-                                  : "or the launcher died: the store is gone";
   const auto serving = store_rank();
   if (!serving) {
     failure.how = std::string("the store of the process group ") +
@@ -190,7 +189,10 @@ Failure PeerTable::store_lost(bool silent) const {
     failure.lost.push_back(lost_rank(
         rank_, "lost the store of the process group: its process ended, or it does not answer"));
   } else {
-    failure.lost.push_back(lost_rank(*serving, what));
+    failure.lost.push_back(lost_rank(
+        *serving,
+        silent ? "or the launcher is lost or stopped: the store does not answer"
+               : "or the launcher died: the store is gone"));
   }
   for (const auto& peer : all()) {
     const auto port = peer ? peer->port() : PortState::kUnknown;
@@ -204,14 +206,14 @@ Failure PeerTable::store_lost(bool silent) const {
 }
 
 std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {
+  if (all_are_known()) {
+    return std::nullopt;
+  }
   Failure failure;
   const auto peers = all();
   const auto is_unknown = [&](int rank) {
     return rank != rank_ && !peers[static_cast<std::size_t>(rank)];
   };
-  if (all_are_known()) {
-    return std::nullopt;
-  }
   // Without the store, a rank knows nothing of the others. The lost store tells of the rank that
   // serves it.
   const auto serving = store_rank();

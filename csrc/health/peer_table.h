@@ -14,6 +14,9 @@
 
 namespace ddpx::health {
 
+// Which ranks that have left count as lost.
+enum class Left { kNone, kOfThisHost, kAll };
+
 // Owned by the monitor. Thread-safe. No method waits.
 class PeerTable {
  public:
@@ -46,9 +49,8 @@ class PeerTable {
   }
 
   // Ranks that are dead, or whose script ends with an error. Ranks that fail because of another
-  // rank are left out, unless all ranks found are of this kind. `also_left`: also ranks that left;
-  // `also_far`: of other hosts, too.
-  std::optional<Failure> find_dead(bool also_left, bool also_far = true) const;
+  // rank are left out, unless all ranks found are of this kind.
+  std::optional<Failure> find_dead(Left left) const;
 
   // Ranks of other hosts whose hosts have written nothing new for a while, although this rank has
   // asked since `asked_ns`. `read_ns`: when this host last read what the other hosts wrote.

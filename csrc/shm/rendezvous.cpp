@@ -343,8 +343,9 @@ class Rendezvous {
   const RendezvousOptions& options_;
   Clock::time_point deadline_;
   std::string machine_;  // ranks of other machines cannot be connected to
-  std::vector<std::string> keys_to_meet_at_{kArrived, connected_key(), kHosts};  // from now on
-  std::map<int, Endpoint> endpoints_;  // of the ranks of this machine, by rank
+  std::vector<std::string> keys_to_meet_at_{
+      kArrived, connected_key(), kHosts};  // the next meetings
+  std::map<int, Endpoint> endpoints_;      // of the ranks of this machine, by rank
   std::map<int, Connection> connections_;
   std::shared_ptr<HomeSegment> own_home_;
   std::map<int, std::shared_ptr<HomeSegment>> homes_;

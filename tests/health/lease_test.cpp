@@ -119,7 +119,7 @@ TEST(LeaseTest, TheStoreMayEndAfterRankZeroHasLeft) {
   EXPECT_FALSE(ranks[1].failed());
 }
 
-// A group of ranks 2 and 3 of the job. Rank 0 of the job serves the store, and is no member.
+// A group of ranks 2 and 3 of the job. Rank 0 of the job serves the store, and is not in the group.
 void name_ranks_2_and_3(Ranks& ranks) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     ranks[rank].peers().name_ranks(RankNames({2, 3}));

@@ -103,7 +103,7 @@ class PeerTableTest : public testing::Test {
     child.page().view().calls.publish(calls);
   }
   std::string what() const {
-    const auto failure = peers.find_dead(false);
+    const auto failure = peers.find_dead(Left::kNone);
     return failure ? failure->lost.front().what : "nothing";
   }
 
@@ -112,7 +112,7 @@ class PeerTableTest : public testing::Test {
 };
 
 TEST_F(PeerTableTest, TheLivingAreNotMissed) {
-  EXPECT_FALSE(peers.find_dead(true));
+  EXPECT_FALSE(peers.find_dead(Left::kAll));
   EXPECT_FALSE(peers.find_unknown(/*store_answers=*/true));
   EXPECT_FALSE(peers.any_remote());
 }
@@ -122,7 +122,7 @@ TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
   peers.names().set(0, {{"a"}, {"b"}});
   child.end(SIGKILL);
   child.await_end(true);
-  const auto failure = peers.find_dead(false);
+  const auto failure = peers.find_dead(Left::kNone);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, FailureKind::kDead);
   EXPECT_EQ(failure->lost.front().rank, 1);
@@ -134,7 +134,7 @@ TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
 TEST_F(PeerTableTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
   child.end(SIGTERM);
   child.await_end(false);
-  const auto failure = peers.find_dead(true);
+  const auto failure = peers.find_dead(Left::kAll);
   ASSERT_TRUE(failure);
   const auto found = failure->lost.front().what;
   EXPECT_TRUE(found == "was killed by SIGTERM" || found == "died") << found;
@@ -167,43 +167,43 @@ TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
 TEST_F(PeerTableTest, AFailingRankIsDeadThoughItsProcessLives) {
   child.page().fail("ValueError: no", /*blames_peer=*/false);
   EXPECT_EQ(what(), "raised an exception that ended its script");
-  EXPECT_EQ(peers.find_dead(false)->lost.front().cause, "ValueError: no");
+  EXPECT_EQ(peers.find_dead(Left::kNone)->lost.front().cause, "ValueError: no");
 }
 
 TEST_F(PeerTableTest, WhoFailsBecauseOfAnotherIsNoReasonUntilItIsGone) {
   child.page().fail("ddpx.RankFailure: it lost rank 2", /*blames_peer=*/true);
-  EXPECT_FALSE(peers.find_dead(true));
+  EXPECT_FALSE(peers.find_dead(Left::kAll));
   child.end(SIGKILL);
   child.await_end(true);
-  EXPECT_TRUE(peers.find_dead(false));
+  EXPECT_TRUE(peers.find_dead(Left::kNone));
 }
 
 TEST_F(PeerTableTest, LeavingIsNoDeathUnlessAsked) {
   child.page().leave();
-  EXPECT_FALSE(peers.find_dead(false));
-  const auto failure = peers.find_dead(true);
+  EXPECT_FALSE(peers.find_dead(Left::kNone));
+  const auto failure = peers.find_dead(Left::kAll);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, FailureKind::kLeft);
 }
 
 TEST_F(PeerTableTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
   child.page().mark_terminated();
-  EXPECT_FALSE(peers.find_dead(true));
+  EXPECT_FALSE(peers.find_dead(Left::kAll));
   child.end(SIGTERM);
   child.await_end(true);
-  EXPECT_FALSE(peers.find_dead(false));
-  const auto failure = peers.find_dead(true);
+  EXPECT_FALSE(peers.find_dead(Left::kNone));
+  const auto failure = peers.find_dead(Left::kAll);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->lost.front().what, "ended after SIGTERM");
 }
 
 TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
   child.page().leave();
-  EXPECT_EQ(peers.find_dead(true)->kind, FailureKind::kLeft);
+  EXPECT_EQ(peers.find_dead(Left::kAll)->kind, FailureKind::kLeft);
   child.end(SIGKILL);  // as good as an exit code
   child.await_end(true);
-  EXPECT_FALSE(peers.find_dead(false));
-  const auto failure = peers.find_dead(true);
+  EXPECT_FALSE(peers.find_dead(Left::kNone));
+  const auto failure = peers.find_dead(Left::kAll);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, FailureKind::kDead);
   EXPECT_EQ(failure->lost.front().what, "was killed by SIGKILL");
@@ -324,7 +324,7 @@ TEST(PeerTest, ARankThatOnlyClaimsThisMachineIsNotLocal) {
   PeerTable peers(0, 2);
   peers.add(peer_of(introduction));
   EXPECT_TRUE(peers.any_remote());
-  EXPECT_FALSE(peers.find_dead(true));
+  EXPECT_FALSE(peers.find_dead(Left::kAll));
 }
 
 // Its page was opened by another rank of the host before it ended.
@@ -336,7 +336,7 @@ TEST(PeerTest, AMemberOfTheHostThatHasEndedIsDead) {
   PeerTable peers(0, 2);
   peers.meet(table_with(introduction), this_process());
   ASSERT_TRUE(peers.peer(1));
-  EXPECT_TRUE(peers.find_dead(true));
+  EXPECT_TRUE(peers.find_dead(Left::kAll));
 }
 
 }  // namespace
