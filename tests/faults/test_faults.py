@@ -87,8 +87,9 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
     # Ranks that have finished their construction wait in the first step for the rank that died in
     # its construction.
     step = -1 if at_construction else 0 if case.phase == "construction" else STEP
-    # A rank that waits has given its gradients, so the others may have finished this step.
-    may_be_over = case.phase == "waiting" and report.phase == "between steps"
+    # A rank that waits has given its gradients, so the others may have finished this step. In the
+    # next one they come no further than to the buffers of rank 0, or to their first bucket.
+    may_be_over = case.phase == "waiting"
     assert report.step == step or (may_be_over and report.step == step + 1), where
     assert at_construction or f", step {report.step}, phase " in report.text, where
     assert f" rank {case.victim_rank} (host " in report.text, where

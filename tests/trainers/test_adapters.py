@@ -25,9 +25,10 @@ pytestmark = pytest.mark.timeout(300)  # a rank takes seconds to import a traine
         ("lightning", "with_fabric.py", _UNDER_TORCHRUN, 2),
         ("accelerate", "with_accelerate.py", _UNDER_TORCHRUN, 1),
         ("transformers", "with_transformers.py", _UNDER_TORCHRUN, 1),
+        # Ray starts a dozen processes. On a busy machine that takes minutes.
         pytest.param(
-            "ray", "with_ray.py", (), 1, marks=pytest.mark.full_only
-        ),  # starts a dozen processes
+            *("ray", "with_ray.py", (), 1), marks=[pytest.mark.full_only, pytest.mark.alone]
+        ),
     ],
 )
 def test_adapter_trains_as_with_ddp_over_shm_and_writes_a_timeline(
