@@ -1,7 +1,7 @@
 // Each function registers the classes of one header. No other folder includes Python's headers.
 #pragma once
 
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace ddpx::bindings {
 
