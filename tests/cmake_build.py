@@ -95,7 +95,8 @@ def build_torch_free(sanitizers: str, target: str) -> Path:
         target: ``shm_tests``, ``health_tests``, ``core_tests`` or ``shm_worker``.
     """
     name = "-".join(["torch_free", *filter(None, sanitizers.split(","))])
-    return build(ROOT / "tests" / "torch_free", name, target, f"DDPX_SANITIZE={sanitizers}")
+    definitions = (f"DDPX_SANITIZE={sanitizers}", "DDPX_UNITY=ON")
+    return build(ROOT / "tests" / "torch_free", name, target, *definitions)
 
 
 def _tool(name: str) -> str:

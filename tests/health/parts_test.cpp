@@ -12,11 +12,10 @@
 #include "health/stall_watch.h"
 #include "health/wrappers.h"
 #include "local_ranks.h"
+#include "units.h"
 
 namespace ddpx::health {
 namespace {
-
-constexpr int64_t kSecond = 1'000'000'000;
 
 TEST(AwakeTimeTest, TimeBeforeAStopDoesNotCount) {
   AwakeTime awake;

@@ -2,11 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "machine.h"
+#include "units.h"
 
 namespace ddpx::health {
 namespace {
-
-constexpr int64_t kSecond = 1'000'000'000;
 
 // Rank 0 was stopped for longer than its lease. Rank 1 is on another host.
 struct Returned : Machine {

@@ -5,11 +5,10 @@
 #include <vector>
 
 #include "machine.h"
+#include "units.h"
 
 namespace ddpx::health {
 namespace {
-
-constexpr int64_t kSecond = 1'000'000'000;
 
 // Lets the keepers work for a time.
 void work(Machine& ranks, const std::vector<int>& keepers, int seconds) {

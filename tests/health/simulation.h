@@ -17,11 +17,9 @@
 
 #include "health/fields.h"
 #include "health/host_channel.h"
+#include "units.h"
 
 namespace ddpx::health {
-
-constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kMillisecond = 1'000'000;
 
 struct SimulationSettings {
   int num_ranks = 8;
