@@ -160,9 +160,10 @@ def _cost(path: Path) -> str:
     headers = ["transport", "ms a step", "ns for the watch", "ns between two without it"]
     notes = record["results"]["notes"][0]
     return (
-        f"A step's notes take {ns_of_notes(notes, 1):.0f} ns with one bucket, "
+        f"Publishing the state of a step takes {ns_of_notes(notes, 1):.0f} ns with one bucket, "
         f"{ns_of_notes(notes, 10):.0f} ns with ten ({notes['ranks']} ranks, "
-        "`benchmarks/health_bench.cpp`). In whole steps, beside the noise between two without it: "
+        "`benchmarks/health_bench.cpp`). The table compares whole steps with and without the "
+        "detector. Its last column is the difference between two runs without the detector. "
         f"`python benchmarks/run.py --only health`, {record['date']}, load {record['load']}, "
         f"{record['results']['num_params']} parameters:\n\n"
         + tabulate(rows, headers, tablefmt="github", disable_numparse=True)

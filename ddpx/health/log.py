@@ -12,6 +12,7 @@ from ddpx import _C
 from ddpx.frames import innermost_frames, is_launcher
 
 # A record has the attributes event, rank, about_rank, step and phase.
+_NUMBERS = ("rank", "about_rank", "step")
 logger = logging.getLogger("ddpx.health")
 
 _JOIN_S = 1.0
@@ -49,7 +50,8 @@ def _serve(record: _C.HealthRecord) -> None:
         if record.event == "stack":
             head, _, stacks = message.partition("\n")
             message = head + innermost_frames(stacks)
-        extra = {"event": record.event, **record.fields}
+        numbers = {name: int(record.fields[name]) for name in _NUMBERS}
+        extra = {"event": record.event, **record.fields, **numbers}
         # Each rank raises the failure of its group, so the log has it for information only.
         level = logging.INFO if record.event == "rank_failed" else logging.WARNING
         logger.log(level, "[ddpx] %s", message, extra=extra)

@@ -30,9 +30,9 @@ def set_stall_timeout(
         error: The time until every waiting rank raises :class:`ddpx.RankStalled`, in seconds or as
             a timedelta. With ``math.inf``, the timeout of the process group ends the wait. The
             default of the variable is ``math.inf``.
-        stacks: Whether warnings contain the three innermost frames of the missing ranks' scripts.
-            :func:`ddpx.peer_stack` returns all frames of all threads. The default of the variable
-            is False.
+        stacks: Whether a further message follows each warning, with the three innermost frames of
+            the scripts of missing ranks of this machine. :func:`ddpx.peer_stack` returns all frames
+            of all threads. The default of the variable is False.
 
     Raises:
         TypeError: A time is neither a number nor a timedelta, or ``stacks`` is not a bool.

@@ -109,6 +109,9 @@ def _stall(end: Path) -> list[tuple[str, str]]:
         loss.backward()
         if dist.get_rank() == 0:
             _await(lambda: "stall_over" in _events(records))
+    for r in records:
+        assert r.rank == dist.get_rank()  # type: ignore[attr-defined]
+        assert isinstance(r.step, int) and isinstance(r.about_rank, int)  # type: ignore[attr-defined]
     return [(r.event, r.getMessage()) for r in records]  # type: ignore[attr-defined]
 
 
