@@ -103,10 +103,11 @@ def summary(results: Results) -> str:
     rows = []
     for cell in cells:
         over_shm = lowest(cell["launches"], "DDP over shm, ")
-        names = (f"{AUTOMATIC}, views", f"{OVER_GLOO}, views", over_shm)
+        names = (f"{AUTOMATIC}, default", f"{AUTOMATIC}, views", f"{OVER_GLOO}, views", over_shm)
         values = [ratios_to_lowest(cell["launches"], name, _BEST_DDP) for name in names]
         rows.append([_place(cell), *(f"{figure(each)['median']:.2f}" for each in values)])
-    headers = ["ddpx", "ddpx, DDPX_TRANSPORT=group", "DDP itself over shm"]
+    views = "ddpx, gradient_as_bucket_view"
+    headers = ["ddpx", views, "the same, DDPX_TRANSPORT=group", "DDP itself over shm"]
     return table(["step / step of the best DDP over gloo", *headers], rows)
 
 

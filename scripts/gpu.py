@@ -114,8 +114,10 @@ def _group(test: str) -> str:
 
     The same code runs over each kind of ranks.
     """
-    match = re.search(r"\b(nccl|gloo)-(\d)\b", test)
-    return f"{match[1]}, {match[2]} rank{'' if match[2] == '1' else 's'}" if match else "others"
+    match = re.search(r"\bcuda-(\d+)\b", test)
+    if not match:
+        return "others"
+    return "nccl, 1 rank" if match[1] == "1" else f"gloo, {match[1]} ranks"
 
 
 def summarize_tests(lines: list[dict[str, Any]], code: int | None, output: str) -> Part:

@@ -45,7 +45,8 @@ def record_into(
     Args:
         folder: The folder of the files.
         model: The wrapper.
-        max_steps: The number of steps to record. None: all steps.
+        max_steps: The number of steps to record. None: as ``max_steps`` of
+            :func:`ddpx.record`.
         agreed: True if all ranks make this call. Otherwise (``init_sync=False``, copies) no rank
             waits for another rank, and clocks of several machines are not compared.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_ranks import on_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmarks")]
@@ -33,6 +34,13 @@ CONTENDERS = {
 }
 STEPS = {"rounds": 9, "best_ddp": "DDP, views", "contenders": CONTENDERS}
 CAPTURED = {"captured": True, "identical": True, "largest_difference": 0.0, "not_written": 0}
+
+
+def test_tests_are_grouped_by_backend_and_ranks():
+    ids = [param.id for param in on_devices(1, 8).args[1]]
+    groups = {gpu._group(f"tests/devices/test_made_up.py::test_it[{id_}]") for id_ in ids}
+    assert groups == {"others", "nccl, 1 rank", "gloo, 3 ranks", "gloo, 8 ranks"}
+    assert gpu._group("tests/devices/test_made_up.py::test_it[views-cuda-1]") == "nccl, 1 rank"
 
 
 def _made_up_record() -> dict[str, Any]:

@@ -19,7 +19,7 @@ RANKS = {"accelerate": 2}
 @pytest.mark.parametrize("library", ADAPTERS)
 def test_examples_of_adapter(library: str, tmp_path: Path):
     if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: pip install -e '.[trainers]'")
+        pytest.skip(f"{library} is not installed; `make setup` installs it")
     names = [n for n in public_names() if n.name.startswith(f"ddpx.integrations.{library}.")]
     examples = [name for name in names if ">>>" in name.docstring]
     assert examples

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from public_api import ROOT, public_names
 
-sphinx = pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e '.[docs]'")
+sphinx = pytest.importorskip("sphinx", reason="Sphinx is not installed; `make setup` installs it")
 
 
 def _recipe() -> list[str]:

@@ -239,7 +239,7 @@ def test_pods_of_the_pytorchjob_train(network, tmp_path):
 @pytest.mark.full_only
 def test_ray_trains_on_two_workers(tmp_path):
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed: pip install -e '.[trainers]'")
+        pytest.skip("ray is not installed; `make setup` installs it")
     script = FILES / "ray_train.py"
     done = cli_process.run("--storage", tmp_path, cwd=tmp_path, start=(str(script),), limit_s=280)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,7 +35,7 @@ def test_adapter_trains_as_with_ddp_over_shm_and_writes_a_timeline(
     library, script, start, compared, tmp_path
 ):
     if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: pip install -e '.[trainers]'")
+        pytest.skip(f"{library} is not installed; `make setup` installs it")
     done = run(script, tmp_path, cwd=SCRIPTS, start=start, limit_s=280)
     # assert_code cannot be used: on a busy machine, Ray's own actors log tracebacks that they
     # recover from.

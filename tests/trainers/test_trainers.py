@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def _needs(library: str) -> None:
     if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: pip install -e '.[trainers]'")
+        pytest.skip(f"{library} is not installed; `make setup` installs it")
 
 
 @pytest.mark.parametrize(
