@@ -1,7 +1,7 @@
 """Errors that several modules raise, and helpers for the texts of errors.
 
-Other errors are at the end of the module that raises them. ``csrc/errors.cpp`` has the errors of
-the C++ core.
+Other errors are at the end of the module that raises them. ``csrc/reducer/step_errors.cpp`` has the
+texts of the reducer.
 """
 
 from __future__ import annotations
