@@ -109,6 +109,7 @@ class Step {
   void reduce_mispredicted();
   void learn_use();
   void check_finite();
+  void complete_order();
   void count_for_peers();
 
   void report(UserError error);

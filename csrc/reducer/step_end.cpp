@@ -11,10 +11,7 @@ void Step::finish() {
     context_.params.links().pull(param_index);
     mark_param_ready(param_index);
   }
-  if (kind_ == Kind::kWithoutGrads || !context_.arrivals.learning() ||
-      context_.options.mode != GraphMode::kStatic) {
-    context_.order.complete(order_);
-  }
+  complete_order();
   exchange_use();
   finalize_all();
   const bool agrees = kind_ == Kind::kWithGrads && context_.communicates() &&
@@ -220,9 +217,7 @@ bool Step::match_peers() noexcept {
         return false;  // peers wait for this bucket, and would pair it with another call
       }
     }
-    if (!context_.arrivals.learning() || context_.options.mode != GraphMode::kStatic) {
-      context_.order.complete(order_);
-    }
+    complete_order();
     // This may run in the destructor of a graph task, so it waits only where peers launch further
     // buckets by the result. It does not wait for sums that peers only read.
     context_.use.map.abandon();
@@ -238,6 +233,14 @@ bool Step::match_peers() noexcept {
     return true;
   } catch (...) {
     return false;  // the user gets the error that aborted this backward
+  }
+}
+
+// The order of the first step counts, in a static graph that of the second. Ranks count steps
+// alike, also those that take part without gradients.
+void Step::complete_order() {
+  if (context_.options.mode != GraphMode::kStatic || context_.use.static_use_known) {
+    context_.order.complete(order_);
   }
 }
 

@@ -273,7 +273,16 @@ TEST_P(ReducerShadow, MakesTheCallsOfAFirstStepWithZeros) {
   }
   EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, std::nullopt}));
   EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
-  EXPECT_EQ(replica.reducer->rebuild_buckets(), GetParam() != GraphMode::kFindUnused);
+  EXPECT_EQ(replica.reducer->rebuild_buckets(), GetParam() == GraphMode::kDefault);
+}
+
+TEST_P(ReducerShadow, RebuildsBucketsAtTheForwardAtWhichPeersDo) {
+  Replica peer{GetParam(), kParamABucket};
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_EQ(replica.reducer->rebuild_buckets(), peer.reducer->rebuild_buckets()) << step;
+    peer.step();
+    replica.reducer->shadow_step();
+  }
 }
 
 TEST_P(ReducerShadow, LeavesGradientsAlone) {

@@ -179,6 +179,34 @@ def test_find_unused(ranks, caps):
     ranks(2).run(_check_find_unused, caps)
 
 
+def _check_no_inputs(idle: int, mode: str) -> None:
+    """A rank without any input. In a static graph, DDP's ranks make different calls and abort."""
+    logs = []
+    for cls, cls_mode in zip(WRAPPERS, ("default", mode), strict=True):
+        torch.manual_seed(0)
+        model = cls(Mlp(), **MODES[cls_mode], **SMALL_CAP)
+        optimizer = _sgd(model.parameters())
+        with Join([model]):
+            for _ in range(3 * (dist.get_rank() != idle)):
+                optimizer.zero_grad()
+                mlp_step(model)
+                optimizer.step()
+        for _ in range(2):
+            optimizer.zero_grad()
+            mlp_step(model)
+            optimizer.step()
+        logs.append([param.detach().clone() for param in model.parameters()])
+        dist.barrier()
+    assert all(torch.equal(*pair) for pair in zip(*logs, strict=True))
+    assert_same_on_all_ranks(*logs[1])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_rank_without_inputs(ranks, idle, mode):
+    ranks(2).run(_check_no_inputs, idle, mode)
+
+
 def _check_divisor(by_initial: bool) -> None:
     """Divides by the number of ranks that still have inputs, or by the number of all ranks."""
     for cls in WRAPPERS:
