@@ -2,8 +2,8 @@
 
     make picture
 
-The step is recorded on 2 ranks over gloo. For the report, one of 3 ranks is killed
-(benchmarks/recovery.py). Both are real runs on this machine.
+The step is recorded on 2 ranks, in a gloo group whose buckets use shared memory. For the report,
+one of 3 ranks is killed (benchmarks/recovery.py). Both are real runs on this machine.
 """
 
 from __future__ import annotations
