@@ -158,8 +158,8 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-@pytest.mark.parametrize("backend, world_size", [("nccl", 1), ("gloo", 2), ("gloo", 3)])
-def test_over(backend, world_size):
+@pytest.mark.parametrize("device, world_size", [("cuda", 1), ("cuda", 2), ("cuda", 3)])
+def test_over(device, world_size):
     assert world_size < 3, "three ranks are one too many"
 
 @pytest.mark.skip(reason="a reason to skip")
@@ -190,7 +190,7 @@ def test_what_became_of_each_test_is_recorded(tmp_path: Path) -> None:
     assert part["groups"]["gloo, 3 ranks"] == {"failed": 1}
     assert list(part["skips"]) == ["Skipped: a reason to skip"]
     texts = {failure["id"].split("::")[-1]: failure["text"] for failure in part["failures"]}
-    assert "three ranks are one too many" in texts["test_over[gloo-3]"]
+    assert "three ranks are one too many" in texts["test_over[cuda-3]"]
     assert "a broken fixture" in texts["test_with_it"]
     assert "a_module_that_nobody_has" in str(texts)
 
