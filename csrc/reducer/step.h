@@ -30,9 +30,9 @@ enum class PackTime {
 // The reducer creates the step when it begins, and destroys the step when it ends or breaks off.
 //
 // Every method needs the mutex of the context. A method releases the mutex while it waits for
-// communication or runs a communication hook. Threads of a backward call
-// begin() and arrive(), and the thread that ends the backward calls finish() or match_peers(). Any
-// thread may call the const methods.
+// communication or runs a communication hook. Threads of a backward call begin() and arrive(), and
+// the thread that ends the backward calls finish() or match_peers(). Any thread may call the const
+// methods.
 class Step {
  public:
   enum class Kind {

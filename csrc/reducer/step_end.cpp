@@ -236,8 +236,8 @@ bool Step::match_peers() noexcept {
   }
 }
 
-// The order of the first step counts, in a static graph that of the second. Ranks count steps
-// alike, also those that take part without gradients.
+// The arrival order of the first step determines the rebuilt buckets. In a static graph, that of
+// the second step does. All ranks count the same step, also ranks that take part without gradients.
 void Step::complete_order() {
   if (context_.options.mode != GraphMode::kStatic || context_.use.static_use_known) {
     context_.order.complete(order_);

@@ -12,9 +12,9 @@ from ddpx import _C
 from ddpx.frames import innermost_frames, is_launcher
 
 # A record has the attributes event, rank, about_rank, step and phase.
-_NUMBERS = ("rank", "about_rank", "step")
 logger = logging.getLogger("ddpx.health")
 
+_NUMBERS = ("rank", "about_rank", "step")
 _JOIN_S = 1.0
 _thread: threading.Thread | None = None
 

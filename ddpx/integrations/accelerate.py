@@ -18,8 +18,8 @@ class Accelerator(accelerate.Accelerator):
         backend: The backend of the process group, for example ``"shm"``. Default: the choice of
             Accelerate. An existing process group is used as it is.
         timeline: A folder for a timeline of the training. Default: no timeline.
-        timeline_steps: The number of recorded steps. Default: as
-            ``max_steps`` of :func:`ddpx.record`.
+        timeline_steps: The number of recorded steps. Default: as ``max_steps`` of
+            :func:`ddpx.record`.
         more_options: Keyword arguments of ``accelerate.Accelerator``.
 
     Example:

@@ -36,8 +36,8 @@ class ReducerDDPStrategy(_WrapOptionsOfStrategy, DDPStrategy):
         backend: The backend of the process group, for example ``"shm"``. Default: the choice of
             Lightning.
         timeline: A folder for a timeline of the training. Default: no timeline.
-        timeline_steps: The number of recorded steps. Default: as
-            ``max_steps`` of :func:`ddpx.record`.
+        timeline_steps: The number of recorded steps. Default: as ``max_steps`` of
+            :func:`ddpx.record`.
         options: Further arguments of ``DDPStrategy``, which include arguments of DDP.
 
     Example:
@@ -65,8 +65,8 @@ class ReducerDDPFabricStrategy(_WrapOptionsOfStrategy, FabricDDPStrategy):
         backend: The backend of the process group, for example ``"shm"``. Default: the choice of
             Lightning.
         timeline: A folder for a timeline of the training. Default: no timeline.
-        timeline_steps: The number of recorded steps. Default: as
-            ``max_steps`` of :func:`ddpx.record`.
+        timeline_steps: The number of recorded steps. Default: as ``max_steps`` of
+            :func:`ddpx.record`.
         options: Further arguments of ``DDPStrategy``, which include arguments of DDP.
 
     Example:

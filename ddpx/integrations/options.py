@@ -24,8 +24,8 @@ class WrapOptions:
 
     Attributes:
         timeline: The folder into which each rank writes its part of a timeline. None: no timeline.
-        timeline_steps: The number of recorded steps. None: as
-            ``max_steps`` of :func:`ddpx.record`.
+        timeline_steps: The number of recorded steps. None: as ``max_steps`` of
+            :func:`ddpx.record`.
     """
 
     timeline: str | Path | None = None

@@ -27,8 +27,8 @@ def prepare_model(
         model: The model.
         options: Positional arguments of ``ray.train.torch.prepare_model``.
         timeline: A folder for a timeline of the training. Default: no timeline.
-        timeline_steps: The number of recorded steps. Default: as
-            ``max_steps`` of :func:`ddpx.record`.
+        timeline_steps: The number of recorded steps. Default: as ``max_steps`` of
+            :func:`ddpx.record`.
         more_options: Keyword arguments of ``ray.train.torch.prepare_model``.
 
     Returns:

@@ -54,8 +54,8 @@ class TrainingArguments(transformers.TrainingArguments):
     Args:
         ddp_backend: The backend of the process group. ``"shm"`` is allowed.
         timeline: A folder for a timeline of the training. Default: no timeline.
-        timeline_steps: The number of recorded steps. Default: as
-            ``max_steps`` of :func:`ddpx.record`.
+        timeline_steps: The number of recorded steps. Default: as ``max_steps`` of
+            :func:`ddpx.record`.
 
     Example:
         >>> from ddpx.integrations.transformers import TrainingArguments
