@@ -1,21 +1,23 @@
 #include "sigterm.h"
 
-#include <limits.h>
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
+#include <future>
+#include <memory>
+#include <system_error>
+#include <thread>
 
 namespace ddpx::health {
 namespace {
 
 constexpr auto kTimeToWrite = std::chrono::milliseconds(1000);
-constexpr int kBetweenPollsMs = 200;
 
 // What the signal handler may touch.
 std::atomic<int> wake_fd{-1};
@@ -32,6 +34,20 @@ extern "C" void ddpx_on_sigterm(int) {
   const uint64_t one = 1;
   (void)!write(wake_fd.load(std::memory_order_relaxed), &one, sizeof(one));
   errno = error;
+}
+
+// Waits for a reader, also where `fd` does not block.
+void write_all(int fd, const std::string& text) {
+  for (std::size_t written = 0; written < text.size();) {
+    pollfd ready{fd, POLLOUT, 0};
+    poll(&ready, 1, -1);
+    const auto count = write(fd, text.data() + written, text.size() - written);
+    if (count >= 0) {
+      written += static_cast<std::size_t>(count);
+    } else if (errno != EAGAIN && errno != EINTR) {
+      return;
+    }
+  }
 }
 
 bool handles_sigterm(void (*handler)(int)) {
@@ -73,21 +89,17 @@ void die_of_sigterm() {
 }
 
 void write_to_stderr(const std::string& text) {
-  const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
-  std::size_t written = 0;
-  while (written < text.size() && std::chrono::steady_clock::now() < deadline) {
-    pollfd pipe{STDERR_FILENO, POLLOUT, 0};
-    if (poll(&pipe, 1, kBetweenPollsMs) <= 0) {
-      continue;
-    }
-    // A pipe that is ready takes this many bytes at once.
-    const auto size = std::min<std::size_t>(text.size() - written, PIPE_BUF);
-    const auto count = write(STDERR_FILENO, text.data() + written, size);
-    if (count <= 0) {
-      return;
-    }
-    written += static_cast<std::size_t>(count);
+  const auto end = std::make_shared<std::promise<void>>();
+  try {
+    std::thread([text, end] {
+      write_all(STDERR_FILENO, text);
+      end->set_value();
+    }).detach();
+  } catch (const std::system_error&) {
+    write_all(STDERR_FILENO, text);  // no more threads: it may wait
+    return;
   }
+  end->get_future().wait_for(kTimeToWrite);
 }
 
 }  // namespace ddpx::health

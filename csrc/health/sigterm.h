@@ -15,7 +15,8 @@ bool has_got_sigterm();
 // Ends the process by the signal.
 void die_of_sigterm();
 
-// For a process that has to end soon: gives up after a second, if nobody reads a full pipe.
+// For a process that ends next. Gives up after a second: any write may block, as to a pipe that
+// other ranks fill.
 void write_to_stderr(const std::string& text);
 
 }  // namespace ddpx::health

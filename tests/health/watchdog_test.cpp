@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,22 +65,44 @@ class SigtermTest : public testing::Test {
   }
 };
 
-TEST_F(SigtermTest, EndsTheProcessThoughNobodyReadsItsStderr) {
-  const int status = status_of_child([] {
-    std::array<int, 2> pipe_fds{};
-    ASSERT_EQ(pipe2(pipe_fds.data(), O_NONBLOCK), 0);
-    const std::string text(4096, 'x');
-    while (write(pipe_fds[1], text.data(), text.size()) > 0) {
-    }
-    fcntl(pipe_fds[1], F_SETFL, 0);  // writes block from now on
-    dup2(pipe_fds[1], STDERR_FILENO);
+// Whether the process of a rank in a failed group dies of SIGTERM, with `fd` as its stderr.
+bool dies_of_sigterm(int fd) {
+  const int status = status_of_child([fd] {
+    dup2(fd, STDERR_FILENO);
     Ranks ranks("AA");
-    ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
+    ranks[1].fail("ValueError: " + std::string(2000, 'x'), Monitor::delivery_deadline());
     eventually([&] { return ranks[0].failed(); });
     std::raise(SIGTERM);
     std::this_thread::sleep_for(std::chrono::seconds(30));
   });
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  return WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+}
+
+TEST_F(SigtermTest, EndsTheProcessThoughNobodyReadsItsStderr) {
+  std::array<int, 2> pipe_fds{};
+  ASSERT_EQ(pipe2(pipe_fds.data(), O_NONBLOCK), 0);
+  const std::string text(4096, 'x');
+  while (write(pipe_fds[1], text.data(), text.size()) > 0) {
+  }
+  fcntl(pipe_fds[1], F_SETFL, 0);  // writes block from now on
+  EXPECT_TRUE(dies_of_sigterm(pipe_fds[1]));
+  close(pipe_fds[0]);
+  close(pipe_fds[1]);
+}
+
+// As with a pipe that other ranks fill after poll() has returned: poll() finds a socket with a
+// small buffer ready, but the buffer does not take the whole report.
+TEST_F(SigtermTest, EndsTheProcessThoughAWriteToItsReadyStderrBlocks) {
+  std::array<int, 2> fds{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()), 0);
+  const int smallest = 0;
+  ASSERT_EQ(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &smallest, sizeof(smallest)), 0);
+  ASSERT_EQ(write(fds[1], "x", 1), 1);
+  pollfd ready{fds[1], POLLOUT, 0};
+  ASSERT_EQ(poll(&ready, 1, 0), 1);
+  EXPECT_TRUE(dies_of_sigterm(fds[1]));
+  close(fds[0]);
+  close(fds[1]);
 }
 
 // What a rank in a failed group writes to stderr at SIGTERM, after `prepare`.
