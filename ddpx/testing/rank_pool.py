@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -37,6 +39,8 @@ def forking_context() -> ForkServerContext:
 
 class RankFailed(RuntimeError):
     """A function raised on a rank, or did not return in time. The text has the tracebacks.
+
+    After a crash, such as a segmentation fault, the text has the Python stacks of all threads.
 
     Example:
         >>> try:
@@ -144,6 +148,14 @@ class RankPool:
             process.join(max(0.0, deadline - time.monotonic()))
         self._end()
 
+    def _end_of(self, rank: int) -> str:
+        """How a process ended by itself; after a crash, with the Python stacks of its threads."""
+        self._processes[rank].join(_GRACE_S)
+        assert self._directory is not None
+        log = _crash_log(os.path.join(self._directory.name, "store"), rank)
+        stacks = log.read_text(errors="replace") if log.exists() else ""
+        return f"died, exit code {self._processes[rank].exitcode}\n{stacks}".rstrip()
+
     def _start(self) -> None:
         context: SpawnContext | ForkServerContext
         if self.start_method == "spawn":
@@ -185,8 +197,7 @@ class RankPool:
                 try:
                     succeeded, value = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    self._processes[rank].join(_GRACE_S)
-                    succeeded, value = False, f"died, exit code {self._processes[rank].exitcode}"
+                    succeeded, value = False, self._end_of(rank)
                 (results if succeeded else failures)[rank] = value
                 if not succeeded:
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
@@ -214,6 +225,10 @@ class RankPool:
             self._directory = None
 
 
+def _crash_log(rendezvous: str, rank: int) -> Path:
+    return Path(f"{rendezvous}.crash.{rank}")
+
+
 def _serve(
     connection: Connection,
     rank: int,
@@ -225,6 +240,7 @@ def _serve(
 ) -> None:
     """The main function of a rank: runs the functions that it receives, until it receives None."""
     sys.path[:] = path
+    faulthandler.enable(os.open(_crash_log(rendezvous, rank), os.O_CREAT | os.O_WRONLY))
     os.environ.clear()
     os.environ.update(environment)  # the fork server has an older environment
     dist.set_debug_level_from_env()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 
@@ -101,6 +102,12 @@ def _die_on_rank_1() -> None:
     dist.barrier()
 
 
+def _crash_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)
+    dist.barrier()
+
+
 def _unpicklable() -> object:
     return lambda: None
 
@@ -121,6 +128,8 @@ def test_failing_ranks_are_reported_and_replaced():
             pool.run(_raise_on_rank_1)
         with pytest.raises(RankFailed, match="rank 1: died, exit code 3"):
             pool.run(_die_on_rank_1)
+        with pytest.raises(RankFailed, match=r"(?s)rank 1: died, exit code -11.*_crash_on_rank_1"):
+            pool.run(_crash_on_rank_1)
         with pytest.raises(RankFailed, match="pickle"):
             pool.run(_unpicklable)
         start = time.monotonic()
