@@ -85,7 +85,7 @@ class ShmBackend final : public WatchedBackend {
   using Tensors = std::vector<at::Tensor>;
   using Sizes = std::vector<int64_t>;
 
-  // Through shared memory if possible.
+  // Through shared memory if possible; defined in shm_backend_native.cpp.
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Work allgather(
