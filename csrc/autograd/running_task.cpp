@@ -11,6 +11,10 @@ namespace ddpx::running_task {
 using torch::autograd::GraphTask;
 using torch::autograd::Node;
 
+bool in_backward() {
+  return id() != -1;
+}
+
 int id() {
   return torch::autograd::get_current_graph_task_id();
 }

@@ -9,9 +9,10 @@
 
 namespace ddpx::running_task {
 
-constexpr int kNone = -1;
+// Whether there is one: whether the calling thread runs a backward.
+bool in_backward();
 
-// The id of the task; kNone outside a backward.
+// The id of the task; -1 outside a backward.
 int id();
 
 // The number of graph tasks that wait for the task.

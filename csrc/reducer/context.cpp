@@ -121,7 +121,7 @@ void ReducerContext::add_stream_of(std::size_t param_index) {
 // The reducer is idle until the first gradient of a backward arrives. Errors count this time as
 // part of backward.
 errors::Where ReducerContext::where() const {
-  const bool begins = phase == Phase::kIdle && running_task::id() != running_task::kNone;
+  const bool begins = phase == Phase::kIdle && running_task::in_backward();
   return {collective->rank(), num_steps, begins ? Phase::kCollecting : phase};
 }
 

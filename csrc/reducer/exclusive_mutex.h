@@ -37,15 +37,6 @@ class ExclusiveMutex {
     return lock_when([&] { return !occupied_by_other() || refuses(); });
   }
 
-  // Waits, with the mutex released, until `predicate()` is true.
-  template <typename Predicate>
-  void wait(Lock& lock, const Predicate& predicate) const {
-    changed_.wait(lock, predicate);
-  }
-  void notify() const {
-    changed_.notify_all();
-  }
-
   // With the mutex held.
   bool occupied_by_other() const {
     return occupant_ && *occupant_ != std::this_thread::get_id();
@@ -61,7 +52,7 @@ class ExclusiveMutex {
     ~Occupation() {
       if (outermost_) {
         mutex_.occupant_.reset();
-        mutex_.notify();
+        mutex_.vacated_.notify_all();
       }
     }
     Occupation(const Occupation&) = delete;
@@ -92,12 +83,12 @@ class ExclusiveMutex {
   template <typename Predicate>
   Lock lock_when(const Predicate& predicate) const {
     Lock lock(mutex_);
-    changed_.wait(lock, predicate);
+    vacated_.wait(lock, predicate);
     return lock;
   }
 
   mutable std::recursive_mutex mutex_;
-  mutable std::condition_variable_any changed_;  // the occupant, or whether a thread launches
+  mutable std::condition_variable_any vacated_;
   mutable std::optional<std::thread::id> occupant_;
 };
 

@@ -73,7 +73,7 @@ std::vector<std::size_t> Params::restore_hooks(const std::weak_ptr<GradListener>
       changed.push_back(i);
     } else if (leaves_[i].requires_grad()) {
       GradHook hook(leaves_[i], i, listener);
-      if (running_task::id() != running_task::kNone) {
+      if (running_task::in_backward()) {
         hooks_[i].abandon();
       }
       hooks_[i] = std::move(hook);

@@ -27,7 +27,8 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 
 // Connects autograd to the steps: begins a step at the first gradient of a synchronized backward,
 // passes gradients to the step, and ends the step with the backward. Step does the work of a step;
-// ReducerContext holds what outlives steps.
+// ReducerContext holds what outlives steps. reducer_backward.cpp has what runs in a backward,
+// reducer_settings.cpp the settings, observers and state, reducer.cpp the rest.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -93,7 +94,8 @@ class Reducer final : public GradListener,
 
   // ---- settings ----
 
-  // Passes every bucket to `hook` instead of the all-reduce. UserError if there is a hook already.
+  // Passes every bucket to `hook` instead of the all-reduce. UserError within a backward, and if
+  // there is a hook already.
   void set_comm_hook(std::shared_ptr<CommHook> hook);
 
   // Gradients arrive in one dtype and are summed in another by `hook`, which takes the place of a
@@ -138,7 +140,7 @@ class Reducer final : public GradListener,
   void continue_from(Reducer& older);
 
   // Changes to another group of ranks, with buckets as before the first step. `num_steps` replaces
-  // the number of steps that ended, if given.
+  // the number of steps that ended, if given. UserError within a backward.
   void set_collective(
       std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps = std::nullopt);
 

@@ -295,10 +295,7 @@ void Step::launch_ready() {
     return;
   }
   launching_ = true;
-  const auto stop = c10::make_scope_exit([this] {
-    launching_ = false;
-    context_.mutex.notify();
-  });
+  const auto stop = c10::make_scope_exit([this] { launching_ = false; });
   while (const auto bucket_index = launches_.pop()) {
     if (!predicted_unused(*bucket_index)) {
       launch(*bucket_index);

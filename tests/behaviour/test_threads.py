@@ -6,15 +6,21 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from slow_ddp import MODES, SMALL_CAP, Net, check_steps, make_pair, on_ranks, plain_step
+from slow_ddp import MODES, SMALL_CAP, Net, check_steps, error_of, make_pair, on_ranks, plain_step
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ddpx import _C, ReducerDDP
+
+
+def _recording() -> _C.Recording:
+    return _C.Recording(64, torch.device("cpu"), 0)
 
 
 def _look(model: ReducerDDP) -> Any:
@@ -22,7 +28,7 @@ def _look(model: ReducerDDP) -> Any:
     # Settings of the next step, and calls that are allowed at any time.
     reducer.set_divisor(None)
     reducer.set_after_sync(lambda: None)
-    reducer.remove_recording(_C.Recording(64, torch.device("cpu"), 0))
+    reducer.remove_recording(_recording())
     with contextlib.suppress(RuntimeError):  # no param is sparse
         reducer.set_sparse_rows(0, torch.tensor([0]))
     with contextlib.suppress(RuntimeError):  # refused within a backward
@@ -103,3 +109,46 @@ def _held_back(module: nn.Module, args: Any, output: torch.Tensor) -> None:
 
 def test_a_thread_may_look_while_backward_waits(ranks):
     on_ranks(ranks, 2, _check_while_waiting)
+
+
+REFUSED: dict[str, Callable[[ReducerDDP], object]] = {
+    "register_comm_hook": lambda model: model.register_comm_hook(None, allreduce_hook),
+    "reset": lambda model: model.reset(),
+    "set_check_finite": lambda model: model.reducer.set_check_finite(True),
+    "add_recording": lambda model: model.reducer.add_recording(_recording()),
+    "_set_static_graph": lambda model: model._set_static_graph(),
+    "_remove_autograd_hooks": lambda model: model._remove_autograd_hooks(),
+    "_update_process_group": lambda model: model._update_process_group(dist.group.WORLD),
+}
+
+
+def _check_refused() -> None:
+    """A thread of rank 0 calls while backward waits for rank 1, which waits for that thread."""
+    ours, slow = make_pair(Net, "default")
+    check_steps(ours, slow, plain_step, 2)
+    store = dist.distributed_c10d._get_default_store()
+    errors: dict[str, str] = {}
+
+    def call_all() -> None:
+        while ours.reducer.phase != _C.Phase.FINALIZING:
+            time.sleep(0.01)
+        for name, call in REFUSED.items():
+            errors[name] = error_of(call, ours)
+        store.set("refused", "")
+
+    thread = threading.Thread(target=call_all, daemon=True)
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    if dist.get_rank() == 0:
+        thread.start()
+    loss = ours(x).square().mean()
+    if dist.get_rank() == 1:
+        loss.register_hook(lambda grad: store.wait(["refused"], timedelta(seconds=20)))
+    loss.backward()
+    if dist.get_rank() == 0:
+        thread.join(10.0)
+        assert all("backward" in errors.get(name, "") for name in REFUSED), errors
+    check_steps(ours, slow, plain_step, 2)
+
+
+def test_what_a_backward_refuses_raises_while_it_waits(ranks):
+    on_ranks(ranks, 2, _check_refused)

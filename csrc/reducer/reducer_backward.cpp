@@ -1,0 +1,348 @@
+// The part of Reducer that runs in a backward.
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../autograd/running_task.h"
+#include "../buckets/device_stream.h"
+#include "reducer.h"
+
+namespace ddpx {
+namespace {
+
+GraphTaskId this_task() {
+  return {running_task::id(), running_task::depth()};
+}
+
+}  // namespace
+
+// ---- gradients arrive ---------------------------------------------------------------------------
+
+void Reducer::on_output_grad(ForwardSync forward) {
+  const auto lock = context_.mutex.lock_to_change();
+  const auto& params = context_.params;
+  emit(StepEvent::kOutputReached);
+  if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
+      running_task::runs_whole_graph()) {
+    throw errors::joined_step_is_local(context_.where());
+  }
+  if (!sync_enabled_ || params.hooks().empty()) {
+    if (context_.observer.recorded()) {
+      scope_.track(weak_from_this());  // to record the end of the local backward
+    }
+    return;
+  }
+  scope_.track(weak_from_this());  // so that backward_sync_ is reset when this backward ends
+  backward_sync_.reach_output(forward);
+  if (backward_sync_.local()) {
+    return;
+  }
+  Indices asked_for;
+  for (std::size_t i = 0; i < params.hooks().size() && !running_task::runs_whole_graph(); ++i) {
+    if (running_task::returns_grad_of(params.hooks()[i].accumulator())) {
+      asked_for.push_back(i);
+    }
+  }
+  if (!asked_for.empty()) {
+    const auto names = params.names_of(asked_for);
+    throw backward_sync_.prepared() ? errors::grads_taken_away(context_.where(), names)
+                                    : errors::autograd_grad_of_params(context_.where(), names);
+  }
+  const auto local_arrivals = backward_sync_.take_local_arrivals();
+  if (context_.phase == Phase::kIdle) {
+    predict_unused();  // here, where the outermost graph task runs
+  }
+  if (context_.phase == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
+    begin_step();  // peers launch their buckets in the middle of backward: so must this rank
+    context_.buckets.wait_for_streams();
+  }
+  for (const auto param_index : local_arrivals) {
+    params.links().pull(param_index);  // pushed by an earlier arrival of the same param
+    arrive(param_index);
+  }
+}
+
+// Once per backward: the first tracked graph task counts.
+void Reducer::predict_unused() {
+  auto& prediction = context_.use.prediction;
+  if (context_.options.mode == GraphMode::kFindUnused && !scope_.contains(prediction.task_id())) {
+    prediction.begin(this_task(), running_task::unreached(context_.params.hooks()));
+  }
+}
+
+// Whether the backward on this thread is known to bring no gradient at all.
+bool Reducer::reaches_nothing() const {
+  return context_.options.mode == GraphMode::kFindUnused && !context_.arrivals.learning() &&
+         running_task::runs_whole_graph() && !context_.params.all_frozen() &&
+         context_.use.prediction.reaches_nothing();
+}
+
+void Reducer::on_grad(std::size_t param_index) {
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
+  context_.params.links().pull(param_index);
+  if (context_.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
+    keep_local(param_index);
+    return;
+  }
+  scope_.track(weak_from_this());  // first, so that an error below is reported as an abort
+  if (context_.phase == Phase::kIdle) {
+    predict_unused();
+    if (context_.options.mode == GraphMode::kFindUnused) {
+      // Before the step begins: an arrival in a nested task changes the prediction of other params.
+      context_.use.prediction.record_arrival(param_index, this_task());
+    }
+    begin_step();
+  }
+  arrive(param_index);
+}
+
+void Reducer::keep_local(std::size_t param_index) {
+  context_.mark_used(param_index);
+  if (context_.options.mode == GraphMode::kFindUnused) {
+    context_.use.prediction.record_local_arrival(param_index, this_task());
+  }
+  context_.cast_grad_to_local(param_index);
+  context_.params.links().push(param_index);
+  if (sync_enabled_) {
+    backward_sync_.keep_local(param_index);
+    context_.add_stream_of(param_index);
+  }
+}
+
+void Reducer::arrive(std::size_t param_index) {
+  if (context_.options.mode == GraphMode::kFindUnused) {
+    context_.use.prediction.record_arrival(param_index, this_task());
+  }
+  step_->arrive(param_index);
+}
+
+// autograd.grad() takes the gradient of a param away, in the backward that prepare_for_backward()
+// was called for.
+void Reducer::on_grad_to_come(std::size_t param_index) {
+  if (running_task::runs_whole_graph()) {
+    return;
+  }
+  const auto lock = context_.mutex.lock_to_change();
+  const auto& hooks = context_.params.hooks();
+  if (sync_enabled_ && backward_sync_.prepared() && param_index < hooks.size() &&
+      running_task::returns_grad_of(hooks[param_index].accumulator())) {
+    scope_.track(weak_from_this());
+    throw errors::grads_taken_away(context_.where(), context_.params.names_of({param_index}));
+  }
+}
+
+void Reducer::begin_step() {
+  context_.observer.peers().check();
+  check_capture();
+  check_params();
+  check_joined_step();
+  if (c10::GradMode::is_enabled()) {
+    TORCH_WARN_ONCE(
+        "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
+        "but the graph of the gradients is local. Second-order gradients will not be averaged. "
+        "Average second-order gradients with ReducerDDP.synchronized_grads().");
+  }
+  context_.observer.collect();
+  context_.params.links().pull_all();
+  predict_unused();
+  step_.emplace(context_, Step::Kind::kWithGrads);
+  context_.go_to(Phase::kCollecting);
+  emit(StepEvent::kStepBegin);
+  step_->begin();
+}
+
+// Ranks without inputs make the step that the forward of this rank has announced.
+void Reducer::check_joined_step() {
+  if (joined_step_ == JoinedStep::kLocal) {
+    throw errors::joined_step_averages(context_.where());
+  }
+  auto announced = JoinedStep::kAverages;  // leave_join() may come in between
+  joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);
+}
+
+void Reducer::check_capture() const {
+  const bool reads_on_host =
+      context_.options.mode == GraphMode::kFindUnused || context_.settings.check_finite;
+  if (reads_on_host && is_capturing(context_.params.device())) {
+    refuse_capture();
+  }
+}
+
+void Reducer::refuse_capture() const {
+  const auto lock = context_.mutex.lock();
+  if (context_.settings.check_finite) {
+    throw errors::under_capture(context_.where(), "set_check_finite()");
+  }
+  if (context_.options.mode == GraphMode::kFindUnused) {
+    throw errors::under_capture(context_.where(), "find_unused_parameters");
+  }
+}
+
+// ---- the end of backward ------------------------------------------------------------------------
+
+void Reducer::on_outer_task() {
+  const auto lock = context_.mutex.lock_to_change();
+  if (context_.phase == Phase::kCollecting) {
+    scope_.track(weak_from_this());
+  }
+}
+
+void Reducer::on_graph_task_end(int task_id) {
+  std::function<void()> after_sync;
+  {
+    const auto lock = context_.mutex.lock_to_change();
+    scope_.leave(task_id);
+    if (!scope_.empty()) {
+      return;
+    }
+    const bool whole_graph = running_task::runs_whole_graph();
+    const bool output_reached = backward_sync_.output_reached();
+    backward_sync_.end(sync_enabled_ && (context_.phase == Phase::kCollecting || whole_graph));
+    if (context_.phase == Phase::kIdle && output_reached && sync_enabled_ && whole_graph &&
+        !context_.params.all_frozen()) {
+      const ExclusiveMutex::Occupation occupation(context_.mutex);  // no task is tracked any more
+      begin_empty_step();
+    }
+    if (context_.phase != Phase::kCollecting) {
+      if (!output_reached) {
+        emit(StepEvent::kLocalBackwardEnd);
+      }
+      return;
+    }
+    if (running_task::is_nested() && !step_->unfinished().empty()) {
+      // The wrapper's forward was bypassed, so the outer task is not tracked. It may bring the
+      // rest.
+      if (BackwardScope::hook_outer_task(weak_from_this()) ||
+          (!output_reached && !step_->missing().empty())) {
+        return;
+      }
+    }
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    finish_step(output_reached);
+    after_sync = after_sync_;
+  }
+  if (after_sync) {
+    after_sync();
+  }
+}
+
+// The loss of this rank reaches no param, but peers may wait for this rank.
+void Reducer::begin_empty_step() {
+  try {
+    begin_step();
+  } catch (...) {
+    if (context_.phase == Phase::kCollecting) {
+      fail();
+    }
+    throw;
+  }
+}
+
+void Reducer::finish_step(bool output_reached) {
+  emit(StepEvent::kBackwardEnd);
+  const auto missing = missing_at_end();
+  context_.go_to(Phase::kFinalizing);
+  const auto where = context_.where();
+  try {
+    step_->finish();
+  } catch (...) {
+    fail();
+    throw;
+  }
+  for (std::size_t i = 0; i < seen_.size(); ++i) {
+    seen_[i] = seen_[i] || step_->arrivals().arrived(i);
+  }
+  context_.arrivals.learn(step_->arrivals());
+  const auto error = step_->error();
+  end_step();
+  // Raised last, when the reducer can be used again.
+  if (error) {
+    context_.raise(*error);
+  }
+  report_missing(where, missing, output_reached);
+}
+
+void Reducer::end_step() {
+  const bool with_grads = step_->kind() == Step::Kind::kWithGrads;
+  context_.use.static_use_known = true;
+  step_.reset();
+  context_.go_to(Phase::kIdle);
+  if (with_grads) {
+    emit(StepEvent::kStepEnd);
+  } else {
+    context_.observer.clock().skip_step();
+  }
+  ++context_.num_steps;
+  emit(StepEvent::kIdle);
+}
+
+// Delayed params may be unused, as in DDP.
+Reducer::Indices Reducer::missing_at_end() const {
+  if (context_.options.mode == GraphMode::kFindUnused ||
+      (context_.arrivals.learning() && context_.options.mode != GraphMode::kDefault)) {
+    return {};
+  }
+  auto missing = step_->missing();
+  const auto is_delayed = [this](std::size_t i) { return context_.params.metas()[i].delayed; };
+  missing.erase(std::remove_if(missing.begin(), missing.end(), is_delayed), missing.end());
+  return missing;
+}
+
+void Reducer::report_missing(
+    const errors::Where& where, const Indices& missing, bool output_reached) {
+  if (missing.empty()) {
+    return;
+  }
+  const auto& params = context_.params;
+  if (context_.options.mode == GraphMode::kStatic) {
+    context_.raise(errors::static_graph_changed(where, params.names_of(missing), missing));
+  }
+  // Another output of the same forward may have brought them, or may still bring them.
+  const auto nodes_to_come = outputs_.nodes_to_come();
+  Indices unused;
+  possibly_late_.clear();
+  for (const auto param_index : missing) {
+    if (output_reached && seen_[param_index]) {
+      continue;
+    }
+    const bool to_come = nodes_to_come.count(params.hooks()[param_index].accumulator()) != 0;
+    (to_come ? possibly_late_ : unused).push_back(param_index);
+  }
+  if (!unused.empty()) {
+    context_.raise(errors::params_without_gradient(where, params.names_of(unused)));
+  }
+}
+
+void Reducer::shadow_step() {
+  const auto lock = context_.mutex.lock_to_change();
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
+  context_.observer.peers().check();
+  check_idle("join()");
+  context_.go_to(Phase::kCollecting);
+  context_.observer.clock().begin_step();
+  context_.observer.peers().begin_step(context_.step_number());
+  context_.go_to(Phase::kFinalizing);
+  try {
+    step_.emplace(context_, Step::Kind::kWithoutGrads);
+    step_->begin();
+    step_->finish();
+  } catch (...) {
+    fail();
+    throw;
+  }
+  const auto error = step_->error();
+  end_step();
+  if (error) {
+    context_.raise(*error);
+  }
+}
+
+}  // namespace ddpx

@@ -1,0 +1,174 @@
+// The settings, observers and state of Reducer.
+#include <utility>
+
+#include "../autograd/running_task.h"
+#include "reducer.h"
+
+namespace ddpx {
+
+// ---- settings -----------------------------------------------------------------------------------
+
+void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+  const auto lock = lock_between_steps();
+  if (context_.settings.comm_hook) {
+    context_.raise(errors::second_comm_hook(context_.where()));
+  }
+  check_idle("register_comm_hook()");
+  const bool had_buckets = context_.communicates();
+  context_.settings.comm_hook = std::move(hook);
+  if (!had_buckets) {
+    try {
+      context_.replace_buckets(context_.buckets.plan());
+    } catch (...) {
+      context_.settings.comm_hook.reset();
+      throw;
+    }
+  }
+}
+
+void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
+  const auto lock = context_.mutex.lock_to_change();
+  set_comm_hook(std::move(hook));
+  context_.options.precision = precision;
+  context_.replace_buckets(context_.buckets.plan());
+}
+
+void Reducer::set_divisor(std::optional<int> divisor) {
+  const auto lock = context_.mutex.lock();
+  context_.settings.set_divisor(divisor);
+}
+
+void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
+  const auto lock = context_.mutex.lock();
+  context_.settings.set_sparse_rows(context_.params, param_index, rows);
+}
+
+void Reducer::announce_joined_step(bool averages) {
+  const auto lock = context_.mutex.lock_to_change();
+  if (averages || joined_step_ != JoinedStep::kAverages) {
+    joined_step_ = averages ? JoinedStep::kAverages : JoinedStep::kLocal;
+  }
+}
+
+void Reducer::set_check_finite(bool enabled) {
+  const auto lock = lock_between_steps();
+  check_idle("set_check_finite()");
+  context_.settings.check_finite = enabled;
+}
+
+void Reducer::set_after_sync(std::function<void()> after_sync) {
+  const auto lock = context_.mutex.lock();
+  after_sync_.swap(after_sync);  // the old function is destroyed without the lock
+}
+
+void Reducer::set_static_graph() {
+  const auto lock = lock_between_steps();
+  if (context_.options.mode == GraphMode::kStatic) {
+    return;
+  }
+  if (context_.phase != Phase::kIdle || !context_.arrivals.learning()) {
+    context_.raise(errors::static_graph_too_late(context_.where()));
+  }
+  context_.start_over(GraphMode::kStatic, context_.collective, context_.num_steps);
+}
+
+void Reducer::prepare_for_backward() {
+  const auto lock = context_.mutex.lock_to_change();
+  if (running_task::in_backward()) {
+    throw errors::inside_backward(context_.where(), "prepare_for_backward()");
+  }
+  if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
+    throw errors::prepared_in_join(context_.where());
+  }
+  backward_sync_.prepare();
+  context_.params.add_pre_hooks(weak_from_this());
+}
+
+void Reducer::remove_hooks() {
+  const auto lock = lock_between_steps();
+  if (context_.phase != Phase::kIdle || running_task::in_backward()) {
+    throw errors::hooks_in_use(context_.where());
+  }
+  context_.params.remove_hooks();
+}
+
+void Reducer::set_collective(
+    std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
+  const auto lock = lock_between_steps();
+  if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing) {
+    throw errors::inside_backward(context_.where(), "_update_process_group()");
+  }
+  context_.start_over(
+      context_.options.mode, std::move(collective), num_steps.value_or(context_.num_steps));
+  agreed_order_.clear();
+  register_with_group();
+}
+
+// ---- observers and state ------------------------------------------------------------------------
+
+void Reducer::add_recording(std::shared_ptr<Recording> recording) {
+  const auto lock = lock_between_steps();
+  check_idle("ddpx.record()");
+  context_.observer.add_recording(
+      std::move(recording), context_.step_number(), context_.buckets.plan());
+}
+
+void Reducer::remove_recording(const std::shared_ptr<Recording>& recording) {
+  const auto lock = context_.mutex.lock();
+  context_.observer.remove_recording(recording);
+}
+
+void Reducer::set_sample_rate(int64_t sample_rate) {
+  if (sample_rate < 1) {
+    throw errors::not_positive("the sample rate", sample_rate);
+  }
+  const auto lock = context_.mutex.lock();
+  context_.observer.clock().set_sample_rate(sample_rate);
+}
+
+void Reducer::number_as_constructed() {
+  const auto lock = context_.mutex.lock_to_change();
+  context_.observer.peers().number_as_constructed();
+  emit(StepEvent::kIdle);
+}
+
+void Reducer::continue_from(Reducer& older) {
+  int64_t num_steps = 0;
+  std::vector<std::shared_ptr<Recording>> recordings;
+  health::StepTracker peers;
+  {
+    const auto lock = older.context_.mutex.lock_to_change();
+    peers = older.context_.observer.peers();
+    num_steps = older.context_.num_steps;
+    recordings = older.context_.observer.take_recordings();
+  }
+  const auto lock = context_.mutex.lock_to_change();
+  context_.num_steps = num_steps;
+  context_.observer.peers().continue_from(peers);
+  for (auto& recording : recordings) {
+    add_recording(std::move(recording));
+  }
+}
+
+std::vector<int32_t> Reducer::used_by_ranks() {
+  const auto lock = context_.mutex.lock();
+  auto& use = context_.use;
+  // A thread that finalizes a step may wait for this one, as for the continuation of a hook's
+  // future.
+  if (!context_.mutex.occupied_by_other()) {
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    context_.communicate([&] { use.map.wait(); }, errors::used_map_exchange);
+    use.last_sums = use.map.last_sums();
+  }
+  return context_.communicate(
+      [sums = use.last_sums] { return sums.num_ranks_using(); }, errors::used_map_exchange);
+}
+
+std::vector<std::string> Reducer::missing_params() {
+  const auto lock = context_.mutex.try_lock();
+  return lock && context_.phase == Phase::kCollecting && step_
+             ? context_.params.names_of(step_->missing())
+             : std::vector<std::string>();
+}
+
+}  // namespace ddpx
