@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Wrapper, assert_trains_alike
+from one_thread_gloo import one_thread_group
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -70,7 +71,7 @@ def _check(
     build: Callable[[], nn.Module], step: Any, mode: str, caps: dict[str, float], hook: bool
 ) -> None:
     def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
-        model = cls(module, **_ALL_MODES[mode], **caps)
+        model = cls(module, process_group=one_thread_group(), **_ALL_MODES[mode], **caps)
         if hook:
             model.register_comm_hook(None, allreduce_hook)
         return model
@@ -112,7 +113,7 @@ def _check_against_mean(
     torch.manual_seed(0)
     module = build()
     twin = copy.deepcopy(module)
-    model = ReducerDDP(module, **options)
+    model = ReducerDDP(module, process_group=one_thread_group(), **options)
     for number in range(num_steps):
         expected = _mean_of_grads(twin, step, number)
         torch.manual_seed(10 * number + dist.get_rank())
@@ -169,7 +170,7 @@ def _check_ddp_is_wrong() -> None:
     expected = _mean_of_grads(copy.deepcopy(module), _added_step, 0)
     too_small = []
     for cls in WRAPPERS:
-        model = cls(copy.deepcopy(module))
+        model = cls(copy.deepcopy(module), process_group=one_thread_group())
         torch.manual_seed(dist.get_rank())
         _added_step(model, 0)
         grads = {name: param.grad.to_dense() for name, param in model.module.named_parameters()}

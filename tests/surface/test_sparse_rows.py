@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from one_thread_gloo import one_thread_group
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -27,7 +28,7 @@ IDS = [[1, 3, 3, 7], [7, 1, 2, 0], [9, 9, 9, 3]]  # row numbers by rank
 def _check_sums() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    with_rows, without = (ReducerDDP(Net()) for _ in range(2))
+    with_rows, without = (ReducerDDP(Net(), process_group=one_thread_group()) for _ in range(2))
     without.module.load_state_dict(with_rows.module.state_dict())
     for step in range(3):
         ids = torch.tensor(IDS[(rank + step) % world_size])
@@ -52,7 +53,7 @@ def test_sums_are_those_without_rows(ranks, world_size):
 
 def _check_rows_set_within_a_step() -> None:
     rank = dist.get_rank()
-    model = ReducerDDP(Net())
+    model = ReducerDDP(Net(), process_group=one_thread_group())
     first, second = torch.tensor([1, 3, 7, 2, 0]), torch.tensor([4, 5])
     model._set_sparse_metadata({"embedding.weight": first})
     handle = model.module.head.weight.register_hook(  # the head's gradient arrives first
@@ -73,7 +74,7 @@ def test_rows_that_are_set_within_a_step_are_for_the_next(ranks):
 
 
 def _check_impossible_rows() -> None:
-    model = ReducerDDP(Net())
+    model = ReducerDDP(Net(), process_group=one_thread_group())
     for rows in ([-7, 1, 2], [1, 2, 10], [1, 2**40]):
         with pytest.raises(
             RuntimeError, match=r"row index (-7|10|\d{13}) of parameter 'embedding.weight' is"
@@ -96,7 +97,7 @@ def test_rows_that_the_parameter_does_not_have_are_errors(ranks):
 
 
 def _check_stray_row() -> None:
-    model = ReducerDDP(Net())
+    model = ReducerDDP(Net(), process_group=one_thread_group())
     model._set_sparse_metadata({"embedding.weight": torch.tensor([1, 2, 3])})
     ids = torch.tensor([1, 8] if dist.get_rank() == 0 else [1, 2])
     if dist.get_rank() == 0:

@@ -1,0 +1,30 @@
+"""Gloo with one thread.
+
+torch's gloo has two threads, which corrupt memory if a sparse all-reduce runs beside another
+operation: see docs/divergences.md, "Sparse gradients over gloo".
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from unittest import mock
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from ddpx.comm.shm import one_thread_options
+
+
+class _OneThreadGloo(dist.ProcessGroupGloo):
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, size, one_thread_options(timeout))
+
+
+@functools.cache
+def one_thread_group() -> dist.ProcessGroup:
+    """All ranks. Cached, since the group is created collectively."""
+    with mock.patch.object(c10d, "ProcessGroupGloo", _OneThreadGloo):
+        group = dist.new_group(backend="gloo")
+    assert group is not None
+    return group
