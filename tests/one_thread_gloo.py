@@ -23,7 +23,7 @@ class _OneThreadGloo(dist.ProcessGroupGloo):
 
 @functools.cache
 def one_thread_group() -> dist.ProcessGroup:
-    """All ranks. Cached, since the group is created collectively."""
+    """A group of all ranks. Cached, since the group is created collectively."""
     with mock.patch.object(c10d, "ProcessGroupGloo", _OneThreadGloo):
         group = dist.new_group(backend="gloo")
     assert group is not None

@@ -9,7 +9,7 @@
 
 namespace ddpx::running_task {
 
-// Whether there is one: whether the calling thread runs a backward.
+// Whether the calling thread runs a backward.
 bool in_backward();
 
 // The id of the task; -1 outside a backward.

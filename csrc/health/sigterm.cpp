@@ -96,8 +96,7 @@ void write_to_stderr(const std::string& text) {
       end->set_value();
     }).detach();
   } catch (const std::system_error&) {
-    write_all(STDERR_FILENO, text);  // no more threads: it may wait
-    return;
+    return;  // the process has no thread left
   }
   end->get_future().wait_for(kTimeToWrite);
 }

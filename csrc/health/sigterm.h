@@ -15,8 +15,8 @@ bool has_got_sigterm();
 // Ends the process by the signal.
 void die_of_sigterm();
 
-// For a process that ends next. Gives up after a second: any write may block, as to a pipe that
-// other ranks fill.
+// For a process that ends next. Another thread writes, because any write may block, as to a pipe
+// that other ranks fill. Gives up after a second, and if no thread can start.
 void write_to_stderr(const std::string& text);
 
 }  // namespace ddpx::health

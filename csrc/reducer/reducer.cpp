@@ -210,9 +210,8 @@ void Reducer::recover() {
 }
 
 void Reducer::reset() {
-  const auto lock = lock_between_steps();
-  if (running_task::in_backward() || context_.mutex.occupied_by_other() ||
-      (step_ && step_->launching())) {
+  const auto lock = context_.mutex.lock_to_change();
+  if (running_task::in_backward() || !scope_.empty()) {
     throw errors::inside_backward(context_.where(), "reset()");
   }
   backward_sync_ = {};

@@ -118,6 +118,7 @@ class Reducer final : public GradListener,
   void refuse_capture() const;
 
   // From now on the graph is the same in every step. To be called before the first backward.
+  // UserError within a backward and later.
   void set_static_graph();
 
   // `after_sync` is called after each synchronized backward, on the thread that ends it.

@@ -66,7 +66,8 @@ void Reducer::set_static_graph() {
   if (context_.options.mode == GraphMode::kStatic) {
     return;
   }
-  if (context_.phase != Phase::kIdle || !context_.arrivals.learning()) {
+  check_idle("_set_static_graph()");
+  if (!context_.arrivals.learning()) {
     context_.raise(errors::static_graph_too_late(context_.where()));
   }
   context_.start_over(GraphMode::kStatic, context_.collective, context_.num_steps);
@@ -85,7 +86,7 @@ void Reducer::prepare_for_backward() {
 }
 
 void Reducer::remove_hooks() {
-  const auto lock = lock_between_steps();
+  const auto lock = context_.mutex.lock_to_change();
   if (context_.phase != Phase::kIdle || running_task::in_backward()) {
     throw errors::hooks_in_use(context_.where());
   }
@@ -94,7 +95,7 @@ void Reducer::remove_hooks() {
 
 void Reducer::set_collective(
     std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
-  const auto lock = lock_between_steps();
+  const auto lock = context_.mutex.lock_to_change();
   if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing) {
     throw errors::inside_backward(context_.where(), "_update_process_group()");
   }

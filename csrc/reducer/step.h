@@ -74,11 +74,6 @@ class Step {
     return arrivals_;
   }
 
-  // Whether a thread launches buckets now, perhaps without the mutex.
-  bool launching() const {
-    return launching_;
-  }
-
   // The first thing that was wrong with the step. It is raised at the end of the step, so that
   // peers do not wait.
   const std::optional<UserError>& error() const {

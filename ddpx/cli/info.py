@@ -149,12 +149,19 @@ def _backends() -> str:
     return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in available.items())
 
 
+def _reason_of(cause: Exception) -> str:
+    """The last line of a traceback; of a crash, the line before the stacks."""
+    lines = str(cause).strip().splitlines()
+    died = [line for line in lines if ": died, exit code " in line]
+    return (died or lines)[-1]
+
+
 def _shared_memory() -> str:
     try:
         with RankPool(2, "shm") as pool:
             hosts = pool.run(_hosts, timeout=_PROBE_TIMEOUT_S)[0]
     except (RankFailed, RuntimeError, OSError) as cause:
-        return f"no: {str(cause).strip().splitlines()[-1]}"
+        return f"no: {_reason_of(cause)}"
     if len(hosts) > 1:
         return "no: two test processes could not share memory, and used gloo"
     return "yes: two test processes shared memory"

@@ -84,8 +84,9 @@ class Reducer(_C.Reducer):
             transport: Sums buckets in place of the group. None: the group sums them.
             num_steps: The number of steps of these ranks. None: the number of this rank.
         """
-        self.monitor = health.begin(process_group)
+        monitor = health.begin(process_group)
         self.set_collective(process_group, transport, num_steps)
+        self.monitor = monitor
         if self.monitor is not None:
             self.monitor.begin_construction()
             self.number_as_constructed()

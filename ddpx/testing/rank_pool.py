@@ -149,7 +149,7 @@ class RankPool:
         self._end()
 
     def _end_of(self, rank: int) -> str:
-        """How a process ended by itself; after a crash, with the Python stacks of its threads."""
+        """Returns how a process ended; after a crash, with the Python stacks of its threads."""
         self._processes[rank].join(_GRACE_S)
         assert self._directory is not None
         log = _crash_log(os.path.join(self._directory.name, "store"), rank)

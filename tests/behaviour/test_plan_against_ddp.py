@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
+from one_thread_gloo import one_thread_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,13 +47,14 @@ class Tower(nn.Module):
 def _ddp_buckets(options: dict) -> list[list[list[str]]]:
     model = Tower()
     names = {id(param): name for name, param in model.named_parameters()}
-    ddp = DistributedDataParallel(model, **options)
+    group = one_thread_group()
+    ddp = DistributedDataParallel(model, process_group=group, **options)
     seen: list[list[str]] = []
 
     # No annotations here: DDP compares them by identity, which fails for postponed annotations.
     def hook(state, bucket):
         seen.append([names[id(param)] for param in bucket.parameters()])
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
     ddp.register_comm_hook(None, hook)
@@ -67,7 +69,7 @@ def _ddp_buckets(options: dict) -> list[list[list[str]]]:
 def _our_buckets(options: dict) -> list[list[list[str]]]:
     model = Tower()
     names = [name for name, _ in model.named_parameters()]
-    ours = ReducerDDP(model, **options)
+    ours = ReducerDDP(model, process_group=one_thread_group(), **options)
     steps = []
     for _ in range(NUM_STEPS):
         loss = ours(torch.arange(4)).sum()

@@ -101,8 +101,11 @@ TEST_F(SigtermTest, EndsTheProcessThoughAWriteToItsReadyStderrBlocks) {
   pollfd ready{fds[1], POLLOUT, 0};
   ASSERT_EQ(poll(&ready, 1, 0), 1);
   EXPECT_TRUE(dies_of_sigterm(fds[1]));
-  close(fds[0]);
   close(fds[1]);
+  std::string written(65536, ' ');
+  EXPECT_GT(recv(fds[0], written.data(), written.size(), MSG_WAITALL), 1000);
+  EXPECT_FALSE(contains(written, "This rank got SIGTERM")) << "the report was not too long";
+  close(fds[0]);
 }
 
 // What a rank in a failed group writes to stderr at SIGTERM, after `prepare`.

@@ -73,7 +73,7 @@ def _check(
     def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
         model = cls(module, process_group=one_thread_group(), **_ALL_MODES[mode], **caps)
         if hook:
-            model.register_comm_hook(None, allreduce_hook)
+            model.register_comm_hook(one_thread_group(), allreduce_hook)
         return model
 
     assert_trains_alike(build, wrap, step, make_optimizer=_sgd)
