@@ -96,7 +96,7 @@ def _time_notes() -> list[dict[str, float]]:
 
 
 def ns_of_notes(cost: dict[str, float], num_buckets: int) -> float:
-    """Of one step: what the reducer notes for its peers."""
+    """Returns the time in which the reducer notes one step for its peers."""
     per_bucket = cost["note"] + cost["note_launch"] + cost["note_result"]
     around = 2 * cost["check"] + 3 * cost["note"] + cost["check_calls"]
     return around + num_buckets * per_bucket

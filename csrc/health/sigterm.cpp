@@ -96,7 +96,7 @@ void write_to_stderr(const std::string& text) {
       end->set_value();
     }).detach();
   } catch (const std::system_error&) {
-    return;  // the process has no thread left
+    return;  // no thread can start
   }
   end->get_future().wait_for(kTimeToWrite);
 }

@@ -54,7 +54,7 @@ void Reducer::check_idle(const char* call) const {
   }
 }
 
-// For calls that raise within a backward.
+// For calls that raise within a backward, also on a thread for which this backward waits.
 Reducer::Lock Reducer::lock_between_steps() const {
   return context_.mutex.lock_to_change_or([this] {
     return context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing;

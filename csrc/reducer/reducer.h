@@ -27,8 +27,10 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 
 // Connects autograd to the steps: begins a step at the first gradient of a synchronized backward,
 // passes gradients to the step, and ends the step with the backward. Step does the work of a step;
-// ReducerContext holds what outlives steps. reducer_backward.cpp has what runs in a backward,
-// reducer_settings.cpp the settings, observers and state, reducer.cpp the rest.
+// ReducerContext holds what outlives steps.
+//
+// The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
+// for settings, observers and state are in reducer_settings.cpp. reducer.cpp has the others.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the

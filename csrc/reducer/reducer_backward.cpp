@@ -1,4 +1,4 @@
-// The part of Reducer that runs in a backward.
+// The methods of Reducer for gradients and for the end of a backward.
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 

@@ -1,4 +1,4 @@
-// The settings, observers and state of Reducer.
+// The methods of Reducer for settings, observers and state.
 #include <utility>
 
 #include "../autograd/running_task.h"

@@ -150,7 +150,7 @@ def _backends() -> str:
 
 
 def _reason_of(cause: Exception) -> str:
-    """The last line of a traceback; of a crash, the line before the stacks."""
+    """Returns the last line of a traceback, or the line before the stacks of a crash."""
     lines = str(cause).strip().splitlines()
     died = [line for line in lines if ": died, exit code " in line]
     return (died or lines)[-1]

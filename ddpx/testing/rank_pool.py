@@ -152,7 +152,7 @@ class RankPool:
         """Returns how a process ended; after a crash, with the Python stacks of its threads."""
         self._processes[rank].join(_GRACE_S)
         assert self._directory is not None
-        log = _crash_log(os.path.join(self._directory.name, "store"), rank)
+        log = _crash_log(self._directory.name, rank)
         stacks = log.read_text(errors="replace") if log.exists() else ""
         return f"died, exit code {self._processes[rank].exitcode}\n{stacks}".rstrip()
 
@@ -163,13 +163,12 @@ class RankPool:
         else:
             context = forking_context()
         self._directory = tempfile.TemporaryDirectory(prefix="ddpx-ranks-")
-        rendezvous = os.path.join(self._directory.name, "store")
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
                 args=(
-                    *(theirs, rank, self.world_size, self.backend, rendezvous),
+                    *(theirs, rank, self.world_size, self.backend, self._directory.name),
                     *(list(sys.path), dict(os.environ)),
                 ),
                 daemon=True,
@@ -225,8 +224,8 @@ class RankPool:
             self._directory = None
 
 
-def _crash_log(rendezvous: str, rank: int) -> Path:
-    return Path(f"{rendezvous}.crash.{rank}")
+def _crash_log(directory: str, rank: int) -> Path:
+    return Path(directory, f"crash.{rank}")
 
 
 def _serve(
@@ -234,13 +233,13 @@ def _serve(
     rank: int,
     world_size: int,
     backend: str,
-    rendezvous: str,
+    directory: str,
     path: list[str],
     environment: dict[str, str],
 ) -> None:
     """The main function of a rank: runs the functions that it receives, until it receives None."""
     sys.path[:] = path
-    faulthandler.enable(os.open(_crash_log(rendezvous, rank), os.O_CREAT | os.O_WRONLY))
+    faulthandler.enable(os.open(_crash_log(directory, rank), os.O_CREAT | os.O_WRONLY))
     os.environ.clear()
     os.environ.update(environment)  # the fork server has an older environment
     dist.set_debug_level_from_env()
@@ -250,7 +249,7 @@ def _serve(
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         backend,
-        init_method=f"file://{rendezvous}",
+        init_method=f"file://{directory}/store",
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=60),

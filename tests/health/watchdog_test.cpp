@@ -90,7 +90,7 @@ TEST_F(SigtermTest, EndsTheProcessThoughNobodyReadsItsStderr) {
   close(pipe_fds[1]);
 }
 
-// As with a pipe that other ranks fill after poll() has returned: poll() finds a socket with a
+// Other ranks may fill a pipe after poll() has found it ready. Here poll() finds a socket with a
 // small buffer ready, but the buffer does not take the whole report.
 TEST_F(SigtermTest, EndsTheProcessThoughAWriteToItsReadyStderrBlocks) {
   std::array<int, 2> fds{};

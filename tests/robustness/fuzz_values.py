@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from hypothesis import strategies as st
+from one_thread_gloo import OneThreadGloo
 
 from ddpx import _C
-from ddpx.comm.shm import one_thread_options
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,6 @@ CALLABLES: dict[str, Callable[..., Any]] = {
     "does nothing": lambda *_: None,
     "raises": _raises,
 }
-
-
-class OneThreadGloo(dist.ProcessGroupGloo):
-    """torch's gloo has two threads, which corrupt memory: see docs/divergences.md, sparse
-    gradients."""
-
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, size, one_thread_options(timeout))
 
 
 class Groups:

@@ -16,7 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from ddpx.comm.shm import one_thread_options
 
 
-class _OneThreadGloo(dist.ProcessGroupGloo):
+class OneThreadGloo(dist.ProcessGroupGloo):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, size, one_thread_options(timeout))
 
@@ -24,7 +24,7 @@ class _OneThreadGloo(dist.ProcessGroupGloo):
 @functools.cache
 def one_thread_group() -> dist.ProcessGroup:
     """A group of all ranks. Cached, since the group is created collectively."""
-    with mock.patch.object(c10d, "ProcessGroupGloo", _OneThreadGloo):
+    with mock.patch.object(c10d, "ProcessGroupGloo", OneThreadGloo):
         group = dist.new_group(backend="gloo")
     assert group is not None
     return group
