@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.full_only), 3])
 def place(request: pytest.FixtureRequest, backend: str, late_library: None) -> Iterator[Place]:
     world_size = request.param
     if backend == "late":

@@ -35,7 +35,7 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=["gloo", "shm"])
+@pytest.fixture(scope="module", params=["gloo", pytest.param("shm", marks=pytest.mark.full_only)])
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """Separate ranks, since resources of other tests would disturb the measurement."""
     with pytest.MonkeyPatch.context() as patch:

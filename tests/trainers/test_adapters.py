@@ -22,7 +22,9 @@ pytestmark = pytest.mark.timeout(300)  # a rank takes seconds to import a traine
     ("library", "script", "start", "compared"),
     [
         ("lightning", "with_lightning.py", _UNDER_TORCHRUN, 2),
-        ("lightning", "with_fabric.py", _UNDER_TORCHRUN, 2),
+        pytest.param(
+            *("lightning", "with_fabric.py", _UNDER_TORCHRUN, 2), marks=pytest.mark.full_only
+        ),
         ("accelerate", "with_accelerate.py", _UNDER_TORCHRUN, 1),
         ("transformers", "with_transformers.py", _UNDER_TORCHRUN, 1),
         # Ray starts a dozen processes. On a busy machine that takes minutes.
