@@ -109,7 +109,7 @@ def test_interrupt_ends_all_ranks(words):
     finally:
         if process.poll() is None:
             process.terminate()
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == 128 + signal.SIGINT, told
     assert told.splitlines()[-1] == "ddpx: interrupted"
     assert "Traceback" not in told, told
     deadline = time.monotonic() + 10
