@@ -84,16 +84,23 @@ void BackwardScope::track(const std::weak_ptr<GraphTaskObserver>& observer) {
   // std::function must be copyable, hence the shared pointer.
   auto callback = std::make_shared<EndCallback>(task_id);
   queue_at_end_of_task([callback] { callback->run(); });  // throws outside a graph task
-  task_ids_.push_back(task_id);
+  tasks_.push_back({task_id, running_task::has_raised()});
   callback->arm(observer);  // last: an error above must not report an abort under the caller's lock
 }
 
 void BackwardScope::leave(int task_id) {
-  task_ids_.erase(std::remove(task_ids_.begin(), task_ids_.end(), task_id), task_ids_.end());
+  const auto left = [task_id](const Task& task) { return task.id == task_id; };
+  tasks_.erase(std::remove_if(tasks_.begin(), tasks_.end(), left), tasks_.end());
 }
 
 bool BackwardScope::contains(int task_id) const {
-  return std::find(task_ids_.begin(), task_ids_.end(), task_id) != task_ids_.end();
+  return std::any_of(
+      tasks_.begin(), tasks_.end(), [task_id](const Task& task) { return task.id == task_id; });
+}
+
+bool BackwardScope::awaits_abort() const {
+  return std::any_of(
+      tasks_.begin(), tasks_.end(), [](const Task& task) { return task.has_raised->load(); });
 }
 
 bool BackwardScope::hook_outer_task(const std::weak_ptr<GraphTaskObserver>& observer) {

@@ -1,6 +1,7 @@
 // Tells when the outermost backward that reaches a reducer ends or aborts.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -39,8 +40,17 @@ class BackwardScope {
   void leave(int task_id);
 
   bool empty() const {
-    return task_ids_.empty();
+    return tasks_.empty();
   }
+
+  // Whether no other task is tracked.
+  bool has_only(int task_id) const {
+    return tasks_.size() == 1 && contains(task_id);
+  }
+
+  // Whether a tracked task has raised, and its abort is not reported yet. On a device, an engine
+  // thread may report the abort after the caller has caught the exception.
+  bool awaits_abort() const;
 
   // Whether the task is tracked and still runs.
   bool contains(int task_id) const;
@@ -52,7 +62,12 @@ class BackwardScope {
   static bool hook_outer_task(const std::weak_ptr<GraphTaskObserver>& observer);
 
  private:
-  std::vector<int> task_ids_;  // rarely more than two
+  struct Task {
+    int id;
+    const std::atomic_bool* has_raised;  // a member of the graph task, which outlives the entry
+  };
+
+  std::vector<Task> tasks_;  // rarely more than two
 };
 
 }  // namespace ddpx

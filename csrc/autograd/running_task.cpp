@@ -11,6 +11,24 @@ namespace ddpx::running_task {
 using torch::autograd::GraphTask;
 using torch::autograd::Node;
 
+namespace {
+
+// Torch exports the address of a member of the task, but not the task.
+const GraphTask* this_task() {
+  const auto* member = torch::autograd::get_current_graph_task_exec_info();
+  if (member == nullptr) {
+    return nullptr;
+  }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr auto offset = offsetof(GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  const auto* address = reinterpret_cast<const char*>(member) - offset;
+  return reinterpret_cast<const GraphTask*>(address);
+}
+
+}  // namespace
+
 bool in_backward() {
   return id() != -1;
 }
@@ -19,18 +37,14 @@ int id() {
   return torch::autograd::get_current_graph_task_id();
 }
 
-// Torch exports the address of a member of the task, but neither the task nor its depth.
 int depth() {
-  const auto* member = torch::autograd::get_current_graph_task_exec_info();
-  if (member == nullptr) {
-    return 0;
-  }
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Winvalid-offsetof"
-  constexpr auto offset = offsetof(GraphTask, exec_info_);
-#pragma GCC diagnostic pop
-  const auto* address = reinterpret_cast<const char*>(member) - offset;
-  return reinterpret_cast<const GraphTask*>(address)->reentrant_depth_;
+  const auto* task = this_task();
+  return task == nullptr ? 0 : task->reentrant_depth_;
+}
+
+const std::atomic_bool* has_raised() {
+  const auto* task = this_task();
+  return task == nullptr ? nullptr : &task->has_error_;
 }
 
 bool is_nested() {

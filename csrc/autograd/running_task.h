@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
 #include <vector>
 
 #include "grad_hook.h"
@@ -17,6 +18,10 @@ int id();
 
 // The number of graph tasks that wait for the task.
 int depth();
+
+// Becomes true when a node of the task raises, before the caller gets the exception. Valid during
+// the lifetime of the task. nullptr outside a backward.
+const std::atomic_bool* has_raised();
 
 // Whether another graph task waits for the task. Also right on a thread that ends the task.
 bool is_nested();

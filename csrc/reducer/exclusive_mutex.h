@@ -30,11 +30,13 @@ class ExclusiveMutex {
     return lock_when([this] { return !occupied_by_other(); });
   }
 
-  // Like lock_to_change(), but returns as soon as `refuses()` is true: the caller then raises an
-  // error. Otherwise a thread inside a backward could wait for the end of its own backward.
+  // Waits until `ready()`, which is called with the mutex held: at once, and when an occupation
+  // ends.
   template <typename Predicate>
-  Lock lock_to_change_or(const Predicate& refuses) const {
-    return lock_when([&] { return !occupied_by_other() || refuses(); });
+  Lock lock_when(const Predicate& ready) const {
+    Lock lock(mutex_);
+    vacated_.wait(lock, ready);
+    return lock;
   }
 
   // With the mutex held.
@@ -80,13 +82,6 @@ class ExclusiveMutex {
   };
 
  private:
-  template <typename Predicate>
-  Lock lock_when(const Predicate& predicate) const {
-    Lock lock(mutex_);
-    vacated_.wait(lock, predicate);
-    return lock;
-  }
-
   mutable std::recursive_mutex mutex_;
   mutable std::condition_variable_any vacated_;
   mutable std::optional<std::thread::id> occupant_;

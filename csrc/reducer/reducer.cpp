@@ -1,5 +1,7 @@
 #include "reducer.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -54,17 +56,32 @@ void Reducer::check_idle(const char* call) const {
   }
 }
 
-// For calls that raise within a backward, also on a thread for which this backward waits.
+// Whether an engine thread is about to report the abort of a backward. Code inside that backward
+// must not wait for the report.
+bool Reducer::awaits_abort() const {
+  return !running_task::in_backward() && scope_.awaits_abort();
+}
+
+// For calls of the user. Hooks of autograd use the lock of the mutex.
+Reducer::Lock Reducer::lock_to_change() const {
+  return context_.mutex.lock_when(
+      [this] { return !awaits_abort() && !context_.mutex.occupied_by_other(); });
+}
+
+// For calls that raise within a backward, also on a thread for which this backward waits. Such a
+// thread must not wait for the end of the backward.
 Reducer::Lock Reducer::lock_between_steps() const {
-  return context_.mutex.lock_to_change_or([this] {
-    return context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing;
+  return context_.mutex.lock_when([this] {
+    const bool in_step =
+        context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing;
+    return !awaits_abort() && (in_step || !context_.mutex.occupied_by_other());
   });
 }
 
 // ---- forward ------------------------------------------------------------------------------------
 
 bool Reducer::prepare_forward() {
-  const auto lock = context_.mutex.lock_to_change();
+  const auto lock = lock_to_change();
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -96,12 +113,12 @@ bool Reducer::prepare_forward() {
 }
 
 void Reducer::begin_forward() {
-  const auto lock = context_.mutex.lock_to_change();
+  const auto lock = lock_to_change();
   emit(StepEvent::kModuleForwardBegin);
 }
 
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
-  const auto lock = context_.mutex.lock_to_change();
+  const auto lock = lock_to_change();
   emit(StepEvent::kForwardEnd);
   const auto forward = sync_enabled_ ? ForwardSync::kOn : ForwardSync::kOff;
   outputs_.watch(outputs, forward, weak_from_this());
@@ -123,7 +140,7 @@ void Reducer::check_params() {
 // ---- buckets ------------------------------------------------------------------------------------
 
 bool Reducer::rebuild_buckets() {
-  const auto lock = context_.mutex.lock_to_change();
+  const auto lock = lock_to_change();
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -160,8 +177,8 @@ bool Reducer::rebuild_if_due() {
 void Reducer::on_graph_task_abort(int task_id) noexcept {
   const auto lock = context_.mutex.lock_to_change();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
-  scope_.leave(task_id);
-  if (!scope_.empty()) {
+  const auto leave = c10::make_scope_exit([&] { scope_.leave(task_id); });  // awaits_abort() ends
+  if (!scope_.has_only(task_id)) {
     return;
   }
   backward_sync_.end(sync_enabled_);
@@ -210,7 +227,7 @@ void Reducer::recover() {
 }
 
 void Reducer::reset() {
-  const auto lock = context_.mutex.lock_to_change();
+  const auto lock = lock_to_change();
   if (running_task::in_backward() || !scope_.empty()) {
     throw errors::inside_backward(context_.where(), "reset()");
   }

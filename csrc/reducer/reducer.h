@@ -216,6 +216,8 @@ class Reducer final : public GradListener,
   void emit(StepEvent event, std::size_t index = 0) {
     context_.emit(event, index);
   }
+  bool awaits_abort() const;
+  Lock lock_to_change() const;
   Lock lock_between_steps() const;
   void check_idle(const char* call) const;
 

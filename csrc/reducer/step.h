@@ -56,7 +56,8 @@ class Step {
   void finish();
 
   // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
-  // collective calls that peers make at the end of the step. Returns false if that is impossible.
+  // collective calls that peers make at the end of the step. Otherwise returns false: the caller of
+  // backward may have changed the gradients, so they cannot be packed any more.
   bool match_peers() noexcept;
 
   Kind kind() const {

@@ -19,7 +19,7 @@ TEST(ExclusiveMutex, OtherThreadsLookButDoNotChange) {
     const ExclusiveMutex::Occupation occupation(mutex);
     const ExclusiveMutex::Unlocked unlocked(mutex);
     std::thread([&] { EXPECT_TRUE(mutex.lock().owns_lock()); }).join();
-    std::thread([&] { EXPECT_TRUE(mutex.lock_to_change_or([] { return true; })); }).join();
+    std::thread([&] { EXPECT_TRUE(mutex.lock_when([] { return true; })); }).join();
     changer = std::thread([&] {
       const auto waiting = mutex.lock_to_change();
       changed = true;

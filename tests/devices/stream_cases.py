@@ -18,6 +18,13 @@ from torch import nn
 
 from ddpx import ReducerDDP
 
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "find unused": {"find_unused_parameters": True},
+}
+
 # The results of a case: pairs of a gradient and its expected value.
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -83,10 +90,14 @@ def pair_up(module: nn.Module, expected: Sequence[torch.Tensor]) -> Pairs:
 
 def check(per_rank: Sequence[Pairs]) -> None:
     for rank, pairs in enumerate(per_rank):
-        for number, (actual, expected) in enumerate(pairs):
-            torch.testing.assert_close(
-                actual, expected, msg=lambda text, r=rank, n=number: f"rank {r}, grad {n}: {text}"
-            )
+        check_rank(rank, pairs)
+
+
+def check_rank(rank: int, pairs: Pairs) -> None:
+    for number, (actual, expected) in enumerate(pairs):
+        torch.testing.assert_close(
+            actual, expected, msg=lambda text, n=number: f"rank {rank}, grad {n}: {text}"
+        )
 
 
 def accumulate_on(param: torch.Tensor, stream: torch.Stream) -> Any:
@@ -363,111 +374,6 @@ def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **opt
         hook.remove()
         pairs += pair_up(module, expected)
     assert len(replaced) == 4
-    return pairs
-
-
-def aborted_after_the_last_gradient(device: str, keep: bool = False, **options: Any) -> Pairs:
-    """The first backward raises on rank 0 after all gradients have arrived. Its peers finish the
-    step.
-
-    Returns the gradients of the peers in that step, and those of all ranks in later steps.
-    """
-    module = layers(device)
-    main = torch.accelerator.current_stream()
-    streams = [torch.Stream(device=device) for _ in module.parameters()]
-    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
-    ours = ReducerDDP(module, **options)
-    if keep:
-        make_grads(module)
-    pairs: Pairs = []
-    for step in range(4):
-        expected = expected_grads(module, loss_of, step)
-        ours.zero_grad(set_to_none=not keep)
-        x = batch(device, step).requires_grad_()
-        raises = step == 0 and dist.get_rank() == 0
-
-        def fail(grad: torch.Tensor) -> None:
-            raise ValueError("on purpose")
-
-        x = x * 1  # the node runs after the accumulation of every gradient
-        if raises:
-            x.register_hook(fail)
-        try:
-            backward(loss_of(ours, x))
-        except ValueError:
-            assert raises
-            for stream in streams:  # torch does this only after a successful backward
-                main.wait_stream(stream)
-        else:
-            assert not raises
-            pairs += pair_up(module, expected)
-        for stream in streams:
-            stream.wait_stream(main)
-    assert len(nodes) == len(streams)
-    return pairs
-
-
-def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
-    """Error texts per step. In the third step, rank 0 raises after its last gradient.
-
-    The gradients of that step are not finite, which the peers report.
-    """
-    module = layers(device)
-    main = torch.accelerator.current_stream()
-    streams = [torch.Stream(device=device) for _ in module.parameters()]
-    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
-    ours = ReducerDDP(module, **options)
-    ours.set_check_finite()
-    texts = []
-
-    def fail(grad: torch.Tensor) -> None:
-        raise ValueError("on purpose")
-
-    for step in range(4):
-        ours.zero_grad()
-        x = batch(device, step)
-        raises = step == 2 and dist.get_rank() == 0
-        if raises:
-            x[0, 0] = float("inf")
-        x = x.requires_grad_() * 1  # the node runs after the accumulation of every gradient
-        if raises:
-            x.register_hook(fail)
-        try:
-            with slow_looks(device):
-                backward(loss_of(ours, x))
-            texts.append("")
-        except (RuntimeError, ValueError) as error:
-            texts.append(str(error))
-        for stream in streams:
-            main.wait_stream(stream)
-            stream.wait_stream(main)
-    assert len(nodes) == len(streams)
-    return texts
-
-
-def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
-    """Backward raises on every rank. The next steps are correct."""
-    module = layers(device)
-    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
-    pairs: Pairs = []
-    for step in range(5):
-        expected = expected_grads(module, loss_of, step)
-        ours.zero_grad()
-        raises = step in (0, 3)
-
-        def fail(grad: torch.Tensor) -> None:
-            raise ValueError("on purpose")
-
-        hook = module[1].weight.register_hook(fail) if raises else None
-        try:
-            backward(loss_of(ours, batch(device, step)))
-        except ValueError:
-            assert raises
-        else:
-            assert not raises
-            pairs += pair_up(module, expected)
-        if hook is not None:
-            hook.remove()
     return pairs
 
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 import stream_cases as cases
 from device_ranks import on_devices
+from stream_cases import MODES
 
 pytestmark = pytest.mark.timeout(120)
-
-MODES = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-}
 
 
 @pytest.fixture
@@ -67,32 +61,6 @@ def test_a_waiting_bucket_is_launched_from_another_stream(
 def test_the_gradient_that_arrived_counts(ranks, device, mode, batched, what):
     options = {**MODES[mode], "batched_grad_copy": batched}
     cases.check(ranks.run(cases.a_replaced_gradient, device, what, **options))
-
-
-@on_devices(2)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("keep", [False, True], ids=["", "kept"])
-def test_an_abort_after_the_last_gradient(ranks, device, mode, keep):
-    case = cases.aborted_after_the_last_gradient
-    cases.check(ranks.run(case, device, timeout=20, keep=keep, **MODES[mode]))
-
-
-@on_devices(2)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
-def test_peers_of_an_abort_hear_of_a_gradient_that_is_not_finite(ranks, device, mode, batched):
-    options = {**MODES[mode], "batched_grad_copy": batched}
-    aborted, *peers = ranks.run(cases.not_finite_before_an_abort, device, timeout=20, **options)
-    assert aborted == ["", "", "on purpose", ""]
-    for texts in peers:
-        assert texts[:2] == ["", ""] and texts[3] == ""
-        assert "finite" in texts[2] and "rank 0" in texts[2]
-
-
-@on_devices(1, 2)
-@pytest.mark.parametrize("mode", MODES)
-def test_an_exception_in_mid_backward(ranks, device, mode):
-    cases.check(ranks.run(cases.raised_in_mid_backward, device, **MODES[mode]))
 
 
 @on_devices(2)

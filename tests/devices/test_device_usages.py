@@ -8,7 +8,7 @@ import pytest
 import torch
 import usage_cases as cases
 from device_ranks import on_devices
-from test_device_streams import MODES
+from stream_cases import MODES
 
 from ddpx.timeline import Timeline
 

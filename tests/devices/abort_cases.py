@@ -1,0 +1,216 @@
+"""Trainings in which a backward raises, on a device. Each also returns the expected results.
+
+The functions run on every rank, on "late" or "cuda".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from stream_cases import (
+    Pairs,
+    accumulate_on,
+    backward,
+    batch,
+    expected_grads,
+    layers,
+    loss_of,
+    make_grads,
+    pair_up,
+    slow_looks,
+)
+
+from ddpx import _C, ReducerDDP
+
+
+def fail(grad: torch.Tensor) -> None:
+    raise ValueError("on purpose")
+
+
+class _SlowToDrop:
+    """A callback of a backward. It takes 300 ms to drop the callback."""
+
+    def __call__(self) -> None: ...
+
+    def __del__(self) -> None:
+        time.sleep(0.3)
+
+
+@contextlib.contextmanager
+def _on_one_core() -> Iterator[int]:
+    """Binds the calling thread to a core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield min(cores)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def raise_before_the_abort(ours: ReducerDDP, loss: torch.Tensor, last: torch.Tensor) -> bool:
+    """Runs a backward that raises when it reaches ``last``, and catches the error.
+
+    Returns true if the reducer has not heard of the abort then. It hears 300 ms later. On a busy
+    machine, 1 of 20 calls returns false.
+
+    The reducer hears of the abort from the thread that drops the backward last: the caller's or
+    the engine's. The engine's thread shares the caller's core, and should run only while the caller
+    sleeps. So the caller usually drops the backward first.
+    """
+    engine_threads = []
+    cores = os.sched_getaffinity(0)
+
+    def queue_callback(grad: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(_SlowToDrop())
+
+    with _on_one_core() as core:
+
+        def raise_on_that_core(grad: torch.Tensor) -> None:
+            engine_threads.append(threading.get_native_id())
+            os.sched_setaffinity(engine_threads[0], {core})
+            os.sched_setscheduler(engine_threads[0], os.SCHED_IDLE, os.sched_param(0))
+            fail(grad)
+
+        loss.register_hook(queue_callback)  # before the reducer's callback, and dropped before it
+        last.register_hook(raise_on_that_core)
+        try:
+            loss.backward()
+        except ValueError:
+            pass
+        finally:
+            os.sched_setscheduler(engine_threads[0], os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setaffinity(engine_threads[0], cores)
+    return ours.reducer.phase == _C.Phase.COLLECTING
+
+
+def repeats_its_first_backward(device: str, keep: bool = False, **options: Any) -> Pairs:
+    """The first backward of rank 0 raises after the last gradient. Rank 0 repeats the step.
+
+    ``keep``: Rank 0 overwrites the gradients with zeros before the reducer hears of the abort.
+    """
+    module = layers(device)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = ReducerDDP(module, **options)
+    if keep:
+        make_grads(module)
+
+    def clear() -> None:
+        ours.zero_grad(set_to_none=not keep)
+        for stream in streams:
+            stream.wait_stream(main)
+
+    for _ in range(10 if dist.get_rank() == 0 else 0):
+        x = batch(device, 0).requires_grad_() * 1  # the node runs after every gradient
+        caught_before = raise_before_the_abort(ours, loss_of(ours, x), x)
+        for stream in streams:  # torch does this only after a successful backward
+            main.wait_stream(stream)
+        clear()
+        if caught_before:
+            break
+    else:
+        assert dist.get_rank() != 0, "the reducer heard of each abort before the caller"
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        clear()
+        backward(loss_of(ours, batch(device, step)))
+        pairs += pair_up(module, expected)
+    assert len(nodes) == len(streams)
+    return pairs
+
+
+def raises_after_all_launches(device: str, reset: bool = False, **options: Any) -> Pairs:
+    """The second backward of rank 0 raises after the last gradient. Its peers finish the step.
+
+    Returns the gradients of the peers in that step, and those of all ranks in the other steps.
+    ``reset``: Rank 0 calls ``reset()``.
+    """
+    module = layers(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad()
+        x = batch(device, step).requires_grad_() * 1
+        loss = loss_of(ours, x)
+        if step == 1 and dist.get_rank() == 0:
+            raise_before_the_abort(ours, loss, x)
+            if reset:
+                ours.reducer.reset()
+        else:
+            backward(loss)
+            pairs += pair_up(module, expected)
+    return pairs
+
+
+def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
+    """Error texts per step. In the third step, rank 0 raises after its last gradient.
+
+    The gradients of that step are not finite, which the peers report.
+    """
+    module = layers(device)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = ReducerDDP(module, **options)
+    ours.set_check_finite()
+    texts = []
+
+    def fail(grad: torch.Tensor) -> None:
+        raise ValueError("on purpose")
+
+    for step in range(4):
+        ours.zero_grad()
+        x = batch(device, step)
+        raises = step == 2 and dist.get_rank() == 0
+        if raises:
+            x[0, 0] = float("inf")
+        x = x.requires_grad_() * 1  # the node runs after the accumulation of every gradient
+        if raises:
+            x.register_hook(fail)
+        try:
+            with slow_looks(device):
+                backward(loss_of(ours, x))
+            texts.append("")
+        except (RuntimeError, ValueError) as error:
+            texts.append(str(error))
+        for stream in streams:
+            main.wait_stream(stream)
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return texts
+
+
+def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
+    """Backward raises on every rank. The next steps are correct."""
+    module = layers(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    pairs: Pairs = []
+    for step in range(5):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad()
+        raises = step in (0, 3)
+
+        def fail(grad: torch.Tensor) -> None:
+            raise ValueError("on purpose")
+
+        hook = module[1].weight.register_hook(fail) if raises else None
+        try:
+            backward(loss_of(ours, batch(device, step)))
+        except ValueError:
+            assert raises
+        else:
+            assert not raises
+            pairs += pair_up(module, expected)
+        if hook is not None:
+            hook.remove()
+    return pairs

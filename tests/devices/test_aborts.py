@@ -1,0 +1,49 @@
+"""Backwards that raise, on a device. An engine thread may report the abort to the reducer after the
+caller has caught the error."""
+
+from __future__ import annotations
+
+import abort_cases as cases
+import pytest
+from device_ranks import on_devices
+from stream_cases import MODES, check
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def ranks(device, world_size, device_ranks):
+    return device_ranks(device, world_size)
+
+
+@on_devices(2)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("keep", [False, True], ids=["", "kept"])
+def test_a_rank_repeats_its_first_backward(ranks, device, mode, keep):
+    check(ranks.run(cases.repeats_its_first_backward, device, timeout=20, keep=keep, **MODES[mode]))
+
+
+@on_devices(2)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("reset", [False, True], ids=["", "reset"])
+def test_a_forward_waits_for_the_abort(ranks, device, mode, reset):
+    case = cases.raises_after_all_launches
+    check(ranks.run(case, device, timeout=20, reset=reset, **MODES[mode]))
+
+
+@on_devices(2)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
+def test_peers_of_an_abort_hear_of_a_gradient_that_is_not_finite(ranks, device, mode, batched):
+    options = {**MODES[mode], "batched_grad_copy": batched}
+    aborted, *peers = ranks.run(cases.not_finite_before_an_abort, device, timeout=20, **options)
+    assert aborted == ["", "", "on purpose", ""]
+    for texts in peers:
+        assert texts[:2] == ["", ""] and texts[3] == ""
+        assert "finite" in texts[2] and "rank 0" in texts[2]
+
+
+@on_devices(1, 2)
+@pytest.mark.parametrize("mode", MODES)
+def test_an_exception_in_mid_backward(ranks, device, mode):
+    check(ranks.run(cases.raised_in_mid_backward, device, **MODES[mode]))
