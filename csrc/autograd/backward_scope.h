@@ -43,13 +43,8 @@ class BackwardScope {
     return tasks_.empty();
   }
 
-  // Whether no other task is tracked.
-  bool has_only(int task_id) const {
-    return tasks_.size() == 1 && contains(task_id);
-  }
-
-  // Whether a tracked task has raised, and its abort is not reported yet. On a device, an engine
-  // thread may report the abort after the caller has caught the exception.
+  // Whether a node of a tracked task has raised, and the abort is not reported yet. On a device, an
+  // engine thread may report the abort after the caller has caught the exception.
   bool awaits_abort() const;
 
   // Whether the task is tracked and still runs.
@@ -64,7 +59,7 @@ class BackwardScope {
  private:
   struct Task {
     int id;
-    const std::atomic_bool* has_raised;  // a member of the graph task, which outlives the entry
+    const std::atomic_bool* has_raised;  // a member of the graph task; the task outlives this entry
   };
 
   std::vector<Task> tasks_;  // rarely more than two

@@ -19,8 +19,8 @@ int id();
 // The number of graph tasks that wait for the task.
 int depth();
 
-// Becomes true when a node of the task raises, before the caller gets the exception. Valid during
-// the lifetime of the task. nullptr outside a backward.
+// The flag that becomes true when a node of the task raises, before the caller gets the exception.
+// The pointer is valid during the lifetime of the task. nullptr outside a backward.
 const std::atomic_bool* has_raised();
 
 // Whether another graph task waits for the task. Also right on a thread that ends the task.

@@ -30,8 +30,8 @@ class ExclusiveMutex {
     return lock_when([this] { return !occupied_by_other(); });
   }
 
-  // Waits until `ready()`, which is called with the mutex held: at once, and when an occupation
-  // ends.
+  // Waits until `ready()` is true. Calls it with the mutex held: at once, and when an occupation
+  // ends. So nothing else may make it true.
   template <typename Predicate>
   Lock lock_when(const Predicate& ready) const {
     Lock lock(mutex_);

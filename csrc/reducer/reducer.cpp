@@ -1,7 +1,5 @@
 #include "reducer.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -56,20 +54,20 @@ void Reducer::check_idle(const char* call) const {
   }
 }
 
-// Whether an engine thread is about to report the abort of a backward. Code inside that backward
-// must not wait for the report.
+// Whether an engine thread is about to report the abort of a backward. False inside a backward,
+// which could wait for itself.
 bool Reducer::awaits_abort() const {
   return !running_task::in_backward() && scope_.awaits_abort();
 }
 
-// For calls of the user. Hooks of autograd use the lock of the mutex.
-Reducer::Lock Reducer::lock_to_change() const {
+// For calls of the user. The calls of autograd take the mutex without this wait, because the abort
+// may wait for them.
+Reducer::Lock Reducer::lock_after_abort() const {
   return context_.mutex.lock_when(
       [this] { return !awaits_abort() && !context_.mutex.occupied_by_other(); });
 }
 
-// For calls that raise within a backward, also on a thread for which this backward waits. Such a
-// thread must not wait for the end of the backward.
+// For calls that raise within a backward, also on a thread for which this backward waits.
 Reducer::Lock Reducer::lock_between_steps() const {
   return context_.mutex.lock_when([this] {
     const bool in_step =
@@ -81,7 +79,7 @@ Reducer::Lock Reducer::lock_between_steps() const {
 // ---- forward ------------------------------------------------------------------------------------
 
 bool Reducer::prepare_forward() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -113,12 +111,12 @@ bool Reducer::prepare_forward() {
 }
 
 void Reducer::begin_forward() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   emit(StepEvent::kModuleForwardBegin);
 }
 
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   emit(StepEvent::kForwardEnd);
   const auto forward = sync_enabled_ ? ForwardSync::kOn : ForwardSync::kOff;
   outputs_.watch(outputs, forward, weak_from_this());
@@ -140,7 +138,7 @@ void Reducer::check_params() {
 // ---- buckets ------------------------------------------------------------------------------------
 
 bool Reducer::rebuild_buckets() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -177,8 +175,8 @@ bool Reducer::rebuild_if_due() {
 void Reducer::on_graph_task_abort(int task_id) noexcept {
   const auto lock = context_.mutex.lock_to_change();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
-  const auto leave = c10::make_scope_exit([&] { scope_.leave(task_id); });  // awaits_abort() ends
-  if (!scope_.has_only(task_id)) {
+  scope_.leave(task_id);
+  if (!scope_.empty()) {
     return;
   }
   backward_sync_.end(sync_enabled_);
@@ -227,7 +225,7 @@ void Reducer::recover() {
 }
 
 void Reducer::reset() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   if (running_task::in_backward() || !scope_.empty()) {
     throw errors::inside_backward(context_.where(), "reset()");
   }

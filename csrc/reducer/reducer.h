@@ -217,7 +217,7 @@ class Reducer final : public GradListener,
     context_.emit(event, index);
   }
   bool awaits_abort() const;
-  Lock lock_to_change() const;
+  Lock lock_after_abort() const;
   Lock lock_between_steps() const;
   void check_idle(const char* call) const;
 

@@ -319,7 +319,7 @@ void Reducer::report_missing(
 }
 
 void Reducer::shadow_step() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
   if (context_.phase == Phase::kFailed) {
     recover();

@@ -27,7 +27,7 @@ void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   set_comm_hook(std::move(hook));
   context_.options.precision = precision;
   context_.replace_buckets(context_.buckets.plan());
@@ -44,7 +44,7 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
 }
 
 void Reducer::announce_joined_step(bool averages) {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   if (averages || joined_step_ != JoinedStep::kAverages) {
     joined_step_ = averages ? JoinedStep::kAverages : JoinedStep::kLocal;
   }
@@ -74,7 +74,7 @@ void Reducer::set_static_graph() {
 }
 
 void Reducer::prepare_for_backward() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   if (running_task::in_backward()) {
     throw errors::inside_backward(context_.where(), "prepare_for_backward()");
   }
@@ -86,7 +86,7 @@ void Reducer::prepare_for_backward() {
 }
 
 void Reducer::remove_hooks() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   if (context_.phase != Phase::kIdle || running_task::in_backward()) {
     throw errors::hooks_in_use(context_.where());
   }
@@ -95,7 +95,7 @@ void Reducer::remove_hooks() {
 
 void Reducer::set_collective(
     std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing) {
     throw errors::inside_backward(context_.where(), "_update_process_group()");
   }
@@ -128,7 +128,7 @@ void Reducer::set_sample_rate(int64_t sample_rate) {
 }
 
 void Reducer::number_as_constructed() {
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   context_.observer.peers().number_as_constructed();
   emit(StepEvent::kIdle);
 }
@@ -138,12 +138,12 @@ void Reducer::continue_from(Reducer& older) {
   std::vector<std::shared_ptr<Recording>> recordings;
   health::StepTracker peers;
   {
-    const auto lock = older.lock_to_change();
+    const auto lock = older.lock_after_abort();
     peers = older.context_.observer.peers();
     num_steps = older.context_.num_steps;
     recordings = older.context_.observer.take_recordings();
   }
-  const auto lock = lock_to_change();
+  const auto lock = lock_after_abort();
   context_.num_steps = num_steps;
   context_.observer.peers().continue_from(peers);
   for (auto& recording : recordings) {

@@ -56,8 +56,9 @@ class Step {
   void finish();
 
   // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
-  // collective calls that peers make at the end of the step. Otherwise returns false: the caller of
-  // backward may have changed the gradients, so they cannot be packed any more.
+  // collective calls that peers make at the end of the step. In the first step, which launches its
+  // buckets at the end, launches them if every gradient has arrived, on CPU. Returns false if peers
+  // wait for this rank.
   bool match_peers() noexcept;
 
   Kind kind() const {

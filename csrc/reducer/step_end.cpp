@@ -205,6 +205,16 @@ void Step::check_finite() {
 
 bool Step::match_peers() noexcept {
   try {
+    if (context_.arrivals.learning()) {
+      // On a device, the caller of backward may have changed the gradients by now.
+      if (!context_.params.device().is_cpu() || !missing().empty()) {
+        return false;
+      }
+      for (const auto param_index : unfinished()) {
+        context_.params.links().pull(param_index);
+        mark_param_ready(param_index);
+      }
+    }
     for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
       if (!predicted_unused(b) && !context_.buckets[b].in_flight()) {
         return false;  // peers wait for this bucket, and would pair it with another call

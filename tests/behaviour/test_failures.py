@@ -78,8 +78,9 @@ def _exception_in_backward(mode: str, when: int) -> None:
 
 @pytest.mark.parametrize("when", [0, 1, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_usable_after_exception_in_backward(ranks, mode, when):
-    ranks(2).run(_exception_in_backward, mode, when)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_usable_after_exception_in_backward(ranks, world_size, mode, when):
+    ranks(world_size).run(_exception_in_backward, mode, when)
 
 
 def _unused_on_one_rank(mode: str) -> None:

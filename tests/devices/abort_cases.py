@@ -9,9 +9,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import late_device
 import torch
 import torch.distributed as dist
 from stream_cases import (
@@ -24,7 +25,6 @@ from stream_cases import (
     loss_of,
     make_grads,
     pair_up,
-    slow_looks,
 )
 
 from ddpx import _C, ReducerDDP
@@ -57,12 +57,12 @@ def _on_one_core() -> Iterator[int]:
 def raise_before_the_abort(ours: ReducerDDP, loss: torch.Tensor, last: torch.Tensor) -> bool:
     """Runs a backward that raises when it reaches ``last``, and catches the error.
 
-    Returns true if the reducer has not heard of the abort then. It hears 300 ms later. On a busy
-    machine, 1 of 20 calls returns false.
+    Returns true if the abort is not reported to the reducer yet. The report comes 300 ms later. On
+    a busy machine, 1 of 20 calls returns false.
 
-    The reducer hears of the abort from the thread that drops the backward last: the caller's or
-    the engine's. The engine's thread shares the caller's core, and should run only while the caller
-    sleeps. So the caller usually drops the backward first.
+    The thread that drops the backward last reports the abort: the caller's or the engine's. The
+    engine's thread shares the caller's core, and should run only while the caller sleeps. So the
+    caller usually drops the backward first.
     """
     engine_threads = []
     cores = os.sched_getaffinity(0)
@@ -73,9 +73,10 @@ def raise_before_the_abort(ours: ReducerDDP, loss: torch.Tensor, last: torch.Ten
     with _on_one_core() as core:
 
         def raise_on_that_core(grad: torch.Tensor) -> None:
-            engine_threads.append(threading.get_native_id())
-            os.sched_setaffinity(engine_threads[0], {core})
-            os.sched_setscheduler(engine_threads[0], os.SCHED_IDLE, os.sched_param(0))
+            thread = threading.get_native_id()
+            engine_threads.append(thread)
+            os.sched_setaffinity(thread, {core})
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
             fail(grad)
 
         loss.register_hook(queue_callback)  # before the reducer's callback, and dropped before it
@@ -85,15 +86,16 @@ def raise_before_the_abort(ours: ReducerDDP, loss: torch.Tensor, last: torch.Ten
         except ValueError:
             pass
         finally:
-            os.sched_setscheduler(engine_threads[0], os.SCHED_OTHER, os.sched_param(0))
-            os.sched_setaffinity(engine_threads[0], cores)
+            for thread in engine_threads:
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+                os.sched_setaffinity(thread, cores)
     return ours.reducer.phase == _C.Phase.COLLECTING
 
 
 def repeats_its_first_backward(device: str, keep: bool = False, **options: Any) -> Pairs:
     """The first backward of rank 0 raises after the last gradient. Rank 0 repeats the step.
 
-    ``keep``: Rank 0 overwrites the gradients with zeros before the reducer hears of the abort.
+    ``keep``: Rank 0 overwrites the gradients with zeros before the abort is reported.
     """
     module = layers(device)
     main = torch.accelerator.current_stream()
@@ -117,7 +119,7 @@ def repeats_its_first_backward(device: str, keep: bool = False, **options: Any) 
         if caught_before:
             break
     else:
-        assert dist.get_rank() != 0, "the reducer heard of each abort before the caller"
+        assert dist.get_rank() != 0, "each abort was reported before the error was caught"
     pairs: Pairs = []
     for step in range(4):
         expected = expected_grads(module, loss_of, step)
@@ -128,11 +130,19 @@ def repeats_its_first_backward(device: str, keep: bool = False, **options: Any) 
     return pairs
 
 
-def raises_after_all_launches(device: str, reset: bool = False, **options: Any) -> Pairs:
+# What rank 0 calls after it has caught an error. Without a call, the next forward waits.
+CALLS: dict[str, Callable[[ReducerDDP], None]] = {
+    "forward": lambda model: None,
+    "reset()": lambda model: model.reducer.reset(),
+    "set_check_finite()": lambda model: model.reducer.set_check_finite(False),
+    "prepare_for_backward()": lambda model: model.reducer.prepare_for_backward(),
+}
+
+
+def raises_after_all_launches(device: str, call: str, **options: Any) -> Pairs:
     """The second backward of rank 0 raises after the last gradient. Its peers finish the step.
 
     Returns the gradients of the peers in that step, and those of all ranks in the other steps.
-    ``reset``: Rank 0 calls ``reset()``.
     """
     module = layers(device)
     ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
@@ -144,12 +154,16 @@ def raises_after_all_launches(device: str, reset: bool = False, **options: Any) 
         loss = loss_of(ours, x)
         if step == 1 and dist.get_rank() == 0:
             raise_before_the_abort(ours, loss, x)
-            if reset:
-                ours.reducer.reset()
+            CALLS[call](ours)
         else:
             backward(loss)
             pairs += pair_up(module, expected)
     return pairs
+
+
+def slow_looks(device: str) -> contextlib.AbstractContextManager[None]:
+    """On the late device: ``set_check_finite()`` takes 60 ms to check the gradients of a bucket."""
+    return late_device.slow("_foreach_norm", 60) if device == "late" else contextlib.nullcontext()
 
 
 def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
@@ -164,9 +178,6 @@ def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
     ours = ReducerDDP(module, **options)
     ours.set_check_finite()
     texts = []
-
-    def fail(grad: torch.Tensor) -> None:
-        raise ValueError("on purpose")
 
     for step in range(4):
         ours.zero_grad()
@@ -199,9 +210,6 @@ def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
         expected = expected_grads(module, loss_of, step)
         ours.zero_grad()
         raises = step in (0, 3)
-
-        def fail(grad: torch.Tensor) -> None:
-            raise ValueError("on purpose")
 
         hook = module[1].weight.register_hook(fail) if raises else None
         try:

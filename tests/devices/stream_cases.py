@@ -311,11 +311,6 @@ def slow_copies(device: str) -> Iterator[None]:
         controls().set_hold(late_device.milliseconds(HOLD_MS))
 
 
-def slow_looks(device: str) -> contextlib.AbstractContextManager[None]:
-    """On the late device: ``set_check_finite()`` takes 60 ms to check the gradients of a bucket."""
-    return late_device.slow("_foreach_norm", 60) if device == "late" else contextlib.nullcontext()
-
-
 def launched_from_another_stream(
     device: str, wrapper: Any = ReducerDDP, check_finite: bool = False, **options: Any
 ) -> Pairs:
