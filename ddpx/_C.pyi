@@ -303,7 +303,10 @@ def fail_rank(cause: str) -> None:
     """This rank's script ends with an error. Its peers hear of it in all groups."""
 
 def begin_printing_report() -> None:
-    """The interpreter prints a report. SIGTERM then does not print it again."""
+    """The interpreter prints a report. SIGTERM then does not print it again.
+
+    If the report after SIGTERM has begun, waits for the end of the process.
+    """
 
 def end_printing_report() -> None: ...
 def leave_groups() -> None:

@@ -275,7 +275,8 @@ void bind_health(py::module_& module) {
       },
       py::arg("said"),
       NoGil());
-  module.def("begin_printing_report", [] { health::Watchdog::instance().begin_printing(); });
+  module.def(
+      "begin_printing_report", [] { health::Watchdog::instance().begin_printing(); }, NoGil());
   module.def("end_printing_report", [] { health::Watchdog::instance().end_printing(); });
   module.def("leave_groups", [] { health::Watchdog::instance().leave_all(); }, NoGil());
   module.def(

@@ -24,6 +24,7 @@ constexpr int kBetweenLooksMs = 200;
 // After SIGTERM: a rank whose death was the reason is seen to be dead within this time.
 constexpr auto kTimeToSee = milliseconds(500);
 constexpr auto kTimeToPrint = milliseconds(1000);
+constexpr auto kTimeToEnd = milliseconds(2000);  // the write of the report gives up before
 constexpr auto kBetweenFastLooks = milliseconds(10);
 
 // Out of memory, for example: the next look tries again.
@@ -132,12 +133,23 @@ void Watchdog::answer_sigterm() {
     return std::any_of(all.begin(), all.end(), [](const auto& each) { return each->failed(); });
   };
   wait_until(any_failed, kTimeToSee);
-  if (printing_ == Printing::kNotBegun) {
+  auto report = Report::kNotBegun;
+  if (report_.compare_exchange_strong(report, Report::kWatchdogWrites)) {
     write_report();
   } else {
-    wait_until([this] { return printing_ == Printing::kDone; }, kTimeToPrint);
+    wait_until([this] { return report_ == Report::kPrinted; }, kTimeToPrint);
   }
   die_of_sigterm();
+}
+
+void Watchdog::begin_printing() {
+  auto report = report_.load();
+  while (report != Report::kWatchdogWrites &&
+         !report_.compare_exchange_weak(report, Report::kInterpreterPrints)) {
+  }
+  if (report == Report::kWatchdogWrites) {
+    std::this_thread::sleep_for(kTimeToEnd);
+  }
 }
 
 void Watchdog::write_report() {

@@ -31,16 +31,16 @@ class Watchdog {
   void fail_all(const std::string& cause);
   void leave_all();
 
-  // The interpreter begins to print the report, or has printed it. SIGTERM does not repeat it.
-  void begin_printing() {
-    printing_ = Printing::kBegun;
-  }
+  // The interpreter begins to print the report, or has printed it. SIGTERM does not repeat it. If
+  // the watchdog has begun to write the report after SIGTERM, begin_printing() waits for the end of
+  // the process.
+  void begin_printing();
   void end_printing() {
-    printing_ = Printing::kDone;
+    report_ = Report::kPrinted;
   }
 
  private:
-  enum class Printing { kNotBegun, kBegun, kDone };
+  enum class Report { kNotBegun, kInterpreterPrints, kPrinted, kWatchdogWrites };
 
   void work();
   void look_at_all();
@@ -52,7 +52,7 @@ class Watchdog {
   std::vector<std::shared_ptr<Monitor>> monitors_;
   bool running_ = false;
   shm::UniqueFd wake_;
-  std::atomic<Printing> printing_{Printing::kNotBegun};
+  std::atomic<Report> report_{Report::kNotBegun};
 };
 
 }  // namespace ddpx::health

@@ -78,13 +78,19 @@ bool dies_of_sigterm(int fd) {
   return WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
 }
 
+// Fills a pipe: further writes block.
+void fill(int pipe_fd) {
+  fcntl(pipe_fd, F_SETFL, O_NONBLOCK);
+  const std::string text(4096, 'x');
+  while (write(pipe_fd, text.data(), text.size()) > 0) {
+  }
+  fcntl(pipe_fd, F_SETFL, 0);
+}
+
 TEST_F(SigtermTest, EndsTheProcessThoughNobodyReadsItsStderr) {
   std::array<int, 2> pipe_fds{};
-  ASSERT_EQ(pipe2(pipe_fds.data(), O_NONBLOCK), 0);
-  const std::string text(4096, 'x');
-  while (write(pipe_fds[1], text.data(), text.size()) > 0) {
-  }
-  fcntl(pipe_fds[1], F_SETFL, 0);  // writes block from now on
+  ASSERT_EQ(pipe2(pipe_fds.data(), 0), 0);
+  fill(pipe_fds[1]);
   EXPECT_TRUE(dies_of_sigterm(pipe_fds[1]));
   close(pipe_fds[0]);
   close(pipe_fds[1]);
@@ -138,6 +144,23 @@ TEST_F(SigtermTest, WritesTheReportUnlessTheInterpreterHasPrintedIt) {
         Watchdog::instance().end_printing();
       }),
       "");
+}
+
+// The watchdog blocks in its write when the interpreter begins to print the same report.
+TEST_F(SigtermTest, TheInterpreterDoesNotRepeatTheReportOfTheWatchdog) {
+  const int status = status_of_child([] {
+    std::array<int, 2> fds{};
+    ASSERT_EQ(pipe2(fds.data(), 0), 0);
+    fill(fds[1]);
+    dup2(fds[1], STDERR_FILENO);
+    Ranks ranks("AA");
+    ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
+    eventually([&] { return ranks[0].failed(); });
+    std::raise(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Watchdog::instance().begin_printing();
+  });
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << "begin_printing() returned";
 }
 
 TEST_F(SigtermTest, LeavesErrnoOfTheInterruptedCode) {
