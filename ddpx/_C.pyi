@@ -305,7 +305,8 @@ def fail_rank(cause: str) -> None:
 def begin_printing_report() -> None:
     """The interpreter prints a report. SIGTERM then does not print it again.
 
-    If the report after SIGTERM has begun, waits for the end of the process.
+    If the watchdog has begun to write the report after SIGTERM, this call waits for the end of the
+    process.
     """
 
 def end_printing_report() -> None: ...

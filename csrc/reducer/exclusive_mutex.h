@@ -30,8 +30,9 @@ class ExclusiveMutex {
     return lock_when([this] { return !occupied_by_other(); });
   }
 
-  // Waits until `ready()` is true. Calls it with the mutex held: at once, and when an occupation
-  // ends. So nothing else may make it true.
+  // Waits until `ready()` returns true. lock_when() calls `ready` with the mutex held: at once, and
+  // whenever an occupation ends. A change that makes `ready` true must therefore come with the end
+  // of an occupation.
   template <typename Predicate>
   Lock lock_when(const Predicate& ready) const {
     Lock lock(mutex_);

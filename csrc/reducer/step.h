@@ -56,9 +56,9 @@ class Step {
   void finish();
 
   // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
-  // collective calls that peers make at the end of the step. In the first step, which launches its
-  // buckets at the end, launches them if every gradient has arrived, on CPU. Returns false if peers
-  // wait for this rank.
+  // collective calls that peers make at the end of the step. Returns false if peers wait for this
+  // rank. The first step has launched no bucket yet. On CPU, this method then launches all buckets
+  // if every gradient has arrived.
   bool match_peers() noexcept;
 
   Kind kind() const {

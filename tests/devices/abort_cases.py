@@ -142,7 +142,8 @@ CALLS: dict[str, Callable[[ReducerDDP], None]] = {
 def raises_after_all_launches(device: str, call: str, **options: Any) -> Pairs:
     """The second backward of rank 0 raises after the last gradient. Its peers finish the step.
 
-    Returns the gradients of the peers in that step, and those of all ranks in the other steps.
+    Returns the gradients of the peers in that step, and those of all ranks in the other steps. The
+    gradients must be right whether or not the report of the abort came late.
     """
     module = layers(device)
     ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
@@ -178,7 +179,6 @@ def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
     ours = ReducerDDP(module, **options)
     ours.set_check_finite()
     texts = []
-
     for step in range(4):
         ours.zero_grad()
         x = batch(device, step)
@@ -210,7 +210,6 @@ def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
         expected = expected_grads(module, loss_of, step)
         ours.zero_grad()
         raises = step in (0, 3)
-
         hook = module[1].weight.register_hook(fail) if raises else None
         try:
             backward(loss_of(ours, batch(device, step)))
