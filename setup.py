@@ -52,6 +52,10 @@ extension = cpp_extension.CppExtension(
     name="ddpx._C",
     sources=sorted(glob.glob("csrc/**/*.cpp", recursive=True)),
     depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
+    # Some compilers link libstdc++ statically. The extension must then use its copy for everything:
+    # none of the symbols that torch's libraries export, and none of its own to be replaced.
+    libraries=["stdc++"],  # before torch's
+    extra_link_args=["-Wl,--exclude-libs,ALL"],
     # No include_dirs here: CppExtension then puts torch's own first, with the pybind11 of torch's
     # build. With another pybind11, a ProcessGroup cannot be passed to the extension.
     # torch 2.11 would choose C++17.

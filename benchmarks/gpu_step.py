@@ -177,7 +177,8 @@ def run_graphs(arguments: argparse.Namespace, backend: str, deadline: float) -> 
                     capture_one, model_name, name, arguments.device, arguments.tiny, timeout=left_s
                 )[0]
         except Exception as error:
-            figures[name] = {"captured": False, "error": str(error)[-1500:]}
+            text = str(error)  # its middle is the stack of the process
+            figures[name] = {"captured": False, "error": f"{text[:1500]}\n...\n{text[-1500:]}"}
     return {"model": model_name, "contenders": figures}
 
 

@@ -23,6 +23,7 @@ import collections
 import contextlib
 import datetime
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -42,7 +43,7 @@ TOTAL_S = 570.0
 # Time limit in s of each part, in order of running. The last part gets all remaining time.
 LIMITS_S = {
     "build": 180.0,
-    "tests": 170.0,
+    "tests": 220.0,
     "step": 90.0,
     "graph": 60.0,
     "shared_step": 60.0,
@@ -114,7 +115,7 @@ def _group(test: str) -> str:
 
     The same code runs over each kind of ranks.
     """
-    match = re.search(r"\bcuda-(\d+)\b", test)
+    match = re.search(r"\bcuda-(?:.*-)?(\d+)\]", test)
     if not match:
         return "others"
     return "nccl, 1 rank" if match[1] == "1" else f"gloo, {match[1]} ranks"
@@ -132,7 +133,10 @@ def summarize_tests(lines: list[dict[str, Any]], code: int | None, output: str) 
     counts = collections.Counter(line["outcome"] for line in ended.values())
     part: Part = {
         "status": _status(code),
-        "collected": sum(line["number"] for line in lines if line["outcome"] == "collected"),
+        # Each process of pytest-xdist collects all tests.
+        "collected": max(
+            (line["number"] for line in lines if line["outcome"] == "collected"), default=0
+        ),
         "counts": {outcome: counts[outcome] for outcome in _OUTCOMES},
         "groups": {name: dict(group) for name, group in sorted(groups.items())},
         "failures": [{"id": line["id"], "text": line["text"]} for line in wrong[:_MAX_FAILURES]],
@@ -156,6 +160,8 @@ def _tests(arguments: argparse.Namespace, limit_s: float, sanitizer: bool = Fals
         command = [sys.executable, "-m", "pytest", "-p", "gpu_pytest", "-q", "-m", "gpu"]
         # A module whose requirements are not installed here must not stop the others.
         command += ["--continue-on-collection-errors", "-p", "no:cacheprovider", *arguments.tests]
+        if importlib.util.find_spec("xdist"):
+            command += ["--numprocesses", str(max(1, len(os.sched_getaffinity(0)) // 2))]
         environment = {"GPU_PYTEST_LOG": str(log)}
         if sanitizer:
             environment["TORCH_CUDA_SANITIZER"] = "1"

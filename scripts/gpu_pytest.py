@@ -19,11 +19,23 @@ def _write(**line: Any) -> None:
         log.write(json.dumps(line) + "\n")
 
 
+_is_worker = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of pytest-xdist sends its reports to the main process, which logs them."""
+    global _is_worker
+    _is_worker = hasattr(config, "workerinput")
+
+
 def pytest_runtest_logstart(nodeid: str) -> None:
-    _write(id=nodeid, outcome="started")
+    if not _is_worker:
+        _write(id=nodeid, outcome="started")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if _is_worker:
+        return
     if report.when == "call" or report.failed or report.skipped:
         outcome = report.outcome if report.when == "call" or report.skipped else "error"
         text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
@@ -31,7 +43,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.failed:
+    if report.failed and not _is_worker:
         text = report.longreprtext[-_TEXT_BYTES:]
         _write(id=report.nodeid, outcome="error", seconds=0, text=text)
 

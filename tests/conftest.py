@@ -101,7 +101,10 @@ def late_library() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    needed = any("late_library" in getattr(item, "fixturenames", ()) for item in session.items)
+    needed = any(
+        "late_library" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("gpu")
+        for item in session.items
+    )
     if needed and not session.config.option.collectonly:
         late_device.build()
 

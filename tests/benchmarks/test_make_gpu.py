@@ -41,6 +41,8 @@ def test_tests_are_grouped_by_backend_and_ranks():
     groups = {gpu._group(f"tests/devices/test_made_up.py::test_it[{id_}]") for id_ in ids}
     assert groups == {"others", "nccl, 1 rank", "gloo, 3 ranks", "gloo, 8 ranks"}
     assert gpu._group("tests/devices/test_made_up.py::test_it[views-cuda-1]") == "nccl, 1 rank"
+    of_parity = "tests/devices/test_made_up.py::test_it[cuda-MLP,-fp64-default-2]"
+    assert gpu._group(of_parity) == "gloo, 2 ranks"
 
 
 def _made_up_record() -> dict[str, Any]:
