@@ -5,9 +5,9 @@
     python3 scripts/gpu_report.py runs/gpu.json  # writes the README's table afterwards
 
 The Python that runs this script needs torch 2.11 to 2.13, setuptools and ninja, and pytest for the
-tests. The script installs nothing. It rewrites the file after each part, so that an interrupted run
-keeps its results. After a failed part the other parts still run, except after a failed build. The
-file has the errors.
+tests. With pytest-xdist, several tests run at once. The script installs nothing. It rewrites the
+file after each part, so that an interrupted run keeps its results. After a failed part the other
+parts still run, except after a failed build. The file has the errors.
 
 Part ``sanitizer`` repeats the device tests under TORCH_CUDA_SANITIZER=1, torch's check for accesses
 that no stream wait or event orders. It runs a part of large matrices, since the check slows down
@@ -50,6 +50,7 @@ LIMITS_S = {
     "sanitizer": 1000.0,
 }
 _TEXT_BYTES = 4000  # size of the output that is kept of a failed part
+_MOST_PROCESSES = 8  # each one has up to 14 ranks on the GPU
 _MAX_FAILURES = 40  # number of failures that are kept with their text
 Part = dict[str, Any]
 
@@ -161,7 +162,8 @@ def _tests(arguments: argparse.Namespace, limit_s: float, sanitizer: bool = Fals
         # A module whose requirements are not installed here must not stop the others.
         command += ["--continue-on-collection-errors", "-p", "no:cacheprovider", *arguments.tests]
         if importlib.util.find_spec("xdist"):
-            command += ["--numprocesses", str(max(1, len(os.sched_getaffinity(0)) // 2))]
+            num_cores = len(os.sched_getaffinity(0))
+            command += ["--numprocesses", str(min(max(1, num_cores // 2), _MOST_PROCESSES))]
         environment = {"GPU_PYTEST_LOG": str(log)}
         if sanitizer:
             environment["TORCH_CUDA_SANITIZER"] = "1"
@@ -224,7 +226,7 @@ def sources_digest() -> str:
     digest = hashlib.sha256()
     folders = ("csrc", "ddpx", "benchmarks", "scripts", "tests")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    for path in sorted(files):
+    for path in sorted([*files, ROOT / "setup.py"]):
         if path.suffix in (".cpp", ".h", ".py"):
             digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

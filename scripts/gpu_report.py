@@ -91,7 +91,7 @@ def _steps(record: Record) -> list[str]:
                         f"{row['to_bare']:.3f}",
                         f"{row['to_best_ddp']:.3f}",
                         f"{row['kernels']:.0f}" if "kernels" in row else "-",
-                        f"{row['copied_bytes'] / 2**20:.1f}" if "copied_bytes" in row else "-",
+                        f"{row['copied_bytes'] / 2**20:.1f}" if row.get("copied_bytes") else "-",
                         _share(overlap.get("share")),
                     ]
                 )
@@ -128,13 +128,15 @@ def report(record: Record) -> str:
 
 def status(record: Record) -> str:
     """One sentence for the first screen of the README."""
-    counts = record["parts"]["tests"].get("counts", {})
+    tests = record["parts"]["tests"]
+    counts = tests.get("counts", {})
+    unfinished = tests.get("collected", 0) - sum(counts.values())
     wrong = counts.get("failed", 0) + counts.get("error", 0)
     day = record["date"].split()[0]
     return (
         f"**GPU:** last run on {day}, on one {record['machine']['device']} (torch "
         f"{record['machine']['torch']}): {counts.get('passed', 0)} device tests passed, {wrong} "
-        "failed. [docs/gpu.md](docs/gpu.md) has the figures."
+        f"failed, {unfinished} did not run. [docs/gpu.md](docs/gpu.md) has the figures."
     )
 
 

@@ -292,20 +292,16 @@ void HostChannel::read(Store& store, std::span<Host> hosts) {
   }
   const auto start = now_();
   const auto texts = keys.empty() ? std::vector<std::string>() : store.multi_get(keys);
-  const auto took_ns = now_() - start;
-  keeper_.is_prompt = took_ns < kPromptNs;
+  keeper_.is_prompt = now_() - start < kPromptNs;
   const auto longest_gap = settings_.lease_ns / 10 + kPromptNs;
   auto text = texts.begin();
   for (auto& host : hosts) {
     if (keeper_.is_prompt && host.checked_ns != 0) {
       host.silent_ns += std::min(start - host.checked_ns, longest_gap);
     }
-    // The previous read did not find a new message. The request that wrote it took about as long as
-    // this read.
-    const auto written_ns = host.checked_ns - took_ns;
     host.checked_ns = keeper_.is_prompt ? start : 0;
     if (is_listed(host)) {
-      absorb(host, *text++, written_ns);  // a new message resets `silent_ns`
+      absorb(host, *text++);  // a new message resets `silent_ns`
     }
     host.silent_ns = host.has_left ? 0 : host.silent_ns;
   }
@@ -343,7 +339,7 @@ std::string HostChannel::message(const std::string& counter) const {
   return join_fields({counter, num_handled, probe_->calls(), join_fields(ranks)});
 }
 
-void HostChannel::absorb(Host& host, const std::string& message, int64_t written_ns) {
+void HostChannel::absorb(Host& host, const std::string& message) {
   if (host.message == message) {
     return;
   }
@@ -371,7 +367,6 @@ void HostChannel::absorb(Host& host, const std::string& message, int64_t written
       entry.has_left = true;
     }
     entry.heard_ns = now;
-    entry.written_ns = written_ns;
   }
 }
 

@@ -129,7 +129,7 @@ class HostChannel {
   void check(Store& store);
   void read(Store& store, std::span<Host> hosts);
   std::set<uint64_t> read_hosts(Store& store) const;
-  void absorb(Host& host, const std::string& message, int64_t written_ns);
+  void absorb(Host& host, const std::string& message);
   void declare_lost(Store& store, const std::function<bool(const Host&)>& is_lost);
   std::size_t num_watched() const;
   std::string message(const std::string& counter) const;

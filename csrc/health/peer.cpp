@@ -60,10 +60,6 @@ int64_t Peer::heard_ns() const {
   return entry() != nullptr ? entry()->heard_ns.load() : 0;
 }
 
-int64_t Peer::written_ns() const {
-  return entry() != nullptr ? entry()->written_ns.load() : 0;
-}
-
 PortState Peer::port() const {
   return entry() != nullptr ? entry()->port.load() : PortState::kUnknown;
 }

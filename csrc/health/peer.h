@@ -55,9 +55,6 @@ class Peer {
   // When the host of the rank last wrote something new; 0 for ranks of this host.
   int64_t heard_ns() const;
 
-  // A time after which the host of the rank wrote what is known of the rank.
-  int64_t written_ns() const;
-
   // The state of the port at which the peer listens, as this rank's host knows it; see
   // StoreMachine.
   PortState port() const;

@@ -255,7 +255,7 @@ bool PeerTable::have_written_since(int64_t time_ns, const std::vector<int>& rank
   const auto all = this->all();
   return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
     const auto& peer = all[static_cast<std::size_t>(rank)];
-    return !peer || peer->local() || peer->written_ns() >= time_ns;
+    return !peer || peer->local() || peer->heard_ns() >= time_ns;
   });
 }
 

@@ -75,8 +75,8 @@ class PeerTable {
   std::vector<int> missing(const Activity& ours) const;
   std::string describe_missing(int rank) const;
 
-  // Whether the hosts of these ranks wrote what is known of them after this time. True for ranks of
-  // this host, and for ranks that are not known.
+  // Whether the hosts of these ranks have written something new since then. Ranks of this host, and
+  // ranks that are not known, count as if they had.
   bool have_written_since(int64_t time_ns, const std::vector<int>& ranks) const;
 
  private:

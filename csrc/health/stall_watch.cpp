@@ -13,7 +13,7 @@
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kPublishNs = 200'000'000;  // how often a rank publishes its state for its host
+constexpr int64_t kWritesNs = 500'000'000;  // how often hosts that are asked write
 constexpr auto kTimeForStack = std::chrono::milliseconds(2000);
 
 }  // namespace
@@ -43,7 +43,7 @@ std::optional<Failure> StallWatch::look(const AwakeTime& awake, bool group_faile
   // What a host wrote before it was asked is out of date. Within a quarter of a lease, another rank
   // takes over from a keeper that has stopped.
   const auto missing = state_.peers.missing(own);
-  if (!state_.peers.have_written_since(wait_.asked_ns + kPublishNs, missing) &&
+  if (!state_.peers.have_written_since(wait_.asked_ns + kWritesNs, missing) &&
       now - wait_.asked_ns < state_.group.lease_ns / 4) {
     return std::nullopt;
   }

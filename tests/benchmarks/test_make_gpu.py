@@ -99,7 +99,7 @@ def test_the_report_writes_between_the_marks(tmp_path: Path) -> None:
     assert text.startswith(
         "a\n<!-- gpu status: begin -->\n**GPU:** last run on 2001-01-01, on one "
     )
-    assert "9 device tests passed, 1 failed" in text
+    assert "9 device tests passed, 1 failed, 0 did not run" in text
     assert "old" not in text and text.endswith("<!-- gpu status: end -->\nb\n")
     text = (tmp_path / "gpu.md").read_text()
     assert "old" not in text and text.endswith("<!-- gpu: end -->\nc\n")

@@ -1,48 +1,58 @@
-"""An extension that has libstdc++ in itself exports none of it, and takes none of torch's."""
+"""An extension with a static libstdc++ exports none of it, and takes none of it from torch."""
 
 from __future__ import annotations
 
-import os
 import re
+import runpy
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _run(*command: object, **variables: str) -> str:
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+def _run(*command: object) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_a_static_libstdcxx_stays_private(tmp_path: Path) -> None:
+def _extension(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The extension that setup.py describes."""
+    found: list[Any] = []
+    monkeypatch.setattr("setuptools.setup", lambda **options: found.extend(options["ext_modules"]))
+    monkeypatch.delenv("DDPX_METADATA_ONLY", raising=False)
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    return found[0]
+
+
+def test_a_static_libstdcxx_stays_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two copies that replace each other's functions crash, or fail to read numbers."""
-    if not (ROOT / "build" / "objects").exists():
-        pytest.skip("the extension was not built in this checkout; make build")
-    if shutil.which("objdump") is None:
-        pytest.skip("objdump was not found; apt install binutils")
+    for tool in ("g++", "objdump"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} was not found; apt install g++ binutils")
     archive = Path(_run("g++", "-print-file-name=libstdc++.a").strip())
     if not archive.is_absolute():
         pytest.skip("this compiler has no static libstdc++")
+    extension = _extension(monkeypatch)
+    objects = [ROOT / "build" / "objects" / f"{source[:-4]}.o" for source in extension.sources]
+    if not all(path.exists() for path in objects):
+        pytest.skip("the extension was not built in this checkout; make build")
     (tmp_path / "libstdc++.a").symlink_to(archive)  # the linker finds it before the shared one
-    command = (sys.executable, "setup.py", "build_ext", "--build-temp", "build/objects")
-    _run(*command, "--build-lib", tmp_path, LDFLAGS=f"-L{tmp_path}")
-    (extension,) = tmp_path.glob("ddpx/_C*.so")
-    assert "libstdc++.so" not in _run("objdump", "-p", extension)  # it was linked statically
-    symbols = _run("objdump", "-T", extension)
-    assert "ddpx" in symbols  # the table was read
-    classic_locale, filesystem = "_ZNSt6locale7classicEv", "_ZNSt10filesystem"
-    assert not re.findall(rf"\b{classic_locale}$", symbols, re.MULTILINE)
-    assert not re.findall(rf"\*UND\*.*\b{filesystem}\w*$", symbols, re.MULTILINE)
+    library = tmp_path / "linked.so"
+    folders = [f"-L{folder}" for folder in (tmp_path, *extension.library_dirs)]
+    libraries = [f"-l{name}" for name in extension.libraries]
+    _run(
+        "g++", "-shared", *objects, *folders, *libraries, *extension.extra_link_args, "-o", library
+    )
+
+    assert "libstdc++.so" not in _run("objdump", "-p", library)  # it was linked statically
+    symbols = _run("objdump", "-T", library)
+    assert "PyInit__C" in symbols  # the table was read
+    for of_archive in ("_ZNSt6locale7classicEv", "_ZNSi10_M_extractIdEERSiRT_"):
+        assert not re.findall(rf"\b{of_archive}$", symbols, re.MULTILINE)
+    assert not re.findall(r"\*UND\*.*\b_ZNK?St10filesystem\w*$", symbols, re.MULTILINE)
