@@ -52,8 +52,8 @@ extension = cpp_extension.CppExtension(
     name="ddpx._C",
     sources=sorted(glob.glob("csrc/**/*.cpp", recursive=True)),
     depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
-    # Some compilers link libstdc++ statically. The extension then uses this copy alone: it takes no
-    # function of it from torch's libraries, which export some, and exports none.
+    # Some compilers link libstdc++ statically. The extension then takes no function of libstdc++
+    # from torch's libraries, which export some, and exports no function of its own copy.
     libraries=["stdc++"],  # before torch's
     extra_link_args=["-Wl,--exclude-libs,ALL"],
     # No include_dirs here: CppExtension then puts torch's own first, with the pybind11 of torch's

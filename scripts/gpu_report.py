@@ -45,6 +45,10 @@ def _where(record: Record) -> str:
     )
 
 
+def _num_unfinished(tests: Record) -> int:
+    return int(tests.get("collected", 0)) - sum(tests.get("counts", {}).values())
+
+
 def _tests(record: Record) -> str:
     rows = []
     for name, title in (("tests", "device tests"), ("sanitizer", "under TORCH_CUDA_SANITIZER=1")):
@@ -53,9 +57,8 @@ def _tests(record: Record) -> str:
             wrong = counts.get("failed", 0) + counts.get("error", 0)
             cells = [counts.get("passed", 0), wrong, counts.get("skipped", 0)]
             rows.append([f"{title}: {group}", *(str(cell) for cell in cells)])
-        unfinished = part.get("collected", 0) - sum(part.get("counts", {}).values())
         if part["status"] == "timed out":
-            rows.append([f"{title}: cut short, {unfinished} did not run", "", "", ""])
+            rows.append([f"{title}: cut short, {_num_unfinished(part)} did not run", "", "", ""])
         elif not part.get("groups"):
             rows.append([f"{title}: {part['status']}", "", "", ""])
     return _table(["tests", "passed", "failed", "skipped"], rows)
@@ -130,13 +133,12 @@ def status(record: Record) -> str:
     """One sentence for the first screen of the README."""
     tests = record["parts"]["tests"]
     counts = tests.get("counts", {})
-    unfinished = tests.get("collected", 0) - sum(counts.values())
     wrong = counts.get("failed", 0) + counts.get("error", 0)
     day = record["date"].split()[0]
     return (
         f"**GPU:** last run on {day}, on one {record['machine']['device']} (torch "
         f"{record['machine']['torch']}): {counts.get('passed', 0)} device tests passed, {wrong} "
-        f"failed, {unfinished} did not run. [docs/gpu.md](docs/gpu.md) has the figures."
+        f"failed, {_num_unfinished(tests)} did not run. [docs/gpu.md](docs/gpu.md) has the figures."
     )
 
 

@@ -40,8 +40,8 @@ TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {
 }
 
 // Rank 2 is late, and rank 1 waits for it. Returns whom rank 0, of another host, blames. Ranks
-// publish their states every 200 ms and hosts write every 500 ms, so with a shorter `raise_ns` rank
-// 0 may know an older state of rank 1 only.
+// publish their states every 200 ms, and hosts write every 500 ms. With a shorter `raise_ns`, rank
+// 0 may still have an older state of rank 1.
 std::vector<int> blamed_with_delay(int delay_ms, int64_t raise_ns) {
   auto& timeouts = StallTimeouts::instance();
   Ranks ranks("ABB");
