@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # torch is installed first, so that no requirement can install another build of it.
 LOCK := requirements.lock
 TORCH := $(shell grep '^torch==' $(LOCK))
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
+# Python compiles modules at their first import. Most modules of these packages are never imported.
+PIP_INSTALL := $(BIN)/python -m pip install --no-compile --constraint $(LOCK)
 EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Ranks often wait, so four workers suit two cores, too. One worker runs a file, since ranks live on
@@ -21,70 +22,70 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.deps  ## make .venv with pinned dependencies
+setup: $(VENV)/.extra-dev  ## make .venv with pinned dependencies
 
 packages:  ## install the system packages that tests need, or list the tests that will be skipped
 	@bash scripts/system_packages.sh
 
 build: $(VENV)/.built  ## build the C++ extension in place
 
-demo: build  ## train a small character GPT on 2 CPU ranks, or on all GPUs
+demo: build $(VENV)/.extra-demo  ## train a small character GPT on 2 CPU ranks, or on all GPUs
 	@$(BIN)/python scripts/demo.py
 
-timeline: build  ## record 20 steps of the demo into runs/timeline: summary, trace, picture and page
+timeline: build $(VENV)/.extra-demo  ## record 20 steps of the demo into runs/timeline: summary, trace, picture and page
 	@$(BIN)/python -m ddpx timeline --steps 20 --out runs/timeline examples/char_gpt/train.py -- --steps 60 --out runs/timeline/demo
 
-test: packages build  ## run most tests, with a part of large matrices
+test: packages build $(VENV)/.extra-test  ## run most tests, with a part of large matrices
 	$(PYTEST)
 
-test-all: packages build  ## run all tests, also the longest ones, with large matrices in full
+test-all: packages build $(VENV)/.extra-test  ## run all tests, also the longest ones, with large matrices in full
 	$(PYTEST) --full -m "not alone"; others=$$?; $(BIN)/python -m pytest --full -m alone && exit $$others
 
-sanitize: build  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz
+sanitize: build $(VENV)/.extra-test  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz
 	$(BIN)/python scripts/sanitize.py
 
-peer-test: build  ## run torch's own tests of DDP with ReducerDDP in DDP's place
+peer-test: build $(VENV)/.extra-test  ## run torch's own tests of DDP with ReducerDDP in DDP's place
 	$(BIN)/python scripts/peer_test.py
 
-docs: build  ## build the API reference into build/docs; warnings are errors
+docs: build $(VENV)/.extra-docs  ## build the API reference into build/docs; warnings are errors
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env --quiet docs/api build/docs
 
-wheel: build  ## build sdist and wheel into dist, and test each in a new environment (15 min)
+wheel: build $(VENV)/.extra-packages  ## build sdist and wheel into dist, and test each in a new environment (15 min)
 	$(BIN)/python scripts/packages.py
 
-test-torch: build  ## test with other versions of torch (VERSION="2.11.0 2.12.0"; 5 min each)
+test-torch: build $(VENV)/.extra-packages  ## test with other versions of torch (VERSION="2.11.0 2.12.0"; 5 min each)
 	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(ALL),--all)
 
-lock: $(VENV)/.deps  ## write the package versions of .venv into requirements.lock
+lock: $(VENV)/.extra-dev  ## write the package versions of .venv into requirements.lock
 	$(BIN)/python scripts/lock.py
 
-lint: $(VENV)/.deps  ## check with ruff, mypy, clang-format, and the directions of imports and includes
+lint: $(VENV)/.extra-lint  ## check with ruff, mypy, clang-format, and the directions of imports and includes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/check_layers.py --cpp
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 
-format: $(VENV)/.deps  ## format and fix with ruff and clang-format
+format: $(VENV)/.extra-lint  ## format and fix with ruff and clang-format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
 
-parity-table: build  ## run the parity matrix and write its table into docs/parity.md
+parity-table: build $(VENV)/.extra-test  ## run the parity matrix and write its table into docs/parity.md
 	$(BIN)/python scripts/parity_table.py
 
-advice-table: build  ## record runs with a known cause, and write what ddpx advises into docs/advice.md (5 min)
+advice-table: build $(VENV)/.extra-test  ## record runs with a known cause, and write what ddpx advises into docs/advice.md (5 min)
 	$(BIN)/python scripts/advice_table.py
 
-reliability: build  ## make ranks and hosts fail, and write docs/reliability.md (10 min; hosts need root)
+reliability: build $(VENV)/.extra-test  ## make ranks and hosts fail, and write docs/reliability.md (10 min; hosts need root)
 	$(BIN)/python scripts/reliability.py
 	$(BIN)/python scripts/simulation_table.py
 	$(BIN)/python scripts/hosts_table.py
 
-picture: build  ## draw the README's picture of a step and of a lost rank's report (1 min)
+picture: build $(VENV)/.extra-test  ## draw the README's picture of a step and of a lost rank's report (1 min)
 	$(BIN)/python scripts/readme_picture.py
 
-bench: build $(VENV)/.bench-deps  ## compare with DDP, gloo and MPICH, and write docs/benchmarks.md (28 min)
+bench: build $(VENV)/.extra-test $(VENV)/.extra-bench  ## compare with DDP, gloo and MPICH, and write docs/benchmarks.md (28 min)
 	$(BIN)/python benchmarks/run.py
 
 gpu:  ## build, test and measure with a CUDA GPU, into runs/gpu.json (10 min; no .venv)
@@ -97,13 +98,19 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ddpx needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 
+# What the build and `import ddpx` need.
 $(VENV)/.deps: pyproject.toml $(LOCK) | $(VENV)/bin/python
-	$(PIP_INSTALL) $(TORCH) setuptools wheel
-	$(EDITABLE) '.[demo,dev,docs,peer,tools,trainers]'
+	$(PIP_INSTALL) $(TORCH) setuptools wheel ninja
+	$(EDITABLE) .
+	@touch $@
+
+# The packages of an extra of pyproject.toml.
+$(VENV)/.extra-%: $(VENV)/.deps
+	$(EDITABLE) '.[$*]'
 	@touch $@
 
 # For `bench` only. Without MPICH, `bench` measures everything else.
-$(VENV)/.bench-deps: $(VENV)/.deps
+$(VENV)/.extra-bench: $(VENV)/.deps
 	$(EDITABLE) '.[bench]' \
 	  || echo "The packages of MPICH could not be installed. Measuring without MPICH."
 	@touch $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import subprocess
@@ -27,6 +26,9 @@ except ImportError:
 if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 13):
     print(f"warning: ddpx supports torch 2.11 to 2.13, but torch {torch.__version__} is installed")
 
+sys.path.insert(0, str(Path(__file__).parent / "csrc"))
+import units  # noqa: E402
+
 DEBUG = os.environ.get("DDPX_BUILD_DEBUG", "0") == "1"
 # For an editable install whose extension is built separately in place, so that ninja reuses
 # objects.
@@ -34,9 +36,12 @@ METADATA_ONLY = os.environ.get("DDPX_METADATA_ONLY", "0") == "1"
 
 
 class Build(cpp_extension.BuildExtension):
-    """Writes ``build.json`` beside the extension, for ``ddpx.build_info``."""
+    """Compiles the sources in few units, and writes ``build.json`` for ``ddpx.build_info``."""
 
     def run(self) -> None:
+        for extension in self.extensions:
+            paths = (path for group in units.GROUPS for path in units.write_units(group))
+            extension.sources = [os.path.relpath(path) for path in paths]
         super().run()
         command = [cpp_extension.get_cxx_compiler(), "--version"]
         facts = {
@@ -48,10 +53,13 @@ class Build(cpp_extension.BuildExtension):
         path.write_text(json.dumps(facts, indent=2) + "\n")
 
 
+SOURCES = [str(path) for path in sorted(Path("csrc").rglob("*.cpp"))]
+HEADERS = [str(path) for path in sorted(Path("csrc").rglob("*.h"))]
+
 extension = cpp_extension.CppExtension(
     name="ddpx._C",
-    sources=sorted(glob.glob("csrc/**/*.cpp", recursive=True)),
-    depends=sorted(glob.glob("csrc/**/*.h", recursive=True)),
+    sources=SOURCES,  # for the sdist; the build replaces them by units
+    depends=SOURCES + HEADERS,
     # Some compilers link libstdc++ statically. The extension then takes no function of libstdc++
     # from torch's libraries, which export some, and exports no function of its own copy.
     libraries=["stdc++"],  # before torch's

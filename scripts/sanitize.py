@@ -75,7 +75,6 @@ def build(target: str, folder: Path = BUILD, sanitizers: str = "address,undefine
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-DDDPX_SANITIZE={sanitizers}",
-        "-DDDPX_UNITY=ON",
     )
     run(tool("cmake"), "--build", folder, "--target", target)
 

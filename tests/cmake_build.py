@@ -95,7 +95,7 @@ def build_torch_free(sanitizers: str, target: str) -> Path:
         target: ``shm_tests``, ``health_tests``, ``core_tests`` or ``shm_worker``.
     """
     name = "-".join(["torch_free", *filter(None, sanitizers.split(","))])
-    definitions = (f"DDPX_SANITIZE={sanitizers}", "DDPX_UNITY=ON")
+    definitions = (f"DDPX_SANITIZE={sanitizers}", f"Python_EXECUTABLE={sys.executable}")
     return build(ROOT / "tests" / "torch_free", name, target, *definitions)
 
 

@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 
 constexpr auto kTimeToDeliver = milliseconds(1000);
 constexpr auto kTimeToRead = milliseconds(700);  // other hosts are woken, and then read the event
-constexpr auto kBetweenLooks = milliseconds(5);
+constexpr auto kDeliveryPoll = milliseconds(5);
 
 constexpr const char* kRaised = "raised an exception that ended its script";
 
@@ -112,7 +112,7 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
   // The keeper of this host may be another rank, or have just ended.
   while (table != nullptr && table->declared() && !table->failure_posted &&
          channel.store_state() < StoreState::kLost && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(kDeliveryPoll);
   }
 }
 

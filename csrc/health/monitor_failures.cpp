@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kBetweenLooks = milliseconds(10);
+constexpr auto kFailurePoll = milliseconds(10);
 constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
 constexpr auto kTimeToAnswer = milliseconds(1000);  // of the store, before its port is asked
 constexpr auto kTimeWithoutStore = milliseconds(500);
@@ -140,7 +140,7 @@ void Monitor::await_lease_of_host() {
       declare(std::move(*failure));
     }
     raise_if_failed();
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(kFailurePoll);
   }
 }
 
@@ -196,7 +196,7 @@ void Monitor::explain_error(const std::string& said) {
     if (now > end_ns || (looked > limit && !awaits_unknown)) {
       break;
     }
-    failure_.wait_for(kBetweenLooks);
+    failure_.wait_for(kFailurePoll);
   }
   auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
   if (!failure && timed_out) {

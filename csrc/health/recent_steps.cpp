@@ -15,13 +15,13 @@ bool is_reduced(const StepCalls& calls) {
   return calls.results != 0 && calls.results != StepCalls::kSpoiled;
 }
 
-void write(std::ostream& out, const StepCalls& calls) {
+void put_calls(std::ostream& out, const StepCalls& calls) {
   out << std::hex << calls.wrapper << ' ' << calls.step << ' ' << calls.num_launched << ' '
       << calls.digest << ' ' << calls.sequence << ' ' << calls.results << ' ' << calls.num_bytes
       << '\n';
 }
 
-bool read(std::istream& in, StepCalls& calls) {
+bool get_calls(std::istream& in, StepCalls& calls) {
   in >> std::hex >> calls.wrapper >> calls.step >> calls.num_launched >> calls.digest >>
       calls.sequence >> calls.results >> calls.num_bytes;
   return static_cast<bool>(in);
@@ -42,7 +42,7 @@ std::size_t RecentSteps::place_of(uint8_t model, uint32_t step) {
 
 void RecentSteps::publish(const StepCalls& calls) {
   auto& entry = entries_[place_of(model_of(calls.wrapper), calls.step)];
-  static_assert(std::tuple_size_v<Words> == 6);  // see read()
+  static_assert(std::tuple_size_v<Words> == 6);  // see get_calls()
   const auto words = std::bit_cast<Words>(calls);
   const auto version = entry.version.load(std::memory_order_relaxed);
   entry.version.store(version + 1, std::memory_order_relaxed);
@@ -92,7 +92,7 @@ std::string RecentSteps::to_text() const {
   for (const auto& entry : entries_) {
     const auto calls = entry.read();
     if (calls && is_reduced(*calls)) {
-      write(out, *calls);
+      put_calls(out, *calls);
     }
   }
   return out.str();
@@ -102,7 +102,7 @@ std::optional<std::pair<StepCalls, StepCalls>> RecentSteps::find_mismatch(
     const std::string& theirs) const {
   std::istringstream in(theirs);
   std::optional<std::pair<StepCalls, StepCalls>> found;
-  for (StepCalls other; read(in, other);) {
+  for (StepCalls other; get_calls(in, other);) {
     const auto own = find(other);
     const bool differs =
         own && is_reduced(*own) && !(own->same_launches(other) && own->same_results(other));

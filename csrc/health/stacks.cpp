@@ -8,7 +8,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kBetweenLooks = milliseconds(10);
+constexpr auto kStackPoll = milliseconds(10);
 
 }  // namespace
 
@@ -26,7 +26,7 @@ std::optional<std::string> request_stack(const std::shared_ptr<Peer>& peer, mill
     if (std::chrono::steady_clock::now() >= deadline || peer->ended()) {
       return std::nullopt;
     }
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(kStackPoll);
   }
   return page.stack.read();
 }

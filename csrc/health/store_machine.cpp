@@ -6,7 +6,7 @@
 namespace ddpx::health {
 namespace {
 
-constexpr auto kBetweenLooks = std::chrono::milliseconds(500);
+constexpr auto kProbePeriod = std::chrono::milliseconds(500);
 constexpr int kMostLooks = 2;
 
 }  // namespace
@@ -42,7 +42,7 @@ bool StoreMachine::look(HostTable* table) const {
   int looks = 0;
   do {
     before = state;
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(kProbePeriod);
     state = access_.ask(access_.port);
   } while (state != before && ++looks < kMostLooks);
   const bool is_sure = is_lost(state) && state == before;

@@ -17,8 +17,8 @@
 namespace ddpx {
 namespace {
 
-using Group = c10d::ProcessGroup;
-using WeakGroup = c10::weak_intrusive_ptr<Group>;
+using c10d::ProcessGroup;
+using WeakGroup = c10::weak_intrusive_ptr<ProcessGroup>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WeakBackend = c10::weak_intrusive_ptr<c10d::Backend>;
 
@@ -37,7 +37,7 @@ struct Entry {
 
 struct Registry {
   std::mutex mutex;
-  std::map<const Group*, Entry> groups;
+  std::map<const ProcessGroup*, Entry> groups;
 };
 
 // Never destroyed, since the watchdog's thread may outlive static objects.
@@ -52,7 +52,7 @@ std::string variable(const char* name) {
 }
 
 // Null if the group has no backend for CPU.
-BackendPtr cpu_backend(Group& group) {
+BackendPtr cpu_backend(ProcessGroup& group) {
   try {
     return group.hasBackends() ? group.getBackend(c10::kCPU) : nullptr;
   } catch (const std::exception&) {
@@ -61,9 +61,9 @@ BackendPtr cpu_backend(Group& group) {
 }
 
 // Null for a backend that does not count its calls.
-BackendPtr counting_backend(Group& group) {
+BackendPtr counting_backend(ProcessGroup& group) {
   const auto type = group.getBackendType();
-  if (type != Group::GLOO && type != Group::NCCL) {
+  if (type != ProcessGroup::GLOO && type != ProcessGroup::NCCL) {
     auto backend = cpu_backend(group);
     return backend && backend->getBackendName() == "shm" ? backend : nullptr;
   }
@@ -95,7 +95,7 @@ void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transp
 }
 
 health::WatchedGroup describe(
-    const c10::intrusive_ptr<Group>& group, const std::shared_ptr<Transport>& transport) {
+    const c10::intrusive_ptr<ProcessGroup>& group, const std::shared_ptr<Transport>& transport) {
   health::WatchedGroup described;
   described.rank = group->getRank();
   described.world_size = group->getSize();
@@ -117,13 +117,13 @@ health::WatchedGroup describe(
     };
   }
   // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
-  described.same_sequence = group->getBackendType() == Group::NCCL;
+  described.same_sequence = group->getBackendType() == ProcessGroup::NCCL;
   return described;
 }
 
 }  // namespace
 
-std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& group) {
+std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<ProcessGroup>& group) {
   if (group->getSize() < 2 || !group->getStore() || variable("DDPX_HEALTH") == "0") {
     return nullptr;
   }
@@ -153,7 +153,7 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<Group>& gro
   }
 }
 
-void abort_with(const c10::intrusive_ptr<Group>& group, const BackendPtr& backend) {
+void abort_with(const c10::intrusive_ptr<ProcessGroup>& group, const BackendPtr& backend) {
   const std::lock_guard<std::mutex> lock(registry().mutex);
   const auto found = registry().groups.find(group.get());
   if (const auto transport =

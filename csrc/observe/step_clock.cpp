@@ -1,15 +1,11 @@
 #include "step_clock.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "event_log.h"
 
 namespace ddpx {
 namespace {
-
-int64_t now() {
-  const auto since_epoch = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since_epoch).count();
-}
 
 constexpr std::array kParts = {
     &StepTimes::forward, &StepTimes::backward, &StepTimes::comm, &StepTimes::overlap};
@@ -18,7 +14,7 @@ constexpr std::array kParts = {
 
 void StepClock::record(Moment moment, int64_t step) {
   if (sampled(step)) {
-    moments_[static_cast<std::size_t>(moment)] = now();
+    moments_[static_cast<std::size_t>(moment)] = steady_now();
   }
 }
 

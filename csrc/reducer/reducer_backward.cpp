@@ -12,7 +12,7 @@
 namespace ddpx {
 namespace {
 
-GraphTaskId this_task() {
+GraphTaskId current_task_id() {
   return {running_task::id(), running_task::depth()};
 }
 
@@ -68,7 +68,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
 void Reducer::predict_unused() {
   auto& prediction = context_.use.prediction;
   if (context_.options.mode == GraphMode::kFindUnused && !scope_.contains(prediction.task_id())) {
-    prediction.begin(this_task(), running_task::unreached(context_.params.hooks()));
+    prediction.begin(current_task_id(), running_task::unreached(context_.params.hooks()));
   }
 }
 
@@ -94,7 +94,7 @@ void Reducer::on_grad(std::size_t param_index) {
     predict_unused();
     if (context_.options.mode == GraphMode::kFindUnused) {
       // Before the step begins: an arrival in a nested task changes the prediction of other params.
-      context_.use.prediction.record_arrival(param_index, this_task());
+      context_.use.prediction.record_arrival(param_index, current_task_id());
     }
     begin_step();
   }
@@ -104,7 +104,7 @@ void Reducer::on_grad(std::size_t param_index) {
 void Reducer::keep_local(std::size_t param_index) {
   context_.mark_used(param_index);
   if (context_.options.mode == GraphMode::kFindUnused) {
-    context_.use.prediction.record_local_arrival(param_index, this_task());
+    context_.use.prediction.record_local_arrival(param_index, current_task_id());
   }
   context_.cast_grad_to_local(param_index);
   context_.params.links().push(param_index);
@@ -116,7 +116,7 @@ void Reducer::keep_local(std::size_t param_index) {
 
 void Reducer::arrive(std::size_t param_index) {
   if (context_.options.mode == GraphMode::kFindUnused) {
-    context_.use.prediction.record_arrival(param_index, this_task());
+    context_.use.prediction.record_arrival(param_index, current_task_id());
   }
   step_->arrive(param_index);
 }

@@ -10,7 +10,7 @@
 namespace ddpx {
 namespace {
 
-std::string describe(const at::Tensor& tensor) {
+std::string layout_of(const at::Tensor& tensor) {
   std::ostringstream out;
   out << tensor.scalar_type() << " with " << count(tensor.dim(), "dimension") << " on "
       << tensor.device();
@@ -39,7 +39,7 @@ void ReducerSettings::set_sparse_rows(
   if (rows.scalar_type() != at::kLong || rows.layout() != at::kStrided || rows.dim() != 1 ||
       rows.device() != meta.device) {
     throw UserError(
-        "the row indices of parameter '" + name + "' are a tensor of dtype " + describe(rows) +
+        "the row indices of parameter '" + name + "' are a tensor of dtype " + layout_of(rows) +
         ". Pass an int64 tensor with 1 dimension, on the device of the parameter.");
   }
   // Torch does not check the indices of a sparse tensor, and writes wherever they point.

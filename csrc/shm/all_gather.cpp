@@ -10,7 +10,7 @@ std::byte* output_of(const Call& call, int index) {
                               : static_cast<std::byte*>(call.outputs[index]);
 }
 
-void staged(Team& team, const Call& call) {
+void gather_staged(Team& team, const Call& call) {
   const auto* input = static_cast<const std::byte*>(call.input);
   copy_staged(
       team,
@@ -43,7 +43,7 @@ void all_gather(Team& team, const Call& call) {
       }
     }
   } else if (team.size() > 1) {
-    staged(team, call);
+    gather_staged(team, call);
   }
   auto* own = output_of(call, team.own_index());
   if (own != call.input) {

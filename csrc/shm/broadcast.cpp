@@ -5,7 +5,7 @@
 namespace ddpx::shm {
 namespace {
 
-void staged(Team& team, const Call& call) {
+void broadcast_staged(Team& team, const Call& call) {
   const bool is_root = call.root == team.own_index();
   auto* data = static_cast<std::byte*>(call.output);
   copy_staged(
@@ -41,7 +41,7 @@ void broadcast(Team& team, const Call& call) {
     }
     team.step();  // the root may change its buffer after this step
   } else {
-    staged(team, call);
+    broadcast_staged(team, call);
   }
 }
 

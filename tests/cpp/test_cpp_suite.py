@@ -12,5 +12,12 @@ from cmake_build import ROOT, build, run_suite
 def test_cpp_suite() -> None:
     """Uses the extension's own objects if they are up to date, so that tests run the same code
     as users."""
-    definitions = (f"Python_EXECUTABLE={sys.executable}", "DDPX_PREBUILT=ON", "DDPX_UNITY=ON")
+    definitions = (f"Python_EXECUTABLE={sys.executable}", "DDPX_PREBUILT=ON")
     run_suite(build(ROOT, "cpp", "ddpx_tests", *definitions))
+
+
+@pytest.mark.full_only
+@pytest.mark.timeout(3600)  # 10 minutes of two idle cores
+def test_each_source_compiles_alone() -> None:
+    """A source includes what it uses, also what its neighbours in a unit include."""
+    build(ROOT, "alone", "_C", f"Python_EXECUTABLE={sys.executable}", "DDPX_UNITY=OFF")

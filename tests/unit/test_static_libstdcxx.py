@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import units
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +40,10 @@ def test_a_static_libstdcxx_stays_private(tmp_path: Path, monkeypatch: pytest.Mo
     if not archive.is_absolute():
         pytest.skip("this compiler has no static libstdc++")
     extension = _extension(monkeypatch)
-    objects = [ROOT / "build" / "objects" / f"{source[:-4]}.o" for source in extension.sources]
+    paths = [path for group in units.GROUPS for path in units.write_units(group)]
+    objects = [
+        ROOT / "build" / "objects" / path.relative_to(ROOT).with_suffix(".o") for path in paths
+    ]
     if not all(path.exists() for path in objects):
         pytest.skip("the extension was not built in this checkout; make build")
     (tmp_path / "libstdc++.a").symlink_to(archive)  # the linker finds it before the shared one
