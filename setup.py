@@ -27,7 +27,7 @@ if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) 
     print(f"warning: ddpx supports torch 2.11 to 2.13, but torch {torch.__version__} is installed")
 
 sys.path.insert(0, str(Path(__file__).parent / "csrc"))
-import units  # noqa: E402
+import units
 
 DEBUG = os.environ.get("DDPX_BUILD_DEBUG", "0") == "1"
 # For an editable install whose extension is built separately in place, so that ninja reuses

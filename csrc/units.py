@@ -2,8 +2,8 @@
 
     python csrc/units.py core    writes the units of a group, and prints their paths
 
-A compiler parses torch's large headers once for each unit, and that takes longer than our own code. A
-unit is a generated file that includes several sources.
+A compiler parses torch's large headers once for each unit, which takes longer than our own code.
+A unit is a generated file that includes several sources.
 
 - A group is a folder of ``ONE_FOLDER``. All other sources are the group "core".
 - A group has as few units as ``LINES_PER_UNIT`` allows, of about the same size.
@@ -25,7 +25,7 @@ UNITS = CSRC.parent / "build" / "units"
 
 ONE_FOLDER = ("shm", "health", "shm_backend", "bindings")
 GROUPS = (*ONE_FOLDER, "core")
-# A limit of the time to build after a change: a unit of this size compiles in half a minute on a slow
+# Limits the time to build after a change: a unit of this size compiles in half a minute on a slow
 # machine.
 LINES_PER_UNIT = 2200
 
