@@ -73,6 +73,7 @@ def installed(
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        pip = (*pip, "--no-compile")  # Python compiles what is imported
         try:
             run(*pip, f"torch=={torch}", limit_s=torch_limit_s)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
