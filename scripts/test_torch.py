@@ -3,8 +3,9 @@
     make test-torch VERSION="2.11.0 2.12.0"
 
 Builds an sdist. For each version, two at a time: installs torch and the sdist into a new virtual
-environment outside the checkout. There it runs scripts/smoke.py and the parity matrix at 2 ranks. CI
-runs this command. If torch cannot be installed within 5 minutes, the command says so and goes on.
+environment outside the checkout. There it runs scripts/smoke.py and the parity matrix at 2 ranks.
+CI runs this command. If torch cannot be installed within 5 minutes, the command says so, and tests
+the other versions.
 
     make test-torch VERSION=2.12.0 ALL=1
 
