@@ -70,6 +70,11 @@ def _finds_that_all_is_finite() -> None:
         raise
 
 
+def _reads_the_use_of_all_ranks() -> None:
+    readings = stream_cases.use_read_on_another_stream("late")
+    assert readings == [[dist.get_world_size()] * 4] * 3
+
+
 def _peers_hear_what_is_not_finite() -> None:
     texts = abort_cases.not_finite_before_an_abort("late")
     assert dist.get_rank() == 0 or "finite" in texts[2], "no error is raised"
@@ -217,6 +222,14 @@ PROOFS = (
         "wrapping waits for the broadcast of parameters",
         "STREAM",
         ("broadcast_coalesced",),
+    Proof(
+        "another thread that reads the used-map waits for the stream that waited for the agreement",
+        "STREAM",
+        ("ddpx::Reducer::used_by_ranks", "!ddpx::UsedMap::wait"),
+        _reads_the_use_of_all_ranks,
+        slow="allreduce",
+        slow_ms=200,
+    ),
         _as_on_cpu(usage_cases.unequal_at_first),
         slow="broadcast",
     ),
