@@ -207,7 +207,6 @@ void Reducer::recover() {
   step_.reset();
   context.params.links().pull_all();
   if (context.options.precision.compute) {
-    context.buckets.wait_for_streams();
     for (std::size_t i = 0; i < context.params.size(); ++i) {
       context.cast_grad_to_local(i);
     }
@@ -224,6 +223,9 @@ void Reducer::recover() {
   context.observer.peers().break_off();
 }
 
+  // Autograd does not wait for the streams of gradients after an abort. The casts, and with views
+  // the copies into new buckets, read the gradients.
+  context.buckets.wait_for_streams();
 void Reducer::reset() {
   const auto lock = lock_after_abort();
   if (running_task::in_backward() || !scope_.empty()) {

@@ -156,6 +156,8 @@ void Step::reduce_mispredicted() {
       pack_times_[bucket_index] = pack_time_if_used(bucket_index);
       for (const auto param_index : context_.buckets.plan().buckets()[bucket_index].param_indices) {
         pack_param(param_index);
+      // After an abort, autograd has not made the current stream wait for the gradients.
+      context_.buckets[bucket_index].wait_for_streams();
       }
       complete(bucket_index);
     }
@@ -230,7 +232,9 @@ bool Step::match_peers() noexcept {
       learn_use();
     }
     if (finite_check_) {
-      finite_check_->launch(*context_.collective, context_.params.device());
+      context_.communicate(
+          [&] { finite_check_->launch(*context_.collective, context_.params.device()); },
+          errors::finite_check);
     }
     count_for_peers();
     return true;

@@ -143,6 +143,24 @@ PROOFS = (
         slow="copy_",
     ),
     Proof(
+        "with views, copies into new buckets after a backward that raised wait for the gradients",
+        "STREAM",
+        ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
+        _as_on_cpu(usage_cases.aborted_with_views),
+    ),
+    Proof(
+        "after an abort, the packing of a bucket that was predicted to be unused waits for the "
+        "streams that its gradients came from",
+        "STREAM",
+        (
+            "ddpx::StreamSet::wait",
+            "ddpx::Step::reduce_mispredicted",
+            "!ddpx::Bucket::launch",
+            "!ddpx::Step::complete",
+        ),
+        _pairs(abort_cases.packed_at_an_abort),
+    ),
+    Proof(
         "after an abort, check_finite reads what was found on other streams",
         "STREAM",
         ("ddpx::StreamSet::wait", "ddpx::FiniteCheck::launch"),
@@ -205,6 +223,14 @@ PROOFS = (
         slow="allreduce",
     ),
     Proof(
+        "another thread that reads the used-map waits for the stream that waited for the agreement",
+        "STREAM",
+        ("ddpx::Reducer::used_by_ranks", "!ddpx::UsedMap::wait"),
+        _reads_the_use_of_all_ranks,
+        slow="allreduce",
+        slow_ms=200,
+    ),
+    Proof(
         "check_finite waits for what the other ranks found",
         "STREAM",
         ("ddpx::FiniteCheck::agree",),
@@ -222,14 +248,6 @@ PROOFS = (
         "wrapping waits for the broadcast of parameters",
         "STREAM",
         ("broadcast_coalesced",),
-    Proof(
-        "another thread that reads the used-map waits for the stream that waited for the agreement",
-        "STREAM",
-        ("ddpx::Reducer::used_by_ranks", "!ddpx::UsedMap::wait"),
-        _reads_the_use_of_all_ranks,
-        slow="allreduce",
-        slow_ms=200,
-    ),
         _as_on_cpu(usage_cases.unequal_at_first),
         slow="broadcast",
     ),

@@ -393,11 +393,33 @@ def arrived_in_another_order(device: str, **options: Any) -> Pairs:
     return pairs
 
 
+def expected_of_used(
+    module: nn.Module, number_used: Callable[[int, int], int], step: int
+) -> list[torch.Tensor | None]:
+    """As :func:`expected_grads`, where each rank uses the first ``number_used(step, rank)`` layers.
+
+    None for a parameter that no rank uses.
+    """
+    size = dist.get_world_size()
+    before = [param.detach().cpu() for param in module.parameters()]
+    total: list[torch.Tensor | None] = [None] * len(before)
+    for rank in range(size):
+        alone = layers("cpu", len(before))
+        for param, value in zip(alone.parameters(), before, strict=True):
+            param.data.copy_(value)
+        loss_of(alone[: number_used(step, rank)], batch("cpu", step, rank)).backward()
+        for number, param in enumerate(alone.parameters()):
+            if param.grad is not None:
+                part = param.grad / size
+                known = total[number]
+                total[number] = part if known is None else known + part
+    return total
+
+
 def used_differently_by_rank(device: str, **options: Any) -> Pairs:
     """With find_unused_parameters. Predictions are wrong in some steps, and are corrected."""
     module = layers(device)
     ours = ReducerDDP(module, find_unused_parameters=True, bucket_cap_mb=0.0001, **options)
-    size = dist.get_world_size()
     pairs: Pairs = []
 
     def number_used(step: int, rank: int) -> int:
@@ -405,18 +427,7 @@ def used_differently_by_rank(device: str, **options: Any) -> Pairs:
 
     for step in range(7):
         ours.zero_grad()
-        before = [param.detach().cpu() for param in module.parameters()]
-        total: list[torch.Tensor | None] = [None] * len(before)
-        for rank in range(size):
-            alone = layers("cpu")
-            for param, value in zip(alone.parameters(), before, strict=True):
-                param.data.copy_(value)
-            backward(loss_of(alone[: number_used(step, rank)], batch("cpu", step, rank)))
-            for number, param in enumerate(alone.parameters()):
-                if param.grad is not None:
-                    part = param.grad / size
-                    known = total[number]
-                    total[number] = part if known is None else known + part
+        total = expected_of_used(module, number_used, step)
         used = module[: number_used(step, dist.get_rank())]
         backward(loss_of(used, batch(device, step)))
         for param, expected in zip(module.parameters(), total, strict=True):
