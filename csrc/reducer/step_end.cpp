@@ -7,6 +7,9 @@
 namespace ddpx {
 
 void Step::finish() {
+  if (launch_error_) {
+    std::rethrow_exception(launch_error_);
+  }
   for (const auto param_index : kind_ == Kind::kWithGrads ? unfinished() : Indices()) {
     context_.params.links().pull(param_index);
     mark_param_ready(param_index);
