@@ -101,7 +101,8 @@ class Reducer final : public GradListener,
   void set_comm_hook(std::shared_ptr<CommHook> hook);
 
   // Gradients arrive in one dtype and are summed in another by `hook`, which takes the place of a
-  // communication hook. Between backwards `param.grad` has the dtype of the param.
+  // communication hook. Between backwards `param.grad` has the dtype of the param. UserError as for
+  // set_comm_hook().
   void set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook);
 
   // From the next step on, gradients are divided by this, or by the world size if nullopt.
@@ -248,6 +249,7 @@ class Reducer final : public GradListener,
   ReducerContext context_;
   std::optional<Step> step_;  // while a synchronized backward runs
   std::atomic<bool> sync_enabled_{true};
+  void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
   std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
   BackwardScope scope_;
   BackwardSync backward_sync_;

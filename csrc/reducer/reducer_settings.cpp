@@ -1,4 +1,5 @@
 // The methods of Reducer for settings, observers and state.
+#include <optional>
 #include <utility>
 
 #include "../autograd/running_task.h"
@@ -9,28 +10,35 @@ namespace ddpx {
 // ---- settings -----------------------------------------------------------------------------------
 
 void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+  install_comm_hook(std::move(hook), std::nullopt);
+}
+
+void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
+  const auto lock = lock_between_steps();
+  install_comm_hook(std::move(hook), precision);
+}
+
+// Without `precision`, the precision stays. A failed allocation changes nothing.
+void Reducer::install_comm_hook(
+    std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision) {
   const auto lock = lock_between_steps();
   if (context_.settings.comm_hook) {
     context_.raise(errors::second_comm_hook(context_.where()));
   }
   check_idle("register_comm_hook()");
-  const bool had_buckets = context_.communicates();
+  const bool keeps_buckets = context_.communicates() && !precision;
+  const auto before = context_.options.precision;
+  context_.options.precision = precision.value_or(before);
   context_.settings.comm_hook = std::move(hook);
-  if (!had_buckets) {
-    try {
+  try {
+    if (!keeps_buckets) {
       context_.replace_buckets(context_.buckets.plan());
-    } catch (...) {
-      context_.settings.comm_hook.reset();
-      throw;
+  } catch (...) {
+    context_.options.precision = before;
+    context_.settings.comm_hook.reset();
+    throw;
     }
   }
-}
-
-void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
-  const auto lock = lock_after_abort();
-  set_comm_hook(std::move(hook));
-  context_.options.precision = precision;
-  context_.replace_buckets(context_.buckets.plan());
 }
 
 void Reducer::set_divisor(std::optional<int> divisor) {
@@ -147,7 +155,8 @@ void Reducer::continue_from(Reducer& older) {
   context_.num_steps = num_steps;
   context_.observer.peers().continue_from(peers);
   for (auto& recording : recordings) {
-    add_recording(std::move(recording));
+    context_.observer.add_recording(
+        std::move(recording), context_.step_number(), context_.buckets.plan());
   }
 }
 

@@ -2,7 +2,11 @@
 #include <ATen/ops/full_like.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -140,6 +144,53 @@ TEST(ReducerSettings, TheGraphMayBeMadeStaticBeforeTheFirstStep) {
 }
 
 TEST(ReducerSettings, LaterItIsTooLateToMakeTheGraphStatic) {
+// Steps without inputs (join()) rebuild buckets, but teach nothing of the graph.
+TEST(ReducerSettings, MixedPrecisionIsRefusedAtOnceWhileAStepEnds) {
+  Replica replica;
+  std::future<void> call;
+  replica.collective->on_wait = [&](std::size_t index) {
+    if (!call.valid()) {
+      call = std::async(
+          std::launch::async, [&] { replica.reducer->set_mixed_precision({}, nullptr); });
+    }
+    EXPECT_EQ(call.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    replica.collective->complete(index);
+  };
+  replica.step();
+  EXPECT_THROW(call.get(), UserError);
+}
+
+TEST(ReducerSettings, AGraphThatIsMadeStaticHasNoOrderOfArrivalYet) {
+  Replica replica;
+  replica.reducer->shadow_step();
+  EXPECT_TRUE(replica.reducer->prepare_forward());
+  EXPECT_EQ(replica.reducer->arrival_order().size(), Replica::kNumParams);
+  replica.reducer->set_static_graph();
+  EXPECT_TRUE(replica.reducer->arrival_order().empty());
+}
+
+TEST(ReducerSettings, NothingStartsOverInsideABackward) {
+  const std::vector<std::function<void(Replica&)>> calls = {
+      [](Replica& replica) { replica.reducer->reset(); },
+      [](Replica& replica) { replica.reducer->set_collective(replica.collective); },
+      [](Replica& replica) { replica.reducer->set_static_graph(); },
+      [](Replica& replica) { replica.reducer->remove_hooks(); },
+  };
+  for (const auto& call : calls) {
+    Replica replica;
+    const auto loss = replica.forward({2, 1, 0});
+    loss.register_hook([&](at::Tensor) { call(replica); });  // before the first gradient
+    try {
+      loss.backward();
+      ADD_FAILURE() << "no error";
+    } catch (const UserError& error) {
+      expect_mentions(error.what(), {"while a backward runs"});
+    }
+    replica.step();
+    EXPECT_EQ(replica.grads(), kMeanGrads);
+  }
+}
+
   Replica replica;
   replica.step();
   try {
