@@ -26,13 +26,15 @@ std::shared_ptr<Reducer> Reducer::create(
 }
 
 Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective)
-    : context_(std::move(params), std::move(options), std::move(collective)),
-      seen_(context_.params.size(), false) {
+    : for_watchdog_(std::make_shared<Revocable<Reducer>>(this)),
+      context_(std::move(params), std::move(options), std::move(collective)),
+      forward_(context_.params.size()) {
   context_.replace_buckets(context_.buckets.plan());
 }
 
 Reducer::~Reducer() {
-  if (context_.phase != Phase::kIdle || running_task::in_backward()) {
+  for_watchdog_->revoke();
+  if (context_.phase != Phase::kIdle || in_backward()) {
     context_.params.abandon_hooks();
   }
 }
@@ -40,9 +42,10 @@ Reducer::~Reducer() {
 // Peers learn of this wrapper.
 void Reducer::register_with_group() {
   context_.observer.peers() =
-      health::StepTracker(context_.collective->monitor(), [weak = weak_from_this()] {
-        const auto self = weak.lock();
-        return self ? self->missing_params() : std::vector<std::string>();
+      health::StepTracker(context_.collective->monitor(), [access = for_watchdog_] {
+        std::vector<std::string> missing;
+        access->with([&](Reducer& reducer) { missing = reducer.missing_params(); });
+        return missing;
       });
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);

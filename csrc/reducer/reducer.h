@@ -18,6 +18,7 @@
 #include "../autograd/output_watch.h"
 #include "context.h"
 #include "step.h"
+#include "revocable.h"
 
 namespace ddpx {
 
@@ -47,7 +48,9 @@ class Reducer final : public GradListener,
       std::shared_ptr<Collective> collective,
       std::vector<ReducerParam> frozen_params = {});
 
-  // Allowed at any time, also within one of the reducer's own hooks.
+  // Allowed at any time, also within one of the reducer's own hooks. The thread that drops the last
+  // reference must be able to take the GIL: members own Python objects. The watchdog, which runs
+  // when the interpreter is gone, too, therefore never owns a reducer.
   ~Reducer() override;
 
   // ---- forward ----
@@ -189,7 +192,8 @@ class Reducer final : public GradListener,
   // thread waits for communication at the end of a step: in the last exchange that was waited for.
   std::vector<int32_t> used_by_ranks();
 
-  // The params that this backward still waits for; empty while another thread holds the mutex.
+  // The params that this backward still waits for; empty while another thread holds the mutex. Does
+  // not wait. The watchdog calls it.
   std::vector<std::string> missing_params();
 
   // ---- called by autograd ----
@@ -251,6 +255,7 @@ class Reducer final : public GradListener,
   std::atomic<bool> sync_enabled_{true};
   void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
   std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
+  const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   BackwardScope scope_;
   BackwardSync backward_sync_;
   OutputWatch outputs_;
