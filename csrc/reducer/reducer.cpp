@@ -95,7 +95,7 @@ bool Reducer::prepare_forward() {
     }
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
-  context_.observer.peers().check();
+  check_peers();
   check_params();
   Indices never_came;
   for (const auto param_index : std::exchange(possibly_late_, {})) {
@@ -130,6 +130,17 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
 void Reducer::check_params() {
   const auto changed = context_.params.restore_hooks(weak_from_this());
   if (!changed.empty()) {
+// Before a forward or a step.
+void Reducer::check_peers() {
+  const auto& peers = context_.observer.peers();
+  peers.check();
+  if (peers.has_lease()) {
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    const ExclusiveMutex::Unlocked unlocked(context_.mutex);
+    peers.await_lease();
+  }
+}
+
     context_.raise(errors::params_changed(context_.where(), context_.params.names_of(changed)));
   }
   const auto unfrozen = context_.params.unfrozen();

@@ -241,6 +241,7 @@ class Reducer final : public GradListener,
 
   // The end of a step: params without a gradient.
   Indices missing_at_end() const;
+  void check_peers();
   void report_missing(const errors::Where& where, const Indices& missing, bool output_reached);
 
   bool rebuild_if_due();

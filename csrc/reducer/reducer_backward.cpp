@@ -137,7 +137,7 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
 }
 
 void Reducer::begin_step() {
-  context_.observer.peers().check();
+  check_peers();
   check_capture();
   check_params();
   check_joined_step();
@@ -324,7 +324,7 @@ void Reducer::shadow_step() {
   if (context_.phase == Phase::kFailed) {
     recover();
   }
-  context_.observer.peers().check();
+  check_peers();
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
   context_.observer.clock().begin_step();
