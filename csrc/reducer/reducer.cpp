@@ -1,6 +1,5 @@
 #include "reducer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "../autograd/running_task.h"
@@ -57,6 +56,17 @@ void Reducer::check_idle(const char* call) const {
   }
 }
 
+// Whether a backward runs on this thread, or runs on any thread and has reached this reducer.
+bool Reducer::in_backward() const {
+  return running_task::in_backward() || !scope_.empty();
+}
+
+void Reducer::check_outside_backward(const char* call) const {
+  if (in_backward()) {
+    throw errors::inside_backward(context_.where(), call);
+  }
+}
+
 // Whether an engine thread is about to report the abort of a backward. False inside a backward,
 // which could wait for itself.
 bool Reducer::awaits_abort() const {
@@ -97,13 +107,8 @@ bool Reducer::prepare_forward() {
   }
   check_peers();
   check_params();
-  Indices never_came;
-  for (const auto param_index : std::exchange(possibly_late_, {})) {
-    if (!seen_[param_index]) {
-      never_came.push_back(param_index);
-    }
-  }
-  std::fill(seen_.begin(), seen_.end(), false);
+  const auto never_came = forward_.never_came();
+  forward_.restart();
   if (!never_came.empty()) {
     context_.raise(
         errors::params_without_gradient(context_.where(), context_.params.names_of(never_came)));
@@ -125,11 +130,6 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
   outputs_.watch(outputs, forward, weak_from_this());
 }
 
-// A param that was cast has lost its hook, and a param that was unfrozen never had a hook: the
-// gradients of both would stay local silently.
-void Reducer::check_params() {
-  const auto changed = context_.params.restore_hooks(weak_from_this());
-  if (!changed.empty()) {
 // Before a forward or a step.
 void Reducer::check_peers() {
   const auto& peers = context_.observer.peers();
@@ -141,6 +141,11 @@ void Reducer::check_peers() {
   }
 }
 
+// A param that was cast has lost its hook, and a param that was unfrozen never had a hook: the
+// gradients of both would stay local silently.
+void Reducer::check_params() {
+  const auto changed = context_.params.restore_hooks(weak_from_this());
+  if (!changed.empty()) {
     context_.raise(errors::params_changed(context_.where(), context_.params.names_of(changed)));
   }
   const auto unfrozen = context_.params.unfrozen();
@@ -167,13 +172,13 @@ bool Reducer::rebuild_if_due() {
   context_.go_to(Phase::kRebuilding);
   emit(StepEvent::kRebuildBegin);
   try {
-    agreed_order_ = context_.communicate(
+    auto agreed = context_.communicate(
         [&] { return context_.order.agree(*context_.collective, context_.params.device()); },
         errors::order_broadcast);
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
     // old buckets are dropped first, so that no step needs the memory of both.
-    context_.buckets.set_plan(context_.plan_by_arrival(agreed_order_));
-    context_.order.retire();
+    context_.buckets.set_plan(context_.plan_by_arrival(agreed));
+    context_.order.retire(std::move(agreed));
     context_.replace_buckets(context_.buckets.plan());
   } catch (...) {
     fail();
@@ -219,6 +224,9 @@ void Reducer::fail() noexcept {
 void Reducer::recover() {
   auto& context = context_;
   step_.reset();
+  // Autograd does not wait for the streams of gradients after an abort. The casts, and with views
+  // the copies into new buckets, read the gradients.
+  context.buckets.wait_for_streams();
   context.params.links().pull_all();
   if (context.options.precision.compute) {
     for (std::size_t i = 0; i < context.params.size(); ++i) {
@@ -232,20 +240,17 @@ void Reducer::recover() {
   if (context.use_is_exchanged()) {
     context.use.forget(context.params.device());
   }
-  possibly_late_.clear();
+  forward_.expect({});
   context_.go_to(Phase::kIdle);
+  context.observer.clock().skip_step();
   context.observer.peers().break_off();
 }
 
-  // Autograd does not wait for the streams of gradients after an abort. The casts, and with views
-  // the copies into new buckets, read the gradients.
-  context.buckets.wait_for_streams();
 void Reducer::reset() {
   const auto lock = lock_after_abort();
-  if (running_task::in_backward() || !scope_.empty()) {
-    throw errors::inside_backward(context_.where(), "reset()");
-  }
+  check_outside_backward("reset()");
   backward_sync_ = {};
+  forward_.expect({});
   if (context_.phase == Phase::kCollecting) {
     context_.go_to(Phase::kFailed);
   }

@@ -16,9 +16,10 @@
 #include "../autograd/backward_scope.h"
 #include "../autograd/backward_sync.h"
 #include "../autograd/output_watch.h"
+#include "../readiness/forward_grads.h"
 #include "context.h"
-#include "step.h"
 #include "revocable.h"
+#include "step.h"
 
 namespace ddpx {
 
@@ -167,7 +168,7 @@ class Reducer final : public GradListener,
   }
   // The order of arrival by which buckets were rebuilt; empty before the rebuild.
   std::vector<std::size_t> arrival_order() const {
-    return look([this](const auto&) { return agreed_order_; });
+    return look([](const auto& context) { return context.order.agreed(); });
   }
   // Whether every step so far used the same params equally often.
   bool graph_was_static() const {
@@ -225,6 +226,8 @@ class Reducer final : public GradListener,
   Lock lock_after_abort() const;
   Lock lock_between_steps() const;
   void check_idle(const char* call) const;
+  bool in_backward() const;
+  void check_outside_backward(const char* call) const;
 
   // A step.
   void keep_local(std::size_t param_index);
@@ -238,31 +241,29 @@ class Reducer final : public GradListener,
   void check_joined_step();
   void check_capture() const;
   void check_params();
+  void check_peers();
 
   // The end of a step: params without a gradient.
   Indices missing_at_end() const;
-  void check_peers();
   void report_missing(const errors::Where& where, const Indices& missing, bool output_reached);
 
   bool rebuild_if_due();
   void register_with_group();
+  void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
 
   // A step that broke off.
   void fail() noexcept;
   void recover();
 
+  const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   ReducerContext context_;
   std::optional<Step> step_;  // while a synchronized backward runs
   std::atomic<bool> sync_enabled_{true};
-  void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
   std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
-  const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   BackwardScope scope_;
   BackwardSync backward_sync_;
   OutputWatch outputs_;
-  Indices agreed_order_;
-  std::vector<bool> seen_;  // per param: a gradient came since the last forward
-  Indices possibly_late_;   // missing params that another output of the last forward may bring
+  ForwardGrads forward_;
   std::function<void()> after_sync_;
 };
 

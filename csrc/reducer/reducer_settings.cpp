@@ -2,7 +2,6 @@
 #include <optional>
 #include <utility>
 
-#include "../autograd/running_task.h"
 #include "reducer.h"
 
 namespace ddpx {
@@ -10,6 +9,7 @@ namespace ddpx {
 // ---- settings -----------------------------------------------------------------------------------
 
 void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+  const auto lock = lock_between_steps();
   install_comm_hook(std::move(hook), std::nullopt);
 }
 
@@ -21,7 +21,6 @@ void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook>
 // Without `precision`, the precision stays. A failed allocation changes nothing.
 void Reducer::install_comm_hook(
     std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision) {
-  const auto lock = lock_between_steps();
   if (context_.settings.comm_hook) {
     context_.raise(errors::second_comm_hook(context_.where()));
   }
@@ -33,11 +32,11 @@ void Reducer::install_comm_hook(
   try {
     if (!keeps_buckets) {
       context_.replace_buckets(context_.buckets.plan());
+    }
   } catch (...) {
     context_.options.precision = before;
     context_.settings.comm_hook.reset();
     throw;
-    }
   }
 }
 
@@ -75,17 +74,17 @@ void Reducer::set_static_graph() {
     return;
   }
   check_idle("_set_static_graph()");
+  check_outside_backward("_set_static_graph()");
   if (!context_.arrivals.learning()) {
     context_.raise(errors::static_graph_too_late(context_.where()));
   }
   context_.start_over(GraphMode::kStatic, context_.collective, context_.num_steps);
+  forward_.restart();
 }
 
 void Reducer::prepare_for_backward() {
   const auto lock = lock_after_abort();
-  if (running_task::in_backward()) {
-    throw errors::inside_backward(context_.where(), "prepare_for_backward()");
-  }
+  check_outside_backward("prepare_for_backward()");
   if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
     throw errors::prepared_in_join(context_.where());
   }
@@ -95,22 +94,29 @@ void Reducer::prepare_for_backward() {
 
 void Reducer::remove_hooks() {
   const auto lock = lock_after_abort();
-  if (context_.phase != Phase::kIdle || running_task::in_backward()) {
+  if (context_.phase != Phase::kIdle || in_backward()) {
     throw errors::hooks_in_use(context_.where());
   }
   context_.params.remove_hooks();
+  forward_.restart();  // no later gradient is seen
 }
 
 void Reducer::set_collective(
     std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
+  std::shared_ptr<Collective> before;  // destroyed without the mutex: a group joins its threads
   const auto lock = lock_after_abort();
-  if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing) {
-    throw errors::inside_backward(context_.where(), "_update_process_group()");
+  check_outside_backward("_update_process_group()");
+  if (context_.phase != Phase::kFailed) {
+    check_idle("_update_process_group()");
   }
+  before = context_.collective;
   context_.start_over(
       context_.options.mode, std::move(collective), num_steps.value_or(context_.num_steps));
-  agreed_order_.clear();
+  forward_.restart();
   register_with_group();
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
 }
 
 // ---- observers and state ------------------------------------------------------------------------

@@ -156,11 +156,11 @@ void Step::reduce_mispredicted() {
   }
   for (const auto bucket_index : mispredicted) {
     if (kind_ == Kind::kWithGrads) {
+      // After an abort, autograd has not made the current stream wait for the gradients.
+      context_.buckets[bucket_index].wait_for_streams();
       pack_times_[bucket_index] = pack_time_if_used(bucket_index);
       for (const auto param_index : context_.buckets.plan().buckets()[bucket_index].param_indices) {
         pack_param(param_index);
-      // After an abort, autograd has not made the current stream wait for the gradients.
-      context_.buckets[bucket_index].wait_for_streams();
       }
       complete(bucket_index);
     }

@@ -9,6 +9,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -143,7 +144,6 @@ TEST(ReducerSettings, TheGraphMayBeMadeStaticBeforeTheFirstStep) {
   EXPECT_NO_THROW(replica.reducer->set_static_graph()) << "it is";
 }
 
-TEST(ReducerSettings, LaterItIsTooLateToMakeTheGraphStatic) {
 // Steps without inputs (join()) rebuild buckets, but teach nothing of the graph.
 TEST(ReducerSettings, MixedPrecisionIsRefusedAtOnceWhileAStepEnds) {
   Replica replica;
@@ -191,6 +191,7 @@ TEST(ReducerSettings, NothingStartsOverInsideABackward) {
   }
 }
 
+TEST(ReducerSettings, LaterItIsTooLateToMakeTheGraphStatic) {
   Replica replica;
   replica.step();
   try {
@@ -228,6 +229,19 @@ TEST(ReducerTells, HowManyRanksUsedAParam) {
   replica.collective->peer_sends = [](const at::Tensor& own, int) { return own; };
   replica.step({2, 0});
   EXPECT_EQ(replica.reducer->used_by_ranks(), (std::vector<int32_t>{4, 0, 4}));
+}
+
+TEST(ReducerTells, NothingOfAForwardWhoseStepBrokeOff) {
+  Replica replica;
+  replica.learn();
+  const auto key = replica.params[0].register_hook(
+      [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
+  EXPECT_THROW(replica.step(), std::domain_error);
+  replica.params[0].remove_hook(key);
+  // A forward that bypasses the wrapper.
+  (replica.params[0].sum() * replica.params[1].sum() * replica.params[2].sum()).backward();
+  EXPECT_EQ(replica.reducer->report().times.forward, 0);
+  EXPECT_GT(replica.reducer->report().times.backward, 0);
 }
 
 TEST(ReducerTells, HowLongAStepTook) {

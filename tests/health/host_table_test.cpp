@@ -24,7 +24,7 @@ class StoppingText {
     page_ = reinterpret_cast<void*>((begin + page_bytes() - 1) / page_bytes() * page_bytes());
     reached_ = false;
     may_go_on_ = false;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = stop;
     action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second fault is an error
     sigaction(SIGSEGV, &action, &before_);
@@ -68,7 +68,7 @@ class StoppingText {
   static inline std::atomic<bool> may_go_on_;
   static inline void* page_ = nullptr;
   std::string text_;
-  struct sigaction before_ {};
+  struct sigaction before_{};
 };
 
 TEST(HostTableTest, ARankThatIsStoppedWhileItDeclaresChangesNothingLater) {
