@@ -72,7 +72,7 @@ def _finds_that_all_is_finite() -> None:
 
 def _reads_the_use_of_all_ranks() -> None:
     readings = stream_cases.use_read_on_another_stream("late")
-    assert readings == [[dist.get_world_size()] * 4] * 3
+    assert readings == [[dist.get_world_size()] * 4] * 3, "the use of this rank alone is read"
 
 
 def _peers_hear_what_is_not_finite() -> None:
