@@ -20,6 +20,9 @@ namespace {
 // Wraps a Python function so that it may be called, and destroyed, without the GIL.
 std::function<void()> with_gil(py::function callback) {
   const auto drop = [](py::function* function) {
+    if (Py_IsInitialized() == 0) {
+      return;  // the interpreter ends, and other threads cannot take the GIL any more
+    }
     const py::gil_scoped_acquire gil;
     delete function;
   };

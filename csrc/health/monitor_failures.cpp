@@ -99,7 +99,7 @@ void Monitor::raise_mismatch(const std::string& how) {
 void Monitor::declare(Failure failure) {
   const int rank = state_->group.rank;
   auto* table = state_->table();
-  if (!failure_.set(std::move(failure), table, rank)) {
+  if (!failure_.set(std::move(failure), table)) {
     return;
   }
   const auto found = *report();

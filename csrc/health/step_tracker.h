@@ -34,8 +34,16 @@ class StepTracker {
     if (monitor_) {
       monitor_->check_process();
       monitor_->raise_if_failed();
-      monitor_->await_lease();
     }
+  }
+
+  // After check(), if there are several hosts. Waits while other hosts may have declared this host
+  // lost, without the mutex of the reducer.
+  bool has_lease() const {
+    return monitor_ && monitor_->state().has_lease();
+  }
+  void await_lease() const {
+    monitor_->await_lease();
   }
 
   // A step begins. `step` is the same on all ranks.

@@ -137,7 +137,7 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
 }
 
 void Reducer::begin_step() {
-  context_.observer.peers().check();
+  check_peers();
   check_capture();
   check_params();
   check_joined_step();
@@ -254,9 +254,7 @@ void Reducer::finish_step(bool output_reached) {
     fail();
     throw;
   }
-  for (std::size_t i = 0; i < seen_.size(); ++i) {
-    seen_[i] = seen_[i] || step_->arrivals().arrived(i);
-  }
+  forward_.record(step_->arrivals());
   context_.arrivals.learn(step_->arrivals());
   const auto error = step_->error();
   end_step();
@@ -305,14 +303,15 @@ void Reducer::report_missing(
   // Another output of the same forward may have brought them, or may still bring them.
   const auto nodes_to_come = outputs_.nodes_to_come();
   Indices unused;
-  possibly_late_.clear();
+  Indices possibly_late;
   for (const auto param_index : missing) {
-    if (output_reached && seen_[param_index]) {
+    if (output_reached && forward_.arrived(param_index)) {
       continue;
     }
     const bool to_come = nodes_to_come.count(params.hooks()[param_index].accumulator()) != 0;
-    (to_come ? possibly_late_ : unused).push_back(param_index);
+    (to_come ? possibly_late : unused).push_back(param_index);
   }
+  forward_.expect(std::move(possibly_late));
   if (!unused.empty()) {
     context_.raise(errors::params_without_gradient(where, params.names_of(unused)));
   }
@@ -324,7 +323,7 @@ void Reducer::shadow_step() {
   if (context_.phase == Phase::kFailed) {
     recover();
   }
-  context_.observer.peers().check();
+  check_peers();
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
   context_.observer.clock().begin_step();

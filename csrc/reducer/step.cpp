@@ -1,7 +1,5 @@
 #include "step.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -289,18 +287,24 @@ void Step::complete(std::size_t bucket_index) {
 }
 
 // One thread launches at a time, without the mutex. It also launches what other threads make ready
-// meanwhile, so that buckets are launched in plan order.
+// meanwhile, so that buckets are launched in plan order. After a launch that failed no thread
+// launches: peers would pair the next bucket with the one that failed here.
 void Step::launch_ready() {
   if (launching_) {
     return;
   }
   launching_ = true;
-  const auto stop = c10::make_scope_exit([this] { launching_ = false; });
-  while (const auto bucket_index = launches_.pop()) {
-    if (!predicted_unused(*bucket_index)) {
-      launch(*bucket_index);
+  try {
+    while (const auto bucket_index = launches_.pop()) {
+      if (!predicted_unused(*bucket_index)) {
+        launch(*bucket_index);
+      }
     }
+  } catch (...) {
+    launch_error_ = std::current_exception();
+    throw;
   }
+  launching_ = false;
 }
 
 void Step::launch(std::size_t bucket_index) {
