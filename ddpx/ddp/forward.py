@@ -103,21 +103,25 @@ class Forward(GradAccess):
 
     def _post_forward(self, output: Any) -> Any:
         """What a forward does after the module has run. Returns the output of the forward."""
-        if self._is_part_of_another():
+        if self._averaging.may_have_yielded and self._is_part_of_another():
             return output
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         records_graph = torch.is_grad_enabled()
         if records_graph:
             self._watch(output)
-        self.require_forward_param_sync = records_graph and self.reducer.sync_enabled
+        # Not require_forward_param_sync, because an assignment to a module's attribute takes 1 us.
+        self._buffer_sync.last_forward_was_synchronized = (
+            records_graph and self.reducer.sync_enabled
+        )
         return output
 
     def _watch(self, output: Any) -> None:
         """Lets the reducer see the backward of ``output``."""
-        structure = self._averaging.structure
+        averaging = self._averaging
+        structure = averaging.structure
         outputs = list(nested.tensors_in(output))
-        if self._averaging.is_lowered or structure.unchanged():
+        if averaging.is_lowered or structure.unchanged():
             self.reducer.watch_outputs(outputs)
             return
         self.reducer.watch_outputs(outputs, structure.all_replaced())
