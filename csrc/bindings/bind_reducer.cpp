@@ -198,11 +198,19 @@ void bind_reducer(py::module_& module) {
           py::arg("precision") = Precision())
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
-      .def("watch_outputs", &Reducer::watch_outputs, py::arg("outputs"), NoGil())
+      .def(
+          "watch_outputs",
+          &Reducer::watch_outputs,
+          py::arg("outputs"),
+          py::arg("params_replaced") = false,
+          NoGil())
       .def("prepare_for_backward", &Reducer::prepare_for_backward, NoGil())
       .def("rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
       .def("shadow_step", &Reducer::shadow_step, NoGil())
       .def("remove_hooks", &Reducer::remove_hooks, NoGil())
+      .def("yield_to", &Reducer::yield_to, py::arg("owner").none(false), NoGil())
+      .def("take_back", &Reducer::take_back, NoGil())
+      .def_property_readonly("yielded", py::cpp_function(&Reducer::yielded, NoGil()))
       .def("reset", &Reducer::reset, NoGil())
       .def("set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("set_divisor", &Reducer::set_divisor, py::arg("divisor"), NoGil())
@@ -268,7 +276,6 @@ void bind_reducer(py::module_& module) {
       .def(
           "remove_recording", &Reducer::remove_recording, py::arg("recording").none(false), NoGil())
       .def("number_as_constructed", &Reducer::number_as_constructed, NoGil())
-      .def("continue_from", &Reducer::continue_from, py::arg("older").none(false), NoGil())
       .def(
           "set_after_sync",
           [](Reducer& reducer, py::function callback) {

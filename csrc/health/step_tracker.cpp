@@ -41,12 +41,6 @@ void StepTracker::number_as_constructed() {
   }
 }
 
-void StepTracker::continue_from(const StepTracker& older) {
-  if (monitor_ && monitor_ == older.monitor_) {
-    set_number(older.calls_.wrapper);
-  }
-}
-
 void StepTracker::set_number(uint32_t wrapper) {
   calls_.wrapper = wrapper;
   monitor_->wrappers().set_missing_params(model_of(wrapper), missing_params_);

@@ -23,9 +23,6 @@ class StepTracker {
   // After all ranks have constructed this wrapper together.
   void number_as_constructed();
 
-  // The wrapper has a new reducer, and keeps its number.
-  void continue_from(const StepTracker& older);
-
   // Publishes what this rank does from now on. `bucket`: see is_about_a_bucket().
   void note(Doing doing, std::size_t bucket = 0);
 

@@ -67,6 +67,11 @@ class Params {
     return metas_;
   }
 
+  // The params as autograd knows them: a DTensor in place of its shard.
+  const std::vector<at::Tensor>& leaves() const {
+    return leaves_;
+  }
+
   // The device of the first param, which small collectives use.
   c10::Device device() const {
     return tensors_.front().device();
@@ -91,7 +96,7 @@ class Params {
 
  private:
   std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> leaves_;  // the params as autograd knows them
+  std::vector<at::Tensor> leaves_;
   GradLinks links_;
   std::vector<std::string> names_;
   std::vector<ParamMeta> metas_;

@@ -91,18 +91,23 @@ Reducer::Lock Reducer::lock_between_steps() const {
 
 // ---- forward ------------------------------------------------------------------------------------
 
-bool Reducer::prepare_forward() {
-  const auto lock = lock_after_abort();
+// Ends what an earlier backward has left behind. UserError if that backward did not end.
+void Reducer::settle() {
   if (context_.phase == Phase::kFailed) {
     recover();
   }
+  if (context_.phase == Phase::kCollecting && scope_.empty() && !running_task::in_backward()) {
+    const auto error =
+        errors::backward_incomplete(context_.where(), context_.params.names_of(step_->missing()));
+    fail();
+    throw error;
+  }
+}
+
+bool Reducer::prepare_forward() {
+  const auto lock = lock_after_abort();
+  settle();
   if (context_.phase == Phase::kCollecting) {
-    if (scope_.empty() && !running_task::in_backward()) {
-      const auto error =
-          errors::backward_incomplete(context_.where(), context_.params.names_of(step_->missing()));
-      fail();
-      throw error;
-    }
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
   check_peers();
@@ -123,11 +128,12 @@ void Reducer::begin_forward() {
   emit(StepEvent::kModuleForwardBegin);
 }
 
-void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
+void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced) {
   const auto lock = lock_after_abort();
   emit(StepEvent::kForwardEnd);
-  const auto forward = sync_enabled_ ? ForwardSync::kOn : ForwardSync::kOff;
-  outputs_.watch(outputs, forward, weak_from_this());
+  const bool may_be_local = params_replaced && joined_step_ != JoinedStep::kAverages;
+  const auto averaging = may_be_local ? ForwardSync::kReplaced : ForwardSync::kOn;
+  outputs_.watch(outputs, sync_enabled_ ? averaging : ForwardSync::kOff, weak_from_this());
 }
 
 // Before a forward or a step.

@@ -32,7 +32,8 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // ReducerContext holds what outlives steps.
 //
 // The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
-// for settings, observers and state are in reducer_settings.cpp. reducer.cpp has the others.
+// for settings, observers and state are in reducer_settings.cpp. The methods for several reducers
+// of the same params are in reducer_owner.cpp. reducer.cpp has the others.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -68,7 +69,9 @@ class Reducer final : public GradListener,
   void begin_forward();
 
   // To be called with the outputs of forward: the reducer then sees where a backward starts.
-  void watch_outputs(const std::vector<at::Tensor>& outputs);
+  // `params_replaced`: other tensors were in the places of all params. A backward that brings no
+  // gradient then makes no step, except in a join() context, where ranks without inputs expect one.
+  void watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced = false);
 
   // ---- which backward averages ----
 
@@ -143,10 +146,6 @@ class Reducer final : public GradListener,
 
   // ---- between steps ----
 
-  // Moves the recordings, the number of steps and the number in the group of `older`, a reducer of
-  // the same params, to this reducer. To be called before the first step.
-  void continue_from(Reducer& older);
-
   // Changes to another group of ranks, with buckets as before the first step. `num_steps` replaces
   // the number of steps that ended, if given. UserError within a backward.
   void set_collective(
@@ -157,6 +156,20 @@ class Reducer final : public GradListener,
 
   // Takes all hooks off the params: no later backward is synchronized. UserError within a backward.
   void remove_hooks();
+
+  // ---- several reducers of the same params: one averages ----
+
+  // From now on `owner` averages the params, until it is destroyed or take_back() is called. All
+  // settings stay. UserError within a backward, and if the last backward did not end.
+  void yield_to(Reducer& owner);
+
+  // This reducer averages its params again. The caller makes the other reducers yield.
+  void take_back();
+
+  // Whether another reducer averages the params.
+  bool yielded() const {
+    return look([this](const auto&) { return has_yielded(); });
+  }
 
   // ---- state ----
 
@@ -228,6 +241,11 @@ class Reducer final : public GradListener,
   void check_idle(const char* call) const;
   bool in_backward() const;
   void check_outside_backward(const char* call) const;
+  void settle();
+  bool has_yielded() const {
+    return !owner_.expired();
+  }
+  void reclaim();
 
   // A step.
   void keep_local(std::size_t param_index);
@@ -265,6 +283,7 @@ class Reducer final : public GradListener,
   OutputWatch outputs_;
   ForwardGrads forward_;
   std::function<void()> after_sync_;
+  std::weak_ptr<Reducer> owner_;  // the reducer to which this reducer has yielded
 };
 
 }  // namespace ddpx

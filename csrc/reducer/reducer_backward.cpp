@@ -50,6 +50,12 @@ void Reducer::on_output_grad(ForwardSync forward) {
     throw backward_sync_.prepared() ? errors::grads_taken_away(context_.where(), names)
                                     : errors::autograd_grad_of_params(context_.where(), names);
   }
+  if (has_yielded()) {
+    reclaim();
+    if (has_yielded()) {
+      return;
+    }
+  }
   const auto local_arrivals = backward_sync_.take_local_arrivals();
   if (context_.phase == Phase::kIdle) {
     predict_unused();  // here, where the outermost graph task runs
@@ -75,12 +81,15 @@ void Reducer::predict_unused() {
 // Whether the backward on this thread is known to bring no gradient at all.
 bool Reducer::reaches_nothing() const {
   return context_.options.mode == GraphMode::kFindUnused && !context_.arrivals.learning() &&
-         running_task::runs_whole_graph() && !context_.params.all_frozen() &&
-         context_.use.prediction.reaches_nothing();
+         backward_sync_.expects_grads() && running_task::runs_whole_graph() &&
+         !context_.params.all_frozen() && context_.use.prediction.reaches_nothing();
 }
 
 void Reducer::on_grad(std::size_t param_index) {
   const auto lock = context_.mutex.lock_to_change();
+  if (has_yielded()) {
+    return;
+  }
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -129,7 +138,7 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
   }
   const auto lock = context_.mutex.lock_to_change();
   const auto& hooks = context_.params.hooks();
-  if (sync_enabled_ && backward_sync_.prepared() && param_index < hooks.size() &&
+  if (sync_enabled_ && !has_yielded() && backward_sync_.prepared() && param_index < hooks.size() &&
       running_task::returns_grad_of(hooks[param_index].accumulator())) {
     scope_.track(weak_from_this());
     throw errors::grads_taken_away(context_.where(), context_.params.names_of({param_index}));
@@ -202,14 +211,15 @@ void Reducer::on_graph_task_end(int task_id) {
     }
     const bool whole_graph = running_task::runs_whole_graph();
     const bool output_reached = backward_sync_.output_reached();
+    const bool expects_grads = backward_sync_.expects_grads();
     backward_sync_.end(sync_enabled_ && (context_.phase == Phase::kCollecting || whole_graph));
-    if (context_.phase == Phase::kIdle && output_reached && sync_enabled_ && whole_graph &&
-        !context_.params.all_frozen()) {
+    if (context_.phase == Phase::kIdle && expects_grads && sync_enabled_ && whole_graph &&
+        !has_yielded() && !context_.params.all_frozen()) {
       const ExclusiveMutex::Occupation occupation(context_.mutex);  // no task is tracked any more
       begin_empty_step();
     }
     if (context_.phase != Phase::kCollecting) {
-      if (!output_reached) {
+      if (!expects_grads) {
         emit(StepEvent::kLocalBackwardEnd);
       }
       return;

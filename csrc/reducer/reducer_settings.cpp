@@ -147,25 +147,6 @@ void Reducer::number_as_constructed() {
   emit(StepEvent::kIdle);
 }
 
-void Reducer::continue_from(Reducer& older) {
-  int64_t num_steps = 0;
-  std::vector<std::shared_ptr<Recording>> recordings;
-  health::StepTracker peers;
-  {
-    const auto lock = older.lock_after_abort();
-    peers = older.context_.observer.peers();
-    num_steps = older.context_.num_steps;
-    recordings = older.context_.observer.take_recordings();
-  }
-  const auto lock = lock_after_abort();
-  context_.num_steps = num_steps;
-  context_.observer.peers().continue_from(peers);
-  for (auto& recording : recordings) {
-    context_.observer.add_recording(
-        std::move(recording), context_.step_number(), context_.buckets.plan());
-  }
-}
-
 std::vector<int32_t> Reducer::used_by_ranks() {
   const auto lock = context_.mutex.lock();
   auto& use = context_.use;

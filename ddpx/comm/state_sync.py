@@ -14,10 +14,15 @@ from ddpx.params.dtensors import local_part
 BROADCAST_BYTES = 250 * 1024 * 1024
 
 
-def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int = 0) -> None:
+def broadcast(
+    tensors: Sequence[torch.Tensor],
+    group: dist.ProcessGroup,
+    source: int = 0,
+    most_bytes: int = BROADCAST_BYTES,
+) -> None:
     """Overwrites ``tensors`` with the tensors of rank ``source`` of the group.
 
-    Small tensors share a broadcast.
+    Small tensors share a broadcast, of at most ``most_bytes``.
     """
     if not tensors or group.size() == 1:
         return
@@ -25,22 +30,29 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
     with torch.no_grad():
         if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
             with health.collective_call(group):
-                dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
+                dist._broadcast_coalesced(group, list(tensors), most_bytes, source)
             return
-        for together in _flattened_together(tensors):
+        for together in _flattened_together(tensors, most_bytes):
             _broadcast_flat(together, group, source)
 
 
 def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -> int:
     """Returns the highest rank that claims something; -1 if no rank does. A collective call."""
-    highest = torch.tensor([group.rank() if claims else -1], device=device)
-    work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    return highest(group.rank() if claims else -1, group, device)
+
+
+def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
+    """Returns the highest ``value`` of all ranks. A collective call."""
+    values = torch.tensor([value], device=device)
+    work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
     health.wait(work, group, device)
-    return int(highest.item())
+    return int(values.item())
 
 
-def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Splits tensors into lists of one dtype and of at most ``BROADCAST_BYTES``.
+def _flattened_together(
+    tensors: Sequence[torch.Tensor], most_bytes: int
+) -> Iterator[list[torch.Tensor]]:
+    """Splits tensors into lists of one dtype and of at most ``most_bytes``.
 
     A larger tensor has a list of its own.
     """
@@ -51,7 +63,7 @@ def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.
             if tensor.dtype is not dtype:
                 continue
             num_bytes += tensor.nbytes
-            if together and num_bytes > BROADCAST_BYTES:
+            if together and num_bytes > most_bytes:
                 yield together
                 together, num_bytes = [], tensor.nbytes
             together.append(tensor)

@@ -35,7 +35,7 @@ def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
     data = {**_construction(wrapper), **_environment(wrapper), **_buckets(wrapper)}
     if wrapper._comm_hook.name is not None:
         data["comm_hook"] = wrapper._comm_hook.name
-    error = wrapper._comm_hook.last_error or wrapper.reducer.last_error
+    error = wrapper._error or wrapper.reducer.last_error
     if error:
         data |= {"has_error": 1, "error": error}
     return {**data, **_times(wrapper)}
