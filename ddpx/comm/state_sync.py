@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm.process_group import is_alone
 from ddpx.params.dtensors import local_part
 
 # Tensors are flattened together up to this size for a broadcast.
@@ -19,7 +20,7 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
 
     Small tensors share a broadcast.
     """
-    if not tensors or group.size() == 1:
+    if not tensors or is_alone(group):
         return
     tensors = [local_part(tensor) for tensor in tensors]
     with torch.no_grad():
@@ -35,7 +36,7 @@ def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -
     """Returns the highest rank that claims something; -1 if no rank does. A collective call."""
     highest = torch.tensor([group.rank() if claims else -1], device=device)
     work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    health.wait(work, group, device)
+    health.wait_for(work, group, device)
     return int(highest.item())
 
 
@@ -62,7 +63,7 @@ def _broadcast_flat(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, s
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     with health.collective_call(group):
         work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
-        health.wait(work, group, flat.device)
+        health.wait_for(work, group, flat.device)
     if group.rank() != source:
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))

@@ -12,6 +12,7 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from ddpx import params
 from ddpx.comm import state_sync
+from ddpx.comm.process_group import is_alone
 
 Futures = Sequence[torch.futures.Future[Any]]
 
@@ -48,7 +49,7 @@ class BufferSync:
     def is_due(self, location: _BufferCommHookLocation, group: dist.ProcessGroup) -> bool:
         """Whether this forward synchronizes buffers at ``location``."""
         if self.hook is None:
-            if location is not _BufferCommHookLocation.PRE_FORWARD or group.size() == 1:
+            if location is not _BufferCommHookLocation.PRE_FORWARD or is_alone(group):
                 return False
         elif self.hook.buffer_comm_hook_location is not location:
             return False
