@@ -39,11 +39,13 @@ Reducer::~Reducer() {
 
 // Peers learn of this wrapper.
 void Reducer::register_with_group() {
-  context_.observer.peers() =
-      health::StepTracker(context_.collective->monitor(), [weak = weak_from_this()] {
+  context_.observer.peers() = health::StepTracker(
+      context_.collective->monitor(),
+      [weak = weak_from_this()] {
         const auto self = weak.lock();
         return self ? self->missing_params() : std::vector<std::string>();
-      });
+      },
+      context_.params.names());
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }
