@@ -173,6 +173,7 @@ class FailureKind:
     LEFT: ClassVar[FailureKind]
     STALLED: ClassVar[FailureKind]
     MISMATCH: ClassVar[FailureKind]
+    FROZEN: ClassVar[FailureKind]
     @property
     def name(self) -> str: ...
     def __int__(self) -> int: ...

@@ -161,7 +161,7 @@ void bind_reducer(py::module_& module) {
   py::class_<Reducer, NoGilShared<Reducer>>(module, "Reducer")
       .def(
           py::init([](const std::vector<ReducerParam>& params,
-                      c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                      const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
                       c10::intrusive_ptr<c10d::Backend> transport,
                       BucketCaps caps,
                       GraphMode mode,
@@ -182,7 +182,7 @@ void bind_reducer(py::module_& module) {
                     skip_unused_buckets,
                     delay_trigger,
                     precision},
-                make_collective(std::move(process_group), std::move(transport)),
+                make_collective(process_group, language_of(process_group), std::move(transport)),
                 std::move(frozen_params)));
           }),
           py::arg("params"),
@@ -220,11 +220,12 @@ void bind_reducer(py::module_& module) {
       .def(
           "set_collective",
           [](Reducer& reducer,
-             c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+             const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
              c10::intrusive_ptr<c10d::Backend> transport,
              std::optional<int64_t> num_steps) {
             reducer.set_collective(
-                make_collective(std::move(process_group), std::move(transport)), num_steps);
+                make_collective(process_group, language_of(process_group), std::move(transport)),
+                num_steps);
           },
           py::arg("process_group").none(false),
           py::arg("transport").none(true),

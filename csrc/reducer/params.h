@@ -62,6 +62,9 @@ class Params {
   const std::string& name(std::size_t index) const {
     return names_[index];
   }
+  const std::vector<std::string>& names() const {
+    return names_;
+  }
   std::vector<std::string> names_of(const std::vector<std::size_t>& indices) const;
   const std::vector<ParamMeta>& metas() const {
     return metas_;

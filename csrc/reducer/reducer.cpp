@@ -40,12 +40,14 @@ Reducer::~Reducer() {
 
 // Peers learn of this wrapper.
 void Reducer::register_with_group() {
-  context_.observer.peers() =
-      health::StepTracker(context_.collective->monitor(), [access = for_watchdog_] {
+  context_.observer.peers() = health::StepTracker(
+      context_.collective->monitor(),
+      [access = for_watchdog_] {
         std::vector<std::string> missing;
         access->with([&](Reducer& reducer) { missing = reducer.missing_params(); });
         return missing;
-      });
+      },
+      context_.params.names());
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }

@@ -88,6 +88,7 @@ class Step {
   using Indices = std::vector<std::size_t>;
 
   // Gradients on their way into buckets.
+  void exclude_frozen();
   void mark_param_ready(std::size_t param_index);
   void pack_param(std::size_t param_index);
   void count_down(std::size_t bucket_index);
@@ -127,7 +128,7 @@ class Step {
   Indices order_;                                // params of arrivals, while the order counts
   std::vector<std::optional<at::Tensor>> kept_;  // per param: arrived, to be packed later
   std::vector<bool> moved_;           // per param: moved into its slot in this step; or empty
-  std::vector<bool> excluded_;        // per param: not written back (frozen, or does not fit)
+  std::vector<bool> excluded_;        // per param: not written back (does not fit, or frozen)
   std::vector<PackTime> pack_times_;  // per bucket
   Indices delayed_;                   // buckets that also wait for the delay trigger
   BucketCountdown countdown_;

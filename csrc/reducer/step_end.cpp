@@ -71,7 +71,7 @@ void Step::finalize(std::size_t bucket_index) {
   }
   if (!context_.settings.comm_hook && !bucket.sparse() && bucket.device().is_cpu()) {
     context_.observer.peers().note_result(
-        bucket.reduced().const_data_ptr(), static_cast<std::size_t>(bucket.num_bytes()));
+        bucket.reduced().const_data_ptr(), bucket.reduced().nbytes());
   }
   context_.emit(StepEvent::kWaitEnd, bucket_index);
   // Params that this rank did not use come later: their used-map arrives behind all buckets.

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm.process_group import is_alone
 from ddpx.params.dtensors import local_part
 
 # Tensors are flattened together up to this size for a broadcast.
@@ -24,7 +25,7 @@ def broadcast(
 
     Small tensors share a broadcast, of at most ``most_bytes``.
     """
-    if not tensors or group.size() == 1:
+    if not tensors or is_alone(group):
         return
     tensors = [local_part(tensor) for tensor in tensors]
     with torch.no_grad():
@@ -45,7 +46,7 @@ def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     """Returns the highest ``value`` of all ranks. A collective call."""
     values = torch.tensor([value], device=device)
     work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    health.wait(work, group, device)
+    health.wait_for(work, group, device)
     return int(values.item())
 
 
@@ -74,7 +75,7 @@ def _broadcast_flat(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, s
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     with health.collective_call(group):
         work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
-        health.wait(work, group, flat.device)
+        health.wait_for(work, group, flat.device)
     if group.rank() != source:
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))

@@ -15,6 +15,7 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from ddpx import health
 from ddpx.comm import state_sync
+from ddpx.comm.process_group import is_alone
 from ddpx.ddp.buffers import BufferSync
 from ddpx.reducer import Reducer
 
@@ -134,7 +135,7 @@ class BufferInterface(nn.Module):
 
     def _syncs_with_nobody(self) -> bool:
         """Whether this rank is alone, and no hook and no derived class sees the broadcast."""
-        alone = self.process_group.size() == 1 and self.buffer_hook is None
+        alone = is_alone(self.process_group) and self.buffer_hook is None
         return alone and all(
             getattr(type(self), name) is getattr(BufferInterface, name) for name in _SEE_BROADCAST
         )

@@ -63,7 +63,7 @@ class UnevenInputs:
         work = Join.notify_join_context(wrapper)  # type: ignore[arg-type]
         divisor = None
         if work is not None and not self._divide_by_initial_world_size:
-            health.wait(work, wrapper.process_group, wrapper.device)
+            health.wait_for(work, wrapper.process_group, wrapper.device)
             divisor = int(work.get_future().wait()[0].item())
         wrapper.reducer.set_divisor(divisor)
 
@@ -92,7 +92,7 @@ class UnevenInputs:
 def _sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
     total = torch.full((1,), value, device=device)
     work = dist.all_reduce(total, group=group, async_op=True)
-    health.wait(work, group, device)
+    health.wait_for(work, group, device)
     return total
 
 

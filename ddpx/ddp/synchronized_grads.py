@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from ddpx.comm.process_group import world_size
 from ddpx.params.dtensors import local_part
 
 
@@ -38,7 +39,7 @@ def average_grads(
             continue
         local = torch.zeros_like(tensor) if grad is None else grad
         dtype = reduce_dtype if reduce_dtype and local.is_floating_point() else local.dtype
-        mean = (local.to(dtype) * (1 / group.size())).detach().contiguous()
+        mean = (local.to(dtype) * (1 / world_size(group))).detach().contiguous()
         real = torch.view_as_real(mean) if mean.is_complex() else mean
         dist.all_reduce(local_part(real), group=group)
         averaged.append(mean.to(local.dtype))

@@ -121,6 +121,8 @@ def _steps(
             and (i in always or (learned and "static_graph" not in mode))
         ]
         frozen = _per_rank(world, draw, can_freeze, likely=False)
+        if "find_unused_parameters" not in mode:  # ranks must freeze the same params
+            frozen = (frozen[0],) * world
         if apart and not mode:  # with zeros from one rank, a second mean differs from the first
             frozen = (frozenset(),) * world
         reverse = tuple(draw(st.booleans()) for _ in range(world))

@@ -31,7 +31,7 @@ class ParamByParam(SlowDDP):
     """
 
     def __init__(self, module: RandomModule) -> None:
-        super().__init__(module)
+        super().__init__(module, dict(module.plan.options).get("find_unused_parameters", False))
         self.parts: Counter[str] = Counter()  # counts of the running backward
         for name, param in self.managed.items():
             param.register_post_accumulate_grad_hook(lambda _, name=name: self.parts.update([name]))
@@ -49,7 +49,7 @@ class ParamByParam(SlowDDP):
             users = torch.tensor([float(name in self.used)])
             dist.all_reduce(torch.view_as_real(total) if param.is_complex() else total)
             dist.all_reduce(users)
-            if users.item() > 0 and param.requires_grad:
+            if users.item() > 0 and (param.requires_grad or self.find_unused_parameters):
                 param.grad = (total / dist.get_world_size()).to(param.dtype)
         self.used.clear()
 
