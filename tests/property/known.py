@@ -1,0 +1,50 @@
+"""Features of programs that the search leaves out, and features for which DDP is no oracle.
+
+An entry is a set of words of ``programs.features``. It holds for programs with all its words.
+"""
+
+from __future__ import annotations
+
+from programs import Program, features
+
+# Faults that are known and not yet mended, each with its reason. The search draws no program with
+# such a set of features. ``found_programs.py`` has a program for each entry, which must fail.
+KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {}
+
+# docs/divergences.md, and DDP's own limits: DDP raises, hangs or is wrong. The hand-made average
+# alone judges these programs.
+DDP_DIFFERS: tuple[tuple[str, ...], ...] = (
+    ("usage bypass",),
+    ("usage ffbb",),
+    ("usage fbb",),
+    ("usage sum of two",),
+    ("usage outputs apart",),
+    ("usage outputs apart, in reverse",),
+    ("local backward",),
+    ("fail in backward",),
+    ("output hidden",),
+    ("checkpoint reentrant",),
+    ("mixed precision",),
+    ("option reduce_dtype",),
+    ("copy",),  # DDP's copies average only over the default group
+    ("mode default", "left out"),
+    ("mode default", "freeze"),
+    ("mode static", "freeze"),
+    ("wrap again", "views"),
+    ("hook", "kind complex"),
+)
+
+
+def _has_one(program: Program, sets: tuple[tuple[str, ...], ...]) -> bool:
+    words = features(program)
+    return any(words.issuperset(needed) for needed in sets)
+
+
+def known_faults(program: Program) -> list[str]:
+    """The reasons for which the search leaves out the program."""
+    return [reason for reason, sets in KNOWN.items() if _has_one(program, sets)]
+
+
+def ddp_differs(program: Program) -> bool:
+    """Whether DDP is no oracle for the program."""
+    return _has_one(program, DDP_DIFFERS)

@@ -1,0 +1,174 @@
+"""Compares the three models of a program: the body of a rank, and the judgement over all ranks."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from known import ddp_differs
+from program_actions import Moment, run_actions
+from program_models import Average, Ddp, Ours
+from programs import DTYPES, Program
+from slow_ddp import assert_in_step, assert_names
+
+from ddpx.health.ending import end_with
+from ddpx.testing import RankPool, Trace, compare_traces
+
+TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-4,
+    torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
+}
+# A program takes a fraction of a second. Start-up of ranks is not included.
+TIME_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rank found.
+
+    Attributes:
+        difference: The first difference from an oracle, or an empty string.
+        error: The traceback of an error of ReducerDDP, or an empty string.
+        oracles: The oracles that ran to the end.
+    """
+
+    difference: str = ""
+    error: str = ""
+    oracles: str = "average"
+
+
+def run_program(program: Program) -> Verdict:
+    """Runs the program with each model. Body of a rank."""
+    expected = run_actions(Average(program), program)
+    try:
+        found = run_actions(Ours(program), program)
+        assert_in_step()
+    except BaseException as error:
+        end_with(error)  # as if the error ended the script: peers raise, too
+        return Verdict(error=traceback.format_exc())
+    difference = _first_difference(program, found, expected)
+    if difference or ddp_differs(program):
+        return Verdict(difference)
+    ddp = _moments_of_ddp(program)
+    if ddp is None:
+        return Verdict(oracles="average, DDP failed")
+    if _first_difference(program, ddp, expected):
+        return Verdict(oracles="average, DDP differs from the average")
+    return Verdict(_different_bits(program, ddp, found), oracles="average, DDP")
+
+
+def _moments_of_ddp(program: Program) -> list[Moment] | None:
+    """None if DDP raises on a rank, or hangs until its time limit."""
+    model = None
+    try:
+        model = Ddp(program)
+        moments = run_actions(model, program)
+    except Exception:
+        moments = None
+    succeeded = torch.tensor([float(moments is not None)])
+    dist.all_reduce(succeeded, dist.ReduceOp.MIN)
+    if model is not None:
+        dist.destroy_process_group(model.group)
+    return moments if succeeded.item() else None
+
+
+def _first_difference(program: Program, found: list[Moment], expected: list[Moment]) -> str:
+    for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+        text = _tensors_differ(program, left, right) or _errors_differ(left, right)
+        if text:
+            return f"action {number}, {program.actions[number]}: {text}"
+    return ""
+
+
+def _errors_differ(found: Moment, expected: Moment) -> str:
+    """Whether the errors do not name exactly the params that the hand-made average misses."""
+    if not found.errors and not any(expected.errors):
+        return ""  # DDP, which runs without errors
+    if len(found.errors) != len(expected.errors):
+        return f"{len(found.errors)} averaged backwards, expected {len(expected.errors)}"
+    for error, names in zip(found.errors, expected.errors, strict=True):
+        if not names and error:
+            return f"unexpected error: {error}"
+        try:
+            assert_names(error, names)
+        except AssertionError as missing:
+            return f"an error without these names: {missing}"
+    return ""
+
+
+def _tensors_differ(program: Program, found: Moment, expected: Moment) -> str:
+    # The gradients that an error names are unspecified.
+    skipped = {f"gradient of {name}" for names in expected.errors for name in names}
+    for name, right in expected.tensors.items():
+        if name in skipped or name not in found.tensors:
+            continue
+        left = found.tensors[name]
+        if (left is None) != (right is None):
+            return f"{name} is {_short(left)}, expected {_short(right)}"
+        if left is None or right is None:
+            continue
+        tolerance = max(TOLERANCES.get(right.dtype, 0.0), _least_tolerance(program))
+        scale = max(1.0, right.abs().max().item()) if right.numel() else 1.0
+        if left.shape != right.shape or not torch.allclose(
+            left, right, rtol=tolerance, atol=tolerance * scale
+        ):
+            return f"{name} is {_short(left)}, expected {_short(right)}"
+    return ""
+
+
+def _least_tolerance(program: Program) -> float:
+    """Reduced precision anywhere reaches all params through the activations."""
+    dtypes = {DTYPES[layer.dtype] for layer in program.layers}
+    if program.mixed:
+        dtypes.add(DTYPES[program.mixed])
+    if "reduce_dtype" in dict(program.options):
+        dtypes.add(torch.float32)
+    return max(TOLERANCES[dtype] for dtype in dtypes)
+
+
+def _different_bits(program: Program, ddp: list[Moment], found: list[Moment]) -> str:
+    for number, (left, right) in enumerate(zip(ddp, found, strict=True)):
+        shared = {name: right.tensors[name] for name in left.tensors}
+        comparison = compare_traces(Trace((left.tensors,)), Trace((shared,)))
+        if not comparison.identical:
+            return f"action {number}, {program.actions[number]}: DDP: {comparison.differences[0]}"
+    return ""
+
+
+def _short(tensor: torch.Tensor | None) -> str:
+    return "None" if tensor is None else str(tensor.flatten()[:4].tolist())
+
+
+class Judge:
+    """Runs programs on two ranks. New ranks replace ranks that hang, die or raise."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, RankPool] = {}
+
+    def check(self, program: Program) -> str:
+        """Returns the oracles that ran.
+
+        Raises:
+            AssertionError: ReducerDDP differs from an oracle, raises or hangs.
+        """
+        pool = self._pools.setdefault(program.backend, RankPool(2, program.backend))
+        verdicts = pool.run(run_program, program, timeout=TIME_LIMIT_S)
+        errors = [verdict.error for verdict in verdicts]
+        if any(errors):
+            pool.close()  # the group of these ranks has failed
+        found = [verdict.error or verdict.difference for verdict in verdicts]
+        if any(found):
+            lines = (
+                f"--- rank {rank}: {text or 'no difference'}" for rank, text in enumerate(found)
+            )
+            raise AssertionError("\n".join([repr(program), *lines]))
+        return str(verdicts[0].oracles)
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
