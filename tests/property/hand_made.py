@@ -21,15 +21,25 @@ class HandMade(SlowDDP):
     Args:
         module: The module, with the same values on all ranks.
         syncs_buffers: Whether forwards broadcast buffers.
+        averages_undefined: Whether an undefined gradient counts as zeros, as in default mode. In other
+            modes, it counts as no gradient.
         mixed: The dtype in which forward and backward run. None: the dtypes of the params.
     """
 
-    def __init__(self, module: nn.Module, syncs_buffers: bool, mixed: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        syncs_buffers: bool,
+        averages_undefined: bool,
+        mixed: torch.dtype | None,
+    ) -> None:
         super().__init__(module)
+        self.averages_undefined = averages_undefined
         self.syncs_buffers = syncs_buffers
         self.mixed = mixed
         self.factor = 1.0  # of a communication hook
         self.last_forward_was_synchronized = True
+        self.reached: set[str] = set()  # the params of backwards since the last average
         self.parts: Counter[str] = Counter()  # counts of the running backward
         # A node that nobody holds is made anew, without the hook.
         self._nodes = [self._count(name, param) for name, param in self.managed.items()]
@@ -37,8 +47,9 @@ class HandMade(SlowDDP):
     def _count(self, name: str, param: torch.Tensor) -> Any:
         node = torch.autograd.graph.get_gradient_edge(param).node
 
-        def hook(*_: Any) -> None:
-            self.used.add(name)
+        def hook(_: Any, grads: tuple[torch.Tensor | None, ...]) -> None:
+            if self.averages_undefined or grads[0] is not None:
+                self.reached.add(name)
             self.parts[name] += 1
 
         node.register_hook(hook)  # runs also for an undefined gradient
@@ -68,11 +79,11 @@ class HandMade(SlowDDP):
 
     def forget(self) -> None:
         """Forgets a backward that failed."""
-        self.used.clear()
+        self.reached.clear()
 
     def average(self) -> None:
         numbers = [_as_numbers(param) for param in self.managed.values()]
-        users = torch.tensor([float(name in self.used) for name in self.managed])
+        users = torch.tensor([float(name in self.reached) for name in self.managed])
         *totals, num_users = self.all_reduce([*numbers, users.double()])
         for param, total, used in zip(self.managed.values(), totals, num_users, strict=True):
             if used > 0:
@@ -80,7 +91,7 @@ class HandMade(SlowDDP):
                 if param.is_complex():
                     mean = torch.view_as_complex(mean.reshape(-1, 2))
                 param.grad = mean.reshape(param.shape).to(param.dtype)
-        self.used.clear()
+        self.reached.clear()
 
 
 def _as_numbers(param: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import traceback
 from dataclasses import dataclass
 
@@ -34,16 +35,24 @@ class Verdict:
     Attributes:
         difference: The first difference from an oracle, or an empty string.
         error: The traceback of an error of ReducerDDP, or an empty string.
-        oracles: The oracles that ran to the end.
+        oracle: What DDP did, or an empty string if DDP did not run.
     """
 
     difference: str = ""
     error: str = ""
-    oracles: str = "average"
+    oracle: str = ""
 
 
 def run_program(program: Program) -> Verdict:
-    """Runs the program with each model. Body of a rank."""
+    """Runs the program with each model. Body of a rank. Before the time limit, prints stacks."""
+    faulthandler.dump_traceback_later(TIME_LIMIT_S - 2)
+    try:
+        return _compare_models(program)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _compare_models(program: Program) -> Verdict:
     expected = run_actions(Average(program), program)
     try:
         found = run_actions(Ours(program), program)
@@ -52,29 +61,31 @@ def run_program(program: Program) -> Verdict:
         end_with(error)  # as if the error ended the script: peers raise, too
         return Verdict(error=traceback.format_exc())
     difference = _first_difference(program, found, expected)
-    if difference or ddp_differs(program):
+    if ddp_differs(program):
         return Verdict(difference)
     ddp = _moments_of_ddp(program)
     if ddp is None:
-        return Verdict(oracles="average, DDP failed")
-    if _first_difference(program, ddp, expected):
-        return Verdict(oracles="average, DDP differs from the average")
-    return Verdict(_different_bits(program, ddp, found), oracles="average, DDP")
+        oracle = "DDP failed"
+    elif _first_difference(program, ddp, expected):
+        oracle = "DDP differs from the average"
+    else:
+        difference = difference or _different_bits(program, ddp, found)
+        oracle = "DDP agrees with the average"
+    return Verdict(difference and f"{difference} ({oracle})", oracle=oracle)
 
 
 def _moments_of_ddp(program: Program) -> list[Moment] | None:
     """None if DDP raises on a rank, or hangs until its time limit."""
-    model = None
     try:
-        model = Ddp(program)
-        moments = run_actions(model, program)
+        moments = run_actions(Ddp(program), program)
     except Exception:
         moments = None
     succeeded = torch.tensor([float(moments is not None)])
     dist.all_reduce(succeeded, dist.ReduceOp.MIN)
-    if model is not None:
-        dist.destroy_process_group(model.group)
-    return moments if succeeded.item() else None
+    if not succeeded.item():
+        Ddp.drop_group()
+        return None
+    return moments
 
 
 def _first_difference(program: Program, found: list[Moment], expected: list[Moment]) -> str:
@@ -115,7 +126,7 @@ def _tensors_differ(program: Program, found: Moment, expected: Moment) -> str:
         tolerance = max(TOLERANCES.get(right.dtype, 0.0), _least_tolerance(program))
         scale = max(1.0, right.abs().max().item()) if right.numel() else 1.0
         if left.shape != right.shape or not torch.allclose(
-            left, right, rtol=tolerance, atol=tolerance * scale
+            left.to(right.dtype), right, rtol=tolerance, atol=tolerance * scale
         ):
             return f"{name} is {_short(left)}, expected {_short(right)}"
     return ""
@@ -151,7 +162,7 @@ class Judge:
         self._pools: dict[str, RankPool] = {}
 
     def check(self, program: Program) -> str:
-        """Returns the oracles that ran.
+        """Returns what DDP did, or an empty string if DDP is no oracle.
 
         Raises:
             AssertionError: ReducerDDP differs from an oracle, raises or hangs.
@@ -167,7 +178,7 @@ class Judge:
                 f"--- rank {rank}: {text or 'no difference'}" for rank, text in enumerate(found)
             )
             raise AssertionError("\n".join([repr(program), *lines]))
-        return str(verdicts[0].oracles)
+        return str(verdicts[0].oracle)
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -96,7 +96,8 @@ class Average(Model):
 
     def _wrap(self, module: nn.Module) -> HandMade:
         syncs_buffers = dict(self.program.options).get("forward_sync_buffers", True)
-        return HandMade(module, syncs_buffers, DTYPES.get(self.program.mixed))
+        mixed = DTYPES.get(self.program.mixed)
+        return HandMade(module, syncs_buffers, self.program.mode == "default", mixed)
 
     def drop_newest(self) -> None:
         super().drop_newest()
@@ -115,7 +116,8 @@ class Average(Model):
         self.wrapper.parts.clear()
         loss.backward(**kwargs)
         if averages:
-            self.errors.append(self.wrapper.missing())
+            is_default = self.program.mode == "default"
+            self.errors.append(self.wrapper.missing() if is_default else [])
             self.wrapper.average()
             if self.hooked is self.wrapper:
                 self.post_sync_calls += 1
@@ -156,13 +158,27 @@ class Ours(Model):
 
 
 class Ddp(Model):
-    """The module in torch's DDP, over a group with a short time limit."""
+    """The module in torch's DDP, over a group with a short time limit.
+
+    All programs of a process share the group. After a failure of DDP, the next program needs a new
+    group. The old group is not destroyed, since that may block.
+    """
+
+    _groups: list[dist.ProcessGroup] = []
+    _failed_groups: list[dist.ProcessGroup] = []
 
     def __init__(self, program: Program) -> None:
-        self.group = dist.new_group(
-            timeout=datetime.timedelta(seconds=DDP_TIMEOUT_S), backend="gloo"
-        )
+        if not self._groups:
+            timeout = datetime.timedelta(seconds=DDP_TIMEOUT_S)
+            self._groups.append(dist.new_group(timeout=timeout, backend="gloo"))
+        self.group = self._groups[-1]
         super().__init__(program)
+
+    @classmethod
+    def drop_group(cls) -> None:
+        """Called on all ranks after a failure of DDP."""
+        cls._failed_groups += cls._groups
+        cls._groups.clear()
 
     def wrap(self, module: nn.Module) -> nn.Module:
         options = {k: v for k, v in self.program.options if k != "transport"}

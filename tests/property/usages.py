@@ -134,3 +134,4 @@ USAGES: dict[str, Callable[[StepRun], None]] = {
 }
 # Usages with one forward of the wrapper, and one backward.
 SIMPLE = ("plain", "functional", "functional in part", "both outputs")
+APART = ("outputs apart", "outputs apart, in reverse")

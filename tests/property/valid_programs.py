@@ -11,14 +11,17 @@ from typing import Any
 
 from gradient_forms import forms_of
 from programs import Act, Action, Freeze, Hook, Layer, Program, Step, original
-from usages import SIMPLE
+from usages import APART, SIMPLE
 
-APART = ("outputs apart", "outputs apart, in reverse")
 # torch refuses, or the number of parts of a gradient would differ from that of the first backward.
 NOT_WITH_REENTRANT = ("sum of two", "gradient of an input", "outputs apart, in reverse")
 FUNCTIONAL = ("functional", "functional in part")
 # torch supports no other dtypes for these kinds.
-DTYPES_OF_KIND = {"norm": ("float64", "float32"), "complex": ("float64",)}
+DTYPES_OF_KIND = {
+    "norm": ("float64", "float32"),
+    "complex": ("float64",),
+    "sparse": ("float64", "float32", "bfloat16"),
+}
 
 
 def valid(program: Program) -> Program:
@@ -116,7 +119,10 @@ class _Actions:
             usage = "plain"
         if usage in APART and not self._may_be_apart(step):
             usage = "plain"
-        local = step.local if usage in SIMPLE or not step.local else "both"
+        # An output that hides its tensors, and a usage with several forwards, leave open which
+        # backward is local, if forward or backward alone is in no_sync().
+        is_clear = usage in SIMPLE and self.program.output != "hidden"
+        local = step.local if is_clear or not step.local else "both"
         self.learned = self.learned or not local
         return replace(step, usage=usage, local=local)
 
