@@ -15,14 +15,15 @@ from torch import nn
 class HandMade(SlowDDP):
     """Broadcasts buffers in forward, and averages gradients after backward, in double precision.
 
-    A param that no rank has used since the last average keeps its ``grad``. Any other param gets
-    the average on all ranks, also where the param is frozen. Sparse gradients become dense.
+    A param that no rank has used since the last average keeps its ``grad``. So does a param that
+    all ranks have frozen, unless ranks look for unused params. Any other param gets the average on
+    all ranks, also where the param is frozen. Sparse gradients become dense.
 
     Args:
         module: The module, with the same values on all ranks.
         syncs_buffers: Whether forwards broadcast buffers.
-        averages_undefined: Whether an undefined gradient counts as zeros, as in default mode. In other
-            modes, it counts as no gradient.
+        mode: A key of ``programs.MODES``. In default mode, an undefined gradient counts as zeros.
+            In other modes, it counts as no gradient.
         mixed: The dtype in which forward and backward run. None: the dtypes of the params.
     """
 
@@ -30,11 +31,11 @@ class HandMade(SlowDDP):
         self,
         module: nn.Module,
         syncs_buffers: bool,
-        averages_undefined: bool,
+        mode: str,
         mixed: torch.dtype | None,
     ) -> None:
         super().__init__(module)
-        self.averages_undefined = averages_undefined
+        self.mode = mode
         self.syncs_buffers = syncs_buffers
         self.mixed = mixed
         self.factor = 1.0  # of a communication hook
@@ -48,7 +49,7 @@ class HandMade(SlowDDP):
         node = torch.autograd.graph.get_gradient_edge(param).node
 
         def hook(_: Any, grads: tuple[torch.Tensor | None, ...]) -> None:
-            if self.averages_undefined or grads[0] is not None:
+            if self.mode == "default" or grads[0] is not None:
                 self.reached.add(name)
             self.parts[name] += 1
 
@@ -83,10 +84,17 @@ class HandMade(SlowDDP):
 
     def average(self) -> None:
         numbers = [_as_numbers(param) for param in self.managed.values()]
+        keeps = self.mode in ("default", "static")
         users = torch.tensor([float(name in self.reached) for name in self.managed])
-        *totals, num_users = self.all_reduce([*numbers, users.double()])
-        for param, total, used in zip(self.managed.values(), totals, num_users, strict=True):
-            if used > 0:
+        trainable = torch.tensor(
+            [float(param.requires_grad or not keeps) for param in self.managed.values()]
+        )
+        *totals, num_users, num_trainable = self.all_reduce(
+            [*numbers, users.double(), trainable.double()]
+        )
+        counted = num_users * num_trainable
+        for param, total, count in zip(self.managed.values(), totals, counted, strict=True):
+            if count > 0:
                 mean = total * (self.factor / dist.get_world_size())
                 if param.is_complex():
                     mean = torch.view_as_complex(mean.reshape(-1, 2))

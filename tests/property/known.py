@@ -18,6 +18,9 @@ KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("usage functional in part",),
     ),
     "a param that one rank has frozen stays without the average": (("freeze on one rank",),),
+    "a reentrant checkpoint begins a step of its own if outputs are hidden": (
+        ("checkpoint reentrant", "output hidden"),
+    ),
     "a wrapper that averages again has lost its settings": (("drop newest wrapper",),),
 }
 

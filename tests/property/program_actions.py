@@ -33,12 +33,11 @@ class Moment:
 def run_actions(model: Model, program: Program) -> list[Moment]:
     """Runs all actions. Body of a rank."""
     moments = []
-    style = ""
     for number, action in enumerate(program.actions):
         seed(number)
         model.errors.clear()
         if isinstance(action, Step):
-            _zero(model, style or action.zero)
+            _zero(model, action.zero)
             StepRun(model, action).run()
             if action.usage in APART:  # another output may still reach the missing params
                 model.errors[:] = ["" for error in model.errors]
@@ -51,9 +50,9 @@ def run_actions(model: Model, program: Program) -> list[Moment]:
         else:
             _ACTS[action.name](model)
         moments.append(Moment(_tensors(model), tuple(model.errors)))
-        # The gradients that an error names are unspecified. The next step must not depend on them.
-        if isinstance(action, Step):
-            style = "none" if program.mode == "default" and any(action.left_out) else ""
+        # The gradients that an error names are unspecified. No later action may depend on them.
+        if isinstance(action, Step) and program.mode == "default" and any(action.left_out):
+            _zero(model, "none")
     return moments
 
 

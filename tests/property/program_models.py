@@ -6,7 +6,7 @@ import copy
 import datetime
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -97,7 +97,7 @@ class Average(Model):
     def _wrap(self, module: nn.Module) -> HandMade:
         syncs_buffers = dict(self.program.options).get("forward_sync_buffers", True)
         mixed = DTYPES.get(self.program.mixed)
-        return HandMade(module, syncs_buffers, self.program.mode == "default", mixed)
+        return HandMade(module, syncs_buffers, self.program.mode, mixed)
 
     def drop_newest(self) -> None:
         super().drop_newest()
@@ -119,7 +119,7 @@ class Average(Model):
             is_default = self.program.mode == "default"
             self.errors.append(self.wrapper.missing() if is_default else [])
             self.wrapper.average()
-            if self.hooked is self.wrapper:
+            if self.hooked is self.wrapper and not self.errors[-1]:
                 self.post_sync_calls += 1
 
 
@@ -164,8 +164,8 @@ class Ddp(Model):
     group. The old group is not destroyed, since that may block.
     """
 
-    _groups: list[dist.ProcessGroup] = []
-    _failed_groups: list[dist.ProcessGroup] = []
+    _groups: ClassVar[list[dist.ProcessGroup]] = []
+    _failed_groups: ClassVar[list[dist.ProcessGroup]] = []
 
     def __init__(self, program: Program) -> None:
         if not self._groups:

@@ -132,10 +132,11 @@ class ProgramModule(nn.Module):
             order = order[:1] + order[:0:-1]
         middle = x
         for position, index in enumerate(order):
-            if fail == "backward" and position == len(order) // 2:
-                x = _FailInBackward.apply(x)
             for _ in range(self.program.layers[index].calls):
                 x = self._use(index, x, rows)
+            # All ranks fail at the same place, so they have launched the same buckets.
+            if fail == "backward" and position == 0:
+                x = _FailInBackward.apply(x)
             if position == len(order) // 2:
                 if fail == "forward":
                     raise PlannedFailure
