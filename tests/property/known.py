@@ -1,9 +1,12 @@
-"""Features of programs that the search leaves out, and features for which DDP is no oracle.
+"""Features of programs that the search leaves out, and features with other rules.
 
 An entry is a set of words of ``programs.features``. It holds for programs with all its words.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 from programs import Program, features
 
@@ -20,6 +23,9 @@ KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
     "a param that one rank has frozen stays without the average": (("freeze on one rank",),),
     "a reentrant checkpoint begins a step of its own if outputs are hidden": (
         ("checkpoint reentrant", "output hidden"),
+    ),
+    "a static graph counts the parts of gradients in a first backward that failed": (
+        ("mode static", "checkpoint reentrant", "fail in backward"),
     ),
     "a wrapper that averages again has lost its settings": (("drop newest wrapper",),),
 }
@@ -47,6 +53,12 @@ DDP_DIFFERS: tuple[tuple[str, ...], ...] = (
     ("hook", "kind complex"),
 )
 
+# Features with which ReducerDDP may raise an error on all ranks, and words of the error.
+MAY_RAISE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("mode default", "freeze on one rank"), "requires_grad|freez|frozen"),
+    (("mode static", "freeze on one rank"), "requires_grad|freez|frozen"),
+)
+
 
 def _has_one(program: Program, sets: tuple[tuple[str, ...], ...]) -> bool:
     words = features(program)
@@ -61,3 +73,11 @@ def known_faults(program: Program) -> list[str]:
 def ddp_differs(program: Program) -> bool:
     """Whether DDP is no oracle for the program."""
     return _has_one(program, DDP_DIFFERS)
+
+
+def may_raise(program: Program, errors: Sequence[str]) -> bool:
+    """Whether the errors of all ranks are those that the docs announce for the program."""
+    return any(
+        _has_one(program, (needed,)) and all(re.search(words, error) for error in errors)
+        for needed, words in MAY_RAISE
+    )

@@ -92,7 +92,8 @@ def _fail(model: Model, action: Fail) -> None:
         pass
     else:
         raise AssertionError("the planned failure did not reach the caller")
-    model.forget_failure()
+    if action.place == "backward" and not action.local:
+        model.forget_failure()
     # The gradients of a step that failed are unspecified.
     _zero(model, "none")
 

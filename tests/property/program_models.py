@@ -73,7 +73,7 @@ class Model:
             self.register_hook(kind)
 
     def forget_failure(self) -> None:
-        """Called on all ranks after a planned failure."""
+        """Called on all ranks after an averaged backward that failed as planned."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         raise NotImplementedError
