@@ -65,6 +65,11 @@ def _has_one(program: Program, sets: tuple[tuple[str, ...], ...]) -> bool:
     return any(words.issuperset(needed) for needed in sets)
 
 
+def is_known(word: str) -> bool:
+    """Whether each program with this feature has a known fault."""
+    return any((word,) in sets for sets in KNOWN.values())
+
+
 def known_faults(program: Program) -> list[str]:
     """The reasons for which the search leaves out the program."""
     return [reason for reason, sets in KNOWN.items() if _has_one(program, sets)]

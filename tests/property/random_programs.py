@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from gradient_forms import FORMS, SPARSE_FORMS
 from hypothesis import strategies as st
-from known import known_faults
+from known import is_known, known_faults
 from programs import (
     ACTS,
     DTYPES,
@@ -31,6 +31,7 @@ from valid_programs import valid
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
+RANK_SETS = (EVERY_RANK, (0,), (1,))
 MAX_LAYERS = 5
 MAX_ACTIONS = 10
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
@@ -53,7 +54,12 @@ def _often(usual: Any, others: Sequence[Any]) -> st.SearchStrategy[Any]:
     return st.sampled_from([usual, *others])
 
 
-FORM_NAMES = tuple(dict.fromkeys([*FORMS, *SPARSE_FORMS]))
+def _unknown(kind: str, choices: Iterable[str]) -> list[str]:
+    """The choices without a known fault. ``kind`` and the choice are a word of ``features``."""
+    return [choice for choice in choices if not is_known(f"{kind} {choice}".strip())]
+
+
+FORM_NAMES = _unknown("gradient", dict.fromkeys([*FORMS, *SPARSE_FORMS]))
 LAYERS = st.builds(
     Layer,
     kind=st.sampled_from(KINDS),
@@ -69,32 +75,28 @@ INDICES = st.integers(0, MAX_LAYERS - 1)
 LEFT_OUT = st.lists(INDICES, max_size=2).map(lambda found: tuple(sorted(set(found))))
 STEPS = st.builds(
     Step,
-    usage=st.sampled_from(["plain", "plain", "plain", *USAGES]),
+    usage=st.sampled_from(["plain", "plain", "plain", *_unknown("usage", USAGES)]),
     local=_seldom("", ("both", "forward", "backward"), 3),
     zero=_often("none", ("zeros", "keep")),
     left_out=st.just(((), ()))
     | LEFT_OUT.map(lambda out: (out, out))
     | st.tuples(LEFT_OUT, LEFT_OUT),
-    reverse=_seldom((), ((0,), (1,), EVERY_RANK)),
+    reverse=_seldom((), RANK_SETS),
 )
 FREEZES = st.builds(
     Freeze,
     layer=INDICES,
-    ranks=st.sampled_from([EVERY_RANK, (0,), (1,)]),
+    ranks=st.sampled_from([EVERY_RANK] if is_known("freeze on one rank") else RANK_SETS),
     frozen=st.booleans().map(lambda thaw: not thaw),
 )
 FAILURES = st.builds(Fail, place=st.sampled_from(["forward", "backward"]), local=st.booleans())
-ACTIONS: st.SearchStrategy[Action] = st.integers(0, 9).flatmap(
-    lambda part: (
-        STEPS
-        if part < 5
-        else FREEZES
-        if part < 7
-        else FAILURES
-        if part < 8
-        else st.builds(Act, st.sampled_from(ACTS)) | st.builds(Hook, st.sampled_from(HOOKS))
-    )
+ACTS_OR_HOOKS = st.builds(Act, st.sampled_from(_unknown("", ACTS))) | st.builds(
+    Hook, st.sampled_from(HOOKS)
 )
+# Steps are as probable as all other actions together.
+ACTIONS: st.SearchStrategy[Action] = st.sampled_from(
+    [STEPS] * 5 + [FREEZES, FAILURES] + [ACTS_OR_HOOKS] * 3
+).flatmap(lambda actions: actions)
 
 
 @st.composite
