@@ -21,9 +21,6 @@ KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("usage functional in part",),
     ),
     "a param that one rank has frozen stays without the average": (("freeze on one rank",),),
-    "a reentrant checkpoint begins a step of its own if outputs are hidden": (
-        ("checkpoint reentrant", "output hidden"),
-    ),
     "a static graph counts the parts of gradients in a first backward that failed": (
         ("mode static", "checkpoint reentrant", "fail in backward"),
     ),

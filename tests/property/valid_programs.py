@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradient_forms import forms_of
-from programs import Act, Action, Freeze, Hook, Layer, Program, Step, original
+from programs import Act, Action, Fail, Freeze, Hook, Layer, Program, Step, original
 from usages import APART, SIMPLE
 
 # torch refuses, or the number of parts of a gradient would differ from that of the first backward.
@@ -104,7 +104,7 @@ class _Actions:
             return self._freeze(action)
         if isinstance(action, Hook):
             return self._hook(action)
-        return self._act(action) if isinstance(action, Act) else action
+        return self._act(action) if isinstance(action, Act) else self._fail(action)
 
     def _step(self, step: Step) -> Step:
         step = replace(step, left_out=self._left_out(step))
@@ -161,6 +161,11 @@ class _Actions:
             return None
         self.frozen |= pairs
         return replace(action, layer=index, ranks=ranks)
+
+    def _fail(self, action: Fail) -> Fail:
+        """Ranks that fail in backward must have launched the same buckets."""
+        differ = self.program.mode == "static" and len(set(self._left_out(Step()))) > 1
+        return replace(action, place="forward") if differ else action
 
     def _hook(self, action: Hook) -> Hook | None:
         sparse = any(layer.kind == "sparse" for layer in self.layers)
