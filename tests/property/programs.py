@@ -64,6 +64,10 @@ class _Short:
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How hypothesis prints the value."""
+        printer.text(repr(self))
+
 
 @dataclass(frozen=True, repr=False)
 class Layer(_Short):

@@ -135,9 +135,10 @@ class _Actions:
     def _may_be_apart(self, step: Step) -> bool:
         """Default mode knows which outputs may still have a backward only if it sees them.
 
-        With zeros from one rank, a second average would differ from the first.
+        With zeros from one rank, or with a hook that doubles, a second average differs from the
+        first.
         """
-        if self.program.mode == "static":
+        if self.program.mode == "static" or self.has_hook:
             return False
         if self.program.mode != "default":
             return True
