@@ -46,6 +46,7 @@ DDP_DIFFERS: tuple[tuple[str, ...], ...] = (
     ("mode default", "left out"),
     ("mode default", "freeze"),
     ("mode static", "freeze"),
+    ("mode skip", "left out on one rank"),
     ("wrap again", "views"),
     ("hook", "kind complex"),
 )

@@ -104,7 +104,9 @@ class Average(Model):
         self.wrapper.forget()
 
     def copy(self) -> None:
-        self.wrappers[:] = [self._wrap(copy.deepcopy(self.module))]
+        copied = self._wrap(copy.deepcopy(self.module))
+        copied.last_forward_was_synchronized = self.wrapper.last_forward_was_synchronized
+        self.wrappers[:] = [copied]
 
     def register_hook(self, kind: str) -> None:
         self.wrapper.factor = FACTORS[kind]
