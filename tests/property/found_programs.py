@@ -38,6 +38,11 @@ FOUND: dict[str, Program] = {
             Step(),
         )
     ),
+    "frozen after a local micro-step": Program(
+        actions=(Step(local="both"), Freeze(layer=1), Step(zero="keep")),
+        layers=(Layer(), Layer(kind="0-d")),
+        mode="unused",
+    ),
     "hidden output over a reentrant checkpoint": Program(
         actions=(Step(reverse=(0,)), Step()),
         layers=(Layer(), Layer(), Layer(checkpoint="reentrant")),

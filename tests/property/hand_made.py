@@ -16,8 +16,9 @@ class HandMade(SlowDDP):
     """Broadcasts buffers in forward, and averages gradients after backward, in double precision.
 
     A param that no rank has used since the last average keeps its ``grad``. So does a param that
-    all ranks have frozen, unless ranks look for unused params. Any other param gets the average on
-    all ranks, also where the param is frozen. Sparse gradients become dense.
+    all ranks have frozen, unless ranks look for unused params and a rank has a gradient of the
+    param. Any other param gets the average on all ranks, also where the param is frozen. Sparse
+    gradients become dense.
 
     Args:
         module: The module, with the same values on all ranks.
@@ -84,10 +85,13 @@ class HandMade(SlowDDP):
 
     def average(self) -> None:
         numbers = [_as_numbers(param) for param in self.managed.values()]
-        keeps = self.mode in ("default", "static")
+        finds_unused = self.mode in ("unused", "skip")
         users = torch.tensor([float(name in self.reached) for name in self.managed])
         trainable = torch.tensor(
-            [float(param.requires_grad or not keeps) for param in self.managed.values()]
+            [
+                float(param.requires_grad or (finds_unused and param.grad is not None))
+                for param in self.managed.values()
+            ]
         )
         *totals, num_users, num_trainable = self.all_reduce(
             [*numbers, users.double(), trainable.double()]

@@ -21,6 +21,10 @@ KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("usage functional in part",),
     ),
     "a param that one rank has frozen stays without the average": (("freeze on one rank",),),
+    "a param that all ranks freeze after a local micro-step keeps local gradients": (
+        ("mode unused", "local", "freeze"),
+        ("mode skip", "local", "freeze"),
+    ),
     "a static graph counts the parts of gradients in a first backward that failed": (
         ("mode static", "checkpoint reentrant", "fail in backward"),
     ),
