@@ -22,6 +22,21 @@ constexpr auto kKeysOfWritable = kKeysOfValuesAnywhere | DispatchKeySet(
                                                               DispatchKey::PythonTLSSnapshot});
 constexpr auto kKeysOfReadable = kKeysOfWritable | DispatchKeySet(DispatchKey::ZeroTensor);
 
+std::optional<std::string> attempt_without_python(const std::function<void()>& work) {
+  try {
+    work();
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+Attempt attempt_to = attempt_without_python;
+
+bool in_python(const at::Tensor& tensor) {
+  return tensor.key_set().has(DispatchKey::Python);
+}
+
 // Whether two elements may have one address.
 bool may_overlap(const at::Tensor& tensor) {
   if (tensor.is_non_overlapping_and_dense() || tensor.numel() == 0) {
@@ -78,6 +93,10 @@ at::Tensor copy_of_values(const at::Tensor& tensor) {
   return values;
 }
 
+std::optional<std::string> why_no_copy(const at::Tensor& tensor) {
+  return in_python(tensor) ? attempt_to([&] { copy_of_values(tensor); }) : std::nullopt;
+}
+
 bool share_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.has_storage() && b.has_storage() && a.is_alias_of(b);
 }
@@ -88,16 +107,15 @@ bool takes_values(const at::Tensor& grad, at::IntArrayRef sizes) {
 }
 
 bool overwrite(const at::Tensor& grad, const at::Tensor& values) {
-  if (!grad.key_set().has(DispatchKey::Python)) {
-    grad.copy_(values);
-    return true;
+  if (in_python(grad)) {
+    return !attempt_to([&] { grad.copy_(values); });
   }
-  try {
-    grad.copy_(values);
-    return true;
-  } catch (const std::exception&) {
-    return false;
-  }
+  grad.copy_(values);
+  return true;
+}
+
+void set_attempt(Attempt attempt) {
+  attempt_to = attempt;
 }
 
 std::string describe(const at::Tensor& tensor) {

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <functional>
+#include <optional>
 #include <string>
 
 namespace ddpx {
@@ -39,6 +41,10 @@ bool has_values(const at::Tensor& tensor);
 // subclass in Python raises.
 at::Tensor copy_of_values(const at::Tensor& tensor);
 
+// The text of what copy_of_values() throws; nullopt if it throws nothing. Only a subclass in Python
+// raises.
+std::optional<std::string> why_no_copy(const at::Tensor& tensor);
+
 // Whether the tensors have one storage. False for a layout that has no storage.
 bool share_storage(const at::Tensor& a, const at::Tensor& b);
 
@@ -48,6 +54,11 @@ bool takes_values(const at::Tensor& grad, at::IntArrayRef sizes);
 
 // grad = values, for a gradient with takes_values(). Returns false if a subclass in Python refuses.
 bool overwrite(const at::Tensor& grad, const at::Tensor& values);
+
+// Calls `work`, and returns the text of its exception; nullopt if there is none. An exception of
+// Python leaves an error in the interpreter, too. The bindings set a function that removes it.
+using Attempt = std::optional<std::string> (*)(const std::function<void()>& work);
+void set_attempt(Attempt attempt);
 
 // The tensor in words: layout, dtype, shape and device. The second form names another dtype.
 std::string describe(const at::Tensor& tensor);

@@ -4,10 +4,8 @@
 #include <ATen/ops/alias.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 #include <c10/util/MaybeOwned.h>
 
-#include <exception>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -72,22 +70,6 @@ bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   return true;
 }
 
-// Why the values of the gradient cannot be copied; nullopt if they can. Only a subclass in Python
-// can refuse.
-std::optional<std::string> refusal(const at::Tensor& grad) {
-  if (!grad.key_set().has(c10::DispatchKey::Python)) {
-    return std::nullopt;
-  }
-  try {
-    copy_of_values(grad);
-    return std::nullopt;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
-
 std::optional<Misfit> find_sparse_misfit(const Bucket& bucket, const at::Tensor& grad) {
   if (!grad.is_sparse() || grad.device() != bucket.device() || !bucket.takes(grad.scalar_type())) {
     std::ostringstream expected;
@@ -130,7 +112,7 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
         describe(grad) + " in the memory of the gradient of another parameter",
         "a gradient in memory of its own"};
   }
-  if (const auto reason = refusal(grad)) {
+  if (const auto reason = why_no_copy(grad)) {
     return Misfit{
         describe(grad) + " of a subclass of torch.Tensor that cannot be copied (" + *reason + ')',
         describe(slot.view, bucket.dtypes().arriving)};

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from grad_kinds import TABLE, WORLD_SIZE, Given, wrong_grads
+from grad_kinds import LAZY, TABLE, WORLD_SIZE, Given, wrong_grads
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import ddpx
@@ -75,6 +75,7 @@ class Mode:
         dtype: The dtype of real parameters.
         alternates: Whether rank 1 leaves out every second parameter in every second step.
         recorded: Whether steps are recorded.
+        sparse: Whether torch's hook of this mode can compute with sparse gradients on CPU.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Mode:
     dtype: torch.dtype = torch.float32
     alternates: bool = False
     recorded: bool = False
+    sparse: bool = True
 
 
 MODES = {
@@ -112,7 +114,7 @@ MODES = {
     "float32 gradients": Mode({"grad_dtype": torch.float32}, dtype=torch.bfloat16),
     "python hook": Mode(setup=_python_hook),
     "python hook, views": Mode(VIEWS, setup=_python_hook),
-    "fp16 hook": Mode(setup=_fp16_hook),
+    "fp16 hook": Mode(setup=_fp16_hook, sparse=False),
     "built-in hook": Mode(setup=_builtin_hook),
     "lazy hook": Mode(setup=_lazy_hook),
     "lazy hook, views": Mode(VIEWS, setup=_lazy_hook),
@@ -151,8 +153,27 @@ def _step(model: ReducerDDP, mode: Mode, step: int) -> list[str]:
     return wrong_grads(module)
 
 
-@pytest.mark.parametrize("kinds", TABLE)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode, kinds",
+    [(name, kinds) for name in MODES for kinds in TABLE if MODES[name].sparse or kinds != "sparse"],
+)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_mean_is_right(ranks, transport, mode, kinds):
     ranks(WORLD_SIZE).run(_check, mode, kinds, transport)
+
+
+def _lazy_bits(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+    return tensor.is_conj(), tensor.is_neg(), torch._is_zerotensor(tensor)
+
+
+def _check_arrivals() -> None:
+    module = Given(LAZY)
+    module(torch.ones(1)).backward()
+    for name, param in module.named().items():
+        assert param.grad is not None
+        expected = module.kinds[name].make(torch.zeros_like(param.detach()))
+        assert _lazy_bits(param.grad) == _lazy_bits(expected), name
+
+
+def test_lazy_gradients_reach_the_param_as_they_are(ranks):
+    ranks(WORLD_SIZE).run(_check_arrivals)
