@@ -24,8 +24,7 @@ def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source:
     tensors = [local_part(tensor) for tensor in tensors]
     with torch.no_grad():
         if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
-            with health.collective_call(group):
-                dist._broadcast_coalesced(group, list(tensors), BROADCAST_BYTES, source)
+            _broadcast_coalesced(tensors, group, source)
             return
         for together in _flattened_together(tensors):
             _broadcast_flat(together, group, source)
@@ -37,6 +36,18 @@ def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -
     work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group, async_op=True)
     health.wait(work, group, device)
     return int(highest.item())
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int
+) -> None:
+    # torch would send the memory of a lazy conjugate or negation, not its values.
+    sent = [t.clone() if t.is_conj() or t.is_neg() else t for t in tensors]
+    with health.collective_call(group):
+        dist._broadcast_coalesced(group, sent, BROADCAST_BYTES, source)
+    for tensor, values in zip(tensors, sent, strict=True):
+        if values is not tensor:
+            tensor.copy_(values)
 
 
 def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
