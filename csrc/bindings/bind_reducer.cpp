@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
+#include "../buckets/grad_values.h"
 #include "../reducer/reducer.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
@@ -36,6 +37,18 @@ std::function<void()> with_gil(py::function callback) {
       throw python_error();  // autograd's engine keeps the type of this error
     }
   };
+}
+
+std::optional<std::string> attempt(const std::function<void()>& work) {
+  try {
+    work();
+    return std::nullopt;
+  } catch (python_error& error) {
+    error.persist();  // takes the error from the interpreter
+    return error.what();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
 }
 
 class PythonLink final : public GradLink {
@@ -105,6 +118,8 @@ void bind_report(py::module_& module) {
 }  // namespace
 
 void bind_reducer(py::module_& module) {
+  set_attempt(attempt);
+
   bind_report(module);
   py::class_<ReducerParam>(module, "ReducerParam")
       .def(

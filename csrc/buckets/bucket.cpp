@@ -12,6 +12,7 @@
 #include "../count.h"
 #include "../errors.h"
 #include "grad_copy.h"
+#include "grad_values.h"
 #include "sparse_rows.h"
 
 namespace ddpx {
@@ -165,18 +166,23 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result, const std::string& sourc
     return result;
   }
   const auto numel = buffer_.numel() * (buffer_.is_complex() && !result.is_complex() ? 2 : 1);
-  if (result.layout() != at::kStrided || result.numel() != numel ||
-      result.device() != buffer_.device()) {
+  if (!has_values(result)) {
+    throw UserError(
+        "the result of the communication hook is " + describe(result) +
+        ", but must be a dense tensor");
+  }
+  if (result.numel() != numel || result.device() != buffer_.device()) {
     throw UserError(
         "the result of " + source + " has " + count(result.numel(), "element") + " on " +
         result.device().str() + ", but the bucket has " + count(numel, "element") + " on " +
         buffer_.device().str());
   }
-  if (buffer_.is_complex() && !result.is_complex()) {
-    const auto real = result.to(c10::toRealValueType(buffer_.scalar_type()));
+  const auto values = holds_values(result) ? result : copy_of_values(result);
+  if (buffer_.is_complex() && !values.is_complex()) {
+    const auto real = values.to(c10::toRealValueType(buffer_.scalar_type()));
     return at::view_as_complex(real.reshape({-1, 2}).contiguous());
   }
-  return result.contiguous();
+  return values.contiguous();
 }
 
 at::Tensor Bucket::reduced_slot(const Slot& slot) const {

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "grad_values.h"
+
 namespace ddpx {
 namespace {
 
@@ -25,14 +27,9 @@ void in_ranges(int64_t size, int64_t grain, const Work& work) {
   }
 }
 
-bool plain(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_neg() &&
-         !tensor.key_set().has(c10::DispatchKey::Python);
-}
-
 bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
-  return plain(a) && plain(b) && a.sizes() == b.sizes() && a.strides() == b.strides() &&
-         a.is_non_overlapping_and_dense();
+  return holds_values_on_cpu(a) && holds_values_on_cpu(b) && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.is_non_overlapping_and_dense();
 }
 
 // As at::mul: one product in the arithmetic type (float for half precision), then rounding.
@@ -80,7 +77,7 @@ bool pack_scaled_dense(const at::Tensor& grad, const at::Tensor& slot, double fa
 }
 
 bool copy_dense(const at::Tensor& from, const at::Tensor& to) {
-  if (from.scalar_type() != to.scalar_type() || !laid_out_alike(from, to)) {
+  if (from.scalar_type() != to.scalar_type() || !laid_out_alike(from, to) || to.is_inference()) {
     return false;
   }
   const auto* source = static_cast<const std::byte*>(from.const_data_ptr());

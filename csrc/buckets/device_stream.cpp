@@ -1,5 +1,7 @@
 #include "device_stream.h"
 
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -14,6 +16,13 @@ auto is_captured(const Stream& stream, int /*preferred*/) -> decltype(stream.is_
 template <typename Stream>
 bool is_captured(const Stream& /*stream*/, long /*otherwise*/) {
   return false;
+}
+
+// The same memory without a lazy conjugate or negation. torch computes the values of a lazy tensor
+// before it calls record_stream(), which would then keep the memory of these values.
+at::Tensor memory_of(const at::Tensor& tensor) {
+  const auto not_conj = tensor.is_conj() ? at::_conj(tensor) : tensor;
+  return not_conj.is_neg() ? at::_neg_view(not_conj) : not_conj;
 }
 
 }  // namespace
@@ -39,7 +48,7 @@ void keep_for_current_stream(const at::Tensor& tensor) {
     tensor._indices().record_stream(*stream);
     tensor._values().record_stream(*stream);
   } else {
-    tensor.record_stream(*stream);
+    memory_of(tensor).record_stream(*stream);
   }
 }
 

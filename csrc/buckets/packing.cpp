@@ -4,26 +4,22 @@
 #include <ATen/ops/alias.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/MaybeOwned.h>
 
 #include <sstream>
 #include <string>
 #include <utility>
 
+#include "../count.h"
 #include "dense_copy.h"
 #include "device_stream.h"
 #include "grad_copy.h"
+#include "grad_values.h"
 #include "replace_grad.h"
 #include "sparse_rows.h"
 
 namespace ddpx {
 namespace {
-
-std::string describe(const at::Tensor& tensor, at::ScalarType dtype) {
-  std::ostringstream out;
-  out << (tensor.is_sparse() ? "a sparse " : "a dense ") << dtype << " tensor of shape "
-      << tensor.sizes() << " on " << tensor.device();
-  return out.str();
-}
 
 bool same_place(const at::Tensor& a, const at::Tensor& b) {
   return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
@@ -39,14 +35,62 @@ void alias_slot(const at::Tensor& param, const Slot& slot) {
   replace_grad(param, slot.grad_alias);
 }
 
-// Gives a gradient that lies in the slot memory of its own. Returns true if it lay there.
+// Whether the values of the slot are those of `grad`, and a write to one changes the other.
+bool lies_in(const Slot& slot, const at::Tensor& grad) {
+  return holds_values(grad) && same_place(grad, slot.view);
+}
+
+// Whether `grad`, which shares the storage of the bucket, has no element outside the slot.
+bool within(const Slot& slot, const at::Tensor& grad) {
+  auto last = grad.storage_offset();
+  for (int64_t dim = 0; dim < grad.dim(); ++dim) {
+    last += (grad.size(dim) - 1) * grad.stride(dim);
+  }
+  const auto begin = slot.view.storage_offset();
+  return grad.numel() == 0 || (grad.scalar_type() == slot.view.scalar_type() &&
+                               grad.storage_offset() >= begin && last < begin + slot.view.numel());
+}
+
+// A gradient that can be copied into the slot: `grad` itself, if it holds its values and is outside
+// the slot.
+c10::MaybeOwned<at::Tensor> values_for(const Slot& slot, const at::Tensor& grad) {
+  return holds_values(grad) && !grad.is_alias_of(slot.view)
+             ? c10::MaybeOwned<at::Tensor>::borrowed(grad)
+             : c10::MaybeOwned<at::Tensor>::owned(copy_of_values(grad));
+}
+
+// Gives a gradient in the memory of the bucket memory of its own. Returns true if it was there.
 bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const auto& grad = param.grad();
-  if (!grad.defined() || grad.is_sparse() || !grad.is_alias_of(slot.view)) {
+  if (!grad.defined() || !share_storage(grad, slot.view) || !has_values(grad)) {
     return false;
   }
-  replace_grad(param, unpack_new(slot.view, param, bucket.dtypes().averaged));
+  const auto values = holds_values(grad) ? grad : copy_of_values(grad);
+  replace_grad(param, unpack_new(values, param, bucket.dtypes().averaged));
   return true;
+}
+
+std::optional<Misfit> find_sparse_misfit(const Bucket& bucket, const at::Tensor& grad) {
+  if (!grad.is_sparse() || grad.device() != bucket.device() || !bucket.takes(grad.scalar_type())) {
+    std::ostringstream expected;
+    expected << "a sparse gradient of dtype " << bucket.dtypes().arriving << " on "
+             << bucket.device();
+    return Misfit{describe(grad), expected.str()};
+  }
+  if (!bucket.rows().defined()) {
+    return std::nullopt;
+  }
+  if (grad.sparse_dim() != 1) {
+    return Misfit{
+        describe(grad) + " with " + count(grad.sparse_dim(), "sparse dimension"),
+        "a gradient with 1 sparse dimension, because _set_sparse_metadata() got its rows"};
+  }
+  if (const auto row = row_outside(grad, bucket.rows())) {
+    return Misfit{
+        "a gradient for row " + std::to_string(*row),
+        "only the rows that were passed to _set_sparse_metadata()"};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -56,23 +100,24 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
     return std::nullopt;
   }
   if (bucket.sparse()) {
-    if (!grad.is_sparse()) {
-      return Misfit{describe(grad, grad.scalar_type()), "a sparse gradient"};
-    }
-    const auto row = bucket.rows().defined() ? row_outside(grad, bucket.rows()) : std::nullopt;
-    if (row) {
-      return Misfit{
-          "a gradient for row " + std::to_string(*row),
-          "only the rows that were passed to _set_sparse_metadata()"};
-    }
-    return std::nullopt;
+    return find_sparse_misfit(bucket, grad);
   }
-  const bool fits = !grad.is_sparse() && bucket.takes(grad.scalar_type()) &&
+  const bool fits = has_values(grad) && bucket.takes(grad.scalar_type()) &&
                     grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();
-  if (fits) {
-    return std::nullopt;
+  if (!fits) {
+    return Misfit{describe(grad), describe(slot.view, bucket.dtypes().arriving)};
   }
-  return Misfit{describe(grad, grad.scalar_type()), describe(slot.view, bucket.dtypes().arriving)};
+  if (share_storage(grad, slot.view) && !within(slot, grad)) {
+    return Misfit{
+        describe(grad) + " in the memory of the gradient of another parameter",
+        "a gradient in memory of its own"};
+  }
+  if (const auto reason = why_no_copy(grad)) {
+    return Misfit{
+        describe(grad) + " of a subclass of torch.Tensor that cannot be copied (" + *reason + ')',
+        describe(slot.view, bucket.dtypes().arriving)};
+  }
+  return std::nullopt;
 }
 
 void pack(
@@ -95,14 +140,14 @@ void pack(
   const auto& grad = moved && given.defined() ? param.grad() : given;
   if (!grad.defined()) {
     slot.view.zero_();
-  } else if (grad.is_alias_of(slot.view)) {
+  } else if (lies_in(slot, grad)) {
     if (place == GradPlace::kMovedIn) {
       pack_scaled(slot.view, slot.view, divisor);
     } else {
       divide_in_place(slot.view, divisor);
     }
   } else {
-    pack_scaled(grad, slot.view, divisor);
+    pack_scaled(*values_for(slot, grad), slot.view, divisor);
     const auto& present = param.grad();
     const bool replaced = !grad.is_same(present);
     const bool alias = place != GradPlace::kOwnMemory && place != GradPlace::kMovedOut && !replaced;
@@ -133,22 +178,20 @@ void pack_all(
     }
     if (!kept || !kept->defined()) {
       slot.view.zero_();
-    } else if (!kept->is_alias_of(slot.view)) {
+    } else if (!lies_in(slot, *kept)) {
       const auto& param = params[slot.param_index];
       if (place == GradPlace::kInSlot && param.grad().is_same(*kept)) {
         alias_slot(param, slot);
       }
       views.push_back(slot.view);
-      sources.push_back(*kept);
+      sources.push_back(*values_for(slot, *kept));
+      keep_for_current_stream(*kept);
     }
   }
   if (sources.empty()) {
     return;
   }
   at::_foreach_copy_(views, sources);
-  for (const auto& grad : sources) {
-    keep_for_current_stream(grad);
-  }
 }
 
 void write_back(
@@ -161,10 +204,18 @@ void write_back(
   std::vector<at::Tensor> grads;  // copied together at the end, which on a device is one operation
   std::vector<at::Tensor> sources;
   const auto copy = [&](const at::Tensor& from, const at::Tensor& to) {
-    if (!copy_dense(from, to)) {
-      grads.push_back(to);
-      sources.push_back(from);
+    if (copy_dense(from, to)) {
+      return true;
     }
+    if (!takes_values(to, from.sizes())) {
+      return false;
+    }
+    if (!holds_values(to)) {
+      return overwrite(to, from);
+    }
+    grads.push_back(to);
+    sources.push_back(from);
+    return true;
   };
   for (const auto* slot : slots) {
     const auto& param = params[slot->param_index];
@@ -178,12 +229,11 @@ void write_back(
       if (!reduced.is_alias_of(slot->view)) {
         copy(reduced, slot->view);
       }
-      if (!grad.defined() || !grad.is_alias_of(slot->view)) {
+      if (!grad.defined() || !lies_in(*slot, grad)) {
         alias_slot(param, *slot);
       }
-    } else if (grad.defined() && grad.scalar_type() == bucket.dtypes().averaged) {
-      copy(reduced, grad);
-    } else {
+    } else if (
+        !grad.defined() || grad.scalar_type() != bucket.dtypes().averaged || !copy(reduced, grad)) {
       replace_grad(param, unpack_new(reduced, param, bucket.dtypes().averaged));
     }
   }
@@ -192,14 +242,17 @@ void write_back(
   }
 }
 
-void move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
+bool move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   const auto& grad = param.grad();
-  if (grad.defined() && !bucket.sparse() && !find_misfit(bucket, slot, grad)) {
-    slot.view.copy_(grad);
-    keep_for_current_stream(grad);
-    alias_slot(param, slot);
+  if (!grad.defined() || bucket.sparse() || find_misfit(bucket, slot, grad) ||
+      lies_in(slot, grad)) {
+    return false;
   }
+  slot.view.copy_(*values_for(slot, grad));
+  keep_for_current_stream(grad);
+  alias_slot(param, slot);
+  return true;
 }
 
 }  // namespace ddpx

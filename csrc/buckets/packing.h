@@ -59,8 +59,8 @@ void write_back(
     const std::vector<at::Tensor>& params,
     GradPlace place);
 
-// Moves a present `param.grad` into a slot of a new bucket, unscaled. A gradient that does not fit
-// stays where it is: its next arrival reports the misfit.
-void move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param);
+// Moves a present `param.grad` into a slot of a new bucket, unscaled. Returns true if it moved. A
+// gradient that does not fit stays where it is: its next arrival reports the misfit.
+bool move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param);
 
 }  // namespace ddpx

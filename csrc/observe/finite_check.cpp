@@ -12,7 +12,29 @@
 #include <unordered_set>
 #include <utility>
 
+#include "../buckets/grad_values.h"
+
 namespace ddpx {
+namespace {
+
+// The values to check, in memory. A gradient that is not packed may be of any kind.
+at::Tensor values_of(const at::Tensor& grad) {
+  switch (grad.layout()) {
+    case at::kSparse:
+      return grad._values();
+    case at::kSparseCsr:
+    case at::kSparseCsc:
+    case at::kSparseBsr:
+    case at::kSparseBsc:
+      return grad.values();
+    case at::kMkldnn:
+      return grad.to_dense();
+    default:
+      return !holds_values(grad) && has_values(grad) ? copy_of_values(grad) : grad;
+  }
+}
+
+}  // namespace
 
 void FiniteCheck::check(
     const std::vector<std::size_t>& param_indices, const std::vector<at::Tensor>& grads) {
@@ -24,7 +46,7 @@ void FiniteCheck::check(
     if (!grad.defined() || (!grad.is_floating_point() && !grad.is_complex())) {
       continue;
     }
-    auto values = grad.is_sparse() ? grad._values() : grad;
+    auto values = values_of(grad);
     if (values.numel() > 0) {
       checked.param_indices.push_back(param_indices[i]);
       all_values.push_back(std::move(values));

@@ -185,10 +185,9 @@ void Step::move_into_bucket(std::size_t param_index) {
   }
   const auto& bucket = context_.buckets.of(param_index);
   const auto& slot = context_.buckets.slot_of(param_index);
-  const auto& grad = context_.params[param_index].grad();
-  if (place_in(bucket) == GradPlace::kInSlot && grad.defined() && !grad.is_alias_of(slot.view) &&
-      grad.scalar_type() == bucket.dtypes().summed) {
-    move_into_slot(bucket, slot, context_.params[param_index]);
+  const auto& param = context_.params[param_index];
+  if (place_in(bucket) == GradPlace::kInSlot && param.grad().defined() &&
+      param.grad().scalar_type() == bucket.dtypes().summed && move_into_slot(bucket, slot, param)) {
     moved_.resize(context_.params.size());
     moved_[param_index] = true;
   }

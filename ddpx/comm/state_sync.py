@@ -30,8 +30,7 @@ def broadcast(
     tensors = [local_part(tensor) for tensor in tensors]
     with torch.no_grad():
         if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
-            with health.collective_call(group):
-                dist._broadcast_coalesced(group, list(tensors), most_bytes, source)
+            _broadcast_coalesced(tensors, group, source, most_bytes)
             return
         for together in _flattened_together(tensors, most_bytes):
             _broadcast_flat(together, group, source)
@@ -48,6 +47,18 @@ def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
     health.wait_for(work, group, device)
     return int(values.item())
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int, most_bytes: int
+) -> None:
+    # torch would send the memory of a lazy conjugate or negation, not its values.
+    sent = [t.clone() if t.is_conj() or t.is_neg() else t for t in tensors]
+    with health.collective_call(group):
+        dist._broadcast_coalesced(group, sent, most_bytes, source)
+    for tensor, values in zip(tensors, sent, strict=True):
+        if values is not tensor:
+            tensor.copy_(values)
 
 
 def _flattened_together(

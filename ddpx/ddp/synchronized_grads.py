@@ -30,17 +30,35 @@ def average_grads(
     Returns:
         A mean for each tensor. None if no rank used the tensor.
     """
-    used = torch.tensor([float(grad is not None) for grad in grads], device=device)
-    dist.all_reduce(used, group=group)
+    users = torch.tensor(
+        [[float(grad is not None), float(_is_sparse(grad))] for grad in grads], device=device
+    )
+    dist.all_reduce(users, group=group)
     averaged: list[torch.Tensor | None] = []
-    for grad, tensor, num_users in zip(grads, tensors, used.tolist(), strict=True):
-        if num_users == 0:
+    for grad, tensor, (used, sparse) in zip(grads, tensors, users.tolist(), strict=True):
+        if used == 0:
             averaged.append(None)
             continue
         local = torch.zeros_like(tensor) if grad is None else grad
-        dtype = reduce_dtype if reduce_dtype and local.is_floating_point() else local.dtype
-        mean = (local.to(dtype) * (1 / world_size(group))).detach().contiguous()
-        real = torch.view_as_real(mean) if mean.is_complex() else mean
-        dist.all_reduce(local_part(real), group=group)
-        averaged.append(mean.to(local.dtype))
+        # Ranks can add sparse tensors only if every rank has one.
+        if local.is_sparse and sparse < world_size(group):
+            local = local.to_dense()
+        averaged.append(_average(local, group, reduce_dtype))
     return tuple(averaged)
+
+
+def _is_sparse(grad: torch.Tensor | None) -> bool:
+    return grad is not None and grad.is_sparse
+
+
+def _average(
+    local: torch.Tensor, group: dist.ProcessGroup, reduce_dtype: torch.dtype | None
+) -> torch.Tensor:
+    dtype = reduce_dtype if reduce_dtype and local.is_floating_point() else local.dtype
+    mean = (local.to(dtype) * (1 / world_size(group))).detach()
+    if not mean.is_sparse:
+        # A copy has memory, also of a lazy tensor of zeros.
+        mean = mean.clone(memory_format=torch.contiguous_format)
+    real = torch.view_as_real(mean) if mean.is_complex() and not mean.is_sparse else mean
+    dist.all_reduce(local_part(real), group=group)
+    return mean.to(local.dtype)

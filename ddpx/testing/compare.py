@@ -254,7 +254,8 @@ def _kind(tensor: torch.Tensor | None) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().contiguous().reshape(-1)
+    # A copy has the values of a lazy conjugate or negation, and stride 1.
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     return flat.view(torch.uint8)

@@ -78,6 +78,27 @@ class OddParams(nn.Module):
         return y * self.scalar + self.frozen + self.empty.sum()
 
 
+class LazyGrads(nn.Module):
+    """Autograd hands over lazy conjugates and negations of gradients, expanded ones and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(24, 5, dtype=torch.complex64))
+        self.real = nn.Parameter(torch.randn(()))
+        self.imag = nn.Parameter(torch.randn(()))
+        self.real_row = nn.Parameter(torch.randn(1))
+        self.imag_row = nn.Parameter(torch.randn(1))
+        self.scale = nn.Parameter(torch.randn(5, dtype=torch.complex64))
+        self.bias = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.complex(self.real, self.imag).conj()
+        pole = torch.complex(self.real_row, self.imag_row).conj()
+        y = torch.tanh(x.to(torch.complex64) @ self.weight.conj()) * phase + pole
+        z = torch.view_as_real(y * self.scale.conj().conj())
+        return z.sum(-1) @ self.bias + self.bias.sum()
+
+
 class MixedDtypes(nn.Module):
     """Two dtypes in alternation. Each dtype has its own buckets."""
 

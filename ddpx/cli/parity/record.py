@@ -82,9 +82,9 @@ def _digest(tensors: Sequence[torch.Tensor], header: str) -> str:
     state = hashlib.blake2b(header.encode(), digest_size=_DIGEST_BYTES)
     for tensor in tensors:
         state.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
-        flat = tensor.cpu().contiguous().reshape(-1)
+        flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         if flat.is_complex():
-            flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
+            flat = torch.view_as_real(flat).reshape(-1)
         if flat.numel():
             # Needs neither numpy nor a copy.
             num_bytes = flat.numel() * flat.element_size()
