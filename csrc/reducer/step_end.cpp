@@ -211,8 +211,10 @@ void Step::check_finite() {
 bool Step::match_peers() noexcept {
   try {
     if (context_.arrivals.learning()) {
-      // On a device, the caller of backward may have changed the gradients by now.
-      if (!context_.params.device().is_cpu() || !missing().empty()) {
+      // On a device, the caller of backward may have changed the gradients by now. A static graph
+      // would learn too few parts of the gradients that had only a part.
+      const bool is_static = context_.options.mode == GraphMode::kStatic;
+      if (is_static || !context_.params.device().is_cpu() || !missing().empty()) {
         return false;
       }
       for (const auto param_index : unfinished()) {

@@ -183,9 +183,9 @@ class Judge:
         errors = [verdict.error for verdict in verdicts]
         if any(errors):
             pool.close()  # the group of these ranks has failed
-        if may_raise(program, errors):
-            return "an error on all ranks, as documented"
         found = [verdict.error or verdict.difference for verdict in verdicts]
+        if may_raise(program, found):
+            return "an error, as documented"
         if any(found):
             lines = (
                 f"--- rank {rank}: {text or 'no difference'}" for rank, text in enumerate(found)

@@ -31,11 +31,26 @@ def valid(program: Program) -> Program:
     return replace(program, actions=tuple(_Actions(program).valid()))
 
 
+def _accumulates(program: Program) -> bool:
+    """Whether a gradient may be added to another one. torch refuses this for a zero tensor."""
+    plain = Step()
+    return any(layer.tied or layer.checkpoint != "none" for layer in program.layers) or any(
+        isinstance(action, Fail)
+        or (
+            isinstance(action, Step)
+            and (action.usage, action.local, action.zero) != (plain.usage, plain.local, plain.zero)
+        )
+        for action in program.actions
+    )
+
+
 def _layers(program: Program) -> tuple[Layer, ...]:
     layers: list[Layer] = []
+    accumulates = _accumulates(program)
     checkpoint = next((x.checkpoint for x in program.layers if x.checkpoint != "none"), "none")
     for index, layer in enumerate(program.layers):
-        if layer.gradient not in forms_of(layer.kind):
+        refused = layer.gradient == "zero tensor" and accumulates
+        if refused or layer.gradient not in forms_of(layer.kind):
             layer = replace(layer, gradient="plain")
         dtypes = DTYPES_OF_KIND.get(layer.kind, ())
         if dtypes and layer.dtype not in dtypes:
