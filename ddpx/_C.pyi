@@ -173,6 +173,7 @@ class FailureKind:
     LEFT: ClassVar[FailureKind]
     STALLED: ClassVar[FailureKind]
     MISMATCH: ClassVar[FailureKind]
+    FROZEN: ClassVar[FailureKind]
     @property
     def name(self) -> str: ...
     def __int__(self) -> int: ...
@@ -438,12 +439,26 @@ class Reducer:
         """Makes the collective calls of a step without gradients of this rank."""
     def begin_forward(self) -> None:
         """Recording only: marks the start of the module's forward, after buffer synchronization."""
-    def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Watches the outputs of a forward, so that the reducer detects the start of a backward."""
+    def watch_outputs(self, outputs: Sequence[torch.Tensor], params_replaced: bool = False) -> None:
+        """Watches the outputs of a forward, so that the reducer detects the start of a backward.
+
+        A backward without a gradient makes no step if ``params_replaced`` is set: other tensors
+        were in the places of all parameters.
+        """
     def prepare_for_backward(self) -> None:
         """Makes the next backward average, even if its forward was not synchronized."""
     def remove_hooks(self) -> None:
         """Removes all hooks from the parameters."""
+    def yield_to(self, owner: Reducer) -> None:
+        """Lets ``owner`` average the parameters, until it is gone or ``take_back()`` is called.
+
+        All settings stay.
+        """
+    def take_back(self) -> None:
+        """Averages the parameters again. The other reducers must yield."""
+    @property
+    def yielded(self) -> bool:
+        """Whether another reducer averages the parameters."""
     def reset(self) -> None:
         """Prepares the reducer for a new step after a step that failed."""
     def set_static_graph(self) -> None:
@@ -497,8 +512,6 @@ class Reducer:
         """Adds no further events to ``recording``."""
     def number_as_constructed(self) -> None:
         """Numbers this reducer. All ranks make this call together after construction."""
-    def continue_from(self, older: Reducer) -> None:
-        """Takes over the recordings and the number of steps of ``older``."""
     def set_after_sync(self, callback: Callable[[], None]) -> None:
         """Sets a function to call after each synchronized backward, on the thread that ends it."""
     @property

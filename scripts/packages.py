@@ -72,7 +72,9 @@ def installed(
         elsewhere.mkdir()
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
-        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        # Python compiles the modules that are imported.
+        quiet = ("--quiet", "--disable-pip-version-check", "--no-compile")
+        pip = (python, "-m", "pip", "install", *quiet)
         try:
             run(*pip, f"torch=={torch}", limit_s=torch_limit_s)
         except (RuntimeError, subprocess.TimeoutExpired) as error:

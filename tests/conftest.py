@@ -24,9 +24,9 @@ if _STARTUP not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         filter(None, (_STARTUP, os.environ.get("PYTHONPATH")))
     )
 
-# Folders that run first: their tests compile, or train with large libraries. A worker that begins
-# one of their files last runs long after the others have ended.
-LONGEST = ("cpp", "torch_free", "trainers")
+# Folders that run first: their tests compile, train with large libraries, or search for a given
+# time. A worker that begins one of their files last runs long after the others have ended.
+LONGEST = ("property", "cpp", "torch_free", "trainers")
 # The number of cases of a test function from which on only a part of them runs: enough that every
 # two values of two params meet.
 SMALL_MATRIX = 12

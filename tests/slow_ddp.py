@@ -51,12 +51,14 @@ class SlowDDP(nn.Module):
     """Averages ``grad`` of each parameter over all ranks at the end of backward.
 
     A missing gradient counts as zeros. ``grad`` stays unchanged if no rank has used the parameter
-    since the last averaging, or if the parameter is frozen on this rank.
+    since the last averaging, or, unless ``find_unused_parameters`` is set, if the parameter is
+    frozen.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, find_unused_parameters: bool = False) -> None:
         super().__init__()
         self.module = module
+        self.find_unused_parameters = find_unused_parameters
         self.require_backward_grad_sync = True
         self.managed = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.used: set[str] = set()
@@ -83,7 +85,7 @@ class SlowDDP(nn.Module):
             totals.append(torch.cat([grad.detach().reshape(-1), used]))
         self.used.clear()
         for param, total in zip(self.managed.values(), self.all_reduce(totals), strict=True):
-            if total[-1] > 0 and param.requires_grad:
+            if total[-1] > 0 and (param.requires_grad or self.find_unused_parameters):
                 param.grad = (total[:-1] / dist.get_world_size()).view_as(param)
 
     @staticmethod
@@ -125,7 +127,8 @@ def build_same(build: Build) -> nn.Module:
 
 def make_pair(build: Build, mode: str, cap: float = SMALL_CAP) -> tuple[ReducerDDP, SlowDDP]:
     module = build_same(build)
-    slow = SlowDDP(copy.deepcopy(module))
+    finds_unused = MODES[mode].get("find_unused_parameters", False)
+    slow = SlowDDP(copy.deepcopy(module), finds_unused)
     return ReducerDDP(module, bucket_cap_mb=cap, **MODES[mode]), slow
 
 

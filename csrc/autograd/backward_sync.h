@@ -7,8 +7,12 @@
 
 namespace ddpx {
 
-// Where the forward of a watched output ran.
-enum class ForwardSync { kOn, kOff };  // kOff: inside no_sync()
+// How the forward of a watched output ran.
+enum class ForwardSync {
+  kOn,
+  kOff,       // inside no_sync()
+  kReplaced,  // outside no_sync(), with other tensors in the places of all params
+};
 
 // The rule for a backward that runs while synchronization is on. Such a backward averages, unless
 // every watched output that it reaches comes from a forward inside no_sync() and the first of them
@@ -27,8 +31,9 @@ class BackwardSync {
 
   // The backward that runs has reached a watched output.
   void reach_output(ForwardSync forward) {
-    if (forward == ForwardSync::kOn || prepared_) {
+    if (forward != ForwardSync::kOff || prepared_) {
       averages_ = true;
+      expects_grads_ = expects_grads_ || forward != ForwardSync::kReplaced;
     } else {
       reached_local_ = true;
     }
@@ -37,6 +42,12 @@ class BackwardSync {
   // Whether the backward has reached an output whose gradients are to be averaged.
   bool output_reached() const {
     return averages_;
+  }
+
+  // Whether this backward makes a step even if it brings no gradient. Not after kReplaced: the
+  // other tensors may be independent of the params, and peers expect no step then.
+  bool expects_grads() const {
+    return expects_grads_;
   }
 
   // Whether a gradient that arrives now stays local.
@@ -66,6 +77,7 @@ class BackwardSync {
   bool prepared_ = false;
   bool reached_local_ = false;
   bool averages_ = false;
+  bool expects_grads_ = false;
   std::vector<std::size_t> local_arrivals_;
 };
 

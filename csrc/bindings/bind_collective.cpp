@@ -9,18 +9,25 @@ namespace ddpx::bindings {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
+WrittenIn language_of(const Group& group) {
+  const py::gil_scoped_acquire gil;
+  const auto native = py::type::of<c10d::ProcessGroup>();
+  return py::type::of(py::cast(group)).is(native) ? WrittenIn::kCpp : WrittenIn::kPython;
+}
+
 void bind_collective(py::module_& module) {
   module.def(
       "needs_abort_polling",
       [](const Group& process_group, const c10::Device& device) {
-        return needs_abort_polling(*process_group, device.type());
+        return language_of(process_group) == WrittenIn::kCpp &&
+               needs_abort_polling(*process_group, device.type());
       },
       py::arg("process_group").none(false),
       py::arg("device").none(false));
   module.def(
       "wait",
       [](const Collective::Work& work, const Group& process_group, const c10::Device& device) {
-        const auto collective = make_collective(process_group);
+        const auto collective = make_collective(process_group, language_of(process_group));
         try {
           collective->wait(*work, device);
         } catch (const health::GroupFailed&) {

@@ -156,7 +156,8 @@ void bind_health(py::module_& module) {
       .value("DEAD", health::FailureKind::kDead)
       .value("LEFT", health::FailureKind::kLeft)
       .value("STALLED", health::FailureKind::kStalled)
-      .value("MISMATCH", health::FailureKind::kMismatch);
+      .value("MISMATCH", health::FailureKind::kMismatch)
+      .value("FROZEN", health::FailureKind::kFrozen);
   py::class_<health::LostRank>(module, "LostRank")
       .def_readonly("rank", &health::LostRank::rank)
       .def_property_readonly("host", text_of(&health::LostRank::host))

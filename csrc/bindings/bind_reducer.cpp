@@ -21,6 +21,9 @@ namespace {
 // Wraps a Python function so that it may be called, and destroyed, without the GIL.
 std::function<void()> with_gil(py::function callback) {
   const auto drop = [](py::function* function) {
+    if (Py_IsInitialized() == 0) {
+      return;  // the interpreter ends, and other threads cannot take the GIL any more
+    }
     const py::gil_scoped_acquire gil;
     delete function;
   };
@@ -173,7 +176,7 @@ void bind_reducer(py::module_& module) {
   py::class_<Reducer, NoGilShared<Reducer>>(module, "Reducer")
       .def(
           py::init([](const std::vector<ReducerParam>& params,
-                      c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                      const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
                       c10::intrusive_ptr<c10d::Backend> transport,
                       BucketCaps caps,
                       GraphMode mode,
@@ -194,7 +197,7 @@ void bind_reducer(py::module_& module) {
                     skip_unused_buckets,
                     delay_trigger,
                     precision},
-                make_collective(std::move(process_group), std::move(transport)),
+                make_collective(process_group, language_of(process_group), std::move(transport)),
                 std::move(frozen_params)));
           }),
           py::arg("params"),
@@ -210,11 +213,19 @@ void bind_reducer(py::module_& module) {
           py::arg("precision") = Precision())
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
-      .def("watch_outputs", &Reducer::watch_outputs, py::arg("outputs"), NoGil())
+      .def(
+          "watch_outputs",
+          &Reducer::watch_outputs,
+          py::arg("outputs"),
+          py::arg("params_replaced") = false,
+          NoGil())
       .def("prepare_for_backward", &Reducer::prepare_for_backward, NoGil())
       .def("rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
       .def("shadow_step", &Reducer::shadow_step, NoGil())
       .def("remove_hooks", &Reducer::remove_hooks, NoGil())
+      .def("yield_to", &Reducer::yield_to, py::arg("owner").none(false), NoGil())
+      .def("take_back", &Reducer::take_back, NoGil())
+      .def_property_readonly("yielded", py::cpp_function(&Reducer::yielded, NoGil()))
       .def("reset", &Reducer::reset, NoGil())
       .def("set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("set_divisor", &Reducer::set_divisor, py::arg("divisor"), NoGil())
@@ -224,11 +235,12 @@ void bind_reducer(py::module_& module) {
       .def(
           "set_collective",
           [](Reducer& reducer,
-             c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+             const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
              c10::intrusive_ptr<c10d::Backend> transport,
              std::optional<int64_t> num_steps) {
             reducer.set_collective(
-                make_collective(std::move(process_group), std::move(transport)), num_steps);
+                make_collective(process_group, language_of(process_group), std::move(transport)),
+                num_steps);
           },
           py::arg("process_group").none(false),
           py::arg("transport").none(true),
@@ -280,7 +292,6 @@ void bind_reducer(py::module_& module) {
       .def(
           "remove_recording", &Reducer::remove_recording, py::arg("recording").none(false), NoGil())
       .def("number_as_constructed", &Reducer::number_as_constructed, NoGil())
-      .def("continue_from", &Reducer::continue_from, py::arg("older").none(false), NoGil())
       .def(
           "set_after_sync",
           [](Reducer& reducer, py::function callback) {

@@ -3,6 +3,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "../comm/collective.h"
+
 namespace ddpx::bindings {
 
 void bind_phase(pybind11::module_& module);
@@ -12,5 +14,8 @@ void bind_recording(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
 void bind_health(pybind11::module_& module);
 void bind_shm(pybind11::module_& module);
+
+// Whether the class of the group is a Python class. Takes the GIL.
+WrittenIn language_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 }  // namespace ddpx::bindings

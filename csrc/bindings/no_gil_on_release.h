@@ -23,8 +23,10 @@ class NoGilOnRelease {
   NoGilOnRelease(Pointer held) : held_(std::move(held)) {}  // NOLINT: implicit
   NoGilOnRelease(const NoGilOnRelease&) = default;
   NoGilOnRelease(NoGilOnRelease&&) noexcept = default;
-  NoGilOnRelease& operator=(const NoGilOnRelease&) = default;
-  NoGilOnRelease& operator=(NoGilOnRelease&&) noexcept = default;
+  NoGilOnRelease& operator=(NoGilOnRelease other) noexcept {
+    std::swap(held_, other.held_);  // `other` releases what was held, without the GIL
+    return *this;
+  }
 
   ~NoGilOnRelease() {
     if (held_ && PyGILState_Check()) {

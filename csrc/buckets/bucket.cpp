@@ -84,7 +84,9 @@ void Bucket::launch(Collective& collective) {
   const auto& sent = row_values_.defined() ? row_values_ : buffer_;
   // Backends sum real numbers. A complex sum is the sum of its parts.
   const auto real = !sent.is_sparse() && sent.is_complex() ? at::view_as_real(sent) : sent;
-  in_flight_ = InFlightReduction{collective.all_reduce_sum(real), nullptr, nullptr};
+  auto work = collective.all_reduce_sum(real);
+  auto sum = collective.sum_of(*work);
+  in_flight_ = InFlightReduction{std::move(work), std::move(sum), nullptr};
 }
 
 void Bucket::launch(
@@ -133,26 +135,33 @@ void Bucket::wait(Collective& collective) {
   if (!flight) {
     throw InternalError("waiting for a bucket that was not launched");
   }
-  if (flight->work) {
-    collective.wait(*flight->work, device_);
-    reduced_ = row_values_.defined()
-                   ? sparse_from_rows(std::exchange(row_values_, {}), rows_, buffer_)
-                   : buffer_;
-  } else {
+  if (flight->future) {
     collective.wait(*flight->future);
-    reduced_ = as_reduced(flight->hook->parseHookResult(flight->future->value()));
+  } else {
+    collective.wait(*flight->work, device_);
+  }
+  if (flight->hook != nullptr) {
+    const auto result = flight->hook->parseHookResult(flight->future->value());
+    reduced_ = as_reduced(result, "the communication hook");
+    return;
+  }
+  const auto sum = flight->future ? tensor_in(flight->future->value()) : at::Tensor();
+  if (row_values_.defined()) {
+    const auto sent = std::exchange(row_values_, {});
+    reduced_ = sparse_from_rows(flight->future ? sum.view_as(sent) : sent, rows_, buffer_);
+  } else {
+    reduced_ = flight->future ? as_reduced(sum, "the all-reduce of the process group") : buffer_;
   }
 }
 
-at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
+at::Tensor Bucket::as_reduced(const at::Tensor& result, const std::string& source) const {
   if (!result.defined()) {
-    throw UserError("the result of the communication hook is None, but must be a tensor");
+    throw UserError("the result of " + source + " is None, but must be a tensor");
   }
   if (sparse_) {
     if (!result.is_sparse() || result.sizes() != buffer_.sizes()) {
       throw UserError(
-          "the result of the communication hook must be a sparse tensor of the same size as the "
-          "gradient");
+          "the result of " + source + " must be a sparse tensor of the same size as the gradient");
     }
     return result;
   }
@@ -164,7 +173,7 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result) const {
   }
   if (result.numel() != numel || result.device() != buffer_.device()) {
     throw UserError(
-        "the result of the communication hook has " + count(result.numel(), "element") + " on " +
+        "the result of " + source + " has " + count(result.numel(), "element") + " on " +
         result.device().str() + ", but the bucket has " + count(numel, "element") + " on " +
         buffer_.device().str());
   }

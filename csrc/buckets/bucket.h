@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "../comm/collective.h"
@@ -138,8 +139,8 @@ class Bucket {
  private:
   Bucket() = default;
 
-  // The result of a hook, as elements of the buffer. UserError if it does not fit.
-  at::Tensor as_reduced(const at::Tensor& result) const;
+  // The result of `source`, as elements of the buffer. UserError if it does not fit.
+  at::Tensor as_reduced(const at::Tensor& result, const std::string& source) const;
 
   c10::Device device_{c10::kCPU};
   bool sparse_ = false;

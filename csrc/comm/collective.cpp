@@ -50,12 +50,16 @@ c10::intrusive_ptr<c10d::Backend> backend_for(c10d::ProcessGroup& group, c10::De
 class ProcessGroupCollective final : public Collective {
  public:
   ProcessGroupCollective(
-      c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> transport)
+      c10::intrusive_ptr<c10d::ProcessGroup> group,
+      WrittenIn language,
+      c10::intrusive_ptr<c10d::Backend> transport)
       : group_(std::move(group)),
         transport_(std::move(transport)),
-        alone_(group_->getSize() == 1 && !communication_forced()),
+        language_(language),
+        alone_(language == WrittenIn::kCpp && group_->getSize() == 1 && !communication_forced()),
         monitor_(monitor_of(group_)),
-        needs_abort_polling_(needs_abort_polling(*group_, c10::kCPU)) {
+        needs_abort_polling_(
+            language == WrittenIn::kCpp && needs_abort_polling(*group_, c10::kCPU)) {
     if (transport_) {
       abort_with(group_, transport_);
     }
@@ -82,6 +86,19 @@ class ProcessGroupCollective final : public Collective {
     // Read in each call, because the timeout of a group may change.
     options.timeout = group_->getBackend(c10::kCPU)->getBackendOptions()->timeout;
     return transport_->allreduce(tensors, options);
+  }
+
+  // DDP takes the value of the future. Backends in C++ write the sum into the tensor, too. A work
+  // in Python may have no future: DDP then fails.
+  c10::intrusive_ptr<c10::ivalue::Future> sum_of(c10d::Work& work) override {
+    if (language_ == WrittenIn::kCpp) {
+      return nullptr;
+    }
+    try {
+      return work.getFuture();
+    } catch (const c10::Error&) {
+      return nullptr;
+    }
   }
 
   void broadcast_from_rank_0(const at::Tensor& tensor) override {
@@ -127,6 +144,7 @@ class ProcessGroupCollective final : public Collective {
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   c10::intrusive_ptr<c10d::Backend> transport_;
+  WrittenIn language_;
   bool alone_;
   std::shared_ptr<health::Monitor> monitor_;
   bool needs_abort_polling_;
@@ -170,8 +188,10 @@ bool needs_abort_polling(c10d::ProcessGroup& group, c10::DeviceType device) {
 }
 
 std::shared_ptr<Collective> make_collective(
-    c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> transport) {
-  return std::make_shared<ProcessGroupCollective>(std::move(group), std::move(transport));
+    c10::intrusive_ptr<c10d::ProcessGroup> group,
+    WrittenIn language,
+    c10::intrusive_ptr<c10d::Backend> transport) {
+  return std::make_shared<ProcessGroupCollective>(std::move(group), language, std::move(transport));
 }
 
 }  // namespace ddpx

@@ -34,12 +34,17 @@ class Collective {
   // done.
   virtual Work all_reduce_sum(const at::Tensor& tensor) = 0;
 
+  // The future whose value takes the place of the summed tensor. Null if the sum is in that tensor.
+  virtual c10::intrusive_ptr<c10::ivalue::Future> sum_of(c10d::Work& /*work*/) {
+    return nullptr;
+  }
+
   // Waits for the work on a tensor of `device`: on CPU until the work is done, on a device by
   // making the current stream wait. Throws the error of the work, or health::GroupFailed as soon as
   // the group has failed.
   virtual void wait(c10d::Work& work, c10::Device device);
 
-  // As above, for the future of a communication hook.
+  // As above, for the future of a sum or of a communication hook.
   void wait(c10::ivalue::Future& future) const;
 
   // Overwrites `tensor` with the tensor of rank 0. Returns when the current stream has the result.
@@ -58,10 +63,15 @@ class Collective {
 // calls of gloo do. Collective::wait() then polls for a failure of the group.
 bool needs_abort_polling(c10d::ProcessGroup& group, c10::DeviceType device);
 
+// The user's code may implement a group. Its calls may do more than the number of ranks tells, such
+// as averaging over replicas of the job, and a future may have another value than the tensor.
+enum class WrittenIn { kCpp, kPython };
+
 // `transport`, if any, sums strided CPU tensors in place of the group. The backend has the ranks of
 // the group, and makes each work a GivesEndNotice that ends when the transport is aborted.
 std::shared_ptr<Collective> make_collective(
     c10::intrusive_ptr<c10d::ProcessGroup> group,
+    WrittenIn language,
     c10::intrusive_ptr<c10d::Backend> transport = nullptr);
 
 }  // namespace ddpx

@@ -11,10 +11,6 @@ namespace {
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-at::Tensor tensor_of(const c10::IValue& result) {
-  return result.isTensor() ? result.toTensor() : result.toTensorVector().front();
-}
-
 // A future may outlive its hook, because a failed step waits for nothing. So callbacks do not
 // capture `this`.
 class BuiltinHook : public CommHook {
@@ -22,7 +18,7 @@ class BuiltinHook : public CommHook {
   explicit BuiltinHook(Group group) : group_(std::move(group)) {}
 
   at::Tensor parseHookResult(const c10::IValue& result) override {
-    return tensor_of(result);
+    return tensor_in(result);
   }
 
  protected:
@@ -61,7 +57,7 @@ class Fp16CompressHook final : public BuiltinHook {
     auto reduced = mean(bucket.getBuffer().to(at::kHalf));
     return reduced->then(
         [buffer = bucket.getBuffer()](c10::ivalue::Future& done) -> c10::IValue {
-          buffer.copy_(tensor_of(done.value()));
+          buffer.copy_(tensor_in(done.value()));
           return buffer;
         },
         c10::TensorType::get());
@@ -77,7 +73,7 @@ class ReducedPrecisionHook final : public BuiltinHook {
     return sum(bucket.getBuffer().to(dtype_))
         ->then(
             [world_size = world_size()](c10::ivalue::Future& done) -> c10::IValue {
-              return tensor_of(done.value()).div_(world_size);  // write_back() casts it
+              return tensor_in(done.value()).div_(world_size);  // write_back() casts it
             },
             c10::TensorType::get());
   }
@@ -87,6 +83,16 @@ class ReducedPrecisionHook final : public BuiltinHook {
 };
 
 }  // namespace
+
+at::Tensor tensor_in(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor();
+  }
+  const auto tensors = value.isPyObject()     ? value.toPyObjectHolder()->extractTensors()
+                       : value.isTensorList() ? value.toTensorVector()
+                                              : std::vector<at::Tensor>();
+  return tensors.empty() ? at::Tensor() : tensors.front();
+}
 
 std::shared_ptr<CommHook> make_reduced_precision_hook(
     at::ScalarType dtype, c10::intrusive_ptr<c10d::ProcessGroup> group) {

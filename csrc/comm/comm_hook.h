@@ -1,6 +1,8 @@
 // Communication hooks, which replace the all-reduce: built-in ones, and the user's.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
 
@@ -20,6 +22,10 @@ class HookError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+// The tensor in the value of a future: a tensor, or the first one of a list, also of a Python
+// object. Undefined if there is none.
+at::Tensor tensor_in(const c10::IValue& value);
 
 // torch's built-in hooks, implemented here because torch does not export them. ALLREDUCE divides
 // and sums. FP16_COMPRESS divides and sums in half precision.

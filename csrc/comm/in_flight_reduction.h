@@ -9,8 +9,8 @@
 
 namespace ddpx {
 
-// Either an all-reduce (`work`), or what a communication hook returned (`future`, `hook`).
-// A bucket owns it, under the mutex of the reducer.
+// Either an all-reduce (`work`, and `future` if its value is the sum), or what a communication hook
+// returned (`future`, `hook`). A bucket owns it, under the mutex of the reducer.
 struct InFlightReduction {
   Collective::Work work;
   c10::intrusive_ptr<c10::ivalue::Future> future;

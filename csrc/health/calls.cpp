@@ -1,6 +1,7 @@
 #include "calls.h"
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 
 namespace ddpx::health {
@@ -16,7 +17,7 @@ Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over) 
       all_are_through = false;
       continue;
     }
-    if (!ours.same_launches(*theirs)) {
+    if (!ours.same_launches(*theirs) || !ours.same_frozen(*theirs)) {
       return Comparison::kDifferent;
     }
     is_same = is_same && ours.same_results(*theirs);
@@ -61,19 +62,32 @@ bool differ(const StepCalls& a, const StepCalls& b) {
   return a.sequence != b.sequence || !a.same_launches(b) || !a.same_results(b);
 }
 
-// "rank 1 made one more collective call than rank 0, 7 against 6, by step 3". Compares a rank of
-// the majority with one of the minority.
-std::string difference_in_words(const CallsByRank& ranks) {
-  const auto num_like = [&ranks](const auto& one) {
-    return std::count_if(ranks.begin(), ranks.end(), [&one](const auto& each) {
+// A rank of the majority, and a rank of the minority: the end of `ranks` if there is none.
+template <typename Differ>
+auto find_odd_one(const CallsByRank& ranks, const Differ& differ) {
+  const auto num_like = [&](const auto& one) {
+    return std::count_if(ranks.begin(), ranks.end(), [&](const auto& each) {
       return !differ(each.second, one.second);
     });
   };
   const auto usual = std::max_element(
       ranks.begin(), ranks.end(), [&](auto& a, auto& b) { return num_like(a) < num_like(b); });
-  const auto other = std::find_if(ranks.begin(), ranks.end(), [&usual](const auto& each) {
+  const auto other = std::find_if(ranks.begin(), ranks.end(), [&](const auto& each) {
     return differ(each.second, usual->second);
   });
+  return std::pair(usual, other);
+}
+
+// " of wrapper 2", or empty for the first one.
+std::string of_wrapper(const StepCalls& calls) {
+  const int model = model_of(calls.wrapper);
+  return model > 0 && model < kNumModels ? " of wrapper " + std::to_string(model) : std::string();
+}
+
+// "rank 1 made one more collective call than rank 0, 7 against 6, by step 3". Compares a rank of
+// the majority with one of the minority.
+std::string difference_in_words(const CallsByRank& ranks) {
+  const auto [usual, other] = find_odd_one(ranks, differ);
   if (other == ranks.end()) {
     return "ranks differ";
   }
@@ -102,14 +116,9 @@ std::string difference_in_words(const CallsByRank& ranks) {
 
 std::string describe_mismatch(const CallsByRank& ranks) {
   const auto& ours = ranks.front().second;
-  const int model = model_of(ours.wrapper);
   std::ostringstream out;
   out << difference_in_words(ranks) << ": ranks made different collective calls in step "
-      << ours.step;
-  if (model > 0 && model < kNumModels) {
-    out << " of wrapper " << model;
-  }
-  out << ", or before it.";
+      << ours.step << of_wrapper(ours) << ", or before it.";
   for (const auto& [rank, calls] : ranks) {
     out << "\n  rank " << rank << ": " << buckets_of(calls);
     if (calls.sequence != 0) {
@@ -125,6 +134,60 @@ std::string describe_mismatch(const CallsByRank& ranks) {
     }
   }
   return out.str();
+}
+
+namespace {
+
+// The names of the params in `first` that are not in `second`, quoted; empty if there are none.
+std::string names_of_others(
+    const ParamIndices& first, const ParamIndices& second, const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 8;
+  ParamIndices others;
+  std::set_difference(
+      first.begin(), first.end(), second.begin(), second.end(), std::back_inserter(others));
+  std::vector<std::string> found;
+  for (const auto param : others) {
+    found.push_back(param < names.size() ? names[param] : "parameter " + std::to_string(param));
+  }
+  return join_names(found, kMost);
+}
+
+}  // namespace
+
+Failure mismatch_of(
+    const CallsByRank& ranks,
+    const std::function<std::string(int rank)>& frozen_by,
+    const std::vector<std::string>& names) {
+  const bool same_launches = find_odd_one(ranks, [](const auto& a, const auto& b) {
+                               return !a.same_launches(b);
+                             }).second == ranks.end();
+  const auto [usual, other] =
+      find_odd_one(ranks, [](const auto& a, const auto& b) { return !a.same_frozen(b); });
+  if (!same_launches || other == ranks.end()) {
+    return {FailureKind::kMismatch, {}, describe_mismatch(ranks)};
+  }
+  const auto frozen_on = [&](const auto& rank) {
+    const auto& [number, calls] = rank;
+    return FrozenParams::find(frozen_by(number), calls.wrapper, calls.frozen);
+  };
+  std::ostringstream out;
+  out << "rank " << other->first << " and rank " << usual->first
+      << " froze different parameters in step " << usual->second.step << of_wrapper(usual->second);
+  const auto theirs = frozen_on(*other);
+  const auto ours = frozen_on(*usual);
+  if (theirs && ours) {
+    const auto only_theirs = names_of_others(*theirs, *ours, names);
+    const auto only_ours = names_of_others(*ours, *theirs, names);
+    const char* separator = ": ";
+    for (const auto& [rank, others] :
+         {std::pair(other, only_theirs), std::pair(usual, only_ours)}) {
+      if (!others.empty()) {
+        out << separator << others << " on rank " << rank->first << " only";
+        separator = "; ";
+      }
+    }
+  }
+  return {FailureKind::kFrozen, {}, out.str()};
 }
 
 }  // namespace ddpx::health

@@ -1,6 +1,7 @@
 // Compares the collective calls that ranks made in a step, and describes how they differ.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,5 +30,12 @@ std::optional<std::string> uneven_sequences(const CallsByRank& ranks);
 
 // Describes how the calls of ranks differ, in the step of the first calls.
 std::string describe_mismatch(const CallsByRank& ranks);
+
+// The failure of ranks whose calls differ, or that froze different params. `frozen_by`: the result
+// of FrozenParams::to_text() of a rank. `names`: of the params of the wrapper.
+Failure mismatch_of(
+    const CallsByRank& ranks,
+    const std::function<std::string(int rank)>& frozen_by,
+    const std::vector<std::string>& names);
 
 }  // namespace ddpx::health

@@ -9,13 +9,13 @@ std::optional<Failure> DeclaredFailure::get() const {
   return failure_;
 }
 
-bool DeclaredFailure::set(Failure failure, HostTable* host, int rank) {
+bool DeclaredFailure::set(Failure failure, HostTable* host) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failure_) {
     return false;
   }
   if (host != nullptr) {
-    const auto standing = host->declare(rank, failure.to_text(), now_ns());
+    const auto standing = host->declare(failure.to_text(), now_ns());
     failure = Failure::from_text(standing).value_or(failure);
   }
   failure_ = std::move(failure);

@@ -24,7 +24,7 @@ class DeclaredFailure {
   // Returns false if there is a failure already. If another rank of the host has declared a
   // failure, this rank takes over that failure. `host` is null while this rank does not know its
   // host.
-  bool set(Failure failure, HostTable* host, int rank);
+  bool set(Failure failure, HostTable* host);
 
   // Waits until the failure exists, at most for `time`.
   void wait_for(std::chrono::milliseconds time) const;

@@ -60,6 +60,8 @@ std::string remedy(const Failure& failure) {
       return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
     case FailureKind::kDead:
       return "";
+    case FailureKind::kFrozen:
+      return "Pass find_unused_parameters=True, or freeze the same parameters on all ranks. ";
     case FailureKind::kMismatch:
       break;
   }
@@ -71,9 +73,18 @@ std::string remedy(const Failure& failure) {
 }
 
 const char* consequence(FailureKind kind) {
-  return kind == FailureKind::kMismatch
-             ? "Tensors may have been summed with what does not belong to them. "
-             : "The gradients of this step are not averaged. ";
+  switch (kind) {
+    case FailureKind::kMismatch:
+      return "Tensors may have been summed with what does not belong to them. ";
+    case FailureKind::kFrozen:
+      return "A rank that froze a parameter did not get its average, so that the weights of ranks "
+             "differ from then on. ";
+    case FailureKind::kDead:
+    case FailureKind::kLeft:
+    case FailureKind::kStalled:
+      break;
+  }
+  return "The gradients of this step are not averaged. ";
 }
 
 // What to do to train on.
@@ -93,6 +104,7 @@ std::string way_on(const RankReport& report) {
 const char* error_name(FailureKind kind) {
   switch (kind) {
     case FailureKind::kMismatch:
+    case FailureKind::kFrozen:
       return "ddpx.RankMismatch";
     case FailureKind::kStalled:
       return "ddpx.RankStalled";
@@ -124,7 +136,7 @@ std::string Failure::to_text() const {
 std::optional<Failure> Failure::from_text(const std::string& text) {
   const auto fields = split_fields(text);
   const auto code = fields.size() < 3 ? std::nullopt : to_number<int>(fields[0]);
-  if (!code || *code < 0 || *code > static_cast<int>(FailureKind::kMismatch)) {
+  if (!code || *code < 0 || *code > static_cast<int>(FailureKind::kFrozen)) {
     return std::nullopt;
   }
   Failure failure{static_cast<FailureKind>(*code), {}, fields[1]};
@@ -142,7 +154,7 @@ std::optional<Failure> Failure::from_text(const std::string& text) {
   for (const int rank : ranks) {
     failure.lost.push_back({rank, "unknown", 0, "is lost, too", {}, {}, false});
   }
-  const bool says_how = failure.kind == FailureKind::kMismatch || !failure.how.empty();
+  const bool says_how = failure.is_mismatch() || !failure.how.empty();
   return says_how || !failure.lost.empty() ? std::make_optional(failure) : std::nullopt;
 }
 
@@ -202,7 +214,7 @@ std::string RankReport::text() const {
         << " one, and the others have given it up: ";
   }
   out << described << ".";
-  if (bucket && failure.kind != FailureKind::kMismatch) {
+  if (bucket && !failure.is_mismatch()) {
     constexpr std::size_t kMostNames = 8;
     out << " This rank was waiting for bucket " << *bucket << " (" << join_names(params, kMostNames)
         << ").";

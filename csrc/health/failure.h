@@ -17,6 +17,7 @@ enum class FailureKind : uint8_t {
   kLeft,      // its script ended, or it destroyed its group, while others wait for it
   kStalled,   // it lives, and has not come for longer than the user, or the backend, allows
   kMismatch,  // ranks made different collective calls; nobody is lost
+  kFrozen,    // ranks froze different params; nobody is lost
 };
 
 struct LostRank {
@@ -33,6 +34,11 @@ struct Failure {
   FailureKind kind = FailureKind::kDead;
   std::vector<LostRank> lost;
   std::string how;  // where no rank of the group is lost: what has happened
+
+  // Ranks did different things, and nobody is lost.
+  bool is_mismatch() const {
+    return kind == FailureKind::kMismatch || kind == FailureKind::kFrozen;
+  }
 
   // The first lost rank, for whose sake others fail; -1 if none is lost.
   int first_rank() const {

@@ -1,9 +1,11 @@
 #include "group_state.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "calls.h"
+#include "fields.h"
 
 namespace ddpx::health {
 namespace {
@@ -60,19 +62,28 @@ class GroupState::Probe final : public HostProbe {
   }
   std::string calls() override {
     const auto state = state_.lock();
-    return state ? state->page.view().calls.to_text() : std::string();
+    if (!state) {
+      return {};
+    }
+    const auto& page = state->page.view();
+    return join_fields({page.calls.to_text(), page.frozen.to_text()});
   }
   std::optional<std::string> compare_calls(int rank, const std::string& calls) override {
     const auto state = state_.lock();
-    const auto found = state ? state->page.view().calls.find_mismatch(calls) : std::nullopt;
+    const auto told = split_fields(calls);
+    if (!state || told.size() < 2) {
+      return std::nullopt;
+    }
+    const auto& page = state->page.view();
+    const auto found = page.calls.find_mismatch(told[0]);
     if (!found) {
       return std::nullopt;
     }
-    const std::pair ours(state->group.rank, found->first);
-    const std::pair theirs(rank, found->second);
-    const auto how = ours.first < theirs.first ? describe_mismatch({ours, theirs})
-                                               : describe_mismatch({theirs, ours});
-    return Failure{FailureKind::kMismatch, {}, how}.to_text();
+    CallsByRank ranks{{state->group.rank, found->first}, {rank, found->second}};
+    std::sort(ranks.begin(), ranks.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    const auto frozen_by = [&](int by) { return by == rank ? told[1] : page.frozen.to_text(); };
+    const auto names = state->peers.names().all_params(model_of(found->first.wrapper));
+    return mismatch_of(ranks, frozen_by, names).to_text();
   }
 
  private:

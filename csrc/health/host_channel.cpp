@@ -108,7 +108,7 @@ bool HostChannel::listen(Store& store) {
 void HostChannel::handle(uint32_t number, const std::string& event) {
   const auto kind = kind_of(event);
   if (kind == kFailure) {
-    table_->declare(settings_.own.rank, split_fields(event)[1], now_());
+    table_->declare(split_fields(event)[1], now_());
     table_->failure_posted = true;
     return;  // the last event: nobody waits for a later one
   }

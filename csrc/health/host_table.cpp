@@ -6,9 +6,14 @@
 namespace ddpx::health {
 namespace {
 
-// Another rank writes its failure within this time, unless it died while it wrote. Then one of the
-// ranks that wait takes its place.
+// A rank declares its draft within this time, unless the rank is stopped or has died. Another rank
+// then writes the next draft.
 constexpr auto kTimeToWrite = std::chrono::milliseconds(100);
+
+const HostTable::Draft* declared_draft(const HostTable& table) {
+  const auto number_plus_1 = table.declared_draft_plus_1.load();
+  return number_plus_1 == 0 ? nullptr : &table.drafts[number_plus_1 - 1];
+}
 
 }  // namespace
 
@@ -25,24 +30,35 @@ void HostTable::introduce(const Introduction& who, uint64_t host_of_rank) {
   }
 }
 
-std::string HostTable::declare(int rank, const std::string& text, int64_t now_ns) {
-  int32_t writer = 0;
-  while (!declared_by_plus_1.compare_exchange_strong(writer, rank + 1)) {
+std::string HostTable::declare(const std::string& text, int64_t now_ns) {
+  for (std::size_t number = 0; number < drafts.size(); ++number) {
+    auto& draft = drafts[number];
+    if (!draft.taken.exchange(true)) {
+      draft.failure.write(text);
+      draft.written_ns = now_ns;
+      uint32_t none = 0;
+      declared_draft_plus_1.compare_exchange_strong(none, static_cast<uint32_t>(number) + 1);
+      return declared().value_or(text);
+    }
     const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
-    while (declared_ns == 0 && std::chrono::steady_clock::now() < deadline) {
+    while (declared_draft_plus_1 == 0 && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    if (const auto standing = declared()) {
+    if (auto standing = declared()) {
       return *standing;
     }
   }
-  failure.write(text);
-  declared_ns = now_ns;
-  return text;
+  return text;  // as many ranks as there are drafts are stopped, or have died, while they wrote
 }
 
 std::optional<std::string> HostTable::declared() const {
-  return declared_ns != 0 ? std::make_optional(failure.read()) : std::nullopt;
+  const auto* draft = declared_draft(*this);
+  return draft == nullptr ? std::nullopt : std::make_optional(draft->failure.read());
+}
+
+int64_t HostTable::declared_ns() const {
+  const auto* draft = declared_draft(*this);
+  return draft == nullptr ? 0 : draft->written_ns.load();
 }
 
 }  // namespace ddpx::health

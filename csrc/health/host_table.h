@@ -1,6 +1,7 @@
 // Memory that all ranks of one host share. It lies on the status page of one of them.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -36,10 +37,17 @@ struct HostTable {
   // token of the page whose table the host uses.
   std::atomic<uint64_t> host;
 
-  // The first failure that a rank of this host declared. All ranks of the host report this one.
-  std::atomic<int32_t> declared_by_plus_1;
-  std::atomic<int64_t> declared_ns;  // 0 until `failure` is complete
-  SharedText<16384> failure;
+  // A failure that one rank writes. Nobody else writes to the draft, and nobody reads it before it
+  // is declared, so a rank that is slow, or dies while it writes, changes nothing.
+  struct Draft {
+    std::atomic<bool> taken;
+    std::atomic<int64_t> written_ns;
+    SharedText<16384> failure;
+  };
+  std::array<Draft, 4> drafts;
+
+  // The draft that a rank declared first. All ranks of the host report its failure. 0: none.
+  std::atomic<uint32_t> declared_draft_plus_1;
   std::atomic<bool> failure_posted;  // all hosts hear of it, or of an earlier one
 
   std::atomic<Stage> stage;
@@ -77,11 +85,12 @@ struct HostTable {
   }
 
   // Declares a failure. Returns the failure that stands: this one, or the one that another rank of
-  // the host declared before.
-  std::string declare(int rank, const std::string& text, int64_t now_ns);
+  // the host declared before. Waits while another rank writes, for half a second at most.
+  std::string declare(const std::string& text, int64_t now_ns);
 
-  // The failure that stands.
+  // The failure that stands, and when it was written.
   std::optional<std::string> declared() const;
+  int64_t declared_ns() const;  // 0 if there is none
 };
 
 }  // namespace ddpx::health

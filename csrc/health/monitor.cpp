@@ -100,7 +100,7 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
     const Failure failure{
         FailureKind::kDead, {{rank, own.host, own.process.pid, kRaised, cause, doing}}, {}};
     const auto text = failure.to_text();
-    const auto standing = table != nullptr ? table->declare(rank, text, now_ns()) : text;
+    const auto standing = table != nullptr ? table->declare(text, now_ns()) : text;
     if (!on_one_host) {
       channel.post_failure(standing);
     }

@@ -55,8 +55,12 @@ class Monitor {
   // `said`: the error of the backend, if it met one.
   void raise_if_failed(const std::string& said = {});
 
-  // Declares that ranks make different collective calls, and raises. All ranks raise this.
-  [[noreturn]] void raise_mismatch(const std::string& how);
+  // Declares that ranks make different collective calls, or another mismatch, and raises. All ranks
+  // raise this.
+  [[noreturn]] void raise_mismatch(const std::string& how) {
+    raise_mismatch(Failure{FailureKind::kMismatch, {}, how});
+  }
+  [[noreturn]] void raise_mismatch(Failure mismatch);
 
   // After a collective call has failed with the text `said`. Waits until the cause is found, for
   // some seconds at most. Raises if ranks are lost or late. Returns if all ranks live. In a

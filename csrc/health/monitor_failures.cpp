@@ -90,8 +90,9 @@ void Monitor::raise_if_failed(const std::string& said) {
   raise(*found);
 }
 
-void Monitor::raise_mismatch(const std::string& how) {
-  declare({FailureKind::kMismatch, {}, how.substr(0, cut_utf8(how, kMostHow))});
+void Monitor::raise_mismatch(Failure mismatch) {
+  mismatch.how.resize(cut_utf8(mismatch.how, kMostHow));
+  declare(std::move(mismatch));
   raise_if_failed();
   throw std::logic_error("a failure that was declared was not raised");
 }
@@ -99,7 +100,7 @@ void Monitor::raise_mismatch(const std::string& how) {
 void Monitor::declare(Failure failure) {
   const int rank = state_->group.rank;
   auto* table = state_->table();
-  if (!failure_.set(std::move(failure), table, rank)) {
+  if (!failure_.set(std::move(failure), table)) {
     return;
   }
   const auto found = *report();

@@ -28,6 +28,17 @@ void BucketNames::set(uint8_t model, std::vector<std::vector<std::string>> names
   names_[model] = std::move(names);
 }
 
+void BucketNames::set_all_params(uint8_t model, std::vector<std::string> names) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  all_params_[model] = std::move(names);
+}
+
+std::vector<std::string> BucketNames::all_params(uint8_t model) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = all_params_.find(model);
+  return found == all_params_.end() ? std::vector<std::string>() : found->second;
+}
+
 std::vector<std::string> BucketNames::params(uint8_t model, uint16_t bucket) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = names_.find(model);

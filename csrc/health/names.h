@@ -67,6 +67,10 @@ class BucketNames {
  public:
   void set(uint8_t model, std::vector<std::vector<std::string>> names);
 
+  // All params of the wrapper, by index.
+  void set_all_params(uint8_t model, std::vector<std::string> names);
+  std::vector<std::string> all_params(uint8_t model) const;
+
   std::vector<std::string> params(uint8_t model, uint16_t bucket) const;
 
   // "step 3, phase waiting for buckets, bucket 1 ('a', 'b')".
@@ -75,6 +79,7 @@ class BucketNames {
  private:
   mutable std::mutex mutex_;
   std::map<uint8_t, std::vector<std::vector<std::string>>> names_;  // by model, bucket
+  std::map<uint8_t, std::vector<std::string>> all_params_;          // by model
 };
 
 }  // namespace ddpx::health

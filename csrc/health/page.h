@@ -10,6 +10,7 @@
 
 #include "../shm/memory.h"
 #include "activity.h"
+#include "frozen_params.h"
 #include "host_table.h"
 #include "recent_steps.h"
 #include "shared_text.h"
@@ -36,6 +37,7 @@ struct StatusPage {
   std::atomic<uint32_t> num_stack_requests;
   SharedText<32768> stack;  // answers to them
   RecentSteps calls;
+  FrozenParams frozen;
   HostTable host;  // of use on the page of the host's first member; the last member, as it grows
 
   Activity activity() const {

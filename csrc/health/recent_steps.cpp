@@ -18,12 +18,12 @@ bool is_reduced(const StepCalls& calls) {
 void put_calls(std::ostream& out, const StepCalls& calls) {
   out << std::hex << calls.wrapper << ' ' << calls.step << ' ' << calls.num_launched << ' '
       << calls.digest << ' ' << calls.sequence << ' ' << calls.results << ' ' << calls.num_bytes
-      << '\n';
+      << ' ' << calls.frozen << '\n';
 }
 
 bool get_calls(std::istream& in, StepCalls& calls) {
   in >> std::hex >> calls.wrapper >> calls.step >> calls.num_launched >> calls.digest >>
-      calls.sequence >> calls.results >> calls.num_bytes;
+      calls.sequence >> calls.results >> calls.num_bytes >> calls.frozen;
   return static_cast<bool>(in);
 }
 
@@ -42,7 +42,7 @@ std::size_t RecentSteps::place_of(uint8_t model, uint32_t step) {
 
 void RecentSteps::publish(const StepCalls& calls) {
   auto& entry = entries_[place_of(model_of(calls.wrapper), calls.step)];
-  static_assert(std::tuple_size_v<Words> == 6);  // see get_calls()
+  static_assert(std::tuple_size_v<Words> == 7);  // see get_calls()
   const auto words = std::bit_cast<Words>(calls);
   const auto version = entry.version.load(std::memory_order_relaxed);
   entry.version.store(version + 1, std::memory_order_relaxed);
@@ -62,7 +62,7 @@ std::optional<StepCalls> RecentSteps::Entry::read() const {
   const auto before = version.load(std::memory_order_acquire);
   const auto numbers = std::bit_cast<std::array<uint32_t, 2>>(word(0));
   std::optional<StepCalls> calls(
-      StepCalls{numbers[0], numbers[1], word(1), word(2), word(3), word(4), word(5)});
+      StepCalls{numbers[0], numbers[1], word(1), word(2), word(3), word(4), word(5), word(6)});
   std::atomic_thread_fence(std::memory_order_acquire);
   if (before % 2 != 0 || version.load(std::memory_order_relaxed) != before) {
     calls.reset();
@@ -105,7 +105,8 @@ std::optional<std::pair<StepCalls, StepCalls>> RecentSteps::find_mismatch(
   for (StepCalls other; get_calls(in, other);) {
     const auto own = find(other);
     const bool differs =
-        own && is_reduced(*own) && !(own->same_launches(other) && own->same_results(other));
+        own && is_reduced(*own) &&
+        !(own->same_launches(other) && own->same_frozen(other) && own->same_results(other));
     if (differs && (!found || own->step < found->first.step)) {
       found = {*own, other};
     }

@@ -21,6 +21,8 @@ struct StepCalls {
   uint64_t sequence = 0;   // of the group's calls, at the first launch; 0: not counted
   uint64_t results = 0;    // a sample of what the buckets came back with; 0 until the step's end
   uint64_t num_bytes = 0;  // of all buckets so far
+  uint64_t frozen = 0;     // a digest of the params that this rank froze and that its peers must
+                           // freeze, too; 0 if they need not
 
   // In place of results: of a rank that has found something wrong with its own gradients. It may
   // have written into a bucket in flight: ranks that did nothing wrong can differ by it, too.
@@ -34,6 +36,10 @@ struct StepCalls {
   // Whether two ranks may have launched the same. Unknown if one of them has launched more.
   bool same_launches(const StepCalls& other) const {
     return num_launched != other.num_launched || digest == other.digest;
+  }
+  // Whether two ranks may have frozen the same params.
+  bool same_frozen(const StepCalls& other) const {
+    return frozen == 0 || other.frozen == 0 || frozen == other.frozen;
   }
   // Whether two ranks may have received the same.
   bool same_results(const StepCalls& other) const {

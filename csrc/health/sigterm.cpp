@@ -17,7 +17,7 @@
 namespace ddpx::health {
 namespace {
 
-constexpr auto kTimeToWrite = std::chrono::milliseconds(1000);
+constexpr auto kTimeToDump = std::chrono::milliseconds(1000);
 
 // What the signal handler may touch.
 std::atomic<int> wake_fd{-1};
@@ -98,7 +98,7 @@ void write_to_stderr(const std::string& text) {
   } catch (const std::system_error&) {
     return;  // no thread can start
   }
-  end->get_future().wait_for(kTimeToWrite);
+  end->get_future().wait_for(kTimeToDump);
 }
 
 }  // namespace ddpx::health

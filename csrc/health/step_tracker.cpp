@@ -28,8 +28,13 @@ uint64_t mixed(uint64_t digest, uint64_t value) {
 
 }  // namespace
 
-StepTracker::StepTracker(std::shared_ptr<Monitor> monitor, MissingParams missing_params)
-    : monitor_(std::move(monitor)), missing_params_(std::move(missing_params)) {
+StepTracker::StepTracker(
+    std::shared_ptr<Monitor> monitor,
+    MissingParams missing_params,
+    std::vector<std::string> param_names)
+    : monitor_(std::move(monitor)),
+      missing_params_(std::move(missing_params)),
+      param_names_(std::move(param_names)) {
   if (monitor_) {
     set_number(kUnnumbered);
   }
@@ -41,16 +46,11 @@ void StepTracker::number_as_constructed() {
   }
 }
 
-void StepTracker::continue_from(const StepTracker& older) {
-  if (monitor_ && monitor_ == older.monitor_) {
-    set_number(older.calls_.wrapper);
-  }
-}
-
 void StepTracker::set_number(uint32_t wrapper) {
   calls_.wrapper = wrapper;
   monitor_->wrappers().set_missing_params(model_of(wrapper), missing_params_);
   monitor_->peers().names().set(model_of(wrapper), names_);
+  monitor_->peers().names().set_all_params(model_of(wrapper), param_names_);
 }
 
 void StepTracker::name_buckets(std::vector<std::vector<std::string>> names) {
@@ -113,6 +113,18 @@ void StepTracker::note_result(const void* data, std::size_t num_bytes) {
   }
 }
 
+void StepTracker::note_frozen(const ParamIndices& params) {
+  if (!monitor_) {
+    return;
+  }
+  calls_.frozen = digest_of(params);
+  // A wrapper without a number gets it from its first launch, and publishes in its next step.
+  if (calls_.frozen != published_frozen_ && calls_.wrapper != kUnnumbered) {
+    published_frozen_ = calls_.frozen;
+    monitor_->page().view().frozen.publish(calls_.wrapper, calls_.frozen, params);
+  }
+}
+
 void StepTracker::break_off() {
   if (!monitor_) {
     return;
@@ -157,7 +169,11 @@ void StepTracker::compare(const StepCalls& calls, bool is_over) const {
     comparison = health::compare(peers, calls, is_over);
   }
   if (comparison == Comparison::kDifferent) {
-    monitor_->raise_mismatch(describe_mismatch(calls_by_rank(peers, calls)));
+    const auto frozen_by = [&](int rank) {
+      const auto peer = rank == peers.rank() ? nullptr : peers.peer(rank);
+      return (peer ? peer->page() : &monitor_->page().view())->frozen.to_text();
+    };
+    monitor_->raise_mismatch(mismatch_of(calls_by_rank(peers, calls), frozen_by, param_names_));
   }
 }
 

@@ -18,13 +18,14 @@ namespace ddpx::health {
 class StepTracker {
  public:
   StepTracker() = default;
-  StepTracker(std::shared_ptr<Monitor> monitor, MissingParams missing_params);
+  // `param_names`: of all params of the wrapper.
+  StepTracker(
+      std::shared_ptr<Monitor> monitor,
+      MissingParams missing_params,
+      std::vector<std::string> param_names = {});
 
   // After all ranks have constructed this wrapper together.
   void number_as_constructed();
-
-  // The wrapper has a new reducer, and keeps its number.
-  void continue_from(const StepTracker& older);
 
   // Publishes what this rank does from now on. `bucket`: see is_about_a_bucket().
   void note(Doing doing, std::size_t bucket = 0);
@@ -34,8 +35,16 @@ class StepTracker {
     if (monitor_) {
       monitor_->check_process();
       monitor_->raise_if_failed();
-      monitor_->await_lease();
     }
+  }
+
+  // After check(), if there are several hosts. Waits while other hosts may have declared this host
+  // lost, without the mutex of the reducer.
+  bool has_lease() const {
+    return monitor_ && monitor_->state().has_lease();
+  }
+  void await_lease() const {
+    monitor_->await_lease();
   }
 
   // A step begins. `step` is the same on all ranks.
@@ -44,6 +53,10 @@ class StepTracker {
     next_bucket_ = 0;
     sample_ = 0;
   }
+
+  // This rank froze these params, ascending, in the step that has begun. Its peers must have frozen
+  // the same ones.
+  void note_frozen(const ParamIndices& params);
 
   // The step was aborted. The last activity stays published, unless it was a wait. Peers that
   // finish the step learn whether this rank's results are invalid.
@@ -75,7 +88,8 @@ class StepTracker {
     }
   }
 
-  // After all buckets of the step. Raises if ranks made different calls. If results differ, waits
+  // After all buckets of the step. Raises if ranks made different calls, or froze different params.
+  // If results differ, waits
   // up to a second for ranks that have not finished the step, and compares again a step later.
   void check_calls();
 
@@ -95,11 +109,13 @@ class StepTracker {
 
   std::shared_ptr<Monitor> monitor_;
   MissingParams missing_params_;
+  std::vector<std::string> param_names_;
   std::vector<std::vector<std::string>> names_;  // of the params, by bucket
   StepCalls calls_{.wrapper = kUnnumbered};
   std::size_t next_bucket_ = 0;     // after those that have been launched
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
-  StepCalls last_;                  // of the step before, if it came to its end
+  uint64_t published_frozen_ = digest_of({});
+  StepCalls last_;  // of the step before, if it came to its end
 };
 
 }  // namespace ddpx::health

@@ -11,7 +11,7 @@ namespace {
 
 // Null if the backend gives no future. The end of the reduction is then the end of the wait.
 c10::intrusive_ptr<c10::ivalue::Future> future_of(const InFlightReduction& reduction) {
-  if (!reduction.work) {
+  if (reduction.future) {
     return reduction.future;
   }
   try {

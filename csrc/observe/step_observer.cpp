@@ -125,8 +125,4 @@ void StepObserver::remove_recording(const std::shared_ptr<Recording>& recording)
       std::remove(recordings_.begin(), recordings_.end(), recording), recordings_.end());
 }
 
-std::vector<std::shared_ptr<Recording>> StepObserver::take_recordings() {
-  return std::exchange(recordings_, {});
-}
-
 }  // namespace ddpx

@@ -68,9 +68,6 @@ class StepObserver {
   void add_recording(std::shared_ptr<Recording> recording, uint32_t step, const BucketPlan& plan);
   void remove_recording(const std::shared_ptr<Recording>& recording);
 
-  // Moves all recordings out.
-  std::vector<std::shared_ptr<Recording>> take_recordings();
-
   bool recorded() const {
     return !recordings_.empty();
   }

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace ddpx {
 
@@ -43,9 +44,10 @@ std::vector<std::size_t> ArrivalOrder::agree(Collective& collective, c10::Device
   return {agreed, agreed + order.numel()};
 }
 
-void ArrivalOrder::retire() {
+void ArrivalOrder::retire(std::vector<std::size_t> agreed) {
   stage_ = Stage::kDone;
   order_.clear();
+  agreed_ = std::move(agreed);
 }
 
 }  // namespace ddpx

@@ -35,8 +35,13 @@ class ArrivalOrder {
   // Rank 0's order, on every rank: a collective call.
   std::vector<std::size_t> agree(Collective& collective, c10::Device device) const;
 
-  // The buckets have been rebuilt.
-  void retire();
+  // The buckets have been rebuilt by the order that agree() returned.
+  void retire(std::vector<std::size_t> agreed);
+
+  // The order of retire(); empty before.
+  const std::vector<std::size_t>& agreed() const {
+    return agreed_;
+  }
 
  private:
   enum class Stage { kWanted, kDue, kDone };
@@ -44,6 +49,7 @@ class ArrivalOrder {
   std::size_t num_params_;
   Stage stage_;
   std::vector<std::size_t> order_;  // complete once due
+  std::vector<std::size_t> agreed_;
 };
 
 }  // namespace ddpx

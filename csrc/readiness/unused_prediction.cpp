@@ -45,7 +45,10 @@ void UnusedPrediction::learn_from_ranks(
 
 std::vector<std::size_t> UnusedPrediction::unused() const {
   std::vector<std::size_t> indices;
-  for (std::size_t i = 0; !several_threads_ && i < unreached_.size(); ++i) {
+  if (several_threads_ || !task_is_outermost_) {
+    return indices;
+  }
+  for (std::size_t i = 0; i < unreached_.size(); ++i) {
     const bool may_nest = nested_[i] || (nested_since_ && direct_in_[i] < *nested_since_);
     if (unreached_[i] && !may_nest) {
       indices.push_back(i);
@@ -55,7 +58,7 @@ std::vector<std::size_t> UnusedPrediction::unused() const {
 }
 
 bool UnusedPrediction::reaches_nothing() const {
-  return !nested_since_ && !several_threads_ &&
+  return task_is_outermost_ && !nested_since_ && !several_threads_ &&
          std::find(unreached_.begin(), unreached_.end(), false) == unreached_.end();
 }
 

@@ -29,6 +29,9 @@ struct GraphTaskId {
 // | any other, and no param ever arrived in a nested task | unused |
 // | any other, and another param once arrived in a nested task | awaited until the backward ends |
 //
+// A step may begin in a nested task, if outputs are hidden or the wrapper's forward was bypassed.
+// The list of that task lacks what the outermost task reaches, so every param is awaited.
+//
 // Once two threads have run backwards of the same step at once, every param is awaited: either
 // graph task reaches only a part of the params.
 //

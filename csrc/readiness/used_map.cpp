@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "../buckets/device_stream.h"
 #include "../errors.h"
 
 namespace ddpx {
@@ -86,6 +87,9 @@ std::vector<int32_t> UsedMap::Sums::read() const {
   if (!of_ranks.defined()) {
     return alone;
   }
+  if (stream) {
+    wait_for_stream(*current_stream(of_ranks.device()), *stream);
+  }
   const auto host = of_ranks.cpu();
   const auto* sums = host.const_data_ptr<int32_t>();
   return {sums, sums + host.numel()};
@@ -95,6 +99,7 @@ void UsedMap::wait() {
   if (const auto work = std::exchange(work_, Collective::Work())) {
     collective_->wait(*work, device_);
     last_sums_.of_ranks = summed_;
+    last_sums_.stream = current_stream(device_);
   }
 }
 

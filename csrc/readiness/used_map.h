@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "../comm/collective.h"
@@ -22,10 +24,11 @@ class UsedMap {
  public:
   // The result of one exchange; never changed afterwards. Empty if ranks never exchanged.
   struct Sums {
-    at::Tensor of_ranks;         // on the params' device; undefined if there is no other rank
-    std::vector<int32_t> alone;  // the marks of this rank, if no other rank exists
+    at::Tensor of_ranks;  // on the params' device; undefined if there is no other rank
+    std::optional<c10::Stream> stream;  // that waited for the exchange; nullopt on CPU
+    std::vector<int32_t> alone;         // the marks of this rank, if no other rank exists
 
-    // One integer per param, as summed. Waits for the device.
+    // One integer per param, as summed. Waits for the device. Any thread may read, on any stream.
     std::vector<int32_t> read() const;
 
     // Per param, how many ranks used it. Waits for the device.

@@ -6,16 +6,50 @@
 #include <optional>
 #include <thread>
 
+#include "../errors.h"
+
 namespace ddpx {
+
+// A recursive mutex that counts how often its thread holds it.
+class CountingMutex {
+ public:
+  void lock() {
+    mutex_.lock();
+    ++num_holds_;
+  }
+  bool try_lock() {
+    const bool locked = mutex_.try_lock();
+    num_holds_ += locked ? 1 : 0;
+    return locked;
+  }
+  void unlock() {
+    --num_holds_;
+    mutex_.unlock();
+  }
+
+  // With the mutex held, before a wait that releases the mutex once. If the thread holds the mutex
+  // more often, no other thread could enter meanwhile.
+  void check_held_once() const {
+    if (num_holds_ != 1) {
+      throw InternalError("a thread would wait while it holds the mutex of the reducer twice");
+    }
+  }
+
+ private:
+  std::recursive_mutex mutex_;
+  int num_holds_ = 0;  // the mutex guards it
+};
 
 // No thread waits for communication, or runs a communication hook, while it holds the mutex: it
 // releases the mutex with Unlocked. A thread that must have the reducer to itself meanwhile
 // occupies it with Occupation. Other threads may still look at the reducer.
 //
 // Recursive: a warning, or a tensor that is dropped, may run Python code that looks at the reducer.
+// Such code must not wait: a wait throws InternalError if the thread holds the mutex more than
+// once.
 class ExclusiveMutex {
  public:
-  using Lock = std::unique_lock<std::recursive_mutex>;
+  using Lock = std::unique_lock<CountingMutex>;
 
   // For a call that reads, or that changes a setting of the next step.
   Lock lock() const {
@@ -36,7 +70,10 @@ class ExclusiveMutex {
   template <typename Predicate>
   Lock lock_when(const Predicate& ready) const {
     Lock lock(mutex_);
-    vacated_.wait(lock, ready);
+    while (!ready()) {
+      mutex_.check_held_once();
+      vacated_.wait(lock);
+    }
     return lock;
   }
 
@@ -66,10 +103,11 @@ class ExclusiveMutex {
     bool outermost_;
   };
 
-  // The calling thread, which holds the mutex, releases it during the lifetime of this object.
+  // The calling thread, which holds the mutex once, releases it during the lifetime of this object.
   class Unlocked {
    public:
     explicit Unlocked(const ExclusiveMutex& mutex) : mutex_(mutex.mutex_) {
+      mutex_.check_held_once();
       mutex_.unlock();
     }
     ~Unlocked() {
@@ -79,11 +117,11 @@ class ExclusiveMutex {
     Unlocked& operator=(const Unlocked&) = delete;
 
    private:
-    std::recursive_mutex& mutex_;
+    CountingMutex& mutex_;
   };
 
  private:
-  mutable std::recursive_mutex mutex_;
+  mutable CountingMutex mutex_;
   mutable std::condition_variable_any vacated_;
   mutable std::optional<std::thread::id> occupant_;
 };

@@ -62,9 +62,17 @@ class Params {
   const std::string& name(std::size_t index) const {
     return names_[index];
   }
+  const std::vector<std::string>& names() const {
+    return names_;
+  }
   std::vector<std::string> names_of(const std::vector<std::size_t>& indices) const;
   const std::vector<ParamMeta>& metas() const {
     return metas_;
+  }
+
+  // The params as autograd knows them: a DTensor in place of its shard.
+  const std::vector<at::Tensor>& leaves() const {
+    return leaves_;
   }
 
   // The device of the first param, which small collectives use.
@@ -91,7 +99,7 @@ class Params {
 
  private:
   std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> leaves_;  // the params as autograd knows them
+  std::vector<at::Tensor> leaves_;
   GradLinks links_;
   std::vector<std::string> names_;
   std::vector<ParamMeta> metas_;

@@ -1,6 +1,5 @@
 #include "reducer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "../autograd/running_task.h"
@@ -26,30 +25,46 @@ std::shared_ptr<Reducer> Reducer::create(
 }
 
 Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective)
-    : context_(std::move(params), std::move(options), std::move(collective)),
-      seen_(context_.params.size(), false) {
+    : for_watchdog_(std::make_shared<Revocable<Reducer>>(this)),
+      context_(std::move(params), std::move(options), std::move(collective)),
+      forward_(context_.params.size()) {
   context_.replace_buckets(context_.buckets.plan());
 }
 
 Reducer::~Reducer() {
-  if (context_.phase != Phase::kIdle || running_task::in_backward()) {
+  for_watchdog_->revoke();
+  if (context_.phase != Phase::kIdle || in_backward()) {
     context_.params.abandon_hooks();
   }
 }
 
 // Peers learn of this wrapper.
 void Reducer::register_with_group() {
-  context_.observer.peers() =
-      health::StepTracker(context_.collective->monitor(), [weak = weak_from_this()] {
-        const auto self = weak.lock();
-        return self ? self->missing_params() : std::vector<std::string>();
-      });
+  context_.observer.peers() = health::StepTracker(
+      context_.collective->monitor(),
+      [access = for_watchdog_] {
+        std::vector<std::string> missing;
+        access->with([&](Reducer& reducer) { missing = reducer.missing_params(); });
+        return missing;
+      },
+      context_.params.names());
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }
 
 void Reducer::check_idle(const char* call) const {
   if (context_.phase != Phase::kIdle) {
+    throw errors::inside_backward(context_.where(), call);
+  }
+}
+
+// Whether a backward runs on this thread, or runs on any thread and has reached this reducer.
+bool Reducer::in_backward() const {
+  return running_task::in_backward() || !scope_.empty();
+}
+
+void Reducer::check_outside_backward(const char* call) const {
+  if (in_backward()) {
     throw errors::inside_backward(context_.where(), call);
   }
 }
@@ -78,29 +93,29 @@ Reducer::Lock Reducer::lock_between_steps() const {
 
 // ---- forward ------------------------------------------------------------------------------------
 
-bool Reducer::prepare_forward() {
-  const auto lock = lock_after_abort();
+// Ends what an earlier backward has left behind. UserError if that backward did not end.
+void Reducer::settle() {
   if (context_.phase == Phase::kFailed) {
     recover();
   }
+  if (context_.phase == Phase::kCollecting && scope_.empty() && !running_task::in_backward()) {
+    const auto error =
+        errors::backward_incomplete(context_.where(), context_.params.names_of(step_->missing()));
+    fail();
+    throw error;
+  }
+}
+
+bool Reducer::prepare_forward() {
+  const auto lock = lock_after_abort();
+  settle();
   if (context_.phase == Phase::kCollecting) {
-    if (scope_.empty() && !running_task::in_backward()) {
-      const auto error =
-          errors::backward_incomplete(context_.where(), context_.params.names_of(step_->missing()));
-      fail();
-      throw error;
-    }
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
-  context_.observer.peers().check();
+  check_peers();
   check_params();
-  Indices never_came;
-  for (const auto param_index : std::exchange(possibly_late_, {})) {
-    if (!seen_[param_index]) {
-      never_came.push_back(param_index);
-    }
-  }
-  std::fill(seen_.begin(), seen_.end(), false);
+  const auto never_came = forward_.never_came();
+  forward_.restart();
   if (!never_came.empty()) {
     context_.raise(
         errors::params_without_gradient(context_.where(), context_.params.names_of(never_came)));
@@ -115,11 +130,23 @@ void Reducer::begin_forward() {
   emit(StepEvent::kModuleForwardBegin);
 }
 
-void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs) {
+void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced) {
   const auto lock = lock_after_abort();
   emit(StepEvent::kForwardEnd);
-  const auto forward = sync_enabled_ ? ForwardSync::kOn : ForwardSync::kOff;
-  outputs_.watch(outputs, forward, weak_from_this());
+  const bool may_be_local = params_replaced && joined_step_ != JoinedStep::kAverages;
+  const auto averaging = may_be_local ? ForwardSync::kReplaced : ForwardSync::kOn;
+  outputs_.watch(outputs, sync_enabled_ ? averaging : ForwardSync::kOff, weak_from_this());
+}
+
+// Before a forward or a step.
+void Reducer::check_peers() {
+  const auto& peers = context_.observer.peers();
+  peers.check();
+  if (peers.has_lease()) {
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    const ExclusiveMutex::Unlocked unlocked(context_.mutex);
+    peers.await_lease();
+  }
 }
 
 // A param that was cast has lost its hook, and a param that was unfrozen never had a hook: the
@@ -153,13 +180,13 @@ bool Reducer::rebuild_if_due() {
   context_.go_to(Phase::kRebuilding);
   emit(StepEvent::kRebuildBegin);
   try {
-    agreed_order_ = context_.communicate(
+    auto agreed = context_.communicate(
         [&] { return context_.order.agree(*context_.collective, context_.params.device()); },
         errors::order_broadcast);
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
     // old buckets are dropped first, so that no step needs the memory of both.
-    context_.buckets.set_plan(context_.plan_by_arrival(agreed_order_));
-    context_.order.retire();
+    context_.buckets.set_plan(context_.plan_by_arrival(agreed));
+    context_.order.retire(std::move(agreed));
     context_.replace_buckets(context_.buckets.plan());
   } catch (...) {
     fail();
@@ -205,9 +232,11 @@ void Reducer::fail() noexcept {
 void Reducer::recover() {
   auto& context = context_;
   step_.reset();
+  // Autograd does not wait for the streams of gradients after an abort. The casts, and with views
+  // the copies into new buckets, read the gradients.
+  context.buckets.wait_for_streams();
   context.params.links().pull_all();
   if (context.options.precision.compute) {
-    context.buckets.wait_for_streams();
     for (std::size_t i = 0; i < context.params.size(); ++i) {
       context.cast_grad_to_local(i);
     }
@@ -219,17 +248,17 @@ void Reducer::recover() {
   if (context.use_is_exchanged()) {
     context.use.forget(context.params.device());
   }
-  possibly_late_.clear();
+  forward_.expect({});
   context_.go_to(Phase::kIdle);
+  context.observer.clock().skip_step();
   context.observer.peers().break_off();
 }
 
 void Reducer::reset() {
   const auto lock = lock_after_abort();
-  if (running_task::in_backward() || !scope_.empty()) {
-    throw errors::inside_backward(context_.where(), "reset()");
-  }
+  check_outside_backward("reset()");
   backward_sync_ = {};
+  forward_.expect({});
   if (context_.phase == Phase::kCollecting) {
     context_.go_to(Phase::kFailed);
   }

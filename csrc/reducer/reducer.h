@@ -16,7 +16,9 @@
 #include "../autograd/backward_scope.h"
 #include "../autograd/backward_sync.h"
 #include "../autograd/output_watch.h"
+#include "../readiness/forward_grads.h"
 #include "context.h"
+#include "revocable.h"
 #include "step.h"
 
 namespace ddpx {
@@ -30,7 +32,8 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // ReducerContext holds what outlives steps.
 //
 // The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
-// for settings, observers and state are in reducer_settings.cpp. reducer.cpp has the others.
+// for settings, observers and state are in reducer_settings.cpp. The methods for several reducers
+// of the same params are in reducer_owner.cpp. reducer.cpp has the others.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -47,7 +50,9 @@ class Reducer final : public GradListener,
       std::shared_ptr<Collective> collective,
       std::vector<ReducerParam> frozen_params = {});
 
-  // Allowed at any time, also within one of the reducer's own hooks.
+  // Allowed at any time, also within one of the reducer's own hooks. The thread that drops the last
+  // reference must be able to take the GIL: members own Python objects. The watchdog, which runs
+  // when the interpreter is gone, too, therefore never owns a reducer.
   ~Reducer() override;
 
   // ---- forward ----
@@ -64,7 +69,9 @@ class Reducer final : public GradListener,
   void begin_forward();
 
   // To be called with the outputs of forward: the reducer then sees where a backward starts.
-  void watch_outputs(const std::vector<at::Tensor>& outputs);
+  // `params_replaced`: other tensors were in the places of all params. A backward that brings no
+  // gradient then makes no step, except in a join() context, where ranks without inputs expect one.
+  void watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced = false);
 
   // ---- which backward averages ----
 
@@ -101,7 +108,8 @@ class Reducer final : public GradListener,
   void set_comm_hook(std::shared_ptr<CommHook> hook);
 
   // Gradients arrive in one dtype and are summed in another by `hook`, which takes the place of a
-  // communication hook. Between backwards `param.grad` has the dtype of the param.
+  // communication hook. Between backwards `param.grad` has the dtype of the param. UserError as for
+  // set_comm_hook().
   void set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook);
 
   // From the next step on, gradients are divided by this, or by the world size if nullopt.
@@ -138,10 +146,6 @@ class Reducer final : public GradListener,
 
   // ---- between steps ----
 
-  // Moves the recordings, the number of steps and the number in the group of `older`, a reducer of
-  // the same params, to this reducer. To be called before the first step.
-  void continue_from(Reducer& older);
-
   // Changes to another group of ranks, with buckets as before the first step. `num_steps` replaces
   // the number of steps that ended, if given. UserError within a backward.
   void set_collective(
@@ -153,6 +157,20 @@ class Reducer final : public GradListener,
   // Takes all hooks off the params: no later backward is synchronized. UserError within a backward.
   void remove_hooks();
 
+  // ---- several reducers of the same params: one averages ----
+
+  // From now on `owner` averages the params, until it is destroyed or take_back() is called. All
+  // settings stay. UserError within a backward, and if the last backward did not end.
+  void yield_to(Reducer& owner);
+
+  // This reducer averages its params again. The caller makes the other reducers yield.
+  void take_back();
+
+  // Whether another reducer averages the params.
+  bool yielded() const {
+    return look([this](const auto&) { return has_yielded(); });
+  }
+
   // ---- state ----
 
   Phase phase() const {
@@ -163,7 +181,7 @@ class Reducer final : public GradListener,
   }
   // The order of arrival by which buckets were rebuilt; empty before the rebuild.
   std::vector<std::size_t> arrival_order() const {
-    return look([this](const auto&) { return agreed_order_; });
+    return look([](const auto& context) { return context.order.agreed(); });
   }
   // Whether every step so far used the same params equally often.
   bool graph_was_static() const {
@@ -188,7 +206,8 @@ class Reducer final : public GradListener,
   // thread waits for communication at the end of a step: in the last exchange that was waited for.
   std::vector<int32_t> used_by_ranks();
 
-  // The params that this backward still waits for; empty while another thread holds the mutex.
+  // The params that this backward still waits for; empty while another thread holds the mutex. Does
+  // not wait. The watchdog calls it.
   std::vector<std::string> missing_params();
 
   // ---- called by autograd ----
@@ -220,6 +239,13 @@ class Reducer final : public GradListener,
   Lock lock_after_abort() const;
   Lock lock_between_steps() const;
   void check_idle(const char* call) const;
+  bool in_backward() const;
+  void check_outside_backward(const char* call) const;
+  void settle();
+  bool has_yielded() const {
+    return !owner_.expired();
+  }
+  void reclaim();
 
   // A step.
   void keep_local(std::size_t param_index);
@@ -233,6 +259,7 @@ class Reducer final : public GradListener,
   void check_joined_step();
   void check_capture() const;
   void check_params();
+  void check_peers();
 
   // The end of a step: params without a gradient.
   Indices missing_at_end() const;
@@ -240,11 +267,13 @@ class Reducer final : public GradListener,
 
   bool rebuild_if_due();
   void register_with_group();
+  void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
 
   // A step that broke off.
   void fail() noexcept;
   void recover();
 
+  const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   ReducerContext context_;
   std::optional<Step> step_;  // while a synchronized backward runs
   std::atomic<bool> sync_enabled_{true};
@@ -252,10 +281,9 @@ class Reducer final : public GradListener,
   BackwardScope scope_;
   BackwardSync backward_sync_;
   OutputWatch outputs_;
-  Indices agreed_order_;
-  std::vector<bool> seen_;  // per param: a gradient came since the last forward
-  Indices possibly_late_;   // missing params that another output of the last forward may bring
+  ForwardGrads forward_;
   std::function<void()> after_sync_;
+  std::weak_ptr<Reducer> owner_;  // the reducer to which this reducer has yielded
 };
 
 }  // namespace ddpx

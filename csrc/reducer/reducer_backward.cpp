@@ -50,6 +50,12 @@ void Reducer::on_output_grad(ForwardSync forward) {
     throw backward_sync_.prepared() ? errors::grads_taken_away(context_.where(), names)
                                     : errors::autograd_grad_of_params(context_.where(), names);
   }
+  if (has_yielded()) {
+    reclaim();
+    if (has_yielded()) {
+      return;
+    }
+  }
   const auto local_arrivals = backward_sync_.take_local_arrivals();
   if (context_.phase == Phase::kIdle) {
     predict_unused();  // here, where the outermost graph task runs
@@ -75,12 +81,15 @@ void Reducer::predict_unused() {
 // Whether the backward on this thread is known to bring no gradient at all.
 bool Reducer::reaches_nothing() const {
   return context_.options.mode == GraphMode::kFindUnused && !context_.arrivals.learning() &&
-         running_task::runs_whole_graph() && !context_.params.all_frozen() &&
-         context_.use.prediction.reaches_nothing();
+         backward_sync_.expects_grads() && running_task::runs_whole_graph() &&
+         !context_.params.all_frozen() && context_.use.prediction.reaches_nothing();
 }
 
 void Reducer::on_grad(std::size_t param_index) {
   const auto lock = context_.mutex.lock_to_change();
+  if (has_yielded()) {
+    return;
+  }
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -129,7 +138,7 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
   }
   const auto lock = context_.mutex.lock_to_change();
   const auto& hooks = context_.params.hooks();
-  if (sync_enabled_ && backward_sync_.prepared() && param_index < hooks.size() &&
+  if (sync_enabled_ && !has_yielded() && backward_sync_.prepared() && param_index < hooks.size() &&
       running_task::returns_grad_of(hooks[param_index].accumulator())) {
     scope_.track(weak_from_this());
     throw errors::grads_taken_away(context_.where(), context_.params.names_of({param_index}));
@@ -137,7 +146,7 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
 }
 
 void Reducer::begin_step() {
-  context_.observer.peers().check();
+  check_peers();
   check_capture();
   check_params();
   check_joined_step();
@@ -202,14 +211,15 @@ void Reducer::on_graph_task_end(int task_id) {
     }
     const bool whole_graph = running_task::runs_whole_graph();
     const bool output_reached = backward_sync_.output_reached();
+    const bool expects_grads = backward_sync_.expects_grads();
     backward_sync_.end(sync_enabled_ && (context_.phase == Phase::kCollecting || whole_graph));
-    if (context_.phase == Phase::kIdle && output_reached && sync_enabled_ && whole_graph &&
-        !context_.params.all_frozen()) {
+    if (context_.phase == Phase::kIdle && expects_grads && sync_enabled_ && whole_graph &&
+        !has_yielded() && !context_.params.all_frozen()) {
       const ExclusiveMutex::Occupation occupation(context_.mutex);  // no task is tracked any more
       begin_empty_step();
     }
     if (context_.phase != Phase::kCollecting) {
-      if (!output_reached) {
+      if (!expects_grads) {
         emit(StepEvent::kLocalBackwardEnd);
       }
       return;
@@ -254,9 +264,7 @@ void Reducer::finish_step(bool output_reached) {
     fail();
     throw;
   }
-  for (std::size_t i = 0; i < seen_.size(); ++i) {
-    seen_[i] = seen_[i] || step_->arrivals().arrived(i);
-  }
+  forward_.record(step_->arrivals());
   context_.arrivals.learn(step_->arrivals());
   const auto error = step_->error();
   end_step();
@@ -305,14 +313,15 @@ void Reducer::report_missing(
   // Another output of the same forward may have brought them, or may still bring them.
   const auto nodes_to_come = outputs_.nodes_to_come();
   Indices unused;
-  possibly_late_.clear();
+  Indices possibly_late;
   for (const auto param_index : missing) {
-    if (output_reached && seen_[param_index]) {
+    if (output_reached && forward_.arrived(param_index)) {
       continue;
     }
     const bool to_come = nodes_to_come.count(params.hooks()[param_index].accumulator()) != 0;
-    (to_come ? possibly_late_ : unused).push_back(param_index);
+    (to_come ? possibly_late : unused).push_back(param_index);
   }
+  forward_.expect(std::move(possibly_late));
   if (!unused.empty()) {
     context_.raise(errors::params_without_gradient(where, params.names_of(unused)));
   }
@@ -324,7 +333,7 @@ void Reducer::shadow_step() {
   if (context_.phase == Phase::kFailed) {
     recover();
   }
-  context_.observer.peers().check();
+  check_peers();
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
   context_.observer.clock().begin_step();

@@ -1,7 +1,7 @@
 // The methods of Reducer for settings, observers and state.
+#include <optional>
 #include <utility>
 
-#include "../autograd/running_task.h"
 #include "reducer.h"
 
 namespace ddpx {
@@ -10,27 +10,34 @@ namespace ddpx {
 
 void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
   const auto lock = lock_between_steps();
+  install_comm_hook(std::move(hook), std::nullopt);
+}
+
+void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
+  const auto lock = lock_between_steps();
+  install_comm_hook(std::move(hook), precision);
+}
+
+// Without `precision`, the precision stays. A failed allocation changes nothing.
+void Reducer::install_comm_hook(
+    std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision) {
   if (context_.settings.comm_hook) {
     context_.raise(errors::second_comm_hook(context_.where()));
   }
   check_idle("register_comm_hook()");
-  const bool had_buckets = context_.communicates();
+  const bool keeps_buckets = context_.communicates() && !precision;
+  const auto before = context_.options.precision;
+  context_.options.precision = precision.value_or(before);
   context_.settings.comm_hook = std::move(hook);
-  if (!had_buckets) {
-    try {
+  try {
+    if (!keeps_buckets) {
       context_.replace_buckets(context_.buckets.plan());
-    } catch (...) {
-      context_.settings.comm_hook.reset();
-      throw;
     }
+  } catch (...) {
+    context_.options.precision = before;
+    context_.settings.comm_hook.reset();
+    throw;
   }
-}
-
-void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook) {
-  const auto lock = lock_after_abort();
-  set_comm_hook(std::move(hook));
-  context_.options.precision = precision;
-  context_.replace_buckets(context_.buckets.plan());
 }
 
 void Reducer::set_divisor(std::optional<int> divisor) {
@@ -67,17 +74,17 @@ void Reducer::set_static_graph() {
     return;
   }
   check_idle("_set_static_graph()");
+  check_outside_backward("_set_static_graph()");
   if (!context_.arrivals.learning()) {
     context_.raise(errors::static_graph_too_late(context_.where()));
   }
   context_.start_over(GraphMode::kStatic, context_.collective, context_.num_steps);
+  forward_.restart();
 }
 
 void Reducer::prepare_for_backward() {
   const auto lock = lock_after_abort();
-  if (running_task::in_backward()) {
-    throw errors::inside_backward(context_.where(), "prepare_for_backward()");
-  }
+  check_outside_backward("prepare_for_backward()");
   if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
     throw errors::prepared_in_join(context_.where());
   }
@@ -87,22 +94,29 @@ void Reducer::prepare_for_backward() {
 
 void Reducer::remove_hooks() {
   const auto lock = lock_after_abort();
-  if (context_.phase != Phase::kIdle || running_task::in_backward()) {
+  if (context_.phase != Phase::kIdle || in_backward()) {
     throw errors::hooks_in_use(context_.where());
   }
   context_.params.remove_hooks();
+  forward_.restart();  // no later gradient is seen
 }
 
 void Reducer::set_collective(
     std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
+  std::shared_ptr<Collective> before;  // destroyed without the mutex: a group joins its threads
   const auto lock = lock_after_abort();
-  if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing) {
-    throw errors::inside_backward(context_.where(), "_update_process_group()");
+  check_outside_backward("_update_process_group()");
+  if (context_.phase != Phase::kFailed) {
+    check_idle("_update_process_group()");
   }
+  before = context_.collective;
   context_.start_over(
       context_.options.mode, std::move(collective), num_steps.value_or(context_.num_steps));
-  agreed_order_.clear();
+  forward_.restart();
   register_with_group();
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  }
 }
 
 // ---- observers and state ------------------------------------------------------------------------
@@ -131,24 +145,6 @@ void Reducer::number_as_constructed() {
   const auto lock = lock_after_abort();
   context_.observer.peers().number_as_constructed();
   emit(StepEvent::kIdle);
-}
-
-void Reducer::continue_from(Reducer& older) {
-  int64_t num_steps = 0;
-  std::vector<std::shared_ptr<Recording>> recordings;
-  health::StepTracker peers;
-  {
-    const auto lock = older.lock_after_abort();
-    peers = older.context_.observer.peers();
-    num_steps = older.context_.num_steps;
-    recordings = older.context_.observer.take_recordings();
-  }
-  const auto lock = lock_after_abort();
-  context_.num_steps = num_steps;
-  context_.observer.peers().continue_from(peers);
-  for (auto& recording : recordings) {
-    add_recording(std::move(recording));
-  }
 }
 
 std::vector<int32_t> Reducer::used_by_ranks() {

@@ -1,7 +1,5 @@
 #include "step.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -103,12 +101,11 @@ void Step::begin() {
     }
     return;
   }
-  for (const auto param_index : frozen_) {
-    excluded_[param_index] = true;
-    context_.cast_grad_to_averaged(param_index);
-    if (context_.options.mode == GraphMode::kStatic && context_.use_is_exchanged()) {
-      context_.use.map.mark(param_index);  // exchanged once for all steps: it may be thawed later
-    }
+  // With find_unused, ranks agree on the use of each param, so a frozen param is a param that this
+  // rank does not use: if another rank used it, every rank gets the average. In the other modes all
+  // ranks must freeze the same params.
+  if (context_.options.mode != GraphMode::kFindUnused) {
+    exclude_frozen();
   }
   for (const auto param_index : frozen_) {
     mark_param_ready(param_index);
@@ -121,6 +118,17 @@ void Step::begin() {
       mark_param_ready(param_index);
     }
   }
+}
+
+void Step::exclude_frozen() {
+  for (const auto param_index : frozen_) {
+    excluded_[param_index] = true;
+    context_.cast_grad_to_averaged(param_index);
+    if (context_.options.mode == GraphMode::kStatic && context_.use_is_exchanged()) {
+      context_.use.map.mark(param_index);  // exchanged once for all steps: it may be thawed later
+    }
+  }
+  context_.observer.peers().note_frozen(frozen_);
 }
 
 void Step::arrive(std::size_t param_index) {
@@ -229,8 +237,9 @@ void Step::pack_param(std::size_t param_index) {
   const auto& grad = kept ? *kept : param.grad();
   if (const auto misfit = find_misfit(bucket, slot, grad)) {
     // This rank sends zeros, so that peers do not wait. The error is raised at the end of the step.
+    const bool keeps_its_grad = excluded_[param_index];  // frozen, so the gradient is of no use
     excluded_[param_index] = true;
-    if (context_.params.requires_grad(param_index)) {
+    if (!keeps_its_grad) {
       report(
           errors::gradient_mismatch(
               context_.where(),
@@ -288,18 +297,24 @@ void Step::complete(std::size_t bucket_index) {
 }
 
 // One thread launches at a time, without the mutex. It also launches what other threads make ready
-// meanwhile, so that buckets are launched in plan order.
+// meanwhile, so that buckets are launched in plan order. After a launch that failed no thread
+// launches: peers would pair the next bucket with the one that failed here.
 void Step::launch_ready() {
   if (launching_) {
     return;
   }
   launching_ = true;
-  const auto stop = c10::make_scope_exit([this] { launching_ = false; });
-  while (const auto bucket_index = launches_.pop()) {
-    if (!predicted_unused(*bucket_index)) {
-      launch(*bucket_index);
+  try {
+    while (const auto bucket_index = launches_.pop()) {
+      if (!predicted_unused(*bucket_index)) {
+        launch(*bucket_index);
+      }
     }
+  } catch (...) {
+    launch_error_ = std::current_exception();
+    throw;
   }
+  launching_ = false;
 }
 
 void Step::launch(std::size_t bucket_index) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <exception>
 #include <map>
 #include <optional>
 #include <vector>
@@ -52,7 +53,8 @@ class Step {
 
   // Backward has ended. Completes missing gradients from the present `param.grad`, so that peers
   // get correct means, then waits for all buckets and writes the gradients back. Afterwards error()
-  // returns the first error of the step.
+  // returns the first error of the step. Throws the error of a launch or a wait that fails, or of a
+  // launch that has failed before.
   void finish();
 
   // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
@@ -86,6 +88,7 @@ class Step {
   using Indices = std::vector<std::size_t>;
 
   // Gradients on their way into buckets.
+  void exclude_frozen();
   void mark_param_ready(std::size_t param_index);
   void pack_param(std::size_t param_index);
   void count_down(std::size_t bucket_index);
@@ -125,12 +128,13 @@ class Step {
   Indices order_;                                // params of arrivals, while the order counts
   std::vector<std::optional<at::Tensor>> kept_;  // per param: arrived, to be packed later
   std::vector<bool> moved_;           // per param: moved into its slot in this step; or empty
-  std::vector<bool> excluded_;        // per param: not written back (frozen, or does not fit)
+  std::vector<bool> excluded_;        // per param: not written back (does not fit, or frozen)
   std::vector<PackTime> pack_times_;  // per bucket
   Indices delayed_;                   // buckets that also wait for the delay trigger
   BucketCountdown countdown_;
   LaunchQueue launches_;
-  bool launching_ = false;
+  bool launching_ = false;               // a thread launches buckets, or a launch has failed
+  std::exception_ptr launch_error_;      // of the launch that failed
   std::map<std::size_t, Bucket> zeros_;  // by bucket index; kWithoutGrads only
   std::optional<FiniteCheck> finite_check_;
   std::optional<UserError> error_;

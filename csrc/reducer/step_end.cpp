@@ -7,6 +7,9 @@
 namespace ddpx {
 
 void Step::finish() {
+  if (launch_error_) {
+    std::rethrow_exception(launch_error_);
+  }
   for (const auto param_index : kind_ == Kind::kWithGrads ? unfinished() : Indices()) {
     context_.params.links().pull(param_index);
     mark_param_ready(param_index);
@@ -68,7 +71,7 @@ void Step::finalize(std::size_t bucket_index) {
   }
   if (!context_.settings.comm_hook && !bucket.sparse() && bucket.device().is_cpu()) {
     context_.observer.peers().note_result(
-        bucket.reduced().const_data_ptr(), static_cast<std::size_t>(bucket.num_bytes()));
+        bucket.reduced().const_data_ptr(), bucket.reduced().nbytes());
   }
   context_.emit(StepEvent::kWaitEnd, bucket_index);
   // Params that this rank did not use come later: their used-map arrives behind all buckets.
@@ -153,6 +156,8 @@ void Step::reduce_mispredicted() {
   }
   for (const auto bucket_index : mispredicted) {
     if (kind_ == Kind::kWithGrads) {
+      // After an abort, autograd has not made the current stream wait for the gradients.
+      context_.buckets[bucket_index].wait_for_streams();
       pack_times_[bucket_index] = pack_time_if_used(bucket_index);
       for (const auto param_index : context_.buckets.plan().buckets()[bucket_index].param_indices) {
         pack_param(param_index);
@@ -230,7 +235,9 @@ bool Step::match_peers() noexcept {
       learn_use();
     }
     if (finite_check_) {
-      finite_check_->launch(*context_.collective, context_.params.device());
+      context_.communicate(
+          [&] { finite_check_->launch(*context_.collective, context_.params.device()); },
+          errors::finite_check);
     }
     count_for_peers();
     return true;

@@ -263,6 +263,24 @@ UserError hooks_in_use(const Where& where) {
       "hooks cannot be removed while a backward runs. Remove the hooks between steps.");
 }
 
+UserError params_in_use(const Where& where) {
+  return UserError(
+      opening(where) +
+      "another wrapper cannot start to average the parameters of this wrapper while a backward "
+      "runs. Wrap modules, and run forwards of other wrappers of the same parameters, between "
+      "steps.");
+}
+
+UserError params_averaged_elsewhere(const Where& where, const std::vector<std::string>& names) {
+  return UserError(
+      opening(where) +
+      "since this forward, another wrapper has begun to average some of the parameters of this "
+      "wrapper, by its construction or a forward. " +
+      by_number(names.size(), "The gradient of ", "The gradients of ") + join_names(names) +
+      " would not be averaged. Run the backward of each wrapper before the forward of the other "
+      "wrapper, or wrap one module that holds all parameters.");
+}
+
 UserError no_such_param(std::size_t param_index, std::size_t num_params) {
   return UserError(
       "parameter index " + std::to_string(param_index) + " is out of range: the reducer has " +

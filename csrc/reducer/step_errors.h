@@ -83,6 +83,12 @@ UserError inside_backward(const Where& where, const std::string& call);
 // remove_hooks() was called while autograd may be walking the hooks.
 UserError hooks_in_use(const Where& where);
 
+// yield_to() was called while a backward runs.
+UserError params_in_use(const Where& where);
+
+// A backward reached an output of a reducer after its params went to a reducer of other params.
+UserError params_averaged_elsewhere(const Where& where, const std::vector<std::string>& names);
+
 // Invalid arguments of callers that bypass the Python wrapper, which checks its arguments.
 UserError no_such_param(std::size_t param_index, std::size_t num_params);
 UserError not_positive(const std::string& what, int64_t value);

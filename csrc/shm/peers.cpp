@@ -9,7 +9,7 @@ namespace ddpx::shm {
 namespace {
 
 // Poll interval for dead peers, and for segments of other peers, while a rank waits for a segment.
-constexpr auto kSlice = std::chrono::milliseconds(5);
+constexpr auto kSegmentPoll = std::chrono::milliseconds(5);
 
 // The number of ids that fit into one message. Further ids go into the next message.
 constexpr std::size_t kMaxDrops = 32;
@@ -115,7 +115,7 @@ std::byte* Peers::locate(
     int index, const BufferRef& buffer, std::size_t num_bytes, const Check& check) {
   auto& segments = segments_[index];
   while (segments.find(buffer.segment) == segments.end()) {
-    if (!receive_segment(index, Clock::now() + kSlice)) {
+    if (!receive_segment(index, Clock::now() + kSegmentPoll)) {
       check();
       receive_segments();
       if (loss_of(index)) {

@@ -13,7 +13,7 @@ namespace ddpx::shm {
 namespace {
 
 // Poll interval for dead peers and for the deadline while a rank sleeps.
-constexpr auto kSlice = std::chrono::milliseconds(100);
+constexpr auto kDeathPoll = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -91,14 +91,14 @@ void Steps::await(const WaitContext& context) {
   if (spin()) {
     return;
   }
-  auto next_check = Clock::now() + kSlice;
+  auto next_check = Clock::now() + kDeathPoll;
   while (true) {
     counter_.sleepers.fetch_add(1);
     const auto seen = counter_.count.load();
     const bool done = static_cast<int32_t>(seen - complete_count_) >= 0;
     // An interruption wakes only ranks that sleep already, so it is checked before each sleep.
     if (!done && !interrupted()) {
-      futex_wait(counter_.count, seen, kSlice);
+      futex_wait(counter_.count, seen, kDeathPoll);
     }
     counter_.sleepers.fetch_sub(1);
     if (complete()) {
@@ -107,7 +107,7 @@ void Steps::await(const WaitContext& context) {
     if (interrupted() || Clock::now() >= next_check) {
       checked_left_ = counter_.num_left.load();
       check_peers(context);
-      next_check = Clock::now() + kSlice;
+      next_check = Clock::now() + kDeathPoll;
     }
   }
 }

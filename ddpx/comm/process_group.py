@@ -43,12 +43,39 @@ def resolve_group(
     return process_group
 
 
-def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
+def is_written_in_python(group: dist.ProcessGroup) -> bool:
+    """Whether the class of the group is a Python class, so that its calls may do anything.
+
+    Managed groups average over replicas of the job, although they have one rank. ddpx always calls
+    such a group, and only through its methods.
+    """
+    return type(group) is not dist.ProcessGroup
+
+
+def is_alone(group: dist.ProcessGroup) -> bool:
+    """Whether calls of the group change nothing, because no other rank exists."""
+    return not is_written_in_python(group) and group.size() == 1
+
+
+def world_size(group: dist.ProcessGroup) -> int:
+    """The number of ranks, as DDP's core reads it: ``size()`` of a Python class does not count."""
+    return dist.ProcessGroup.size(group)
+
+
+def backend_name(group: dist.ProcessGroup) -> str:
+    """The name of the backend. torch knows only the names of groups that it made itself."""
     try:
-        process_group.group_name  # noqa: B018
-    except RuntimeError:
-        return False  # a group written in Python, which torch does not register
-    return process_group not in dist.distributed_c10d._world.pg_map
+        return dist.get_backend(group)
+    except ValueError:
+        return group.name()
+
+
+def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
+    if is_written_in_python(process_group):
+        return False
+    # torch describes each group that it makes, and lists the group until it is destroyed.
+    made_by_torch = bool(process_group.group_desc)
+    return made_by_torch and process_group not in dist.distributed_c10d._world.pg_map
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -8,50 +8,63 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm.process_group import is_alone
 from ddpx.params.dtensors import local_part
 
 # Tensors are flattened together up to this size for a broadcast.
 BROADCAST_BYTES = 250 * 1024 * 1024
 
 
-def broadcast(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int = 0) -> None:
+def broadcast(
+    tensors: Sequence[torch.Tensor],
+    group: dist.ProcessGroup,
+    source: int = 0,
+    most_bytes: int = BROADCAST_BYTES,
+) -> None:
     """Overwrites ``tensors`` with the tensors of rank ``source`` of the group.
 
-    Small tensors share a broadcast.
+    Small tensors share a broadcast, of at most ``most_bytes``.
     """
-    if not tensors or group.size() == 1:
+    if not tensors or is_alone(group):
         return
     tensors = [local_part(tensor) for tensor in tensors]
     with torch.no_grad():
         if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
-            _broadcast_coalesced(tensors, group, source)
+            _broadcast_coalesced(tensors, group, source, most_bytes)
             return
-        for together in _flattened_together(tensors):
+        for together in _flattened_together(tensors, most_bytes):
             _broadcast_flat(together, group, source)
 
 
 def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -> int:
     """Returns the highest rank that claims something; -1 if no rank does. A collective call."""
-    highest = torch.tensor([group.rank() if claims else -1], device=device)
-    work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    health.wait(work, group, device)
-    return int(highest.item())
+    return highest(group.rank() if claims else -1, group, device)
+
+
+def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
+    """Returns the highest ``value`` of all ranks. A collective call."""
+    values = torch.tensor([value], device=device)
+    work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    health.wait_for(work, group, device)
+    return int(values.item())
 
 
 def _broadcast_coalesced(
-    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int, most_bytes: int
 ) -> None:
     # torch would send the memory of a lazy conjugate or negation, not its values.
     sent = [t.clone() if t.is_conj() or t.is_neg() else t for t in tensors]
     with health.collective_call(group):
-        dist._broadcast_coalesced(group, sent, BROADCAST_BYTES, source)
+        dist._broadcast_coalesced(group, sent, most_bytes, source)
     for tensor, values in zip(tensors, sent, strict=True):
         if values is not tensor:
             tensor.copy_(values)
 
 
-def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Splits tensors into lists of one dtype and of at most ``BROADCAST_BYTES``.
+def _flattened_together(
+    tensors: Sequence[torch.Tensor], most_bytes: int
+) -> Iterator[list[torch.Tensor]]:
+    """Splits tensors into lists of one dtype and of at most ``most_bytes``.
 
     A larger tensor has a list of its own.
     """
@@ -62,7 +75,7 @@ def _flattened_together(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.
             if tensor.dtype is not dtype:
                 continue
             num_bytes += tensor.nbytes
-            if together and num_bytes > BROADCAST_BYTES:
+            if together and num_bytes > most_bytes:
                 yield together
                 together, num_bytes = [], tensor.nbytes
             together.append(tensor)
@@ -73,7 +86,7 @@ def _broadcast_flat(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, s
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     with health.collective_call(group):
         work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
-        health.wait(work, group, flat.device)
+        health.wait_for(work, group, flat.device)
     if group.rank() != source:
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))

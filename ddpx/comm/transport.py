@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm.process_group import is_alone, is_written_in_python
 from ddpx.comm.shm import ShmOptions
 from ddpx.comm.state_sync import highest_rank
 
@@ -62,7 +63,7 @@ def connect(choice: str, group: dist.ProcessGroup, device: torch.device) -> Tran
     Raises:
         ValueError: The choice is ``"shm"``, but ranks cannot share memory.
     """
-    if choice == "group" or group.size() == 1 or name_of(None, group, device) == "shm":
+    if choice == "group" or is_alone(group) or name_of(None, group, device) == "shm":
         return None
     gloo = _gloo_of(group) if device.type == "cpu" else None
     if gloo is not None and group not in _transports:
@@ -89,7 +90,12 @@ def name_of(transport: Transport | None, group: dist.ProcessGroup, device: torch
 
 
 def _gloo_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo | None:
-    """None for other backends, and for torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    """None for other backends, and for torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+
+    None for a group written in Python, too: its own calls may do more than those of its backend.
+    """
+    if is_written_in_python(group):
+        return None
     try:
         backend = group._get_backend(_CPU)
     except RuntimeError:

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ddpx import errors, health, params, version
 from ddpx.comm import state_sync, transport
+from ddpx.comm.process_group import is_alone, world_size
 from ddpx.ddp.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
 
@@ -110,7 +111,7 @@ def _compare(description: Description, group: dist.ProcessGroup, device: torch.d
     Ranks first exchange digests, and introduce themselves to each other's failure detectors. They
     exchange descriptions only if digests differ.
     """
-    if group.size() == 1:
+    if is_alone(group):
         return []
     payload = json.dumps(description).encode()
     digest = hashlib.sha256(payload).digest()
@@ -159,9 +160,9 @@ def _all_gather_bytes(
 ) -> list[bytes]:
     """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
     mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8).to(device)
-    theirs = [torch.empty_like(mine) for _ in range(group.size())]
+    theirs = [torch.empty_like(mine) for _ in range(world_size(group))]
     with health.collective_call(group):
-        health.wait(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
+        health.wait_for(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
         # With NCCL the host waits here, so that this must be within collective_call().
         return [bytes(tensor.cpu().tolist()) for tensor in theirs]
 

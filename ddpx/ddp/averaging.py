@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -17,25 +16,21 @@ from ddpx.ddp.options import Options
 from ddpx.ddp.structure import Structure
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.grad_dtypes import GradDtypes
-from ddpx.params.ownership import Wrapper
 from ddpx.reducer import Reducer
 
 
 class Averaging:
     """A reducer over the parameters of a module, and what belongs to this reducer.
 
-    A wrapper owns this object. The wrapper makes a new one if the wrapper is copied, or if the
-    wrapper averages again after another wrapper of the same module is gone.
+    A wrapper owns this object, as long as the wrapper lives. A copy of the wrapper makes its own.
 
     Attributes:
         managed: The averaged parameters.
         reducer: The reducer.
         structure: The layers and parameters of the module.
-        grad_dtypes: The dtypes of gradients.
         precision: The casts of ``mixed_precision``. None without this argument.
         first_buckets: The buckets of the first step.
-        first_forward: True until the first forward.
-        successor: The newer wrapper that averages these parameters. None: this wrapper averages.
+        may_have_yielded: Whether another wrapper may average these parameters now.
     """
 
     def __init__(
@@ -48,24 +43,20 @@ class Averaging:
         options: Options,
         delayed: DelayedParams,
         mixed_precision: Any,
-        older: Reducer | None,
     ) -> None:
         param_dtype = getattr(mixed_precision, "param_dtype", None)
         self.structure = Structure(module, ignored)
-        self.grad_dtypes = GradDtypes(
+        self._grad_dtypes = GradDtypes(
             managed, options.reduce_dtype, options.grad_dtype, param_dtype
         )
         self.managed, trigger = delayed.mark(managed)
         frozen = params.frozen_params(module, ignored)
         self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer, trigger)
-        if older is not None:
-            self.reducer.continue_from(older)
         self.precision: MixedPrecision | None = None
         if mixed_precision is not None:
             self.precision = MixedPrecision(module, mixed_precision, ignored)
         self.first_buckets = self.reducer.plan.buckets
-        self.first_forward = True
-        self.successor: weakref.ref[Wrapper] | None = None
+        self.may_have_yielded = False
 
     def reduce_in_low_precision(self, comm_hook: CommHook) -> None:
         """Sums buckets in the ``reduce_dtype`` of ``mixed_precision``, if there is one."""
@@ -96,7 +87,28 @@ class Averaging:
         """Whether casts replace parameters now, as in a forward within a backward."""
         return self.precision is not None and self.precision.lowered
 
+    @property
+    def has_yielded(self) -> bool:
+        """Whether another wrapper averages the parameters now."""
+        return self.may_have_yielded and self.reducer.yielded
+
+    def make_room(self) -> None:
+        """Another wrapper is about to average the parameters."""
+        self.may_have_yielded = True
+        self._grad_dtypes.reset()
+
+    def take_back(self, for_good: bool) -> None:
+        """Averages the parameters again. The other wrappers have yielded.
+
+        Args:
+            for_good: Only a forward or a construction of another wrapper ends this. False: so does
+                a backward of another wrapper, which has more parameters.
+        """
+        self.reducer.take_back()
+        self._grad_dtypes.apply()
+        self.may_have_yielded = not for_good
+
     def end(self) -> None:
         """Removes the hooks of the reducer. No later backward is synchronized."""
         self.reducer.remove_hooks()
-        self.grad_dtypes.reset()
+        self._grad_dtypes.reset()

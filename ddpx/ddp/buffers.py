@@ -1,30 +1,31 @@
-"""Keeps the buffers of all ranks equal during training: by a broadcast, or by a user's hook."""
+"""The buffers that ranks keep equal during training, and the rule by which they do so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 from ddpx import params
-from ddpx.comm import state_sync
-
-Futures = Sequence[torch.futures.Future[Any]]
 
 
 class BufferSync:
     """The buffers of one module, and the rule by which ranks synchronize them.
 
-    A wrapper owns this object and calls it from forward.
+    A wrapper owns this object.
 
     Args:
         module: The wrapped module.
         ignored: Names of buffers that ranks do not synchronize.
         enabled: Whether forwards synchronize buffers (``forward_sync_buffers``).
+
+    Attributes:
+        named: The buffers, by name.
+        tensors: The buffers.
+        hook: The hook in place of the broadcast. None without a hook.
     """
 
     def __init__(self, module: nn.Module, ignored: Collection[str], enabled: bool) -> None:
@@ -34,7 +35,8 @@ class BufferSync:
         # As in DDP, a forward skips the broadcast if the forward before it was not synchronized.
         self.last_forward_was_synchronized = True
         self.hook: _BufferCommHook | None = None
-        self.refresh()
+        self.named: dict[str, torch.Tensor] = {}
+        self.tensors: list[torch.Tensor] = []
 
     def refresh(self) -> None:
         """Reads the buffers of the module again, because user code may have replaced them."""
@@ -45,14 +47,11 @@ class BufferSync:
         """Whether the next forward synchronizes buffers."""
         return self.last_forward_was_synchronized and self.enabled and bool(self.tensors)
 
-    def is_due(self, location: _BufferCommHookLocation, group: dist.ProcessGroup) -> bool:
-        """Whether this forward synchronizes buffers at ``location``."""
+    def is_at(self, location: _BufferCommHookLocation) -> bool:
+        """Whether forwards synchronize buffers at ``location``."""
         if self.hook is None:
-            if location is not _BufferCommHookLocation.PRE_FORWARD or group.size() == 1:
-                return False
-        elif self.hook.buffer_comm_hook_location is not location:
-            return False
-        return self.will_sync()
+            return location is _BufferCommHookLocation.PRE_FORWARD
+        return self.hook.buffer_comm_hook_location is location
 
     def set_hook(
         self, state: object, hook: Callable[..., Any], location: _BufferCommHookLocation
@@ -65,27 +64,6 @@ class BufferSync:
         if not callable(hook):
             raise _hook_not_callable(hook)
         self.hook = _BufferCommHook(hook, state, location)
-
-    def broadcast(
-        self, tensors: Sequence[torch.Tensor] | None, group: dist.ProcessGroup, source: int
-    ) -> None:
-        """Broadcasts ``tensors``, or all buffers, from the rank ``source``."""
-        state_sync.broadcast(self.tensors if tensors is None else tensors, group, source)
-
-    def sync(self, group: dist.ProcessGroup, source: int) -> Futures | None:
-        """Synchronizes the buffers, with the values of the rank ``source``.
-
-        Returns:
-            Futures of a hook. The end of backward waits for them.
-        """
-        self.refresh()
-        # Autograd may have saved a buffer in an earlier forward. A changed version would make the
-        # backward of that forward raise.
-        with torch.autograd._unsafe_preserve_version_counter(tuple(self.tensors)):
-            if self.hook is None:
-                self.broadcast(None, group, source)
-                return None
-            return self.hook.buffer_comm_hook(self.hook.buffer_comm_hook_state, self.named)
 
 
 def _hook_not_callable(hook: object) -> TypeError:

@@ -45,18 +45,21 @@ def describe(mixed_precision: Any) -> dict[str, object]:
 
 
 def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -> None:
-    """Checks that ``module`` has parameters to average, and layers that work on its device.
+    """Checks that ``module`` has parameters to average.
 
     Raises:
         RuntimeError: No parameter requires a gradient, or parameters are uninitialized.
-        ValueError: A module on the CPU has SyncBatchNorm layers.
     """
     if not managed:
         raise errors.nothing_to_train()
     lazy = [p.name for p in managed if isinstance(p.tensor, UninitializedParameter)]
     if lazy:
         raise _uninitialized_params(lazy)
-    if managed[0].tensor.device.type == "cpu":
+
+
+def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
+    """Raises ValueError if ``module`` is on the CPU and has SyncBatchNorm layers."""
+    if device_type == "cpu":
         names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
         if names:
             raise _sync_batch_norm_on_cpu(names)

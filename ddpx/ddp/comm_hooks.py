@@ -17,31 +17,24 @@ class CommHook:
 
     Attributes:
         name: The name of the hook in logging data. None without a hook.
-        last_error: The text of the last error of :meth:`register`.
+        registered: The hook in Python, and its state. None without such a hook.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.last_error: str | None = None
-        self._state: object = None
+        self.registered: tuple[Callable[..., Any], object] | None = None
+        self._kind: dist.BuiltinCommHookType | None = None
         self._is_bound_to_group = False  # the C++ core keeps the group of a built-in hook
 
     def register(self, reducer: Reducer, state: object, hook: Callable[..., Any]) -> None:
         """Makes ``hook(state, bucket)`` communicate each bucket.
 
         Raises:
-            TypeError: The hook is not callable.
-            ValueError: The hook has annotations of other types.
             RuntimeError: The reducer has a hook already, or a backward is running.
         """
-        try:
-            _check_hook(hook)
-        except (TypeError, ValueError) as error:
-            self.last_error = f"{type(error).__name__}: {error}"
-            raise
         reducer.set_comm_hook(state, _with_checked_result(hook))
         self.name = getattr(hook, "__qualname__", type(hook).__qualname__)
-        self._state = state
+        self.registered = (hook, state)
 
     def register_builtin(self, reducer: Reducer, kind: dist.BuiltinCommHookType) -> None:
         """Makes a hook in C++ communicate each bucket.
@@ -50,7 +43,16 @@ class CommHook:
         """
         reducer.set_builtin_comm_hook(kind, reducer.process_group)
         self.name = str(kind)
+        self._kind = kind
         self._is_bound_to_group = True
+
+    def continue_with(self, reducer: Reducer) -> None:
+        """Makes the same hook communicate the buckets of the reducer of a copy of the wrapper."""
+        if self.registered is not None:
+            hook, state = self.registered
+            self.register(reducer, state, hook)
+        elif self._kind is not None:
+            self.register_builtin(reducer, self._kind)
 
     def reduce_in(
         self, reducer: Reducer, dtype: torch.dtype, compute_dtype: torch.dtype | None
@@ -69,10 +71,9 @@ class CommHook:
     def has_group(self) -> bool:
         """Whether the hook or its state has a process group, which does not change with ours."""
         # torch's own states have this attribute.
-        group = getattr(self._state, "process_group", None)
-        in_state = isinstance(self._state, dist.ProcessGroup) or isinstance(
-            group, dist.ProcessGroup
-        )
+        state = None if self.registered is None else self.registered[1]
+        group = getattr(state, "process_group", None)
+        in_state = isinstance(state, dist.ProcessGroup) or isinstance(group, dist.ProcessGroup)
         return self._is_bound_to_group or in_state
 
 
@@ -88,7 +89,7 @@ def _with_checked_result(hook: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _check_hook(hook: Callable[..., Any]) -> None:
+def check_hook(hook: Callable[..., Any]) -> None:
     """Raises TypeError or ValueError if ``hook`` cannot be a communication hook."""
     if not callable(hook):
         raise _not_callable(hook)

@@ -3,58 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx import params
 from ddpx.comm import state_sync
-from ddpx.ddp import nested
+from ddpx.ddp import checks, nested
 from ddpx.ddp.averaging import Averaging
-from ddpx.ddp.buffers import BufferSync
-from ddpx.ddp.comm_hooks import CommHook
-from ddpx.ddp.join import UnevenInputs
+from ddpx.ddp.comm_hooks import CommHook, check_hook
+from ddpx.ddp.dynamo import active_wrapper
+from ddpx.ddp.join_interface import JoinInterface
 from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import Options
 from ddpx.ddp.placement import Placement
 from ddpx.ddp.post_sync import PostSync
+from ddpx.ddp.torch_only import TorchOnlyNames
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
-from ddpx.reducer import Reducer
 
 
-class DDPInterface(nn.Module, Joinable):
+class DDPInterface(JoinInterface, TorchOnlyNames):
     """Attributes and methods of DDP besides ``forward`` and ``no_sync``.
 
     Trainers and torch's own code use them. A wrapper derives from this class and makes the parts.
     """
 
-    module: nn.Module
-    process_group: dist.ProcessGroup
-    parameters_to_ignore: frozenset[str]
-    reducer: Reducer
     _options: Options
     _delayed: DelayedParams
     _averaging: Averaging
-    _buffer_sync: BufferSync
     _comm_hook: CommHook
     _optimizers: OptimizersInBackward
     _post_sync: PostSync
-    _uneven: UnevenInputs
-    _authoritative_rank: int  # the rank whose model all ranks have after a join context
+    _error: str | None  # the last error outside the reducer, for logging data
 
     def _managed(self) -> Sequence[params.ManagedParam]:
-        """The averaged parameters. Empty if a newer wrapper averages, or construction failed."""
+        """The averaged parameters. Empty if construction failed."""
         averaging: Averaging | None = self.__dict__.get("_averaging")
-        if averaging is None or averaging.successor is not None:
-            return []
-        return averaging.managed
+        return [] if averaging is None else averaging.managed
 
     def _set_ddp_attributes(self, options: Options, place: Placement, dim: int) -> None:
         """Sets the attributes that scripts written for DDP read."""
@@ -71,8 +62,37 @@ class DDPInterface(nn.Module, Joinable):
         self.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params
         self.bucket_bytes_cap = options.cap_bytes
         self.bucket_bytes_cap_list = list(options.listed_cap_bytes)
+        self.bucket_bytes_cap_default = options.first_cap_bytes < options.cap_bytes
         self.broadcast_bucket_size = state_sync.BROADCAST_BYTES
-        self.logger = None  # DDP has an object of torch's C++ core here
+        self._lazy_init_ran = False
+        # Switches of DDP that have no effect here: no reducer in Python, no copies of outputs, no
+        # second stream for copies of inputs, no hooks of torch.compile.
+        self._use_python_reducer = False
+        self._ddp_sink_clone = True
+        self.use_side_stream_for_tensor_copies = False
+        self._accum_grad_hooks: list[Any] = []
+
+    def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
+        """Raises an error that :meth:`_get_ddp_logging_data` then has."""
+        self._error = f"{err_type.__name__}: {err_msg}"
+        raise err_type(err_msg)
+
+    def _check_default_group(self) -> None:
+        """Checks that the wrapper can be copied.
+
+        Raises:
+            RuntimeError: The process group is not the default process group.
+        """
+        if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
+            raise checks.not_default_group()
+
+    def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
+        """Checks that the layers of ``module`` work on its device. The constructor calls this.
+
+        Raises:
+            ValueError: A module on the CPU has SyncBatchNorm layers.
+        """
+        checks.check_sync_batch_norm(module, self.device_type)
 
     # ---- synchronization of gradients ----------------------------------------------------------
 
@@ -109,7 +129,22 @@ class DDPInterface(nn.Module, Joinable):
             >>> model.module.weight.grad
             tensor([[16., 16., 16., 16.]])
         """
+        self._check_comm_hook(hook)
         self._comm_hook.register(self.reducer, state, hook)
+
+    def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
+        """Raises TypeError or ValueError if ``hook`` cannot be a communication hook."""
+        try:
+            check_hook(hook)
+        except (TypeError, ValueError) as error:
+            self._error = f"{type(error).__name__}: {error}"
+            raise
+
+    @property
+    def _comm_hooks(self) -> list[tuple[Callable[..., Any], object]]:
+        """The communication hook in Python, with its state."""
+        registered = self._comm_hook.registered
+        return [] if registered is None else [registered]
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         """Makes a hook in C++ communicate each bucket: ``ALLREDUCE`` or ``FP16_COMPRESS``."""
@@ -130,10 +165,23 @@ class DDPInterface(nn.Module, Joinable):
         """
         self._optimizers.register_fused(self, self._options, optim, args, kwargs, optim_params)
 
+    def _lazy_init(self) -> None:
+        """Called by the first forward: what user code may set up until then."""
+        self._setup_in_backward_optimizers()
+        self._lazy_init_ran = True
+
+    def _setup_in_backward_optimizers(self) -> None:
+        """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients."""
+        self._optimizers.take_over(self, self._options)
+
     @property
     def _has_rebuilt_buckets(self) -> bool:
         """Whether buckets are in arrival order. torch's hooks for ZeRO optimizers read this."""
         return bool(self.reducer.arrival_order)
+
+    @_has_rebuilt_buckets.setter
+    def _has_rebuilt_buckets(self, value: bool) -> None:
+        """Has no effect: the reducer knows. Code of DDP's forward assigns this attribute."""
 
     def _set_static_graph(self) -> None:
         """Has the effect of ``static_graph=True``. Allowed before the first backward."""
@@ -175,149 +223,7 @@ class DDPInterface(nn.Module, Joinable):
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Has no effect: outputs are never copied."""
-
-    # ---- buffers -------------------------------------------------------------------------------
-
-    @property
-    def forward_sync_buffers(self) -> bool:
-        """Whether forwards broadcast buffers. Assignment is allowed, as in DDP."""
-        return self._buffer_sync.enabled
-
-    @forward_sync_buffers.setter
-    def forward_sync_buffers(self, value: bool) -> None:
-        self._buffer_sync.enabled = value
-
-    @property
-    def broadcast_buffers(self) -> bool:
-        """The older name of ``forward_sync_buffers``."""
-        return self._buffer_sync.enabled
-
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self._buffer_sync.enabled = value
-
-    @property
-    def require_forward_param_sync(self) -> bool:
-        """Whether the last forward was synchronized. The next forward else skips the broadcast."""
-        return self._buffer_sync.last_forward_was_synchronized
-
-    @require_forward_param_sync.setter
-    def require_forward_param_sync(self, value: bool) -> None:
-        self._buffer_sync.last_forward_was_synchronized = value
-
-    @property
-    def modules_buffers(self) -> list[torch.Tensor]:
-        """The buffers that forwards broadcast."""
-        return self._buffer_sync.tensors
-
-    @property
-    def named_module_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that forwards broadcast, by name."""
-        return self._buffer_sync.named
-
-    @property
-    def buffer_hook(self) -> _BufferCommHook | None:
-        """The hook in place of the broadcast. None without a hook."""
-        return self._buffer_sync.hook
-
-    def will_sync_module_buffers(self) -> bool:
-        """Returns whether the next forward synchronizes buffers.
-
-        Example:
-            >>> model.will_sync_module_buffers()  # a linear layer has no buffers
-            False
-        """
-        return self._buffer_sync.will_sync()
-
-    def _assign_modules_buffers(self) -> None:
-        """Reads the buffers of the module again, because user code may have replaced them."""
-        self._buffer_sync.refresh()
-
-    def _register_buffer_comm_hook(
-        self,
-        state: object,
-        hook: Callable[..., Any],
-        comm_hook_location: _BufferCommHookLocation = _BufferCommHookLocation.POST_FORWARD,
-    ) -> None:
-        """Replaces the broadcast by ``hook(state, named_buffers)``, before or after forward.
-
-        The end of backward waits for the futures that the hook returns in a list.
-        """
-        self._buffer_sync.set_hook(state, hook, comm_hook_location)
-
-    def _default_broadcast_coalesced(
-        self,
-        bufs: Sequence[torch.Tensor] | None = None,
-        bucket_size: int | None = None,
-        authoritative_rank: int = 0,
-    ) -> None:
-        """Broadcasts ``bufs``, or all buffers. Buffer hooks call this method."""
-        self._buffer_sync.broadcast(bufs, self.process_group, authoritative_rank)
-
-    # ---- uneven inputs -------------------------------------------------------------------------
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Join:
-        """Returns a context for a training loop in which ranks have different numbers of batches.
-
-        A rank that has no more batches takes part in the communication of the other ranks. At the
-        end of the context, all ranks get the model of the last rank that had batches.
-
-        Args:
-            divide_by_initial_world_size: True, the default, divides gradients by the number of all
-                ranks. False divides them by the number of ranks that still have batches.
-            enable: False makes the context do nothing. Default True.
-            throw_on_early_termination: Raise on all ranks when the first rank has no more batches.
-                Default False.
-
-        Returns:
-            A ``torch.distributed.algorithms.Join`` context.
-
-        Raises:
-            RuntimeError: At the end of the batches of any rank, with
-                ``throw_on_early_termination``.
-
-        Example:
-            >>> batches = [inputs] * (2 + dist.get_rank())
-            >>> with model.join():
-            ...     for batch in batches:
-            ...         model(batch).sum().backward()
-        """
-        return Join(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Returns the hook that a rank without further batches runs.
-
-        ``torch.distributed.algorithms.Join`` calls this method.
-
-        Args:
-            kwargs: ``divide_by_initial_world_size``, as for :meth:`join`.
-
-        Example:
-            >>> from torch.distributed.algorithms import Join
-            >>> with Join([model]):
-            ...     model(inputs).sum().backward()
-        """
-        return self._uneven.make_hook(self, kwargs.get("divide_by_initial_world_size", True))
-
-    @property
-    def join_device(self) -> torch.device:
-        """The device on which ``Join`` communicates."""
-        return self.device
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        """The process group in which ``Join`` communicates."""
-        return self.process_group
+        self._ddp_sink_clone = val
 
     # ---- parameters and inputs -----------------------------------------------------------------
 
@@ -339,6 +245,40 @@ class DDPInterface(nn.Module, Joinable):
         for name, param in module.named_parameters():
             if not hasattr(param, "_ddp_ignored"):
                 yield (name, param) if named_params else param
+
+    @property
+    def _module_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the wrapper does not ignore, and whose all-reduce is not delayed."""
+        delayed = {id(param) for param in self._delay_all_reduce_params}
+        return [
+            param
+            for name, param in self.module.named_parameters()
+            if name not in self.parameters_to_ignore and id(param) not in delayed
+        ]
+
+    @property
+    def _delay_all_reduce_params(self) -> list[nn.Parameter]:
+        """The parameters of ``delay_all_reduce_named_params``."""
+        return [param for _, param in self._delayed.named_params or ()]
+
+    @property
+    def _delay_all_reduce_all_params(self) -> bool:
+        """Whether the all-reduce of all parameters is delayed."""
+        return all(param.delayed for param in self._averaging.managed)
+
+    def _get_parameters(self, m: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yields the parameters of ``m``. A shared parameter occurs several times, as in DDP."""
+        for module in m.modules() if recurse else [m]:
+            yield from module.parameters(recurse=False)
+
+    def _inside_ddp_forward(self) -> AbstractContextManager[None]:
+        """A context in which this wrapper is the active wrapper, as for torch.compile."""
+        return active_wrapper(self)
+
+    @property
+    def _active_ddp_module(self) -> nn.Module | None:
+        """The wrapper whose forward runs."""
+        return DistributedDataParallel._active_ddp_module
 
     @classmethod
     def _get_active_ddp_module(cls) -> nn.Module | None:

@@ -37,8 +37,9 @@ class GradAccess(DDPInterface):
         """Prepares the wrapper for a new step after a step that failed.
 
         After an error in ``backward()`` the wrapper does this by itself. A training loop needs the
-        call if the loop caught an error outside ``backward()``. Between steps the call has no
-        effect.
+        call if the loop caught an error outside ``backward()``. After the call, the next forward
+        does not report parameters that the last backward left without a gradient. Between complete
+        steps the call has no effect.
 
         Raises:
             RuntimeError: A backward is running.

@@ -10,27 +10,24 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.join import Join, JoinHook
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from ddpx import health, params
-from ddpx.comm import state_sync
-from ddpx.ddp.buffers import BufferSync
+from ddpx import health
 from ddpx.reducer import Reducer
 
 
 class JoinedWrapper(Protocol):
     """The members of a wrapper that a rank without batches uses."""
 
-    module: nn.Module
     process_group: dist.ProcessGroup
     device: torch.device
     reducer: Reducer
-    parameters_to_ignore: frozenset[str]
-    _buffer_sync: BufferSync
+    require_forward_param_sync: bool
     _uneven: UnevenInputs
-    _authoritative_rank: int  # the rank whose model all ranks have after a join context
+
+    def _check_and_sync_module_buffers(self) -> None: ...
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None: ...
+    def _sync_final_model(self, is_last_joiner: bool) -> None: ...
 
 
 class UnevenInputs:
@@ -66,7 +63,7 @@ class UnevenInputs:
         work = Join.notify_join_context(wrapper)  # type: ignore[arg-type]
         divisor = None
         if work is not None and not self._divide_by_initial_world_size:
-            health.wait(work, wrapper.process_group, wrapper.device)
+            health.wait_for(work, wrapper.process_group, wrapper.device)
             divisor = int(work.get_future().wait()[0].item())
         wrapper.reducer.set_divisor(divisor)
 
@@ -76,6 +73,10 @@ class UnevenInputs:
         if self._open_context is not None:
             reducer.announce_joined_step(syncs)
         _sum_over_ranks(float(syncs), reducer.process_group, device)
+
+    def hear_step(self, group: dist.ProcessGroup, device: torch.device) -> bool:
+        """On a rank without batches: whether the next backward of the other ranks averages."""
+        return bool(_sum_over_ranks(0.0, group, device).item())
 
     def leave(self, reducer: Reducer, number: int | None) -> None:
         """Ends the context of this number, if that context is open."""
@@ -91,7 +92,7 @@ class UnevenInputs:
 def _sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
     total = torch.full((1,), value, device=device)
     work = dist.all_reduce(total, group=group, async_op=True)
-    health.wait(work, group, device)
+    health.wait_for(work, group, device)
     return total
 
 
@@ -112,28 +113,17 @@ class _ShadowSteps(JoinHook):
 
     def main_hook(self) -> None:
         """Takes part in one step of the other ranks."""
-        wrapper, buffers = self._wrapper, self._wrapper._buffer_sync
-        reducer, group = wrapper.reducer, wrapper.process_group
-        reducer.rebuild_buckets()
-        hook = buffers.hook
-        if buffers.will_sync() and (
-            hook is None or hook.buffer_comm_hook_location is _BufferCommHookLocation.PRE_FORWARD
-        ):
-            source = state_sync.highest_rank(False, group, wrapper.device)
-            buffers.broadcast(None, group, source)
-        syncs = bool(_sum_over_ranks(0.0, group, wrapper.device).item())
-        buffers.last_forward_was_synchronized = syncs
+        wrapper = self._wrapper
+        wrapper.reducer.rebuild_buckets()
+        wrapper._check_and_sync_module_buffers()
+        syncs = bool(wrapper._check_global_requires_backward_grad_sync(is_joined_rank=True))
+        wrapper.require_forward_param_sync = syncs
         if syncs:
-            reducer.shadow_step()
+            wrapper.reducer.shadow_step()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Gives all ranks the model of the last rank that had batches."""
         wrapper = self._wrapper
-        source = state_sync.highest_rank(is_last_joiner, wrapper.process_group, wrapper.device)
-        wrapper._authoritative_rank = source
-        state = params.module_state(
-            wrapper.module, wrapper.parameters_to_ignore, wrapper._buffer_sync.enabled
-        )
-        state_sync.broadcast(state, wrapper.process_group, source)
+        wrapper._sync_final_model(is_last_joiner)
         wrapper.reducer.set_divisor(None)
         wrapper._uneven.leave_open_context(wrapper.reducer)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import nn
 
+from ddpx.comm.process_group import backend_name, world_size
 from ddpx.ddp.ddp_interface import DDPInterface
 
 # DDP uses the names of C++, which differ from torch's names for these dtypes.
@@ -35,7 +35,7 @@ def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
     data = {**_construction(wrapper), **_environment(wrapper), **_buckets(wrapper)}
     if wrapper._comm_hook.name is not None:
         data["comm_hook"] = wrapper._comm_hook.name
-    error = wrapper._comm_hook.last_error or wrapper.reducer.last_error
+    error = wrapper._error or wrapper.reducer.last_error
     if error:
         data |= {"has_error": 1, "error": error}
     return {**data, **_times(wrapper)}
@@ -45,7 +45,7 @@ def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
     tensors = [param.tensor for param in wrapper._averaging.managed]
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
     return {
-        "world_size": wrapper.process_group.size(),
+        "world_size": world_size(wrapper.process_group),
         "rank": wrapper.process_group.rank(),
         "module_name": type(wrapper.module).__name__,
         "device_ids": _join(wrapper.device_ids or ()),
@@ -55,7 +55,7 @@ def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
         "find_unused_parameters": int(wrapper.find_unused_parameters),
         "gradient_as_bucket_view": int(wrapper.gradient_as_bucket_view),
         "static_graph": int(wrapper.static_graph),
-        "backend_name": dist.get_backend(wrapper.process_group),
+        "backend_name": backend_name(wrapper.process_group),
         "transport": wrapper.reducer.transport,
         "dtypes": _join(sorted(_DTYPE_NAMES.get(name, name) for name in dtypes)),
         "total_parameter_size_bytes": sum(t.numel() * t.element_size() for t in tensors),
@@ -68,7 +68,7 @@ def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
 
 def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
     names = ["MASTER_PORT", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "TORCH_DISTRIBUTED_DEBUG"]
-    backend = dist.get_backend(wrapper.process_group)
+    backend = backend_name(wrapper.process_group)
     data: dict[str, str | int] = {}
     if backend == "gloo":
         names += ["GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"]

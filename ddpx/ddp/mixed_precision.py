@@ -121,7 +121,8 @@ class MixedPrecision:
 
     def _cast(self, param: nn.Parameter) -> torch.Tensor:
         assert self.param_dtype is not None
-        if param.requires_grad and param.grad_dtype is None:
+        # Another tensor may stand in the place of a parameter (functional_call).
+        if param.is_leaf and param.requires_grad and param.grad_dtype is None:
             return _C.lowered(param, self.param_dtype)
         return param.to(self.param_dtype)
 

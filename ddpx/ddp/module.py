@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,31 +12,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from ddpx import health, params, settings
-from ddpx.comm import state_sync
+from ddpx import params, settings
 from ddpx.comm import transport as transports
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import agreement, checks, nested, placement
+from ddpx.ddp import agreement, checks, placement
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.buffers import BufferSync
 from ddpx.ddp.comm_hooks import CommHook
-from ddpx.ddp.dynamo import active_wrapper
-from ddpx.ddp.grad_access import GradAccess
+from ddpx.ddp.forward import Forward
 from ddpx.ddp.join import UnevenInputs
 from ddpx.ddp.logging_data import logging_data
 from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import make_options
 from ddpx.ddp.post_sync import PostSync
+from ddpx.ddp.torch_only import Logger, check_overrides
 from ddpx.params import ownership
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
-
-# Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
-_CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
-_PRE_FORWARD = _BufferCommHookLocation.PRE_FORWARD
-_POST_FORWARD = _BufferCommHookLocation.POST_FORWARD
 
 # Called with a new wrapper, and with True if all ranks make the wrapper and agree on it.
 ConstructionCallback = Callable[["ReducerDDP", bool], None]
@@ -49,7 +41,7 @@ def call_on_construction(callback: ConstructionCallback) -> None:
     _construction_callbacks.append(callback)
 
 
-class ReducerDDP(GradAccess):
+class ReducerDDP(Forward):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
     The first 20 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
@@ -58,6 +50,9 @@ class ReducerDDP(GradAccess):
 
     A backward averages gradients, unless the backward or the forward of each output that the
     backward reaches runs in :meth:`no_sync`.
+
+    A derived class may override, or call, the methods of DDP that ``forward`` is made of, such as
+    ``_pre_forward``, ``_run_ddp_forward``, ``_post_forward`` and ``_sync_buffers``.
 
     Parameters and buffers may be DTensors over another dimension of the mesh. ``param.grad`` is
     then a DTensor in the parameter's placements.
@@ -153,6 +148,7 @@ class ReducerDDP(GradAccess):
         grad_dtype: torch.dtype | None = None,
         transport: str | None = None,
     ) -> None:
+        check_overrides(type(self), ReducerDDP)
         super().__init__()
         Joinable.__init__(self)
         checks.check_module_and_dim(module, dim)
@@ -178,20 +174,23 @@ class ReducerDDP(GradAccess):
         self.process_group = resolve_group(process_group, device_mesh)
         self.device_mesh = device_mesh
         self.parameters_to_ignore = params.ignored_names(module)
-        managed = params.managed_params(module, self.parameters_to_ignore)
+        self.module = module
+        managed = self._params_to_average()
         checks.check_trainable(module, managed)
         check_dtensors(module, self.parameters_to_ignore, self.process_group)
         place = placement.place(module, self.parameters_to_ignore, device_ids, output_device)
         self._set_ddp_attributes(self._options, place, dim)
-        self.module = module
+        self._passing_sync_batchnorm_handle(module)
         self.mixed_precision = mixed_precision
         self._buffer_sync = BufferSync(
             module, self.parameters_to_ignore, self._options.sync_buffers_at_forward
         )
+        self._assign_modules_buffers()
         self._comm_hook = CommHook()
         self._optimizers = OptimizersInBackward()
         self._post_sync = PostSync()
         self._uneven = UnevenInputs()
+        self._error = None
 
         self._transport: transports.Transport | None = None
         if self._options.init_sync:
@@ -204,14 +203,33 @@ class ReducerDDP(GradAccess):
                 managed[0].tensor.device,
             )
         self._attach(managed)
+        if settings.switch_of("DDPX_CHECK_FINITE"):
+            self.set_check_finite()
+        if self.static_graph:
+            self._set_static_graph()
         if self._options.init_sync:
             self.reducer.number_as_constructed()
         for callback in _construction_callbacks:
             callback(self, self._options.init_sync)
 
+    def _params_to_average(self) -> list[params.ManagedParam]:
+        """The parameters that a new reducer averages.
+
+        A derived class may choose them in ``_build_params_for_reducer``, and give them names in
+        ``_build_debug_param_to_name_mapping``.
+        """
+        managed = params.managed_params(self.module, self.parameters_to_ignore)
+        choosers = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping")
+        if all(getattr(type(self), name) is getattr(ReducerDDP, name) for name in choosers):
+            return managed
+        chosen, expect_sparse = self._build_params_for_reducer()
+        names = self._build_debug_param_to_name_mapping(chosen)
+        return params.choose(managed, chosen, expect_sparse, names)
+
     def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
         """Starts to average the gradients of ``managed``."""
-        ownership.claim(self, managed)
+        for rival in ownership.rivals(self, managed):
+            rival._make_room()
         self._averaging = Averaging(
             self.module,
             self.parameters_to_ignore,
@@ -221,25 +239,11 @@ class ReducerDDP(GradAccess):
             self._options,
             self._delayed,
             self.mixed_precision,
-            self.__dict__.get("reducer"),
         )
         self.reducer = self._averaging.reducer
-        if settings.switch_of("DDPX_CHECK_FINITE"):
-            self.set_check_finite()
+        self.reducer.wait_for = self._post_sync.wait_for
+        ownership.take(self)
         self._averaging.reduce_in_low_precision(self._comm_hook)
-
-    def _yield_to(self, successor: ownership.Wrapper) -> None:
-        """Stops to average, because a newer wrapper averages the parameters."""
-        self._averaging.end()
-        self._averaging.successor = weakref.ref(successor)
-
-    def _has_yielded(self) -> bool:
-        successor = self._averaging.successor
-        if successor is None:
-            return False
-        if successor() is None:  # the newer wrapper is gone
-            self._attach(params.managed_params(self.module, self.parameters_to_ignore))
-        return self._averaging.successor is not None
 
     def _move_to(self, group: dist.ProcessGroup, num_steps: int) -> None:
         """Averages over ranks that have the same state, as after construction.
@@ -257,92 +261,6 @@ class ReducerDDP(GradAccess):
         self._buffer_sync.last_forward_was_synchronized = True
 
     # ---- training ------------------------------------------------------------------------------
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Runs the module on this rank's inputs, as ``model(*inputs, **kwargs)``.
-
-        The forward first broadcasts the buffers of rank 0, if ``forward_sync_buffers`` is set. If
-        ``device_ids`` is given, the forward moves tensors in the inputs to this device.
-
-        Args:
-            inputs: Positional arguments of the module.
-            kwargs: Keyword arguments of the module.
-
-        Returns:
-            The output of the module.
-
-        Raises:
-            RuntimeError: A parameter of the module was replaced after wrapping, and no output
-                requires a gradient. Otherwise the backward raises this error.
-            RankFailure: A rank was lost, or communication failed.
-
-        Example:
-            >>> model(inputs).shape
-            torch.Size([8, 1])
-        """
-        if self._has_yielded():
-            return self.module(*inputs, **kwargs)
-        averaging = self._averaging
-        records_graph = torch.is_grad_enabled()
-        replaced: list[str] = []
-        if records_graph and not averaging.is_lowered and not averaging.structure.unchanged():
-            replaced = averaging.structure.replaced()
-            records_graph = not (replaced or averaging.structure.has_plain_tensors())
-        self._before_forward(records_graph)
-        if self.device_ids:
-            inputs = nested.to_device(inputs, self.device)
-            kwargs = nested.to_device(kwargs, self.device)
-        output = self._run_module(inputs, kwargs)
-        if self._buffer_sync.is_due(_POST_FORWARD, self.process_group):
-            self._sync_buffers()
-        if records_graph:
-            self.reducer.watch_outputs(list(nested.tensors_in(output)))
-        elif replaced:
-            averaging.structure.refuse_backward(replaced, output)
-        self._buffer_sync.last_forward_was_synchronized = (
-            records_graph and self.reducer.sync_enabled
-        )
-        return output
-
-    def _before_forward(self, records_graph: bool) -> None:
-        if _CAPTURE_IS_HIDDEN and records_graph and self.reducer.sync_enabled:
-            self._check_capture()
-        if self._averaging.first_forward:
-            self._averaging.first_forward = False
-            self._optimizers.take_over(self, self._options)
-        if self._join_config.enable:
-            self._uneven.begin_forward(self)
-        if records_graph:
-            self.reducer.prepare_forward()
-        if self._buffer_sync.is_due(_PRE_FORWARD, self.process_group):
-            self._sync_buffers()
-            if torch.is_grad_enabled():
-                self.reducer.begin_forward()
-        if self._join_config.enable:
-            self._uneven.announce_step(self.reducer, self.device)
-
-    def _check_capture(self) -> None:
-        if self.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self.reducer.refuse_capture()
-
-    def _sync_buffers(self) -> None:
-        with health.waiting_for_buffers(self.reducer.monitor), torch.no_grad():
-            source = 0
-            if self._join_config.enable:  # rank 0 may have no more batches
-                source = state_sync.highest_rank(True, self.process_group, self.device)
-            futures = self._buffer_sync.sync(self.process_group, source)
-            if futures is not None:
-                self._post_sync.wait_for(self.reducer, futures)
-
-    def _run_module(self, inputs: Any, kwargs: Any) -> Any:
-        precision = self._averaging.precision
-        if precision is None:
-            with active_wrapper(self):
-                return self.module(*inputs, **kwargs)
-        with active_wrapper(self), precision.forward() as outputs:
-            output = self.module(*precision.cast_inputs(inputs), **precision.cast_inputs(kwargs))
-            outputs += nested.tensors_in(output)
-        return output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -371,6 +289,11 @@ class ReducerDDP(GradAccess):
         finally:
             self.require_backward_grad_sync = before
 
+    @property
+    def logger(self) -> Logger:
+        """Logging data, under the names of DDP's logger."""
+        return Logger(self)
+
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
         """Arguments, buckets and times of the last sampled step, under DDP's names."""
         return logging_data(self)
@@ -378,25 +301,33 @@ class ReducerDDP(GradAccess):
     # ---- copies --------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
-            raise checks.not_default_group()
+        self._check_default_group()
         state = copy.copy(self.__dict__)
         # A copy makes its own. Not all ranks may make a copy, so it uses the group.
         for name in ("reducer", "_averaging", "process_group", "_transport"):
             del state[name]
         state["require_backward_grad_sync"] = self.require_backward_grad_sync
+        state["settings_of_reducer"] = self.reducer.settings
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         sync = state.pop("require_backward_grad_sync")
+        settings_of_reducer = state.pop("settings_of_reducer")
         super().__setstate__(state)
         self.process_group = resolve_group(None)
         self._transport = None
-        self._attach(params.managed_params(self.module, self.parameters_to_ignore))
+        if self._optimizers.active:  # their hooks belong to the parameters of the original
+            self._comm_hook, self._optimizers = CommHook(), OptimizersInBackward()
+        self._lazy_init_ran = False
+        self._attach(self._params_to_average())
+        if self.static_graph:
+            self.reducer.set_static_graph()
+        self.reducer.apply(settings_of_reducer)
+        self._comm_hook.continue_with(self.reducer)
+        self._post_sync.continue_with(self.reducer)
         for callback in _construction_callbacks:
             callback(self, False)  # only some ranks may make a copy
         self.require_backward_grad_sync = sync
-        self._post_sync.continue_with(self.reducer)
 
 
 # isinstance(model, DistributedDataParallel) is true, although no code of DDP is inherited.

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ddpx import errors
-from ddpx.ddp import nested
 
 
 class Structure:
@@ -36,18 +35,14 @@ class Structure:
             return False
         return all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected))
 
-    def has_plain_tensors(self) -> bool:
-        """Whether plain tensors replace parameters, as ``torch.func.functional_call`` does.
+    def all_replaced(self) -> bool:
+        """Whether other tensors are in the places of all trained parameters.
 
-        Assignment to an attribute of an ``nn.Module`` accepts only an ``nn.Parameter``.
+        ``torch.func.functional_call`` puts them there for the time of a forward.
         """
-        current = chain.from_iterable(d.values() for d in self._dicts)
-        changed = (
-            value for value, old in zip(current, self._expected, strict=False) if value is not old
-        )
-        return any(
-            isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-            for value in changed
+        return not any(
+            id(param) in self._known and param.requires_grad and name not in self._ignored
+            for name, param in self._module.named_parameters()
         )
 
     def replaced(self) -> list[str]:
@@ -61,13 +56,13 @@ class Structure:
             and name not in self._ignored
         ]
 
-    def refuse_backward(self, replaced: Sequence[str], output: object) -> None:
-        """Makes a backward through ``output`` raise, if parameters are still replaced then.
+    def refuse_backward(self, replaced: Sequence[str], outputs: Sequence[torch.Tensor]) -> None:
+        """Makes a backward through ``outputs`` raise, if parameters are still replaced then.
 
-        ``torch.func.functional_call`` replaces parameters during a forward only.
+        ``torch.func.functional_call`` replaces parameters for the time of a forward only.
 
         Raises:
-            RuntimeError: No tensor of ``output`` requires a gradient, so that no backward can be
+            RuntimeError: None of ``outputs`` requires a gradient, so that no backward can be
                 refused.
         """
 
@@ -75,10 +70,10 @@ class Structure:
             if self.replaced():
                 raise _params_replaced(replaced)
 
-        outputs = [tensor for tensor in nested.tensors_in(output) if tensor.requires_grad]
-        if not outputs:
+        watched = [tensor for tensor in outputs if tensor.requires_grad]
+        if not watched:
             raise _params_replaced(replaced)
-        for tensor in outputs:
+        for tensor in watched:
             tensor.register_hook(check)
 
 

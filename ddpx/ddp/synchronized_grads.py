@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from ddpx.comm.process_group import world_size
 from ddpx.params.dtensors import local_part
 
 
@@ -40,7 +41,7 @@ def average_grads(
             continue
         local = torch.zeros_like(tensor) if grad is None else grad
         # Ranks can add sparse tensors only if every rank has one.
-        if local.is_sparse and sparse < group.size():
+        if local.is_sparse and sparse < world_size(group):
             local = local.to_dense()
         averaged.append(_average(local, group, reduce_dtype))
     return tuple(averaged)
@@ -54,7 +55,7 @@ def _average(
     local: torch.Tensor, group: dist.ProcessGroup, reduce_dtype: torch.dtype | None
 ) -> torch.Tensor:
     dtype = reduce_dtype if reduce_dtype and local.is_floating_point() else local.dtype
-    mean = (local.to(dtype) * (1 / group.size())).detach()
+    mean = (local.to(dtype) * (1 / world_size(group))).detach()
     if not mean.is_sparse:
         # A copy has memory, also of a lazy tensor of zeros.
         mean = mean.clone(memory_format=torch.contiguous_format)

@@ -9,7 +9,7 @@ from ddpx.health.watch import (
     constructing,
     introduction,
     meet,
-    wait,
+    wait_for,
     waiting_for_buffers,
     watch,
 )
@@ -29,7 +29,7 @@ __all__ = [
     "peer_stack",
     "peer_status",
     "set_stall_timeout",
-    "wait",
+    "wait_for",
     "waiting_for_buffers",
     "watch",
 ]

@@ -142,6 +142,7 @@ _KINDS: dict[_C.FailureKind, type[RankError]] = {
     _C.FailureKind.LEFT: RankFailure,
     _C.FailureKind.STALLED: RankStalled,
     _C.FailureKind.MISMATCH: RankMismatch,
+    _C.FailureKind.FROZEN: RankMismatch,
 }
 
 

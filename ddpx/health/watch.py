@@ -125,8 +125,12 @@ def collective_call(group: dist.ProcessGroup) -> Iterator[None]:
         monitor.end_call()
 
 
-def wait(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Waits for a collective call on tensors of ``device``; see :func:`explained`."""
+def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Waits for a collective call on tensors of ``device``; see :func:`explained`.
+
+    Not named ``wait``: pybind11 would take a function of this name with ``work`` as its first
+    argument for ``work.wait()`` of a work in Python, and would call the base class instead.
+    """
     assert work is not None  # as for a rank that is no member of the group
     with explained(watch(group)):
         _C.wait(work, group, device)

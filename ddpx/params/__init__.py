@@ -2,6 +2,7 @@
 
 from ddpx.params.managed import (
     ManagedParam,
+    choose,
     frozen_params,
     ignored_names,
     managed_params,
@@ -12,6 +13,7 @@ from ddpx.params.managed import (
 
 __all__ = [
     "ManagedParam",
+    "choose",
     "frozen_params",
     "ignored_names",
     "managed_params",

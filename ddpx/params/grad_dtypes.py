@@ -14,7 +14,7 @@ from ddpx.params.managed import ManagedParam
 class GradDtypes:
     """Allows ``param.grad`` of floating-point parameters to have the dtypes of the reducer.
 
-    :meth:`reset` ends this, and so does the end of this object.
+    :meth:`reset` ends this, and so does the end of this object. :meth:`apply` begins again.
 
     Args:
         managed: The averaged parameters.
@@ -33,7 +33,7 @@ class GradDtypes:
         grad_dtype: torch.dtype | None,
         param_dtype: torch.dtype | None,
     ) -> None:
-        changed = [p.tensor for p in managed if p.tensor.is_floating_point()]
+        changed: list[torch.Tensor] = [p.tensor for p in managed if p.tensor.is_floating_point()]
         if reduce_dtype is None and grad_dtype is None:
             changed = [p for p in changed if param_dtype not in (None, p.dtype)]
         if grad_dtype is not None:
@@ -45,14 +45,24 @@ class GradDtypes:
             ]
             if names:
                 raise _grad_dtype_too_narrow(grad_dtype, names)
-        for param in changed:
-            _set(param, grad_dtype)  # None allows any dtype
-        self._end = weakref.finalize(self, _reset, changed)
+        self._changed = changed
+        self._grad_dtype = grad_dtype
+        self._end: weakref.finalize[..., GradDtypes] | None = None
+        self.apply()
+
+    def apply(self) -> None:
+        """Allows the dtypes. A second call has no effect."""
+        if self._end is not None and self._end.alive:
+            return
+        for param in self._changed:
+            _set(param, self._grad_dtype)  # None allows any dtype
+        self._end = weakref.finalize(self, _reset, self._changed)
         self._end.atexit = False
 
     def reset(self) -> None:
         """Casts gradients to the dtype of their parameter. A second call has no effect."""
-        self._end()
+        if self._end is not None:
+            self._end()
 
 
 def _reset(params: Sequence[torch.Tensor]) -> None:

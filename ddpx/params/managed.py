@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -43,6 +43,33 @@ def managed_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedP
             if param.requires_grad and name not in ignored and param not in managed:
                 managed[param] = ManagedParam(name, param, bool(sparse))
     return list(managed.values())
+
+
+def choose(
+    managed: Sequence[ManagedParam],
+    tensors: Sequence[nn.Parameter],
+    expect_sparse: Sequence[bool],
+    names: Mapping[int, str],
+) -> list[ManagedParam]:
+    """The parameters in ``managed`` that are ``tensors``, in the order of ``tensors``.
+
+    Args:
+        managed: The parameters of a module.
+        tensors: Some of these parameters.
+        expect_sparse: Whether the gradient of each of ``tensors`` is sparse.
+        names: The name of each of ``tensors``, by index.
+
+    Raises:
+        ValueError: One of ``tensors`` is not in ``managed``.
+    """
+    by_id = {id(param.tensor): param for param in managed}
+    unknown = sum(id(tensor) not in by_id for tensor in tensors)
+    if unknown:
+        raise _chosen_elsewhere(unknown)
+    return [
+        replace(by_id[id(tensor)], name=names[index], expect_sparse=bool(sparse))
+        for index, (tensor, sparse) in enumerate(zip(tensors, expect_sparse, strict=True))
+    ]
 
 
 def frozen_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedParam]:
@@ -86,6 +113,14 @@ def names_by_index(
     if len(given) != len(names):
         raise _params_not_managed(len(given), len(names))
     return {index: names[id(p)] for index, p in enumerate(tensors)}
+
+
+def _chosen_elsewhere(unknown: int) -> ValueError:
+    return ValueError(
+        f"_build_params_for_reducer() returned {errors.count(unknown, 'parameter')} that the "
+        "wrapped module does not have, ignores or does not train. Return a part of the result of "
+        "super()._build_params_for_reducer()."
+    )
 
 
 def _param_not_given(name: str) -> ValueError:

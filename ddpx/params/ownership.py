@@ -1,8 +1,14 @@
-"""Makes sure that no two wrappers of this process average the same parameter."""
+"""Makes sure that no two wrappers of this process average the same parameter in one backward.
+
+Of several wrappers with the same parameters, the newest averages, or the wrapper whose forward ran
+last outside the forward of another wrapper. All ranks run the same forwards, so all ranks decide
+alike. A wrapper that has yielded keeps its reducer, with all settings.
+"""
 
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +16,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import nn
 
-from ddpx import errors
+from ddpx import _C, errors
 from ddpx.params.managed import ManagedParam
 
 
@@ -20,18 +26,34 @@ class Wrapper(Protocol):
     module: nn.Module
     process_group: dist.ProcessGroup
 
+    @property
+    def reducer(self) -> _C.Reducer: ...
     def _managed(self) -> Sequence[ManagedParam]: ...
-    def _yield_to(self, successor: Wrapper) -> None: ...
+    def _averages(self) -> bool: ...
+    def _make_room(self) -> None: ...
+    def _yield_to(self, owner: Wrapper) -> None: ...
 
 
+class Forwards(threading.local):
+    """The wrappers whose forward runs on the calling thread. The outermost wrapper is first."""
+
+    def __init__(self) -> None:
+        self.running: list[Wrapper] = []
+
+    def contain_another_than(self, wrapper: Wrapper) -> bool:
+        """Whether ``wrapper`` runs as a part of another wrapper's forward."""
+        return bool(self.running) and self.running[0] is not wrapper
+
+
+forwards = Forwards()
 _live: weakref.WeakSet[Wrapper] = weakref.WeakSet()
 
 
-def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
-    """Makes ``wrapper`` the only wrapper that averages ``managed``.
+def rivals(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> list[Wrapper]:
+    """The wrappers that average some of ``managed`` until ``wrapper`` does.
 
-    An older wrapper of the same module, or of a part of the module, yields to ``wrapper``. An older
-    wrapper also yields if its layers were replaced.
+    These are older wrappers of the same module or of a part of the module, and wrappers whose
+    layers were replaced.
 
     Raises:
         ValueError: Another wrapper averages some of the parameters together with other parameters,
@@ -40,27 +62,49 @@ def claim(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> None:
     mine = {id(param.tensor): param.name for param in managed}
     submodules = set(wrapper.module.modules())
 
-    def conflicts(other: Wrapper, shared: str) -> bool:
-        return shared == "some" and other.module not in submodules
-
-    if any(conflicts(other, _shared(other, mine)) for other in _live):
-        gc.collect()  # the other wrapper may be garbage in a reference cycle
-    for other in list(_live):
+    def conflicts(other: Wrapper) -> bool:
         shared = _shared(other, mine)
-        if shared == "none" or other is wrapper:
-            continue
-        if conflicts(other, shared) or other.process_group is not wrapper.process_group:
+        return (shared == "some" and other.module not in submodules) or (
+            shared != "none" and other.process_group is not wrapper.process_group
+        )
+
+    if any(conflicts(other) for other in _averaging_beside(wrapper)):
+        gc.collect()  # the other wrapper may be garbage in a reference cycle
+    others = _averaging_beside(wrapper)
+    for other in others:
+        if conflicts(other):
             names = [mine[id(p.tensor)] for p in other._managed() if id(p.tensor) in mine]
             raise _params_wrapped_elsewhere(names)
-        other._yield_to(wrapper)
+    return [other for other in others if _shared(other, mine) != "none"]
+
+
+def take(wrapper: Wrapper) -> bool:
+    """Makes ``wrapper`` the only wrapper that averages its parameters.
+
+    Returns:
+        False: another wrapper has these parameters and further parameters. A backward through an
+        output of that wrapper takes the parameters back.
+    """
+    mine = {id(param.tensor): param.name for param in wrapper._managed()}
+    for_good = True
+    for other in list(_live):
+        shared = "none" if other is wrapper else _shared(other, mine)
+        if shared != "none":
+            other._yield_to(wrapper)
+            for_good = for_good and shared == "all"
     _live.add(wrapper)
+    return for_good
 
 
 def others_than(wrapper: Wrapper) -> list[Wrapper]:
     """The other wrappers of this process that average parameters."""
-    if any(other is not wrapper and other._managed() for other in _live):
+    if _averaging_beside(wrapper):
         gc.collect()  # other wrappers may be garbage in a reference cycle
-    return [other for other in _live if other is not wrapper and other._managed()]
+    return _averaging_beside(wrapper)
+
+
+def _averaging_beside(wrapper: Wrapper) -> list[Wrapper]:
+    return [other for other in list(_live) if other is not wrapper and other._averages()]
 
 
 def _shared(other: Wrapper, mine: dict[int, str]) -> str:

@@ -5,7 +5,7 @@ The class also has the names of DDP's reducer that torch's communication hooks a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,22 @@ from ddpx.comm.transport import Transport, name_of
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import Shard, is_dtensor
 from ddpx.reducer.options import ReducerOptions
+from ddpx.reducer.settings import Settings
+from ddpx.reducer.torch_only import OF_REDUCER, refuse
+
+Futures = Sequence[torch.futures.Future[Any]]
 
 
+@refuse("model.reducer", OF_REDUCER)
 class Reducer(_C.Reducer):
     """A ``_C.Reducer`` over the parameters of a module.
 
     A wrapper owns this object. ``csrc/reducer/reducer.h`` describes the threads that call it.
+
+    Attributes:
+        settings: What was set after construction.
+        wait_for: Makes the end of the next synchronized backward of a reducer wait for futures. The
+            wrapper sets this attribute.
 
     Args:
         managed: The parameters to average.
@@ -60,6 +70,8 @@ class Reducer(_C.Reducer):
         self._process_group = process_group
         self._transport = transport
         self._device = managed[0].tensor.device
+        self.settings = Settings()
+        self.wait_for: Callable[[Reducer, Futures], None] | None = None
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -106,6 +118,24 @@ class Reducer(_C.Reducer):
                 raise _unknown_sparse_param(name)
             rows = ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
             self.set_sparse_rows(self._sparse_params[name], rows)
+            self.settings.sparse_rows[name] = rows
+
+    def set_check_finite(self, enabled: bool) -> None:
+        """Sets whether backward raises if a gradient of any rank is not finite."""
+        super().set_check_finite(enabled)
+        self.settings.check_finite = enabled
+
+    def set_sample_rate(self, sample_rate: int) -> None:
+        """Sets the number of steps between two reports, after the first ten steps."""
+        super().set_sample_rate(sample_rate)
+        self.settings.sample_rate = sample_rate
+
+    def apply(self, settings: Settings) -> None:
+        """Takes over the settings of another reducer of a copy of the module."""
+        self.set_check_finite(settings.check_finite)
+        if settings.sample_rate is not None:
+            self.set_sample_rate(settings.sample_rate)
+        self._set_sparse_metadata(settings.sparse_rows)
 
     def _get_local_used_map(self) -> torch.Tensor:
         """For each parameter, the number of ranks that used it in the last agreed step."""
@@ -136,8 +166,26 @@ class Reducer(_C.Reducer):
         """
         super().prepare_for_backward()
 
+    def prepare_for_forward(self) -> None:
+        """Prepares for a forward that records a graph. Code of DDP's forward calls this method."""
+        self.prepare_forward()
+
     def _rebuild_buckets(self) -> bool:
         return self.rebuild_buckets()
+
+    def _install_post_backward_futures(self, futures: Futures) -> None:
+        """Makes the end of the next synchronized backward wait for ``futures``."""
+        if self.wait_for is not None:
+            self.wait_for(self, futures)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        self.set_sample_rate(sample_rate)
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        self.move_to(new_process_group)
+
+    def _check_reducer_finalized(self) -> None:
+        """Has no effect: a backward that does not finish raises by itself."""
 
     def _remove_autograd_hooks(self) -> None:
         self.remove_hooks()

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <thread>
 
+#include "errors.h"
+
 namespace ddpx {
 namespace {
 
@@ -41,6 +43,20 @@ TEST(ExclusiveMutex, TheOccupantMayEnterAgain) {
   }
   std::thread([&] { EXPECT_FALSE(mutex.try_lock().owns_lock()); }).join();
   EXPECT_FALSE(mutex.occupied_by_other());
+}
+
+// The wait would release the mutex once, so that no other thread could end it.
+TEST(ExclusiveMutex, NoThreadWaitsThatHoldsItTwice) {
+  const ExclusiveMutex mutex;
+  const auto lock = mutex.lock();
+  {
+    const auto again = mutex.lock();
+    EXPECT_THROW(const ExclusiveMutex::Unlocked unlocked(mutex), InternalError);
+    EXPECT_THROW(mutex.lock_when([] { return false; }), InternalError);
+    EXPECT_TRUE(mutex.lock_when([] { return true; })) << "no wait";
+  }
+  const ExclusiveMutex::Unlocked unlocked(mutex);
+  std::thread([&] { EXPECT_TRUE(mutex.try_lock().owns_lock()); }).join();
 }
 
 }  // namespace

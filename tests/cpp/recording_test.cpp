@@ -196,29 +196,6 @@ TEST(Recording, HasTheEndOfABackwardThatIsNotSynchronised) {
   EXPECT_EQ(texts.back(), "end");
 }
 
-TEST(Recording, GoesOnWithANewerReducer) {
-  Replica older;
-  const auto recorded = recording(1000, 3);
-  older.step();
-  older.reducer->add_recording(recorded);
-  older.step();
-  const auto number = recorded->log().num_added();
-  Replica newer;
-  newer.reducer->continue_from(*older.reducer);
-  older.step();
-  EXPECT_EQ(recorded->log().num_added(), number);
-  for (int i = 0; i < 4; ++i) {
-    newer.step();
-  }
-  std::vector<uint32_t> ends;
-  for (const auto& event : recorded->log().read()) {
-    if (event.kind == EventKind::kStepEnd) {
-      ends.push_back(event.step);
-    }
-  }
-  EXPECT_EQ(ends, (std::vector<uint32_t>{1, 2, 3}));
-}
-
 TEST(Recording, CannotBeginInAStep) {
   Replica replica;
   const auto loss = replica.forward({2, 1, 0});

@@ -156,6 +156,32 @@ TEST_P(ReducerAllocation, TheHookIsNotThere) {
   EXPECT_EQ(hook->num_calls, 3);
 }
 
+TEST_P(ReducerAllocation, MixedPrecisionIsNotThere) {
+  const auto hook = std::make_shared<FirstHook>();
+  expect_refused(*replica.collective, [&] { replica.reducer->set_mixed_precision({}, hook); });
+  expect_means();
+  EXPECT_EQ(hook->num_calls, 0);
+
+  replica.reducer->set_mixed_precision({}, hook);
+  replica.clear_grads();
+  replica.step({1, 0, 2});
+  EXPECT_EQ(replica.grads(), kLocalGrads);
+  EXPECT_EQ(hook->num_calls, 3);
+}
+
+TEST_P(ReducerAllocation, AnotherGroupMendsAStepThatFailed) {
+  replica.step({1, 0, 2});
+  refuse_memory(*replica.collective, GetParam().num_before, kForever);
+  EXPECT_THROW(replica.reducer->prepare_forward(), std::bad_alloc);
+  EXPECT_EQ(replica.reducer->phase(), Phase::kFailed);
+  const auto other = std::make_shared<FakeCollective>(0, 2);
+  replica.reducer->set_collective(other);
+  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  replica.clear_grads();
+  replica.step({1, 0, 2});
+  EXPECT_EQ(replica.grads(), (Grads{18., 12., 9.}));
+}
+
 TEST_P(ReducerAllocation, ARebuildIsMadeUpForWithoutThePeers) {
   for (const std::size_t num_failing : {std::size_t{1}, std::size_t{2}, kForever}) {
     Replica other(GraphMode::kDefault, kParamABucket, GetParam().views);

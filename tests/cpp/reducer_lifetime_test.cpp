@@ -1,10 +1,16 @@
 // Who keeps a reducer alive, and what is left on the params when it is gone.
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
+#include "../health/local_ranks.h"
 #include "replica.h"
 
 namespace ddpx {
@@ -86,6 +92,52 @@ TEST(ReducerLifetime, HooksCannotBeRemovedInsideABackward) {
   replica.params[1].register_hook([&](at::Tensor) { replica.reducer->remove_hooks(); });
   expect_mentions(replica.failing_step({2, 1, 0}), {"cannot be removed while a backward runs"});
   EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+}
+
+// Python objects that a reducer owns need the GIL when they are destroyed. The watchdog must not
+// wait for the GIL, which its caller may hold, and which is gone at the exit of the interpreter.
+TEST(ReducerLifetime, TheWatchdogNeverDestroysIt) {
+  const auto watch = health::watch(
+      health::group_of(0, Replica::kWorldSize),
+      health::access_to(std::make_shared<health::FakeStore>()));
+  std::atomic<int> num_answers{0};
+  std::atomic<bool> done{false};
+  std::thread watchdog([&] {
+    const health::Activity late{health::Doing::kBackward, health::kNotNumbered};
+    while (!done) {
+      num_answers += watch->wrappers().describe_missing(late).empty() ? 0 : 1;
+    }
+  });
+  const auto owner = std::this_thread::get_id();
+  std::atomic<int> num_elsewhere{0};
+  for (int i = 0; i < 20; ++i) {
+    std::vector<ReducerParam> params;  // so many that the watchdog is nearly always inside
+    for (int number = 0; number < 1000; ++number) {
+      const auto tensor = at::ones({}, at::kDouble).set_requires_grad(true);
+      params.push_back({tensor, "a parameter with number " + std::to_string(number), false});
+    }
+    const auto collective = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
+    collective->watch = watch;
+    auto reducer =
+        Reducer::create(params, ReducerOptions{kOneBucket, GraphMode::kDefault, false}, collective);
+    // A member of the reducer: destroyed by the thread that destroys the reducer.
+    const auto drop = [&](const int* number) {
+      num_elsewhere += std::this_thread::get_id() == owner ? 0 : 1;
+      delete number;
+    };
+    reducer->set_after_sync([member = std::shared_ptr<int>(new int(0), drop)] {});
+    params[1].tensor.register_hook([&](at::Tensor) {  // the other gradient has come
+      const int before = num_answers;
+      EXPECT_TRUE(health::eventually([&] { return num_answers > before; }));
+      reducer.reset();
+    });
+    EXPECT_NO_THROW((params[0].tensor + params[1].tensor * 2).backward());
+    EXPECT_FALSE(reducer);
+  }
+  done = true;
+  watchdog.join();
+  EXPECT_EQ(num_elsewhere, 0);
+  watch->retire();
 }
 
 TEST(ReducerLifetime, GradientsInBucketsOutliveIt) {

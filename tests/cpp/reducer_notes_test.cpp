@@ -1,7 +1,11 @@
 // What peers see of a step, on this rank's status page.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <string>
+#include <thread>
 
 #include "../health/local_ranks.h"
 #include "replica.h"
@@ -39,6 +43,26 @@ TEST_P(ReducerNotes, EachWaitForPeersIsNotedAsOne) {
   }
   EXPECT_GT(num_waits, 7 * 3);
   watch->retire();
+}
+
+// The host of this rank may have been declared lost.
+TEST(ReducerLease, OtherThreadsMayLookWhileAForwardWaitsForTheLease) {
+  health::Ranks ranks("AB", /*lease_ns=*/1'500'000'000);
+  Replica replica(
+      ReducerOptions{kParamABucket, GraphMode::kDefault, false}, /*rank=*/1, ranks.shared(1));
+  ranks.store->hang();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1700));
+  std::atomic<bool> begun{false};
+  auto forward = std::async(std::launch::async, [&] {
+    replica.reducer->prepare_forward();
+    begun = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  auto look = std::async(std::launch::async, [&] { return replica.reducer->phase(); });
+  EXPECT_EQ(look.wait_for(std::chrono::milliseconds(100)), std::future_status::ready);
+  EXPECT_FALSE(begun);
+  ranks.store->answer();
+  forward.get();
 }
 
 INSTANTIATE_TEST_SUITE_P(

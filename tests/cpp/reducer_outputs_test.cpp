@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "replica.h"
 
@@ -104,6 +106,32 @@ TEST_F(ReducerTwoOutputs, TheNextForwardReportsWhatNeverCame) {
   replica.clear_grads();
   replica.step();
   EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+// What makes the last forward a thing of the past, so that nothing of it is reported any more.
+TEST_F(ReducerTwoOutputs, NothingIsReportedOfAForwardThatIsOver) {
+  const std::vector<std::function<void()>> ways = {
+      [&] { replica.reducer->reset(); },
+      [&] { replica.reducer->set_collective(replica.collective); },
+      [&] { replica.reducer->remove_hooks(); },
+  };
+  for (const auto& end_forward : ways) {
+    replica.clear_grads();
+    forward();
+    EXPECT_NO_THROW(first.backward());
+    end_forward();
+    EXPECT_NO_THROW(replica.reducer->prepare_forward());
+  }
+}
+
+TEST_F(ReducerTwoOutputs, AResetBetweenTheirBackwardsChangesNothing) {
+  forward();
+  EXPECT_NO_THROW(first.backward());
+  replica.reducer->reset();
+  EXPECT_NO_THROW(second.backward());
+  EXPECT_EQ(replica.grads()[1], 20.);
+  EXPECT_EQ(replica.grads()[0], 30.);
+  EXPECT_NO_THROW(replica.reducer->prepare_forward());
 }
 
 TEST_F(ReducerTwoOutputs, NothingIsToComeFromAnOutputThatIsGone) {

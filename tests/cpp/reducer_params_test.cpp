@@ -48,6 +48,22 @@ TEST_P(ReducerFrozen, ItMayBeFrozenBeforeTheFirstStepAndTrainAgain) {
   }
 }
 
+// The others send 4 for each gradient, and that they used each param.
+TEST(ReducerFrozenHere, ItGetsTheAverageIfAnotherRankUsedIt) {
+  for (const bool view : {false, true}) {
+    Replica replica(GraphMode::kFindUnused, kParamABucket, view);
+    replica.learn();
+    replica.collective->peer_sends = [](const at::Tensor& own, int) {
+      return at::full_like(own, own.scalar_type() == at::kInt ? 1. : 4.);
+    };
+    replica.params[1].set_requires_grad(false);
+    replica.step();
+    EXPECT_EQ(replica.grads()[1], 12.);
+    replica.step();  // the kept gradient counts
+    EXPECT_EQ(replica.grads()[1], 15.);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Modes,
     ReducerFrozen,

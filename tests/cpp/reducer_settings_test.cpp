@@ -2,9 +2,14 @@
 #include <ATen/ops/full_like.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -139,6 +144,53 @@ TEST(ReducerSettings, TheGraphMayBeMadeStaticBeforeTheFirstStep) {
   EXPECT_NO_THROW(replica.reducer->set_static_graph()) << "it is";
 }
 
+// Steps without inputs (join()) rebuild buckets, but teach nothing of the graph.
+TEST(ReducerSettings, MixedPrecisionIsRefusedAtOnceWhileAStepEnds) {
+  Replica replica;
+  std::future<void> call;
+  replica.collective->on_wait = [&](std::size_t index) {
+    if (!call.valid()) {
+      call = std::async(
+          std::launch::async, [&] { replica.reducer->set_mixed_precision({}, nullptr); });
+    }
+    EXPECT_EQ(call.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    replica.collective->complete(index);
+  };
+  replica.step();
+  EXPECT_THROW(call.get(), UserError);
+}
+
+TEST(ReducerSettings, AGraphThatIsMadeStaticHasNoOrderOfArrivalYet) {
+  Replica replica;
+  replica.reducer->shadow_step();
+  EXPECT_TRUE(replica.reducer->prepare_forward());
+  EXPECT_EQ(replica.reducer->arrival_order().size(), Replica::kNumParams);
+  replica.reducer->set_static_graph();
+  EXPECT_TRUE(replica.reducer->arrival_order().empty());
+}
+
+TEST(ReducerSettings, NothingStartsOverInsideABackward) {
+  const std::vector<std::function<void(Replica&)>> calls = {
+      [](Replica& replica) { replica.reducer->reset(); },
+      [](Replica& replica) { replica.reducer->set_collective(replica.collective); },
+      [](Replica& replica) { replica.reducer->set_static_graph(); },
+      [](Replica& replica) { replica.reducer->remove_hooks(); },
+  };
+  for (const auto& call : calls) {
+    Replica replica;
+    const auto loss = replica.forward({2, 1, 0});
+    loss.register_hook([&](at::Tensor) { call(replica); });  // before the first gradient
+    try {
+      loss.backward();
+      ADD_FAILURE() << "no error";
+    } catch (const UserError& error) {
+      expect_mentions(error.what(), {"while a backward runs"});
+    }
+    replica.step();
+    EXPECT_EQ(replica.grads(), kMeanGrads);
+  }
+}
+
 TEST(ReducerSettings, LaterItIsTooLateToMakeTheGraphStatic) {
   Replica replica;
   replica.step();
@@ -177,6 +229,19 @@ TEST(ReducerTells, HowManyRanksUsedAParam) {
   replica.collective->peer_sends = [](const at::Tensor& own, int) { return own; };
   replica.step({2, 0});
   EXPECT_EQ(replica.reducer->used_by_ranks(), (std::vector<int32_t>{4, 0, 4}));
+}
+
+TEST(ReducerTells, NothingOfAForwardWhoseStepBrokeOff) {
+  Replica replica;
+  replica.learn();
+  const auto key = replica.params[0].register_hook(
+      [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
+  EXPECT_THROW(replica.step(), std::domain_error);
+  replica.params[0].remove_hook(key);
+  // A forward that bypasses the wrapper.
+  (replica.params[0].sum() * replica.params[1].sum() * replica.params[2].sum()).backward();
+  EXPECT_EQ(replica.reducer->report().times.forward, 0);
+  EXPECT_GT(replica.reducer->report().times.backward, 0);
 }
 
 TEST(ReducerTells, HowLongAStepTook) {

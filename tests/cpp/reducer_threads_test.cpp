@@ -5,11 +5,14 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,13 +39,28 @@ struct WideModel {
         reducer_params, ReducerOptions{caps, GraphMode::kDefault, false}, collective);
   }
 
-  // Of every second param, from `first` on; the gradient of each element is 2.
-  at::Tensor loss_of_half(std::size_t first) const {
+  // The gradient of each element is 2.
+  at::Tensor loss_of(const std::vector<std::size_t>& indices) const {
     auto loss = at::zeros({}, at::kDouble);
-    for (std::size_t i = first; i < kNumParams; i += 2) {
+    for (const auto i : indices) {
       loss = loss + params[i].sum() * 2;
     }
     return loss;
+  }
+
+  // Of every second param, from `first` on.
+  at::Tensor loss_of_half(std::size_t first) const {
+    std::vector<std::size_t> indices;
+    for (std::size_t i = first; i < kNumParams; i += 2) {
+      indices.push_back(i);
+    }
+    return loss_of(indices);
+  }
+
+  std::vector<std::size_t> all() const {
+    std::vector<std::size_t> indices(params.size());
+    std::iota(indices.begin(), indices.end(), 0);
+    return indices;
   }
 
   void clear_grads() {
@@ -108,6 +126,49 @@ TEST(ReducerThreads, BackwardsThatRunAtOnceAreOneStep) {
     model.expect_mean_grads();
     EXPECT_EQ(model.reducer->phase(), Phase::kIdle);
   }
+}
+
+// Two threads run backwards of one step. One of them brings the first bucket, whose launch fails.
+TEST(ReducerThreads, NoThreadLaunchesAfterALaunchThatFailed) {
+  WideModel model;
+  const auto step = [&] {
+    model.clear_grads();
+    model.reducer->prepare_forward();
+    model.loss_of(model.all()).backward();
+  };
+  step();
+  step();  // by now the buckets are rebuilt
+  const auto first_bucket = model.reducer->plan().buckets().front().param_indices;
+  auto others = model.all();
+  for (const auto param_index : first_bucket) {
+    others.erase(std::find(others.begin(), others.end(), param_index));
+  }
+  const auto num_before = model.collective->all_reduces().size();
+  model.collective->on_launch = [](std::size_t) { throw std::runtime_error("aborted"); };
+  model.reducer->prepare_forward();
+  Meeting begun(2);
+  Meeting failed(2);
+  const auto backward = [&](const std::vector<std::size_t>& params, bool waits) {
+    const auto loss = model.loss_of(params);
+    const auto output = loss * 1;
+    model.reducer->watch_outputs({output});
+    loss.register_hook([&](at::Tensor) {
+      begun.come();
+      if (waits) {
+        failed.come();
+      }
+    });
+    EXPECT_THROW(output.backward(), UserError);
+  };
+  std::thread later([&] { backward(others, /*waits=*/true); });
+  backward(first_bucket, /*waits=*/false);
+  failed.come();
+  later.join();
+  EXPECT_EQ(model.collective->all_reduces().size(), num_before + 1);
+  EXPECT_EQ(model.reducer->phase(), Phase::kIdle);
+  model.collective->on_launch = [](std::size_t) {};
+  step();
+  model.expect_mean_grads();
 }
 
 TEST(ReducerThreads, ItsStateMayBeReadWhileItWorks) {

@@ -51,12 +51,5 @@ TEST(StepObserver, TheClockMeasuresAStep) {
   }
 }
 
-TEST(StepObserver, RecordingsMoveToAnotherObserver) {
-  StepObserver observer;
-  observer.add_recording(std::make_shared<Recording>(64, c10::kCPU, 0), 0, plan_of({1}));
-  EXPECT_EQ(observer.take_recordings().size(), 1u);
-  EXPECT_FALSE(observer.recorded());
-}
-
 }  // namespace
 }  // namespace ddpx

@@ -69,5 +69,24 @@ TEST(UnusedPrediction, TwoThreadsAwaitEveryParam) {
   EXPECT_EQ(prediction.unused(), Indices());
 }
 
+// The list of a nested task lacks what the outermost task reaches.
+TEST(UnusedPrediction, AStepThatBeginsInANestedTaskAwaitsEveryParam) {
+  UnusedPrediction prediction(2);
+  prediction.begin(kOutermost, {false, true});
+  prediction.record_arrival(1, kNested);
+  prediction.begin({3, 0}, {false, true});
+  prediction.record_arrival(0, {3, 0});
+  prediction.begin({5, 1}, {true, false});
+  EXPECT_EQ(prediction.unused(), Indices());
+  prediction.begin({6, 0}, {true, false});
+  EXPECT_EQ(prediction.unused(), Indices{0}) << "the outermost task lists everything";
+}
+
+TEST(UnusedPrediction, ANestedTaskThatReachesNothingSaysNothing) {
+  UnusedPrediction prediction(1);
+  prediction.begin(kNested, {true});
+  EXPECT_FALSE(prediction.reaches_nothing());
+}
+
 }  // namespace
 }  // namespace ddpx

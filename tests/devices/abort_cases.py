@@ -21,6 +21,7 @@ from stream_cases import (
     backward,
     batch,
     expected_grads,
+    expected_of_used,
     layers,
     loss_of,
     make_grads,
@@ -199,6 +200,52 @@ def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
             stream.wait_stream(main)
     assert len(nodes) == len(streams)
     return texts
+
+
+def packed_at_an_abort(device: str, **options: Any) -> Pairs:
+    """Rank 0 uses a layer that was predicted to be unused, and raises after its last gradient.
+
+    Its peers finish the step with the gradient of rank 0, which was added to zeros on another
+    stream. Returns the gradients of the peers in that step, and those of all ranks in the other
+    steps.
+    """
+    module = layers(device, 2)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    unused = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **unused, **options)
+    make_grads(module)
+    pairs: Pairs = []
+
+    def number_used(step: int, rank: int) -> int:
+        return 2 if step == 3 and rank == 0 else 1
+
+    for step in range(5):
+        expected = [
+            torch.zeros(16, 16) if grad is None else grad
+            for grad in expected_of_used(module, number_used, step)
+        ]
+        ours.zero_grad(set_to_none=False)
+        for stream in streams:
+            stream.wait_stream(main)
+        raises = number_used(step, dist.get_rank()) == 2
+        x = batch(device, step).requires_grad_() * 1  # the node runs after every gradient
+        if raises:
+            x.register_hook(fail)
+        try:
+            backward(loss_of(module[: number_used(step, dist.get_rank())], x))
+        except ValueError:
+            assert raises
+            while ours.reducer.phase != _C.Phase.IDLE:  # an engine thread ends the step
+                time.sleep(0.001)
+            for stream in streams:
+                main.wait_stream(stream)
+        else:
+            assert not raises
+            pairs += pair_up(module, expected)
+    assert len(nodes) == len(streams)
+    return pairs
 
 
 def raised_in_mid_backward(device: str, **options: Any) -> Pairs:

@@ -70,6 +70,11 @@ def _finds_that_all_is_finite() -> None:
         raise
 
 
+def _reads_the_use_of_all_ranks() -> None:
+    readings = stream_cases.use_read_on_another_stream("late")
+    assert readings == [[dist.get_world_size()] * 4] * 3, "the use of this rank alone is read"
+
+
 def _peers_hear_what_is_not_finite() -> None:
     texts = abort_cases.not_finite_before_an_abort("late")
     assert dist.get_rank() == 0 or "finite" in texts[2], "no error is raised"
@@ -138,6 +143,24 @@ PROOFS = (
         slow="copy_",
     ),
     Proof(
+        "with views, copies into new buckets after a backward that raised wait for the gradients",
+        "STREAM",
+        ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
+        _as_on_cpu(usage_cases.aborted_with_views),
+    ),
+    Proof(
+        "after an abort, the packing of a bucket that was predicted to be unused waits for the "
+        "streams that its gradients came from",
+        "STREAM",
+        (
+            "ddpx::StreamSet::wait",
+            "ddpx::Step::reduce_mispredicted",
+            "!ddpx::Bucket::launch",
+            "!ddpx::Step::complete",
+        ),
+        _pairs(abort_cases.packed_at_an_abort),
+    ),
+    Proof(
         "after an abort, check_finite reads what was found on other streams",
         "STREAM",
         ("ddpx::StreamSet::wait", "ddpx::FiniteCheck::launch"),
@@ -198,6 +221,14 @@ PROOFS = (
         ("ddpx::UsedMap::wait",),
         _pairs(stream_cases.used_differently_by_rank),
         slow="allreduce",
+    ),
+    Proof(
+        "another thread that reads the used-map waits for the stream that waited for the agreement",
+        "STREAM",
+        ("ddpx::Reducer::used_by_ranks", "!ddpx::UsedMap::wait"),
+        _reads_the_use_of_all_ranks,
+        slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "check_finite waits for what the other ranks found",

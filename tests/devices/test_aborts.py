@@ -68,3 +68,9 @@ def test_peers_of_an_abort_hear_of_a_gradient_that_is_not_finite(ranks, device, 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_exception_in_mid_backward(ranks, device, mode):
     check(ranks.run(cases.raised_in_mid_backward, device, **MODES[mode]))
+
+
+@on_devices(2)
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
+def test_a_bucket_that_is_packed_at_an_abort(ranks, device, batched):
+    check(ranks.run(cases.packed_at_an_abort, device, timeout=20, batched_grad_copy=batched))

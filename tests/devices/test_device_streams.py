@@ -75,6 +75,12 @@ def test_use_that_differs_by_rank(ranks, device, mode):
     cases.check(ranks.run(cases.used_differently_by_rank, device, **MODES[mode]))
 
 
+@on_devices(2)
+def test_use_is_read_on_another_stream(ranks, device, world_size):
+    with_slow_sums = ranks.run(cases.use_read_while_sums_are_slow, device)
+    assert with_slow_sums == [[[world_size] * 4] * 3] * world_size
+
+
 @on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gradient_that_is_not_finite(ranks, device, mode):

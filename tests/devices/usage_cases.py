@@ -115,15 +115,24 @@ def in_mixed_precision(device: str, **options: Any) -> State:
 
 
 def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> State:
-    """Gradients after several backwards, the last of which raises on all ranks.
-
-    They are cast to float32 afterwards. On arrival, each gradient was copied on a stream of its
-    own. ``launched``: The backward raises after the last gradient, when the bucket is launched.
-    Otherwise before.
-    """
+    """As :func:`aborted`. The gradients are cast to float32 afterwards."""
     precision = _MixedPrecision(
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
     )
+    return aborted(device, launched, mixed_precision=precision, **options)
+
+
+def aborted_with_views(device: str, **options: Any) -> State:
+    """As :func:`aborted`. The gradients are moved into new buckets afterwards."""
+    return aborted(device, launched=False, gradient_as_bucket_view=True, **options)
+
+
+def aborted(device: str, launched: bool, **options: Any) -> State:
+    """Gradients after several backwards, the last of which raises on all ranks.
+
+    On arrival, each gradient was copied on a stream of its own. ``launched``: The backward raises
+    after the last gradient, when the bucket is launched. Otherwise before.
+    """
     module = layers(device)
     on_device = device != "cpu"
     streams = [torch.Stream(device=device) for _ in module.parameters() if on_device]
@@ -131,7 +140,7 @@ def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> S
     kept: list[torch.Tensor] = []
     for param in module.parameters():
         param.register_hook(kept.append)  # makes autograd copy the gradient
-    ours = ReducerDDP(module, mixed_precision=precision, **options)
+    ours = ReducerDDP(module, **options)
     last = next(module.parameters())
 
     def fail(grad: torch.Tensor) -> None:
@@ -152,7 +161,8 @@ def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> S
                 time.sleep(0.001)
             for stream in streams:  # torch does this only after a successful backward
                 torch.accelerator.current_stream().wait_stream(stream)
-        state += [param.grad.cpu() for param in module.parameters() if param.grad is not None]
+        grads = [param.grad for param in module.parameters()]
+        state += [grad.cpu().clone() for grad in grads if grad is not None]  # views change
         kept.clear()
     assert len(nodes) == len(streams)
     return state

@@ -22,7 +22,7 @@ _NOT_FOR_USERS = frozenset(
         "constructing",
         "introduction",
         "meet",
-        "wait",
+        "wait_for",
         "waiting_for_buffers",
         "watch",
     )

@@ -114,6 +114,44 @@ def call_once_more(
         time.sleep(pause_s)
 
 
+def freeze_a_layer(
+    wrap: Wrap, options: dict[str, Any], in_step: int = 1, num_steps: int = 4, pause_s: float = 0.0
+) -> None:
+    """Freezes a layer from one of the steps on."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model = wrap(module, **options)
+    let_meet(model)
+    mark("fault")
+    for number in range(num_steps):
+        if number == in_step:
+            module[1].requires_grad_(not _odd())
+        model(torch.ones(2, 4)).sum().backward()
+        time.sleep(pause_s)
+
+
+def use_own_layers(wrap: Wrap, options: dict[str, Any], alone: bool, in_step: int) -> None:
+    """Leaves out a layer from one step on: another one on each rank, or only on the last one."""
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(dist.get_world_size() + 1))
+    model = wrap(Chosen(layers), **options)
+    let_meet(model)
+    mark("fault")
+    for number in range(8):
+        leaves_out = number >= in_step and (_odd() or not alone)
+        used = set(range(len(layers))) - ({dist.get_rank()} if leaves_out else set())
+        model(torch.ones(2, 4), used).sum().backward()
+
+
+class Chosen(nn.Module):
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor, used: set[int]) -> torch.Tensor:
+        for index in sorted(used):
+            x = self.layers[index](x)
+        return x
+
+
 def _not_finite(wrap: Wrap) -> None:
     model = wrap(nn.Linear(4, 4))
     if isinstance(model, ReducerDDP):
@@ -149,6 +187,14 @@ def outcome_of(action: Callable[..., Any], *args: Any) -> Outcome:
     except Exception as error:
         kind, text = type(error).__name__, text_of(error)
     return Outcome(kind, text, time.monotonic())
+
+
+def outcome_unless_odd(action: Callable[..., Any], *args: Any) -> Outcome | None:
+    """As :func:`outcome_of`. An exception ends the process of the last rank, as in a script."""
+    if _odd():
+        action(*args)
+        return None
+    return outcome_of(action, *args)
 
 
 def make_mistake(name: str, wrap: Wrap) -> Outcome:

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 from fault_ranks import Ending, run_ranks
-from mistakes import CONSTRUCTION, Outcome, call_once_more, make_mistake, outcome_of
+from mistakes import (
+    CONSTRUCTION,
+    Outcome,
+    call_once_more,
+    freeze_a_layer,
+    make_mistake,
+    outcome_of,
+    outcome_unless_odd,
+    use_own_layers,
+)
 from pairwise import all_rows, cover_pairs
 
 from ddpx import ReducerDDP
@@ -199,3 +208,74 @@ def test_an_extra_call_of_another_size_over_gloo(place: str, num_elements: int) 
         gloo = "gloo does if ranks make different collective calls"
         assert gloo in text or (f"rank {dead[0]}" in text and ") died" in text), text
         assert endings[rank].exit_code == 0, endings
+
+
+# ---- ranks that train different parameters -------------------------------------------------------
+
+SAME_EVERYWHERE: dict[str, dict[str, Any]] = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+}
+
+
+def _check_frozen(outcomes: list[Outcome], in_step: int | None = None) -> None:
+    odd = len(outcomes) - 1
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.kind == "RankMismatch", outcomes
+        found = re.match(rf"ddpx.RankMismatch: \[ddpx rank {rank}, step (\d+), ", outcome.text)
+        assert found, outcome
+        words = (
+            rf"froze different parameters in step (\d+): '1.weight', '1.bias' on rank {odd} only. "
+        )
+        in_words = re.search(words, outcome.text)
+        assert in_words and "Pass find_unused_parameters=True" in outcome.text, outcome
+        if in_step is not None:
+            assert int(in_words[1]) == in_step, outcome
+            assert int(found[1]) <= in_step + 1, outcome
+
+
+@pytest.mark.parametrize("in_step", [0, 2])
+@pytest.mark.parametrize("mode", SAME_EVERYWHERE)
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_one_rank_freezes_a_layer(world_size: int, transport: str, mode: str, in_step: int) -> None:
+    options = SAME_EVERYWHERE[mode]
+    endings = run_ranks(
+        world_size, outcome_of, freeze_a_layer, ReducerDDP, options, in_step, backend=transport
+    )
+    _check_frozen(_outcomes(endings), in_step)
+
+
+@pytest.mark.parametrize("mode", ["default", "static"])
+def test_one_rank_freezes_a_layer_between_hosts(mode: str) -> None:
+    options = SAME_EVERYWHERE[mode]
+    endings = run_ranks(
+        2, outcome_of, freeze_a_layer, ReducerDDP, options, 1, 200, 0.02, identities="AB"
+    )
+    _check_frozen(_outcomes(endings))
+
+
+# A static graph allows it in the first step.
+@pytest.mark.parametrize(
+    ("mode", "in_step"), [("default", 0), ("default", 2), ("view", 2), ("static", 2)]
+)
+@pytest.mark.parametrize("alone", [False, True], ids=["each rank another", "one rank"])
+def test_ranks_leave_layers_out(mode: str, alone: bool, in_step: int) -> None:
+    """A rank that misses a gradient names it. Its peers learn that this rank has ended."""
+    world_size = 3
+    options = SAME_EVERYWHERE[mode]
+    endings = run_ranks(
+        world_size, outcome_unless_odd, use_own_layers, ReducerDDP, options, alone, in_step
+    )
+    odd = world_size - 1
+    if not alone:  # each rank has an error of its own
+        for rank, ending in enumerate(endings[:odd]):
+            assert ending.value.kind == "RuntimeError", ending
+            assert f"'layers.{rank}.weight'" in ending.value.text, ending
+        return
+    assert endings[odd].exit_code == 1, endings
+    for outcome in _outcomes(endings[:odd]):
+        assert outcome.kind == "RankFailure", outcome
+        assert f"rank {odd} (host " in outcome.text, outcome
+        assert f"'layers.{odd}.weight'" in outcome.text, outcome

@@ -65,6 +65,52 @@ TEST(RecentStepsTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
   EXPECT_FALSE(differ(ours, theirs));
 }
 
+TEST(FrozenParamsTest, AreFoundInTheTextOfTheirRank) {
+  FrozenParams frozen{};
+  const ParamIndices some{0, 1, 2, 5, 7, 8};
+  const ParamIndices others{3};
+  frozen.publish(1, digest_of(some), some);
+  frozen.publish(2, digest_of(others), others);
+  EXPECT_EQ(FrozenParams::find(frozen.to_text(), 1, digest_of(some)), some);
+  EXPECT_EQ(FrozenParams::find(frozen.to_text(), 2, digest_of(others)), others);
+  EXPECT_FALSE(FrozenParams::find(frozen.to_text(), 1, digest_of(others)));
+  EXPECT_FALSE(FrozenParams::find("7:garbage", 1, digest_of(some)));
+  EXPECT_EQ(FrozenParams::find("", 1, digest_of({})), ParamIndices());
+}
+
+TEST(FrozenParamsTest, ATextThatIsTooLongHasNone) {
+  FrozenParams frozen{};
+  ParamIndices every_second;
+  for (std::size_t param = 0; param < 2000; param += 2) {
+    every_second.push_back(param);
+  }
+  frozen.publish(1, digest_of(every_second), every_second);
+  EXPECT_EQ(frozen.to_text(), "");
+}
+
+TEST(MismatchTest, RanksOfOtherHostsFrozeOtherParams) {
+  RecentSteps ours;
+  RecentSteps theirs;
+  FrozenParams frozen{};
+  auto calls = sample_of(3, 1);
+  calls.frozen = digest_of({0, 1});
+  ours.publish(calls);
+  frozen.publish(1, calls.frozen, {0, 1});
+  calls.frozen = digest_of({});
+  theirs.publish(calls);
+  const auto found = ours.find_mismatch(theirs.to_text());
+  ASSERT_TRUE(found);
+  const auto failure = mismatch_of(
+      {{0, found->first}, {1, found->second}},
+      [&](int rank) { return rank == 0 ? frozen.to_text() : std::string(); },
+      {"a", "b", "c"});
+  EXPECT_EQ(failure.kind, FailureKind::kFrozen);
+  EXPECT_EQ(
+      failure.how,
+      "rank 1 and rank 0 froze different parameters in step 3 of wrapper 1: 'a', 'b' on rank 0 "
+      "only");
+}
+
 TEST(DescribeMismatchTest, BeginsWithTheDifferenceInWords) {
   const auto text_of = [](StepCalls usual, const StepCalls& other) {
     return describe_mismatch({{0, usual}, {1, other}, {2, usual}});

@@ -67,6 +67,37 @@ TEST_F(StepsTest, ButNotLongAndLooksAgainAStepLater) {
   EXPECT_TRUE(contains(text, "different collective calls in step 1")) << text;
 }
 
+TEST_F(StepsTest, RanksThatFrozeDifferentParamsAreTold) {
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    notes[rank] = StepTracker(ranks.shared(rank), MissingParams(), {"a", "b", "c", "d"});
+    notes[rank].number_as_constructed();
+  }
+  const auto take_step = [this](uint32_t step, const std::vector<ParamIndices>& frozen) {
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      notes[rank].begin_step(step);
+      notes[rank].note_frozen(frozen[rank]);
+      notes[rank].note_launch(0, 64, 0);
+    }
+    return end(0, kUsual);
+  };
+  EXPECT_EQ(take_step(0, {{0, 1}, {0, 1}, {0, 1}}), "no error");
+  EXPECT_EQ(take_step(1, {{}, {}, {}}), "no error");
+  const auto text = take_step(2, {{1}, {1, 2, 3}, {1}});
+  EXPECT_TRUE(contains(
+      text,
+      "rank 1 and rank 0 froze different parameters in step 2: 'c', 'd' on rank 1 only. A rank"))
+      << text;
+  EXPECT_TRUE(contains(text, "find_unused_parameters=True")) << text;
+}
+
+TEST_F(StepsTest, ARankThatNotesNoFrozenParamsIsNotCompared) {
+  begin(0);
+  notes[1].begin_step(0);
+  notes[1].note_frozen({1});
+  notes[1].note_launch(0, 64, 0);
+  EXPECT_EQ(end(0, kUsual), "no error");
+}
+
 TEST_F(StepsTest, WhoHasNoResultsIsNotWaitedFor) {
   take_step(0);
   begin(1);

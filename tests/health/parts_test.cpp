@@ -33,10 +33,10 @@ TEST(DeclaredFailureTest, TheFirstFailureOfAHostStands) {
   auto& host = *page.host();
   DeclaredFailure first;
   DeclaredFailure second;
-  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host, 0));
-  EXPECT_FALSE(first.set({FailureKind::kMismatch, {}, "two"}, &host, 0));
+  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host));
+  EXPECT_FALSE(first.set({FailureKind::kMismatch, {}, "two"}, &host));
   EXPECT_FALSE(second.exists());
-  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host, 1));
+  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host));
   EXPECT_EQ(first.get()->how, "one");
   EXPECT_EQ(second.get()->how, "one");
 }
@@ -44,11 +44,11 @@ TEST(DeclaredFailureTest, TheFirstFailureOfAHostStands) {
 TEST(DeclaredFailureTest, ARankTakesThePlaceOfOneThatDiedWhileItDeclared) {
   OwnPage page(1, 3);
   auto& host = *page.host();
-  host.declared_by_plus_1 = 3;
+  host.drafts[0].taken = true;
   DeclaredFailure first;
   DeclaredFailure second;
-  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host, 0));
-  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host, 1));
+  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host));
+  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host));
   EXPECT_TRUE(host.declared());
   EXPECT_EQ(second.get()->how, "one");
 }
@@ -107,7 +107,7 @@ TEST(CauseSearchTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
   ASSERT_TRUE(failing);
   EXPECT_EQ(failing->first_rank(), 1);
   const Failure declared{FailureKind::kMismatch, {}, "declared"};
-  ranks[1].table()->declare(1, declared.to_text(), now_ns());
+  ranks[1].table()->declare(declared.to_text(), now_ns());
   EXPECT_EQ(causes.find(Reason::kWatches, 0)->how, "declared");
 }
 

@@ -412,7 +412,7 @@ inline void Simulation::kill_rank(int number) {
   // The kernel tells the other ranks of the host.
   at(now_ns_ + 10 * kMillisecond, [this, number] {
     if (auto* table = table_of(host_of(number))) {
-      table->declare(number, join_fields({std::to_string(number)}), now_ns_);
+      table->declare(join_fields({std::to_string(number)}), now_ns_);
     }
   });
 }
@@ -452,7 +452,7 @@ inline std::optional<int64_t> Simulation::reported_ns() const {
     if (table != nullptr && !table->declared()) {
       return std::nullopt;
     }
-    last_ns = table == nullptr ? last_ns : std::max<int64_t>(last_ns, table->declared_ns);
+    last_ns = table == nullptr ? last_ns : std::max<int64_t>(last_ns, table->declared_ns());
   }
   return last_ns + settings_.look_ns;  // then all watchdogs have looked
 }

@@ -51,7 +51,7 @@ TEST(TextsTest, AllRanksOfManyLostHostsFitIntoTheSlotOfAHost) {
     failure.lost.push_back(
         {rank, "a-name-of-a-host", 123456, std::string(86, 'x'), {}, std::string(110, 'y')});
   }
-  SharedText<decltype(HostTable::failure)::kMostBytes> slot{};
+  SharedText<decltype(HostTable::Draft::failure)::kMostBytes> slot{};
   slot.write(failure.to_text());
   const auto found = Failure::from_text(slot.read());
   ASSERT_TRUE(found);

@@ -26,7 +26,7 @@ enum class Way { kOneShot, kResident, kStaged };
 // Where the allocations fail: in `run`, in the first `submit`, or on the group's own thread.
 enum class Place { kRun, kSubmit, kOwnThread };
 
-struct Setting {
+struct AllocationSetting {
   Kind kind;
   Way way;
   Place place;
@@ -44,7 +44,7 @@ struct Outcome {
 // The buffers of one rank for one operation.
 class Operation {
  public:
-  Operation(const Rank& rank, const Setting& setting)
+  Operation(const Rank& rank, const AllocationSetting& setting)
       : rank_(rank), kind_(setting.kind), arena_(rank.arena) {
     count_ = setting.way == Way::kOneShot ? 20 : 1500;
     const auto length = count_ * kNumRanks;
@@ -198,7 +198,7 @@ void run_on_this_thread(
   }
 }
 
-Round run_round(const Setting& setting, long nth, Which which) {
+Round run_round(const AllocationSetting& setting, long nth, Which which) {
   Round round;
   auto options = test_options();
   options.timeout = kTimeout;
@@ -261,7 +261,7 @@ void check(const Round& round, int victim) {
   }
 }
 
-class AllocationTest : public testing::TestWithParam<Setting> {};
+class AllocationTest : public testing::TestWithParam<AllocationSetting> {};
 
 TEST_P(AllocationTest, WhicheverFailsNoResultIsWrong) {
   const auto begin = std::chrono::steady_clock::now();
@@ -280,8 +280,8 @@ TEST_P(AllocationTest, WhicheverFailsNoResultIsWrong) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kTimeout);
 }
 
-std::vector<Setting> settings() {
-  std::vector<Setting> all;
+std::vector<AllocationSetting> settings() {
+  std::vector<AllocationSetting> all;
   for (const auto place : {Place::kRun, Place::kSubmit, Place::kOwnThread}) {
     for (const auto way : {Way::kOneShot, Way::kResident, Way::kStaged}) {
       for (const auto kind :
@@ -295,7 +295,7 @@ std::vector<Setting> settings() {
   return all;
 }
 
-std::string name_of_setting(const testing::TestParamInfo<Setting>& info) {
+std::string name_of_allocation(const testing::TestParamInfo<AllocationSetting>& info) {
   constexpr const char* kWays[] = {"one_shot", "resident", "staged"};
   constexpr const char* kPlaces[] = {"run", "submit", "own_thread"};
   const auto& setting = info.param;
@@ -303,7 +303,8 @@ std::string name_of_setting(const testing::TestParamInfo<Setting>& info) {
          kPlaces[static_cast<int>(setting.place)] + "_victim_" + std::to_string(setting.victim);
 }
 
-INSTANTIATE_TEST_SUITE_P(Settings, AllocationTest, testing::ValuesIn(settings()), name_of_setting);
+INSTANTIATE_TEST_SUITE_P(
+    Settings, AllocationTest, testing::ValuesIn(settings()), name_of_allocation);
 
 // ---- the group's own thread ------------------------------------------------------------------
 

@@ -6,10 +6,6 @@
 namespace ddpx::shm {
 namespace {
 
-constexpr auto kInTime = std::chrono::seconds(10);
-
-using Seconds = std::chrono::duration<double>;
-
 // The error that `work` throws.
 template <class Work>
 Error caught(const Work& work) {
@@ -19,10 +15,6 @@ Error caught(const Work& work) {
     return error;
   }
   return Error(ErrorKind::kSystem, "no error");
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 Call sum_of(std::vector<float>& data, ReduceOp op = ReduceOp::kSum) {

@@ -11,8 +11,6 @@
 namespace ddpx::shm {
 namespace {
 
-using Seconds = std::chrono::duration<double>;
-
 template <class Work>
 std::string error_of(const Work& work) {
   try {
@@ -21,10 +19,6 @@ std::string error_of(const Work& work) {
     return error.what();
   }
   return "no error";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 void reduce_ones(const Rank& rank, float* data, std::size_t count) {

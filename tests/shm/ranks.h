@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +16,14 @@
 #include "shm/group.h"
 
 namespace ddpx::shm {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr auto kInTime = std::chrono::seconds(10);
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 // A rank of a test.
 struct Rank {

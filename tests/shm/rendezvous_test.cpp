@@ -17,12 +17,7 @@
 namespace ddpx::shm {
 namespace {
 
-constexpr auto kInTime = std::chrono::seconds(10);
 constexpr std::size_t kNameBytes = 37;  // of the socket, at the start of an endpoint
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // The error of a constructor, which must come in time.
 Error error_of_group(

@@ -1,0 +1,58 @@
+// The gradients that have come since the last forward.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "arrival_tracker.h"
+
+namespace ddpx {
+
+// A forward may have several outputs, and each of them a backward of its own. So a param that one
+// backward left without a gradient may get its gradient in a later one.
+// The reducer owns this object, under its mutex.
+class ForwardGrads {
+ public:
+  explicit ForwardGrads(std::size_t num_params) : arrived_(num_params, false) {}
+
+  // A new forward begins, or the last forward is over. Forgets all.
+  void restart() {
+    arrived_.assign(arrived_.size(), false);
+    possibly_late_.clear();
+  }
+
+  // A step has ended.
+  void record(const ArrivalTracker& step) {
+    for (std::size_t i = 0; i < arrived_.size(); ++i) {
+      arrived_[i] = arrived_[i] || step.arrived(i);
+    }
+  }
+
+  // Whether a step since the last forward brought the gradient.
+  bool arrived(std::size_t param_index) const {
+    return arrived_[param_index];
+  }
+
+  // Params without a gradient in the last step, which another output of the forward may bring.
+  void expect(std::vector<std::size_t> possibly_late) {
+    possibly_late_ = std::move(possibly_late);
+  }
+
+  // The params of expect() whose gradients have not come since.
+  std::vector<std::size_t> never_came() const {
+    std::vector<std::size_t> indices;
+    for (const auto param_index : possibly_late_) {
+      if (!arrived_[param_index]) {
+        indices.push_back(param_index);
+      }
+    }
+    return indices;
+  }
+
+ private:
+  std::vector<bool> arrived_;  // per param
+  std::vector<std::size_t> possibly_late_;
+};
+
+}  // namespace ddpx

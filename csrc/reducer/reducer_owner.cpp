@@ -1,0 +1,70 @@
+// The methods of Reducer for several reducers of the same params: one of them averages.
+//
+// The reducers keep their hooks. A reducer that has yielded ignores gradients, so that its
+// settings, its buckets and its recordings stay. No thread waits for the mutex of a reducer while
+// it holds the mutex of another.
+#include <unordered_set>
+
+#include "../autograd/running_task.h"
+#include "reducer.h"
+
+namespace ddpx {
+namespace {
+
+// The params of `params` that are not in `others`.
+std::vector<std::size_t> missing_from(const Params& others, const Params& params) {
+  std::unordered_set<const at::TensorImpl*> known;
+  for (const auto& leaf : others.leaves()) {
+    known.insert(leaf.unsafeGetTensorImpl());
+  }
+  std::vector<std::size_t> missing;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (known.count(params.leaves()[i].unsafeGetTensorImpl()) == 0) {
+      missing.push_back(i);
+    }
+  }
+  return missing;
+}
+
+}  // namespace
+
+void Reducer::yield_to(Reducer& owner) {
+  const auto lock = lock_after_abort();
+  settle();
+  if (context_.phase != Phase::kIdle || in_backward()) {
+    throw errors::params_in_use(context_.where());
+  }
+  forward_.expect({});  // the owner gets these gradients
+  owner_ = owner.weak_from_this();
+}
+
+void Reducer::take_back() {
+  const auto lock = lock_after_abort();
+  owner_.reset();
+}
+
+// The backward that runs has reached an output of this reducer, which has yielded. The owner
+// averages all params that the two have in common. If the owner has only a part of the params, this
+// reducer takes the params back.
+void Reducer::reclaim() {
+  const auto owner = owner_.lock();
+  if (!owner || !running_task::runs_whole_graph()) {
+    return;
+  }
+  const auto only_here = missing_from(owner->context_.params, context_.params);
+  if (only_here.empty()) {
+    return;
+  }
+  if (missing_from(context_.params, owner->context_.params).empty()) {
+    const auto lock = owner->context_.mutex.try_lock();
+    if (lock && owner->context_.phase == Phase::kIdle &&
+        !owner->context_.mutex.occupied_by_other()) {
+      owner->owner_ = weak_from_this();
+      owner_.reset();
+      return;
+    }
+  }
+  throw errors::params_averaged_elsewhere(context_.where(), context_.params.names_of(only_here));
+}
+
+}  // namespace ddpx

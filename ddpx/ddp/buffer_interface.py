@@ -1,0 +1,204 @@
+"""DDP's names for the synchronization of buffers.
+
+Forward is made of these methods. A derived class may override each of them, or call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
+
+from ddpx import health
+from ddpx.comm import state_sync
+from ddpx.comm.process_group import is_alone
+from ddpx.ddp.buffers import BufferSync
+from ddpx.reducer import Reducer
+
+
+class BufferInterface(nn.Module):
+    """Attributes and methods of DDP that concern buffers."""
+
+    process_group: dist.ProcessGroup
+    device: torch.device
+    reducer: Reducer
+    broadcast_bucket_size: int
+    _buffer_sync: BufferSync
+    _join_config: Any
+
+    @property
+    def forward_sync_buffers(self) -> bool:
+        """Whether forwards broadcast buffers. Assignment is allowed, as in DDP."""
+        return self._buffer_sync.enabled
+
+    @forward_sync_buffers.setter
+    def forward_sync_buffers(self, value: bool) -> None:
+        self._buffer_sync.enabled = value
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """The older name of ``forward_sync_buffers``."""
+        return self._buffer_sync.enabled
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self._buffer_sync.enabled = value
+
+    @property
+    def require_forward_param_sync(self) -> bool:
+        """Whether the last forward was synchronized. The next forward else skips the broadcast."""
+        return self._buffer_sync.last_forward_was_synchronized
+
+    @require_forward_param_sync.setter
+    def require_forward_param_sync(self, value: bool) -> None:
+        self._buffer_sync.last_forward_was_synchronized = value
+
+    @property
+    def modules_buffers(self) -> list[torch.Tensor]:
+        """The buffers that forwards broadcast. ``_assign_modules_buffers`` may set others."""
+        return self._buffer_sync.tensors
+
+    @modules_buffers.setter
+    def modules_buffers(self, value: list[torch.Tensor]) -> None:
+        self._buffer_sync.tensors = value
+
+    @property
+    def named_module_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that a buffer hook gets. ``_assign_modules_buffers`` may set others."""
+        return self._buffer_sync.named
+
+    @named_module_buffers.setter
+    def named_module_buffers(self, value: dict[str, torch.Tensor]) -> None:
+        self._buffer_sync.named = value
+
+    @property
+    def buffer_hook(self) -> _BufferCommHook | None:
+        """The hook in place of the broadcast. None without a hook."""
+        return self._buffer_sync.hook
+
+    @buffer_hook.setter
+    def buffer_hook(self, value: _BufferCommHook | None) -> None:
+        self._buffer_sync.hook = value
+
+    def will_sync_module_buffers(self) -> bool:
+        """Returns whether the next forward synchronizes buffers.
+
+        Example:
+            >>> model.will_sync_module_buffers()  # a linear layer has no buffers
+            False
+        """
+        return self._buffer_sync.will_sync()
+
+    def _assign_modules_buffers(self) -> None:
+        """Reads the buffers of the module again, because user code may have replaced them."""
+        self._buffer_sync.refresh()
+
+    def _register_buffer_comm_hook(
+        self,
+        state: object,
+        hook: Callable[..., Any],
+        comm_hook_location: _BufferCommHookLocation = _BufferCommHookLocation.POST_FORWARD,
+    ) -> None:
+        """Replaces the broadcast by ``hook(state, named_buffers)``, before or after forward.
+
+        The end of backward waits for the futures that the hook returns in a list.
+        """
+        self._buffer_sync.set_hook(state, hook, comm_hook_location)
+
+    def _check_sync_bufs_pre_fwd(self) -> bool:
+        """Whether this forward synchronizes buffers before the module runs."""
+        before = _BufferCommHookLocation.PRE_FORWARD
+        return self.will_sync_module_buffers() and self._buffer_sync.is_at(before)
+
+    def _check_sync_bufs_post_fwd(self) -> bool:
+        """Whether this forward synchronizes buffers after the module has run."""
+        after = _BufferCommHookLocation.POST_FORWARD
+        return self.will_sync_module_buffers() and self._buffer_sync.is_at(after)
+
+    def _sync_buffers(self) -> None:
+        """Synchronizes the buffers with those of rank 0; in a join context, of the highest rank."""
+        if self._syncs_with_nobody():
+            return
+        with health.waiting_for_buffers(self.reducer.monitor), torch.no_grad():
+            source = 0
+            if self._join_config.enable:  # rank 0 may have no more batches
+                source = self._find_common_rank(self._distributed_rank, True)
+            self._assign_modules_buffers()
+            # Autograd may have saved a buffer in an earlier forward. A changed version would make
+            # the backward of that forward raise.
+            with torch.autograd._unsafe_preserve_version_counter(tuple(self.modules_buffers)):
+                self._sync_module_buffers(source)
+
+    def _syncs_with_nobody(self) -> bool:
+        """Whether this rank is alone, and no hook and no derived class sees the broadcast."""
+        alone = is_alone(self.process_group) and self.buffer_hook is None
+        return alone and all(
+            getattr(type(self), name) is getattr(BufferInterface, name) for name in _SEE_BROADCAST
+        )
+
+    def _sync_module_buffers(self, authoritative_rank: int) -> None:
+        """Runs the buffer hook. Without a hook, broadcasts the buffers of one rank."""
+        hook = self.buffer_hook
+        if hook is None:
+            self._default_broadcast_coalesced(authoritative_rank=authoritative_rank)
+            return
+        futures = hook.buffer_comm_hook(hook.buffer_comm_hook_state, self.named_module_buffers)
+        if futures is not None:
+            self.reducer._install_post_backward_futures(futures)
+
+    def _default_broadcast_coalesced(
+        self,
+        bufs: Sequence[torch.Tensor] | None = None,
+        bucket_size: int | None = None,
+        authoritative_rank: int = 0,
+    ) -> None:
+        """Broadcasts ``bufs``, or all buffers. Buffer hooks call this method."""
+        self._distributed_broadcast_coalesced(
+            self.modules_buffers if bufs is None else bufs,
+            self.broadcast_bucket_size if bucket_size is None else bucket_size,
+            authoritative_rank,
+        )
+
+    def _distributed_broadcast_coalesced(
+        self, tensors: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        """Broadcasts ``tensors``. Small tensors share a broadcast of at most ``buffer_size``."""
+        state_sync.broadcast(tensors, self.process_group, authoritative_rank, buffer_size)
+
+    @property
+    def _distributed_rank(self) -> int:
+        """This rank in the process group."""
+        return self.process_group.rank()
+
+    def _find_common_rank(self, input_rank: int, rank_cond: bool) -> int:
+        """Returns the highest ``input_rank`` of the ranks whose ``rank_cond`` is true.
+
+        A collective call.
+
+        Raises:
+            ValueError: The condition is true on no rank.
+        """
+        candidate = input_rank if rank_cond else -1
+        rank = state_sync.highest(candidate, self.process_group, self.device)
+        if rank == -1:
+            raise _no_common_rank()
+        return rank
+
+
+# Where a derived class sees the broadcast of a rank that is alone.
+_SEE_BROADCAST = (
+    "_assign_modules_buffers",
+    "_sync_module_buffers",
+    "_default_broadcast_coalesced",
+    "_distributed_broadcast_coalesced",
+)
+
+
+def _no_common_rank() -> ValueError:
+    return ValueError(
+        "_find_common_rank() got rank_cond=False on every rank. Pass True on one rank or more."
+    )

@@ -1,0 +1,121 @@
+// Several reducers of the same params: one of them averages, and all keep their settings.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+// A second reducer of params of a replica.
+struct Second {
+  explicit Second(const Replica& replica, std::size_t num_params = Replica::kNumParams)
+      : collective(std::make_shared<FakeCollective>(0, Replica::kWorldSize)) {
+    std::vector<ReducerParam> params;
+    for (std::size_t i = 0; i < num_params; ++i) {
+      params.push_back({replica.params[i], "w" + std::to_string(i), false});
+    }
+    const ReducerOptions options{kOneBucket, GraphMode::kDefault, false};
+    reducer = Reducer::create(params, options, collective);
+  }
+
+  std::size_t num_launches() const {
+    return collective->all_reduces().size();
+  }
+
+  std::shared_ptr<FakeCollective> collective;
+  std::shared_ptr<Reducer> reducer;
+};
+
+TEST(ReducerOwner, OnlyTheOwnerAverages) {
+  Replica replica;
+  Second second(replica);
+  replica.reducer->yield_to(*second.reducer);
+  EXPECT_TRUE(replica.reducer->yielded());
+  replica.step();
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+  EXPECT_EQ(second.num_launches(), 1u);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST(ReducerOwner, TheOldReducerTakesTheParamsBack) {
+  Replica replica;
+  replica.learn();
+  Second second(replica);
+  replica.reducer->yield_to(*second.reducer);
+  replica.step();
+  replica.clear_grads();
+  second.reducer->yield_to(*replica.reducer);
+  replica.reducer->take_back();
+  EXPECT_FALSE(replica.reducer->yielded());
+  replica.step();
+  EXPECT_EQ(second.num_launches(), 1u);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+  EXPECT_FALSE(replica.reducer->arrival_order().empty());
+}
+
+TEST(ReducerOwner, AReducerWhoseOwnerIsGoneAverages) {
+  Replica replica;
+  {
+    Second second(replica);
+    replica.reducer->yield_to(*second.reducer);
+  }
+  EXPECT_FALSE(replica.reducer->yielded());
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST(ReducerOwner, AnOutputOfTheLargerReducerTakesTheParamsBack) {
+  Replica replica;
+  const auto loss = replica.forward({2, 1, 0});
+  Second part(replica, 2);
+  replica.reducer->yield_to(*part.reducer);
+  loss.backward();
+  EXPECT_FALSE(replica.reducer->yielded());
+  EXPECT_TRUE(part.reducer->yielded());
+  EXPECT_EQ(part.num_launches(), 0u);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST(ReducerOwner, AnOutputOfAReducerWithOtherParamsRaises) {
+  Replica replica;
+  const auto loss = replica.forward({2, 1, 0});
+  const auto foreign = at::ones({2}, at::kDouble).set_requires_grad(true);
+  const auto collective = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
+  const auto other = Reducer::create(
+      {{replica.params[0], "w0", false}, {foreign, "foreign", false}},
+      {kOneBucket, GraphMode::kDefault, false},
+      collective);
+  replica.reducer->yield_to(*other);
+  std::string text;
+  try {
+    loss.backward();
+  } catch (const UserError& error) {
+    text = error.what();
+  }
+  expect_mentions(text, {"'w1'", "'w2'", "would not be averaged"});
+  EXPECT_EQ(text.find("'w0'"), std::string::npos) << text;
+}
+
+TEST(ReducerOwner, NoReducerYieldsWithinABackward) {
+  Replica replica;
+  Second second(replica);
+  second.reducer->yield_to(*replica.reducer);
+  std::string text;
+  replica.params[1].register_hook([&](at::Tensor) {
+    try {
+      replica.reducer->yield_to(*second.reducer);
+    } catch (const UserError& error) {
+      text = error.what();
+    }
+  });
+  replica.step();
+  expect_mentions(text, {"while a backward runs"});
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+}  // namespace
+}  // namespace ddpx

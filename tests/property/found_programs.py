@@ -1,0 +1,57 @@
+"""Programs that the search has found, and shrunk. Each failed once.
+
+``KNOWN`` in ``known.py`` has the faults that are not yet mended.
+"""
+
+from __future__ import annotations
+
+from programs import Act, Fail, Freeze, Hook, Layer, Program, Step
+
+FOUND: dict[str, Program] = {
+    "conj": Program(actions=(Step(),), layers=(Layer(kind="complex", gradient="conj"),)),
+    "conj neg": Program(actions=(Step(),), layers=(Layer(kind="complex", gradient="conj neg"),)),
+    "neg": Program(actions=(Step(),), layers=(Layer(gradient="neg"),)),
+    "neg, unused": Program(actions=(Step(),), layers=(Layer(gradient="neg"),), mode="unused"),
+    "zero tensor": Program(actions=(Step(),), layers=(Layer(gradient="zero tensor"),)),
+    "functional, local": Program(actions=(Step(usage="functional", local="forward"),)),
+    "functional, buffers": Program(
+        actions=(Step(usage="functional"), Step(usage="functional")),
+        layers=(Layer(kind="norm"), Layer()),
+    ),
+    "frozen on one rank, unused": Program(
+        actions=(Freeze(layer=1, ranks=(0,)), Step()), layers=(Layer(), Layer()), mode="unused"
+    ),
+    "frozen on one rank, default": Program(
+        actions=(Freeze(layer=1, ranks=(0,)), Step()), layers=(Layer(), Layer())
+    ),
+    "frozen on one rank, static": Program(
+        actions=(Freeze(layer=1, ranks=(0,)), Step()), layers=(Layer(), Layer()), mode="static"
+    ),
+    "hook of the first wrapper": Program(
+        actions=(Hook(), Act(name="wrap again"), Act(name="drop newest wrapper"), Step())
+    ),
+    "post-sync hook of the first wrapper": Program(
+        actions=(
+            Act(name="post-sync hook"),
+            Act(name="wrap again"),
+            Act(name="drop newest wrapper"),
+            Step(),
+        )
+    ),
+    "frozen after a local micro-step": Program(
+        actions=(Step(local="both"), Freeze(layer=1), Step(zero="keep")),
+        layers=(Layer(), Layer(kind="0-d")),
+        mode="unused",
+    ),
+    "hidden output over a reentrant checkpoint": Program(
+        actions=(Step(reverse=(0,)), Step()),
+        layers=(Layer(), Layer(), Layer(checkpoint="reentrant")),
+        mode="unused",
+        output="hidden",
+    ),
+    "failure in the first backward of a static graph": Program(
+        actions=(Fail(), Step()),
+        layers=(Layer(kind="no bias"), Layer(kind="no bias", checkpoint="reentrant", tied=True)),
+        mode="static",
+    ),
+}

@@ -1,0 +1,119 @@
+"""The hand-made average: a bare module whose buffers and gradients are exchanged by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from slow_ddp import SlowDDP
+from torch import nn
+
+
+class HandMade(SlowDDP):
+    """Broadcasts buffers in forward, and averages gradients after backward, in double precision.
+
+    A param that no rank has used since the last average keeps its ``grad``. So does a param that
+    all ranks have frozen, unless ranks look for unused params and a rank has a gradient of the
+    param. Any other param gets the average on all ranks, also where the param is frozen. Sparse
+    gradients become dense.
+
+    Args:
+        module: The module, with the same values on all ranks.
+        syncs_buffers: Whether forwards broadcast buffers.
+        mode: A key of ``programs.MODES``. In default mode, an undefined gradient counts as zeros.
+            In other modes, it counts as no gradient.
+        mixed: The dtype in which forward and backward run. None: the dtypes of the params.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        syncs_buffers: bool,
+        mode: str,
+        mixed: torch.dtype | None,
+    ) -> None:
+        super().__init__(module)
+        self.mode = mode
+        self.syncs_buffers = syncs_buffers
+        self.mixed = mixed
+        self.factor = 1.0  # of a communication hook
+        self.last_forward_was_synchronized = True
+        self.reached: set[str] = set()  # the params of backwards since the last average
+        self.parts: Counter[str] = Counter()  # counts of the running backward
+        # A node that nobody holds is made anew, without the hook.
+        self._nodes = [self._count(name, param) for name, param in self.managed.items()]
+
+    def _count(self, name: str, param: torch.Tensor) -> Any:
+        node = torch.autograd.graph.get_gradient_edge(param).node
+
+        def hook(_: Any, grads: tuple[torch.Tensor | None, ...]) -> None:
+            if self.mode == "default" or grads[0] is not None:
+                self.reached.add(name)
+            self.parts[name] += 1
+
+        node.register_hook(hook)  # runs also for an undefined gradient
+        return node
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.syncs_buffers and self.last_forward_was_synchronized:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, 0)
+        output = self._run(inputs, kwargs)
+        self.last_forward_was_synchronized = (
+            torch.is_grad_enabled() and self.require_backward_grad_sync
+        )
+        return output
+
+    def _run(self, inputs: Any, kwargs: Any) -> Any:
+        if self.mixed is None:
+            return self.module(*inputs, **kwargs)
+        cast = _casting_to(self.mixed)
+        params = {name: cast(param) for name, param in self.module.named_parameters()}
+        values = [cast(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+        return torch.func.functional_call(self.module, params, tuple(values), kwargs)
+
+    def missing(self) -> list[str]:
+        """The params that the last backward could have reached, but did not."""
+        return [n for n, p in self.managed.items() if p.requires_grad and not self.parts[n]]
+
+    def forget(self) -> None:
+        """Forgets a backward that failed."""
+        self.reached.clear()
+
+    def average(self) -> None:
+        numbers = [_as_numbers(param) for param in self.managed.values()]
+        finds_unused = self.mode in ("unused", "skip")
+        users = torch.tensor([float(name in self.reached) for name in self.managed])
+        trainable = torch.tensor(
+            [
+                float(param.requires_grad or (finds_unused and param.grad is not None))
+                for param in self.managed.values()
+            ]
+        )
+        *totals, num_users, num_trainable = self.all_reduce(
+            [*numbers, users.double(), trainable.double()]
+        )
+        counted = num_users * num_trainable
+        for param, total, count in zip(self.managed.values(), totals, counted, strict=True):
+            if count > 0:
+                mean = total * (self.factor / dist.get_world_size())
+                if param.is_complex():
+                    mean = torch.view_as_complex(mean.reshape(-1, 2))
+                param.grad = mean.reshape(param.shape).to(param.dtype)
+        self.reached.clear()
+
+
+def _as_numbers(param: torch.Tensor) -> torch.Tensor:
+    """The gradient as a flat tensor of real numbers. Zeros if there is no gradient."""
+    kind = torch.complex128 if param.is_complex() else torch.float64
+    grad = torch.zeros(param.shape, dtype=kind)
+    if param.grad is not None:
+        grad = grad + param.grad.detach().to_dense().to(kind)
+    return (torch.view_as_real(grad) if grad.is_complex() else grad).reshape(-1)
+
+
+def _casting_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda value: value.to(dtype) if value.is_floating_point() else value

@@ -1,0 +1,209 @@
+"""The three models that run a program: ReducerDDP, DDP and the hand-made average."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import gc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from hand_made import HandMade
+from program_module import ProgramModule
+from programs import DTYPES, MODES, Program
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from ddpx import ReducerDDP
+
+FACTORS = {"allreduce": 1.0, "doubled": 2.0}
+# DDP hangs where it is not the oracle. Its group has a time limit of its own.
+DDP_TIMEOUT_S = 5.0
+
+
+def doubled(group, bucket):  # DDP refuses text annotations
+    return allreduce_hook(group, bucket).then(lambda future: future.value() * 2)
+
+
+class Model:
+    """A module in a wrapper, or in several wrappers of which the last is in use.
+
+    Attributes:
+        wrappers: The wrappers that are alive.
+        errors: For each averaged backward of the running action: the names of missing params, or
+            the text of the error that names them.
+        post_sync_calls: The number of calls of the post-sync hook. None without a hook.
+        hooked: The wrapper that has the post-sync hook.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        torch.manual_seed(0)
+        self.wrappers = [self.wrap(ProgramModule(program))]
+        self.errors: list[Any] = []
+        self.post_sync_calls: Any = None
+        self.hooked: Any = None
+
+    @property
+    def wrapper(self) -> Any:
+        return self.wrappers[-1]
+
+    @property
+    def module(self) -> Any:
+        return self.wrapper.module
+
+    def wrap_again(self) -> None:
+        self.wrappers.append(self.wrap(self.module))
+
+    def drop_newest(self) -> None:
+        if len(self.wrappers) > 1:
+            self.wrappers.pop()
+            gc.collect()
+
+    def copy(self) -> None:
+        self.wrappers[:] = [copy.deepcopy(self.wrapper)]
+
+    def hook(self, kind: str) -> None:
+        if not getattr(self.wrapper, "has_hook_of_program", False):
+            self.wrapper.has_hook_of_program = True
+            self.register_hook(kind)
+
+    def forget_failure(self) -> None:
+        """Called on all ranks after an averaged backward that failed as planned."""
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        raise NotImplementedError
+
+    def register_hook(self, kind: str) -> None:
+        raise NotImplementedError
+
+    def backward(self, loss: torch.Tensor, averages: bool, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+
+class Average(Model):
+    """The module in the hand-made average."""
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                _broadcast(tensor)
+        return self._wrap(module)
+
+    def _wrap(self, module: nn.Module) -> HandMade:
+        syncs_buffers = dict(self.program.options).get("forward_sync_buffers", True)
+        mixed = DTYPES.get(self.program.mixed)
+        return HandMade(module, syncs_buffers, self.program.mode, mixed)
+
+    def drop_newest(self) -> None:
+        super().drop_newest()
+        self.wrapper.forget()
+
+    def copy(self) -> None:
+        copied = self._wrap(copy.deepcopy(self.module))
+        copied.last_forward_was_synchronized = self.wrapper.last_forward_was_synchronized
+        self.wrappers[:] = [copied]
+
+    def register_hook(self, kind: str) -> None:
+        self.wrapper.factor = FACTORS[kind]
+
+    def forget_failure(self) -> None:
+        self.wrapper.forget()
+
+    def backward(self, loss: torch.Tensor, averages: bool, **kwargs: Any) -> None:
+        self.wrapper.parts.clear()
+        loss.backward(**kwargs)
+        if averages:
+            is_default = self.program.mode == "default"
+            self.errors.append(self.wrapper.missing() if is_default else [])
+            self.wrapper.average()
+            if self.hooked is self.wrapper and not self.errors[-1]:
+                self.post_sync_calls += 1
+
+
+class Ours(Model):
+    """The module in ReducerDDP."""
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        mixed = DTYPES.get(self.program.mixed)
+        return ReducerDDP(
+            module,
+            gradient_as_bucket_view=self.program.views,
+            mixed_precision=mixed and _MixedPrecision(mixed, torch.float32),
+            **MODES[self.program.mode],
+            **dict(self.program.options),
+        )
+
+    def register_hook(self, kind: str) -> None:
+        self.wrapper.register_comm_hook(None, HOOKS[kind])
+
+    def backward(self, loss: torch.Tensor, averages: bool, **kwargs: Any) -> None:
+        try:
+            loss.backward(**kwargs)
+        except RuntimeError as error:
+            if self.program.mode != "default" or "find_unused_parameters=True" not in str(error):
+                raise
+            self.errors.append(str(error))
+        else:
+            if averages:
+                self.errors.append("")
+
+    def count_post_sync(self) -> None:
+        def hook(_: torch.Tensor) -> None:
+            self.post_sync_calls += 1
+
+        self.wrapper.register_post_sync_hook(self.module.layers[0].weight, hook)
+
+
+class Ddp(Model):
+    """The module in torch's DDP, over a group with a short time limit.
+
+    All programs of a process share the group. After a failure of DDP, the next program needs a new
+    group. The old group is not destroyed, since that may block.
+    """
+
+    _groups: ClassVar[list[dist.ProcessGroup]] = []
+    _failed_groups: ClassVar[list[dist.ProcessGroup]] = []
+
+    def __init__(self, program: Program) -> None:
+        if not self._groups:
+            timeout = datetime.timedelta(seconds=DDP_TIMEOUT_S)
+            self._groups.append(dist.new_group(timeout=timeout, backend="gloo"))
+        self.group = self._groups[-1]
+        super().__init__(program)
+
+    @classmethod
+    def drop_group(cls) -> None:
+        """Called on all ranks after a failure of DDP."""
+        cls._failed_groups += cls._groups
+        cls._groups.clear()
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        options = {k: v for k, v in self.program.options if k != "transport"}
+        return DistributedDataParallel(
+            module,
+            process_group=self.group,
+            gradient_as_bucket_view=self.program.views,
+            **MODES[self.program.mode],
+            **options,
+        )
+
+    def register_hook(self, kind: str) -> None:
+        self.wrapper.register_comm_hook(self.group, HOOKS[kind])
+
+    def backward(self, loss: torch.Tensor, averages: bool, **kwargs: Any) -> None:
+        loss.backward(**kwargs)
+
+
+HOOKS: dict[str, Callable[..., Any]] = {"allreduce": allreduce_hook, "doubled": doubled}
+
+
+def _broadcast(tensor: torch.Tensor) -> None:
+    value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    copied = value.contiguous()
+    dist.broadcast(copied, 0)
+    value.copy_(copied)

@@ -1,0 +1,543 @@
+"""Every name of the installed torch's DDP: a derived class may override it, a script may use it, or
+ReducerDDP refuses it by name. The lists fail when torch adds a name."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, Wrapper, assert_same_on_all_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+from ddpx import ReducerDDP
+
+# Methods and properties that forward, construction, join() or a copy call: an override runs.
+CALLED = {
+    "__getstate__",
+    "__init__",
+    "__setstate__",
+    "_assign_modules_buffers",
+    "_build_debug_param_to_name_mapping",
+    "_build_params_for_reducer",
+    "_check_and_sync_module_buffers",
+    "_check_comm_hook",
+    "_check_default_group",
+    "_check_global_requires_backward_grad_sync",
+    "_check_sync_bufs_post_fwd",
+    "_check_sync_bufs_pre_fwd",
+    "_default_broadcast_coalesced",
+    "_distributed_broadcast_coalesced",
+    "_distributed_rank",
+    "_find_common_rank",
+    "_inside_ddp_forward",
+    "_lazy_init",
+    "_passing_sync_batchnorm_handle",
+    "_post_forward",
+    "_pre_forward",
+    "_run_ddp_forward",
+    "_set_static_graph",
+    "_setup_in_backward_optimizers",
+    "_sync_buffers",
+    "_sync_final_model",
+    "_sync_module_buffers",
+    "forward",
+    "join_device",
+    "join_hook",
+    "join_process_group",
+    "register_comm_hook",
+    "will_sync_module_buffers",
+}
+# Names that only scripts, trainers and torch's other code use.
+FOR_CALLERS = {
+    "_active_ddp_module",
+    "_check_reducer_finalized",
+    "_get_active_ddp_module",
+    "_get_data_parallel_params",
+    "_get_ddp_logging_data",
+    "_get_parameters",
+    "_register_buffer_comm_hook",
+    "_register_builtin_comm_hook",
+    "_register_fused_optim",
+    "_remove_autograd_hooks",
+    "_set_ddp_runtime_logging_sample_rate",
+    "_set_ddp_sink_clone",
+    "_set_params_and_buffers_to_ignore_for_model",
+    "_set_sparse_metadata",
+    "_update_process_group",
+    "broadcast_buffers",
+    "gather",
+    "join",
+    "no_sync",
+    "scatter",
+    "to_kwargs",
+    "train",
+}
+# Names that only drive torch's own reducer or logger: use and override are errors.
+REFUSED = {
+    "_clear_grad_buffer",
+    "_ddp_init_helper",
+    "_delayed_all_reduce_hook",
+    "_fire_reducer_autograd_hook",
+    "_match_all_reduce_for_bwd_pass",
+    "_match_unused_params_allreduce",
+    "_module_wait_for_copy_hook",
+    "_register_accum_grad_hook",
+    "_register_delay_all_reduce_hook",
+    "_root_copy_hook",
+}
+# Scripts may use them. ReducerDDP does not call them, and refuses an override.
+REFUSED_OVERRIDES = {"_log_and_throw"}
+# Of Python's class machinery.
+OF_PYTHON = {"__abstractmethods__", "__annotations__", "__doc__", "__module__", "_abc_impl"}
+OF_PYTHON |= {"__slots__", "__dict__", "__weakref__", "__static_attributes__", "__firstlineno__"}
+OF_PYTHON |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__parameters__"}
+
+ATTRIBUTES = {
+    "_accum_grad_hooks",
+    "_comm_hooks",
+    "_ddp_sink_clone",
+    "_delay_all_reduce_all_params",
+    "_delay_all_reduce_params",
+    "_has_rebuilt_buckets",
+    "_join_config",
+    "_lazy_init_ran",
+    "_module_parameters",
+    "_use_python_reducer",
+    "batched_grad_copy",
+    "broadcast_bucket_size",
+    "bucket_bytes_cap",
+    "bucket_bytes_cap_default",
+    "bucket_bytes_cap_list",
+    "device",
+    "device_ids",
+    "device_type",
+    "dim",
+    "find_unused_parameters",
+    "forward_sync_buffers",
+    "gradient_as_bucket_view",
+    "is_multi_device_module",
+    "logger",
+    "mixed_precision",
+    "modules_buffers",
+    "named_module_buffers",
+    "output_device",
+    "parameters_to_ignore",
+    "process_group",
+    "reducer",
+    "require_backward_grad_sync",
+    "require_forward_param_sync",
+    "skip_all_reduce_unused_params",
+    "static_graph",
+    "use_side_stream_for_tensor_copies",
+}
+REFUSED_ATTRIBUTES = {"_bucket_config", "_delay_grad_buffer", "_delay_grad_views"}
+
+OF_REDUCER = {
+    "_check_reducer_finalized",
+    "_ddp_graph_static",
+    "_get_local_used_map",
+    "_install_post_backward_futures",
+    "_rebuild_buckets",
+    "_remove_autograd_hooks",
+    "_run_allreduce_hook",
+    "_set_ddp_runtime_logging_sample_rate",
+    "_set_sparse_metadata",
+    "_set_static_graph",
+    "_update_process_group",
+    "prepare_for_backward",
+    "prepare_for_forward",
+}
+REFUSED_OF_REDUCER = {
+    "_autograd_hook",
+    "_delay_all_reduce",
+    "_get_zeros_like_grad_buckets",
+    "_push_all_rebuilt_params",
+    "_reset_state",
+    "_run_comm_hook",
+    "_set_forward_pass_work_handle",
+    "_set_mixed_precision_param_dtype",
+    "_set_optimizer_in_backward",
+    "get_backward_stats",
+    "set_logger",
+}
+OF_LOGGER = {"_get_ddp_logging_data", "set_error_and_log", "set_runtime_stats_and_log"}
+REFUSED_OF_LOGGER = {
+    "_set_comm_hook_name",
+    "_set_static_graph",
+    "_set_uneven_input_join",
+    "set_construction_data_and_log",
+}
+
+
+def _names(cls: type) -> set[str]:
+    return {name for name in vars(cls) if not name.startswith(("__", "_pybind11"))}
+
+
+def test_every_method_of_ddp_is_listed():
+    theirs = set(vars(DistributedDataParallel)) - OF_PYTHON
+    assert theirs == CALLED | FOR_CALLERS | REFUSED | REFUSED_OVERRIDES
+    assert len(theirs) == sum(map(len, (CALLED, FOR_CALLERS, REFUSED, REFUSED_OVERRIDES)))
+
+
+def test_every_method_of_the_reducer_and_the_logger_is_listed():
+    assert _names(dist.Reducer) == OF_REDUCER | REFUSED_OF_REDUCER
+    assert _names(dist.Logger) == OF_LOGGER | REFUSED_OF_LOGGER
+
+
+def test_signatures_are_those_of_ddp():
+    for name in sorted((CALLED | FOR_CALLERS) - {"__init__"}):
+        theirs = inspect.getattr_static(DistributedDataParallel, name)
+        ours = inspect.getattr_static(ReducerDDP, name)
+        if isinstance(theirs, property) or name == "_active_ddp_module":
+            assert isinstance(ours, property), name
+            continue
+        pairs = [
+            [
+                (p.name, p.kind, p.default is p.empty)
+                for p in inspect.signature(getattr(cls, name)).parameters.values()
+            ]
+            for cls in (DistributedDataParallel, ReducerDDP)
+        ]
+        assert pairs[0] == pairs[1], name
+
+
+def _check_attributes() -> None:
+    theirs, ours = (cls(Mlp()) for cls in WRAPPERS)
+    plain = set(vars(nn.Linear(1, 1)))
+    for model in (theirs, ours):
+        model(torch.ones(1, 16)).sum().backward()
+    assert set(vars(theirs)) - plain == ATTRIBUTES | REFUSED_ATTRIBUTES
+    for name in ATTRIBUTES:
+        getattr(ours, name)
+    same = ATTRIBUTES - {"_accum_grad_hooks", "_comm_hooks", "_join_config", "_module_parameters"}
+    same -= {"logger", "reducer", "parameters_to_ignore", "use_side_stream_for_tensor_copies"}
+    for name in same:
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert [id(p) for p in ours._module_parameters] == [id(p) for p in ours.parameters()]
+    for name in REFUSED_ATTRIBUTES:
+        with pytest.raises(NotImplementedError, match=rf"model\.{name} "):
+            getattr(ours, name)
+        with pytest.raises(NotImplementedError, match=rf"model\.{name} "):
+            setattr(ours, name, None)
+
+
+def test_attributes(ranks):
+    ranks(1).run(_check_attributes)
+
+
+def _check_refused() -> None:
+    model = ReducerDDP(Mlp())
+    places: list[tuple[Any, str, set[str]]] = [
+        (model, "model", REFUSED),
+        (model.reducer, "model.reducer", REFUSED_OF_REDUCER),
+        (model.logger, "model.logger", REFUSED_OF_LOGGER),
+    ]
+    for owner, place, names in places:
+        for name in names:
+            with pytest.raises(NotImplementedError, match=rf"{place}\.{name} .*ReducerDDP"):
+                getattr(owner, name)(1, 2)
+            with pytest.raises(NotImplementedError, match=rf"{place}\.{name} "):
+                setattr(owner, name, lambda: None)
+    for name in REFUSED | REFUSED_OVERRIDES | REFUSED_ATTRIBUTES:
+        derived = type("Derived", (ReducerDDP,), {name: lambda self, *args: None})
+        with pytest.raises(NotImplementedError, match=rf"Derived\.{name} "):
+            derived(Mlp())
+    model(torch.ones(1, 16)).sum().backward()
+
+
+def test_refused_names(ranks):
+    ranks(1).run(_check_refused)
+
+
+# ---- overrides -----------------------------------------------------------------------------------
+
+
+class _Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.mlp = Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.norm(x))
+
+
+def _hook(state: Any, buffers: dict[str, torch.Tensor]) -> None:
+    state._default_broadcast_coalesced(list(buffers.values()))
+
+
+def _derived(cls: Any, log: list[str]) -> Any:
+    """A class that notes each call of a method that forward, construction or a copy makes."""
+
+    def noting(name: str) -> Any:
+        if name in ("_distributed_rank", "join_device", "join_process_group"):
+
+            def get(self: Any) -> Any:
+                log.append(name)
+                return getattr(super(derived, self), name)
+
+            return property(get)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            log.append(name)
+            return getattr(super(derived, self), name)(*args, **kwargs)
+
+        return method
+
+    derived = type("Derived", (cls,), {name: noting(name) for name in CALLED})
+    return derived
+
+
+def _use_everything(cls: Any) -> tuple[list[torch.Tensor], set[str]]:
+    """Trains in all the ways that reach methods of ``CALLED``."""
+    log: list[str] = []
+    derived = _derived(cls, log)
+    torch.manual_seed(0)
+    model = derived(_Normed(), static_graph=True, **SMALL_CAP)
+    model.register_comm_hook(None, _average)
+    for number in range(3):
+        torch.manual_seed(10 * number + dist.get_rank())
+        model.zero_grad()
+        model(torch.randn(6, 16)).square().mean().backward()
+    hooked = derived(_Normed(), **SMALL_CAP)
+    hooked._register_buffer_comm_hook(hooked, _hook, _BufferCommHookLocation.POST_FORWARD)
+    for _ in range(2):
+        hooked(torch.ones(6, 16)).sum().backward()
+    plain = derived(_Normed(), **SMALL_CAP)
+    with plain.join():
+        for _ in range(1 + dist.get_rank()):
+            plain(torch.ones(6, 16)).sum().backward()
+    copy.deepcopy(plain)
+    tensors = [p.grad for p in model.parameters()] + list(model.buffers())
+    logs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(logs, log)  # only a rank without inputs shadows the others
+    return tensors, {name for each in logs for name in each}
+
+
+def _average(state, bucket):
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    work = dist.all_reduce(buffer, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _check_overrides_run() -> None:
+    (theirs, called_there), (ours, called_here) = map(_use_everything, WRAPPERS)
+    assert all(map(torch.equal, ours, theirs))
+    assert called_there == CALLED, CALLED - called_there
+    assert called_here == CALLED, CALLED - called_here
+
+
+def test_overrides_run(ranks):
+    ranks(2).run(_check_overrides_run, timeout=60.0)
+
+
+def _of_forward(cls: Any, name: str) -> Any:
+    """A derived class with an override that changes what a forward computes."""
+
+    class Derived(cls):  # type: ignore[misc]
+        pass
+
+    def _run_ddp_forward(self: Any, *inputs: Any) -> Any:
+        return 2 * self.module.mlp(*inputs)
+
+    def _pre_forward(self: Any, x: torch.Tensor) -> Any:
+        return super(Derived, self)._pre_forward(2 * x)
+
+    def _post_forward(self: Any, output: torch.Tensor) -> Any:
+        return 3 * super(Derived, self)._post_forward(output)
+
+    def _sync_buffers(self: Any) -> None:
+        with torch.no_grad():
+            for buffer in self.module.buffers():
+                if buffer.is_floating_point():
+                    dist.all_reduce(buffer)
+                    buffer /= dist.get_world_size()
+
+    def _sync_module_buffers(self: Any, authoritative_rank: int) -> None:
+        super(Derived, self)._sync_module_buffers(1 % dist.get_world_size())
+
+    def _check_sync_bufs_pre_fwd(self: Any) -> bool:
+        return False
+
+    def _check_sync_bufs_post_fwd(self: Any) -> bool:
+        return True
+
+    def _assign_modules_buffers(self: Any) -> None:
+        super(Derived, self)._assign_modules_buffers()
+        self.modules_buffers = self.modules_buffers[1:]
+
+    @contextmanager
+    def _inside_ddp_forward(self: Any) -> Iterator[None]:
+        with super(Derived, self)._inside_ddp_forward(), torch.autocast("cpu", torch.bfloat16):
+            yield
+
+    def _build_params_for_reducer(self: Any) -> Any:
+        params, sparse = super(Derived, self)._build_params_for_reducer()
+        return params[::-1], sparse[::-1]
+
+    def will_sync_module_buffers(self: Any) -> bool:
+        return True
+
+    setattr(Derived, name, locals()[name])
+    return Derived
+
+
+OVERRIDES = [
+    "_run_ddp_forward",
+    "_pre_forward",
+    "_post_forward",
+    "_sync_buffers",
+    "_sync_module_buffers",
+    "_check_sync_bufs_pre_fwd",
+    "_check_sync_bufs_post_fwd",
+    "_assign_modules_buffers",
+    "_inside_ddp_forward",
+    "_build_params_for_reducer",
+    "will_sync_module_buffers",
+]
+
+
+def _trained(make: Callable[..., Wrapper]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = make(_Normed(), find_unused_parameters=True, **SMALL_CAP)
+    tensors = []
+    for number in range(4):
+        torch.manual_seed(10 * number + dist.get_rank())
+        model.zero_grad()
+        with torch.no_grad():
+            model(torch.randn(6, 16))
+        model(torch.randn(6, 16)).float().square().mean().backward()
+        tensors += [p.grad for p in model.parameters() if p.grad is not None]
+        tensors += [buffer.clone() for buffer in model.buffers()]
+    return tensors
+
+
+def _check_override(name: str, on_instance: bool) -> None:
+    def make(cls: Any, module: nn.Module, **options: Any) -> Wrapper:
+        derived = _of_forward(cls, name)
+        if not on_instance:
+            return derived(module, **options)
+        model = derived.__mro__[1](module, **options)
+        model.__class__ = derived  # as a script that replaces a method later
+        return model
+
+    theirs, ours = (
+        _trained(lambda module, cls=cls, **options: make(cls, module, **options))
+        for cls in WRAPPERS
+    )
+    assert len(theirs) == len(ours) > 0
+    assert all(map(torch.equal, theirs, ours))
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+@pytest.mark.parametrize("world", [1, 2])
+def test_override_in_a_forward(ranks, name, world):
+    ranks(world).run(_check_override, name, False)
+
+
+@pytest.mark.parametrize("name", ["_run_ddp_forward", "_sync_buffers"])
+def test_override_after_construction(ranks, name):
+    ranks(2).run(_check_override, name, True)
+
+
+def _train_step(model: Wrapper, x: torch.Tensor) -> torch.Tensor:
+    """A training step outside forward, as trainers write it for DDP."""
+    model.reducer._rebuild_buckets()
+    if model._check_sync_bufs_pre_fwd():
+        model._sync_buffers()
+    output = model.module(x)
+    if model._check_sync_bufs_post_fwd():
+        model._sync_buffers()
+    if torch.is_grad_enabled() and model.require_backward_grad_sync:
+        model.require_forward_param_sync = True
+        model.reducer.prepare_for_backward([])
+    else:
+        model.require_forward_param_sync = False
+    return output
+
+
+def _pre_forward_of_ddp(model: Wrapper, x: torch.Tensor) -> torch.Tensor:
+    """The calls of DDP's own forward."""
+    if torch.is_grad_enabled() and model.require_backward_grad_sync:
+        model.logger.set_runtime_stats_and_log()
+        model.reducer.prepare_for_forward()
+    if torch.is_grad_enabled() and model.reducer._rebuild_buckets():
+        model._has_rebuilt_buckets = True
+    if model._check_sync_bufs_pre_fwd():
+        model._sync_buffers()
+    with model._inside_ddp_forward():
+        assert type(model)._get_active_ddp_module() is model
+        output = model.module(x)
+    return model._post_forward(output)
+
+
+def _in_parts(model: Wrapper, x: torch.Tensor) -> torch.Tensor:
+    inputs, kwargs = model._pre_forward(x)
+    return model._post_forward(model._run_ddp_forward(*inputs, **kwargs))
+
+
+CALLERS = {f.__name__: f for f in (_train_step, _pre_forward_of_ddp, _in_parts)}
+
+
+def _check_caller(name: str) -> None:
+    results = []
+    for cls in WRAPPERS:
+        torch.manual_seed(0)
+        model = cls(_Normed(), **SMALL_CAP)
+        tensors = []
+        for number in range(5):
+            torch.manual_seed(10 * number + dist.get_rank())
+            model.zero_grad()
+            if number == 2:
+                with model.no_sync():
+                    CALLERS[name](model, torch.randn(6, 16))
+            CALLERS[name](model, torch.randn(6, 16)).square().mean().backward()
+            assert_same_on_all_ranks(*(p.grad for p in model.parameters()))
+            tensors += [p.grad.clone() for p in model.parameters()]
+            tensors += [buffer.clone() for buffer in model.buffers()]
+        results.append(tensors)
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_calls_of_the_parts(ranks, name):
+    ranks(2).run(_check_caller, name)
+
+
+def _check_futures() -> None:
+    """Futures that are handed to the reducer: the end of backward waits for them."""
+    model = ReducerDDP(Mlp())
+    future: torch.futures.Future[int] = torch.futures.Future()
+    seen: list[int] = []
+    model.reducer._install_post_backward_futures([future.then(lambda f: seen.append(f.value()))])
+    loss = model(torch.ones(1, 16)).sum()
+    future.set_result(3)
+    loss.backward()
+    assert seen == [3]
+
+
+def test_futures_of_the_reducer(ranks):
+    ranks(2).run(_check_futures)
+
+
+def _check_logger() -> None:
+    for cls in WRAPPERS:
+        model = cls(Mlp())
+        data = model.logger._get_ddp_logging_data()
+        assert data.strs_map["module_name"] == "Mlp"
+        assert data.ints_map["world_size"] == 1
+        with pytest.raises(KeyError, match="unknown"):
+            model._log_and_throw(KeyError, "unknown")
+        assert "unknown" in model._get_ddp_logging_data()["error"]
+
+
+def test_logger(ranks):
+    ranks(1).run(_check_logger)
