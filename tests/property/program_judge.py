@@ -181,10 +181,11 @@ class Judge:
             # gloo ended a process because DDP's collective calls did not match.
             verdicts = pool.run(run_program, program, False, timeout=TIME_LIMIT_S)
         errors = [verdict.error for verdict in verdicts]
-        if any(errors):
-            pool.close()  # the group of these ranks has failed
         found = [verdict.error or verdict.difference for verdict in verdicts]
-        if may_raise(program, found):
+        as_documented = may_raise(program, found)
+        if any(errors) or as_documented:
+            pool.close()  # the group of these ranks has failed
+        if as_documented:
             return "an error, as documented"
         if any(found):
             lines = (
