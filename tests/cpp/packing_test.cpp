@@ -14,13 +14,13 @@
 namespace ddpx {
 namespace {
 
-constexpr std::size_t kNumParams = 4;
+constexpr std::size_t kPackedParams = 4;
 
 // A dense bucket of four params; three ranks, so that a product with 1/3 is not a quotient by 3.
 struct DenseBucket {
   DenseBucket() : collective(0, 3) {
     BucketSpec spec;
-    for (std::size_t i = 0; i < kNumParams; ++i) {
+    for (std::size_t i = 0; i < kPackedParams; ++i) {
       params.push_back(at::randn({3 + static_cast<int64_t>(i), 5}).set_requires_grad(true));
       spec.param_indices.push_back(i);
     }
@@ -108,8 +108,8 @@ class PackAll : public testing::TestWithParam<GradPlace>, public DenseBucket {
     return *grads[i];
   }
 
-  std::vector<std::optional<at::Tensor>> grads{kNumParams};
-  std::vector<bool> excluded = std::vector<bool>(kNumParams, false);
+  std::vector<std::optional<at::Tensor>> grads{kPackedParams};
+  std::vector<bool> excluded = std::vector<bool>(kPackedParams, false);
 };
 
 TEST_P(PackAll, CopiesWhatArrivedUndivided) {

@@ -14,14 +14,14 @@
 namespace ddpx {
 namespace {
 
-constexpr std::size_t kNumParams = 3;
+constexpr std::size_t kStepParams = 3;
 
 // Rank 0 of 4 with three params of one element, a bucket each: param 2 is launched first.
 struct Ranks {
   explicit Ranks(const ReducerOptions& options = {kParamABucket, GraphMode::kDefault, false})
       : collective(std::make_shared<FakeCollective>(0, 4)) {
     std::vector<ReducerParam> params;
-    for (std::size_t i = 0; i < kNumParams; ++i) {
+    for (std::size_t i = 0; i < kStepParams; ++i) {
       tensors.push_back(at::zeros({1}, at::kDouble).set_requires_grad(true));
       params.push_back({tensors.back(), "w" + std::to_string(i), false});
     }
@@ -38,7 +38,7 @@ struct Ranks {
 
   // A step in which the first `num_arrivals` params get the gradient 4. Afterwards arrivals are
   // final at once.
-  void learn(std::size_t num_arrivals = kNumParams) {
+  void learn(std::size_t num_arrivals = kStepParams) {
     Step step(*context, Step::Kind::kWithGrads);
     step.begin();
     for (std::size_t i = 0; i < num_arrivals; ++i) {
@@ -66,12 +66,12 @@ TEST(Step, NothingIsLaunchedBeforeTheFirstStepEnds) {
   Ranks ranks;
   Step step(*ranks.context, Step::Kind::kWithGrads);
   step.begin();
-  for (std::size_t i = 0; i < kNumParams; ++i) {
+  for (std::size_t i = 0; i < kStepParams; ++i) {
     ranks.arrive(step, i, 4);
   }
   EXPECT_TRUE(ranks.collective->all_reduces().empty());
   step.finish();
-  EXPECT_EQ(ranks.collective->all_reduces().size(), kNumParams);
+  EXPECT_EQ(ranks.collective->all_reduces().size(), kStepParams);
   EXPECT_EQ(ranks.grad(0), 4 * 2.5) << "the other ranks send 2, 3 and 4 times as much";
 }
 
@@ -85,7 +85,7 @@ TEST(Step, BucketsAreLaunchedInPlanOrder) {
   ranks.arrive(step, 2, 8);
   EXPECT_EQ(ranks.collective->all_reduces().size(), 1u);
   ranks.arrive(step, 1, 12);
-  EXPECT_EQ(ranks.collective->all_reduces().size(), kNumParams);
+  EXPECT_EQ(ranks.collective->all_reduces().size(), kStepParams);
   step.finish();
   EXPECT_EQ(ranks.grad(1), 12 * 2.5);
   EXPECT_FALSE(step.error());
@@ -124,7 +124,7 @@ TEST(Step, ASecondArrivalIsReportedAtTheEnd) {
   ranks.learn();
   Step step(*ranks.context, Step::Kind::kWithGrads);
   step.begin();
-  for (std::size_t i = 0; i < kNumParams; ++i) {
+  for (std::size_t i = 0; i < kStepParams; ++i) {
     ranks.arrive(step, i, 4);
   }
   ranks.arrive(step, 1, 4);
@@ -139,7 +139,7 @@ TEST(Step, AStepWithoutGradsMakesTheSameCallsAndKeepsGrads) {
   const auto before = ranks.grad(0);
   Step step(*ranks.context, Step::Kind::kWithoutGrads);
   step.begin();
-  EXPECT_EQ(ranks.collective->all_reduces().size(), kNumParams);
+  EXPECT_EQ(ranks.collective->all_reduces().size(), kStepParams);
   step.finish();
   EXPECT_EQ(ranks.grad(0), before);
   EXPECT_EQ(ranks.collective->all_reduces().front().tensor.item<double>(), 0);
@@ -158,7 +158,7 @@ TEST(Step, AStepThatBrokeOffAfterAllLaunchesMatchesPeers) {
   EXPECT_EQ(ranks.context->num_steps, num_steps);
   Step step(*ranks.context, Step::Kind::kWithGrads);
   step.begin();
-  for (std::size_t i = 0; i < kNumParams; ++i) {
+  for (std::size_t i = 0; i < kStepParams; ++i) {
     ranks.arrive(step, i, 4);
   }
   EXPECT_TRUE(step.match_peers());
@@ -174,7 +174,7 @@ TEST(Step, AFrozenParamIsSentAndNotWritten) {
   step.begin();
   ranks.arrive(step, 2, 4);
   ranks.arrive(step, 0, 4);
-  EXPECT_EQ(ranks.collective->all_reduces().size(), kNumParams);
+  EXPECT_EQ(ranks.collective->all_reduces().size(), kStepParams);
   step.finish();
   EXPECT_EQ(ranks.grad(1), 8);
 }
