@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 # torch is installed first, so that no requirement can install another build of it.
 LOCK := requirements.lock
 TORCH := $(shell grep '^torch==' $(LOCK))
-# Python compiles modules at their first import. Most modules of these packages are never imported.
-PIP_INSTALL := $(BIN)/python -m pip install --no-compile --constraint $(LOCK)
+PIP_INSTALL := $(BIN)/python -m pip install --constraint $(LOCK)
 EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Ranks often wait, so four workers suit two cores, too. One worker runs a file, since ranks live on

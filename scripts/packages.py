@@ -72,9 +72,7 @@ def installed(
         elsewhere.mkdir()
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
-        # Python compiles the modules that are imported.
-        quiet = ("--quiet", "--disable-pip-version-check", "--no-compile")
-        pip = (python, "-m", "pip", "install", *quiet)
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         try:
             run(*pip, f"torch=={torch}", limit_s=torch_limit_s)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
