@@ -151,7 +151,7 @@ void Step::arrive(std::size_t param_index) {
     case Arrival::kPartial:
       context_.add_stream_of(param_index);
       if (order_counts && context_.arrivals.learning() &&
-          context_.options.mode != GraphMode::kStatic) {
+          (context_.options.mode != GraphMode::kStatic || context_.use.static_use_known)) {
         order_.push_back(param_index);
       }
       context_.cast_grad_to_local(param_index);

@@ -50,6 +50,9 @@ void Step::finalize_all() {
     // The result of a hook can be wrong on one rank alone. Peers then wait for nothing more.
     if (kind_ == Kind::kWithGrads && context_.settings.comm_hook && !finite_check_ &&
         !context_.observer.peers().group_failed()) {
+      if (context_.options.mode == GraphMode::kStatic && context_.arrivals.learning()) {
+        context_.arrivals.learn(arrivals_);
+      }
       count_for_peers();
     }
     throw;
@@ -211,10 +214,8 @@ void Step::check_finite() {
 bool Step::match_peers() noexcept {
   try {
     if (context_.arrivals.learning()) {
-      // On a device, the caller of backward may have changed the gradients by now. A static graph
-      // would learn too few parts of the gradients that had only a part.
-      const bool is_static = context_.options.mode == GraphMode::kStatic;
-      if (is_static || !context_.params.device().is_cpu() || !missing().empty()) {
+      // On a device, the caller of backward may have changed the gradients by now.
+      if (!context_.params.device().is_cpu() || !missing().empty()) {
         return false;
       }
       for (const auto param_index : unfinished()) {
@@ -256,11 +257,9 @@ void Step::complete_order() {
   }
 }
 
-// Peers finish the step, so this rank counts the step, too.
+// Peers finish the step, so this rank counts the step, too. After an abort a static graph goes on
+// learning: gradients may lack parts.
 void Step::count_for_peers() {
-  if (context_.options.mode == GraphMode::kStatic && context_.arrivals.learning()) {
-    context_.arrivals.learn(arrivals_);  // all ranks learn in the same step
-  }
   context_.use.static_use_known = true;
   context_.observer.clock().skip_step();
   ++context_.num_steps;

@@ -24,7 +24,7 @@ def _texts(options: dict[str, Any], check_finite: bool, no_sync: bool) -> list[s
     texts = []
     for step in range(3):
         captured = mock.patch("torch.cuda.is_current_stream_capturing", return_value=step == 1)
-        hidden = mock.patch("ddpx.ddp.module._CAPTURE_IS_HIDDEN", True)
+        hidden = mock.patch("ddpx.ddp.forward._CAPTURE_IS_HIDDEN", True)
         with hidden, captured, model.no_sync() if no_sync else nullcontext():
             try:
                 model(torch.ones(2, 4)).sum().backward()
