@@ -11,8 +11,15 @@ from ddpx.testing.compare import summarize
 pytestmark = pytest.mark.timeout(300)
 
 PAIRS = [(case.name, mode) for case in CASES for mode in case.modes]
-# The late device supports neither sparse tensors nor convolutions.
-NOT_LATE = ("sparse embedding", "conv + BatchNorm", "channels last")
+# The late device supports neither sparse tensors, nor convolutions, nor complex numbers.
+NOT_LATE = (
+    "sparse embedding",
+    "conv + BatchNorm",
+    "channels last",
+    "lazy gradients",
+    "lazy gradients, kept",
+    "lazy gradients, zeroed",
+)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
