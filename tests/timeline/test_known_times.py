@@ -150,8 +150,8 @@ def _widest(recorded: Recorded) -> int:
 def recorded() -> Recorded:
     """The first recording that was not disturbed, or the one with the narrowest bounds."""
     pytest.skip(
-        "the reducer waits for the futures of works that are written in Python, so the waits of this "
-        "group have no instants in Python"
+        "the reducer waits for the futures of works that are written in Python, so the waits of "
+        "this group have no instants in Python"
     )
     found: list[Recorded] = []
     with RankPool(1) as pool:
