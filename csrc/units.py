@@ -25,8 +25,7 @@ UNITS = CSRC.parent / "build" / "units"
 
 ONE_FOLDER = ("shm", "health", "shm_backend", "bindings")
 GROUPS = (*ONE_FOLDER, "core")
-# Limits the time to build after a change: a unit of this size compiles in half a minute on a slow
-# machine.
+# Limits the time to build after a change of one source.
 LINES_PER_UNIT = 3500
 
 _PRAGMA = re.compile(r"^#pragma (GCC|clang) (target|optimize|attribute)\b", re.MULTILINE)

@@ -17,7 +17,7 @@ def test_cpp_suite() -> None:
 
 
 @pytest.mark.full_only
-@pytest.mark.timeout(3600)  # 10 minutes of two idle cores
+@pytest.mark.timeout(3600)  # torch's headers are parsed once for each source
 def test_each_source_compiles_alone() -> None:
     """A source includes what it uses, also what its neighbours in a unit include."""
     build(ROOT, "alone", "_C", f"Python_EXECUTABLE={sys.executable}", "DDPX_UNITY=OFF")
