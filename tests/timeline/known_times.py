@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import Work, _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
+from torch.profiler import profile
 
 from ddpx import _C
 
@@ -84,22 +85,33 @@ def timed_step(model: nn.Module) -> None:
     _now("backward returns")
 
 
-class _DelayedWork(Work):
-    """An all-reduce of ``DelayedGroup``."""
+def clock_error_ns(instant: str) -> int:
+    """The error of an instant. torch's profiler converts its times to another clock."""
+    return 100_000 if instant.startswith("wait ") else 0
 
-    def __init__(self, number: int, future: Future[list[torch.Tensor]]) -> None:
-        super().__init__()
-        self._number = number
-        self._future = future
 
-    def wait(self, timeout: Any = None) -> bool:
-        _now(f"wait {self._number} begins")
-        self._future.wait()
-        _now(f"wait {self._number} ends")
-        return True
+def add_waits(steps: Sequence[dict[str, int]], profiled: profile) -> None:
+    """Adds the instants around each wait of the reducer to the instants of steps.
 
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        return self._future
+    The reducer waits in C++. Each of its waits is an operation for torch's profiler.
+
+    Args:
+        steps: The instants of each profiled step.
+        profiled: A profiler that has stopped.
+    """
+    to_steady_ns = _C.steady_now() - time.time_ns()
+    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
+    waits = sorted(
+        (event.start_ns() + to_steady_ns, event.duration_ns())
+        for event in profiled.profiler.kineto_results.events()
+        if event.name() == "ddpx::wait"
+    )
+    assert waits and len(waits) % len(steps) == 0
+    num_waits = len(waits) // len(steps)
+    for index, (begin, duration) in enumerate(waits):
+        step, number = divmod(index, num_waits)
+        steps[step][f"wait {number} begins"] = begin
+        steps[step][f"wait {number} ends"] = begin + duration
 
 
 class DelayedGroup(dist.ProcessGroup):
@@ -142,7 +154,7 @@ class DelayedGroup(dist.ProcessGroup):
         self._threads.append(threading.Thread(target=end, daemon=True))
         self._threads[-1].start()
         _now(f"all-reduce {number} is on its way")
-        return _DelayedWork(number, future)
+        return _create_work_from_future(future)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         return self._done(tensors)

@@ -14,7 +14,15 @@ from statistics import median
 
 import pytest
 import torch.distributed as dist
-from known_times import DelayedGroup, instants, slow_model, timed_step
+from known_times import (
+    DelayedGroup,
+    add_waits,
+    clock_error_ns,
+    instants,
+    slow_model,
+    timed_step,
+)
+from torch.profiler import ProfilerActivity, profile
 
 import ddpx
 from ddpx import ReducerDDP
@@ -57,7 +65,7 @@ class Bounds:
 
 
 def between(at: Instants, before: str, after: str) -> Bounds:
-    return Bounds(at[before], at[after])
+    return Bounds(at[before] - clock_error_ns(before), at[after] + clock_error_ns(after))
 
 
 def _middle_ms(times: Sequence[Bounds]) -> Bounds:
@@ -78,11 +86,12 @@ def _record_known_times() -> tuple[Timeline, list[Instants]]:
         timed_step(model)
     group.restart()
     known = []
-    with ddpx.record(model) as timeline:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled, ddpx.record(model) as timeline:
         for _ in range(5):
             timed_step(model)
             group.join()
             known.append(dict(instants))
+    add_waits(known, profiled)
     return timeline, known
 
 
@@ -149,10 +158,6 @@ def _widest(recorded: Recorded) -> int:
 @pytest.fixture(scope="module")
 def recorded() -> Recorded:
     """The first recording that was not disturbed, or the one with the narrowest bounds."""
-    pytest.skip(
-        "the reducer waits for the futures of works that are written in Python, so the waits of "
-        "this group have no instants in Python"
-    )
     found: list[Recorded] = []
     with RankPool(1) as pool:
         for _ in range(NUM_TRIES):
