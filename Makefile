@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
 
 .DEFAULT_GOAL := help
 .PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test docs wheel test-torch lock lint format parity-table advice-table reliability bench gpu clean

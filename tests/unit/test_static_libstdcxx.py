@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import units
+from extension import EXTENSION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,17 +20,7 @@ def _run(*command: object) -> str:
     return done.stdout
 
 
-def _extension(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The extension that setup.py describes."""
-    found: list[Any] = []
-    monkeypatch.setattr("setuptools.setup", lambda **options: found.extend(options["ext_modules"]))
-    monkeypatch.delenv("DDPX_METADATA_ONLY", raising=False)
-    monkeypatch.chdir(ROOT)
-    runpy.run_path("setup.py")
-    return found[0]
-
-
-def test_a_static_libstdcxx_stays_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_static_libstdcxx_stays_private(tmp_path: Path) -> None:
     """Two copies that replace each other's functions crash, or fail to read numbers."""
     for tool in ("g++", "objdump"):
         if shutil.which(tool) is None:
@@ -39,7 +28,6 @@ def test_a_static_libstdcxx_stays_private(tmp_path: Path, monkeypatch: pytest.Mo
     archive = Path(_run("g++", "-print-file-name=libstdc++.a").strip())
     if not archive.is_absolute():
         pytest.skip("this compiler has no static libstdc++")
-    extension = _extension(monkeypatch)
     paths = [path for group in units.GROUPS for path in units.write_units(group)]
     objects = [
         ROOT / "build" / "objects" / path.relative_to(ROOT).with_suffix(".o") for path in paths
@@ -48,10 +36,10 @@ def test_a_static_libstdcxx_stays_private(tmp_path: Path, monkeypatch: pytest.Mo
         pytest.skip("the extension was not built in this checkout; make build")
     (tmp_path / "libstdc++.a").symlink_to(archive)  # the linker finds it before the shared one
     library = tmp_path / "linked.so"
-    folders = [f"-L{folder}" for folder in (tmp_path, *extension.library_dirs)]
-    libraries = [f"-l{name}" for name in extension.libraries]
+    folders = [f"-L{folder}" for folder in (tmp_path, *EXTENSION.library_dirs)]
+    libraries = [f"-l{name}" for name in EXTENSION.libraries]
     _run(
-        "g++", "-shared", *objects, *folders, *libraries, *extension.extra_link_args, "-o", library
+        "g++", "-shared", *objects, *folders, *libraries, *EXTENSION.extra_link_args, "-o", library
     )
 
     assert "libstdc++.so" not in _run("objdump", "-p", library)  # it was linked statically
