@@ -23,10 +23,11 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parent
 UNITS = CSRC.parent / "build" / "units"
 
-ONE_FOLDER = ("shm", "health", "shm_backend", "bindings")
+ONE_FOLDER = ("shm", "health", "bindings")
 GROUPS = (*ONE_FOLDER, "core")
-# Limits the time to build after a change of one source.
-LINES_PER_UNIT = 3500
+# Limits the time to build after a change of one source. pybind11 makes much code of a line.
+LINES_PER_UNIT = {"bindings": 500}
+DEFAULT_LINES_PER_UNIT = 3500
 
 _PRAGMA = re.compile(r"^#pragma (GCC|clang) (target|optimize|attribute)\b", re.MULTILINE)
 
@@ -57,7 +58,8 @@ def write_units(group: str) -> list[Path]:
             together.append((path, text.count("\n")))
     UNITS.mkdir(parents=True, exist_ok=True)
     units = []
-    for index, part in enumerate(_divide(together)):
+    lines_per_unit = LINES_PER_UNIT.get(group, DEFAULT_LINES_PER_UNIT)
+    for index, part in enumerate(_divide(together, lines_per_unit)):
         unit = UNITS / f"{group}_{index}.cpp"
         names = (os.path.relpath(path, UNITS) for path in part)
         _write_if_changed(unit, "".join(f'#include "{name}"\n' for name in names))
@@ -65,10 +67,10 @@ def write_units(group: str) -> list[Path]:
     return units + alone
 
 
-def _divide(files: Sequence[tuple[Path, int]]) -> list[list[Path]]:
+def _divide(files: Sequence[tuple[Path, int]], lines_per_unit: int) -> list[list[Path]]:
     """Divide files and their numbers of lines into parts of about the same size, in order."""
     total = sum(lines for _, lines in files)
-    parts: list[list[Path]] = [[] for _ in range(math.ceil(total / LINES_PER_UNIT))]
+    parts: list[list[Path]] = [[] for _ in range(math.ceil(total / lines_per_unit))]
     before = 0
     for path, lines in files:
         middle = before + lines / 2
