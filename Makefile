@@ -8,9 +8,9 @@ TORCH := $(shell grep '^torch==' $(LOCK))
 PIP_INSTALL := $(BIN)/python -m pip install --constraint $(LOCK)
 EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Ranks often wait, so four workers suit two cores, too. One worker runs a file, since ranks live on
+# Ranks often wait, so six workers suit two cores. One worker runs a file, since ranks live on
 # from test to test.
-WORKERS ?= 4
+WORKERS ?= 6
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
