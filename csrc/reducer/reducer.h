@@ -243,7 +243,7 @@ class Reducer final : public GradListener,
   void check_outside_backward(const char* call) const;
   void settle();
   bool has_yielded() const {
-    return !owner_.expired();
+    return owner_ && !owner_->expired();
   }
   void reclaim();
 
@@ -256,6 +256,7 @@ class Reducer final : public GradListener,
   void end_step();
   void predict_unused();
   bool reaches_nothing() const;
+  void check_owner() const;
   void check_joined_step();
   void check_capture() const;
   void check_params();
@@ -283,7 +284,7 @@ class Reducer final : public GradListener,
   OutputWatch outputs_;
   ForwardGrads forward_;
   std::function<void()> after_sync_;
-  std::weak_ptr<Reducer> owner_;  // the reducer to which this reducer has yielded
+  std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };
 
 }  // namespace ddpx

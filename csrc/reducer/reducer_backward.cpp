@@ -147,6 +147,7 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
 
 void Reducer::begin_step() {
   check_peers();
+  check_owner();
   check_capture();
   check_params();
   check_joined_step();

@@ -38,6 +38,13 @@ void Reducer::yield_to(Reducer& owner) {
   owner_ = owner.weak_from_this();
 }
 
+// Ranks may collect a wrapper at different times, and would then average by different reducers.
+void Reducer::check_owner() const {
+  if (owner_ && owner_->expired()) {
+    throw errors::owner_is_gone(context_.where());
+  }
+}
+
 void Reducer::take_back() {
   const auto lock = lock_after_abort();
   owner_.reset();
@@ -47,7 +54,7 @@ void Reducer::take_back() {
 // averages all params that the two have in common. If the owner has only a part of the params, this
 // reducer takes the params back.
 void Reducer::reclaim() {
-  const auto owner = owner_.lock();
+  const auto owner = owner_->lock();
   if (!owner || !running_task::runs_whole_graph()) {
     return;
   }

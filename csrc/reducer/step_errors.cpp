@@ -271,6 +271,14 @@ UserError params_in_use(const Where& where) {
       "steps.");
 }
 
+UserError owner_is_gone(const Where& where) {
+  return UserError(
+      opening(where) +
+      "the wrapper that averaged these parameters last no longer exists. Python may delete it at "
+      "different times on different ranks, so this older wrapper averages only after its own "
+      "forward. Call this wrapper instead of its module.");
+}
+
 UserError params_averaged_elsewhere(const Where& where, const std::vector<std::string>& names) {
   return UserError(
       opening(where) +

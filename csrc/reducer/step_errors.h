@@ -86,6 +86,9 @@ UserError hooks_in_use(const Where& where);
 // yield_to() was called while a backward runs.
 UserError params_in_use(const Where& where);
 
+// A backward reached params whose reducer has yielded to a reducer that no longer exists.
+UserError owner_is_gone(const Where& where);
+
 // A backward reached an output of a reducer after its params went to a reducer of other params.
 UserError params_averaged_elsewhere(const Where& where, const std::vector<std::string>& names);
 

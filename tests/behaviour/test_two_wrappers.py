@@ -17,6 +17,7 @@ from slow_ddp import (
     build_same,
     check_steps,
     data,
+    error_of,
     make_pair,
     modes,
     on_ranks,
@@ -153,3 +154,25 @@ def _check_within_a_larger(mode: str) -> None:
 @modes
 def test_within_a_larger_module(ranks, mode, world):
     on_ranks(ranks, world, _check_within_a_larger, mode)
+
+
+def _check_bypassed_after_a_deletion(mode: str) -> None:
+    """Ranks may delete the newer wrapper at different times. So the older wrapper averages only
+    after its own forward."""
+    older, slow = make_pair(Net, mode)
+    newer = _wrap(older.module, mode)
+    check_steps(newer, slow, plain_step, 1)
+    del newer
+    gc.collect()
+    for _ in range(2):
+        text = error_of(lambda: older.module(data()).sum().backward())
+        assert "the wrapper that averaged these parameters last no longer exists" in text
+        assert "Call this wrapper instead of its module" in text
+    with older.no_sync():
+        older.module(data()).sum().backward()
+    check_steps(older, SlowDDP(copy.deepcopy(older.module)), plain_step, first=1)
+
+
+@modes
+def test_bypassed_after_a_deletion(ranks, mode, world):
+    on_ranks(ranks, world, _check_bypassed_after_a_deletion, mode)

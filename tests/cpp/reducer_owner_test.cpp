@@ -57,13 +57,17 @@ TEST(ReducerOwner, TheOldReducerTakesTheParamsBack) {
   EXPECT_FALSE(replica.reducer->arrival_order().empty());
 }
 
-TEST(ReducerOwner, AReducerWhoseOwnerIsGoneAverages) {
+TEST(ReducerOwner, AReducerWhoseOwnerIsGoneWaitsForItsForward) {
   Replica replica;
   {
     Second second(replica);
     replica.reducer->yield_to(*second.reducer);
   }
   EXPECT_FALSE(replica.reducer->yielded());
+  EXPECT_THROW(replica.step(), UserError);
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+  replica.clear_grads();
+  replica.reducer->take_back();
   replica.step();
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
