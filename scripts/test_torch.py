@@ -23,8 +23,8 @@ from pathlib import Path
 from packages import INSTALLED_ONLY, ROOT, build, installed, run
 
 TESTS = ("tests/behaviour", "tests/parity")
-REQUIRED = ("click", "numpy", "tabulate")
-REQUIRED += ("pytest==9.0.3", "pytest-timeout==2.4.0", "pytest-xdist==3.8.0")
+PYTEST = ("pytest==9.0.3", "pytest-timeout==2.4.0", "pytest-xdist==3.8.0")
+REQUIRED = (*PYTEST, "click", "numpy", "tabulate")
 NUM_WORKERS = 4  # ranks often wait, so four workers suit two cores, too
 
 
