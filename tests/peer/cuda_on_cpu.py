@@ -3,8 +3,8 @@
 Two layers do this, both in the same way for every class under test:
 
 * The test modules get a ``torch`` of their own (:func:`_torch`), whose ``torch.cuda`` and
-  ``torch.accelerator`` have ``DEVICES`` devices that all mean the CPU. torch itself still sees no CUDA: otherwise it would
-  call parts that a CPU build does not have.
+  ``torch.accelerator`` have ``DEVICES`` devices that all mean the CPU. torch itself still sees no
+  CUDA: otherwise it would call parts that a CPU build does not have.
 * Functions that tests reach without that name are patched in their own modules: ``Tensor.to``,
   ``Module.cuda``, streams and events (empty, since on a CPU work is done when the call returns),
   and ``init_device_mesh``.
