@@ -40,7 +40,7 @@ def test_the_dependency_in_the_metadata_agrees():
     assert (numbers[:2], numbers[2:]) == (version.OLDEST_TORCH, (major, minor + 1))
 
 
-@pytest.mark.parametrize("file", ["README.md", "scripts/gpu.py"])
+@pytest.mark.parametrize("file", ["README.md", "docs/compatibility.md", "scripts/gpu.py"])
 def test_texts_agree(file):
     found = re.findall(r"torch,? (\d\.\d+ to \d\.\d+)", _read(file))
     assert found == [version.supported_torch()]
