@@ -43,8 +43,8 @@ test-all: packages build $(VENV)/.extra-test  ## run all tests, also the longest
 sanitize: build $(VENV)/.extra-test  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz
 	$(BIN)/python scripts/sanitize.py
 
-peer-test: build $(VENV)/.extra-test  ## run torch's own tests of DDP with ReducerDDP in DDP's place
-	$(BIN)/python scripts/peer_test.py
+peer-test: build $(VENV)/.extra-test $(if $(VERSION),$(VENV)/.extra-packages)  ## run torch's own tests of DDP with ReducerDDP in DDP's place (VERSION=2.15.0: those of another torch)
+	$(BIN)/python scripts/peer_test.py $(if $(VERSION),--torch $(VERSION))
 
 docs: build $(VENV)/.extra-docs  ## build the API reference into build/docs; warnings are errors
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env --quiet docs/api build/docs
@@ -52,7 +52,7 @@ docs: build $(VENV)/.extra-docs  ## build the API reference into build/docs; war
 wheel: build $(VENV)/.extra-packages  ## build sdist and wheel into dist, and test each in a new environment (15 min)
 	$(BIN)/python scripts/packages.py
 
-test-torch: build $(VENV)/.extra-packages  ## test with other versions of torch (VERSION="2.11.0 2.12.0"; 5 min each)
+test-torch: build $(VENV)/.extra-packages  ## test with other versions of torch (VERSION="2.11.0 2.14.1"; ALL=1: more tests)
 	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(ALL),--all)
 
 lock: $(VENV)/.extra-dev  ## write the package versions of .venv into requirements.lock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -11,17 +12,23 @@ from pathlib import Path
 
 import units
 
+# Not imported, because `import ddpx` loads the extension.
+_VERSION = runpy.run_path(str(Path(__file__).resolve().parents[1] / "ddpx" / "version.py"))
+
 try:
     import torch
     from torch.utils import cpp_extension
 except ImportError:
     sys.exit(
         "ddpx must be built with the torch that it will run with, but torch is not installed.\n"
-        "Install torch first (2.11 to 2.13), then run: pip install --no-build-isolation ."
+        f"Install torch first ({_VERSION['supported_torch']()}), then run: "
+        "pip install --no-build-isolation ."
     )
 
-if not (2, 11) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 13):
-    print(f"warning: ddpx supports torch 2.11 to 2.13, but torch {torch.__version__} is installed")
+if refusal := _VERSION["refusal_of"](torch.__version__):
+    sys.exit(refusal)
+if warning := _VERSION["warning_of"](torch.__version__):
+    print(f"warning: {warning}", flush=True)
 
 DEBUG = os.environ.get("DDPX_BUILD_DEBUG", "0") == "1"
 SOURCES = [str(path) for path in sorted(Path("csrc").rglob("*.cpp"))]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from ddpx.version import refusal_of
+
 _FILE = Path(__file__).with_name("build.json")  # written by setup.py
 
 
@@ -41,8 +43,8 @@ def check_build() -> None:
     The command ``ddpx`` prints the error in one line, and exits with 2.
 
     Raises:
-        ImportError: The system is not Linux, the extension was not built, or the extension was
-            built for another torch.
+        ImportError: The system is not Linux, torch is older than the supported versions, the
+            extension was not built, or the extension was built for another torch.
     """
     error = _misfit()
     if error is None:
@@ -56,6 +58,8 @@ def check_build() -> None:
 def _misfit() -> ImportError | None:
     if not sys.platform.startswith("linux"):
         return _not_linux(sys.platform)
+    if refusal := refusal_of(torch.__version__):
+        return ImportError(refusal)
     if not _FILE.with_name(f"_C{EXTENSION_SUFFIXES[0]}").exists():
         return _not_built()
     facts = build_facts()

@@ -8,6 +8,7 @@ import sys
 import time
 
 _OF_NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
+_WARNING = "warning: ddpx "  # of csrc/extension.py
 
 
 def main() -> int:
@@ -26,6 +27,8 @@ def main() -> int:
         log.append(line)
         if progress := _OF_NINJA.match(line):
             print(f"compiled {progress[1]} of {progress[2]} files", flush=True)
+        elif line.startswith(_WARNING):
+            print(line, end="", flush=True)
     if code := build.wait():
         print("".join(log))
         print("the build failed; its log is above. A C++ compiler (g++ or clang++) is needed.")

@@ -4,7 +4,7 @@
     python3 scripts/gpu.py --parts build step    # some parts
     python3 scripts/gpu_report.py runs/gpu.json  # writes the README's table afterwards
 
-The Python that runs this script needs torch 2.11 to 2.13, setuptools and ninja, and pytest for the
+The Python that runs this script needs torch 2.11 to 2.15, setuptools and ninja, and pytest for the
 tests. With pytest-xdist, several tests run at once. The script installs nothing. It rewrites the
 file after each part, so that an interrupted run keeps its results. After a failed part the other
 parts still run, except after a failed build. The file has the errors.

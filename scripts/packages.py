@@ -24,11 +24,7 @@ DIST = ROOT / "dist"
 INSTALLED_ONLY = "-P" if sys.version_info >= (3, 11) else "-s"
 
 
-class NoTorch(RuntimeError):
-    """Torch could not be installed."""
-
-
-def run(*command: object, cwd: Path = ROOT, limit_s: float | None = None) -> str:
+def run(*command: object, cwd: Path = ROOT) -> str:
     """Runs a command and returns its output. Raises RuntimeError with the output if it fails."""
     done = subprocess.run(
         [str(word) for word in command],
@@ -37,7 +33,6 @@ def run(*command: object, cwd: Path = ROOT, limit_s: float | None = None) -> str
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=limit_s,
     )
     if done.returncode != 0:
         text = " ".join(str(word) for word in command)
@@ -60,12 +55,13 @@ def build(*kinds: str) -> Sequence[Path]:
 
 
 @contextmanager
-def installed(
-    package: Path, torch: str, *others: str, torch_limit_s: float | None = None
-) -> Iterator[tuple[Path, Path]]:
+def installed(package: Path, torch: str, *others: str) -> Iterator[tuple[Path, Path]]:
     """A new environment with torch, the package and others.
 
-    Returns its Python and an empty folder. Raises NoTorch.
+    Returns its Python and an empty folder.
+
+    Raises:
+        RuntimeError: Something could not be installed. The error has pip's output.
     """
     with tempfile.TemporaryDirectory(prefix="ddpx-packages-") as folder:
         environment, elsewhere = Path(folder) / "env", Path(folder) / "elsewhere"
@@ -73,10 +69,8 @@ def installed(
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        try:
-            run(*pip, f"torch=={torch}", limit_s=torch_limit_s)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            raise NoTorch(f"torch {torch} could not be installed: {error}") from error
+        # torch first, so that no requirement can install another version of it.
+        run(*pip, f"torch=={torch}")
         run(*pip, "setuptools", "wheel", "ninja", *others)
         run(*pip, "--no-build-isolation", package, cwd=elsewhere)
         yield python, elsewhere

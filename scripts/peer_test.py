@@ -1,10 +1,14 @@
 """Runs torch's own tests of DDP, both with ReducerDDP in DDP's place and with torch's class.
 
     make peer-test
+    make peer-test VERSION=2.15.0
+
+With a version, the tests of that torch run with that torch and this ddpx, in a new virtual
+environment.
 
 The run fails in two cases. A test passes with torch's class but not with ReducerDDP, and no table
 of docs/divergences.md names it. Or a table names a test that passes. Outcomes with torch's class
-are cached under build/, for this torch and this harness. --refresh ignores the cache.
+are cached under build/, for each torch and this harness. --refresh ignores the cache.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,10 +30,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent
 PEER = ROOT / "tests" / "peer"
 DIVERGENCES = ROOT / "docs" / "divergences.md"
+REQUIRED = ("expecttest", "numpy", "tabulate")  # of torch's module of tests, and of the harness
 
 
 def main() -> int:
     arguments = _parse()
+    if arguments.torch:
+        return _run_with(arguments.torch, sys.argv[1:])
     sys.path.insert(0, str(PEER))
     import cuda_on_cpu
     import ranks
@@ -83,6 +91,17 @@ def main() -> int:
     return 1 if any(line.verdict in verdicts.BAD for line in lines) else 0
 
 
+def _run_with(torch: str, words: list[str]) -> int:
+    """Runs this script with another torch."""
+    from packages import INSTALLED_ONLY, build, installed
+
+    (package,) = build("sdist")
+    os.environ.pop("PYTHONPATH", None)  # ddpx is the installed one
+    with installed(package, torch, *REQUIRED) as (python, _):
+        command = [str(python), INSTALLED_ONLY, __file__, *words, "--torch", ""]
+        return subprocess.run(command, check=False).returncode
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -92,6 +111,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="number of tests at a time")
     parser.add_argument("--limit", type=float, default=120, help="time limit of a test in s")
     parser.add_argument("--verbose", action="store_true", help="print tracebacks of failed tests")
+    parser.add_argument("--torch", metavar="VERSION", help="use this torch in a new environment")
     parser.add_argument("--refresh", action="store_true", help="run torch's class again, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the outcomes there")
     parser.set_defaults(contestant="both")
@@ -114,15 +134,15 @@ def _torch_version() -> str:
 
 def _cache_file() -> Path:
     """The cache file for this torch and this harness."""
-    digest = hashlib.sha256(_torch_version().encode())
+    digest = hashlib.sha256()
     for source in (Path(__file__), *sorted(PEER.glob("*.py"))):
         digest.update(source.read_bytes())
-    return ROOT / "build" / "peer" / f"torch-{digest.hexdigest()[:16]}.json"
+    return ROOT / "build" / "peer" / f"torch-{_torch_version()}-{digest.hexdigest()[:16]}.json"
 
 
 def _write_cache(cache: Path, outcomes: dict[str, Any]) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
-    for old in cache.parent.glob("torch-*.json"):
+    for old in cache.parent.glob(f"torch-{_torch_version()}-*.json"):
         old.unlink()
     cache.write_text(json.dumps(outcomes, indent=1))
 

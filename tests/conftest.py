@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption(
         "--full", action="store_true", help="whole matrices, of which otherwise a part is run"
     )
+    parser.addoption("--most-ranks", type=int, help="leave out cases with more ranks")
     if not pluginmanager.hasplugin("timeout"):
         plain_timeout.add_options(parser)
 
@@ -70,6 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Matrices run in full with ``--full``, or if the command line names files.
     """
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+    most_ranks = config.getoption("--most-ranks")
+    if most_ranks is not None:
+        _keep(config, items, [item for item in items if _num_ranks(item) <= most_ranks])
     if _is_whole(config):
         return
     by_function: dict[str, list[pytest.Item]] = {}
@@ -77,9 +81,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("full_only"):
             continue
         by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {id(item) for name, cases in by_function.items() for item in _part(name, cases)}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-    items[:] = [item for item in items if id(item) in kept]
+    _keep(
+        config, items, [item for name, cases in by_function.items() for item in _part(name, cases)]
+    )
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    """Deselects the items that are not kept. The others keep their order."""
+    ids = set(map(id, kept))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in ids])
+    items[:] = [item for item in items if id(item) in ids]
+
+
+def _num_ranks(item: pytest.Item) -> int:
+    """The number of ranks in the params of a test. 0 if the params do not tell."""
+    callspec = getattr(item, "callspec", None)
+    params = {} if callspec is None else callspec.params
+    return max((params[name] for name in ("world", "world_size") if name in params), default=0)
 
 
 def _part(name: str, cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -60,18 +60,30 @@ BackendPtr cpu_backend(ProcessGroup& group) {
   }
 }
 
-// Null for a backend that does not count its calls.
-BackendPtr counting_backend(ProcessGroup& group) {
-  const auto type = group.getBackendType();
-  if (type != ProcessGroup::GLOO && type != ProcessGroup::NCCL) {
-    auto backend = cpu_backend(group);
-    return backend && backend->getBackendName() == "shm" ? backend : nullptr;
-  }
+// The backend of the group's accelerator, otherwise of the CPU. Null if there is none.
+BackendPtr main_backend(ProcessGroup& group) {
+  const auto devices = group.getDeviceTypes();
+  const auto main = std::min_element(devices.begin(), devices.end(), [](auto a, auto b) {
+    return std::pair(a.is_cpu(), a.type()) < std::pair(b.is_cpu(), b.type());
+  });
   try {
-    return group.getDefaultBackend();
+    return main == devices.end() ? nullptr : group.getBackend(main->type());
   } catch (const std::exception&) {
     return nullptr;
   }
+}
+
+enum class Counting { kNone, kAllCalls, kCollectives };
+
+// How a backend counts its calls, by the name of its class. The type in the group does not tell:
+// the classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
+// backend in Python would need the GIL in each step.
+Counting counting_of(const BackendPtr& backend) {
+  const auto name = backend ? backend->getBackendName() : "";
+  if (name == "nccl" || name == "nccl2") {
+    return Counting::kCollectives;
+  }
+  return name == "gloo" || name == "shm" ? Counting::kAllCalls : Counting::kNone;
 }
 
 // On a thread of its own: NCCL may take long, and the watchdog has more to do.
@@ -109,15 +121,16 @@ health::WatchedGroup describe(
   described.gone = [weak] { return weak.expired(); };
   described.abort = [weak, transport] { abort_group(weak, transport); };
   described.sequence = [] { return uint64_t{0}; };
-  if (counting_backend(*group)) {
-    described.sequence = [weak] {
+  const auto backend = main_backend(*group);
+  const auto counting = counting_of(backend);
+  if (counting != Counting::kNone) {
+    described.sequence = [weak = WeakBackend(backend)] {
       const auto held = weak.lock();
-      const auto backend = held ? counting_backend(*held) : nullptr;
-      return backend ? backend->getSequenceNumberForGroup() : 0;
+      return held ? held->getSequenceNumberForGroup() : 0;
     };
   }
   // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
-  described.same_sequence = group->getBackendType() == ProcessGroup::NCCL;
+  described.same_sequence = counting == Counting::kCollectives;
   return described;
 }
 

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -17,12 +18,14 @@ from ddpx import _C
 from ddpx.build_info import BuildFacts, build_facts
 from ddpx.comm import transport
 from ddpx.testing import RankFailed, RankPool
-from ddpx.version import __version__
+from ddpx.version import __version__, supported_torch
 
 _ENVIRONMENT = re.compile(
     r"(DDPX|TORCH|PYTORCH|NCCL|GLOO|OMP|MKL|KMP|CUDA|HIP|MASTER|PET)_.*"
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|LD_PRELOAD"
 )
+_BACKENDS = "torch.distributed.backends"  # the group of entry points of torch 2.14 and newer
+_COUNTED = {"nccl", "nccl-legacy", "nccl2"}  # of NCCL's names; csrc/health_c10d/group_monitor.cpp
 _PROBE_TIMEOUT_S = 60.0
 _DRIVER_TIMEOUT_S = 20.0
 
@@ -38,6 +41,7 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
         "versions": {
             "ddpx": __version__,
             "torch": torch.__version__,
+            "supported torch": supported_torch(),
             "python": f"{platform.python_implementation()} {platform.python_version()}",
             "system": _system(),
             "kernel": f"{platform.release()} {platform.machine()}",
@@ -53,6 +57,7 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
         "communication": {
             "backends": _backends(),
             "NCCL": _nccl(),
+            "counted calls": _counted_calls(),
             "shared memory": shared_memory,
             "buckets over gloo": _transport(shared_memory),
         },
@@ -136,6 +141,17 @@ def _nccl() -> str:
     if torch.version.cuda is None or not dist.is_nccl_available():
         return "none"
     return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _counted_calls() -> str:
+    """The backends over which ranks compare the numbers of their collective calls."""
+    # torch registers some names only when they are used.
+    names = {*dist.Backend.backend_list, *(each.name for each in entry_points(group=_BACKENDS))}
+    nccl = {name for name in names if name.startswith("nccl")}
+    counted = ", ".join(["gloo", "shm", *sorted(nccl & _COUNTED)])
+    if not nccl - _COUNTED:
+        return f"over {counted}"
+    return f"over {counted}; not over {', '.join(sorted(nccl - _COUNTED))}, for lack of a counter"
 
 
 def _backends() -> str:

@@ -118,11 +118,9 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
 def _gloo(
     name: str, store: dist.Store, rank: int, size: int, timeout: timedelta
 ) -> dist.ProcessGroupGloo:
-    gloo = dist.ProcessGroupGloo(
+    return dist.ProcessGroupGloo(
         dist.PrefixStore(name, store), rank, size, one_thread_options(timeout)
     )
-    gloo._set_sequence_number_for_group()
-    return gloo
 
 
 def one_thread_options(timeout: timedelta) -> Any:

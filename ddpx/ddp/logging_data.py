@@ -73,7 +73,7 @@ def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
     if backend == "gloo":
         names += ["GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"]
         data["gloo_num_threads"] = 2  # torch's number, which cannot be changed or read
-    if backend == "nccl":
+    if backend.startswith("nccl"):  # torch 2.15 also has nccl2, nccl-legacy and nccl-lazy
         names += ["NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT"]
         data["nccl_async_error_handling"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "N/A")
         data["nccl_blocking_wait"] = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "N/A")

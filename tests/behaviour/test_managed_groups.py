@@ -171,7 +171,6 @@ def _by_hand(name: str | None) -> dist.ProcessGroup:
     store = dist.PrefixStore(f"by hand {name}", dist.distributed_c10d._get_default_store())
     group = dist.ProcessGroup(store, rank, world)
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world)
-    gloo._set_sequence_number_for_group()
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
     if name is not None:
         group._set_group_name(name)

@@ -1,6 +1,7 @@
 """``ddpx info``: facts for a bug report."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +43,23 @@ def test_text_is_the_same_to_read(capsys):
     said = capsys.readouterr().out
     assert f"torch              {torch.__version__}" in said
     assert "shared memory      not tested" in said
+
+
+def _entry_points(*names: str):
+    return lambda group: [SimpleNamespace(name=name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ([], "over gloo, shm, nccl"),
+        (["gloo", "nccl2", "nccl-legacy"], "over gloo, shm, nccl, nccl-legacy, nccl2"),
+        (["nccl2", "nccl-lazy"], "over gloo, shm, nccl, nccl2; not over nccl-lazy, for lack of"),
+    ],
+)
+def test_the_backends_whose_calls_are_counted(monkeypatch, names, told):
+    monkeypatch.setattr("ddpx.cli.info.entry_points", _entry_points(*names))
+    assert gather(probe=False)["communication"]["counted calls"].startswith(told)
 
 
 def _smi(folder, script: str) -> None:

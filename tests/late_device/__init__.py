@@ -123,14 +123,21 @@ def _device_module(controls: Any) -> types.ModuleType:
 
 
 def _make_backend(options: Any, _: object) -> Any:
+    return make_backend(
+        options.store, options.group_rank, options.group_size, options.timeout, "late"
+    )
+
+
+def make_backend(
+    store: dist.Store, rank: int, size: int, timeout: datetime.timedelta, name: str
+) -> Any:
+    """A backend for tensors on the device, which stands for the class ``name``."""
     controls = load()
-    gloo = []
-    for index in range(controls.NUM_DEVICES):
-        store = dist.PrefixStore(f"late{index}", options.store)
-        gloo.append(
-            dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
-        )
-    return controls.LateBackend(options.group_rank, options.group_size, gloo)
+    gloo = [
+        dist.ProcessGroupGloo(dist.PrefixStore(f"late{index}", store), rank, size, timeout)
+        for index in range(controls.NUM_DEVICES)
+    ]
+    return controls.LateBackend(rank, size, gloo, name)
 
 
 def milliseconds(number: float) -> datetime.timedelta:

@@ -76,11 +76,15 @@ PYBIND11_MODULE(late_device_C, m) {
   py::module_::import("torch._C._distributed_c10d");
   py::class_<LateBackend, c10::intrusive_ptr<LateBackend>, c10d::Backend>(m, "LateBackend")
       .def(
-          py::init<int, int, std::vector<c10::intrusive_ptr<c10d::Backend>>>(),
+          py::init<int, int, std::vector<c10::intrusive_ptr<c10d::Backend>>, std::string>(),
           py::arg("rank"),
           py::arg("size"),
           py::arg("gloo"),
-          NoGil());
+          py::arg("name") = "late",
+          NoGil())
+      .def_property_readonly("num_calls", &LateBackend::num_calls)
+      .def_property_readonly("num_allocations", &LateBackend::num_allocations)
+      .def_property_readonly("num_aborts", &LateBackend::num_aborts);
 }
 
 }  // namespace late

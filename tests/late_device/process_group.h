@@ -4,6 +4,7 @@
 #include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,15 +20,35 @@ namespace late {
 // task, the next wait of the host throws an exception of gloo.
 class LateBackend final : public c10d::Backend {
  public:
-  // One gloo group per device, so that its calls match in the order of one stream.
-  LateBackend(int rank, int size, std::vector<c10::intrusive_ptr<c10d::Backend>> gloo);
+  // One gloo group per device, so that its calls match in the order of one stream. `name`: of the
+  // class that the backend stands for. As in torch, "nccl-lazy" does not give its number of calls.
+  LateBackend(
+      int rank, int size, std::vector<c10::intrusive_ptr<c10d::Backend>> gloo, std::string name);
 
   const std::string getBackendName() const override {
-    return "late";
+    return name_;
   }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override {
+    return name_ == "nccl-lazy" ? Backend::getSequenceNumberForGroup() : num_calls_;
+  }
+
+  bool supportsTensorAlloc(c10::DeviceIndex) override {
+    return true;
+  }
+  at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
+  void abort() override {
+    ++num_aborts_;
+  }
+
+  uint64_t num_calls() const {
     return num_calls_;
+  }
+  int num_allocations() const {
+    return num_allocations_;
+  }
+  int num_aborts() const {
+    return num_aborts_;
   }
 
   c10::intrusive_ptr<c10d::Work> allreduce(
@@ -48,7 +69,10 @@ class LateBackend final : public c10d::Backend {
 
   std::vector<c10::intrusive_ptr<c10d::Backend>> gloo_;
   std::vector<c10::Stream> streams_;  // by device
+  std::string name_;
   uint64_t num_calls_ = 0;
+  int num_allocations_ = 0;
+  std::atomic<int> num_aborts_{0};
 };
 
 }  // namespace late

@@ -32,19 +32,14 @@ built: Counter[str] = Counter()
 def install(contestant: str, test_module: Any) -> None:
     """Lets the tests of ``test_module`` run with ``contestant``. Needs a process of its own."""
     _prepare(TorchDDP, "torch")
-    TorchDDP._passing_sync_batchnorm_handle = _sync_batch_norm_allowed(  # type: ignore[method-assign]
-        TorchDDP._passing_sync_batchnorm_handle
-    )
     if contestant == "ddpx":
         _install_ddpx(test_module)
 
 
 def _install_ddpx(test_module: Any) -> None:
     import ddpx
-    import ddpx.ddp.checks
 
     _prepare(ddpx.ReducerDDP, "ddpx")
-    ddpx.ddp.checks.check_trainable = _sync_batch_norm_allowed(ddpx.ddp.checks.check_trainable)
     for name in _PLACES:
         importlib.import_module(name)
     for place in (*(sys.modules[name] for name in _PLACES), test_module):
@@ -58,9 +53,15 @@ def _refuse_torch(*_args: Any, **_kwargs: Any) -> Any:
     raise AssertionError("torch's own Reducer was constructed while ReducerDDP is under test")
 
 
-def _prepare(cls: type[nn.Module], name: str) -> None:
-    """Counts constructions, and removes device arguments: both classes require None on a CPU."""
+def _prepare(cls: Any, name: str) -> None:
+    """Counts constructions, and changes what both classes refuse on a CPU.
+
+    Device arguments are removed. SyncBatchNorm is allowed, for which the harness has kernels.
+    """
     init = cls.__init__
+    cls._passing_sync_batchnorm_handle = _sync_batch_norm_allowed(
+        cls._passing_sync_batchnorm_handle
+    )
 
     @functools.wraps(init)
     def counted(
@@ -74,7 +75,7 @@ def _prepare(cls: type[nn.Module], name: str) -> None:
         built[name] += 1
         init(self, module, None, None, *args, **kwargs)
 
-    cls.__init__ = counted  # type: ignore[method-assign]
+    cls.__init__ = counted
 
 
 def _sync_batch_norm_allowed(check: Callable[..., None]) -> Callable[..., None]:

@@ -2,9 +2,9 @@
 
 Two layers do this, both in the same way for every class under test:
 
-* The test modules get a ``torch`` of their own (:class:`_Torch`), whose ``torch.cuda`` has
-  ``DEVICES`` devices that all mean the CPU. torch itself still sees no CUDA: otherwise it would
-  call parts that a CPU build does not have.
+* The test modules get a ``torch`` of their own (:func:`_torch`), whose ``torch.cuda`` and
+  ``torch.accelerator`` have ``DEVICES`` devices that all mean the CPU. torch itself still sees no
+  CUDA: otherwise it would call parts that a CPU build does not have.
 * Functions that tests reach without that name are patched in their own modules: ``Tensor.to``,
   ``Module.cuda``, streams and events (empty, since on a CPU work is done when the call returns),
   and ``init_device_mesh``.
@@ -154,6 +154,19 @@ def _cuda() -> _Module:
     )
 
 
+def _accelerator() -> _Module:
+    """A ``torch.accelerator`` whose devices are the CPU. Tests of torch 2.14 and newer ask it."""
+    return _Module(
+        torch.accelerator,
+        {
+            "is_available": lambda: True,
+            "device_count": lambda: DEVICES,
+            "current_device_index": lambda: 0,
+            "set_device_index": _nothing,
+        },
+    )
+
+
 def _device(device: Any, *index: int) -> torch.device:
     """``torch.device``, which would refuse a plain number without an accelerator."""
     return to_cpu(device) if is_cuda(device) else torch.device(device, *index)
@@ -164,6 +177,7 @@ def _torch() -> _Module:
     own: dict[str, Any] = {name: _kwarg_to_cpu(getattr(torch, name)) for name in _FACTORIES}
     own["device"] = _device
     own["cuda"] = _cuda()
+    own["accelerator"] = _accelerator()
     return _Module(torch, own)
 
 

@@ -17,7 +17,10 @@ from ddpx.comm.shm import one_thread_options
 
 
 class OneThreadGloo(dist.ProcessGroupGloo):
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, timeout: timedelta, **_: object
+    ) -> None:
+        # torch 2.14 and newer pass further arguments, with the values of their defaults.
         super().__init__(store, rank, size, one_thread_options(timeout))
 
 

@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("setup.py", "ddpx/**/*.py", "csrc/**/*.cpp", "tests/property/*.py", "benchmarks/*.cpp")
+SOURCES = (
+    "setup.py",
+    "csrc/extension.py",
+    "ddpx/**/*.py",
+    "csrc/**/*.cpp",
+    "tests/property/*.py",
+    "benchmarks/*.cpp",
+)
 
 
 def test_page_and_sources_have_the_same_variables():
