@@ -4,7 +4,6 @@
 // different places between collective calls of the script.
 #include <functional>
 
-#include "../autograd/running_task.h"
 #include "reducer.h"
 
 namespace ddpx {
@@ -56,6 +55,13 @@ void Reducer::check_can_finalize() const {
   if (!context_.settings.manual_finalization) {
     throw errors::finalization_not_manual(where);
   }
+  const bool at_end = context_.arrivals.learning();
+  // The backward of a watched output runs, and no gradient has come yet.
+  const bool begins = context_.phase == Phase::kIdle && sync_enabled_ && !scope_.empty() &&
+                      backward_sync_.output_reached();
+  if (begins) {
+    throw errors::buckets_not_ready(where, context_.params.names(), at_end);
+  }
   switch (context_.phase) {
     case Phase::kReady:
       return;
@@ -64,7 +70,7 @@ void Reducer::check_can_finalize() const {
         throw errors::buckets_not_ready(
             where,
             context_.params.names_of(step_->unfinished()),
-            context_.arrivals.learning() && running_task::in_backward());
+            at_end);
       }
       return;
     case Phase::kFinalizing:

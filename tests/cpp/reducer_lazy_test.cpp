@@ -29,6 +29,7 @@ class ReducerLazy : public testing::TestWithParam<LazyMode> {
 
   // No bucket has memory. Works hold what they summed, and views hold their bucket.
   void expect_no_memory() {
+    replica.reducer->used_by_ranks();  // waits for an exchange that nobody read
     replica.collective->clear();
     if (GetParam().views) {
       replica.clear_grads();
@@ -89,6 +90,7 @@ TEST_P(ReducerLazy, GradientsThatAddUpAreAveraged) {
     replica.reducer->set_sync_enabled(true);
     replica.step();
     EXPECT_EQ(replica.grads(), (Grads{60., 40., 30.}));
+    replica.reducer->used_by_ranks();  // waits for an exchange that nobody read
     replica.collective->clear();
   }
 }

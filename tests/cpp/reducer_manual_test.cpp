@@ -85,10 +85,11 @@ TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
     EXPECT_EQ(replica.reducer->phase(), Phase::kFinalized);
     EXPECT_EQ(replica.grads(), kMeanGrads);
     expect_mentions(
-        error_of([&] { replica.reducer->finalize_backward(); }), {"called again", "rank 0"});
+        error_of([&] { replica.reducer->finalize_backward(); }), {"was already called", "rank 0"});
   });
   for (int step = 0; step < 2; ++step) {
     replica.clear_grads();
+    replica.reducer->used_by_ranks();  // waits for an exchange that nobody read
     replica.collective->clear();
     // The graph of the input ends behind the params.
     replica.reducer->prepare_forward();
@@ -113,8 +114,7 @@ TEST_P(ReducerManual, BeforeTheLastGradientNothingHappens) {
   const auto key = replica.params[2].register_hook(
       [&](at::Tensor) { error = error_of([&] { replica.reducer->finalize_backward(); }); });
   replica.step({2, 1, 0});
-  expect_mentions(
-      error, {"before all gradient buckets are ready", "'w0'", "phase backward", "step "});
+  expect_mentions(error, {"before all DDP buckets were ready", "'w0'", "phase backward", "step "});
   EXPECT_EQ(replica.reducer->phase(), Phase::kReady);
   replica.reducer->finalize_backward();
   EXPECT_EQ(replica.grads(), kMeanGrads);
@@ -126,7 +126,7 @@ TEST_P(ReducerManual, AHookInTheFirstStepIsToldToWaitForTheEnd) {
   replica.params[2].register_hook(
       [&](at::Tensor) { error = error_of([&] { replica.reducer->finalize_backward(); }); });
   replica.step({2, 1, 0});
-  expect_mentions(error, {"before all gradient buckets are ready", "should_finalize_after"});
+  expect_mentions(error, {"before all DDP buckets were ready", "should_finalize_after"});
   replica.reducer->finalize_backward();
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
@@ -161,13 +161,13 @@ TEST_P(ReducerManual, TheModeChangesOnlyBetweenSteps) {
   const auto loss = replica.forward({2, 1, 0});
   expect_mentions(
       error_of([&] { replica.reducer->set_manual_finalization(false); }),
-      {"require_manual_backward_finalization", "before forward"});
+      {"require_manual_backward_finalization", "after forward", "reset()"});
   loss.backward();
   replica.reducer->finalize_backward();
   replica.reducer->set_manual_finalization(false);
   expect_mentions(
       error_of([&] { replica.reducer->finalize_backward(); }),
-      {"require_manual_backward_finalization = True"});
+      {"Set require_manual_backward_finalization to true first"});
   replica.clear_grads();
   replica.step();
   EXPECT_EQ(replica.grads(), kMeanGrads);

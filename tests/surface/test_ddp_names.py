@@ -241,7 +241,8 @@ def test_names_beyond_ddps():
     """Public names in ``dir()``: all those of DDP, and the listed ones of ddpx."""
     theirs, ours = ({name for name in dir(cls) if not name.startswith("_")} for cls in WRAPPERS)
     assert theirs <= ours
-    assert ours - theirs - {name for name in NEWER if not name.startswith("_")} == ONLY_HERE
+    # What is an attribute of an instance of DDP may be a property here.
+    assert ours - theirs - ATTRIBUTES - NEWER == ONLY_HERE
 
 
 def _parameters(function: Any, default: bool = True) -> list[tuple[Any, ...]]:
