@@ -68,9 +68,7 @@ void Reducer::check_can_finalize() const {
     case Phase::kCollecting:
       if (!step_->ready()) {
         throw errors::buckets_not_ready(
-            where,
-            context_.params.names_of(step_->unfinished()),
-            at_end);
+            where, context_.params.names_of(step_->unfinished()), at_end);
       }
       return;
     case Phase::kFinalizing:

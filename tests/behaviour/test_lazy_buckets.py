@@ -89,7 +89,7 @@ def _train(model: Any, zeros: str, hook: bool = False, num_steps: int = 7) -> li
     return found + [p.detach().clone() for p in model.parameters()]
 
 
-def _average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _average(state, bucket):  # DDP refuses annotations as text
     buffer = bucket.buffer().div_(dist.get_world_size())
     work = dist.all_reduce(buffer, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

@@ -450,7 +450,7 @@ def _check_hooks() -> None:
                 torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def _average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _average(state, bucket):  # DDP refuses annotations as text
     buffer = bucket.buffer().div_(dist.get_world_size())
     work = dist.all_reduce(buffer, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

@@ -12,6 +12,12 @@
 namespace ddpx {
 namespace {
 
+// Waits for an exchange that nobody read, and forgets all calls.
+void forget_calls(Replica& replica) {
+  replica.reducer->used_by_ranks();
+  replica.collective->clear();
+}
+
 struct LazyMode {
   GraphMode mode;
   bool views;
@@ -29,8 +35,7 @@ class ReducerLazy : public testing::TestWithParam<LazyMode> {
 
   // No bucket has memory. Works hold what they summed, and views hold their bucket.
   void expect_no_memory() {
-    replica.reducer->used_by_ranks();  // waits for an exchange that nobody read
-    replica.collective->clear();
+    forget_calls(replica);
     if (GetParam().views) {
       replica.clear_grads();
     }
@@ -58,9 +63,8 @@ TEST_P(ReducerLazy, ABucketIsAllocatedWithItsFirstGradient) {
     replica.step();
   }
   replica.reducer->prepare_forward();
-  replica.reducer->used_by_ranks();
   replica.clear_grads();
-  replica.collective->clear();
+  forget_calls(replica);
   replica.collective->on_allocate = [this] { replica.collective->log.emplace_back("allocate"); };
   replica.step({2, 1, 0});
   Log log;
@@ -90,8 +94,7 @@ TEST_P(ReducerLazy, GradientsThatAddUpAreAveraged) {
     replica.reducer->set_sync_enabled(true);
     replica.step();
     EXPECT_EQ(replica.grads(), (Grads{60., 40., 30.}));
-    replica.reducer->used_by_ranks();  // waits for an exchange that nobody read
-    replica.collective->clear();
+    forget_calls(replica);
   }
 }
 
@@ -101,7 +104,7 @@ TEST_P(ReducerLazy, MemoryThatIsRefusedWithinAStepBreaksThatStepOnly) {
   }
   for (int num_before = 0; num_before < 3; ++num_before) {
     replica.clear_grads();
-    replica.collective->clear();
+    forget_calls(replica);
     int num_left = num_before;
     replica.collective->on_allocate = [&num_left] {
       if (num_left-- == 0) {

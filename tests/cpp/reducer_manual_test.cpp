@@ -13,6 +13,12 @@
 namespace ddpx {
 namespace {
 
+// Waits for an exchange that nobody read, and forgets all calls.
+void forget_calls(Replica& replica) {
+  replica.reducer->used_by_ranks();
+  replica.collective->clear();
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -38,9 +44,8 @@ class ReducerManual : public testing::TestWithParam<GraphMode> {
       replica.reducer->finalize_backward();
     }
     replica.reducer->prepare_forward();
-    replica.reducer->used_by_ranks();
     replica.clear_grads();
-    replica.collective->clear();
+    forget_calls(replica);
   }
 
   Replica replica;
@@ -62,8 +67,7 @@ TEST_P(ReducerManual, BackwardLaunchesEverythingAndWaitsForNothing) {
     EXPECT_EQ(replica.grads(), kMeanGrads);
     EXPECT_EQ(replica.reducer->num_steps(), step + 1);
     replica.reducer->prepare_forward();
-    replica.reducer->used_by_ranks();
-    replica.collective->clear();
+    forget_calls(replica);
   }
 }
 
@@ -89,8 +93,7 @@ TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
   });
   for (int step = 0; step < 2; ++step) {
     replica.clear_grads();
-    replica.reducer->used_by_ranks();  // waits for an exchange that nobody read
-    replica.collective->clear();
+    forget_calls(replica);
     // The graph of the input ends behind the params.
     replica.reducer->prepare_forward();
     auto product = input * 1;
@@ -183,7 +186,7 @@ TEST_P(ReducerManual, AResetDropsThePendingStep) {
   replica.reducer->reset();
   EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
   EXPECT_EQ(replica.reducer->num_steps(), before + 1) << "peers finish the step";
-  replica.collective->clear();
+  forget_calls(replica);
   replica.clear_grads();
   replica.step();
   replica.reducer->finalize_backward();
@@ -200,7 +203,7 @@ TEST_P(ReducerManual, AnAbortedBackwardIsNotPending) {
   expect_mentions(
       error_of([&] { replica.reducer->finalize_backward(); }),
       {"no gradient reduction requires finalization"});
-  replica.collective->clear();
+  forget_calls(replica);
   replica.clear_grads();
   replica.step();
   replica.reducer->finalize_backward();
@@ -218,7 +221,7 @@ TEST_P(ReducerManual, AFailedWaitEndsTheStep) {
       error_of([&] { replica.reducer->finalize_backward(); }), {"connection reset by peer"});
   EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
   replica.collective->on_wait = succeed;
-  replica.collective->clear();
+  forget_calls(replica);
   replica.clear_grads();
   replica.step();
   replica.reducer->finalize_backward();
@@ -261,7 +264,7 @@ TEST(ReducerManualMode, AnUnusedBucketThatAPeerUsesIsReducedWithinBackward) {
   replica.reducer->set_manual_finalization(true);
   const auto step = [&](const Indices& order) {
     replica.clear_grads();
-    replica.collective->clear();
+    forget_calls(replica);
     replica.step(order);
     const auto num_calls = replica.collective->all_reduces().size();
     replica.reducer->finalize_backward();
