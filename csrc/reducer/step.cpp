@@ -187,6 +187,9 @@ void Step::move_into_bucket(std::size_t param_index) {
   const auto& slot = context_.buckets.slot_of(param_index);
   const auto& param = context_.params[param_index];
   if (context_.options.lazy_buckets && place_in(bucket) == GradPlace::kInSlot) {
+    if (context_.options.mode == GraphMode::kStatic) {
+      return;  // moved together at the end, as in DDP
+    }
     ensure_memory(bucket);
   }
   if (place_in(bucket) == GradPlace::kInSlot && param.grad().defined() &&
@@ -241,8 +244,12 @@ void Step::ensure_memory(Bucket& bucket) {
   bucket.wait_for_streams();
   bucket.add_stream();
   for (const auto& slot : bucket.slots()) {
-    if (!excluded_[slot.param_index]) {
-      move_into_slot(bucket, slot, params[slot.param_index]);
+    const auto param_index = slot.param_index;
+    const auto& param = params[param_index];
+    const bool is_kept =
+        !kept_.empty() && kept_[param_index] && kept_[param_index]->is_same(param.grad());
+    if (!excluded_[param_index] && move_into_slot(bucket, slot, param) && is_kept) {
+      kept_[param_index] = param.grad();
     }
   }
 }
