@@ -393,6 +393,7 @@ def test_a_gradient_after_finalization_in_the_same_backward(ranks):
 def _check_all_delayed() -> None:
     module = Net()
     named = list(module.named_parameters())
+    module.scale = nn.Parameter(torch.ones(1), requires_grad=False)  # DDP needs another parameter
     for cls in (ReducerDDP, DistributedDataParallel)[: 1 + DDP_HAS_IT]:
         model: Any = cls(
             module,

@@ -12,12 +12,6 @@
 namespace ddpx {
 namespace {
 
-// Waits for an exchange that nobody read, and forgets all calls.
-void forget_calls(Replica& replica) {
-  replica.reducer->used_by_ranks();
-  replica.collective->clear();
-}
-
 struct LazyMode {
   GraphMode mode;
   bool views;
@@ -35,7 +29,7 @@ class ReducerLazy : public testing::TestWithParam<LazyMode> {
 
   // No bucket has memory. Works hold what they summed, and views hold their bucket.
   void expect_no_memory() {
-    forget_calls(replica);
+    replica.forget_calls();
     if (GetParam().views) {
       replica.clear_grads();
     }
@@ -64,7 +58,7 @@ TEST_P(ReducerLazy, ABucketIsAllocatedWithItsFirstGradient) {
   }
   replica.reducer->prepare_forward();
   replica.clear_grads();
-  forget_calls(replica);
+  replica.forget_calls();
   replica.collective->on_allocate = [this] { replica.collective->log.emplace_back("allocate"); };
   replica.step({2, 1, 0});
   Log log;
@@ -94,7 +88,7 @@ TEST_P(ReducerLazy, GradientsThatAddUpAreAveraged) {
     replica.reducer->set_sync_enabled(true);
     replica.step();
     EXPECT_EQ(replica.grads(), (Grads{60., 40., 30.}));
-    forget_calls(replica);
+    replica.forget_calls();
   }
 }
 
@@ -104,7 +98,7 @@ TEST_P(ReducerLazy, MemoryThatIsRefusedWithinAStepBreaksThatStepOnly) {
   }
   for (int num_before = 0; num_before < 3; ++num_before) {
     replica.clear_grads();
-    forget_calls(replica);
+    replica.forget_calls();
     int num_left = num_before;
     replica.collective->on_allocate = [&num_left] {
       if (num_left-- == 0) {

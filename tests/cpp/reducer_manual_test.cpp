@@ -13,12 +13,6 @@
 namespace ddpx {
 namespace {
 
-// Waits for an exchange that nobody read, and forgets all calls.
-void forget_calls(Replica& replica) {
-  replica.reducer->used_by_ranks();
-  replica.collective->clear();
-}
-
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -45,7 +39,7 @@ class ReducerManual : public testing::TestWithParam<GraphMode> {
     }
     replica.reducer->prepare_forward();
     replica.clear_grads();
-    forget_calls(replica);
+    replica.forget_calls();
   }
 
   Replica replica;
@@ -67,7 +61,7 @@ TEST_P(ReducerManual, BackwardLaunchesEverythingAndWaitsForNothing) {
     EXPECT_EQ(replica.grads(), kMeanGrads);
     EXPECT_EQ(replica.reducer->num_steps(), step + 1);
     replica.reducer->prepare_forward();
-    forget_calls(replica);
+    replica.forget_calls();
   }
 }
 
@@ -93,7 +87,7 @@ TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
   });
   for (int step = 0; step < 2; ++step) {
     replica.clear_grads();
-    forget_calls(replica);
+    replica.forget_calls();
     // The graph of the input ends behind the params.
     replica.reducer->prepare_forward();
     auto product = input * 1;
@@ -186,7 +180,7 @@ TEST_P(ReducerManual, AResetDropsThePendingStep) {
   replica.reducer->reset();
   EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
   EXPECT_EQ(replica.reducer->num_steps(), before + 1) << "peers finish the step";
-  forget_calls(replica);
+  replica.forget_calls();
   replica.clear_grads();
   replica.step();
   replica.reducer->finalize_backward();
@@ -203,7 +197,7 @@ TEST_P(ReducerManual, AnAbortedBackwardIsNotPending) {
   expect_mentions(
       error_of([&] { replica.reducer->finalize_backward(); }),
       {"no gradient reduction requires finalization"});
-  forget_calls(replica);
+  replica.forget_calls();
   replica.clear_grads();
   replica.step();
   replica.reducer->finalize_backward();
@@ -221,7 +215,7 @@ TEST_P(ReducerManual, AFailedWaitEndsTheStep) {
       error_of([&] { replica.reducer->finalize_backward(); }), {"connection reset by peer"});
   EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
   replica.collective->on_wait = succeed;
-  forget_calls(replica);
+  replica.forget_calls();
   replica.clear_grads();
   replica.step();
   replica.reducer->finalize_backward();
@@ -264,7 +258,7 @@ TEST(ReducerManualMode, AnUnusedBucketThatAPeerUsesIsReducedWithinBackward) {
   replica.reducer->set_manual_finalization(true);
   const auto step = [&](const Indices& order) {
     replica.clear_grads();
-    forget_calls(replica);
+    replica.forget_calls();
     replica.step(order);
     const auto num_calls = replica.collective->all_reduces().size();
     replica.reducer->finalize_backward();
