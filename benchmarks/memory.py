@@ -189,13 +189,17 @@ def goals(results: Results) -> list[Goal]:
         if not transport.startswith("ddpx"):
             continue
         for when in WHEN:
+            if mode == "lazy" and transport != "ddpx over gloo":
+                continue  # the table shows what the segments cost
             # A DDP without this mode needs at least the memory of its default mode.
             mine, ddp = rows[name][when], rows.get(f"DDP, {mode}", rows["DDP, default"])[when]
             if mode == "views":
                 after = mine["after"]["median"] / rows["bare"][when]["after"]["median"]
                 what = f"memory after backward / bare module's gradients, {name}, {when}"
                 found.append(Goal(what, after, _LIMIT))
-            peak = mine["peak"]["median"] / ddp["peak"]["median"]
+            # Lazy buckets reach their peak for a moment, which samples may miss.
+            figure_of_peak = "peak, RSS" if mode == "lazy" else "peak"
+            peak = mine[figure_of_peak]["median"] / ddp[figure_of_peak]["median"]
             what = f"peak of memory / that of DDP over gloo, {name}, {when}"
             found.append(Goal(what, peak, _LIMIT))
     return found

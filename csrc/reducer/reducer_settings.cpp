@@ -65,6 +65,9 @@ void Reducer::set_check_finite(bool enabled) {
 
 void Reducer::set_manual_finalization(bool required) {
   const auto lock = lock_between_steps();
+  if (required == context_.settings.manual_finalization) {
+    return;
+  }
   check_not_pending("a change of require_manual_backward_finalization");
   if (context_.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
     context_.raise(errors::finalization_in_use(context_.where()));

@@ -342,6 +342,7 @@ def _check_pending_survives() -> None:
         seed(number)
         model.zero_grad()
         loss_of(model(data())).backward()
+        model.require_manual_backward_finalization = True  # no change
         assert error_of(model, data())
         with torch.no_grad():
             model(data())  # evaluation is allowed
