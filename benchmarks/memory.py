@@ -237,7 +237,8 @@ def section(results: Results) -> str:
         "segment for each such bucket, which all ranks of the host map, and returns its memory at "
         "the end. The shm backend keeps one empty segment of 4 MiB for small buckets.",
         "Verdicts compare `after` with the figure of the bare module, which is not exactly 1, and "
-        "`peak` with the figure of DDP over gloo in the same mode. The goals of 1.0 have the "
+        "`peak` with the figure of DDP over gloo in the same mode. For `lazy` they compare `peak, "
+        "RSS` over gloo, which misses no moment. The goals of 1.0 have the "
         "precision of their digits.",
     ]
     rows = [
