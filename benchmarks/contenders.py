@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}
 BATCHED: dict[str, Any] = {"batched_grad_copy": True}
+LAZY: dict[str, Any] = {"lazy_bucket_allocation": True}
+# DDP has the argument since torch 2.15.
+DDP_CAN_BE_LAZY = LAZY.keys() <= inspect.signature(DistributedDataParallel).parameters.keys()
 
 DDP_SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},

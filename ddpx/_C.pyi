@@ -16,6 +16,8 @@ class Phase:
     COLLECTING: ClassVar[Phase]
     FINALIZING: ClassVar[Phase]
     FAILED: ClassVar[Phase]
+    READY: ClassVar[Phase]
+    FINALIZED: ClassVar[Phase]
     __members__: ClassVar[dict[str, Phase]]
     @property
     def name(self) -> str: ...
@@ -162,6 +164,7 @@ class Doing:
     SETTLING: ClassVar[Doing]
     WAITING: ClassVar[Doing]
     AGREEING: ClassVar[Doing]
+    PENDING: ClassVar[Doing]
     @property
     def name(self) -> str: ...
     def __int__(self) -> int: ...
@@ -430,6 +433,7 @@ class Reducer:
         frozen_params: Sequence[ReducerParam] = ...,
         delay_trigger: int | None = None,
         precision: Precision = ...,
+        lazy_buckets: bool = False,
     ) -> None: ...
     def prepare_forward(self) -> bool:
         """Begins a forward that records a graph. Returns True if the buckets were rebuilt."""
@@ -499,6 +503,13 @@ class Reducer:
 
         The rows are int64, ascending and unique.
         """
+    def set_manual_finalization(self, required: bool) -> None:
+        """Sets whether ``finalize_backward()`` ends each step, instead of the end of backward."""
+    def finalize_backward(self) -> None:
+        """Waits for the buckets of the step, and writes the averaged gradients back."""
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether the next ``finalize_backward()`` must come after backward has returned."""
     def set_check_finite(self, enabled: bool) -> None:
         """Sets whether backward raises if a gradient of any rank is not finite."""
     def refuse_capture(self) -> None:

@@ -15,6 +15,8 @@ void bind_phase(py::module_& module) {
       .value("COLLECTING", Phase::kCollecting)
       .value("FINALIZING", Phase::kFinalizing)
       .value("FAILED", Phase::kFailed)
+      .value("READY", Phase::kReady)
+      .value("FINALIZED", Phase::kFinalized)
       .def_property_readonly("words", &to_string);
   module.def("transition", &transition, py::arg("from_"), py::arg("to"));
 }

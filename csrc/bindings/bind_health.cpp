@@ -151,7 +151,8 @@ void bind_health(py::module_& module) {
       .value("BROKEN_HOOK", health::Doing::kBrokenHook)
       .value("SETTLING", health::Doing::kSettling)
       .value("WAITING", health::Doing::kWaiting)
-      .value("AGREEING", health::Doing::kAgreeing);
+      .value("AGREEING", health::Doing::kAgreeing)
+      .value("PENDING", health::Doing::kPending);
   py::enum_<health::FailureKind>(module, "FailureKind")
       .value("DEAD", health::FailureKind::kDead)
       .value("LEFT", health::FailureKind::kLeft)

@@ -185,7 +185,8 @@ void bind_reducer(py::module_& module) {
                       bool skip_unused_buckets,
                       std::vector<ReducerParam> frozen_params,
                       std::optional<std::size_t> delay_trigger,
-                      const Precision& precision) {
+                      const Precision& precision,
+                      bool lazy_buckets) {
             const py::gil_scoped_release no_gil;
             return NoGilShared<Reducer>(Reducer::create(
                 params,
@@ -196,7 +197,8 @@ void bind_reducer(py::module_& module) {
                     batched_copy,
                     skip_unused_buckets,
                     delay_trigger,
-                    precision},
+                    precision,
+                    lazy_buckets},
                 make_collective(process_group, language_of(process_group), std::move(transport)),
                 std::move(frozen_params)));
           }),
@@ -210,7 +212,8 @@ void bind_reducer(py::module_& module) {
           py::arg("skip_unused_buckets") = false,
           py::arg("frozen_params") = std::vector<ReducerParam>(),
           py::arg("delay_trigger") = py::none(),
-          py::arg("precision") = Precision())
+          py::arg("precision") = Precision(),
+          py::arg("lazy_buckets") = false)
       .def("prepare_forward", &Reducer::prepare_forward, NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def(
@@ -286,6 +289,15 @@ void bind_reducer(py::module_& module) {
           py::arg("param_index"),
           py::arg("rows"),
           NoGil())
+      .def(
+          "set_manual_finalization",
+          &Reducer::set_manual_finalization,
+          py::arg("required"),
+          NoGil())
+      .def("finalize_backward", &Reducer::finalize_backward, NoGil())
+      .def_property_readonly(
+          "should_finalize_after_backward",
+          py::cpp_function(&Reducer::should_finalize_after_backward, NoGil()))
       .def("set_check_finite", &Reducer::set_check_finite, py::arg("enabled"), NoGil())
       .def("refuse_capture", &Reducer::refuse_capture, NoGil())
       .def("add_recording", &Reducer::add_recording, py::arg("recording").none(false), NoGil())

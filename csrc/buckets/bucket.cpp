@@ -2,7 +2,7 @@
 
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
@@ -11,6 +11,7 @@
 
 #include "../count.h"
 #include "../errors.h"
+#include "device_stream.h"
 #include "grad_copy.h"
 #include "grad_values.h"
 #include "sparse_rows.h"
@@ -33,7 +34,8 @@ Bucket::Bucket(
     const std::vector<at::Tensor>& params,
     bool sparse,
     Collective& collective,
-    const Precision& precision)
+    const Precision& precision,
+    bool lazy)
     : device_(params[spec.param_indices.front()].device()),
       sparse_(sparse),
       dtypes_(precision.of(params[spec.param_indices.front()].scalar_type())) {
@@ -41,16 +43,46 @@ Bucket::Bucket(
     slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}});
     return;
   }
-  int64_t numel = 0;
   for (const auto param_index : spec.param_indices) {
-    numel += params[param_index].numel();
+    slots_.push_back(Slot{param_index, numel_, {}, {}});
+    numel_ += params[param_index].numel();
   }
-  buffer_ = collective.allocate(numel, at::TensorOptions(dtypes_.summed).device(device_));
-  int64_t offset = 0;
-  for (const auto param_index : spec.param_indices) {
-    slots_.push_back(
-        Slot{param_index, offset, slot_view(buffer_, offset, params[param_index]), {}});
-    offset += params[param_index].numel();
+  if (!lazy) {
+    allocate(collective, params);
+  }
+}
+
+void Bucket::allocate(Collective& collective, const std::vector<at::Tensor>& params) {
+  buffer_ = collective.allocate(numel_, at::TensorOptions(dtypes_.summed).device(device_));
+  for (auto& slot : slots_) {
+    slot.view = slot_view(buffer_, slot.offset, params[slot.param_index]);
+  }
+}
+
+bool Bucket::ensure_memory(Collective& collective, const std::vector<at::Tensor>& params) {
+  if (has_memory()) {
+    if (allocated_on_) {
+      // The stream of the allocation may still use what was in the memory before.
+      wait_for_stream(*current_stream(device_), *allocated_on_);
+    }
+    return false;
+  }
+  const at::NoGradGuard no_grad;
+  allocate(collective, params);
+  allocated_on_ = current_stream(device_);
+  return true;
+}
+
+void Bucket::free_memory() {
+  if (sparse_) {
+    return;
+  }
+  keep_for_streams();
+  buffer_.reset();
+  reduced_.reset();
+  for (auto& slot : slots_) {
+    slot.view.reset();
+    slot.grad_alias.reset();
   }
 }
 
@@ -203,9 +235,10 @@ Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
     other.rows_ = rows_;
     return other;
   }
-  other.buffer_ = at::zeros_like(buffer_);
+  other.numel_ = numel_;
+  other.buffer_ = at::zeros({numel_}, at::TensorOptions(dtypes_.summed).device(device_));
   for (const auto& slot : slots_) {
-    auto view = slot_view(other.buffer_, slot.offset, slot.view);
+    auto view = slot_view(other.buffer_, slot.offset, params[slot.param_index]);
     other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view), {}});
   }
   return other;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +29,9 @@ struct Slot {
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding
 //
+// A lazy bucket has memory from the first ensure_memory() of a step to free_memory(). Between steps
+// it has neither a buffer nor views.
+//
 // The buffer has the dtype in which gradients are summed: the dtype of the params, unless the user
 // asked for another one. A sparse bucket has one slot without a view; its buffer is the sparse
 // gradient of the step itself.
@@ -39,7 +44,20 @@ class Bucket {
       const std::vector<at::Tensor>& params,
       bool sparse,
       Collective& collective,
-      const Precision& precision = {});
+      const Precision& precision = {},
+      bool lazy = false);
+
+  // Whether the slots have memory, which a lazy bucket lacks between steps.
+  bool has_memory() const {
+    return sparse_ || buffer_.defined();
+  }
+
+  // Allocates the buffer of a lazy bucket, and returns true if there was none. The current stream
+  // may write to the buffer afterwards.
+  bool ensure_memory(Collective& collective, const std::vector<at::Tensor>& params);
+
+  // Drops the buffer of a dense bucket. Gradients that lie in the buffer keep its memory.
+  void free_memory();
 
   const std::vector<Slot>& slots() const {
     return slots_;
@@ -52,7 +70,7 @@ class Bucket {
   }
   // 0 for a sparse bucket, because its size differs between ranks.
   int64_t num_bytes() const {
-    return sparse_ ? 0 : static_cast<int64_t>(buffer_.nbytes());
+    return sparse_ ? 0 : numel_ * static_cast<int64_t>(c10::elementSize(dtypes_.summed));
   }
   const GradDtypes& dtypes() const {
     return dtypes_;
@@ -139,13 +157,17 @@ class Bucket {
  private:
   Bucket() = default;
 
+  void allocate(Collective& collective, const std::vector<at::Tensor>& params);
+
   // The result of `source`, as elements of the buffer. UserError if it does not fit.
   at::Tensor as_reduced(const at::Tensor& result, const std::string& source) const;
 
   c10::Device device_{c10::kCPU};
   bool sparse_ = false;
   GradDtypes dtypes_{at::kFloat, at::kFloat, at::kFloat, at::kFloat, at::kFloat};
+  int64_t numel_ = 0;  // of a dense buffer
   at::Tensor buffer_;
+  std::optional<c10::Stream> allocated_on_;  // by ensure_memory(); nullopt on CPU
   at::Tensor rows_;
   at::Tensor row_values_;  // in flight, if there are rows
   std::vector<Slot> slots_;

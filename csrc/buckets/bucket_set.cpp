@@ -11,12 +11,13 @@ std::vector<Bucket> BucketSet::allocate(
     const std::vector<at::Tensor>& params,
     const std::vector<ParamMeta>& metas,
     Collective& collective,
-    const Precision& precision) {
+    const Precision& precision,
+    bool lazy) {
   const at::NoGradGuard no_grad;
   std::vector<Bucket> buckets;
   for (const auto& spec : plan.buckets()) {
     const bool sparse = metas[spec.param_indices.front()].expect_sparse;
-    buckets.emplace_back(spec, params, sparse, collective, precision);
+    buckets.emplace_back(spec, params, sparse, collective, precision, lazy);
   }
   return buckets;
 }
@@ -29,9 +30,15 @@ void BucketSet::install(BucketPlan plan, std::vector<Bucket> buckets) {
   buckets_ = std::move(buckets);
 }
 
+void BucketSet::free_memory() {
+  for (auto& bucket : buckets_) {
+    bucket.free_memory();
+  }
+}
+
 void BucketSet::take_grads(const std::vector<at::Tensor>& params) {
   for (const auto& bucket : buckets_) {
-    if (!bucket.can_hold_grads()) {
+    if (!bucket.can_hold_grads() || !bucket.has_memory()) {
       continue;
     }
     for (const auto& slot : bucket.slots()) {

@@ -21,14 +21,15 @@ class BucketSet {
  public:
   explicit BucketSet(BucketPlan plan) : plan_(std::move(plan)) {}
 
-  // Allocates the buckets of `plan` and changes nothing else, so that a failed allocation is
-  // without effect.
+  // Makes the buckets of `plan`, with memory unless `lazy`, and changes nothing else, so that a
+  // failed allocation is without effect.
   static std::vector<Bucket> allocate(
       const BucketPlan& plan,
       const std::vector<at::Tensor>& params,
       const std::vector<ParamMeta>& metas,
       Collective& collective,
-      const Precision& precision);
+      const Precision& precision,
+      bool lazy);
 
   // Replaces the plan and the buckets. Streams may still use the old buckets.
   void install(BucketPlan plan, std::vector<Bucket> buckets);
@@ -38,7 +39,10 @@ class BucketSet {
     install(std::move(plan), {});
   }
 
-  // Moves each present gradient that fits into its slot.
+  // Drops the memory of all dense buckets.
+  void free_memory();
+
+  // Moves each present gradient that fits into its slot, if the bucket has memory.
   void take_grads(const std::vector<at::Tensor>& params);
 
   const BucketPlan& plan() const {

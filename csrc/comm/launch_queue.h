@@ -22,6 +22,11 @@ class LaunchQueue {
     return num_launched_;
   }
 
+  // Whether all buckets were taken out.
+  bool empty() const {
+    return num_launched_ == ready_.size();
+  }
+
  private:
   std::vector<bool> ready_;
   std::size_t num_launched_ = 0;

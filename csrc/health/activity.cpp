@@ -29,8 +29,9 @@ constexpr std::array kTraits{
     Traits{"backward (waiting for the last step's agreement on used parameters)", true},
     Traits{"waiting for buckets", true},
     Traits{"agreeing at the end of the step", true},
+    Traits{"between backward and finalize_backward()", false},
 };
-static_assert(kTraits.size() == static_cast<std::size_t>(Doing::kAgreeing) + 1);
+static_assert(kTraits.size() == static_cast<std::size_t>(Doing::kPending) + 1);
 
 const Traits& traits(Doing doing) {
   return kTraits.at(static_cast<std::size_t>(doing));
@@ -70,7 +71,7 @@ uint64_t Activity::packed() const {
 
 // Another process may have written any number.
 Activity Activity::unpacked(uint64_t word, int64_t since_ns) {
-  const auto doing = std::min(word >> 56, uint64_t{static_cast<uint8_t>(Doing::kAgreeing)});
+  const auto doing = std::min(word >> 56, uint64_t{static_cast<uint8_t>(Doing::kPending)});
   return Activity{
       static_cast<Doing>(doing),
       static_cast<uint8_t>(word >> 48),

@@ -19,6 +19,7 @@ enum class Doing : uint8_t {
   kSettling,    // backward is over: which params the step before used is not agreed on yet
   kWaiting,     // backward is over: a bucket's all-reduce has not ended
   kAgreeing,    // behind the buckets: which params were used, whether all gradients are finite
+  kPending,     // backward is over, and all calls are launched: finalize_backward() has not run
 };
 
 const char* to_string(Doing doing);

@@ -122,7 +122,9 @@ void FiniteCheck::launch(Collective& collective, c10::Device device) {
 }
 
 std::vector<FiniteCheck::Finding> FiniteCheck::agree(Collective& collective, c10::Device device) {
-  launch(collective, device);
+  if (!found_.defined()) {
+    launch(collective, device);
+  }
   if (work_) {
     collective.wait(*std::exchange(work_, nullptr), device);
   }

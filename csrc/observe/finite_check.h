@@ -38,7 +38,8 @@ class FiniteCheck {
   // Collective: launches the exchange of what the ranks found. Waits for the device.
   void launch(Collective& collective, c10::Device device);
 
-  // Collective: the first finding of each rank that has one, in order of rank.
+  // The first finding of each rank that has one, in order of rank. Collective: launches the
+  // exchange unless launch() was called.
   std::vector<Finding> agree(Collective& collective, c10::Device device);
 
  private:

@@ -44,6 +44,7 @@ constexpr std::array kMeanings = {
     Meaning{StepEvent::kStepEnd, EventKind::kStepEnd},
     Meaning{StepEvent::kIdle, std::nullopt, std::nullopt, Doing::kOutside},
     Meaning{StepEvent::kLocalBackwardEnd, EventKind::kLocalBackwardEnd},
+    Meaning{StepEvent::kReady, std::nullopt, std::nullopt, Doing::kPending},
 };
 
 constexpr bool in_order_of_enum() {
@@ -52,7 +53,7 @@ constexpr bool in_order_of_enum() {
       return false;
     }
   }
-  return static_cast<std::size_t>(StepEvent::kLocalBackwardEnd) + 1 == kMeanings.size();
+  return static_cast<std::size_t>(StepEvent::kReady) + 1 == kMeanings.size();
 }
 static_assert(in_order_of_enum(), "emit() finds the meaning of an event by its number");
 

@@ -40,6 +40,7 @@ enum class StepEvent : uint8_t {
   kStepEnd,
   kIdle,
   kLocalBackwardEnd,  // of a backward that is not synchronized
+  kReady,             // backward has ended, and finalize_backward() is awaited
 };
 
 // The observers are: recordings (timeline), the clock of sampled steps (logging data), and the

@@ -19,11 +19,28 @@ class ForwardGrads {
   // A new forward begins, or the last forward is over. Forgets all.
   void restart() {
     arrived_.assign(arrived_.size(), false);
+    give_up();
+  }
+
+  // The outputs of a synchronized forward exist.
+  void await_backward() {
+    awaits_backward_ = true;
+  }
+
+  // Whether no step has ended since await_backward().
+  bool awaits_backward() const {
+    return awaits_backward_;
+  }
+
+  // A step has broken off, or the backward of the last forward will not come.
+  void give_up() {
+    awaits_backward_ = false;
     possibly_late_.clear();
   }
 
   // A step has ended.
   void record(const ArrivalTracker& step) {
+    awaits_backward_ = false;
     for (std::size_t i = 0; i < arrived_.size(); ++i) {
       arrived_[i] = arrived_[i] || step.arrived(i);
     }
@@ -53,6 +70,7 @@ class ForwardGrads {
  private:
   std::vector<bool> arrived_;  // per param
   std::vector<std::size_t> possibly_late_;
+  bool awaits_backward_ = false;
 };
 
 }  // namespace ddpx

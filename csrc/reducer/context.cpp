@@ -42,7 +42,8 @@ std::vector<Bucket> ReducerContext::allocate(const BucketPlan& plan, Collective&
   if (!settings.comm_hook && group.alone()) {
     return {};
   }
-  return BucketSet::allocate(plan, params.tensors(), params.metas(), group, options.precision);
+  return BucketSet::allocate(
+      plan, params.tensors(), params.metas(), group, options.precision, options.lazy_buckets);
 }
 
 void ReducerContext::install(BucketPlan plan, std::vector<Bucket> allocated) {

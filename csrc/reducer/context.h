@@ -34,6 +34,7 @@ struct ReducerOptions {
   bool skip_unused_buckets = false;  // see ParamUse::predicts_unused()
   std::optional<std::size_t> delay_trigger = std::nullopt;  // index of a param; see ReducerParam
   Precision precision = {};
+  bool lazy_buckets = false;  // dense buckets have memory only within steps
 };
 
 // What a step works with. The reducer owns the context; its mutex guards all other members.

@@ -18,6 +18,10 @@ const char* to_string(Phase phase) {
       return "end of backward";
     case Phase::kFailed:
       return "recovery of a failed step";
+    case Phase::kReady:
+      return "end of backward, before finalize_backward()";
+    case Phase::kFinalized:
+      return "backward, after finalize_backward()";
   }
   return "unknown";
 }
@@ -27,15 +31,18 @@ namespace {
 bool allowed(Phase from, Phase to) {
   switch (from) {
     case Phase::kIdle:
-      return to == Phase::kCollecting || to == Phase::kRebuilding;
+      return to == Phase::kCollecting || to == Phase::kRebuilding || to == Phase::kFinalized;
     case Phase::kRebuilding:
       return to == Phase::kIdle || to == Phase::kFailed;
     case Phase::kCollecting:
-      return to == Phase::kFinalizing || to == Phase::kFailed;
+      return to == Phase::kFinalizing || to == Phase::kFailed || to == Phase::kReady;
     case Phase::kFinalizing:
       return to == Phase::kIdle || to == Phase::kFailed;
     case Phase::kFailed:
+    case Phase::kFinalized:
       return to == Phase::kIdle;
+    case Phase::kReady:
+      return to == Phase::kFinalizing;
   }
   return false;
 }

@@ -3,12 +3,15 @@
 
 namespace ddpx {
 
+// Files of recordings contain these numbers: append new phases at the end.
 enum class Phase {
   kIdle,        // between synchronized backwards
   kRebuilding,  // ranks agree on the arrival order, and buckets are allocated by it
   kCollecting,  // a synchronized backward is running: gradients arrive, buckets are launched
   kFinalizing,  // backward has ended: waiting for all-reduces and writing gradients back
   kFailed,      // the step broke off: buffers may still be in use by the backend
+  kReady,       // backward has ended, all buckets are launched: finalize_backward() is awaited
+  kFinalized,   // finalize_backward() was called within a backward, which still runs
 };
 
 // In words for error texts.

@@ -33,7 +33,8 @@ Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collecti
 
 Reducer::~Reducer() {
   for_watchdog_->revoke();
-  if (context_.phase != Phase::kIdle || in_backward()) {
+  const bool in_step = context_.phase != Phase::kIdle && context_.phase != Phase::kReady;
+  if (in_step || in_backward()) {
     context_.params.abandon_hooks();
   }
 }
@@ -53,6 +54,7 @@ void Reducer::register_with_group() {
 }
 
 void Reducer::check_idle(const char* call) const {
+  check_not_pending(call);
   if (context_.phase != Phase::kIdle) {
     throw errors::inside_backward(context_.where(), call);
   }
@@ -93,8 +95,10 @@ Reducer::Lock Reducer::lock_between_steps() const {
 
 // ---- forward ------------------------------------------------------------------------------------
 
-// Ends what an earlier backward has left behind. UserError if that backward did not end.
-void Reducer::settle() {
+// Ends what an earlier backward has left behind. UserError if that backward did not end, or if its
+// step awaits finalize_backward().
+void Reducer::settle(const char* call) {
+  check_not_pending(call);
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -108,8 +112,8 @@ void Reducer::settle() {
 
 bool Reducer::prepare_forward() {
   const auto lock = lock_after_abort();
-  settle();
-  if (context_.phase == Phase::kCollecting) {
+  settle("a forward");
+  if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalized) {
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
   check_peers();
@@ -135,6 +139,9 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
   emit(StepEvent::kForwardEnd);
   const bool may_be_local = params_replaced && joined_step_ != JoinedStep::kAverages;
   const auto averaging = may_be_local ? ForwardSync::kReplaced : ForwardSync::kOn;
+  if (sync_enabled_) {
+    forward_.await_backward();
+  }
   outputs_.watch(outputs, sync_enabled_ ? averaging : ForwardSync::kOff, weak_from_this());
 }
 
@@ -166,6 +173,7 @@ void Reducer::check_params() {
 
 bool Reducer::rebuild_buckets() {
   const auto lock = lock_after_abort();
+  check_not_pending("_rebuild_buckets()");
   if (context_.phase == Phase::kFailed) {
     recover();
   }
@@ -207,9 +215,15 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
     return;
   }
   backward_sync_.end(sync_enabled_);
-  if (context_.phase != Phase::kCollecting) {
-    return;
+  if (context_.phase == Phase::kFinalized) {
+    context_.go_to(Phase::kIdle);
   }
+  if (context_.phase == Phase::kCollecting) {
+    abandon_step();
+  }
+}
+
+void Reducer::abandon_step() noexcept {
   context_.go_to(Phase::kFinalizing);
   // If the group has failed, peers finish no step either.
   const bool matched = !context_.observer.peers().group_failed() && step_->match_peers();
@@ -248,7 +262,7 @@ void Reducer::recover() {
   if (context.use_is_exchanged()) {
     context.use.forget(context.params.device());
   }
-  forward_.expect({});
+  forward_.give_up();
   context_.go_to(Phase::kIdle);
   context.observer.clock().skip_step();
   context.observer.peers().break_off();
@@ -258,7 +272,11 @@ void Reducer::reset() {
   const auto lock = lock_after_abort();
   check_outside_backward("reset()");
   backward_sync_ = {};
-  forward_.expect({});
+  forward_.give_up();
+  if (context_.phase == Phase::kReady) {
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    abandon_step();
+  }
   if (context_.phase == Phase::kCollecting) {
     context_.go_to(Phase::kFailed);
   }

@@ -32,8 +32,9 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // ReducerContext holds what outlives steps.
 //
 // The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
-// for settings, observers and state are in reducer_settings.cpp. The methods for several reducers
-// of the same params are in reducer_owner.cpp. reducer.cpp has the others.
+// for settings, observers and state are in reducer_settings.cpp. The methods for manual
+// finalization are in reducer_manual.cpp. The methods for several reducers of the same params are
+// in reducer_owner.cpp. reducer.cpp has the others.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -101,6 +102,17 @@ class Reducer final : public GradListener,
   // that the other ranks can make theirs.
   void shadow_step();
 
+  // ---- manual finalization ----
+
+  // Waits for all buckets of the step, and writes the gradients back. Raises what was wrong with
+  // the step. UserError without any effect if no step can be ended now. Any thread may call this,
+  // also a hook in a backward after the last bucket was launched.
+  void finalize_backward();
+
+  // Whether the next finalize_backward() must come after backward has returned: buckets are
+  // launched at the end of backward, or are about to be rebuilt. False without manual finalization.
+  bool should_finalize_after_backward() const;
+
   // ---- settings ----
 
   // Passes every bucket to `hook` instead of the all-reduce. UserError within a backward, and if
@@ -118,6 +130,10 @@ class Reducer final : public GradListener,
   // From the next step on, the sparse gradient of this param has entries in these rows only, on
   // every rank; see Bucket::set_rows(). UserError if the gradient is not expected to be sparse.
   void set_sparse_rows(std::size_t param_index, const at::Tensor& rows);
+
+  // Whether finalize_backward() ends each step, instead of the end of backward. UserError within a
+  // backward, and between a synchronized forward and the end of its step.
+  void set_manual_finalization(bool required);
 
   // Whether backward raises, on every rank, if a gradient of any rank is not finite. Costs an
   // all-reduce of a few bytes per step. All ranks must set the same. UserError within a backward.
@@ -241,7 +257,8 @@ class Reducer final : public GradListener,
   void check_idle(const char* call) const;
   bool in_backward() const;
   void check_outside_backward(const char* call) const;
-  void settle();
+  void check_not_pending(const char* call) const;
+  void settle(const char* call);
   bool has_yielded() const {
     return owner_ && !owner_->expired();
   }
@@ -252,8 +269,15 @@ class Reducer final : public GradListener,
   void arrive(std::size_t param_index);
   void begin_step();
   void begin_empty_step();
-  void finish_step(bool output_reached);
+  void end_backward(bool output_reached);
+  void finish_step();
   void end_step();
+
+  // Manual finalization.
+  void await_finalization(bool output_reached);
+  void check_can_finalize() const;
+  void refuse_grad(std::size_t param_index);
+
   void predict_unused();
   bool reaches_nothing() const;
   void check_owner() const;
@@ -264,19 +288,20 @@ class Reducer final : public GradListener,
 
   // The end of a step: params without a gradient.
   Indices missing_at_end() const;
-  void report_missing(const errors::Where& where, const Indices& missing, bool output_reached);
+  void report_missing(bool output_reached);
 
   bool rebuild_if_due();
   void register_with_group();
   void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
 
   // A step that broke off.
+  void abandon_step() noexcept;
   void fail() noexcept;
   void recover();
 
   const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   ReducerContext context_;
-  std::optional<Step> step_;  // while a synchronized backward runs
+  std::optional<Step> step_;  // while a synchronized backward runs or awaits finalize_backward()
   std::atomic<bool> sync_enabled_{true};
   std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
   BackwardScope scope_;

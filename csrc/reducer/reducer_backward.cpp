@@ -23,6 +23,9 @@ GraphTaskId current_task_id() {
 void Reducer::on_output_grad(ForwardSync forward) {
   const auto lock = context_.mutex.lock_to_change();
   const auto& params = context_.params;
+  if (running_task::runs_whole_graph()) {
+    check_not_pending("a backward");
+  }
   emit(StepEvent::kOutputReached);
   if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
       running_task::runs_whole_graph()) {
@@ -90,8 +93,8 @@ void Reducer::on_grad(std::size_t param_index) {
   if (has_yielded()) {
     return;
   }
-  if (context_.phase == Phase::kFailed) {
-    recover();
+  if (context_.phase != Phase::kCollecting && context_.phase != Phase::kIdle) {
+    refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);
   if (context_.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
@@ -213,7 +216,13 @@ void Reducer::on_graph_task_end(int task_id) {
     const bool whole_graph = running_task::runs_whole_graph();
     const bool output_reached = backward_sync_.output_reached();
     const bool expects_grads = backward_sync_.expects_grads();
-    backward_sync_.end(sync_enabled_ && (context_.phase == Phase::kCollecting || whole_graph));
+    const bool made_step =
+        context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalized;
+    backward_sync_.end(sync_enabled_ && (made_step || whole_graph));
+    if (context_.phase == Phase::kFinalized) {
+      context_.go_to(Phase::kIdle);
+      return;
+    }
     if (context_.phase == Phase::kIdle && expects_grads && sync_enabled_ && whole_graph &&
         !has_yielded() && !context_.params.all_frozen()) {
       const ExclusiveMutex::Occupation occupation(context_.mutex);  // no task is tracked any more
@@ -234,7 +243,12 @@ void Reducer::on_graph_task_end(int task_id) {
       }
     }
     const ExclusiveMutex::Occupation occupation(context_.mutex);
-    finish_step(output_reached);
+    if (context_.settings.manual_finalization) {
+      await_finalization(output_reached);
+      return;
+    }
+    end_backward(output_reached);
+    finish_step();
     after_sync = after_sync_;
   }
   if (after_sync) {
@@ -254,11 +268,15 @@ void Reducer::begin_empty_step() {
   }
 }
 
-void Reducer::finish_step(bool output_reached) {
+// No further gradient of the step will come.
+void Reducer::end_backward(bool output_reached) {
   emit(StepEvent::kBackwardEnd);
-  const auto missing = missing_at_end();
   context_.go_to(Phase::kFinalizing);
-  const auto where = context_.where();
+  report_missing(output_reached);
+}
+
+// Ends the step in phase kFinalizing.
+void Reducer::finish_step() {
   try {
     step_->finish();
   } catch (...) {
@@ -273,7 +291,6 @@ void Reducer::finish_step(bool output_reached) {
   if (error) {
     context_.raise(*error);
   }
-  report_missing(where, missing, output_reached);
 }
 
 void Reducer::end_step() {
@@ -302,14 +319,17 @@ Reducer::Indices Reducer::missing_at_end() const {
   return missing;
 }
 
-void Reducer::report_missing(
-    const errors::Where& where, const Indices& missing, bool output_reached) {
+// The step raises the error when it ends.
+void Reducer::report_missing(bool output_reached) {
+  const auto missing = missing_at_end();
   if (missing.empty()) {
     return;
   }
+  const auto where = context_.where();
   const auto& params = context_.params;
   if (context_.options.mode == GraphMode::kStatic) {
-    context_.raise(errors::static_graph_changed(where, params.names_of(missing), missing));
+    step_->report_missing(errors::static_graph_changed(where, params.names_of(missing), missing));
+    return;
   }
   // Another output of the same forward may have brought them, or may still bring them.
   const auto nodes_to_come = outputs_.nodes_to_come();
@@ -324,7 +344,7 @@ void Reducer::report_missing(
   }
   forward_.expect(std::move(possibly_late));
   if (!unused.empty()) {
-    context_.raise(errors::params_without_gradient(where, params.names_of(unused)));
+    step_->report_missing(errors::params_without_gradient(where, params.names_of(unused)));
   }
 }
 

@@ -30,11 +30,11 @@ std::vector<std::size_t> missing_from(const Params& others, const Params& params
 
 void Reducer::yield_to(Reducer& owner) {
   const auto lock = lock_after_abort();
-  settle();
+  settle("a construction or a forward of another wrapper of the same parameters");
   if (context_.phase != Phase::kIdle || in_backward()) {
     throw errors::params_in_use(context_.where());
   }
-  forward_.expect({});  // the owner gets these gradients
+  forward_.give_up();  // the owner gets these gradients
   owner_ = owner.weak_from_this();
 }
 

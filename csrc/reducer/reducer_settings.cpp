@@ -63,6 +63,18 @@ void Reducer::set_check_finite(bool enabled) {
   context_.settings.check_finite = enabled;
 }
 
+void Reducer::set_manual_finalization(bool required) {
+  const auto lock = lock_between_steps();
+  if (required == context_.settings.manual_finalization) {
+    return;
+  }
+  check_not_pending("a change of require_manual_backward_finalization");
+  if (context_.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
+    context_.raise(errors::finalization_in_use(context_.where()));
+  }
+  context_.settings.manual_finalization = required;
+}
+
 void Reducer::set_after_sync(std::function<void()> after_sync) {
   const auto lock = context_.mutex.lock();
   after_sync_.swap(after_sync);  // the old function is destroyed without the lock
@@ -85,6 +97,7 @@ void Reducer::set_static_graph() {
 void Reducer::prepare_for_backward() {
   const auto lock = lock_after_abort();
   check_outside_backward("prepare_for_backward()");
+  check_not_pending("prepare_for_backward()");
   if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
     throw errors::prepared_in_join(context_.where());
   }
@@ -94,6 +107,7 @@ void Reducer::prepare_for_backward() {
 
 void Reducer::remove_hooks() {
   const auto lock = lock_after_abort();
+  check_not_pending("_remove_autograd_hooks()");
   if (context_.phase != Phase::kIdle || in_backward()) {
     throw errors::hooks_in_use(context_.where());
   }
@@ -151,8 +165,10 @@ std::vector<int32_t> Reducer::used_by_ranks() {
   const auto lock = context_.mutex.lock();
   auto& use = context_.use;
   // A thread that finalizes a step may wait for this one, as for the continuation of a hook's
-  // future.
-  if (!context_.mutex.occupied_by_other()) {
+  // future. With manual finalization, a backward may launch the map without an occupation.
+  const bool may_be_launched =
+      context_.phase == Phase::kCollecting && context_.settings.manual_finalization;
+  if (!context_.mutex.occupied_by_other() && !may_be_launched) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     context_.communicate([&] { use.map.wait(); }, errors::used_map_exchange);
     use.last_sums = use.map.last_sums();

@@ -13,8 +13,9 @@
 
 namespace ddpx {
 
-// `comm_hook` and `check_finite` change between steps only. `divisor` and `sparse_rows` may change
-// at any time: a step reads them when it begins. The context owns the settings, under its mutex.
+// `comm_hook`, `check_finite` and `manual_finalization` change between steps only. `divisor` and
+// `sparse_rows` may change at any time: a step reads them when it begins. The context owns the
+// settings, under its mutex.
 struct ReducerSettings {
   // UserError unless 1 or more.
   void set_divisor(std::optional<int> new_divisor);
@@ -27,6 +28,7 @@ struct ReducerSettings {
   std::optional<int> divisor;                     // the world size, if nullopt
   std::map<std::size_t, at::Tensor> sparse_rows;  // by param index
   bool check_finite = false;
+  bool manual_finalization = false;  // finalize_backward() ends a step, not the end of backward
 };
 
 }  // namespace ddpx

@@ -183,9 +183,15 @@ void Step::move_into_bucket(std::size_t param_index) {
   if (!context_.communicates()) {
     return;
   }
-  const auto& bucket = context_.buckets.of(param_index);
+  auto& bucket = context_.buckets.of(param_index);
   const auto& slot = context_.buckets.slot_of(param_index);
   const auto& param = context_.params[param_index];
+  if (context_.options.lazy_buckets && place_in(bucket) == GradPlace::kInSlot) {
+    if (context_.options.mode == GraphMode::kStatic) {
+      return;  // moved together at the end, as in DDP
+    }
+    ensure_memory(bucket);
+  }
   if (place_in(bucket) == GradPlace::kInSlot && param.grad().defined() &&
       param.grad().scalar_type() == bucket.dtypes().summed && move_into_slot(bucket, slot, param)) {
     moved_.resize(context_.params.size());
@@ -227,8 +233,32 @@ void Step::mark_param_ready(std::size_t param_index) {
   }
 }
 
+// Allocates the memory of a lazy bucket. With views, present gradients of all its params move
+// there, as in DDP: the gradient that has just arrived, and gradients of earlier backwards.
+void Step::ensure_memory(Bucket& bucket) {
+  const auto& params = context_.params.tensors();
+  if (!bucket.ensure_memory(*context_.collective, params) ||
+      place_in(bucket) != GradPlace::kInSlot) {
+    return;
+  }
+  bucket.wait_for_streams();
+  bucket.add_stream();
+  for (const auto& slot : bucket.slots()) {
+    const auto param_index = slot.param_index;
+    const auto& param = params[param_index];
+    const bool is_kept =
+        !kept_.empty() && kept_[param_index] && kept_[param_index]->is_same(param.grad());
+    if (!excluded_[param_index] && move_into_slot(bucket, slot, param) && is_kept) {
+      kept_[param_index] = param.grad();
+    }
+  }
+}
+
 void Step::pack_param(std::size_t param_index) {
   auto& bucket = context_.buckets.of(param_index);
+  if (context_.options.lazy_buckets) {
+    ensure_memory(bucket);
+  }
   const auto& slot = context_.buckets.slot_of(param_index);
   const auto& param = context_.params[param_index];
   const bool when_full = pack_times_[context_.buckets.plan().location(param_index).bucket_index] ==
@@ -276,6 +306,9 @@ void Step::count_down(std::size_t bucket_index) {
 void Step::complete(std::size_t bucket_index) {
   auto& bucket = context_.buckets[bucket_index];
   if (pack_times_[bucket_index] == PackTime::kWhenFull) {
+    if (context_.options.lazy_buckets) {
+      ensure_memory(bucket);
+    }
     kept_.resize(context_.params.size());
     pack_all(bucket, context_.params.tensors(), kept_, excluded_, place_in(bucket));
     bucket.divide(divisor_);
@@ -309,6 +342,10 @@ void Step::launch_ready() {
       if (!predicted_unused(*bucket_index)) {
         launch(*bucket_index);
       }
+    }
+    if (context_.settings.manual_finalization && launches_.empty()) {
+      launch_agreements();
+      context_.observer.peers().note(health::Doing::kBackward);
     }
   } catch (...) {
     launch_error_ = std::current_exception();

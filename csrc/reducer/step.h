@@ -7,6 +7,7 @@
 #include <exception>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "../buckets/bucket.h"
@@ -32,8 +33,8 @@ enum class PackTime {
 //
 // Every method needs the mutex of the context. A method releases the mutex while it waits for
 // communication or runs a communication hook. Threads of a backward call begin() and arrive(), and
-// the thread that ends the backward calls finish() or match_peers(). Any thread may call the const
-// methods.
+// the thread that ends the backward calls launch_rest(), finish() or match_peers(). With manual
+// finalization, any thread may call finish(). Any thread may call the const methods.
 class Step {
  public:
   enum class Kind {
@@ -52,10 +53,17 @@ class Step {
   void arrive(std::size_t param_index);
 
   // Backward has ended. Completes missing gradients from the present `param.grad`, so that peers
-  // get correct means, then waits for all buckets and writes the gradients back. Afterwards error()
-  // returns the first error of the step. Throws the error of a launch or a wait that fails, or of a
-  // launch that has failed before.
+  // get correct means, and launches all buckets that are left. Without effect in a second call.
+  // Throws the error of a launch that fails, or that has failed before.
+  void launch_rest();
+
+  // Calls launch_rest(), then waits for all buckets and writes the gradients back. Afterwards
+  // error() returns the first error of the step. Throws the error of a launch or a wait that fails.
   void finish();
+
+  // Whether finish() may run before backward has ended: all gradients are final, and all buckets
+  // are launched.
+  bool ready() const;
 
   // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
   // collective calls that peers make at the end of the step. Returns false if peers wait for this
@@ -81,8 +89,16 @@ class Step {
   // The first thing that was wrong with the step. It is raised at the end of the step, so that
   // peers do not wait.
   const std::optional<UserError>& error() const {
-    return error_;
+    return error_ ? error_ : error_of_missing_;
   }
+
+  // Makes `error`, about params without a gradient, the error of a step without another error.
+  void report_missing(UserError error) {
+    error_of_missing_ = std::move(error);
+  }
+
+  // A gradient of this param was added to `param.grad` after the last bucket was launched.
+  void report_late(std::size_t param_index);
 
  private:
   using Indices = std::vector<std::size_t>;
@@ -90,6 +106,7 @@ class Step {
   // Gradients on their way into buckets.
   void exclude_frozen();
   void mark_param_ready(std::size_t param_index);
+  void ensure_memory(Bucket& bucket);
   void pack_param(std::size_t param_index);
   void count_down(std::size_t bucket_index);
   void complete(std::size_t bucket_index);
@@ -100,13 +117,14 @@ class Step {
   std::optional<at::Tensor> take_kept(std::size_t param_index);
 
   // The end of the step.
+  void launch_agreements();
   void exchange_use();
   const std::vector<int32_t>& num_ranks_using();
   void finalize_all();
   void finalize(std::size_t bucket_index);
   bool use_decides(const Slot& slot) const;
   void write_back_params_of_peers();
-  void reduce_mispredicted();
+  Indices launch_mispredicted();
   void learn_use();
   void check_finite();
   void complete_order();
@@ -135,9 +153,12 @@ class Step {
   LaunchQueue launches_;
   bool launching_ = false;               // a thread launches buckets, or a launch has failed
   std::exception_ptr launch_error_;      // of the launch that failed
+  bool rest_launched_ = false;           // launch_rest() was called
+  bool agreements_launched_ = false;     // launch_agreements() was called
   std::map<std::size_t, Bucket> zeros_;  // by bucket index; kWithoutGrads only
   std::optional<FiniteCheck> finite_check_;
   std::optional<UserError> error_;
+  std::optional<UserError> error_of_missing_;
 };
 
 }  // namespace ddpx

@@ -6,23 +6,43 @@
 
 namespace ddpx {
 
-void Step::finish() {
+void Step::launch_rest() {
   if (launch_error_) {
     std::rethrow_exception(launch_error_);
+  }
+  if (std::exchange(rest_launched_, true)) {
+    return;
   }
   for (const auto param_index : kind_ == Kind::kWithGrads ? unfinished() : Indices()) {
     context_.params.links().pull(param_index);
     mark_param_ready(param_index);
   }
   complete_order();
-  exchange_use();
+  if (context_.settings.manual_finalization && !agreements_launched_) {
+    launch_agreements();  // of a rank without inputs, or without buckets
+  }
+}
+
+bool Step::ready() const {
+  return !launching_ && launches_.empty() && (context_.communicates() || unfinished().empty());
+}
+
+void Step::finish() {
+  launch_rest();
+  if (!agreements_launched_) {
+    exchange_use();
+  }
   finalize_all();
   const bool agrees = kind_ == Kind::kWithGrads && context_.communicates() &&
                       (context_.use_is_exchanged() || finite_check_);
   if (agrees) {
     context_.emit(StepEvent::kAgreeBegin);
   }
-  reduce_mispredicted();
+  if (!agreements_launched_) {
+    for (const auto bucket_index : launch_mispredicted()) {
+      finalize(bucket_index);
+    }
+  }
   write_back_params_of_peers();
   learn_use();
   check_finite();
@@ -36,6 +56,9 @@ void Step::finish() {
     }
     context_.emit(StepEvent::kCommEnd);
     context_.params.links().push_all();
+    if (context_.options.lazy_buckets) {
+      context_.buckets.free_memory();
+    }
   }
 }
 
@@ -118,7 +141,30 @@ void Step::write_back_params_of_peers() {
   }
 }
 
+void Step::report_late(std::size_t param_index) {
+  report(
+      errors::param_arrived_again(
+          context_.where(),
+          context_.params.name(param_index),
+          context_.options.mode == GraphMode::kStatic,
+          context_.options.gradient_as_bucket_view));
+}
+
 // ---- the use of params --------------------------------------------------------------------------
+
+// The calls that follow the buckets. With manual finalization, ranks call finish() at different
+// places between calls of the script, so each rank launches these calls directly after its last
+// bucket. The rank waits only for the used-map, and only if a bucket was predicted to be unused.
+void Step::launch_agreements() {
+  agreements_launched_ = true;
+  exchange_use();
+  launch_mispredicted();
+  if (finite_check_) {
+    context_.communicate(
+        [&] { finite_check_->launch(*context_.collective, context_.params.device()); },
+        errors::finite_check);
+  }
+}
 
 void Step::exchange_use() {
   if (!context_.use_is_exchanged()) {
@@ -143,9 +189,9 @@ const std::vector<int32_t>& Step::num_ranks_using() {
   return users;
 }
 
-// Buckets that were predicted to be unused, but of which some rank used a param. The same on all
-// ranks.
-void Step::reduce_mispredicted() {
+// Launches the buckets that were predicted to be unused, but of which some rank used a param. The
+// same on all ranks.
+std::vector<std::size_t> Step::launch_mispredicted() {
   Indices mispredicted;
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
     if (!predicted_unused(b)) {
@@ -158,10 +204,11 @@ void Step::reduce_mispredicted() {
     }
   }
   for (const auto bucket_index : mispredicted) {
+    pack_times_[bucket_index] = pack_time_if_used(bucket_index);
     if (kind_ == Kind::kWithGrads) {
-      // After an abort, autograd has not made the current stream wait for the gradients.
+      // Within a backward or after an abort, autograd has not made the current stream wait for the
+      // gradients.
       context_.buckets[bucket_index].wait_for_streams();
-      pack_times_[bucket_index] = pack_time_if_used(bucket_index);
       for (const auto param_index : context_.buckets.plan().buckets()[bucket_index].param_indices) {
         pack_param(param_index);
       }
@@ -169,9 +216,7 @@ void Step::reduce_mispredicted() {
     }
     launch(bucket_index);
   }
-  for (const auto bucket_index : mispredicted) {
-    finalize(bucket_index);
-  }
+  return mispredicted;
 }
 
 // The same on all ranks: either all ranks read the used-map, or some rank used every param, and the
@@ -213,7 +258,7 @@ void Step::check_finite() {
 
 bool Step::match_peers() noexcept {
   try {
-    if (context_.arrivals.learning()) {
+    if (context_.arrivals.learning() && !rest_launched_) {
       // On a device, the caller of backward may have changed the gradients by now.
       if (!context_.params.device().is_cpu() || !missing().empty()) {
         return false;
@@ -231,16 +276,12 @@ bool Step::match_peers() noexcept {
     complete_order();
     // This may run in the destructor of a graph task, so it waits only where peers launch further
     // buckets by the result. It does not wait for sums that peers only read.
-    context_.use.map.abandon();
-    exchange_use();
-    if (context_.options.skip_unused_buckets) {
-      reduce_mispredicted();
-      learn_use();
+    if (!agreements_launched_) {
+      context_.use.map.abandon();
+      launch_agreements();
     }
-    if (finite_check_) {
-      context_.communicate(
-          [&] { finite_check_->launch(*context_.collective, context_.params.device()); },
-          errors::finite_check);
+    if (context_.options.skip_unused_buckets) {
+      learn_use();
     }
     count_for_peers();
     return true;

@@ -96,6 +96,23 @@ UserError params_averaged_elsewhere(const Where& where, const std::vector<std::s
 UserError no_such_param(std::size_t param_index, std::size_t num_params);
 UserError not_positive(const std::string& what, int64_t value);
 
+// Manual finalization: finalize_backward() was called where no step can be ended.
+UserError finalization_not_manual(const Where& where);
+UserError nothing_to_finalize(const Where& where);
+UserError finalized_twice(const Where& where);
+// `names`: the params whose gradients are not final. `at_end`: this step launches its buckets at
+// the end of backward.
+UserError buckets_not_ready(const Where& where, const std::vector<std::string>& names, bool at_end);
+
+// `call` must not come before finalize_backward() has ended the step.
+UserError finalization_pending(const Where& where, const std::string& call);
+
+// The mode was changed between a forward and the end of its step.
+UserError finalization_in_use(const Where& where);
+
+// A gradient arrived in the same backward after finalize_backward().
+UserError grad_after_finalization(const Where& where, const std::string& name);
+
 // The last backward ended without gradients that it had to bring.
 UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);
 

@@ -18,6 +18,7 @@ from ddpx.ddp import checks, nested
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.comm_hooks import CommHook, check_hook
 from ddpx.ddp.dynamo import active_wrapper
+from ddpx.ddp.finalization import Finalization
 from ddpx.ddp.join_interface import JoinInterface
 from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import Options
@@ -28,7 +29,7 @@ from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
 
 
-class DDPInterface(JoinInterface, TorchOnlyNames):
+class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     """Attributes and methods of DDP besides ``forward`` and ``no_sync``.
 
     Trainers and torch's own code use them. A wrapper derives from this class and makes the parts.
@@ -60,6 +61,7 @@ class DDPInterface(JoinInterface, TorchOnlyNames):
         self.static_graph = options.static_graph
         self.batched_grad_copy = options.batched_grad_copy
         self.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params
+        self.lazy_bucket_allocation = options.lazy_bucket_allocation
         self.bucket_bytes_cap = options.cap_bytes
         self.bucket_bytes_cap_list = list(options.listed_cap_bytes)
         self.bucket_bytes_cap_default = options.first_cap_bytes < options.cap_bytes
@@ -264,7 +266,7 @@ class DDPInterface(JoinInterface, TorchOnlyNames):
     @property
     def _delay_all_reduce_all_params(self) -> bool:
         """Whether the all-reduce of all parameters is delayed."""
-        return all(param.delayed for param in self._averaging.managed)
+        return self.reducer.delays_all_params
 
     def _get_parameters(self, m: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Yields the parameters of ``m``. A shared parameter occurs several times, as in DDP."""

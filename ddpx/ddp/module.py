@@ -44,9 +44,10 @@ def call_on_construction(callback: ConstructionCallback) -> None:
 class ReducerDDP(Forward):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
-    The first 20 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
-    torch 2.13, in the same order. ``isinstance(model, DistributedDataParallel)`` is true. On CPU
-    with ``gloo``, results equal those of DDP bit for bit.
+    The first 21 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
+    torch 2.15, in the same order. The arguments of ddpx are keyword-only.
+    ``isinstance(model, DistributedDataParallel)`` is true. On CPU with ``gloo``, results equal
+    those of DDP bit for bit.
 
     A backward averages gradients, unless the backward or the forward of each output that the
     backward reaches runs in :meth:`no_sync`.
@@ -94,6 +95,10 @@ class ReducerDDP(Forward):
         batched_grad_copy: Copy and divide all gradients of a bucket together, when the bucket is
             full. Default False.
         forward_sync_buffers: Broadcast the buffers of rank 0 before each forward. Default True.
+        lazy_bucket_allocation: Allocate the memory of a bucket when its first gradient is packed,
+            and release the memory at the end of the step. The memory of buckets and of activations
+            then overlaps less. With ``gradient_as_bucket_view``, ``param.grad`` keeps the memory.
+            Default False.
         reduce_dtype: The dtype in which floating-point gradients are summed over ranks, for
             example ``torch.float32`` for a 16-bit model. If this dtype is wider than the
             gradient's, sums over micro-steps in ``no_sync`` have it, too. ``param.grad`` is
@@ -144,6 +149,8 @@ class ReducerDDP(Forward):
         bucket_cap_mb_list: list[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
+        *,
         reduce_dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
         transport: str | None = None,
@@ -167,6 +174,7 @@ class ReducerDDP(Forward):
             forward_sync_buffers=forward_sync_buffers,
             batched_grad_copy=batched_grad_copy,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            lazy_bucket_allocation=lazy_bucket_allocation,
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
             transport=transport,

@@ -33,6 +33,7 @@ class Options:
     static_graph: bool
     batched_grad_copy: bool
     skip_all_reduce_unused_params: bool
+    lazy_bucket_allocation: bool
     reduce_dtype: torch.dtype | None
     grad_dtype: torch.dtype | None
     transport: str
@@ -68,6 +69,7 @@ class Options:
             batched_grad_copy=self.batched_grad_copy,
             skip_unused_buckets=self.skip_all_reduce_unused_params,
             precision=self.precision,
+            lazy_bucket_allocation=self.lazy_bucket_allocation,
         )
 
 
@@ -84,6 +86,7 @@ def make_options(
     forward_sync_buffers: bool | None,
     batched_grad_copy: bool,
     skip_all_reduce_unused_params: bool,
+    lazy_bucket_allocation: bool = False,
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
     transport: str | None = None,
@@ -106,6 +109,7 @@ def make_options(
         "forward_sync_buffers": forward_sync_buffers,
         "batched_grad_copy": batched_grad_copy,
         "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+        "lazy_bucket_allocation": lazy_bucket_allocation,
     }
     for name, value in flags.items():
         optional = name in ("broadcast_buffers", "forward_sync_buffers")
@@ -138,6 +142,7 @@ def make_options(
         static_graph=bool(static_graph),
         batched_grad_copy=bool(batched_grad_copy),
         skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
+        lazy_bucket_allocation=bool(lazy_bucket_allocation),
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
         transport=choice,

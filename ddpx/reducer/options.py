@@ -18,6 +18,7 @@ class ReducerOptions:
         batched_grad_copy: Copy all gradients of a bucket together, when the bucket is full.
         skip_unused_buckets: Do not communicate a bucket that no rank used in the last step.
         precision: The dtypes of sums and of averaged gradients.
+        lazy_bucket_allocation: Dense buckets have memory only within steps.
     """
 
     caps: _C.BucketCaps
@@ -26,3 +27,4 @@ class ReducerOptions:
     batched_grad_copy: bool
     skip_unused_buckets: bool
     precision: _C.Precision
+    lazy_bucket_allocation: bool

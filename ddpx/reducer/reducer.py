@@ -30,6 +30,7 @@ class Reducer(_C.Reducer):
 
     Attributes:
         settings: What was set after construction.
+        delays_all_params: Whether the all-reduce of all parameters is delayed.
         wait_for: Makes the end of the next synchronized backward of a reducer wait for futures. The
             wrapper sets this attribute.
 
@@ -65,6 +66,7 @@ class Reducer(_C.Reducer):
             [_C.ReducerParam(p.tensor, p.name) for p in frozen],
             trigger,
             options.precision,
+            options.lazy_bucket_allocation,
         )
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
@@ -72,6 +74,7 @@ class Reducer(_C.Reducer):
         self._device = managed[0].tensor.device
         self.settings = Settings()
         self.wait_for: Callable[[Reducer, Futures], None] | None = None
+        self.delays_all_params = all(p.delayed for p in managed)
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -125,6 +128,11 @@ class Reducer(_C.Reducer):
         super().set_check_finite(enabled)
         self.settings.check_finite = enabled
 
+    def set_manual_finalization(self, required: bool) -> None:
+        """Sets whether ``finalize_backward()`` ends each step, instead of the end of backward."""
+        super().set_manual_finalization(required)
+        self.settings.manual_finalization = required
+
     def set_sample_rate(self, sample_rate: int) -> None:
         """Sets the number of steps between two reports, after the first ten steps."""
         super().set_sample_rate(sample_rate)
@@ -133,6 +141,8 @@ class Reducer(_C.Reducer):
     def apply(self, settings: Settings) -> None:
         """Takes over the settings of another reducer of a copy of the module."""
         self.set_check_finite(settings.check_finite)
+        if settings.manual_finalization:
+            self.set_manual_finalization(True)
         if settings.sample_rate is not None:
             self.set_sample_rate(settings.sample_rate)
         self._set_sparse_metadata(settings.sparse_rows)
@@ -195,6 +205,15 @@ class Reducer(_C.Reducer):
 
     def _set_static_graph(self) -> None:
         self.set_static_graph()
+
+    def _set_manual_finalization_required(self, required: bool) -> None:
+        self.set_manual_finalization(required)
+
+    def _should_finalize_after_backward(self) -> bool:
+        return self.should_finalize_after_backward
+
+    def _finalize_backward_manual(self) -> None:
+        self.finalize_backward()
 
 
 def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:

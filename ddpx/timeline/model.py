@@ -61,7 +61,7 @@ class BucketTimes:
         ready: The last gradient is packed.
         launched: The all-reduce starts. Buckets are launched in plan order.
         completed: The all-reduce ends.
-        wait: The wait at the end of backward for this bucket. For the first bucket that needs the
+        wait: The wait at the end of the step for this bucket. For the first bucket that needs the
             ranks' agreement on used parameters, the wait includes this agreement.
         written_back: The gradients are in ``param.grad``.
     """
@@ -78,7 +78,9 @@ class PhaseSpan:
     """A phase of the reducer.
 
     Attributes:
-        phase: ``"collecting"``, ``"finalizing"``, ``"rebuilding"`` or ``"failed"``.
+        phase: ``"collecting"``, ``"finalizing"``, ``"rebuilding"`` or ``"failed"``. With manual
+            finalization also ``"ready"``, until ``finalize_backward()``, or ``"finalized"``, for
+            the rest of a backward.
         span: The time of the phase.
     """
 
@@ -94,7 +96,8 @@ class RankStep:
         forwards: The forwards of the wrapper. Several if gradients are accumulated.
         backward: The time from the module's outputs to the end of backward, when only
             communication is left. If backward reaches no output, the first gradient is the start.
-        end: The end of the step, when ``backward()`` returns.
+        end: The end of the step, when ``backward()`` returns. With manual finalization, when
+            ``finalize_backward()`` returns.
         arrivals: The gradients, in order of time.
         buckets: The buckets, by bucket index. None for a bucket that is not communicated.
         phases: The phases of the reducer, in order, without ``"idle"``.

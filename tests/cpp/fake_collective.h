@@ -139,13 +139,25 @@ class FakeCollective final : public Collective {
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
     on_allocate();
     // Not numbers, so that what is sent without having been packed shows.
-    return at::full({numel}, std::numeric_limits<double>::quiet_NaN(), options);
+    auto tensor = at::full({numel}, std::numeric_limits<double>::quiet_NaN(), options);
+    allocated_.emplace_back(tensor.storage().getWeakStorageImpl());
+    return tensor;
+  }
+
+  // The number of tensors of allocate() that are in use.
+  std::size_t num_allocated() const {
+    std::size_t number = 0;
+    for (const auto& storage : allocated_) {
+      number += storage.expired() ? 0 : 1;
+    }
+    return number;
   }
 
  private:
   int rank_;
   int world_size_;
   std::vector<AllReduce> all_reduces_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> allocated_;
 };
 
 }  // namespace ddpx

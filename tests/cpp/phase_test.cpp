@@ -13,7 +13,13 @@ namespace ddpx {
 namespace {
 
 constexpr Phase kPhases[] = {
-    Phase::kIdle, Phase::kRebuilding, Phase::kCollecting, Phase::kFinalizing, Phase::kFailed};
+    Phase::kIdle,
+    Phase::kRebuilding,
+    Phase::kCollecting,
+    Phase::kFinalizing,
+    Phase::kFailed,
+    Phase::kReady,
+    Phase::kFinalized};
 
 const std::set<std::pair<Phase, Phase>> kLegal = {
     {Phase::kIdle, Phase::kCollecting},
@@ -25,6 +31,10 @@ const std::set<std::pair<Phase, Phase>> kLegal = {
     {Phase::kFinalizing, Phase::kIdle},
     {Phase::kFinalizing, Phase::kFailed},
     {Phase::kFailed, Phase::kIdle},
+    {Phase::kCollecting, Phase::kReady},
+    {Phase::kReady, Phase::kFinalizing},
+    {Phase::kIdle, Phase::kFinalized},
+    {Phase::kFinalized, Phase::kIdle},
 };
 
 TEST(Phase, LegalTransitionsReturnTheNewPhase) {

@@ -77,8 +77,13 @@ class Replica {
   void learn(const Indices& arrival_order = {2, 1, 0}) {
     step(arrival_order);
     reducer->prepare_forward();
-    reducer->used_by_ranks();  // waits for an agreement whose answer nobody needed
     clear_grads();
+    forget_calls();
+  }
+
+  // Waits for an agreement whose answer nobody needed, and forgets all calls.
+  void forget_calls() {
+    reducer->used_by_ranks();
     collective->clear();
   }
 

@@ -150,7 +150,7 @@ TEST(TextsTest, ValuesOfOtherProcessesAreChecked) {
   EXPECT_FALSE(Failure::from_text(join_fields({"-1", "", "1"})));
   EXPECT_FALSE(Failure::from_text(join_fields({"0", "", "x-3,4-"})));
   EXPECT_EQ(Failure::from_text(join_fields({"0", "", "3-2147483647"}))->lost.size(), 65533u);
-  EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kAgreeing);
+  EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kPending);
 }
 
 TEST(TextsTest, AnActivityIsUnpackedAsItWasPacked) {

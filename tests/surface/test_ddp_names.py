@@ -1,10 +1,12 @@
 """Every name of the installed torch's DDP: a derived class may override it, a script may use it, or
-ReducerDDP refuses it by name. The lists fail when torch adds a name."""
+ReducerDDP refuses it by name. Signatures are those of DDP, too. The lists fail when torch adds a
+name or an argument. ``NEWER`` has what older releases of torch lack."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ddpx import ReducerDDP
+from ddpx.reducer import Reducer
 
 # Methods and properties that forward, construction, join() or a copy call: an override runs.
 CALLED = {
@@ -58,6 +61,7 @@ CALLED = {
 # Names that only scripts, trainers and torch's other code use.
 FOR_CALLERS = {
     "_active_ddp_module",
+    "_check_manual_backward_finalization_supported",
     "_check_reducer_finalized",
     "_get_active_ddp_module",
     "_get_data_parallel_params",
@@ -73,10 +77,13 @@ FOR_CALLERS = {
     "_set_sparse_metadata",
     "_update_process_group",
     "broadcast_buffers",
+    "finalize_backward",
     "gather",
     "join",
     "no_sync",
+    "require_manual_backward_finalization",
     "scatter",
+    "should_finalize_after_backward",
     "to_kwargs",
     "train",
 }
@@ -110,6 +117,7 @@ ATTRIBUTES = {
     "_join_config",
     "_lazy_init_ran",
     "_module_parameters",
+    "_require_manual_backward_finalization",
     "_use_python_reducer",
     "batched_grad_copy",
     "broadcast_bucket_size",
@@ -124,6 +132,7 @@ ATTRIBUTES = {
     "forward_sync_buffers",
     "gradient_as_bucket_view",
     "is_multi_device_module",
+    "lazy_bucket_allocation",
     "logger",
     "mixed_precision",
     "modules_buffers",
@@ -143,14 +152,17 @@ REFUSED_ATTRIBUTES = {"_bucket_config", "_delay_grad_buffer", "_delay_grad_views
 OF_REDUCER = {
     "_check_reducer_finalized",
     "_ddp_graph_static",
+    "_finalize_backward_manual",
     "_get_local_used_map",
     "_install_post_backward_futures",
     "_rebuild_buckets",
     "_remove_autograd_hooks",
     "_run_allreduce_hook",
     "_set_ddp_runtime_logging_sample_rate",
+    "_set_manual_finalization_required",
     "_set_sparse_metadata",
     "_set_static_graph",
+    "_should_finalize_after_backward",
     "_update_process_group",
     "prepare_for_backward",
     "prepare_for_forward",
@@ -176,6 +188,38 @@ REFUSED_OF_LOGGER = {
     "set_construction_data_and_log",
 }
 
+# Methods, attributes and arguments of DDP and of its reducer, by the release of torch that brought
+# them. ReducerDDP has them with every torch.
+_2_15 = {
+    "_check_manual_backward_finalization_supported",
+    "_finalize_backward_manual",
+    "_require_manual_backward_finalization",
+    "_set_manual_finalization_required",
+    "_should_finalize_after_backward",
+    "finalize_backward",
+    "lazy_bucket_allocation",
+    "require_manual_backward_finalization",
+    "should_finalize_after_backward",
+}
+INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
+NEWER = _2_15 if INSTALLED < (2, 15) else set()
+
+# Arguments of ReducerDDP alone. They are keyword-only, so that DDP may add arguments.
+OF_DDPX = ["reduce_dtype", "grad_dtype", "transport"]
+# Methods that ddpx adds to those of DDP and of nn.Module.
+ONLY_HERE = {
+    "register_post_sync_hook",
+    "reset",
+    "set_check_finite",
+    "set_requires_gradient_sync",
+    "synchronized_grads",
+}
+# Intended differences of signatures of the reducer's methods: the names of arguments, by method.
+# DDP's reducer takes the outputs, or one output. Ours ignores them, and may be called without.
+OTHER_ARGUMENTS = {
+    "prepare_for_backward": ["outputs"],
+}
+
 
 def _names(cls: type) -> set[str]:
     return {name for name in vars(cls) if not name.startswith(("__", "_pybind11"))}
@@ -183,30 +227,74 @@ def _names(cls: type) -> set[str]:
 
 def test_every_method_of_ddp_is_listed():
     theirs = set(vars(DistributedDataParallel)) - OF_PYTHON
-    assert theirs == CALLED | FOR_CALLERS | REFUSED | REFUSED_OVERRIDES
-    assert len(theirs) == sum(map(len, (CALLED, FOR_CALLERS, REFUSED, REFUSED_OVERRIDES)))
+    listed = (CALLED, FOR_CALLERS, REFUSED, REFUSED_OVERRIDES)
+    assert theirs == set().union(*listed) - NEWER
+    assert len(set().union(*listed)) == sum(map(len, listed))
 
 
 def test_every_method_of_the_reducer_and_the_logger_is_listed():
-    assert _names(dist.Reducer) == OF_REDUCER | REFUSED_OF_REDUCER
+    assert _names(dist.Reducer) == (OF_REDUCER | REFUSED_OF_REDUCER) - NEWER
     assert _names(dist.Logger) == OF_LOGGER | REFUSED_OF_LOGGER
 
 
+def test_names_beyond_ddps():
+    """Public names in ``dir()``: all those of DDP, and the listed ones of ddpx."""
+    theirs, ours = ({name for name in dir(cls) if not name.startswith("_")} for cls in WRAPPERS)
+    assert theirs <= ours
+    # What is an attribute of an instance of DDP may be a property here.
+    assert ours - theirs - ATTRIBUTES - NEWER - {"buffer_hook"} == ONLY_HERE
+
+
+def _parameters(function: Any, default: bool = True) -> list[tuple[Any, ...]]:
+    return [
+        (p.name, p.kind, p.default if default else p.default is p.empty)
+        for p in inspect.signature(function).parameters.values()
+    ]
+
+
 def test_signatures_are_those_of_ddp():
-    for name in sorted((CALLED | FOR_CALLERS) - {"__init__"}):
+    for name in sorted((CALLED | FOR_CALLERS) - NEWER):
         theirs = inspect.getattr_static(DistributedDataParallel, name)
         ours = inspect.getattr_static(ReducerDDP, name)
         if isinstance(theirs, property) or name == "_active_ddp_module":
             assert isinstance(ours, property), name
-            continue
-        pairs = [
-            [
-                (p.name, p.kind, p.default is p.empty)
-                for p in inspect.signature(getattr(cls, name)).parameters.values()
+            has_setter = getattr(theirs, "fset", None) is not None
+            assert not has_setter or ours.fset is not None, name
+        elif name != "__init__":
+            own = [
+                _parameters(getattr(cls, name), default=False)
+                for cls in (DistributedDataParallel, ReducerDDP)
             ]
-            for cls in (DistributedDataParallel, ReducerDDP)
-        ]
-        assert pairs[0] == pairs[1], name
+            assert own[0] == own[1], name
+
+
+def test_arguments_of_the_constructor():
+    theirs, ours = (_parameters(cls.__init__) for cls in (DistributedDataParallel, ReducerDDP))
+    positional = [p for p in ours if p[1] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert theirs == [p for p in positional if p[0] not in NEWER]
+    assert [p[0] for p in positional][-1] == "lazy_bucket_allocation"
+    keyword_only = [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in OF_DDPX]
+    assert ours == positional + keyword_only
+
+
+def _of_docstring(method: Any) -> set[tuple[str, ...]]:
+    """The names of arguments in the signatures that pybind11 writes, one for each overload."""
+    found = re.findall(rf"^(?:\d+\. )?{method.__name__}\((.*)\) ->", method.__doc__, re.MULTILINE)
+    assert found, method.__doc__
+    return {tuple(re.findall(r"(?:^|, )(\w+): ", arguments))[1:] for arguments in found}
+
+
+def test_signatures_of_the_reducer():
+    for name in sorted(OF_REDUCER - NEWER):
+        theirs = _of_docstring(getattr(dist.Reducer, name))
+        ours = [p for p in _parameters(getattr(Reducer, name))[1:]]
+        if name in OTHER_ARGUMENTS:
+            assert [p[0] for p in ours] == OTHER_ARGUMENTS[name], name
+            continue
+        (arguments,) = theirs
+        assert len(arguments) == len(ours), name
+        for their_name, (our_name, *_) in zip(arguments, ours, strict=True):
+            assert their_name == our_name or re.fullmatch(r"arg\d+", their_name), name
 
 
 def _check_attributes() -> None:
@@ -214,12 +302,12 @@ def _check_attributes() -> None:
     plain = set(vars(nn.Linear(1, 1)))
     for model in (theirs, ours):
         model(torch.ones(1, 16)).sum().backward()
-    assert set(vars(theirs)) - plain == ATTRIBUTES | REFUSED_ATTRIBUTES
+    assert set(vars(theirs)) - plain == (ATTRIBUTES | REFUSED_ATTRIBUTES) - NEWER
     for name in ATTRIBUTES:
         getattr(ours, name)
     same = ATTRIBUTES - {"_accum_grad_hooks", "_comm_hooks", "_join_config", "_module_parameters"}
     same -= {"logger", "reducer", "parameters_to_ignore", "use_side_stream_for_tensor_copies"}
-    for name in same:
+    for name in same - NEWER:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert [id(p) for p in ours._module_parameters] == [id(p) for p in ours.parameters()]
     for name in REFUSED_ATTRIBUTES:

@@ -29,9 +29,14 @@ def _names(cls: type) -> list[str]:
 
 
 def test_arguments_stand_in_ddps_order():
-    """A torch older than 2.13 has fewer arguments, in the same order."""
+    """A torch older than 2.15 has fewer arguments, in the same order."""
     theirs = _names(DistributedDataParallel)
     assert _names(ReducerDDP)[: len(theirs)] == theirs
+
+
+def test_arguments_of_ddpx_are_keyword_only():
+    with pytest.raises(TypeError, match="positional arguments"):
+        ReducerDDP(nn.Linear(2, 2), *[None] * 20, torch.float32)
 
 
 def test_defaults_are_ddps():

@@ -100,6 +100,7 @@ class Card {
     for (const [name, item] of this.phases) {
       if (name === phase) item.setAttribute("aria-current", "step");
       else item.removeAttribute("aria-current");
+      item.hidden = Boolean(PHASES[name].manual) && name !== phase;
     }
     this.meaning.textContent = PHASES[phase].meaning;
   }

@@ -2,7 +2,8 @@
 // happened at t.
 "use strict";
 
-// In the order in which a step goes through them. The words are those of errors
+// In the order in which a step goes through them. Those of manual finalization are shown only while
+// they last. The words are those of errors
 // (csrc/reducer/phase.cpp); the meanings are those of csrc/reducer/phase.h.
 const PHASES = {
   idle: {
@@ -24,6 +25,16 @@ const PHASES = {
   failed: {
     words: "recovery of a failed step",
     meaning: "The step broke off. Its buffers may still be in use, so fresh ones replace them.",
+  },
+  ready: {
+    manual: true,
+    words: "end of backward, before finalize_backward()",
+    meaning: "Backward has ended, all buckets have left: the script has not called finalize_backward().",
+  },
+  finalized: {
+    manual: true,
+    words: "backward, after finalize_backward()",
+    meaning: "finalize_backward() was called within a backward, which still runs.",
   },
 };
 

@@ -1,0 +1,119 @@
+// The methods of Reducer for manual finalization: finalize_backward() ends a step.
+//
+// The end of backward makes all calls that peers wait for. So ranks may call finalize_backward() at
+// different places between collective calls of the script.
+#include <functional>
+
+#include "reducer.h"
+
+namespace ddpx {
+
+bool Reducer::should_finalize_after_backward() const {
+  return look([](const ReducerContext& context) {
+    const bool at_end = context.arrivals.learning() || context.order.wanted() ||
+                        context.order.due() || context.options.precision.compute;
+    return context.settings.manual_finalization && at_end;
+  });
+}
+
+void Reducer::finalize_backward() {
+  std::function<void()> after_sync;
+  {
+    const auto lock = context_.mutex.lock_when([this] {
+      return !awaits_abort() &&
+             (context_.phase == Phase::kFinalizing || !context_.mutex.occupied_by_other());
+    });
+    check_can_finalize();
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    const auto stay_in_backward = [this] {
+      if (!scope_.empty() && context_.phase == Phase::kIdle) {
+        context_.go_to(Phase::kFinalized);
+      }
+    };
+    if (context_.phase == Phase::kReady) {
+      context_.go_to(Phase::kFinalizing);
+    } else {
+      context_.buckets.wait_for_streams();
+      end_backward(backward_sync_.output_reached());
+    }
+    try {
+      finish_step();
+    } catch (...) {
+      stay_in_backward();
+      throw;
+    }
+    stay_in_backward();
+    after_sync = after_sync_;
+  }
+  if (after_sync) {
+    after_sync();
+  }
+}
+
+void Reducer::check_can_finalize() const {
+  const auto where = context_.where();
+  if (!context_.settings.manual_finalization) {
+    throw errors::finalization_not_manual(where);
+  }
+  const bool at_end = context_.arrivals.learning();
+  // The backward of a watched output runs, and no gradient has come yet.
+  const bool begins = context_.phase == Phase::kIdle && sync_enabled_ && !scope_.empty() &&
+                      backward_sync_.output_reached();
+  if (begins) {
+    throw errors::buckets_not_ready(where, context_.params.names(), at_end);
+  }
+  switch (context_.phase) {
+    case Phase::kReady:
+      return;
+    case Phase::kCollecting:
+      if (!step_->ready()) {
+        throw errors::buckets_not_ready(
+            where, context_.params.names_of(step_->unfinished()), at_end);
+      }
+      return;
+    case Phase::kFinalizing:
+    case Phase::kFinalized:
+      throw errors::finalized_twice(where);
+    case Phase::kIdle:
+    case Phase::kRebuilding:
+    case Phase::kFailed:
+      throw errors::nothing_to_finalize(where);
+  }
+}
+
+void Reducer::check_not_pending(const char* call) const {
+  if (context_.phase == Phase::kReady) {
+    throw errors::finalization_pending(context_.where(), call);
+  }
+}
+
+// Backward has ended. All calls of the step are made, so no peer waits for this rank.
+void Reducer::await_finalization(bool output_reached) {
+  emit(StepEvent::kBackwardEnd);
+  try {
+    step_->launch_rest();
+  } catch (...) {
+    fail();
+    throw;
+  }
+  context_.go_to(Phase::kReady);
+  report_missing(output_reached);
+  emit(StepEvent::kReady);
+}
+
+// A gradient that arrives between the end of one step and the begin of another one. The gradient is
+// in `param.grad` already.
+void Reducer::refuse_grad(std::size_t param_index) {
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  } else if (context_.phase == Phase::kFinalized) {
+    throw errors::grad_after_finalization(context_.where(), context_.params.name(param_index));
+  } else if (context_.phase == Phase::kReady) {
+    if (context_.options.gradient_as_bucket_view) {
+      step_->report_late(param_index);
+    }
+    check_not_pending("a backward");
+  }
+}
+
+}  // namespace ddpx
