@@ -256,3 +256,26 @@ def _check_wrong_type() -> None:
 
 def test_a_wrong_type(ranks):
     on_ranks(ranks, 1, _check_wrong_type)
+
+
+def _check_shm(mode: str) -> None:
+    """Over a group of the backend shm, each bucket of a step is a new block of shared memory."""
+    group = dist.new_group(backend="shm")
+    found = []
+    for lazy in (True, False):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        model = ReducerDDP(
+            module, process_group=group, lazy_bucket_allocation=lazy, **{**CAP, **MODES[mode]}
+        )
+        for number in range(5):
+            seed(number)
+            model.zero_grad()
+            model(torch.randn(4, 64)).square().mean().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    _compare(*found, exact=True)
+
+
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_shared_memory(ranks, mode: str):
+    on_ranks(ranks, 2, _check_shm, mode)
