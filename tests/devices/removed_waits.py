@@ -154,7 +154,7 @@ PROOFS = (
         "STREAM",
         (
             "ddpx::StreamSet::wait",
-            "ddpx::Step::reduce_mispredicted",
+            "ddpx::Step::launch_mispredicted",
             "!ddpx::Bucket::launch",
             "!ddpx::Step::complete",
         ),
