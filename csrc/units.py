@@ -6,7 +6,7 @@ A compiler parses torch's large headers once for each unit, which takes longer t
 A unit is a generated file that includes several sources.
 
 - A group is a folder of ``ONE_FOLDER``. All other sources are the group "core".
-- A group has as few units as ``LINES_PER_UNIT`` allows, of about the same size.
+- A group has as few units as its lines per unit allow, of about the same size.
 - A source with a pragma for the optimizer or the processor stays alone. The pragma would also apply
   to the sources after it.
 """

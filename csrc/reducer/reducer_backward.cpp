@@ -93,7 +93,9 @@ void Reducer::on_grad(std::size_t param_index) {
   if (has_yielded()) {
     return;
   }
-  if (context_.phase != Phase::kCollecting && context_.phase != Phase::kIdle) {
+  if (context_.phase == Phase::kFailed) {
+    recover();
+  } else if (context_.phase != Phase::kCollecting && context_.phase != Phase::kIdle) {
     refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);

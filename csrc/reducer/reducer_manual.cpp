@@ -104,11 +104,10 @@ void Reducer::await_finalization(bool output_reached) {
 // A gradient that arrives between the end of one step and the begin of another one. The gradient is
 // in `param.grad` already.
 void Reducer::refuse_grad(std::size_t param_index) {
-  if (context_.phase == Phase::kFailed) {
-    recover();
-  } else if (context_.phase == Phase::kFinalized) {
+  if (context_.phase == Phase::kFinalized) {
     throw errors::grad_after_finalization(context_.where(), context_.params.name(param_index));
-  } else if (context_.phase == Phase::kReady) {
+  }
+  if (context_.phase == Phase::kReady) {
     if (context_.options.gradient_as_bucket_view) {
       step_->report_late(param_index);
     }

@@ -162,12 +162,7 @@ void Step::arrive(std::size_t param_index) {
       context_.params.links().push(param_index);
       break;
     case Arrival::kRepeated:
-      report(
-          errors::param_arrived_again(
-              context_.where(),
-              context_.params.name(param_index),
-              context_.options.mode == GraphMode::kStatic,
-              context_.options.gradient_as_bucket_view));
+      report_late(param_index);
       break;
     case Arrival::kUnforeseen:
       report(errors::param_unforeseen(context_.where(), context_.params.name(param_index)));

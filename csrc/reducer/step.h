@@ -97,7 +97,7 @@ class Step {
     error_of_missing_ = std::move(error);
   }
 
-  // A gradient of this param was added to `param.grad` after the last bucket was launched.
+  // A gradient of this param was added to `param.grad` after its final gradient was packed.
   void report_late(std::size_t param_index);
 
  private:
