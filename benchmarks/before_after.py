@@ -1,10 +1,15 @@
-"""Compares the step time of this checkout with that of another, in turns on one machine.
+"""Compares the cost of a step of this checkout with that of another, in turns on one machine.
 
     python benchmarks/before_after.py ../other --rounds 40
-    python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" --cpu-time
+    python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" \\
+        --measure cpu-time
+    python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" \\
+        --measure instructions --rounds 2
 
-The second command measures no waits. It measures the CPU time of the training thread, for forward
-and backward of a model with almost no arithmetic, with all work of a reducer (DDPX_FORCE_COMM=1).
+The second and third command measure no waits. They measure the CPU time of the training thread,
+or count its instructions, for forward and backward of a model with almost no arithmetic, with all
+work of a reducer (DDPX_FORCE_COMM=1). The number of instructions differs by 0.1 % from run to run,
+but it does not show a cache miss. Counting needs valgrind.
 
 Each checkout has ranks of its own, with its own build of the extension. In each round every setting
 runs in both checkouts, one directly after the other, in alternating order. DDP has the same code on
@@ -17,6 +22,8 @@ import argparse
 import functools
 import os
 import random
+import re
+import shutil
 import socket
 import statistics
 import subprocess
@@ -42,20 +49,28 @@ SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     "mixed precision": ({"mixed_precision": "bfloat16"}, False),
 }
 TINY = "4,000 tiny tensors"
+# measure -> the units of a step and of a difference, and their number per second or per instruction
+UNITS = {
+    "time": ("ms", 1e3, "us", 1e6),
+    "cpu-time": ("ms", 1e3, "us", 1e6),
+    "instructions": ("million", 1e-6, "thousand", 1e-3),
+}
+CALLGRIND = "valgrind --quiet --tool=callgrind --instr-atstart=no --callgrind-out-file=/dev/null"
 CONTENDERS = ("DDP, default", "DDP, find unused, use varies", *(f"ddpx, {s}" for s in SETTINGS))
 
 
 class Side:
     """The ranks of one checkout."""
 
-    def __init__(self, root: Path, world_size: int, arguments: list[str]) -> None:
+    def __init__(self, root: Path, world_size: int, measure: str, arguments: list[str]) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         environment = {**os.environ, "PYTHONPATH": str(root), "MASTER_PORT": str(port)}
         environment |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
         environment |= {"DDPX_FORCE_COMM": "1"}
-        command = [sys.executable, __file__, "--worker", str(root), *arguments]
+        command = CALLGRIND.split() if measure == "instructions" else []
+        command += [sys.executable, __file__, "--worker", str(root), *arguments]
         self._ranks = [
             subprocess.Popen(
                 command,
@@ -68,7 +83,7 @@ class Side:
         ]
         self._answers()
 
-    def seconds_a_step(self, contender: str) -> float:
+    def cost_of_step(self, contender: str) -> float:
         for rank in self._ranks:
             assert rank.stdin is not None
             print(contender, file=rank.stdin, flush=True)
@@ -86,39 +101,45 @@ class Side:
 
 
 @contextmanager
-def sides(other: Path, world_size: int, arguments: list[str]) -> Iterator[dict[str, Side]]:
+def sides(
+    other: Path, world_size: int, measure: str, arguments: list[str]
+) -> Iterator[dict[str, Side]]:
     made: dict[str, Side] = {}
     try:
         for name, root in zip(SIDES, (other, ROOT), strict=True):
-            made[name] = Side(root, world_size, arguments)
+            made[name] = Side(root, world_size, measure, arguments)
         yield made
     finally:
         for side in made.values():
             side.close()
 
 
-def measure(
+def compare(
     pair: dict[str, Side], contenders: Sequence[str], rounds: int
 ) -> dict[str, list[list[float]]]:
-    """Seconds per step, by contender, with (before, after) for each round."""
+    """The cost of a step, by contender, with (before, after) for each round."""
     order = random.Random(0)
-    times: dict[str, list[list[float]]] = {contender: [] for contender in contenders}
+    costs: dict[str, list[list[float]]] = {contender: [] for contender in contenders}
     for number in range(rounds + 1):  # the first round warms up
         for contender in order.sample(contenders, len(contenders)):
-            found = {s: pair[s].seconds_a_step(contender) for s in order.sample(SIDES, len(SIDES))}
+            found = {s: pair[s].cost_of_step(contender) for s in order.sample(SIDES, len(SIDES))}
             if number > 0:
-                times[contender].append([found[name] for name in SIDES])
-    return times
+                costs[contender].append([found[name] for name in SIDES])
+    return costs
 
 
-def rows_of(times: dict[str, list[list[float]]]) -> list[list[object]]:
+def table_of(costs: dict[str, list[list[float]]], measure: str) -> str:
+    unit, per, small_unit, small_per = UNITS[measure]
     rows: list[list[object]] = []
-    for contender, rounds in times.items():
+    for contender, rounds in costs.items():
         before, after = (statistics.median(side) for side in zip(*rounds, strict=True))
         ratios = statistics.quantiles((a / b for b, a in rounds), n=4)
-        more_us = 1e6 * statistics.median(a - b for b, a in rounds)
-        rows.append([contender, 1e3 * before, 1e3 * after, *ratios, more_us])
-    return rows
+        more = small_per * statistics.median(a - b for b, a in rounds)
+        rows.append([contender, per * before, per * after, *ratios, more])
+    headers = ["contender", f"before, {unit}", f"after, {unit}"]
+    headers += ["ratio: 25 %", "50 %", "75 %", f"more, {small_unit}"]
+    formats = ("", ".2f", ".2f", ".3f", ".3f", ".3f", ".0f")
+    return tabulate(rows, headers, tablefmt="github", floatfmt=formats)
 
 
 # ---- a rank --------------------------------------------------------------------------------------
@@ -143,6 +164,31 @@ def _work(root: Path, model: str, num_steps: int, clock: Callable[[], float]) ->
             step(number)
         print((clock() - start) / num_steps, flush=True)
     dist.destroy_process_group()
+
+
+def _callgrind(action: str) -> str:
+    command = ["callgrind_control", action, str(os.getpid())]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@functools.cache
+def _start_counting() -> None:
+    _callgrind("--instr=on")
+
+
+def _instructions() -> float:
+    """The number of instructions of the first thread since the first call."""
+    _start_counting()
+    counts = re.search(r"Th 1 +([\d,]+)", _callgrind("-e"))
+    assert counts is not None
+    return float(counts[1].replace(",", ""))
+
+
+CLOCKS: dict[str, Callable[[], float]] = {
+    "time": time.perf_counter,
+    "cpu-time": time.thread_time,
+    "instructions": _instructions,
+}
 
 
 def _step(contender: str, model: str) -> Callable[[int], None]:
@@ -196,24 +242,23 @@ def main() -> None:
         "--contender", dest="contenders", action="append", choices=CONTENDERS, help="default: all"
     )
     parser.add_argument(
-        "--cpu-time", action="store_true", help="measure CPU time of the training thread"
+        "--measure", default="time", choices=UNITS, help="default: time, by the clock on the wall"
     )
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker is not None:
-        clock = time.thread_time if arguments.cpu_time else time.perf_counter
-        _work(arguments.worker, arguments.model, arguments.steps, clock)
+        _work(arguments.worker, arguments.model, arguments.steps, CLOCKS[arguments.measure])
         return
     if arguments.other is None:
         parser.error("which checkout is the one from before?")
+    if arguments.measure == "instructions" and shutil.which("valgrind") is None:
+        parser.error("--measure instructions needs valgrind (Debian package valgrind)")
     for_ranks = ["--model", arguments.model, "--steps", str(arguments.steps)]
-    for_ranks += ["--cpu-time"] if arguments.cpu_time else []
-    with sides(arguments.other.resolve(), arguments.ranks, for_ranks) as pair:
-        times = measure(pair, arguments.contenders or CONTENDERS, arguments.rounds)
+    for_ranks += ["--measure", arguments.measure]
+    with sides(arguments.other.resolve(), arguments.ranks, arguments.measure, for_ranks) as pair:
+        costs = compare(pair, arguments.contenders or CONTENDERS, arguments.rounds)
     print(f"{arguments.model}, {arguments.ranks} ranks, {arguments.rounds} rounds")
-    headers = ["contender", "before, ms", "after, ms", "ratio: 25 %", "50 %", "75 %", "more, us"]
-    formats = ("", ".2f", ".2f", ".3f", ".3f", ".3f", ".0f")
-    print(tabulate(rows_of(times), headers, tablefmt="github", floatfmt=formats))
+    print(table_of(costs, arguments.measure))
 
 
 if __name__ == "__main__":

@@ -97,10 +97,6 @@ std::optional<std::string> why_no_copy(const at::Tensor& tensor) {
   return in_python(tensor) ? attempt_to([&] { copy_of_values(tensor); }) : std::nullopt;
 }
 
-bool share_storage(const at::Tensor& a, const at::Tensor& b) {
-  return a.has_storage() && b.has_storage() && a.is_alias_of(b);
-}
-
 bool takes_values(const at::Tensor& grad, at::IntArrayRef sizes) {
   return kKeysOfWritable.has_all(grad.key_set()) && grad.layout() == at::kStrided &&
          grad.sizes() == sizes && !grad.is_inference() && !may_overlap(grad);

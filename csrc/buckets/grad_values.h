@@ -46,7 +46,12 @@ at::Tensor copy_of_values(const at::Tensor& tensor);
 std::optional<std::string> why_no_copy(const at::Tensor& tensor);
 
 // Whether the tensors have one storage. False for a layout that has no storage.
-bool share_storage(const at::Tensor& a, const at::Tensor& b);
+inline bool share_storage(const at::Tensor& a, const at::Tensor& b) {
+  // Not has_storage() and storage(), two virtual calls for each tensor.
+  const c10::Storage& first = a.unsafeGetTensorImpl()->unsafe_storage();
+  const c10::Storage& second = b.unsafeGetTensorImpl()->unsafe_storage();
+  return first && second && first.is_alias_of(second);
+}
 
 // Whether `grad` can take any values of these sizes in place. False for another layout, for a
 // tensor that torch does not change in place, and for one with several elements at one address.

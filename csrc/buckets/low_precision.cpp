@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "device_stream.h"
-#include "replace_grad.h"
+#include "param_grad.h"
 
 namespace ddpx {
 namespace {
@@ -43,7 +43,7 @@ at::Tensor lowered(const at::Tensor& param, at::ScalarType dtype) {
 }
 
 void cast_grad(const at::Tensor& param, at::ScalarType dtype) {
-  const auto& grad = param.grad();
+  const auto& grad = grad_of(param);
   if (!grad.defined() || grad.scalar_type() == dtype) {
     return;
   }

@@ -15,15 +15,16 @@
 #include "device_stream.h"
 #include "grad_copy.h"
 #include "grad_values.h"
-#include "replace_grad.h"
+#include "param_grad.h"
 #include "sparse_rows.h"
 
 namespace ddpx {
 namespace {
 
+// The offset first: a gradient in memory of its own mostly differs there.
 bool same_place(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
-         a.strides() == b.strides();
+  return a.storage_offset() == b.storage_offset() && share_storage(a, b) &&
+         a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
 // `param.grad` never is the view of the slot itself: module.to(...) swaps the memory of a gradient
@@ -33,6 +34,12 @@ void alias_slot(const at::Tensor& param, const Slot& slot) {
     slot.grad_alias = at::alias(slot.view);
   }
   replace_grad(param, slot.grad_alias);
+}
+
+// Whether `grad` is the alias that alias_slot() gave out, and still in the slot.
+bool is_alias(const Slot& slot, const at::Tensor& grad) {
+  return grad.is_same(slot.grad_alias) && grad.storage_offset() == slot.view.storage_offset() &&
+         share_storage(grad, slot.view);
 }
 
 // Whether the values of the slot are those of `grad`, and a write to one changes the other.
@@ -54,14 +61,14 @@ bool within(const Slot& slot, const at::Tensor& grad) {
 // A gradient that can be copied into the slot: `grad` itself, if it holds its values and is outside
 // the slot.
 c10::MaybeOwned<at::Tensor> values_for(const Slot& slot, const at::Tensor& grad) {
-  return holds_values(grad) && !grad.is_alias_of(slot.view)
+  return holds_values(grad) && !share_storage(grad, slot.view)
              ? c10::MaybeOwned<at::Tensor>::borrowed(grad)
              : c10::MaybeOwned<at::Tensor>::owned(copy_of_values(grad));
 }
 
 // Gives a gradient in the memory of the bucket memory of its own. Returns true if it was there.
 bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
-  const auto& grad = param.grad();
+  const auto& grad = grad_of(param);
   if (!grad.defined() || !share_storage(grad, slot.view) || !has_values(grad)) {
     return false;
   }
@@ -112,6 +119,9 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
         describe(grad) + " in the memory of the gradient of another parameter",
         "a gradient in memory of its own"};
   }
+  if (holds_values(grad)) {
+    return std::nullopt;
+  }
   if (const auto reason = why_no_copy(grad)) {
     return Misfit{
         describe(grad) + " of a subclass of torch.Tensor that cannot be copied (" + *reason + ')',
@@ -128,7 +138,10 @@ void pack(
     int divisor,
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
-  const at::NoGradGuard no_grad;
+  std::optional<at::NoGradGuard> no_grad;
+  if (at::GradMode::is_enabled()) {  // a backward with create_graph=True
+    no_grad.emplace();
+  }
   if (bucket.sparse()) {
     const auto dtype = bucket.dtypes().summed;
     bucket.set_sparse(
@@ -137,7 +150,7 @@ void pack(
     return;
   }
   const bool moved = place == GradPlace::kMovedOut && move_out(bucket, slot, param);
-  const auto& grad = moved && given.defined() ? param.grad() : given;
+  const auto& grad = moved && given.defined() ? grad_of(param) : given;
   if (!grad.defined()) {
     slot.view.zero_();
   } else if (lies_in(slot, grad)) {
@@ -148,7 +161,7 @@ void pack(
     }
   } else {
     pack_scaled(*values_for(slot, grad), slot.view, divisor);
-    const auto& present = param.grad();
+    const auto& present = grad_of(param);
     const bool replaced = !grad.is_same(present);
     const bool alias = place != GradPlace::kOwnMemory && place != GradPlace::kMovedOut && !replaced;
     if (alias || replaced || grad.scalar_type() != bucket.dtypes().averaged) {
@@ -180,7 +193,7 @@ void pack_all(
       slot.view.zero_();
     } else if (!lies_in(slot, *kept)) {
       const auto& param = params[slot.param_index];
-      if (place == GradPlace::kInSlot && param.grad().is_same(*kept)) {
+      if (place == GradPlace::kInSlot && grad_of(param).is_same(*kept)) {
         alias_slot(param, slot);
       }
       views.push_back(slot.view);
@@ -219,7 +232,7 @@ void write_back(
   };
   for (const auto* slot : slots) {
     const auto& param = params[slot->param_index];
-    const auto& grad = param.grad();
+    const auto& grad = grad_of(param);
     if (bucket.sparse()) {
       replace_grad(param, bucket.reduced().to(bucket.dtypes().averaged));
       continue;
@@ -229,7 +242,7 @@ void write_back(
       if (!reduced.is_alias_of(slot->view)) {
         copy(reduced, slot->view);
       }
-      if (!grad.defined() || !lies_in(*slot, grad)) {
+      if (!grad.defined() || !(is_alias(*slot, grad) || lies_in(*slot, grad))) {
         alias_slot(param, *slot);
       }
     } else if (
@@ -244,7 +257,7 @@ void write_back(
 
 bool move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
-  const auto& grad = param.grad();
+  const auto& grad = grad_of(param);
   if (!grad.defined() || bucket.sparse() || find_misfit(bucket, slot, grad) ||
       lies_in(slot, grad)) {
     return false;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../autograd/running_task.h"
+#include "../buckets/param_grad.h"
 #include "../comm/different_calls.h"
 
 namespace ddpx {
@@ -96,7 +97,7 @@ std::string ReducerContext::describe_bucket(std::size_t bucket_index) const {
 // ---- gradients ----------------------------------------------------------------------------------
 
 void ReducerContext::mark_used(std::size_t param_index) {
-  if (use_is_exchanged() && params[param_index].grad().defined()) {
+  if (use_is_exchanged() && grad_of(params[param_index]).defined()) {
     use.map.mark(param_index);
   }
 }

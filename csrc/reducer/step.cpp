@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "../buckets/param_grad.h"
+
 namespace ddpx {
 namespace {
 
@@ -158,7 +160,7 @@ void Step::arrive(std::size_t param_index) {
       if (context_.arrivals.learning()) {
         move_into_bucket(param_index);
       }
-      keep(param_index, context_.params[param_index].grad());
+      keep(param_index, grad_of(context_.params[param_index]));
       context_.params.links().push(param_index);
       break;
     case Arrival::kRepeated:
@@ -187,8 +189,9 @@ void Step::move_into_bucket(std::size_t param_index) {
     }
     ensure_memory(bucket);
   }
-  if (place_in(bucket) == GradPlace::kInSlot && param.grad().defined() &&
-      param.grad().scalar_type() == bucket.dtypes().summed && move_into_slot(bucket, slot, param)) {
+  if (place_in(bucket) == GradPlace::kInSlot && grad_of(param).defined() &&
+      grad_of(param).scalar_type() == bucket.dtypes().summed &&
+      move_into_slot(bucket, slot, param)) {
     moved_.resize(context_.params.size());
     moved_[param_index] = true;
   }
@@ -210,7 +213,7 @@ void Step::mark_param_ready(std::size_t param_index) {
   if (!context_.communicates()) {
     context_.cast_grad_to_averaged(param_index);
     if (finite_check_ && !excluded_[param_index]) {
-      finite_check_->check({param_index}, {context_.params[param_index].grad()});
+      finite_check_->check({param_index}, {grad_of(context_.params[param_index])});
     }
     return;
   }
@@ -218,7 +221,7 @@ void Step::mark_param_ready(std::size_t param_index) {
   if (!predicted_unused(bucket_index)) {
     pack_param(param_index);
   } else if (arrivals_.arrived(param_index) && (kept_.empty() || !kept_[param_index])) {
-    keep(param_index, context_.params[param_index].grad());
+    keep(param_index, grad_of(context_.params[param_index]));
   }
   count_down(bucket_index);
   if (context_.options.delay_trigger == param_index) {
@@ -242,9 +245,9 @@ void Step::ensure_memory(Bucket& bucket) {
     const auto param_index = slot.param_index;
     const auto& param = params[param_index];
     const bool is_kept =
-        !kept_.empty() && kept_[param_index] && kept_[param_index]->is_same(param.grad());
+        !kept_.empty() && kept_[param_index] && kept_[param_index]->is_same(grad_of(param));
     if (!excluded_[param_index] && move_into_slot(bucket, slot, param) && is_kept) {
-      kept_[param_index] = param.grad();
+      kept_[param_index] = grad_of(param);
     }
   }
 }
@@ -259,7 +262,7 @@ void Step::pack_param(std::size_t param_index) {
   const bool when_full = pack_times_[context_.buckets.plan().location(param_index).bucket_index] ==
                          PackTime::kWhenFull;
   const auto kept = take_kept(param_index);
-  const auto& grad = kept ? *kept : param.grad();
+  const auto& grad = kept ? *kept : grad_of(param);
   if (const auto misfit = find_misfit(bucket, slot, grad)) {
     // This rank sends zeros, so that peers do not wait. The error is raised at the end of the step.
     const bool keeps_its_grad = excluded_[param_index];  // frozen, so the gradient is of no use
@@ -275,7 +278,7 @@ void Step::pack_param(std::size_t param_index) {
     pack(bucket, slot, param, {}, divisor_, GradPlace::kMovedOut);
   } else if (excluded_[param_index]) {
     // A frozen gradient counts and stays unchanged. A batched bucket is divided as a whole.
-    pack(bucket, slot, param, param.grad(), when_full ? 1 : divisor_, GradPlace::kMovedOut);
+    pack(bucket, slot, param, grad_of(param), when_full ? 1 : divisor_, GradPlace::kMovedOut);
   } else if (when_full) {
     keep(param_index, grad);
   } else {

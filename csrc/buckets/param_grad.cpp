@@ -1,4 +1,4 @@
-#include "replace_grad.h"
+#include "param_grad.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
