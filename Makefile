@@ -5,9 +5,14 @@ BIN := $(VENV)/bin
 # torch is installed first, so that no requirement can install another build of it.
 LOCK := requirements.lock
 TORCH := $(shell grep '^torch==' $(LOCK))
-PIP_INSTALL := $(BIN)/python -m pip install --constraint $(LOCK)
+# One installation at a time in .venv.
+PIP_INSTALL := flock $(VENV)/bin/python $(BIN)/python -m pip install --constraint $(LOCK)
 EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles a module when it is first imported, and keeps the result. Most modules of torch
+# are never imported.
+export PIP_NO_COMPILE := 1
+unexport PYTHONDONTWRITEBYTECODE
 # Ranks often wait, so six workers suit two cores. One worker runs a file, since ranks live on
 # from test to test.
 WORKERS ?= 6
