@@ -557,27 +557,43 @@ def test_recordings(ranks, place: str):
     on_ranks(ranks, 2, _check_recording, place)
 
 
-def _check_mixed_precision() -> None:
+def _check_mixed_precision(place: str) -> None:
     from torch.nn.parallel.distributed import _MixedPrecision
 
     config = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = _wrap(ReducerDDP, "default", manual=True, mixed_precision=config)
     plain = _wrap(ReducerDDP, "default", manual=False, mixed_precision=config)
+    refused: list[str] = []
+
+    def finalize(_: torch.Tensor) -> None:
+        try:
+            model.finalize_backward()
+        except RuntimeError as error:
+            refused.append(str(error))
+
     for number in range(3):
+        refused.clear()
         for each in (model, plain):
             seed(number)
             each.zero_grad()
-            loss = each(torch.randn(6, 16)).sum()
+            x = torch.randn(6, 16, requires_grad=True)
+            loss = each(x).sum()
             if each is model:
                 assert model.should_finalize_after_backward
+                if place == "hook":
+                    x.register_hook(finalize)
             loss.backward()
-        model.finalize_backward()
+        if place == "after" or refused:
+            assert all("before all DDP buckets were ready" in error for error in refused), refused
+            model.finalize_backward()
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert theirs.grad is None or torch.equal(ours.grad, theirs.grad)
 
 
-def test_mixed_precision(ranks):
-    on_ranks(ranks, 2, _check_mixed_precision)
+@places
+def test_mixed_precision(ranks, place: str):
+    """A hook is too early: a gradient of the full-precision parameter may come after it."""
+    on_ranks(ranks, 2, _check_mixed_precision, place)
 
 
 def _check_two_wrappers() -> None:
