@@ -32,6 +32,10 @@ void UsedMap::mark(std::size_t param_index) {
   local_[param_index] |= 1;
 }
 
+void UsedMap::unmark(std::size_t param_index) {
+  local_[param_index] &= ~kUsers;
+}
+
 void UsedMap::mark_nested(std::size_t param_index) {
   local_[param_index] |= 1 << kNestedShift;
 }

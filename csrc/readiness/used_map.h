@@ -40,6 +40,9 @@ class UsedMap {
   // This rank used the param. Also called in backwards that are not synchronized.
   void mark(std::size_t param_index);
 
+  // Takes the mark back: the gradient of the param is gone.
+  void unmark(std::size_t param_index);
+
   // The next exchange tells other ranks that the param has arrived in a nested graph task on this
   // rank.
   void mark_nested(std::size_t param_index);
@@ -83,8 +86,10 @@ class UsedMap {
   static constexpr int kNestedShift = 16;
   static constexpr int kMostRanks = (1 << (kNestedShift - 1)) - 1;  // for an int32_t
 
+  static constexpr int32_t kUsers = (1 << kNestedShift) - 1;
+
   static int32_t num_users(int32_t value) {
-    return value & ((1 << kNestedShift) - 1);
+    return value & kUsers;
   }
   static std::vector<int32_t> users_of(std::vector<int32_t> values);
 

@@ -108,6 +108,8 @@ void Step::begin() {
   // ranks must freeze the same params.
   if (context_.options.mode != GraphMode::kFindUnused) {
     exclude_frozen();
+  } else {
+    unmark_dropped();
   }
   for (const auto param_index : frozen_) {
     mark_param_ready(param_index);
@@ -131,6 +133,15 @@ void Step::exclude_frozen() {
     }
   }
   context_.observer.peers().note_frozen(frozen_);
+}
+
+// A local backward marked the param. Then the script froze the param and dropped the gradient.
+void Step::unmark_dropped() {
+  for (const auto param_index : frozen_) {
+    if (!grad_of(context_.params[param_index]).defined()) {
+      context_.use.map.unmark(param_index);
+    }
+  }
 }
 
 void Step::arrive(std::size_t param_index) {

@@ -105,6 +105,7 @@ class Step {
 
   // Gradients on their way into buckets.
   void exclude_frozen();
+  void unmark_dropped();
   void mark_param_ready(std::size_t param_index);
   void ensure_memory(Bucket& bucket);
   void pack_param(std::size_t param_index);

@@ -27,6 +27,11 @@ FOUND: dict[str, Program] = {
     "frozen on one rank, static": Program(
         actions=(Freeze(layer=1, ranks=(0,)), Step()), layers=(Layer(), Layer()), mode="static"
     ),
+    "frozen after a local step": Program(
+        actions=(Step(local="both"), Freeze(layer=1), Step()),
+        layers=(Layer(), Layer()),
+        mode="unused",
+    ),
     "hook of the first wrapper": Program(
         actions=(Hook(), Act(name="wrap again"), Act(name="drop newest wrapper"), Step())
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import gc
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from ddpx import ReducerDDP
 
 FACTORS = {"allreduce": 1.0, "doubled": 2.0}
+_DDP_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 # DDP hangs where it is not the oracle. Its group has a time limit of its own.
 DDP_TIMEOUT_S = 5.0
 
@@ -130,13 +132,15 @@ class Ours(Model):
 
     def wrap(self, module: nn.Module) -> nn.Module:
         mixed = DTYPES.get(self.program.mixed)
-        return ReducerDDP(
+        wrapper = ReducerDDP(
             module,
             gradient_as_bucket_view=self.program.views,
             mixed_precision=mixed and _MixedPrecision(mixed, torch.float32),
             **MODES[self.program.mode],
             **dict(self.program.options),
         )
+        wrapper.require_manual_backward_finalization = self.program.manual
+        return wrapper
 
     def register_hook(self, kind: str) -> None:
         self.wrapper.register_comm_hook(None, HOOKS[kind])
@@ -144,6 +148,8 @@ class Ours(Model):
     def backward(self, loss: torch.Tensor, averages: bool, **kwargs: Any) -> None:
         try:
             loss.backward(**kwargs)
+            if averages and self.program.manual:
+                self.wrapper.finalize_backward()
         except RuntimeError as error:
             if self.program.mode != "default" or "find_unused_parameters=True" not in str(error):
                 raise
@@ -183,7 +189,7 @@ class Ddp(Model):
         cls._groups.clear()
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        options = {k: v for k, v in self.program.options if k != "transport"}
+        options = {k: v for k, v in self.program.options if k in _DDP_ARGUMENTS}
         return DistributedDataParallel(
             module,
             process_group=self.group,

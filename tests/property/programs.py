@@ -163,6 +163,7 @@ class Program(_Short):
         views: The option ``gradient_as_bucket_view``.
         options: Further options of the wrapper, except ``mixed_precision``.
         mixed: The dtype of ``mixed_precision``, or ``""``.
+        manual: Whether the script ends each step with ``finalize_backward()``.
         output: The type of the module's output, one of ``OUTPUTS``.
         backend: The backend of the process group.
     """
@@ -173,6 +174,7 @@ class Program(_Short):
     views: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     mixed: str = ""
+    manual: bool = False
     output: str = "tuple"
     backend: str = "gloo"
 
@@ -194,6 +196,8 @@ def features(program: Program) -> frozenset[str]:
         words.add("views")
     if program.mixed:
         words.add("mixed precision")
+    if program.manual:
+        words.add("manual finalization")
     if sum(layer.kind == "sparse" for layer in program.layers) > 1:
         words.add("two sparse layers")
     for layer in program.layers:

@@ -39,6 +39,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "batched_grad_copy": st.just(True),
     "forward_sync_buffers": st.just(False),
     "transport": st.just("group"),
+    "lazy_bucket_allocation": st.just(True),
     "reduce_dtype": st.sampled_from([torch.float32]),
 }
 
@@ -120,6 +121,7 @@ def _drawn(draw: Draw) -> Program:
         views=draw(st.booleans()),
         options=draw(_options()),
         mixed=draw(_seldom("", ("bfloat16", "float16"), 8)),
+        manual=draw(_seldom(False, (True,), 2)),
         output=draw(st.sampled_from(OUTPUTS)),
         backend=draw(_seldom("gloo", ("shm",), 4)),
     )
