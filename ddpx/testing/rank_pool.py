@@ -26,7 +26,7 @@ StartMethod = Literal["spawn", "forkserver"]
 _START_TIMEOUT_S = 180.0
 # The time that other ranks have to report after one rank has failed.
 _GRACE_S = 3.0
-# The first wrapper would import the second module, which takes a second.
+# DDP and torch.compile would import the second module on each rank, which takes a second.
 _PRELOADED = ["ddpx.testing", "torch._dynamo"]
 
 

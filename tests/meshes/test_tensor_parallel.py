@@ -405,7 +405,7 @@ FULL_ONLY = pytest.mark.full_only
 # Half a unit in the last place of bfloat16, plus a small float32 rounding error.
 ONE_ROUNDING = 2.0**-8 * (1 + 2.0**-6)
 FLOAT32 = 2.0**-21
-NUM_PARTS = 12
+NUM_PARTS = 6
 
 
 class Repeated(nn.Module):

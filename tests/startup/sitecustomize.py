@@ -21,7 +21,7 @@ class _Loader(SourceFileLoader):
             super().exec_module(module)
         finally:
             gc.enable()
-        # Not after torch._dynamo, which the first wrapper imports: the script has objects by then.
+        # Not after torch._dynamo, which DDP imports: the script has objects by then.
         if module.__name__ == "torch":
             gc.freeze()
 

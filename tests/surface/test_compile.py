@@ -3,6 +3,8 @@ buckets, too."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -285,3 +287,17 @@ def _check_active_module() -> None:
 
 def test_active_module(ranks):
     ranks(2).run(_check_active_module)
+
+
+_ONE_STEP = """
+import sys, torch, torch.distributed as dist, ddpx
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+model = ddpx.ReducerDDP(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_dynamo_is_imported_only_to_compile():
+    """The import takes a second on each rank."""
+    subprocess.run([sys.executable, "-c", _ONE_STEP], check=True, timeout=60)
