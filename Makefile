@@ -11,7 +11,7 @@ EDITABLE := DDPX_METADATA_ONLY=1 $(PIP_INSTALL) --no-build-isolation --editable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python compiles a module when it is first imported, and keeps the result. Most modules of torch
 # are never imported.
-export PIP_NO_COMPILE := 1
+export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 # Ranks often wait, so six workers suit two cores. One worker runs a file, since ranks live on
 # from test to test.
@@ -89,8 +89,8 @@ reliability: build $(VENV)/.extra-test  ## make ranks and hosts fail, and write 
 picture: build $(VENV)/.extra-test  ## draw the README's picture of a step and of a lost rank's report (1 min)
 	$(BIN)/python scripts/readme_picture.py
 
-bench: build $(VENV)/.extra-test $(VENV)/.extra-bench  ## compare with DDP, gloo and MPICH, and write docs/benchmarks.md (28 min)
-	$(BIN)/python benchmarks/run.py
+bench: build $(VENV)/.extra-test $(VENV)/.extra-bench $(if $(VERSION),$(VENV)/.extra-packages)  ## compare with DDP, gloo and MPICH, and write docs/benchmarks.md (28 min; VERSION=2.15.0: with this torch, too)
+	$(BIN)/python benchmarks/run.py $(if $(VERSION),--torch $(VERSION))
 
 gpu:  ## build, test and measure with a CUDA GPU, into runs/gpu.json (10 min; no .venv)
 	$(PYTHON) scripts/gpu.py $(GPU_ARGS)

@@ -3,8 +3,11 @@
 README.md gets a summary between its marks.
 
     python benchmarks/run.py [--quick] [--only NAME]...
+    python benchmarks/run.py --torch 2.15.0 [--only NAME]...
 
-The page is made from the JSON files of all parts, so one part can be measured alone.
+The page is made from the JSON files of all parts, so one part can be measured alone. With a
+version, everything runs with that torch in a new virtual environment. The JSON files lie in a
+folder of that torch, and the page shows its figures beside the others.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -45,6 +50,8 @@ class Part(Protocol):
     def goals(self, results: Results) -> list[Goal]: ...
     def section(self, results: Results) -> str: ...
 
+
+_OF_TORCH = "torch-"  # folders of results with another torch
 
 PARTS: tuple[Part, ...] = (
     step_time,
@@ -82,7 +89,8 @@ def _rounded(value: object) -> object:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _page(records: dict[str, Results]) -> str:
+def _page(records: dict[str, Results], others: dict[str, dict[str, Results]]) -> str:
+    """The page of a run. ``others``: by version of torch, the records of its run."""
     parts = [part for part in PARTS if part.NAME in records]
     goals = _goals(records)
     text = [
@@ -101,7 +109,15 @@ def _page(records: dict[str, Results]) -> str:
     if any(record["smoke"] for record in records.values()):
         text.append("**A smoke run, with small models and few rounds. The figures mean nothing.**")
     text += [_origin(records), "## Goals", f"{sum(g.met for g in goals)} of {len(goals)} are met."]
-    text.append(tables.goal_table(goals))
+    others_goals = {version: _goals(found) for version, found in others.items()}
+    text.append(tables.goal_table(goals, others_goals))
+    for version, found in others.items():
+        met = sum(goal.met for goal in others_goals[version])
+        command = f"`make bench VERSION={version}`"
+        text += [
+            f"With torch {version} ({command}), {met} of {len(others_goals[version])} are met."
+        ]
+        text.append(_origin(found))
     for part in parts:
         text += [f"## {part.TITLE}", part.section(records[part.NAME]["results"])]
     return tables.wrapped("\n\n".join(text)) + "\n"
@@ -138,14 +154,36 @@ def _origin(records: dict[str, Results]) -> str:
     return tables.table(["", ""], rows) + "\n\n" + tables.table(headers, when)
 
 
+def _read(folder: Path) -> dict[str, Results]:
+    files = {part.NAME: folder / f"{part.NAME}.json" for part in PARTS}
+    return {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
+
+
+def _run_with(torch: str, flags: list[str]) -> None:
+    """Measures with another torch, and copies the JSON files."""
+    sys.path.append(str(ROOT / "scripts"))
+    from packages import INSTALLED_ONLY, build, installed
+
+    (package,) = build("sdist")
+    os.environ.pop("PYTHONPATH", None)  # ddpx is the installed one
+    with installed(package, torch, "cmake", "matplotlib", "numpy", "tabulate") as (python, folder):
+        command = [str(python), INSTALLED_ONLY, __file__, *flags, "--output", str(folder)]
+        subprocess.run(command, check=True)
+        measured = folder / "benchmarks" / "results"
+        kept = ROOT / "benchmarks" / "results" / f"{_OF_TORCH}{torch}"
+        shutil.copytree(measured, kept, dirs_exist_ok=True)
+
+
 def _write_page(output: Path) -> None:
     import plots  # imports matplotlib, which the ranks that import this file do not need
 
-    files = {part.NAME: output / "benchmarks" / "results" / f"{part.NAME}.json" for part in PARTS}
-    records = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
+    results = output / "benchmarks" / "results"
+    records = _read(results)
+    folders = sorted(results.glob(f"{_OF_TORCH}*"))
+    others = {folder.name.removeprefix(_OF_TORCH): _read(folder) for folder in folders}
     docs = output / "docs"
     docs.mkdir(parents=True, exist_ok=True)
-    (docs / "benchmarks.md").write_text(_page(records))
+    (docs / "benchmarks.md").write_text(_page(records, others))
     for name, record in records.items():
         plots.draw(name, record["results"], docs / "benchmarks")
     readme = output / "README.md"
@@ -163,7 +201,12 @@ def main() -> None:
     names = [part.NAME for part in PARTS]
     parser.add_argument("--only", choices=names, action="append", help="may be repeated")
     parser.add_argument("--output", type=Path, help="folder instead of the checkout")
+    parser.add_argument("--torch", metavar="VERSION", help="use this torch in a new environment")
     arguments = parser.parse_args()
+    if arguments.torch:
+        _run_with(arguments.torch, [f"--only={name}" for name in arguments.only or ()])
+        _write_page(ROOT)
+        return
     # DDP warns in each process that no parameter was unused, which is the case that is timed.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     output = arguments.output or (ROOT / "runs" / "bench" if arguments.quick else ROOT)

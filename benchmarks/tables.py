@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,25 @@ def num_ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def goal_table(goals: Sequence[Goal]) -> str:
-    """The table of goals, and a line for each missed goal whose reason is known."""
-    rows = [[goal.what, goal.demand, goal.found, goal.verdict] for goal in goals]
-    text = table(["figure", "goal", "measured", "verdict"], rows)
+def goal_table(goals: Sequence[Goal], others: Mapping[str, Sequence[Goal]]) -> str:
+    """The table of goals, and a line for each missed goal whose reason is known.
+
+    Args:
+        goals: The goals, measured with the pinned torch.
+        others: By version of torch, the goals of a run with that torch, for further columns.
+    """
+    runs = [goals, *others.values()]
+    found = [{goal.what: goal for goal in run} for run in runs]
+    rows = []
+    for what in dict.fromkeys(goal.what for run in runs for goal in run):
+        of_runs = [run.get(what) for run in found]
+        cells = [cell for goal in of_runs for cell in _cells(goal)]
+        rows.append([what, next(goal.demand for goal in of_runs if goal), *cells])
+    headers = ["measured", "verdict"]
+    headers += [
+        f"{word}, torch {version}" for version in others for word in ("measured", "verdict")
+    ]
+    text = table(["figure", "goal", *headers], rows)
     reasons: dict[str, list[str]] = {}
     for goal in goals:
         if goal.why and not goal.met:
@@ -58,6 +73,10 @@ def goal_table(goals: Sequence[Goal]) -> str:
     return text + (
         "\n\nGoals that were missed, and the reasons:\n\n" + "\n".join(lines) if lines else ""
     )
+
+
+def _cells(goal: Goal | None) -> list[str]:
+    return [goal.found, goal.verdict] if goal else ["", ""]
 
 
 def wrapped(page: str) -> str:

@@ -106,6 +106,11 @@ class Bucket {
   // The current stream of the device waits for the streams of add_stream().
   void wait_for_streams();
 
+  // A backward has ended without an error: see StreamSet::forget().
+  void forget_streams() {
+    streams_.forget();
+  }
+
   // Divides the packed buffer in place.
   void divide(int divisor);
 

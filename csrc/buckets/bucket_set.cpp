@@ -47,6 +47,12 @@ void BucketSet::take_grads(const std::vector<at::Tensor>& params) {
   }
 }
 
+void BucketSet::forget_streams() {
+  for (auto& bucket : buckets_) {
+    bucket.forget_streams();
+  }
+}
+
 void BucketSet::wait_for_streams() {
   for (auto& bucket : buckets_) {
     bucket.wait_for_streams();

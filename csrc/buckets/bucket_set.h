@@ -64,6 +64,8 @@ class BucketSet {
   // The current stream of each device waits for all gradients that have arrived. Autograd does this
   // at the end of a backward, but not within a backward, nor after a backward that raised.
   void wait_for_streams();
+  // A backward has ended without an error.
+  void forget_streams();
 
  private:
   BucketPlan plan_;

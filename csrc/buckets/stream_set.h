@@ -24,6 +24,14 @@ class StreamSet {
   // Makes the current stream of `device` wait for all added streams, and forgets these streams.
   void wait(c10::Device device);
 
+  // Nobody needs to wait for the added streams any more. At the end of a backward, autograd makes
+  // the stream of the caller wait for the streams of all gradients. What comes after that is in the
+  // order of the caller's streams, as with DDP. A stream that is remembered longer could not be
+  // waited for during the capture of a graph.
+  void forget() {
+    awaited_.clear();
+  }
+
   // Keeps the memory of `tensor` unchanged until all streams that were ever added have passed this
   // point, also if the tensor is dropped.
   void keep_alive(const at::Tensor& tensor) const;

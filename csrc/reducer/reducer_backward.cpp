@@ -231,6 +231,9 @@ void Reducer::on_graph_task_end(int task_id) {
       begin_empty_step();
     }
     if (context_.phase != Phase::kCollecting) {
+      if (!running_task::is_nested()) {  // a step may begin later in the outer task
+        context_.buckets.forget_streams();
+      }
       if (!expects_grads) {
         emit(StepEvent::kLocalBackwardEnd);
       }
@@ -299,6 +302,7 @@ void Reducer::end_step() {
   const bool with_grads = step_->kind() == Step::Kind::kWithGrads;
   context_.use.static_use_known = true;
   step_.reset();
+  context_.buckets.forget_streams();
   context_.go_to(Phase::kIdle);
   if (with_grads) {
     emit(StepEvent::kStepEnd);

@@ -62,7 +62,9 @@ class RankPool:
 
     Args:
         world_size: The number of ranks, 1 or more.
-        backend: The backend of the process group. Default ``"gloo"``.
+        backend: The backend of the process group. Default ``"gloo"``. With ``"nccl"``, several
+            ranks may share a GPU. The ranks then communicate over the loopback interface, and take
+            turns on the GPU: results are those of NCCL, but times mean nothing.
         start_method: A start method of ``multiprocessing``. With ``"forkserver"``, ranks are forks
             of a server process, which has imported torch. The server process serves all pools of
             this process. Environment variables that torch reads at import have the values of the
@@ -228,6 +230,13 @@ def _crash_log(directory: str, rank: int) -> Path:
     return Path(directory, f"crash.{rank}")
 
 
+def _share_gpus(rank: int) -> None:
+    """NCCL refuses two ranks of one host on one GPU. With these settings each rank is a host."""
+    os.environ["NCCL_HOSTID"] = f"rank{rank}"
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_IB_DISABLE", "1")
+
+
 def _serve(
     connection: Connection,
     rank: int,
@@ -246,6 +255,8 @@ def _serve(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     if "nccl" in backend:
+        if world_size > torch.cuda.device_count():
+            _share_gpus(rank)
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         backend,

@@ -319,7 +319,7 @@ def unequal_at_first(device: str) -> State:
 def errors_under_capture(options: dict[str, Any], check_finite: bool) -> list[str]:
     """Error texts of three backwards.
 
-    In the middle one, the device reports a capture of a graph.
+    The middle one is captured.
     """
     ours = ReducerDDP(layers("late"), **options)
     ours.set_check_finite(check_finite)
@@ -327,14 +327,15 @@ def errors_under_capture(options: dict[str, Any], check_finite: bool) -> list[st
     for step in range(3):
         ours.zero_grad()
         loss = loss_of(ours, batch("late", step))
-        controls().set_capture_reported(step == 1)
+        if step == 1:
+            controls().begin_capture()
         try:
             loss.backward()
             texts.append("")
         except RuntimeError as error:
             texts.append(str(error))
         finally:
-            controls().set_capture_reported(False)
+            controls().end_capture()
     return texts
 
 

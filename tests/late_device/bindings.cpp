@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator.h"
+#include "capture.h"
 #include "counters.h"
 #include "ignored.h"
 #include "process_group.h"
@@ -32,7 +33,8 @@ PYBIND11_MODULE(late_device_C, m) {
   m.attr("NUM_DEVICES") = kNumDevices;
   m.def("set_hold", &set_hold, py::arg("max_hold"), py::arg("seed") = 0);
   m.def("set_delay", &set_delay, py::arg("part"), py::arg("delay"));
-  m.def("set_capture_reported", &set_capture_reported, py::arg("capturing"));
+  m.def("begin_capture", &begin_capture);
+  m.def("end_capture", &end_capture);
   m.def("sleep", &sleep_on_current_stream, py::arg("time"), NoGil());
   m.def("current_device", [] { return int(current_device().index()); });
   m.def("set_device", [](int index) {

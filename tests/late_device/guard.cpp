@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "allocator.h"
+#include "capture.h"
 #include "counters.h"
 #include "ignored.h"
 #include "launch.h"
@@ -75,8 +76,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return queue.passed(queue.last());
   }
   // Without "override", since torch 2.11 lacks this function.
-  bool isStreamCapturing(const c10::Stream& /*stream*/) const {
-    return is_capture_reported();
+  bool isStreamCapturing(const c10::Stream& stream) const {
+    return is_captured(queue_of(stream));
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     if (!ignored(Wait::kHost)) {
@@ -114,6 +115,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     const auto recording = as_event(event)->recording;
     auto& queue = queue_of(stream);
     if (recording->queue != &queue) {
+      check_wait(queue, *recording->queue);
       queue.push("wait", [recording] { recording->queue->wait(recording->position); });
     }
   }

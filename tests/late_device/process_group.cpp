@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "capture.h"
 #include "launch.h"
 
 namespace late {
@@ -94,6 +95,7 @@ c10::intrusive_ptr<c10d::Work> LateBackend::queue(
   const auto stream = streams_[static_cast<std::size_t>(device.index())];
   auto& queue = queue_of(stream);
   auto& caller = current_queue(device);
+  check_wait(queue, caller);
   const auto ready = caller.last();
   queue.push("wait", [&caller, ready] { caller.wait(ready); });
   const auto gloo = gloo_[static_cast<std::size_t>(device.index())];

@@ -1,6 +1,5 @@
 #include "settings.h"
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <random>
@@ -60,18 +59,6 @@ std::chrono::milliseconds delay_of(const std::string& task_name) {
     }
   }
   return delay;
-}
-
-namespace {
-std::atomic<bool> capturing{false};
-}
-
-void set_capture_reported(bool is_capturing) {
-  capturing = is_capturing;
-}
-
-bool is_capture_reported() {
-  return capturing;
 }
 
 }  // namespace late

@@ -18,8 +18,4 @@ std::chrono::microseconds next_hold();
 void set_delay(const std::string& part, std::chrono::milliseconds delay);
 std::chrono::milliseconds delay_of(const std::string& task_name);
 
-// Whether the device reports that its streams are being captured into a graph. It never captures.
-void set_capture_reported(bool capturing);
-bool is_capture_reported();
-
 }  // namespace late
