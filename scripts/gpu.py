@@ -116,10 +116,10 @@ def _group(test: str) -> str:
 
     The same code runs over each kind of ranks.
     """
-    match = re.search(r"\bcuda-(?:.*-)?(\d+)\]", test)
+    match = re.search(r"\bcuda-(nccl|gloo)-(\d+)\b", test)
     if not match:
         return "others"
-    return "nccl, 1 rank" if match[1] == "1" else f"gloo, {match[1]} ranks"
+    return f"{match[1]}, {match[2]} {'rank' if match[2] == '1' else 'ranks'}"
 
 
 def summarize_tests(lines: list[dict[str, Any]], code: int | None, output: str) -> Part:

@@ -195,6 +195,7 @@ def test_group_made_by_hand(ranks, name, world):
 
 def _destroyed() -> None:
     group = dist.new_group()
+    dist.barrier()  # a peer may still connect to this rank
     dist.destroy_process_group(group)
     with pytest.raises(ValueError, match="was destroyed"):
         ReducerDDP(nn.Linear(2, 2), process_group=group)

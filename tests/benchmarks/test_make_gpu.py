@@ -39,9 +39,9 @@ CAPTURED = {"captured": True, "identical": True, "largest_difference": 0.0, "not
 def test_tests_are_grouped_by_backend_and_ranks():
     ids = [param.id for param in on_devices(1, 8).args[1]]
     groups = {gpu._group(f"tests/devices/test_made_up.py::test_it[{id_}]") for id_ in ids}
-    assert groups == {"others", "nccl, 1 rank", "gloo, 3 ranks", "gloo, 8 ranks"}
-    assert gpu._group("tests/devices/test_made_up.py::test_it[views-cuda-1]") == "nccl, 1 rank"
-    of_parity = "tests/devices/test_made_up.py::test_it[cuda-MLP,-fp64-default-2]"
+    nccl = {f"nccl, {size} ranks" for size in (2, 3, 4)}
+    assert groups == {"others", "nccl, 1 rank", *nccl, "gloo, 3 ranks", "gloo, 8 ranks"}
+    of_parity = "tests/devices/test_made_up.py::test_it[cuda-gloo-2-MLP,-fp64-default]"
     assert gpu._group(of_parity) == "gloo, 2 ranks"
 
 
@@ -160,8 +160,8 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-@pytest.mark.parametrize("device, world_size", [("cuda", 1), ("cuda", 2), ("cuda", 3)])
-def test_over(device, world_size):
+@pytest.mark.parametrize("world_size", [1, 3, 2], ids=["cuda-nccl-1", "cuda-gloo-3", "cuda-nccl-2"])
+def test_over(world_size):
     assert world_size < 3, "three ranks are one too many"
 
 @pytest.mark.skip(reason="a reason to skip")
@@ -192,7 +192,7 @@ def test_what_became_of_each_test_is_recorded(tmp_path: Path) -> None:
     assert part["groups"]["gloo, 3 ranks"] == {"failed": 1}
     assert list(part["skips"]) == ["Skipped: a reason to skip"]
     texts = {failure["id"].split("::")[-1]: failure["text"] for failure in part["failures"]}
-    assert "three ranks are one too many" in texts["test_over[cuda-3]"]
+    assert "three ranks are one too many" in texts["test_over[cuda-gloo-3]"]
     assert "a broken fixture" in texts["test_with_it"]
     assert "a_module_that_nobody_has" in str(texts)
 

@@ -14,7 +14,7 @@ from stream_cases import Pairs, batch, expected_grads, layers, loss_of, pair_up
 from ddpx import ReducerDDP
 
 WARM_UP_STEPS = 11  # DDP's documentation asks for this number
-BETWEEN = ("step", "local backward", "failed backward")
+BETWEEN = ("step", "local backward", "failed backward", "all before")
 
 
 @contextlib.contextmanager
@@ -35,9 +35,12 @@ def captured(device: str, stream: torch.Stream) -> Iterator[None]:
 
 
 def captured_after_work_on_another_stream(device: str, between: str, **options: Any) -> Pairs:
-    """Warm-up and capture are on one stream. ``between`` runs on another stream."""
+    """Warm-up and capture are on one stream. ``between`` runs on another stream.
+
+    "all before": the module is wrapped and warmed up on the other stream, too.
+    """
     warm, other = torch.Stream(device=device), torch.Stream(device=device)
-    with warm:
+    with other if between == "all before" else warm:
         module = layers(device)
         ours = ReducerDDP(module, **options)
         for step in range(WARM_UP_STEPS):

@@ -11,10 +11,11 @@ from device_ranks import DeviceRanks
 @pytest.fixture(scope="module")
 def device_ranks(late_library: None) -> Iterator[Callable[[str, int], DeviceRanks]]:
     """``device_ranks(device, world_size)`` returns ranks, the same ones for all tests of a file."""
-    made: dict[tuple[str, int], DeviceRanks] = {}
+    made: dict[tuple[str, type, int], DeviceRanks] = {}
 
     def get(device: str, world_size: int) -> DeviceRanks:
-        return made.setdefault((device, world_size), DeviceRanks(device, world_size))
+        kind = (device, type(world_size), world_size)
+        return made.setdefault(kind, DeviceRanks(device, world_size))
 
     yield get
     for ranks in made.values():

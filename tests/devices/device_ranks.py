@@ -24,32 +24,44 @@ _CUDA_MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
-DEVICES = ("late", pytest.param("cuda", marks=_CUDA_MARKS))
+
+
+class NcclRanks(int):
+    """A number of NCCL ranks, which share one GPU. A plain number of ranks uses gloo."""
 
 
 def on_devices(*world_sizes: int) -> pytest.MarkDecorator:
-    """Parametrizes a test's ``device`` and ``world_size``. CUDA also gets 3 ranks on one GPU."""
+    """Parametrizes a test's ``device`` and ``world_size``.
+
+    CUDA gets 1 to 4 NCCL ranks, and gloo with these sizes and with 3.
+    """
     late = [pytest.param("late", size, id=f"late-{size}") for size in world_sizes]
     cuda = [
-        pytest.param("cuda", size, marks=_CUDA_MARKS, id=f"cuda-{size}")
-        for size in sorted({*world_sizes, 3})
+        *((NcclRanks(size), f"cuda-nccl-{size}") for size in (1, 2, 3, 4)),
+        *((size, f"cuda-gloo-{size}") for size in sorted({*world_sizes, 3} - {1})),
     ]
-    return pytest.mark.parametrize("device, world_size", [*late, *cuda])
+    on_cuda = [pytest.param("cuda", size, marks=_CUDA_MARKS, id=id_) for size, id_ in cuda]
+    return pytest.mark.parametrize("device, world_size", [*late, *on_cuda])
+
+
+def skip_gloo_on_cuda(device: str, world_size: int, reason: str) -> None:
+    """Skips the test for gloo ranks with tensors on a GPU."""
+    if device == "cuda" and not isinstance(world_size, NcclRanks):
+        pytest.skip(reason)
 
 
 class DeviceRanks:
     """A :class:`RankPool` whose default group communicates on ``device``.
 
-    NCCL refuses two ranks on one GPU. gloo supports CUDA tensors, so several ranks can share a GPU.
+    Several ranks share a GPU, over NCCL or gloo. gloo supports CUDA tensors.
     """
 
     def __init__(self, device: str, world_size: int) -> None:
         if device == "late":
             late_device.build()  # the build must not count against a rank's time limit
-        nccl = device == "cuda" and world_size == 1
         # Ranks are forked from a process without the device, since the device has threads of its
         # own.
-        self._pool = RankPool(world_size, "nccl" if nccl else "gloo")
+        self._pool = RankPool(world_size, "nccl" if isinstance(world_size, NcclRanks) else "gloo")
         self._device = device
         self._directory = tempfile.TemporaryDirectory(prefix="ddpx-late-")
         self._numbers = itertools.count()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import capture_cases as cases
 import pytest
-from device_ranks import on_devices
+from device_ranks import on_devices, skip_gloo_on_cuda
 from stream_cases import check
 
 pytestmark = pytest.mark.timeout(120)
@@ -21,7 +21,6 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("between", cases.BETWEEN)
 def test_no_stream_is_remembered_between_steps(device_ranks, device, world_size, mode, between):
-    if device == "cuda" and world_size > 1:
-        pytest.skip("gloo synchronises")
+    skip_gloo_on_cuda(device, world_size, "gloo synchronises")
     ranks = device_ranks(device, world_size)
     check(ranks.run(cases.captured_after_work_on_another_stream, device, between, **MODES[mode]))

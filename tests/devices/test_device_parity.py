@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from device_ranks import DEVICES
+from device_ranks import NcclRanks, on_devices
 from parity_cases import CASES, compare_case
 
 from ddpx.testing.compare import summarize
@@ -22,13 +22,12 @@ NOT_LATE = (
 )
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("case_name, mode", PAIRS, ids=lambda value: value.replace(" ", "-"))
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices(1, 2, 3)
 def test_bits_match(device_ranks, device, case_name, mode, world_size):
     if device == "late" and case_name in NOT_LATE:
         pytest.skip(f"the late device has no operators for {case_name}")
-    if device == "cuda" and world_size == 1 and case_name == "sparse embedding":
+    if isinstance(world_size, NcclRanks) and case_name == "sparse embedding":
         pytest.skip("NCCL cannot sum sparse tensors")
     per_rank = device_ranks(device, world_size).run(compare_case, case_name, mode, device=device)
     for caps in per_rank[0]:

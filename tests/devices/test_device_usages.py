@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import usage_cases as cases
-from device_ranks import on_devices
+from device_ranks import on_devices, skip_gloo_on_cuda
 from stream_cases import MODES
 
 from ddpx.timeline import Timeline
@@ -100,8 +100,7 @@ def test_many_ranks_and_micro_steps(device_ranks, device, world_size, dtypes):
 @on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):
-    if device == "cuda" and world_size > 1:
-        pytest.skip("gloo synchronises")
+    skip_gloo_on_cuda(device, world_size, "gloo synchronises")
     device_ranks(device, world_size).run(cases.steps_without_synchronisation, device, **MODES[mode])
 
 
@@ -146,8 +145,7 @@ def test_times_are_the_devices(device_ranks, device, world_size):
 @on_devices(1, 2)
 def test_communication_overlaps_backward(device_ranks, device, world_size):
     """A bucket is reduced while the device computes the gradients of later buckets."""
-    if device == "cuda" and world_size > 1:
-        pytest.skip("gloo copies to the host on the same stream")
+    skip_gloo_on_cuda(device, world_size, "gloo copies to the host on the same stream")
     ranks = device_ranks(device, world_size)
     timeline, _ = ranks.run(cases.recorded_busy_layers, device, 20)[0]
     for step in timeline.steps:
