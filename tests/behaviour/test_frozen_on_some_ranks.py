@@ -5,7 +5,6 @@ As in DDP, every rank gets the average of a parameter that some rank has used, f
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_arguments import skip_unless_ddp_takes
 from slow_ddp import SMALL_CAP, assert_in_step, error_of, on_ranks
 from torch import nn
 from torch.distributed.algorithms.join import Join
@@ -108,9 +108,7 @@ def _compare(pattern: str, use: str, options: str, keep: bool, num_local: int) -
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_as_ddp(ranks, pattern, use, options, keep, world):
-    missing = OPTIONS[options].keys() - inspect.signature(DistributedDataParallel).parameters.keys()
-    if missing:
-        pytest.skip(f"DDP of torch {torch.__version__} has no {', '.join(missing)}")
+    skip_unless_ddp_takes(OPTIONS[options])
     _expect_no_difference(on_ranks(ranks, world, _compare, pattern, use, options, keep, 0))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_arguments import skip_unless_ddp_takes
 from slow_ddp import assert_in_step, error_of, on_ranks, seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -116,11 +117,13 @@ def _check_bits(mode: str, zeros: str, hook: bool) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 @modes
 def test_bits_equal_ddp(ranks, world: int, mode: str, zeros: str):
+    skip_unless_ddp_takes(MODES[mode])
     on_ranks(ranks, world, _check_bits, mode, zeros, False)
 
 
 @modes
 def test_bits_equal_ddp_with_a_communication_hook(ranks, mode: str):
+    skip_unless_ddp_takes(MODES[mode])
     if mode != "skipped":  # DDP calls the hook for no bucket that it skips
         on_ranks(ranks, 3, _check_bits, mode, "none", True)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_arguments import skip_unless_ddp_takes
 from slow_ddp import (
     Net,
     SlowDDP,
@@ -128,6 +129,7 @@ def _check_bits(mode: str, place: str, zeros: bool) -> None:
 @modes
 @places
 def test_bits_equal_ddp(ranks, world: int, mode: str, place: str):
+    skip_unless_ddp_takes(MODES[mode])
     for zeros in (False, True):
         on_ranks(ranks, world, _check_bits, mode, place, zeros)
 
