@@ -78,7 +78,8 @@ class Bucket {
 
   // Whether a gradient of this dtype can be packed.
   bool takes(at::ScalarType dtype) const {
-    return dtype == dtypes_.param || dtype == dtypes_.arriving || dtype == dtypes_.local;
+    return dtype == dtypes_.param || dtype == dtypes_.arriving || dtype == dtypes_.local ||
+           dtype == c10::promoteTypes(dtypes_.arriving, dtypes_.local);  // two parts of a gradient
   }
 
   // Whether `param.grad` may lie in the buffer: the buffer has the dtype that the user gets.

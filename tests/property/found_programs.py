@@ -27,6 +27,11 @@ FOUND: dict[str, Program] = {
     "frozen on one rank, static": Program(
         actions=(Freeze(layer=1, ranks=(0,)), Step()), layers=(Layer(), Layer()), mode="static"
     ),
+    "float16 and bfloat16 in one sum": Program(
+        actions=(Step(), Step(), Step(), Step(usage="sum of two")),
+        layers=(Layer(), Layer(dtype="bfloat16")),
+        mixed="float16",
+    ),
     "frozen after a local step": Program(
         actions=(Step(local="both"), Freeze(layer=1), Step()),
         layers=(Layer(), Layer()),
