@@ -68,6 +68,11 @@ def ddp_differs(program: Program) -> bool:
     return _has_one(program, DDP_DIFFERS)
 
 
+def has_late_errors(program: Program) -> bool:
+    """Whether an error of the program may come after its last step."""
+    return any(_has_one(program, (needed,)) for needed, _ in MAY_RAISE)
+
+
 def may_raise(program: Program, found: Sequence[str]) -> bool:
     """Whether ranks raise an error that the docs announce for the program.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from known import ddp_differs, may_raise
+from known import ddp_differs, has_late_errors, may_raise
 from program_actions import Moment, run_actions
 from program_models import Average, Ddp, Ours
 from programs import DTYPES, Program
@@ -183,8 +183,8 @@ class Judge:
         errors = [verdict.error for verdict in verdicts]
         found = [verdict.error or verdict.difference for verdict in verdicts]
         as_documented = may_raise(program, found)
-        if any(errors) or as_documented:
-            pool.close()  # the group of these ranks has failed
+        if any(errors) or has_late_errors(program):
+            pool.close()  # the group of these ranks has failed, or may fail in the next program
         if as_documented:
             return "an error, as documented"
         if any(found):
