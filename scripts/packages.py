@@ -66,6 +66,7 @@ def installed(package: Path, torch: str, *others: str) -> Iterator[tuple[Path, P
     with tempfile.TemporaryDirectory(prefix="ddpx-packages-") as folder:
         environment, elsewhere = Path(folder) / "env", Path(folder) / "elsewhere"
         elsewhere.mkdir()
+        package = Path(shutil.copy(package, folder))  # another command may build anew meanwhile
         run(sys.executable, "-m", "venv", environment)
         python = environment / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
