@@ -151,13 +151,15 @@ class _Actions:
         """Default mode knows which outputs may still have a backward only if it sees them.
 
         With zeros from one rank, or with a hook that doubles, a second average differs from the
-        first.
+        first. The hand-made average calls no post-sync hook after a backward that misses params.
         """
         if self.program.mode == "static" or self.has_hook:
             return False
         if self.program.mode != "default":
             return True
-        return self.program.output != "hidden" and not self.frozen and not any(step.left_out)
+        if self.has_post_sync or self.frozen or any(step.left_out):
+            return False
+        return self.program.output != "hidden"
 
     def _freeze(self, action: Freeze) -> Freeze | None:
         index = action.layer % len(self.layers)
