@@ -9,6 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import tables
 from goals import Goal
 from pooling import interval, ratios_to_lowest
 
@@ -41,3 +42,14 @@ def test_a_goal_is_met_if_its_interval_reaches_it(bounds, met, verdict):
     goal = Goal("a step", 1.02, 1.0, interval=bounds)
     assert (goal.met, goal.verdict) == (met, verdict)
     assert goal.found == "1.02x ({:.2f} - {:.2f})".format(*bounds)
+
+
+def test_figures_with_another_torch_stand_beside_the_others():
+    both, newer = Goal("a step", 1.1, 1.0), Goal("a step that only newer torch has", 0.9, 1.0)
+    text = tables.goal_table([both], {"2.15.0": [Goal("a step", 0.8, 1.0), newer]})
+    header, _, first, second = text.splitlines()
+    assert "measured, torch 2.15.0" in header
+    cells = [cell.strip() for cell in first.split("|")[1:-1]]
+    assert cells == ["a step", "≤ 1x", "1.1x", "**missed** by 10.0%", "0.8x", "met"]
+    cells = [cell.strip() for cell in second.split("|")[1:-1]]
+    assert cells == [newer.what, "≤ 1x", "", "", "0.9x", "met"]
