@@ -162,13 +162,13 @@ def _read(folder: Path) -> dict[str, Results]:
 def _run_with(torch: str, flags: list[str]) -> None:
     """Measures with another torch, and copies the JSON files."""
     sys.path.append(str(ROOT / "scripts"))
-    from packages import INSTALLED_ONLY, build, installed
+    from packages import build, installed
 
     (package,) = build("sdist")
     os.environ.pop("PYTHONPATH", None)  # ddpx is the installed one
     with installed(package, torch, "cmake", "matplotlib", "numpy", "tabulate") as (python, folder):
-        command = [str(python), INSTALLED_ONLY, __file__, *flags, "--output", str(folder)]
-        subprocess.run(command, check=True)
+        command = [str(python), __file__, *flags, "--output", str(folder)]
+        subprocess.run(command, check=True, cwd=folder)
         measured = folder / "benchmarks" / "results"
         kept = ROOT / "benchmarks" / "results" / f"{_OF_TORCH}{torch}"
         shutil.copytree(measured, kept, dirs_exist_ok=True)
