@@ -24,10 +24,10 @@ class StreamSet {
   // Makes the current stream of `device` wait for all added streams, and forgets these streams.
   void wait(c10::Device device);
 
-  // Nobody needs to wait for the added streams any more. At the end of a backward, autograd makes
-  // the stream of the caller wait for the streams of all gradients. What comes after that is in the
-  // order of the caller's streams, as with DDP. A stream that is remembered longer could not be
-  // waited for during the capture of a graph.
+  // No later work needs to wait for the added streams. For the end of a backward: autograd then
+  // makes the stream of the caller wait for the streams of all gradients, and the caller orders its
+  // own streams between steps, as with DDP. During the capture of a graph, no stream can wait for
+  // a stream of an earlier step.
   void forget() {
     awaited_.clear();
   }

@@ -34,6 +34,7 @@ def active_wrapper(wrapper: nn.Module) -> AbstractContextManager[None]:
 
 
 def _activate(wrapper: nn.Module) -> Iterator[None]:
+    """The body of ``active_wrapper()``."""
     outer = DistributedDataParallel._active_ddp_module
     if _running.wrappers:
         outer = _running.wrappers[-1]  # type: ignore[assignment]
