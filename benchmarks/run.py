@@ -113,10 +113,7 @@ def _page(records: dict[str, Results], others: dict[str, dict[str, Results]]) ->
     text.append(tables.goal_table(goals, others_goals))
     for version, found in others.items():
         met = sum(goal.met for goal in others_goals[version])
-        command = f"`make bench VERSION={version}`"
-        text += [
-            f"With torch {version} ({command}), {met} of {len(others_goals[version])} are met."
-        ]
+        text.append(f"With torch {version}, {met} of {len(others_goals[version])} are met.")
         text.append(_origin(found))
     for part in parts:
         text += [f"## {part.TITLE}", part.section(records[part.NAME]["results"])]
