@@ -83,6 +83,9 @@ class SharedActivity {
   bool is_known() const {
     return since_ns_.load(std::memory_order_relaxed) != 0;
   }
+  void forget() {
+    since_ns_.store(0, std::memory_order_relaxed);
+  }
 
  private:
   std::atomic<uint64_t> word_;

@@ -6,18 +6,21 @@ namespace ddpx::health {
 namespace {
 
 constexpr int64_t kLeftMattersNs = 300'000'000;
+constexpr int64_t kLeftMayMatterNs = 3'000'000'000;  // numbers of calls are up to 0.2 s old
 constexpr int64_t kStoreMattersNs = 500'000'000;
 
 }  // namespace
 
-std::optional<Failure> CauseSearch::find(Reason reason, int64_t since_ns) const {
+std::optional<Failure> CauseSearch::find(
+    Reason reason, int64_t since_ns, const std::optional<Wait>& wait) const {
   const auto lasted_ns = now_ns() - since_ns;
+  const auto left_ns = wait && !wait->is_certain ? kLeftMayMatterNs : kLeftMattersNs;
   const bool call_failed = reason >= Reason::kCallFailed;
   const bool also_left = call_failed && !state_.is_terminated();
-  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > kLeftMattersNs;
+  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
   auto failure = find_ended(also_left);
   if (!failure && (waits_for_long || also_left)) {
-    failure = find_left();
+    failure = find_left(wait.value_or(Wait{state_.activity()}));
   }
   if (!failure && reason >= Reason::kAllHadTime) {
     failure = find_silent(since_ns);
@@ -58,9 +61,9 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
 }
 
 // A rank that has left may have done its part before.
-std::optional<Failure> CauseSearch::find_left() const {
+std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
   auto left = state_.peers.find_dead(Left::kAll);
-  const auto missing = state_.peers.missing(state_.activity());
+  const auto missing = left ? missing_ranks(state_.peers, wait) : std::vector<int>();
   const bool matters =
       left && std::any_of(left->lost.begin(), left->lost.end(), [&missing](const auto& each) {
         return std::count(missing.begin(), missing.end(), each.rank) > 0;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "group_state.h"
+#include "wait_search.h"
 
 namespace ddpx::health {
 
@@ -33,7 +34,7 @@ enum class Reason {
 //                                                      a lease
 //   the store is lost (StoreState)   -         -       -        -       -         yes5
 //
-//   1  if a rank that has left is missing in the call
+//   1  if a rank that has left is missing in the call; 3 s if the number of calls alone shows it
 //   2  unless this process got SIGTERM: then all ranks of the job end. Until the search is over, a
 //      rank of another host must be missing in the call.
 //   3  if the store answers in time: otherwise messages of hosts are late, too
@@ -46,13 +47,15 @@ class CauseSearch {
  public:
   explicit CauseSearch(const GroupState& state) : state_(state) {}
 
-  // Looks for a reason that has lasted since `since_ns`.
-  std::optional<Failure> find(Reason reason, int64_t since_ns) const;
+  // Looks for a reason that has lasted since `since_ns`. `wait`: of this rank, if it waits on its
+  // device.
+  std::optional<Failure> find(
+      Reason reason, int64_t since_ns, const std::optional<Wait>& wait = std::nullopt) const;
 
  private:
   std::optional<Failure> find_declared() const;
   std::optional<Failure> find_ended(bool also_left) const;
-  std::optional<Failure> find_left() const;
+  std::optional<Failure> find_left(const Wait& wait) const;
   std::optional<Failure> find_silent(int64_t since_ns) const;
   std::optional<Failure> find_lost_store(StoreState least) const;
 

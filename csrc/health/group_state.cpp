@@ -147,6 +147,7 @@ bool GroupState::is_on_one_host() const {
 void GroupState::publish_to_hosts() {
   if (auto* known = table()) {
     known->rank(group.rank).activity.store(activity());
+    known->rank(group.rank).num_calls = page.view().num_calls.load();
   }
 }
 
@@ -157,6 +158,12 @@ void GroupState::want_states() {
 }
 
 // ---- this rank ---------------------------------------------------------------------------------
+
+void GroupState::publish_calls() {
+  if (group.on_device && group.same_sequence) {
+    page.view().num_calls = group.sequence();
+  }
+}
 
 void GroupState::log(const char* event, std::string message, int about) const {
   const auto now = activity();

@@ -22,6 +22,8 @@ struct WatchedGroup {
   std::string identity;                // see Introduction::own
   std::function<bool()> gone;          // the process group was destroyed
   std::function<void()> abort;         // ends waits in collective calls of the group
+  bool on_device = false;              // calls run on a device, and hosts do not wait for them
+  std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of a call; 0: unknown
   std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
   bool same_sequence = false;          // ranks with the same calls have the same `sequence`
   int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks
@@ -60,7 +62,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   bool has_lease() const {
     return has_lease_.load(std::memory_order_relaxed);
   }
-  // Writes this rank's activity into the table of its host, for other hosts.
+  // Writes this rank's activity and number of calls into the table of its host, for other hosts.
   void publish_to_hosts();
   // Asks other hosts for fresh states.
   void want_states();
@@ -70,6 +72,9 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   Activity activity() const {
     return page.view().activity();
   }
+  // Publishes how many calls this rank has made to the group, where ranks with the same calls have
+  // the same number.
+  void publish_calls();
   // Whether this process has got SIGTERM. The ranks of a job that got SIGTERM end one after the
   // other, and no rank is to blame.
   bool is_terminated() const {

@@ -27,6 +27,7 @@ constexpr const char* kLeaving = "leaving";
 // In messages.
 constexpr const char* kLeft = "left";
 constexpr const char* kLeftMark = "L";
+constexpr char kCallsMark = '/';  // before its number of calls
 
 std::string kind_of(const std::string& event) {
   const auto fields = split_fields(event);
@@ -325,14 +326,17 @@ void HostChannel::declare_lost(Store& store, const std::function<bool(const Host
 // ---- messages -----------------------------------------------------------------------------------
 
 // Four fields: a counter, or kLeft; the number of events that this host has handled; calls; and the
-// activities of the ranks of the host, in order. Ranks that have left are marked.
+// activities of the ranks of the host, in order, each with the rank's number of calls. Ranks that
+// have left are marked.
 std::string HostChannel::message(const std::string& counter) const {
   std::vector<std::string> ranks;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
     if (table_->is_member(rank)) {
       const auto& entry = table_->rank(rank);
       const char* mark = entry.has_left ? kLeftMark : "";  // before its last activity
-      ranks.push_back(std::to_string(entry.activity.load().packed()) + mark);
+      ranks.push_back(
+          std::to_string(entry.activity.load().packed()) + kCallsMark +
+          std::to_string(entry.num_calls) + mark);
     }
   }
   const auto num_handled = std::to_string(table_->next_event);
@@ -358,7 +362,11 @@ void HostChannel::absorb(Host& host, const std::string& message) {
     if (has_left) {
       ranks[i].pop_back();
     }
-    const auto activity = to_number<uint64_t>(ranks[i]).value_or(0);
+    const auto end = ranks[i].find(kCallsMark);
+    const auto activity = to_number<uint64_t>(ranks[i].substr(0, end)).value_or(0);
+    if (end != std::string::npos) {
+      entry.num_calls = to_number<uint64_t>(ranks[i].substr(end + 1)).value_or(0);
+    }
     if (!entry.activity.is_known() || entry.activity.load().packed() != activity) {
       // Clocks of other machines are not comparable.
       entry.activity.store(Activity::unpacked(activity, now));

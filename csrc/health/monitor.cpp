@@ -24,6 +24,7 @@ Monitor::Monitor(WatchedGroup group, StoreAccess store)
       state_(GroupState::create(std::move(group), std::move(store))),
       wrappers_(state_->page),
       causes_(*state_),
+      waits_(*state_),
       stalls_(*state_) {}
 
 Monitor::~Monitor() {
@@ -52,13 +53,15 @@ void Monitor::look() {
   }
   awake_.look(now_ns());
   state_->meet();
+  state_->publish_calls();
   state_->publish_to_hosts();
   state_->channel->look(awake_.since_ns());
   if (presence != Presence::kFailing) {  // no time to look after others
+    const auto wait = waits_.look(now_ns());
     if (!failed()) {
-      look_for_failures();
+      look_for_failures(wait);
     }
-    if (auto failure = stalls_.look(awake_, failed())) {
+    if (auto failure = stalls_.look(wait, awake_, failed())) {
       declare(std::move(*failure));
     }
   }
@@ -120,8 +123,9 @@ void Monitor::leave() {
   if (is_forked() || page().view().presence() != Presence::kThere) {
     return;
   }
-  page().leave();
   try {
+    state_->publish_calls();
+    page().leave();
     state_->meet();  // the other hosts may have become known only now
     const int rank = state_->group.rank;
     const bool serves_store = peers().store_rank() == rank;

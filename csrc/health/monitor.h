@@ -14,6 +14,7 @@
 #include "declared_failure.h"
 #include "group_state.h"
 #include "stall_watch.h"
+#include "wait_search.h"
 #include "wrappers.h"
 
 namespace ddpx::health {
@@ -109,7 +110,7 @@ class Monitor {
   bool must_be_read(std::chrono::steady_clock::time_point deadline) const;
   void declare(Failure failure);
   void await_lease_of_host();
-  void look_for_failures();
+  void look_for_failures(const std::optional<Wait>& wait);
   void look_at_self();
 
   const uint64_t forks_;  // when this was made
@@ -117,6 +118,7 @@ class Monitor {
   Wrappers wrappers_;
   DeclaredFailure failure_;
   const CauseSearch causes_;
+  WaitSearch waits_;
   StallWatch stalls_;
   AwakeTime awake_;
   uint32_t num_stacks_served_ = 0;  // of the watchdog's thread

@@ -120,11 +120,11 @@ void Monitor::declare(Failure failure) {
 
 // ---- searches ----------------------------------------------------------------------------------
 
-void Monitor::look_for_failures() {
-  const auto own = state_->activity();
-  const bool waits = waits_for_peers(own.doing) && !state_->is_terminated();
-  const auto since_ns = std::max(own.since_ns, awake_.since_ns());
-  if (auto failure = causes_.find(waits ? Reason::kWaits : Reason::kWatches, since_ns)) {
+void Monitor::look_for_failures(const std::optional<Wait>& wait) {
+  const bool waits =
+      wait && (wait->on_device || waits_for_peers(wait->at.doing)) && !state_->is_terminated();
+  const auto since_ns = std::max(waits ? wait->at.since_ns : 0, awake_.since_ns());
+  if (auto failure = causes_.find(waits ? Reason::kWaits : Reason::kWatches, since_ns, wait)) {
     declare(std::move(*failure));
   }
 }
@@ -155,7 +155,7 @@ void Monitor::explain_error(const std::string& said) {
   const bool timed_out = in_step && waited_ns >= kOutwaitedNs && says_timeout(said);
   const auto& times = timed_out ? kAfterTimeout : in_step ? kConnectionLost : kOutsideStep;
   // The ranks that are missing when the error comes. They may come during the search for the cause.
-  auto missing = timed_out ? peers().missing(own) : std::vector<int>();
+  Wait wait{own, false, true, timed_out ? peers().missing(own) : std::vector<int>()};
   auto& channel = *state_->channel;
   channel.introduce();
   state_->want_states();
@@ -202,9 +202,9 @@ void Monitor::explain_error(const std::string& said) {
   auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
   if (!failure && timed_out) {
     if (peers().any_remote()) {  // states of other hosts are known only now
-      missing = peers().missing(own);
+      wait.missing = peers().missing(own);
     }
-    failure = stalls_.find_stall(own, waited_ns, missing);
+    failure = stalls_.find_stall(wait, waited_ns);
   }
   if (failure) {
     declare(std::move(*failure));

@@ -28,7 +28,9 @@ enum class Presence : uint32_t {
 // any rank of the machine may use them. OwnPage has what only the rank itself writes.
 struct StatusPage {
   std::atomic<uint64_t> token;  // of the page: who maps the page knows that it is the right one
-  SharedActivity current;
+  SharedActivity current;             // of the host
+  SharedActivity device;              // see DeviceProgress
+  std::atomic<uint64_t> num_calls;    // to the group, as its watchdog counted them last; 0: unknown
   std::atomic<Presence> state;
   std::atomic<bool> blames_peer;  // a failing rank fails because of another rank
   SharedText<2048> cause;

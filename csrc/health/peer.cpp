@@ -56,6 +56,15 @@ std::optional<Activity> Peer::activity() const {
   return is_known ? std::make_optional(entry()->activity.load()) : std::nullopt;
 }
 
+uint64_t Peer::num_calls() const {
+  return page_ ? page_->num_calls.load() : entry() != nullptr ? entry()->num_calls.load() : 0;
+}
+
+std::optional<Activity> Peer::device() const {
+  const bool is_known = page_ && page_->device.is_known();
+  return is_known ? std::make_optional(page_->device.load()) : std::nullopt;
+}
+
 int64_t Peer::heard_ns() const {
   return entry() != nullptr ? entry()->heard_ns.load() : 0;
 }

@@ -52,6 +52,13 @@ class Peer {
   // nullopt if unknown. Of a rank of another host: the last that its host wrote.
   std::optional<Activity> activity() const;
 
+  // The calls that the rank has made to the group. 0: unknown.
+  uint64_t num_calls() const;
+
+  // What its device does of a step that its host has ended; see DeviceProgress. nullopt if nothing,
+  // or if unknown, as of a rank whose page this process cannot open.
+  std::optional<Activity> device() const;
+
   // When the host of the rank last wrote something new; 0 for ranks of this host.
   int64_t heard_ns() const;
 

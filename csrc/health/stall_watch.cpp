@@ -16,13 +16,21 @@ namespace {
 constexpr int64_t kWritesNs = 500'000'000;  // how often hosts that are asked write
 constexpr auto kTimeForStack = std::chrono::milliseconds(2000);
 
+// How long before the backend's timeout the stall error comes.
+constexpr int64_t kLeastMarginNs = 1'000'000'000;
+constexpr int64_t kMarginShare = 20;
+
+bool has_fewer_calls(const Peer& peer, const StatusPage& own) {
+  return peer.num_calls() != 0 && peer.num_calls() < own.num_calls;
+}
+
 }  // namespace
 
-std::optional<Failure> StallWatch::look(const AwakeTime& awake, bool group_failed) {
-  const auto own = state_.activity();
-  const bool waits = may_wait(own.doing) && !group_failed;
-  if (const auto since_ns = waits ? own.since_ns : 0; since_ns != wait_.since_ns) {
-    const auto over = std::exchange(wait_, Wait{since_ns, 0, 0, 0, {}});
+std::optional<Failure> StallWatch::look(
+    std::optional<Wait> wait, const AwakeTime& awake, bool group_failed) {
+  const bool waits = wait && !group_failed;
+  if (const auto since_ns = waits ? wait->at.since_ns : 0; since_ns != current_.since_ns) {
+    const auto over = std::exchange(current_, Current{since_ns, 0, 0, 0, {}});
     if (over.next_warning_ns > 0 && !group_failed) {
       log_end(over);
     }
@@ -31,44 +39,55 @@ std::optional<Failure> StallWatch::look(const AwakeTime& awake, bool group_faile
     return std::nullopt;
   }
   const auto now = now_ns();
-  wait_.waited_ns = awake.lasted_ns(own.since_ns, now);
+  current_.waited_ns = awake.lasted_ns(wait->at.since_ns, now);
   const int64_t warn_ns = StallTimeouts::instance().warn_ns;
-  const int64_t raise_ns = StallTimeouts::instance().raise_ns;
+  const int64_t raise_ns = this->raise_ns(*wait);
   // Other hosts are asked for their states when half of the time has passed.
-  if (wait_.waited_ns <= std::min(warn_ns, raise_ns) / 2) {
+  if (current_.waited_ns <= std::min(warn_ns, raise_ns) / 2) {
     return std::nullopt;
   }
+  wait->missing = missing_ranks(state_.peers, *wait);
   state_.want_states();
-  wait_.asked_ns = wait_.asked_ns == 0 ? now : wait_.asked_ns;
+  current_.asked_ns = current_.asked_ns == 0 ? now : current_.asked_ns;
   // What a host wrote before it was asked is out of date. Within a quarter of a lease, another rank
   // takes over from a keeper that has stopped.
-  const auto missing = state_.peers.missing(own);
-  if (!state_.peers.have_written_since(wait_.asked_ns + kWritesNs, missing) &&
-      now - wait_.asked_ns < state_.group.lease_ns / 4) {
+  if (!state_.peers.have_written_since(current_.asked_ns + kWritesNs, wait->missing) &&
+      now - current_.asked_ns < state_.group.lease_ns / 4) {
     return std::nullopt;
   }
-  if (wait_.waited_ns >= raise_ns) {
-    if (auto failure = find_stall(own, wait_.waited_ns, missing)) {
+  if (current_.waited_ns >= raise_ns) {
+    if (auto failure = find_stall(*wait, current_.waited_ns)) {
       return failure;
     }
   }
-  if (wait_.waited_ns >= std::max(warn_ns, wait_.next_warning_ns)) {
-    wait_.next_warning_ns = 2 * wait_.waited_ns;
-    warn(own, missing);
+  if (current_.waited_ns >= std::max(warn_ns, current_.next_warning_ns)) {
+    current_.next_warning_ns = 2 * current_.waited_ns;
+    warn(*wait);
   }
   return std::nullopt;
 }
 
+// On a device, the backend itself may end the process when a call times out.
+int64_t StallWatch::raise_ns(const Wait& wait) const {
+  const int64_t raise_ns = StallTimeouts::instance().raise_ns;
+  const auto timeout_ns = wait.on_device ? state_.group.timeout_ns() : 0;
+  return timeout_ns <= 0
+             ? raise_ns
+             : std::min(raise_ns, timeout_ns - std::max(kLeastMarginNs, timeout_ns / kMarginShare));
+}
+
 // ---- warnings ----------------------------------------------------------------------------------
 
-void StallWatch::warn(const Activity& own, const std::vector<int>& missing) {
-  wait_.missing = missing;
+void StallWatch::warn(const Wait& wait) {
+  current_.missing = wait.missing;
+  const auto& own = wait.at;
   const bool in_hook = own.doing == Doing::kHook;
   std::ostringstream out;
   out << state_.peers.rank_names().name(state_.group.rank)
-      << (in_hook ? " has been " : " has waited ") << in_seconds(wait_.waited_ns) << " s in "
+      << (in_hook ? " has been " : " has waited ") << in_seconds(current_.waited_ns) << " s"
+      << (wait.on_device ? " for other ranks, on its device, in " : " in ")
       << state_.peers.names().describe(own);
-  if (missing.empty()) {
+  if (wait.missing.empty()) {
     out << "; all ranks have come so far";
     if (const auto calls = uneven_sequences(own)) {
       out << ", but not with the same number of calls to the group before this step (" << *calls
@@ -79,19 +98,42 @@ void StallWatch::warn(const Activity& own, const std::vector<int>& missing) {
           << " takes long";
     }
   }
-  for (const int rank : missing) {
-    out << "; missing: rank " << rank << ", " << state_.peers.describe_missing(rank);
+  for (const int rank : wait.missing) {
+    out << "; missing: rank " << rank << ", " << state_.peers.describe_missing(rank)
+        << describe_late(wait, rank);
   }
-  const int first = missing.empty() ? -1 : missing.front();
+  const int first = wait.missing.empty() ? -1 : wait.missing.front();
   state_.log("stalled", out.str(), first);
   if (StallTimeouts::instance().with_stacks) {
-    for (const int rank : missing) {
+    for (const int rank : wait.missing) {
       log_stack_of(rank);
     }
   }
 }
 
-void StallWatch::log_end(const Wait& wait) const {
+// How a rank is late for a device: ", on its host for 12.3 s", or "".
+std::string StallWatch::describe_late(const Wait& wait, int rank) const {
+  const auto peer = wait.on_device ? state_.peers.peer(rank) : nullptr;
+  const auto theirs = peer ? peer->activity() : std::nullopt;
+  if (!theirs) {
+    return {};
+  }
+  const auto now = now_ns();
+  // A rank that made fewer calls is late on its host.
+  if (const auto device = peer->device(); is_behind_on_device(device, wait.at) &&
+                                          !has_fewer_calls(*peer, state_.page.view())) {
+    return "; its device has computed step " + std::to_string(device->step) + " for " +
+           in_seconds(now - device->since_ns) + " s";
+  }
+  std::string text = " for " + in_seconds(now - theirs->since_ns) + " s";
+  if (has_fewer_calls(*peer, state_.page.view())) {
+    text += ", after " + std::to_string(peer->num_calls()) + " calls to the group (this rank: " +
+            std::to_string(state_.page.view().num_calls) + ")";
+  }
+  return text;
+}
+
+void StallWatch::log_end(const Current& wait) const {
   const auto names = state_.peers.rank_names();
   std::string ranks;
   for (const int rank : wait.missing) {
@@ -120,17 +162,23 @@ void StallWatch::log_stack_of(int rank) const {
 
 // ---- the stall error ---------------------------------------------------------------------------
 
-std::optional<Failure> StallWatch::find_stall(
-    const Activity& own, int64_t waited_ns, const std::vector<int>& missing) const {
+std::optional<Failure> StallWatch::find_stall(const Wait& wait, int64_t waited_ns) const {
+  const auto& own = wait.at;
   const auto seconds = in_seconds(waited_ns) + " s";
   Failure failure{FailureKind::kStalled, {}, {}};
-  for (const int rank : most_to_blame(missing)) {
-    const bool known = state_.peers.peer(rank) != nullptr;
+  for (const int rank : most_to_blame(wait)) {
+    const auto peer = state_.peers.peer(rank);
+    const bool known = peer != nullptr;
+    const bool on_device = wait.on_device && known && is_behind_on_device(peer->device(), own) &&
+                           !has_fewer_calls(*peer, state_.page.view());
     failure.lost.push_back(state_.peers.lost_rank(
         rank,
-        "has not come for " + seconds + (known ? "" : ", and has not wrapped its model yet")));
+        on_device
+            ? "has not come for " + seconds + ": its device has not computed its gradients"
+            : "has not come for " + seconds +
+                  (known ? "" : ", and has not wrapped its model yet")));
   }
-  if (!missing.empty()) {
+  if (!wait.missing.empty()) {
     return failure;
   }
   if (const auto calls = uneven_sequences(own)) {
@@ -147,7 +195,8 @@ std::optional<Failure> StallWatch::find_stall(
 
 // A rank that waits itself is late because of another one. While the store does not answer, the
 // states of ranks of other hosts are unknown, and the rank that may serve the store is to blame.
-std::vector<int> StallWatch::most_to_blame(std::vector<int> missing) const {
+std::vector<int> StallWatch::most_to_blame(const Wait& wait) const {
+  auto missing = wait.missing;
   const bool store_silent = state_.channel->store_state() >= StoreState::kSlow;
   const auto is_unknown = [&](int rank) {
     const auto peer = state_.peers.peer(rank);

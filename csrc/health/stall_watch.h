@@ -10,6 +10,7 @@
 
 #include "awake_time.h"
 #include "group_state.h"
+#include "wait_search.h"
 
 namespace ddpx::health {
 
@@ -35,16 +36,15 @@ class StallWatch {
 
   // Warns if the wait of this rank takes long. Returns a failure if it takes too long.
   // `group_failed`: the wait will end for this reason.
-  std::optional<Failure> look(const AwakeTime& awake, bool group_failed);
+  std::optional<Failure> look(std::optional<Wait> wait, const AwakeTime& awake, bool group_failed);
 
   // The failure if a wait ends without success after `waited_ns`, and all ranks live. nullopt if
   // no rank is `missing`, and the rank is in a communication hook.
-  std::optional<Failure> find_stall(
-      const Activity& own, int64_t waited_ns, const std::vector<int>& missing) const;
+  std::optional<Failure> find_stall(const Wait& wait, int64_t waited_ns) const;
 
  private:
   // The wait that goes on.
-  struct Wait {
+  struct Current {
     int64_t since_ns = 0;  // 0: this rank waits for no other
     int64_t waited_ns = 0;
     int64_t next_warning_ns = 0;  // after the start of the wait; 0: no warning yet
@@ -52,14 +52,16 @@ class StallWatch {
     std::vector<int> missing;     // ranks, at the last warning
   };
 
-  void warn(const Activity& own, const std::vector<int>& missing);
-  void log_end(const Wait& wait) const;
+  int64_t raise_ns(const Wait& wait) const;
+  void warn(const Wait& wait);
+  void log_end(const Current& wait) const;
   void log_stack_of(int rank) const;
-  std::vector<int> most_to_blame(std::vector<int> missing) const;
+  std::string describe_late(const Wait& wait, int rank) const;
+  std::vector<int> most_to_blame(const Wait& wait) const;
   std::optional<std::string> uneven_sequences(const Activity& own) const;
 
   GroupState& state_;
-  Wait wait_;
+  Current current_;
 };
 
 }  // namespace ddpx::health

@@ -60,17 +60,23 @@ void StepTracker::name_buckets(std::vector<std::vector<std::string>> names) {
   }
 }
 
-void StepTracker::note(Doing doing, std::size_t bucket) {
-  if (!monitor_) {
-    return;
-  }
+Activity StepTracker::activity(Doing doing, std::size_t bucket) const {
   constexpr std::size_t kMost = std::numeric_limits<uint16_t>::max();
-  const auto number = std::min(is_about_a_bucket(doing) ? bucket : next_bucket_, kMost);
-  monitor_->page().note(
-      {.doing = doing,
-       .model = model_of(calls_.wrapper),
-       .bucket = static_cast<uint16_t>(number),
-       .step = calls_.step});
+  return {
+      .doing = doing,
+      .model = model_of(calls_.wrapper),
+      .bucket = static_cast<uint16_t>(std::min(bucket, kMost)),
+      .step = calls_.step};
+}
+
+void StepTracker::note(Doing doing, std::size_t bucket) {
+  if (monitor_) {
+    monitor_->page().note(activity(doing, is_about_a_bucket(doing) ? bucket : next_bucket_));
+  }
+}
+
+Activity StepTracker::waiting_for_all() const {
+  return activity(Doing::kWaiting, std::max<std::size_t>(next_bucket_, 1) - 1);
 }
 
 void StepTracker::note_launch(std::size_t bucket, int64_t num_bytes, int dtype) {

@@ -93,6 +93,13 @@ class StepTracker {
   // up to a second for ranks that have not finished the step, and compares again a step later.
   void check_calls();
 
+  // The wait for all buckets of this step.
+  Activity waiting_for_all() const;
+
+  const std::shared_ptr<Monitor>& monitor() const {
+    return monitor_;
+  }
+
   void name_buckets(std::vector<std::vector<std::string>> names);
 
   bool on() const {
@@ -105,6 +112,7 @@ class StepTracker {
 
  private:
   void set_number(uint32_t wrapper);
+  Activity activity(Doing doing, std::size_t bucket) const;
   void compare(const StepCalls& calls, bool is_over) const;
 
   std::shared_ptr<Monitor> monitor_;

@@ -2,13 +2,19 @@
 
 #include <c10/util/Exception.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "../health/watchdog.h"
 #include "store_access.h"
@@ -60,18 +66,60 @@ BackendPtr cpu_backend(ProcessGroup& group) {
   }
 }
 
-// The backend of the group's accelerator, otherwise of the CPU. Null if there is none.
-BackendPtr main_backend(ProcessGroup& group) {
+// The backend of the group's accelerator, otherwise of the CPU.
+struct MainBackend {
+  BackendPtr backend;  // null if there is none
+  bool on_device = false;  // its calls run on the device: the host does not wait for them
+};
+
+MainBackend main_backend(ProcessGroup& group) {
   const auto devices = group.getDeviceTypes();
   const auto main = std::min_element(devices.begin(), devices.end(), [](auto a, auto b) {
     return std::pair(a.is_cpu(), a.type()) < std::pair(b.is_cpu(), b.type());
   });
   try {
-    return main == devices.end() ? nullptr : group.getBackend(main->type());
+    const auto backend = main == devices.end() ? nullptr : group.getBackend(main->type());
+    return {backend, backend && !main->is_cpu() && backend->getBackendName() != "gloo"};
   } catch (const std::exception&) {
-    return nullptr;
+    return {};
   }
 }
+
+// The timeout of a call; 0 if the backend does not tell it.
+int64_t timeout_ns(c10d::Backend& backend) {
+  try {
+    return std::chrono::nanoseconds(backend.getBackendOptions()->timeout).count();
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+// torch's watchdog thread of an NCCL group sleeps for a minute once it has met an error, and the
+// destructor of the group waits for this thread. So a group is kept forever once it is aborted. The
+// process then ends without the destructors of static objects, since torch's threads still run.
+std::atomic<bool> has_aborted_nccl{false};
+
+void keep_forever(const c10::intrusive_ptr<ProcessGroup>& group) {
+  const auto backend = main_backend(*group).backend;
+  if (backend && backend->getBackendName().starts_with("nccl")) {
+    static auto* kept = new std::vector<c10::intrusive_ptr<ProcessGroup>>;
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    kept->push_back(group);
+    has_aborted_nccl = true;
+  }
+}
+
+// Functions that were registered later run before. The destructors of torch and CUDA, which were
+// loaded earlier, would run after.
+[[maybe_unused]] const int registered_for_exit = on_exit(
+    [](int status, void*) {
+      if (has_aborted_nccl) {
+        std::fflush(nullptr);
+        _exit(status);
+      }
+    },
+    nullptr);
 
 enum class Counting { kNone, kAllCalls, kCollectives };
 
@@ -91,6 +139,9 @@ void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transp
   std::thread([weak, transport] {
     const auto group = weak.lock();
     try {
+      if (group) {
+        keep_forever(group);
+      }
       std::unique_lock<std::mutex> lock(transport->mutex);
       const auto backend = transport->backend.lock();
       lock.unlock();
@@ -121,7 +172,14 @@ health::WatchedGroup describe(
   described.gone = [weak] { return weak.expired(); };
   described.abort = [weak, transport] { abort_group(weak, transport); };
   described.sequence = [] { return uint64_t{0}; };
-  const auto backend = main_backend(*group);
+  const auto [backend, on_device] = main_backend(*group);
+  described.on_device = on_device;
+  if (on_device) {
+    described.timeout_ns = [weak = WeakBackend(backend)] {
+      const auto held = weak.lock();
+      return held ? timeout_ns(*held) : 0;
+    };
+  }
   const auto counting = counting_of(backend);
   if (counting != Counting::kNone) {
     described.sequence = [weak = WeakBackend(backend)] {

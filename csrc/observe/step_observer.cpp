@@ -74,6 +74,11 @@ void StepObserver::emit(StepEvent event, uint32_t step, std::size_t index) {
   } else if (event == StepEvent::kStepEnd) {
     clock_.end_step(step);
   }
+  if (event == StepEvent::kBackwardEnd) {
+    device_.mark_computed();
+  } else if (event == StepEvent::kCommEnd) {
+    device_.mark_reduced(peers_.waiting_for_all());
+  }
   if (meaning.moment) {
     clock_.record(*meaning.moment, step);
   }

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../buckets/bucket_plan.h"
 #include "../comm/in_flight_reduction.h"
 #include "../health/step_tracker.h"
+#include "device_progress.h"
 #include "recording.h"
 #include "step_clock.h"
 
@@ -44,7 +46,7 @@ enum class StepEvent : uint8_t {
 };
 
 // The observers are: recordings (timeline), the clock of sampled steps (logging data), and the
-// state published to peers (failure reports). An observer that is off costs a few nanoseconds per
+// states of host and device published to peers (failure reports). An observer that is off costs a few nanoseconds per
 // event.
 //
 // The reducer owns the observer, under its mutex.
@@ -73,6 +75,12 @@ class StepObserver {
     return !recordings_.empty();
   }
 
+  // Publishes this wrapper's steps to peers from now on.
+  void publish(health::StepTracker peers, c10::Device device) {
+    device_ = DeviceProgress(peers.monitor(), device);
+    peers_ = std::move(peers);
+  }
+
   StepClock& clock() {
     return clock_;
   }
@@ -91,6 +99,7 @@ class StepObserver {
  private:
   StepClock clock_;
   health::StepTracker peers_;
+  DeviceProgress device_;
   std::vector<std::shared_ptr<Recording>> recordings_;
 };
 

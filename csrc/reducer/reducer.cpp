@@ -41,7 +41,7 @@ Reducer::~Reducer() {
 
 // Peers learn of this wrapper.
 void Reducer::register_with_group() {
-  context_.observer.peers() = health::StepTracker(
+  health::StepTracker peers(
       context_.collective->monitor(),
       [access = for_watchdog_] {
         std::vector<std::string> missing;
@@ -49,6 +49,7 @@ void Reducer::register_with_group() {
         return missing;
       },
       context_.params.names());
+  context_.observer.publish(std::move(peers), context_.params.device());
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }

@@ -125,14 +125,14 @@ TEST(StallWatchTest, AWaitFailsBecauseOfMissingRanksOrOfTheCommunication) {
   TwoRanks ranks;
   const StallWatch stalls(ranks[0]);
   const Activity own{Doing::kWaiting, 0, 0, 3, 0};
-  const auto late = stalls.find_stall(own, kSecond, {1});
+  const auto late = stalls.find_stall({.at = own, .missing = {1}}, kSecond);
   ASSERT_TRUE(late);
   EXPECT_EQ(late->first_rank(), 1);
   EXPECT_EQ(late->lost.front().what, "has not come for 1.00 s");
-  const auto nobody = stalls.find_stall(own, kSecond, {});
+  const auto nobody = stalls.find_stall({.at = own}, kSecond);
   ASSERT_TRUE(nobody);
   EXPECT_TRUE(contains(nobody->how, "the communication has taken 1.00 s so far")) << nobody->how;
-  EXPECT_FALSE(stalls.find_stall({Doing::kHook, 0, 0, 3, 0}, kSecond, {}));
+  EXPECT_FALSE(stalls.find_stall({.at = {Doing::kHook, 0, 0, 3, 0}}, kSecond));
 }
 
 }  // namespace

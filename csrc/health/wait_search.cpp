@@ -1,0 +1,113 @@
+#include "wait_search.h"
+
+#include <algorithm>
+
+namespace ddpx::health {
+namespace {
+
+// Whether a rank at `theirs` has not launched what a rank at `ours` has. Ranks may use several
+// wrappers in turn, and hosts on a device run ahead: of different wrappers nothing is known.
+bool has_not_launched(const Activity& theirs, const Activity& ours) {
+  return theirs.model == ours.model && is_behind(theirs, ours);
+}
+
+}  // namespace
+
+bool is_behind_on_device(const std::optional<Activity>& theirs, const Activity& ours) {
+  return theirs && theirs->doing == Doing::kBackward && theirs->model == ours.model &&
+         theirs->step <= ours.step;
+}
+
+std::vector<int> missing_ranks(const PeerTable& peers, const Wait& wait) {
+  if (!wait.on_device) {
+    return peers.missing(wait.at);
+  }
+  auto missing = wait.missing;
+  for (const auto& peer : peers.all()) {
+    if (wait.missing.empty() && peer && peer->stopped()) {
+      missing.push_back(peer->rank());
+    }
+  }
+  return missing;
+}
+
+std::optional<Wait> WaitSearch::look(int64_t now_ns) {
+  const auto own = state_.activity();
+  if (may_wait(own.doing)) {
+    return Wait{own};
+  }
+  return state_.group.on_device ? on_device(own, now_ns) : std::nullopt;
+}
+
+std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
+  const auto& page = state_.page.view();
+  const auto device = page.device.is_known() ? page.device.load() : Activity{};
+  const bool device_waits = device.doing == Doing::kWaiting;
+  Wait wait{device_waits ? device : own, true, true, late_hosts(own, now_ns)};
+  if (!wait.missing.empty()) {
+    // A rank that is less late may wait for one that is later.
+    const auto calls_of = [&](int rank) { return late_[static_cast<std::size_t>(rank)].num_calls; };
+    uint64_t fewest = UINT64_MAX;
+    for (const int rank : wait.missing) {
+      fewest = std::min(fewest, calls_of(rank));
+    }
+    std::erase_if(wait.missing, [&](int rank) { return calls_of(rank) > fewest; });
+    wait.at.since_ns = now_ns;
+    for (const int rank : wait.missing) {
+      const auto& late = late_[static_cast<std::size_t>(rank)];
+      wait.at.since_ns = std::min(wait.at.since_ns, late.since_ns);
+      wait.is_certain = wait.is_certain && late.is_certain;
+    }
+    return wait;
+  }
+  if (!device_waits) {
+    return std::nullopt;
+  }
+  wait.missing = late_devices(device);
+  return wait;
+}
+
+std::vector<int> WaitSearch::late_hosts(const Activity& own, int64_t now_ns) {
+  const auto& page = state_.page.view();
+  const auto num_calls = page.num_calls.load();
+  const bool has_launched = own.doing == Doing::kBackward && own.bucket > 0;
+  const auto device = page.device.is_known() ? page.device.load() : Activity{};
+  const auto peers = state_.peers.all();
+  std::vector<int> found;
+  for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+    const auto& peer = peers[rank];
+    const auto theirs = peer ? peer->activity() : std::nullopt;
+    auto& late = late_[rank];
+    if (!theirs) {
+      late = {};
+      continue;
+    }
+    const bool is_certain =
+        (has_launched && has_not_launched(*theirs, own)) ||
+        (device.doing == Doing::kWaiting && has_not_launched(*theirs, device));
+    const auto their_calls = peer->num_calls();
+    if (!is_certain && !(their_calls != 0 && their_calls < num_calls)) {
+      late = {};
+      continue;
+    }
+    if (late.since_ns == 0 || late.num_calls != their_calls) {
+      late = {now_ns, their_calls, is_certain};
+    }
+    late.is_certain = is_certain;
+    found.push_back(static_cast<int>(rank));
+  }
+  return found;
+}
+
+std::vector<int> WaitSearch::late_devices(const Activity& waiting) const {
+  const auto peers = state_.peers.all();
+  std::vector<int> found;
+  for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+    if (peers[rank] && is_behind_on_device(peers[rank]->device(), waiting)) {
+      found.push_back(static_cast<int>(rank));
+    }
+  }
+  return found;
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,194 @@
+#include "device_progress.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../buckets/device_stream.h"
+#include "../health/forks.h"
+
+namespace ddpx {
+namespace {
+
+using health::Activity;
+using health::Doing;
+
+constexpr auto kInterval = std::chrono::milliseconds(100);
+constexpr std::size_t kMostSteps = 4;
+
+// A query of an event from this thread spoils no capture of another thread, as in torch's own
+// watchdog. The extension does not link CUDA, and finds the function where CUDA is loaded.
+void allow_captures_of_other_threads() {
+  using Exchange = int (*)(int*);
+  constexpr int kThreadLocal = 1;  // cudaStreamCaptureModeThreadLocal
+  void* found = dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode");
+  if (found != nullptr) {
+    int mode = kThreadLocal;
+    reinterpret_cast<Exchange>(found)(&mode);
+  }
+}
+
+}  // namespace
+
+// The steps of a group's wrappers that the device has not done, as far as they have events.
+struct DeviceProgress::Steps {
+  struct Marked {
+    Marked(c10::Event computed_, c10::Event reduced_, const Activity& waiting_)
+        : computed(std::move(computed_)), reduced(std::move(reduced_)), waiting(waiting_) {}
+    const c10::Event computed;
+    const c10::Event reduced;
+    const Activity waiting;
+  };
+
+  explicit Steps(std::shared_ptr<health::Monitor> watching) : monitor(std::move(watching)) {}
+
+  // The oldest step; null if there is none.
+  std::shared_ptr<Marked> front() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return marked.empty() ? nullptr : marked.front();
+  }
+
+  // Returns whether steps are left. For one thread, without the mutex: a query may block.
+  bool look() {
+    auto& device = monitor->page().view().device;
+    while (const auto step = front()) {
+      const bool computed = step->computed.query();
+      if (!computed || !step->reduced.query()) {
+        auto activity = step->waiting;
+        activity.doing = computed ? Doing::kWaiting : Doing::kBackward;
+        if (!device.is_known() || device.load().packed() != activity.packed()) {
+          activity.since_ns = health::now_ns();
+          device.store(activity);
+        }
+        return true;
+      }
+      device.forget();
+      const std::lock_guard<std::mutex> lock(mutex);
+      marked.pop_front();
+    }
+    return false;
+  }
+
+  const std::shared_ptr<health::Monitor> monitor;
+  std::mutex mutex;  // guards `marked`
+  std::deque<std::shared_ptr<Marked>> marked;
+};
+
+// One a process. A call to a device may block for as long as a kernel runs, so the watchdog does not
+// make such calls. Never destroyed.
+class DeviceProgress::Thread {
+ public:
+  static Thread& instance() {
+    return health::instance_in_process<Thread>();
+  }
+
+  // Of the group that the monitor watches over.
+  std::shared_ptr<Steps> steps_of(const std::shared_ptr<health::Monitor>& monitor) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(all_, [](const auto& steps) { return steps.expired(); });
+    for (const auto& weak : all_) {
+      if (auto steps = weak.lock(); steps && steps->monitor == monitor) {
+        return steps;
+      }
+    }
+    auto made = std::make_shared<Steps>(monitor);
+    all_.push_back(made);
+    return made;
+  }
+
+  // `steps` has its first step.
+  void look_after(const std::shared_ptr<Steps>& steps) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    busy_.push_back(steps);
+    if (!running_) {
+      std::thread([this] { work(); }).detach();
+      running_ = true;
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void work() {
+    allow_captures_of_other_threads();
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return !busy_.empty(); });
+      const auto busy = std::exchange(busy_, {});
+      lock.unlock();
+      std::this_thread::sleep_for(kInterval);
+      std::vector<std::weak_ptr<Steps>> still_busy;
+      for (const auto& weak : busy) {
+        if (const auto steps = weak.lock(); steps && is_busy(*steps)) {
+          still_busy.push_back(weak);
+        }
+      }
+      lock.lock();
+      busy_.insert(busy_.end(), still_busy.begin(), still_busy.end());
+    }
+  }
+
+  // The device may have failed, or may be shutting down: nothing more is known of it.
+  static bool is_busy(Steps& steps) noexcept {
+    try {
+      return steps.monitor->page().view().presence() == health::Presence::kThere && steps.look();
+    } catch (const std::exception&) {
+      steps.monitor->page().view().device.forget();
+      return false;
+    }
+  }
+
+  std::mutex mutex_;  // guards the following
+  std::condition_variable changed_;
+  std::vector<std::weak_ptr<Steps>> all_;
+  std::vector<std::weak_ptr<Steps>> busy_;
+  bool running_ = false;
+};
+
+DeviceProgress::DeviceProgress(std::shared_ptr<health::Monitor> monitor, c10::Device device)
+    : steps_(monitor && !device.is_cpu() ? Thread::instance().steps_of(monitor) : nullptr),
+      device_(device) {}
+
+void DeviceProgress::mark_computed() {
+  computed_.reset();
+  if (!steps_ || is_capturing(device_)) {
+    return;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(steps_->mutex);
+    if (steps_->marked.size() >= kMostSteps) {
+      return;
+    }
+  }
+  computed_.emplace(device_.type());
+  computed_->record(*current_stream(device_));
+}
+
+void DeviceProgress::mark_reduced(const Activity& waiting) {
+  if (!computed_ || is_capturing(device_)) {
+    return;
+  }
+  c10::Event reduced(device_.type());
+  reduced.record(*current_stream(device_));
+  bool is_first = false;
+  {
+    const std::lock_guard<std::mutex> lock(steps_->mutex);
+    is_first = steps_->marked.empty();
+    steps_->marked.push_back(
+        std::make_shared<Steps::Marked>(std::move(*computed_), std::move(reduced), waiting));
+  }
+  computed_.reset();
+  if (is_first) {
+    Thread::instance().look_after(steps_);
+  }
+}
+
+}  // namespace ddpx

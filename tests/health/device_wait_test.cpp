@@ -1,0 +1,209 @@
+// Ranks whose hosts queue calls on a device and go on: for whom they wait, as their pages show it.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "health/monitor.h"
+#include "local_ranks.h"
+
+namespace ddpx::health {
+namespace {
+
+// Ranks of one host, whose numbers of calls and timeouts a test sets.
+class DeviceRanks {
+ public:
+  explicit DeviceRanks(int size) : timeout_ns(0) {
+    const auto store = std::make_shared<FakeStore>();
+    for (int rank = 0; rank < size; ++rank) {
+      num_calls.push_back(std::make_shared<std::atomic<uint64_t>>(0));
+      gone_.push_back(std::make_shared<std::atomic<bool>>(false));
+      aborts.push_back(std::make_shared<std::atomic<int>>(0));
+      auto group = group_of(rank, size);
+      group.on_device = true;
+      group.same_sequence = true;
+      group.sequence = [calls = num_calls.back()] { return calls->load(); };
+      group.gone = [gone = gone_.back()] { return gone->load(); };
+      group.abort = [count = aborts.back()] { ++*count; };
+      group.timeout_ns = [this] { return timeout_ns.load(); };
+      monitors_.push_back(watch(group, access_to(store)));
+    }
+    meet(monitors_);
+  }
+  ~DeviceRanks() {
+    StallTimeouts::instance().warn_ns = 10'000'000'000;
+    StallTimeouts::instance().raise_ns = StallTimeouts::kNever;
+    for (const auto& gone : gone_) {
+      *gone = true;
+    }
+  }
+  Monitor& operator[](std::size_t rank) {
+    return *monitors_[rank];
+  }
+  // The first warning of a rank.
+  std::string warning_of(std::size_t rank) {
+    while (true) {
+      const auto record = LogQueue::instance().next();
+      if (record->event == "stalled" && record->token == monitors_[rank]->state().own.token) {
+        return record->message;
+      }
+    }
+  }
+  void make_calls(std::size_t rank, uint64_t number) {
+    *num_calls[rank] = number;
+  }
+  std::vector<int> blamed_by(std::size_t rank) {
+    std::vector<int> ranks;
+    if (const auto report = monitors_[rank]->report()) {
+      for (const auto& lost : report->failure.lost) {
+        ranks.push_back(lost.rank);
+      }
+    }
+    return ranks;
+  }
+
+  std::atomic<int64_t> timeout_ns;
+  std::vector<std::shared_ptr<std::atomic<uint64_t>>> num_calls;
+  std::vector<std::shared_ptr<std::atomic<int>>> aborts;
+
+ private:
+  std::vector<std::shared_ptr<Monitor>> monitors_;
+  std::vector<std::shared_ptr<std::atomic<bool>>> gone_;
+};
+
+constexpr Activity kLaunchedTwo{.doing = Doing::kBackward, .bucket = 2, .step = 3};
+constexpr Activity kBeforeStep{.doing = Doing::kOutside, .step = 3};
+
+TEST(DeviceWaitTest, WhoHasMadeFewerCallsIsNamed) {
+  DeviceRanks ranks(3);
+  StallTimeouts::instance().warn_ns = 400'000'000;
+  ranks.make_calls(0, 7);
+  ranks.make_calls(1, 5);
+  ranks.make_calls(2, 7);
+  const auto text = ranks.warning_of(0);
+  EXPECT_TRUE(contains(text, "rank 0 has waited ")) << text;
+  EXPECT_TRUE(contains(text, " for other ranks, on its device, in ")) << text;
+  EXPECT_TRUE(contains(text, "missing: rank 1, host ")) << text;
+  EXPECT_TRUE(contains(text, ", after 5 calls to the group (this rank: 7)")) << text;
+  EXPECT_FALSE(contains(text, "rank 2")) << text;
+  EXPECT_FALSE(ranks[0].failed());
+}
+
+TEST(DeviceWaitTest, ARankThatMakesCallsIsNotLate) {
+  DeviceRanks ranks(2);
+  StallTimeouts::instance().raise_ns = 700'000'000;
+  for (uint64_t call = 1; call < 8; ++call) {  // behind all the time, in 2 s
+    ranks.make_calls(0, call + 3);
+    ranks.make_calls(1, call);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+  EXPECT_FALSE(ranks[0].failed());
+}
+
+TEST(DeviceWaitTest, TheStallErrorNamesTheLatestAndAborts) {
+  DeviceRanks ranks(3);
+  StallTimeouts::instance().raise_ns = 600'000'000;
+  ranks.make_calls(0, 9);
+  ranks.make_calls(1, 8);  // waits for rank 2, too
+  ranks.make_calls(2, 4);
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed() && ranks[2].failed(); }));
+  EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{2});
+  EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kStalled);
+  EXPECT_TRUE(eventually([&] { return *ranks.aborts[0] == 1; }));
+}
+
+TEST(DeviceWaitTest, TheErrorComesBeforeTheTimeoutOfTheBackend) {
+  DeviceRanks ranks(2);
+  ranks.timeout_ns = 1'800'000'000;
+  const auto start = now_ns();
+  ranks.make_calls(0, 2);
+  ranks.make_calls(1, 1);
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  EXPECT_LT(now_ns() - start, ranks.timeout_ns);
+  EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
+}
+
+TEST(DeviceWaitTest, WhoLeavesBeforeALaunchIsLost) {
+  DeviceRanks ranks(2);
+  ranks[0].page().note(kLaunchedTwo);
+  ranks[1].page().note(kBeforeStep);
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  EXPECT_FALSE(ranks[0].failed());
+  const auto start = now_ns();
+  ranks[1].leave();
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  EXPECT_LT(now_ns() - start, 2'000'000'000);
+  EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kLeft);
+  EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
+}
+
+// The last published number may be older than the last call.
+TEST(DeviceWaitTest, WhoLeavesWithFewerCallsIsLostAfterAWhile) {
+  DeviceRanks ranks(2);
+  ranks.make_calls(0, 5);
+  ranks.make_calls(1, 4);
+  const auto start = now_ns();
+  ranks[1].leave();
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  EXPECT_GT(now_ns() - start, 2'500'000'000);
+  EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
+}
+
+TEST(DeviceWaitTest, WhoLeavesAfterAllCallsIsNotLost) {
+  DeviceRanks ranks(2);
+  for (const std::size_t rank : {0, 1}) {
+    ranks.make_calls(rank, 5);
+    ranks[rank].page().note({.doing = Doing::kOutside, .step = 4});
+  }
+  ranks[1].leave();
+  std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+  EXPECT_FALSE(ranks[0].failed());
+}
+
+TEST(DeviceWaitTest, ADeviceThatDoesNotComputeIsNamed) {
+  DeviceRanks ranks(2);
+  StallTimeouts::instance().warn_ns = 400'000'000;
+  const auto since = now_ns();
+  for (const std::size_t rank : {0, 1}) {
+    ranks[rank].page().note({.doing = Doing::kOutside, .step = 5});
+    ranks.make_calls(rank, 8);
+  }
+  ranks[1].page().view().device.store(
+      {.doing = Doing::kBackward, .bucket = 1, .step = 3, .since_ns = since});
+  ranks[0].page().view().device.store(
+      {.doing = Doing::kWaiting, .bucket = 1, .step = 3, .since_ns = since});
+  const auto text = ranks.warning_of(0);
+  EXPECT_TRUE(contains(text, "in step 3, phase waiting for buckets")) << text;
+  EXPECT_TRUE(contains(text, "missing: rank 1, ")) << text;
+  EXPECT_TRUE(contains(text, "; its device has computed step 3 for ")) << text;
+  StallTimeouts::instance().raise_ns = 500'000'000;
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  const auto error = error_of([&] { ranks[0].raise_if_failed(); });
+  EXPECT_TRUE(contains(error, "its device has not computed its gradients")) << error;
+}
+
+TEST(DeviceWaitTest, ADeviceThatComputesWaitsForNobody) {
+  DeviceRanks ranks(2);
+  StallTimeouts::instance().raise_ns = 500'000'000;
+  for (const std::size_t rank : {0, 1}) {
+    ranks[rank].page().view().device.store(
+        {.doing = Doing::kBackward, .bucket = 1, .step = 3, .since_ns = now_ns()});
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  EXPECT_FALSE(ranks[0].failed());
+}
+
+TEST(DeviceWaitTest, OtherWrappersTellNothing) {
+  DeviceRanks ranks(2);
+  StallTimeouts::instance().raise_ns = 500'000'000;
+  ranks[0].page().note(kLaunchedTwo);
+  ranks[1].page().note({.doing = Doing::kForward, .model = 1, .step = 0});  // may be ahead
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  EXPECT_FALSE(ranks[0].failed());
+}
+
+}  // namespace
+}  // namespace ddpx::health
