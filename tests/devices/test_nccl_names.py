@@ -6,7 +6,6 @@ stands for a GPU, and its backend for each class.
 
 from __future__ import annotations
 
-import datetime
 import logging
 import time
 from collections.abc import Iterator
@@ -18,23 +17,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_ranks import DeviceRanks
+from nccl_classes import BACKENDS, COUNTING, make_group
 from torch import nn
 
 import ddpx
 
 pytestmark = pytest.mark.timeout(120)
-
-# By the name that a user gives: the name of the class, and its type in the group.
-BACKENDS = {
-    "nccl before torch 2.15": ("nccl", "NCCL"),
-    "nccl": ("nccl2", "NCCL"),
-    "nccl2": ("nccl2", "CUSTOM"),
-    "nccl-legacy": ("nccl", "CUSTOM"),
-    "nccl-lazy": ("nccl-lazy", "CUSTOM"),
-}
-COUNTING = [name for name in BACKENDS if name != "nccl-lazy"]
-TIMEOUT = datetime.timedelta(seconds=20)
-
 
 @pytest.fixture
 def ranks(late_library: None) -> Iterator[DeviceRanks]:
@@ -42,19 +30,6 @@ def ranks(late_library: None) -> Iterator[DeviceRanks]:
     made = DeviceRanks("late", 2)
     yield made
     made.close()
-
-
-def _group(name: str) -> tuple[dist.ProcessGroup, Any]:
-    class_name, type_name = BACKENDS[name]
-    rank, size = dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-    backend = late_device.make_backend(store, rank, size, TIMEOUT, class_name)
-    kind = dist.ProcessGroup.BackendType.__members__[type_name]
-    group = dist.ProcessGroup(store, rank, size)
-    group._set_default_backend(kind)
-    group._register_backend(torch.device("late"), kind, backend)
-    group._set_group_name(name)
-    return group, backend
 
 
 def _step(model: nn.Module) -> None:
@@ -72,7 +47,7 @@ class _Found:
 
 def _one_more_call(name: str) -> _Found:
     """Rank 1 makes one more call, of the size of a bucket. Only the number of calls can tell."""
-    group, backend = _group(name)
+    group, backend = make_group(name)
     model = ddpx.ReducerDDP(nn.Linear(4, 4).to("late"), process_group=group)
     for _ in range(2):  # later steps make no calls but those for buckets
         _step(model)
@@ -109,7 +84,7 @@ def test_calls_are_counted_and_the_group_is_aborted(ranks, name):
 
 
 def _train(name: str) -> int:
-    group, backend = _group(name)
+    group, backend = make_group(name)
     model = ddpx.ReducerDDP(
         nn.Linear(4, 4).to("late"), process_group=group, gradient_as_bucket_view=True
     )
@@ -130,7 +105,7 @@ def _come_late(name: str) -> list[str]:
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("ddpx.health").addHandler(handler)
     ddpx.set_stall_timeout(warn=0.3)
-    group, _ = _group(name)
+    group, _ = make_group(name)
     model = ddpx.ReducerDDP(nn.Linear(4, 4).to("late"), process_group=group)
     _step(model)
     if dist.get_rank() == 1:
