@@ -17,7 +17,9 @@ void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int divisor) {
   if (pack_scaled_dense(grad, slot, 1.0 / divisor)) {
     return;
   }
-  if (divisor == 1 || grad.scalar_type() != slot.scalar_type()) {
+  // A complex product with 1 changes signs of zeros, and makes NaN of infinity.
+  const bool is_copy = divisor == 1 && !grad.is_complex();
+  if (is_copy || grad.scalar_type() != slot.scalar_type()) {
     slot.copy_(grad);  // first, so that the product is rounded in the slot's dtype
     if (divisor != 1) {
       slot.mul_(1.0 / divisor);

@@ -230,11 +230,15 @@ def _crash_log(directory: str, rank: int) -> Path:
     return Path(directory, f"crash.{rank}")
 
 
-def _share_gpus(rank: int) -> None:
-    """NCCL refuses two ranks of one host on one GPU. With these settings each rank is a host."""
-    os.environ["NCCL_HOSTID"] = f"rank{rank}"
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_IB_DISABLE", "1")
+def choose_gpu(rank: int, world_size: int) -> None:
+    """Chooses the GPU of an NCCL rank. Several ranks share a GPU if there are fewer GPUs."""
+    num_gpus = torch.cuda.device_count()
+    if world_size > num_gpus:
+        # NCCL refuses two ranks of one host on one GPU. With these settings each rank is a host.
+        os.environ["NCCL_HOSTID"] = f"rank{rank}"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_IB_DISABLE", "1")
+    torch.cuda.set_device(rank % num_gpus)
 
 
 def _serve(
@@ -255,9 +259,7 @@ def _serve(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     if "nccl" in backend:
-        if world_size > torch.cuda.device_count():
-            _share_gpus(rank)
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        choose_gpu(rank, world_size)
     dist.init_process_group(
         backend,
         init_method=f"file://{directory}/store",

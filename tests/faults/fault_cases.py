@@ -83,6 +83,10 @@ class Case:
         return "" if self.hosts == 1 else "A" * half + "B" * (self.world_size - half)
 
     @property
+    def device(self) -> str:
+        return "cuda" if self.transport == "nccl" else "cpu"
+
+    @property
     def at_construction(self) -> bool:
         return self.phase in ("before wrapping", "construction")
 
@@ -195,7 +199,7 @@ class _Training:
     def run(self) -> None:
         dist.barrier()  # a death in the middle of init_process_group() is not a case for ddpx
         self.come_to("before wrapping")
-        module = _Layers()
+        module = _Layers().to(self.case.device)
         model = self._wrapped(module)
         self._place_trouble(module, model)
         if not self.case.at_construction:
@@ -207,7 +211,10 @@ class _Training:
                 dist.barrier()
                 ddpx.set_stall_timeout(error=RAISE_S)
             self.come_to("between steps", self.step)
-            model(torch.ones(2, 64)).sum().backward()
+            loss = model(torch.ones(2, 64, device=self.case.device)).sum()
+            loss.backward()
+            if self.case.device != "cpu":
+                loss.item()  # as scripts do; the host waits for the device
 
     def _wrapped(self, module: nn.Module) -> nn.Module:
         broadcast = state_sync.broadcast

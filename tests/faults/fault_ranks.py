@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpx
-from ddpx.testing.rank_pool import forking_context
+from ddpx.testing.rank_pool import choose_gpu, forking_context
 
 # The timeout of the group in seconds, much longer than any tested time.
 GROUP_TIMEOUT_S = 60.0
@@ -104,7 +104,7 @@ def let_meet(model: nn.Module) -> None:
 
 
 def crash(name: str) -> NoReturn:
-    """Ends this process in the way called ``name``."""
+    """Ends this process in the way called ``name``. "leave": as the end of a script."""
     if name == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif name == "segfault":
@@ -113,6 +113,10 @@ def crash(name: str) -> NoReturn:
         os.abort()
     elif name == "exit":
         os._exit(3)
+    elif name == "exit 0":
+        os._exit(0)
+    elif name == "leave":
+        sys.exit(0)
     raise AssertionError(f"still alive after {name}")
 
 
@@ -276,6 +280,8 @@ def _serve(
     sys.path[:] = path
     os.environ.update(variables)
     torch.set_num_threads(1)
+    if backend == "nccl":
+        choose_gpu(rank, world_size)
     timeout = timedelta(seconds=timeout_s)
     store = _store(rank, world_size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpx import ReducerDDP
+from ddpx.testing.rank_pool import choose_gpu
 
 
 def _note(what: str) -> None:
@@ -26,6 +27,9 @@ def _note(what: str) -> None:
 
 def main() -> None:
     fault, victim, transport = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    device = "cuda" if transport == "nccl" else "cpu"
+    if device == "cuda":
+        choose_gpu(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     if fault == "own hook":  # like a library that prints tracebacks in colors
         sys.excepthook = sys.__excepthook__
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -41,7 +45,19 @@ def main() -> None:
     if fault == "bad option" and rank == victim:
         _note("FAULT")
         ReducerDDP(nn.Linear(64, 64), bucket_cap_mb=float("nan"))
-    model = ReducerDDP(nn.Linear(64, 64))
+    model = ReducerDDP(nn.Linear(64, 64).to(device))
+    try:
+        _train(model, fault, victim, device)
+    finally:
+        if "destroy" in fault:
+            dist.destroy_process_group()
+    if "destroy" not in fault:
+        dist.destroy_process_group()
+    print(f"rank {rank} done", flush=True)
+
+
+def _train(model: ReducerDDP, fault: str, victim: int, device: str) -> None:
+    rank = dist.get_rank()
     for step in range(1_000_000 if fault == "none" else 4):
         if step == 2 and rank == victim:
             _note("FAULT")
@@ -51,6 +67,13 @@ def main() -> None:
                 raise ValueError("no such sample")
             elif fault == "system exit":
                 sys.exit(5)
+            elif fault == "leave":
+                sys.exit(0)
+            elif fault.startswith("exit 0"):
+                try:
+                    raise ValueError("no such sample")
+                except ValueError:
+                    os._exit(0)
             elif fault == "interrupt":
                 # If a shell starts a job in the background, the job ignores SIGINT.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,12 +92,13 @@ def main() -> None:
                 thread.start()
                 thread.join()
         if fault == "kill behind a call" and step == 2:
-            dist.all_reduce(torch.ones(4))
+            dist.all_reduce(torch.ones(4, device=device))
         if fault == "leave early" and step == 2 and rank == victim:
             break
-        model(torch.ones(2, 64)).sum().backward()
-    dist.destroy_process_group()
-    print(f"rank {rank} done", flush=True)
+        loss = model(torch.ones(2, 64, device=device)).sum()
+        loss.backward()
+        if device == "cuda":
+            loss.item()  # the host waits for the device
 
 
 if __name__ == "__main__":

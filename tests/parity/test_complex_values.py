@@ -1,0 +1,56 @@
+"""Signed zeros and infinities of complex gradients: the bits are those of DDP's product with 1/p."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+
+PARTS = (-0.0, 0.0, 1.0, -1.0, float("inf"))
+GRAD = torch.tensor([complex(real, imag) for real in PARTS for imag in PARTS])
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "batched": {"batched_grad_copy": True},
+    "static": {"static_graph": True},
+}
+
+
+class _WithGrad(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(len(GRAD), dtype=torch.complex64))
+        self.weight.register_hook(lambda _: GRAD.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+def _bits(wrapper: type[nn.Module], options: dict[str, Any]) -> list[list[int]]:
+    module = _WithGrad()
+    model = wrapper(module, **options)
+    bits = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(len(GRAD))).abs().sum().backward()
+        grad = torch.view_as_real(module.weight.grad.detach().clone())
+        bits.append(grad.view(torch.int32).flatten().tolist())
+    return bits
+
+
+def _both(options: dict[str, Any]) -> list[list[list[int]]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDPX_FORCE_COMM", "1")  # DDP of one rank takes the product, too
+        return [_bits(wrapper, options) for wrapper in (DistributedDataParallel, ReducerDDP)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_bits_match(ranks, mode, world_size):
+    for theirs, ours in ranks(world_size).run(_both, MODES[mode]):
+        assert ours == theirs
