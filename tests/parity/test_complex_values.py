@@ -16,7 +16,6 @@ GRAD = torch.tensor([complex(real, imag) for real in PARTS for imag in PARTS])
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "view": {"gradient_as_bucket_view": True},
-    "batched": {"batched_grad_copy": True},
     "static": {"static_graph": True},
 }
 
