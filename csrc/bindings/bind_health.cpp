@@ -1,4 +1,6 @@
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
+#include "../health/fields.h"
 #include "../health/stacks.h"
 #include "../health/watchdog.h"
 #include "../health_c10d/group_monitor.h"
@@ -262,6 +265,23 @@ void bind_health(py::module_& module) {
       },
       py::arg("token"),
       py::arg("stack"),
+      NoGil());
+  module.def(
+      "publish_recorded_calls",
+      [](uint64_t token, const std::map<uint64_t, std::string>& calls) {
+        std::vector<std::string> fields;
+        for (const auto& [number, call] : calls) {
+          fields.push_back(std::to_string(number));
+          fields.push_back(call);
+        }
+        for (const auto& monitor : health::Watchdog::instance().monitors()) {
+          if (monitor->state().own.token == token) {
+            monitor->page().view().recorded.write(health::join_fields(fields));
+          }
+        }
+      },
+      py::arg("token"),
+      py::arg("calls"),
       NoGil());
   module.def(
       "fail_rank",

@@ -19,6 +19,7 @@ namespace ddpx::health {
 struct WatchedGroup {
   int rank = 0;
   int world_size = 1;
+  std::string name;                    // of the group
   std::string identity;                // see Introduction::own
   std::function<bool()> gone;          // the process group was destroyed
   std::function<void()> abort;         // ends waits in collective calls of the group

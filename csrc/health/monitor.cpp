@@ -25,7 +25,8 @@ Monitor::Monitor(WatchedGroup group, StoreAccess store)
       wrappers_(state_->page),
       causes_(*state_),
       waits_(*state_),
-      stalls_(*state_) {}
+      stalls_(*state_),
+      recorded_(*state_) {}
 
 Monitor::~Monitor() {
   leave();
@@ -60,6 +61,9 @@ void Monitor::look() {
     const auto wait = waits_.look(now_ns());
     if (!failed()) {
       look_for_failures(wait);
+    }
+    if (auto mismatch = failed() ? std::nullopt : recorded_.look(now_ns())) {
+      declare(std::move(*mismatch));
     }
     if (auto failure = stalls_.look(wait, awake_, failed())) {
       declare(std::move(*failure));

@@ -13,6 +13,7 @@
 #include "cause_search.h"
 #include "declared_failure.h"
 #include "group_state.h"
+#include "recorded_calls.h"
 #include "stall_watch.h"
 #include "wait_search.h"
 #include "wrappers.h"
@@ -120,6 +121,7 @@ class Monitor {
   const CauseSearch causes_;
   WaitSearch waits_;
   StallWatch stalls_;
+  RecordedCalls recorded_;
   AwakeTime awake_;
   uint32_t num_stacks_served_ = 0;  // of the watchdog's thread
   std::atomic<bool> retired_{false};

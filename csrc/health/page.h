@@ -38,6 +38,7 @@ struct StatusPage {
   SharedText<2048> note;    // for agreements between survivors
   std::atomic<uint32_t> num_stack_requests;
   SharedText<32768> stack;  // answers to them
+  SharedText<8192> recorded;  // the last calls, see RecordedCalls
   RecentSteps calls;
   FrozenParams frozen;
   HostTable host;  // of use on the page of the host's first member; the last member, as it grows

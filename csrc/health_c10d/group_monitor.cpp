@@ -162,6 +162,7 @@ health::WatchedGroup describe(
   health::WatchedGroup described;
   described.rank = group->getRank();
   described.world_size = group->getSize();
+  described.name = group->getGroupName();
   described.identity = variable("DDPX_SHM_HOST_IDENTITY");
   const auto lease_s = std::min(std::atof(variable("DDPX_HOST_LEASE").c_str()), 1e9);
   if (lease_s > 0) {

@@ -10,6 +10,7 @@ from types import FrameType
 
 from ddpx import _C
 from ddpx.frames import innermost_frames, is_launcher
+from ddpx.health import recorded_calls
 
 # A record has the attributes event, rank, about_rank, step and phase.
 logger = logging.getLogger("ddpx.health")
@@ -45,6 +46,8 @@ def _serve(record: _C.HealthRecord) -> None:
     if record.event == "stack_wanted":
         stacks = _stacks().encode("utf-8", "backslashreplace").decode()
         _C.answer_stack_request(record.token, stacks)
+    elif record.event == "calls_wanted":
+        _C.publish_recorded_calls(record.token, recorded_calls.read(record.message))
     else:
         message = record.message
         if record.event == "stack":

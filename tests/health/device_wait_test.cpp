@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "health/fields.h"
 #include "health/monitor.h"
 #include "local_ranks.h"
 
@@ -203,6 +204,44 @@ TEST(DeviceWaitTest, OtherWrappersTellNothing) {
   ranks[1].page().note({.doing = Doing::kForward, .model = 1, .step = 0});  // may be ahead
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
   EXPECT_FALSE(ranks[0].failed());
+}
+
+// What ddpx/health/recorded_calls.py publishes.
+void publish(Monitor& monitor, const std::vector<std::string>& calls) {
+  std::vector<std::string> fields;
+  for (std::size_t number = 0; number < calls.size(); ++number) {
+    fields.push_back(std::to_string(number + 1));
+    fields.push_back(calls[number]);
+  }
+  monitor.page().view().recorded.write(join_fields(fields));
+}
+
+TEST(DeviceWaitTest, CallsThatDoNotFitTogetherAreNamed) {
+  DeviceRanks ranks(3);
+  const std::vector<std::string> calls{"all_reduce of (4,) Float", "all_reduce of (64,) Float"};
+  for (const std::size_t rank : {0, 1, 2}) {
+    ranks.make_calls(rank, 2);
+  }
+  const auto start = now_ns();
+  while (now_ns() - start < 5'000'000'000) {  // until the rank is asked to publish its calls
+    const auto record = LogQueue::instance().next();
+    if (record->event == "calls_wanted" && record->token == ranks[0].state().own.token) {
+      break;
+    }
+  }
+  EXPECT_GT(now_ns() - start, 1'900'000'000);
+  for (const std::size_t rank : {0, 1}) {
+    publish(ranks[rank], calls);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_FALSE(ranks[0].failed());
+  publish(ranks[2], {calls[0], "broadcast of (64,) Float"});
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed() && ranks[2].failed(); }));
+  const auto text = error_of([&] { ranks[0].raise_if_failed(); });
+  const std::string expected =
+      "ranks 0 and 1 made all_reduce of (64,) Float, and rank 2 made broadcast of (64,) Float, as "
+      "call 2 of the group";
+  EXPECT_TRUE(contains(text, expected)) << text;
 }
 
 }  // namespace
