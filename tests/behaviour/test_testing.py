@@ -146,8 +146,9 @@ def test_bad_world_size():
         RankPool(0)
 
 
-# Runs in a process of its own. Records questions for CUDA devices, and operators: the first operator
-# initializes CUDA under TORCH_CUDA_SANITIZER=1. The names make torch believe that it supports CUDA.
+# Runs in a process of its own. Records questions for CUDA devices, and operators: the first
+# operator initializes CUDA under TORCH_CUDA_SANITIZER=1. The assignments make torch believe that it
+# supports CUDA.
 _IMPORTS_OF_THE_SERVER = """
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
