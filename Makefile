@@ -92,8 +92,8 @@ picture: build $(VENV)/.extra-test  ## draw the README's picture of a step and o
 bench: build $(VENV)/.extra-test $(VENV)/.extra-bench $(if $(VERSION),$(VENV)/.extra-packages)  ## compare with DDP, gloo and MPICH, and write docs/benchmarks.md (28 min; VERSION=2.15.0: with this torch, too)
 	$(BIN)/python benchmarks/run.py $(if $(VERSION),--torch $(VERSION))
 
-gpu:  ## build, test and measure with a CUDA GPU, into runs/gpu.json (10 min; no .venv)
-	$(PYTHON) scripts/gpu.py $(GPU_ARGS)
+gpu:  ## build, and run on a CUDA GPU what benchmarks/results/gpu.json lacks (9 min; no .venv)
+	$(PYTHON) scripts/gpu.py $(GPU_ARGS); code=$$?; $(PYTHON) scripts/gpu_report.py && exit $$code
 
 clean:  ## remove build outputs, but keep .venv
 	rm -rf build build-* ddpx/_C*.so compile_commands.json runs $(VENV)/.built

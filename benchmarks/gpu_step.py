@@ -172,7 +172,7 @@ def run_graphs(arguments: argparse.Namespace, backend: str, deadline: float) -> 
             figures[name] = {"captured": None, "error": "no time was left"}
             continue
         try:
-            with RankPool(1, backend) as pool:
+            with RankPool(1, backend, "spawn") as pool:
                 figures[name] = pool.run(
                     capture_one, model_name, name, arguments.device, arguments.tiny, timeout=left_s
                 )[0]
@@ -203,7 +203,7 @@ def main() -> None:
     if set(arguments.what) - {"graph"}:
         left_s = max(arguments.limit_s - _START_S, 1.0)
         seconds = 0.1 if arguments.tiny else 0.3 * left_s / len(names)
-        with RankPool(arguments.ranks, backend) as pool:
+        with RankPool(arguments.ranks, backend, "spawn") as pool:
             for name in names:
                 figures["models"][name] = run_model(arguments, pool, name, seconds)
                 save()

@@ -1,242 +1,93 @@
-"""Builds, tests and measures on a machine with a CUDA GPU, and writes the results as JSON.
+"""Builds, measures and tests on a machine with a CUDA GPU: what benchmarks/results/gpu.json lacks.
 
-    make gpu                                     # all parts, in at most 10 minutes
-    python3 scripts/gpu.py --parts build step    # some parts
-    python3 scripts/gpu_report.py runs/gpu.json  # writes the README's table afterwards
+    make gpu                                             # what is missing, in at most 9 minutes
+    python3 scripts/gpu.py --out FILE                    # leaves the committed file as it is
+    python3 scripts/gpu.py --merge FILE                  # takes the newer results of FILE
+    python3 scripts/gpu.py --status                      # what is missing; needs no GPU
+    python3 scripts/gpu.py --parts tests --tests parity  # tests with "parity" in their id, again
+    python3 scripts/gpu_report.py                        # writes docs/gpu.md and README.md
 
 The Python that runs this script needs torch 2.11 to 2.15, setuptools and ninja, and pytest for the
-tests. With pytest-xdist, several tests run at once. The script installs nothing. It rewrites the
-file after each part, so that an interrupted run keeps its results. After a failed part the other
-parts still run, except after a failed build. The file has the errors.
+tests. The script installs nothing. It writes the file every few seconds, so that an interrupted run
+keeps its results. docs/gpu.md says what runs first.
 
-Part ``sanitizer`` repeats the device tests under TORCH_CUDA_SANITIZER=1, torch's check for accesses
-that no stream wait or event orders. It runs a part of large matrices, since the check slows down
-every operator. Each Python process reads the variable when it imports torch, so spawned ranks have
-it, too. The check covers operators that go through torch's dispatcher, also in the reducer's hooks,
-but not the kernels of NCCL.
+Part ``sanitizer`` repeats tests under TORCH_CUDA_SANITIZER=1, torch's check for accesses that no
+stream wait or event orders. Each Python process reads the variable when it imports torch. The
+check covers operators that go through torch's dispatcher, also in the reducer's hooks, but not the
+kernels of NCCL.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import datetime
-import hashlib
-import importlib.util
-import json
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-SCHEMA = 1
-TOTAL_S = 570.0
-# Time limit in s of each part, in order of running. The last part gets all remaining time.
-LIMITS_S = {
-    "build": 180.0,
-    "tests": 220.0,
-    "step": 90.0,
-    "graph": 60.0,
-    "shared_step": 60.0,
-    "sanitizer": 1000.0,
-}
-_TEXT_BYTES = 4000  # size of the output that is kept of a failed part
-_MOST_PROCESSES = 8  # each one has up to 14 ranks on the GPU
-_MAX_FAILURES = 40  # number of failures that are kept with their text
-Part = dict[str, Any]
+from gpu_command import ROOT, run
+from gpu_order import in_order, sanitized
+from gpu_parts import PARTS, measure, needs, outcome
+from gpu_results import TABLES, Results, Row, State, load
+from gpu_sources import digest_of_test, sources_digest
+from gpu_workers import Workers, collect
+
+RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+TOTAL_S = 540.0
+_BUILD_S = 240.0  # time limit of the build
+_LEAST_S = 20.0  # nothing starts with less time left
+_SAVE_S = 3.0  # time between two writes of the file
+_MOST_WORKERS = 8
+_WORKER_BYTES = 9 * 2**30  # GPU memory of one test process, with 4 to 8 ranks
+States = Collection[State]
+NAMES = ("build", *PARTS, "tests", "sanitizer")
 
 
-def _run(
-    command: list[str], limit_s: float, environment: dict[str, str] | None = None
-) -> tuple[int | None, str]:
-    """Runs a command in a process group of its own, and ends the group afterwards.
+class Session:
+    """One run of this script: its time limit, and the results that it adds to."""
 
-    Returns:
-        The exit code, or None if the time limit ended the command; and the output.
-    """
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **_environment(), **(environment or {})},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        code: int | None
-        try:
-            code = process.wait(max(limit_s, 1.0))
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # ends ranks that outlive the command
-            process.wait()
-        output.seek(0)
-        return code, output.read()
+    def __init__(self, arguments: argparse.Namespace, results: Results) -> None:
+        self.arguments, self.results = arguments, results
+        self.out: Path = arguments.out or arguments.results
+        self.failures = 0
+        self._deadline = time.monotonic() + arguments.total_s
+        self._save_time = 0.0
+        now = datetime.datetime.now(datetime.timezone.utc)
+        self.name = f"{now:%Y-%m-%dT%H:%M} {arguments.commit or _commit()}"
+        results.runs[self.name] = _machine(arguments.device)
 
+    @property
+    def left_s(self) -> float:
+        return self._deadline - time.monotonic()
 
-def _environment() -> dict[str, str]:
-    path = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "PYTHONUNBUFFERED": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # cuBLAS sums in a fixed order only with this workspace.
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }
+    def put(self, table: str, name: str, row: Row, digest: str) -> None:
+        """Adds a result, and writes the file if the last write is some seconds ago."""
+        row = {key: value for key, value in row.items() if value != ""}
+        row |= {"seconds": round(row["seconds"], 1), "run": self.name, "sources": digest}
+        self.results.tables[table][name] = row
+        if row["outcome"] == "failed":
+            self.failures += 1
+            print(f"failed: {name}\n{row.get('text', '')[-500:]}", flush=True)
+        if time.monotonic() > self._save_time:
+            self.save()
 
-
-def _status(code: int | None) -> str:
-    return "timed out" if code is None else "passed" if code == 0 else "failed"
-
-
-def _build(arguments: argparse.Namespace, limit_s: float) -> Part:
-    code, output = _run([sys.executable, "scripts/build.py"], limit_s)
-    return {"status": _status(code), "error": "" if code == 0 else output[-_TEXT_BYTES:]}
-
-
-_OUTCOMES = ("passed", "failed", "error", "skipped")
-
-
-# ---- tests ---------------------------------------------------------------------------------------
-
-
-def _group(test: str) -> str:
-    """The group of a test, by the ranks in its params.
-
-    The same code runs over each kind of ranks.
-    """
-    match = re.search(r"\bcuda-(nccl|gloo)-(\d+)\b", test)
-    if not match:
-        return "others"
-    return f"{match[1]}, {match[2]} {'rank' if match[2] == '1' else 'ranks'}"
-
-
-def summarize_tests(lines: list[dict[str, Any]], code: int | None, output: str) -> Part:
-    """The results of a run of pytest, from the log of its plugin."""
-    ended = {line["id"]: line for line in lines if line["outcome"] in _OUTCOMES}
-    started = [line["id"] for line in lines if line["outcome"] == "started"]
-    groups: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for name, line in ended.items():
-        groups[_group(name)][line["outcome"]] += 1
-    wrong = [line for line in ended.values() if line["outcome"] in ("failed", "error")]
-    skipped = [line["text"] for line in ended.values() if line["outcome"] == "skipped"]
-    counts = collections.Counter(line["outcome"] for line in ended.values())
-    part: Part = {
-        "status": _status(code),
-        # Each process of pytest-xdist collects all tests.
-        "collected": max(
-            (line["number"] for line in lines if line["outcome"] == "collected"), default=0
-        ),
-        "counts": {outcome: counts[outcome] for outcome in _OUTCOMES},
-        "groups": {name: dict(group) for name, group in sorted(groups.items())},
-        "failures": [{"id": line["id"], "text": line["text"]} for line in wrong[:_MAX_FAILURES]],
-        "skips": dict(collections.Counter(skipped)),
-        "sanitizer_reports": output.count("CSAN detected"),
-        "error": "",
-    }
-    if code is None:
-        part["unfinished"] = [name for name in started if name not in ended]
-    if code not in (0, None) and not wrong:  # 5: no test was collected
-        part["error"] = output[-_TEXT_BYTES:]
-    if code == 0 and not counts["passed"]:
-        part |= {"status": "failed", "error": "every test was skipped"}
-    return part
-
-
-def _tests(arguments: argparse.Namespace, limit_s: float, sanitizer: bool = False) -> Part:
-    with tempfile.TemporaryDirectory(prefix="ddpx-gpu-") as directory:
-        log = Path(directory) / "tests.jsonl"
-        log.touch()
-        command = [sys.executable, "-m", "pytest", "-p", "gpu_pytest", "-q", "-m", "gpu"]
-        # A module whose requirements are not installed here must not stop the others.
-        command += ["--continue-on-collection-errors", "-p", "no:cacheprovider", *arguments.tests]
-        if importlib.util.find_spec("xdist"):
-            num_cores = len(os.sched_getaffinity(0))
-            command += ["--numprocesses", str(min(max(1, num_cores // 2), _MOST_PROCESSES))]
-        environment = {"GPU_PYTEST_LOG": str(log)}
-        if sanitizer:
-            environment["TORCH_CUDA_SANITIZER"] = "1"
-        elif not arguments.tests:
-            command.append("--full")
-        code, output = _run(command, limit_s, environment)
-        lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-    return summarize_tests(lines, code, output)
-
-
-def _sanitizer(arguments: argparse.Namespace, limit_s: float) -> Part:
-    return _tests(arguments, limit_s, sanitizer=True)
-
-
-# ---- measurements --------------------------------------------------------------------------------
-
-
-def _measure(arguments: argparse.Namespace, limit_s: float, *options: str) -> Part:
-    """One run of benchmarks/gpu_step.py, which adapts its effort to its time limit."""
-    with tempfile.TemporaryDirectory(prefix="ddpx-gpu-") as directory:
-        figures = Path(directory) / "figures.json"
-        command = [sys.executable, "benchmarks/gpu_step.py", "--device", arguments.device]
-        command += ["--limit-s", f"{limit_s - 5:.0f}", "--json", str(figures), *options]
-        code, output = _run(command + (["--tiny"] if arguments.tiny else []), limit_s)
-        results = json.loads(figures.read_text()) if figures.exists() else {}
-    error = "" if code == 0 else output[-_TEXT_BYTES:]
-    return {"status": _status(code), "error": error, "results": results}
-
-
-def _step(arguments: argparse.Namespace, limit_s: float) -> Part:
-    return _measure(arguments, limit_s, "--ranks", "1", "--what", "time", "counts", "overlap")
-
-
-def _graph(arguments: argparse.Namespace, limit_s: float) -> Part:
-    return _measure(arguments, limit_s, "--ranks", "1", "--what", "graph")
-
-
-def _shared_step(arguments: argparse.Namespace, limit_s: float) -> Part:
-    return _measure(arguments, limit_s, "--ranks", "2", "--what", "time", "counts", "overlap")
-
-
-PARTS: dict[str, Callable[[argparse.Namespace, float], Part]] = {
-    "build": _build,
-    "tests": _tests,
-    "step": _step,
-    "graph": _graph,
-    "shared_step": _shared_step,
-    "sanitizer": _sanitizer,
-}
-
-
-# ---- the machine ---------------------------------------------------------------------------------
-
-
-def sources_digest() -> str:
-    """A digest of all files that are built and measured.
-
-    Identifies the sources of a result without git.
-    """
-    digest = hashlib.sha256()
-    folders = ("csrc", "ddpx", "benchmarks", "scripts", "tests")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    for path in sorted([*files, ROOT / "setup.py"]):
-        if path.suffix in (".cpp", ".h", ".py"):
-            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    def save(self) -> None:
+        self.results.save(self.out)
+        self._save_time = time.monotonic() + _SAVE_S
 
 
 def _commit() -> str:
     """The commit, with "+" if files have changed since. "unknown" without git."""
     try:
         options: Any = {"cwd": ROOT, "text": True, "stderr": subprocess.DEVNULL, "timeout": 10}
-        commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], **options)
+        commit = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], **options)
         changed = subprocess.check_output(["git", "status", "--porcelain", "-uno"], **options)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
@@ -249,6 +100,7 @@ def _machine(device: str) -> dict[str, Any]:
     about: dict[str, Any] = {
         "kind": device,
         "device": "CPU",
+        "device_count": 1,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
@@ -276,68 +128,156 @@ def _why_not(device: str) -> str | None:
     return None
 
 
-def _summary(name: str, part: Part) -> str:
-    counts = part.get("counts")
-    text = ", ".join(f"{number} {outcome}" for outcome, number in counts.items()) if counts else ""
-    return f"{name}: {part['status']} in {part['seconds']:.0f} s" + (f" ({text})" if text else "")
+def build(session: Session) -> bool:
+    start = time.monotonic()
+    row = outcome(*run([sys.executable, "scripts/build.py"], min(_BUILD_S, session.left_s)))
+    row["seconds"] = time.monotonic() - start
+    session.put("parts", "build", row, "")
+    print(f"build: {row['outcome']} in {row['seconds']:.0f} s", flush=True)
+    return bool(row["outcome"] == "passed")
 
 
-def _write(record: dict[str, Any], out: Path) -> None:
-    """Writes the file atomically, so that a reader always finds a complete file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_suffix(".draft")
-    draft.write_text(json.dumps(record, indent=1))
-    draft.replace(out)
+def measure_parts(session: Session, states: States) -> None:
+    for name, part in PARTS.items():
+        limit_s = min(part.limit_s, session.left_s)
+        state = session.results.state("parts", name, sources_digest(part.script))
+        if name not in session.arguments.parts or state not in states or limit_s < _LEAST_S:
+            continue
+        start = time.monotonic()
+        if part.num_gpus > session.results.runs[session.name]["device_count"]:
+            row: Row = {"outcome": "skipped", "text": needs(part)}
+        else:
+            row = measure(part, session.arguments.device, session.arguments.tiny, limit_s)
+        row["seconds"] = time.monotonic() - start
+        session.put("parts", name, row, sources_digest(part.script))
+        print(f"{name}: {row['outcome']} in {row['seconds']:.0f} s", flush=True)
+
+
+def run_tests(session: Session, table: str, tests: list[str]) -> None:
+    """Runs tests in the order of the list, in all processes, until the time limit."""
+    if not tests or session.left_s < _LEAST_S:
+        return
+    counts: collections.Counter[str] = collections.Counter()
+
+    def report(test: str, result: dict[str, Any]) -> None:
+        counts[result["outcome"]] += 1
+        session.put(table, test, result, digest_of_test(test))
+
+    extra = {"TORCH_CUDA_SANITIZER": "1"} if table == "sanitizer" else {}
+    start = time.monotonic()
+    error = Workers(tests, _num_workers(session), report, extra).run(session.left_s)
+    session.save()
+    if error:
+        session.failures += 1
+    done = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    took_s = time.monotonic() - start
+    print(f"{table}: {done or 'none'} of {len(tests)} in {took_s:.0f} s\n{error}", flush=True)
+
+
+def _num_workers(session: Session) -> int:
+    if session.arguments.workers:
+        return int(session.arguments.workers)
+    machine = session.results.runs[session.name]
+    by_memory = machine.get("memory_bytes", 2**40) // _WORKER_BYTES
+    return int(max(1, min(machine["cores"] // 2, by_memory, _MOST_WORKERS)))
+
+
+def collect_tests(session: Session) -> tuple[list[str], set[str]]:
+    """Returns all tests and those of the short selection. Each one gets a row in the file."""
+    every, short, errors = collect()
+    results = session.results
+    results.expect("tests", every, is_complete=not errors)
+    results.expect("sanitizer", sanitized(short), is_complete=not errors)
+    for file, text in errors.items():
+        session.put("tests", file, {"outcome": "failed", "text": text, "seconds": 0.0}, "")
+    session.save()
+    return every, set(short)
+
+
+def run_missing(session: Session, every: list[str], short: set[str], states: States) -> None:
+    """Runs what is in one of these states: parts, short selection, sanitizer, all other tests."""
+    parts, results = session.arguments.parts, session.results
+    measure_parts(session, states)
+    order = in_order(every, results, "tests", states)
+    if "tests" in parts:
+        run_tests(session, "tests", [test for test in order if test in short])
+    if "sanitizer" in parts:
+        run_tests(session, "sanitizer", in_order(sanitized(short), results, "sanitizer", states))
+    if "tests" in parts:
+        run_tests(session, "tests", [test for test in order if test not in short])
+
+
+def status(results: Results) -> str:
+    """How many results there are, of these sources, of older sources, and missing."""
+    lines = []
+    for table in TABLES:
+        counts: collections.Counter[str] = collections.Counter()
+        names = list(PARTS) if table == "parts" else list(results.tables[table])
+        for name in names:
+            part = PARTS.get(name)
+            digest = sources_digest(part.script) if part else digest_of_test(name)
+            counts[results.state(table, name, digest)] += 1
+        lines.append(
+            f"{table}: {counts['current']} of these sources, {counts['older']} of older sources, "
+            f"{counts['missing']} missing or failed"
+        )
+    return "\n".join(lines)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=NAMES, default=NAMES)
+    add("--results", type=Path, default=RESULTS, help="the results so far")
+    add("--out", type=Path, help="the file that is written; default: --results")
+    add("--merge", type=Path, metavar="FILE", help="take the newer results of FILE, run nothing")
+    add("--status", action="store_true", help="print what is missing, run nothing")
+    add("--total-s", type=float, default=TOTAL_S, help="time limit in s, with the build")
+    add("--tests", nargs="+", default=[], help="tests with one of these texts in their id, again")
+    add("--changed", action="store_true", help="do not put results of older sources last")
+    add("--commit", help="the commit of the sources; default: of git")
+    add("--workers", type=int, help="number of test processes")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a trial")
+    add("--tiny", action="store_true", help="small models, for a trial")
+    return parser.parse_args()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu.json")
-    parser.add_argument(
-        "--total-s", type=float, default=TOTAL_S, help="time limit of all parts in s"
-    )
-    parser.add_argument(
-        "--tests", nargs="+", default=[], help="only the device tests in these files"
-    )
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a trial"
-    )
-    parser.add_argument("--tiny", action="store_true", help="small models, for a trial")
-    arguments = parser.parse_args()
+    arguments = _parse()
+    results = load(arguments.results) if arguments.results.exists() else Results()
+    if arguments.merge:
+        results.merge(load(arguments.merge))
+        results.save(arguments.out or arguments.results)
+    if arguments.merge or arguments.status:
+        print(status(results))
+        return 0
     reason = _why_not(arguments.device)
     if reason:
         print(f"gpu: {reason}", file=sys.stderr)
         return 2
-    begin = time.monotonic()
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _commit(),
-        "sources": sources_digest(),
-        "machine": _machine(arguments.device),
-        "parts": {name: {"status": "not run"} for name in PARTS},
-    }
-    for name in PARTS:
-        if name not in arguments.parts:
-            continue
-        left_s = arguments.total_s - (time.monotonic() - begin)
-        if left_s < 10:
-            record["parts"][name] = {"status": "not run", "error": "no time was left"}
-            continue
-        print(f"{name} ...", flush=True)
-        start = time.monotonic()
-        part = PARTS[name](arguments, min(LIMITS_S[name], left_s))
-        record["parts"][name] = {**part, "seconds": round(time.monotonic() - start, 1)}
-        print(_summary(name, record["parts"][name]), flush=True)
-        _write(record, arguments.out)
-        if name == "build" and part["status"] != "passed":
-            print(part["error"], flush=True)
-            break
-    _write(record, arguments.out)
-    print(f"written to {arguments.out}")
-    ran = [part["status"] for name, part in record["parts"].items() if name in arguments.parts]
-    return 0 if all(status == "passed" for status in ran) else 1
+    session = Session(arguments, results)
+    # An ended run leaves no ranks on the GPU, and its file has all results.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        if "build" in arguments.parts and not build(session):
+            return 1
+        every: list[str] = []
+        short: set[str] = set()
+        if {"tests", "sanitizer"} & set(arguments.parts):
+            every, short = collect_tests(session)
+        if arguments.tests:
+            named = [test for test in every if any(text in test for text in arguments.tests)]
+            run_tests(session, "tests", named)
+        else:
+            rounds: list[States] = [{"missing"}, {"older"}]
+            if arguments.changed:
+                rounds = [{"missing", "older"}]
+            for states in rounds:
+                run_missing(session, every, short, states)
+    finally:
+        session.save()
+        print(f"written to {session.out}\n{status(results)}", flush=True)
+    return 1 if session.failures else 0
 
 
 if __name__ == "__main__":

@@ -1,170 +1,204 @@
 """Writes the results of ``make gpu`` into the tables of docs/gpu.md and a sentence of README.md.
 
-python scripts/gpu_report.py runs/gpu.json
+python scripts/gpu_report.py
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import collections
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gpu_order import RANKS, ranks_of
+from gpu_parts import PARTS
+from gpu_results import NO_TIME, OUTCOMES, Results, Row, Unusable, load
+from marked_page import write_between_marks
+
 ROOT = Path(__file__).resolve().parent.parent
-STATUS = ("<!-- gpu status: begin -->", "<!-- gpu status: end -->")
-TABLE = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
-SCHEMA = 1
-Record = dict[str, Any]
 
 
-class Unusable(Exception):
-    """The file is not the result of a run on a GPU."""
+def check(results: Results, path: Path) -> None:
+    """Raises :class:`Unusable` if a result is not from a GPU."""
+    for run, machine in results.runs.items():
+        if machine["kind"] != "cuda":
+            raise Unusable(f"{path}: run {run} was on {machine['device']}, not on a GPU")
+    if not results.runs:
+        raise Unusable(f"{path} has no run")
 
 
-def load(path: Path) -> Record:
-    record: Record = json.loads(path.read_text())
-    if record.get("schema") != SCHEMA:
-        raise Unusable(f"{path}: schema {record.get('schema')}, but {SCHEMA} is expected")
-    if record["machine"]["kind"] != "cuda":
-        raise Unusable(f"{path} is of a run on {record['machine']['device']}, not on a GPU")
-    return record
+def _table(headers: list[str], rows: list[list[str]], num_texts: int = 1) -> str:
+    aligned = ["---"] * num_texts + ["---:"] * (len(headers) - num_texts)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [headers, aligned, *rows])
 
 
-def _table(headers: list[str], rows: list[list[str]]) -> str:
-    lines = [headers, ["---"] + ["---:"] * (len(headers) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _commit(run: str) -> str:
+    return run.partition(" ")[2]
 
 
-def _where(record: Record) -> str:
-    machine = record["machine"]
-    versions = f"torch {machine['torch']}, CUDA {machine.get('cuda')}, NCCL {machine.get('nccl')}"
-    return (
-        f"{record['date']}, one {machine['device']}, {versions}, Python {machine['python']}, "
-        f"commit {record['commit']} (sources {record['sources']})"
-    )
-
-
-def _num_unfinished(tests: Record) -> int:
-    return int(tests.get("collected", 0)) - sum(tests.get("counts", {}).values())
-
-
-def _tests(record: Record) -> str:
-    rows = []
-    for name, title in (("tests", "device tests"), ("sanitizer", "under TORCH_CUDA_SANITIZER=1")):
-        part = record["parts"][name]
-        for group, counts in part.get("groups", {}).items():
-            wrong = counts.get("failed", 0) + counts.get("error", 0)
-            cells = [counts.get("passed", 0), wrong, counts.get("skipped", 0)]
-            rows.append([f"{title}: {group}", *(str(cell) for cell in cells)])
-        if part["status"] == "timed out":
-            rows.append([f"{title}: cut short, {_num_unfinished(part)} did not run", "", "", ""])
-        elif not part.get("groups"):
-            rows.append([f"{title}: {part['status']}", "", "", ""])
-    return _table(["tests", "passed", "failed", "skipped"], rows)
-
-
-def _failures(record: Record) -> str:
+def _runs(results: Results) -> str:
     lines = []
-    for name, part in record["parts"].items():
-        failures = part.get("failures", [])
-        lines += [f"- `{failure['id']}` ({name})" for failure in failures]
-        if part.get("error"):
-            lines.append(f"- part `{name}` {part['status']}: `{part['error'].splitlines()[-1]}`")
+    for run, machine in sorted(results.runs.items(), reverse=True):
+        versions = f"torch {machine['torch']}, CUDA {machine.get('cuda')}"
+        versions += f", NCCL {machine.get('nccl')}, Python {machine['python']}"
+        date = run.partition(" ")[0].replace("T", " ")
+        lines.append(f"- {date} UTC, commit {_commit(run)}: one {machine['device']}, {versions}")
+    return "Runs with results below:\n\n" + "\n".join(lines)
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+
+def _commits(rows: Iterable[Row]) -> str:
+    counts = collections.Counter(_commit(row["run"]) for row in rows if row["outcome"] == "passed")
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{commit} ({number})" for commit, number in sorted(counts.items()))
+
+
+def _tests(results: Results) -> str:
+    groups: dict[tuple[str, int, str], list[Row]] = collections.defaultdict(list)
+    for table in ("tests", "sanitizer"):
+        for test, row in results.tables[table].items():
+            file = f"`{Path(test.partition('::')[0]).name}`"
+            name = file if table == "tests" else f"{file}, sanitizer"
+            ranks = ranks_of(test)
+            index = RANKS.index(ranks) if ranks in RANKS else len(RANKS)
+            groups[name, index, ranks].append(row)
+    lines = []
+    for (name, _, ranks), rows in sorted(groups.items()):
+        counts = collections.Counter(row["outcome"] for row in rows)
+        numbers = [str(counts[outcome]) for outcome in OUTCOMES]
+        lines.append([name, ranks.replace("-", ", "), _commits(rows) or "-", *numbers])
+    return _table(["tests", "ranks", "passed at", *OUTCOMES], lines, num_texts=3)
+
+
+def _reasons(results: Results) -> str:
+    """Why tests were skipped or did not run, with their numbers."""
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for table in ("tests", "sanitizer"):
+        for row in results.tables[table].values():
+            if row["outcome"] in ("skipped", "not run"):
+                counts[row["outcome"], row.get("text", "")] += 1
+    lines = [f"- {number} {name}: {text}" for (name, text), number in sorted(counts.items())]
+    for name, part in PARTS.items():
+        row = results.parts.get(name, {"outcome": "not run", "text": NO_TIME})
+        if row["outcome"] in ("skipped", "not run"):
+            lines.append(f"- part `{name}` ({part.about}) {row['outcome']}: {row['text']}")
+    return "Skipped, or not run:\n\n" + "\n".join(lines) if lines else ""
+
+
+def _failures(results: Results) -> str:
+    lines = []
+    for table, rows in results.tables.items():
+        about = "" if table == "tests" else f" ({'part' if table == 'parts' else table})"
+        for name, row in sorted(rows.items()):
+            if row["outcome"] == "failed":
+                reason = " ".join(row.get("text", "no text").split("\n")[:2])[:200]
+                lines.append(f"- `{name}`{about}, at {_commit(row['run'])}: `{reason}`")
     return "Failed:\n\n" + "\n".join(lines) if lines else ""
+
+
+# ---- measured parts ------------------------------------------------------------------------------
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f} %"
 
 
-def _steps(record: Record) -> list[str]:
+def _where(results: Results, row: Row) -> str:
+    return f"{results.runs[row['run']]['device']}, commit {_commit(row['run'])}"
+
+
+def _step(results: Results, row: Row) -> list[str]:
     texts = []
-    for name in ("step", "shared_step"):
-        results = record["parts"][name].get("results", {})
-        for model, figures in results.get("models", {}).items():
-            rows = []
-            for contender, row in figures["contenders"].items():
-                best = " (best)" if contender == figures["best_ddp"] else ""
-                overlap = row.get("overlap", {})
-                rows.append(
-                    [
-                        contender + best,
-                        f"{row['ms']:.2f}",
-                        f"{row['to_bare']:.3f}",
-                        f"{row['to_best_ddp']:.3f}",
-                        f"{row['kernels']:.0f}" if "kernels" in row else "-",
-                        f"{row['copied_bytes'] / 2**20:.1f}" if row.get("copied_bytes") else "-",
-                        _share(overlap.get("share")),
-                    ]
-                )
-            ranks = results["ranks"]
-            title = f"{model}, {ranks} rank{'s' if ranks > 1 else ''}, {results['backend']}, "
-            title += f"medians over {figures['rounds']} rounds:"
-            headers = ["a step", "ms", "/ bare", "/ best DDP", "kernels", "MiB copied", "overlap"]
-            texts.append(title + "\n\n" + _table(headers, rows))
+    found: dict[str, Any] = row.get("results", {})
+    for model, figures in found.get("models", {}).items():
+        rows = []
+        for contender, line in figures["contenders"].items():
+            best = " (best)" if contender == figures["best_ddp"] else ""
+            rows.append(
+                [
+                    contender + best,
+                    f"{line['ms']:.2f}",
+                    f"{line['to_bare']:.3f}",
+                    f"{line['to_best_ddp']:.3f}",
+                    f"{line['kernels']:.0f}" if "kernels" in line else "-",
+                    f"{line['copied_bytes'] / 2**20:.1f}" if line.get("copied_bytes") else "-",
+                    _share(line.get("overlap", {}).get("share")),
+                ]
+            )
+        ranks = found["ranks"]
+        title = f"{model}, {ranks} rank{'s' if ranks > 1 else ''}, {found['backend']}, "
+        title += f"medians over {figures['rounds']} rounds ({_where(results, row)}):"
+        headers = ["a step", "ms", "/ bare", "/ best DDP", "kernels", "MiB copied", "overlap"]
+        texts.append(title + "\n\n" + _table(headers, rows))
     return texts
 
 
-def _graph(record: Record) -> str:
-    graph = record["parts"]["graph"].get("results", {}).get("graph")
+def _graph(results: Results, row: Row) -> list[str]:
+    graph = row.get("results", {}).get("graph")
     if not graph:
-        return ""
+        return []
     rows = []
-    for name, row in graph["contenders"].items():
-        if row["captured"]:
-            same = "identical" if row["identical"] else f"differ by {row['largest_difference']:g}"
-            if row["not_written"]:
-                same = f"{row['not_written']} not written"
-            rows.append([name, "yes", same, f"{row['eager_ms']:.2f}", f"{row['replay_ms']:.2f}"])
+    for name, line in graph["contenders"].items():
+        if line["captured"]:
+            same = "identical" if line["identical"] else f"differ by {line['largest_difference']:g}"
+            if line["not_written"]:
+                same = f"{line['not_written']} not written"
+            times = [f"{line['eager_ms']:.2f}", f"{line['replay_ms']:.2f}"]
+            rows.append([name, "yes", same, *times])
         else:
-            rows.append([name, "not run" if row["captured"] is None else "no", "-", "-", "-"])
+            captured = "not run: no time was left" if line["captured"] is None else "no"
+            rows.append([name, captured, "-", "-", "-"])
     headers = ["CUDA graph", "captured", "gradients", "eager, ms", "replayed, ms"]
-    return f"{graph['model']}, 1 rank:\n\n" + _table(headers, rows)
+    title = f"{graph['model']}, 1 rank ({_where(results, row)}):"
+    return [title + "\n\n" + _table(headers, rows)]
 
 
-def report(record: Record) -> str:
+# How the figures of a part are shown.
+_TABLES = {"step": _step, "shared_step": _step, "graph": _graph}
+
+
+def report(results: Results) -> str:
     """All tables, as Markdown."""
-    texts = [_where(record) + ":", _tests(record), _failures(record), *_steps(record)]
-    return "\n\n".join(filter(None, [*texts, _graph(record)]))
+    texts = [_runs(results), _tests(results), _failures(results), _reasons(results)]
+    for name in PARTS:
+        if name in results.parts:
+            texts += _TABLES[name](results, results.parts[name])
+    return "\n\n".join(filter(None, texts))
 
 
-def status(record: Record) -> str:
+def status(results: Results) -> str:
     """One sentence for the first screen of the README."""
-    tests = record["parts"]["tests"]
-    counts = tests.get("counts", {})
-    wrong = counts.get("failed", 0) + counts.get("error", 0)
-    day = record["date"].split()[0]
+    counts = collections.Counter(row["outcome"] for row in results.tests.values())
+    run = results.last_run
+    machine = results.runs[run]
     return (
-        f"**GPU:** last run on {day}, on one {record['machine']['device']} (torch "
-        f"{record['machine']['torch']}): {counts.get('passed', 0)} device tests passed, {wrong} "
-        f"failed, {_num_unfinished(tests)} did not run. [docs/gpu.md](docs/gpu.md) has the figures."
+        f"**GPU:** last run on {run[:10]}, on one {machine['device']} (torch {machine['torch']}). "
+        f"{counts['passed']} device tests passed, {counts['failed']} failed, {counts['skipped']} "
+        f"were skipped, {counts['not run']} have not run. [docs/gpu.md](docs/gpu.md) has the "
+        "commits and figures."
     )
-
-
-def between(text: str, marks: tuple[str, str], new: str) -> str:
-    before, begin, rest = text.partition(marks[0])
-    _, end, after = rest.partition(marks[1])
-    if not (begin and end):
-        raise Unusable(f"the marks {marks[0]} and {marks[1]} are not there")
-    return f"{before}{begin}\n{new}\n{end}{after}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("file", type=Path, help="the results of make gpu")
+    default = ROOT / "benchmarks" / "results" / "gpu.json"
+    parser.add_argument("file", type=Path, nargs="?", default=default)
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
     arguments = parser.parse_args()
     try:
-        record = load(arguments.file)
-        readme = between(arguments.readme.read_text(), STATUS, status(record))
-        page = between(arguments.page.read_text(), TABLE, report(record))
+        results = load(arguments.file)
+        check(results, arguments.file)
     except Unusable as error:
         print(error, file=sys.stderr)
         return 1
-    arguments.readme.write_text(readme)
-    arguments.page.write_text(page)
+    write_between_marks(arguments.readme, "gpu status", status(results))
+    write_between_marks(arguments.page, "gpu", report(results))
     print(f"written into {arguments.readme} and {arguments.page}")
     return 0
 

@@ -26,14 +26,15 @@ StartMethod = Literal["spawn", "forkserver"]
 _START_TIMEOUT_S = 180.0
 # The time that other ranks have to report after one rank has failed.
 _GRACE_S = 3.0
-# DDP and torch.compile would import the second module on each rank, which takes a second.
-_PRELOADED = ["ddpx.testing", "torch._dynamo"]
+# DDP and torch.compile would import the second module on each rank, which takes a second. Neither
+# import may initialize CUDA or count its devices: a fork of such a process cannot use CUDA.
+PRELOADED = ["ddpx.testing", "torch._dynamo"]
 
 
 def forking_context() -> ForkServerContext:
     """A context of ``multiprocessing`` whose processes are forks of one that has imported ddpx."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 
@@ -66,10 +67,10 @@ class RankPool:
             ranks may share a GPU. The ranks then communicate over the loopback interface, and take
             turns on the GPU: results are those of NCCL, but times mean nothing.
         start_method: A start method of ``multiprocessing``. With ``"forkserver"``, ranks are forks
-            of a server process, which has imported torch. The server process serves all pools of
-            this process. Environment variables that torch reads at import have the values of the
-            server's start. With ``"spawn"``, each rank imports torch. Default: ``"spawn"`` if
-            there is an accelerator, otherwise ``"forkserver"``.
+            of a server process, which has imported torch and has not initialized CUDA. The server
+            process serves all pools of this process. Environment variables that torch reads at
+            import have the values of the server's start. With ``"spawn"``, each rank imports
+            torch, which takes seconds. Default: ``"forkserver"``.
 
     Raises:
         ValueError: ``world_size`` is less than 1.
@@ -84,14 +85,13 @@ class RankPool:
         self,
         world_size: int,
         backend: str = "gloo",
-        start_method: StartMethod | None = None,
+        start_method: StartMethod = "forkserver",
     ) -> None:
         if world_size < 1:
             raise ValueError(f"world_size must be 1 or more, but got {world_size}")
         self.world_size = world_size
         self.backend = backend
-        usual: StartMethod = "spawn" if torch.accelerator.is_available() else "forkserver"
-        self.start_method = start_method or usual
+        self.start_method = start_method
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None

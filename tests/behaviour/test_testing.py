@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -142,3 +144,38 @@ def test_failing_ranks_are_reported_and_replaced():
 def test_bad_world_size():
     with pytest.raises(ValueError, match="world_size must be 1 or more"):
         RankPool(0)
+
+
+# Runs in a process of its own. Records questions for CUDA devices, and operators: the first
+# operator initializes CUDA under TORCH_CUDA_SANITIZER=1. The assignments make torch believe that it
+# supports CUDA.
+_IMPORTS_OF_THE_SERVER = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from ddpx.testing.rank_pool import PRELOADED
+
+found = []
+torch._C._cuda_getDeviceCount = lambda: found.append("device count") or 1
+torch._C._cuda_getCurrentRawStream = lambda index: found.append("stream") or 0
+torch._C._has_cuda = True
+torch.version.cuda = "13.0"
+torch.cuda._lazy_init = lambda: found.append("initialization")
+
+class Record(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+assert torch.cuda.is_available() and found.pop() == "device count"
+with Record():
+    for name in PRELOADED:
+        __import__(name)
+print(found)
+"""
+
+
+def test_the_fork_server_leaves_cuda_alone():
+    """A fork of a process that has counted CUDA devices cannot use CUDA."""
+    command = [sys.executable, "-c", _IMPORTS_OF_THE_SERVER]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -1,15 +1,14 @@
-"""``make gpu`` without a GPU: the driver, the measuring code on CPU, and the report.
+"""``make gpu`` without a GPU: what is missing, its order, interrupted runs, and the report.
 
-The record in this file is invented and marked as such. None of its numbers was measured.
+The results in this file are invented and marked as such.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,288 +17,343 @@ import torch
 from device_ranks import on_devices
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmarks")]
+sys.path += [str(ROOT / "scripts")]
 
 import gpu  # noqa: E402
 import gpu_report  # noqa: E402
-from gpu_profile import Event, common_length, count, merge, overlap  # noqa: E402
+import gpu_sources  # noqa: E402
+from gpu_order import RANKS, in_order, ranks_of, sanitized  # noqa: E402
+from gpu_parts import PARTS, Part  # noqa: E402
+from gpu_results import NO_TIME, Results, Unusable, load  # noqa: E402
+from gpu_sources import digest_of_test, sources_digest  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
-
-ROW = {"ms": 2.5, "to_bare": 1.25, "to_best_ddp": 0.95, "kernels": 321.0, "copied_bytes": 2.0**22}
-CONTENDERS = {
-    "bare": ROW | {"overlap": {"share": None}},
-    "DDP, views": ROW | {"overlap": {"share": 0.5}},
-    "ddpx, views": ROW | {"overlap": {"share": 0.75}},
-}
-STEPS = {"rounds": 9, "best_ddp": "DDP, views", "contenders": CONTENDERS}
-CAPTURED = {"captured": True, "identical": True, "largest_difference": 0.0, "not_written": 0}
+MADE_UP = {"kind": "cuda", "device": "made-up GPU", "torch": "0.0", "python": "0.0"}
+FIRST, SECOND = "2001-01-01T00:00 made-up", "2001-01-02T00:00 newer+"
+FILE = "tests/devices/test_device_parity.py"
 
 
-def test_tests_are_grouped_by_backend_and_ranks():
-    ids = [param.id for param in on_devices(1, 8).args[1]]
-    groups = {gpu._group(f"tests/devices/test_made_up.py::test_it[{id_}]") for id_ in ids}
-    nccl = {f"nccl, {size} ranks" for size in (2, 3, 4)}
-    assert groups == {"others", "nccl, 1 rank", *nccl, "gloo, 3 ranks", "gloo, 8 ranks"}
-    of_parity = "tests/devices/test_made_up.py::test_it[cuda-gloo-2-MLP,-fp64-default]"
-    assert gpu._group(of_parity) == "gloo, 2 ranks"
+def _row(outcome: str = "passed", run: str = FIRST, **more: Any) -> dict[str, Any]:
+    return {"outcome": outcome, "seconds": 1.0, "run": run, "sources": "old", **more}
 
 
-def _made_up_record() -> dict[str, Any]:
-    tests = {
-        "status": "failed",
-        "collected": 12,
-        "counts": {"passed": 9, "failed": 1, "error": 0, "skipped": 2},
-        "groups": {"nccl, 1 rank": {"passed": 5, "failed": 1}, "gloo, 2 ranks": {"passed": 4}},
-        "failures": [{"id": "tests/devices/test_made_up.py::test_it", "text": "AssertionError"}],
-        "error": "",
+def _results(tests: dict[str, dict[str, Any]]) -> Results:
+    results = Results()
+    results.runs = {FIRST: MADE_UP, SECOND: MADE_UP}
+    results.tables["tests"] = tests
+    return results
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def test_the_file_has_one_line_for_each_test(tmp_path: Path) -> None:
+    results = _results({"b": _row(), "a": _row("failed", text="two\nlines")})
+    results.parts["step"] = _row(results={"z": 1, "a": 2})
+    results.save(tmp_path / "gpu.json")
+    lines = (tmp_path / "gpu.json").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith('"a": '))
+    assert json.loads("{" + lines[first + 1] + "}") == {"b": _row()}
+    again = load(tmp_path / "gpu.json")
+    assert again.tables == results.tables
+    assert list(again.parts["step"]["results"]) == ["z", "a"]
+    assert list(again.runs) == [FIRST]  # no result is from the other run
+    (tmp_path / "gpu.json").write_text('{"schema": 1}')
+    with pytest.raises(Unusable, match="schema 1, but 2 is expected"):
+        load(tmp_path / "gpu.json")
+
+
+def test_the_newer_result_wins_a_merge() -> None:
+    old = _results({"both": _row(), "newer here": _row(run=SECOND), "gone": _row()})
+    new = _results({"both": _row("failed", run=SECOND), "newer here": _row("failed")})
+    new.expect("tests", ["both", "newer here", "added"], is_complete=True)
+    old.merge(new)
+    outcomes = {name: row["outcome"] for name, row in old.tests.items()}
+    assert outcomes == {"both": "failed", "newer here": "passed", "added": "not run"}
+
+    new.merge(_results({"both": _row(), "gone": _row()}))  # of an earlier run
+    assert new.tests["both"]["outcome"] == "failed" and "added" in new.tests
+
+
+def test_a_result_is_current_older_or_missing() -> None:
+    results = _results({"passed": _row(), "skipped": _row("skipped"), "failed": _row("failed")})
+    results.expect("tests", ["passed", "skipped", "failed", "new"], is_complete=True)
+    states = {name: results.state("tests", name, "old") for name in results.tests}
+    assert states == dict(passed="current", skipped="current", failed="missing", new="missing")
+    assert results.state("tests", "passed", "other") == "older"
+
+
+# ---- sources and order ---------------------------------------------------------------------------
+
+
+def test_what_a_result_depends_on(tmp_path: Path) -> None:
+    texts = {
+        "setup.py": "",
+        "csrc/reducer/reducer.cpp": "int a;\n#include <b>\n",
+        "csrc/shm/ring.cpp": "int r;",
+        "ddpx/cli/main.py": "c = 1",
+        "tests/devices/test_one.py": "import one_cases\nx = 1\n",
+        "tests/devices/test_two.py": "y = 1\n",
+        "tests/devices/one_cases.py": "from deeper import z\n",
+        "tests/deeper.py": "z = 1\n",
     }
-    step = {"ranks": 1, "backend": "nccl", "models": {"made-up model": STEPS}}
-    graph = {"bare": CAPTURED | {"eager_ms": 2.0, "replay_ms": 1.5}, "DDP": {"captured": False}}
-    return {
-        "schema": 1,
-        "date": "2001-01-01 00:00 UTC",
-        "commit": "made-up",
-        "sources": "made-up",
-        "machine": {"kind": "cuda", "device": "made-up GPU", "torch": "0.0", "python": "0.0"},
-        "parts": {
-            "build": {"status": "passed", "seconds": 1.0},
-            "tests": tests,
-            "step": {"status": "passed", "error": "", "results": step},
-            "graph": {
-                "status": "passed",
-                "results": {"graph": {"model": "m", "contenders": graph}},
-            },
-            "shared_step": {"status": "failed", "error": "first line\nlast line", "results": {}},
-            "sanitizer": {"status": "not run"},
-        },
-    }
 
+    def digests(**changed: str) -> tuple[str, str]:
+        for name, text in {**texts, **changed}.items():
+            file = tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        sources_digest.cache_clear()
+        gpu_sources._library.cache_clear()
+        one, two = (sources_digest(f"tests/devices/test_{n}.py", tmp_path) for n in ("one", "two"))
+        return one, two
 
-def _pages(folder: Path) -> list[str]:
-    """Options that name a README and a page, both with old texts between the marks."""
-    readme, page = folder / "README.md", folder / "gpu.md"
-    readme.write_text("a\n{}\nold status\n{}\nb\n".format(*gpu_report.STATUS))
-    page.write_text("b\n{}\nold table\n{}\nc\n".format(*gpu_report.TABLE))
-    return ["--readme", str(readme), "--page", str(page)]
-
-
-def _report(folder: Path, record: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    file = folder / "gpu.json"
-    file.write_text(json.dumps(record))
-    command = [sys.executable, str(ROOT / "scripts" / "gpu_report.py"), str(file)]
-    command += _pages(folder)
-    return subprocess.run(command, text=True, capture_output=True)
-
-
-def test_the_report_writes_between_the_marks(tmp_path: Path) -> None:
-    done = _report(tmp_path, _made_up_record())
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "README.md").read_text()
-    assert text.startswith(
-        "a\n<!-- gpu status: begin -->\n**GPU:** last run on 2001-01-01, on one "
-    )
-    assert "9 device tests passed, 1 failed, 0 did not run" in text
-    assert "old" not in text and text.endswith("<!-- gpu status: end -->\nb\n")
-    text = (tmp_path / "gpu.md").read_text()
-    assert "old" not in text and text.endswith("<!-- gpu: end -->\nc\n")
-    for part in (
-        "2001-01-01 00:00 UTC, one made-up GPU",
-        "| device tests: nccl, 1 rank | 5 | 1 | 0 |",
-        "- `tests/devices/test_made_up.py::test_it` (tests)",
-        "- part `shared_step` failed: `last line`",
-        "| under TORCH_CUDA_SANITIZER=1: not run |",
-        "| DDP, views (best) | 2.50 | 1.250 | 0.950 | 321 | 4.0 | 50 % |",
-        "| ddpx, views | 2.50 | 1.250 | 0.950 | 321 | 4.0 | 75 % |",
-        "| bare | yes | identical | 2.00 | 1.50 |",
-        "| DDP | no | - | - | - |",
+    one, two = digests()
+    assert one != two
+    for unrelated in (
+        {"csrc/shm/ring.cpp": "int s;"},
+        {"ddpx/cli/main.py": "c = 2"},
+        {"csrc/reducer/reducer.cpp": "// A comment\nint a;\n\n  #include <b>\n"},
+        {"tests/deeper.py": "# A comment\nz = 1\n"},
     ):
-        assert part in text, (part, text)
+        assert digests(**unrelated) == (one, two), unrelated
+    changed = digests(**{"tests/deeper.py": "z = 2\n"})
+    assert changed[0] != one and changed[1] == two
+    changed = digests(**{"csrc/reducer/reducer.cpp": "int a;\n#include <c>\n"})
+    assert changed[0] != one and changed[1] != two
+    sources_digest.cache_clear()
 
 
-def test_the_report_takes_no_other_runs(tmp_path: Path) -> None:
-    on_cpu = _made_up_record()
-    on_cpu["machine"] = {"kind": "cpu", "device": "CPU"}
-    for record, reason in ((on_cpu, "not on a GPU"), ({"schema": 99}, "schema 99")):
-        done = _report(tmp_path, record)
-        assert done.returncode == 1 and reason in done.stderr
-        assert "old status" in (tmp_path / "README.md").read_text()
-        assert "old table" in (tmp_path / "gpu.md").read_text()
+def test_tests_are_ordered_by_ranks_and_file() -> None:
+    ids = [param.id for param in on_devices(1, 2, 8).args[1]]
+    assert {ranks_of(f"{FILE}::test_it[{id_}]") for id_ in ids} == {*RANKS}
+    tests = [
+        "tests/examples/test_examples.py::test_spawned",
+        "tests/devices/test_device_streams.py::test_it[view-cuda-nccl-1]",
+        f"{FILE}::test_it[cuda-gloo-2-MLP,-fp64-default]",
+        f"{FILE}::test_it[cuda-nccl-4-MLP]",
+        "tests/devices/test_device_streams.py::test_it[view-cuda-nccl-2]",
+        f"{FILE}::test_it[cuda-nccl-2-MLP]",
+    ]
+    results = Results()
+    results.expect("tests", tests, is_complete=True)
+    found = in_order(tests, results, "tests", {"missing"})
+    assert found == [tests[i] for i in (5, 4, 1, 3, 2, 0)]
+    assert sanitized(tests) == [tests[1], tests[4], tests[5]]
 
-
-def test_the_readme_says_what_ran_in_its_first_screen() -> None:
-    text = (ROOT / "README.md").read_text()
-    status = text.partition(gpu_report.STATUS[0])[2].partition(gpu_report.STATUS[1])[0]
-    page = (ROOT / "docs" / "gpu.md").read_text()
-    table = page.partition(gpu_report.TABLE[0])[2].partition(gpu_report.TABLE[1])[0]
-    assert text[: text.index(status)].count("\n") < 25
-    assert ("never run on a GPU" in status) == ("Never run on a GPU." in table)
-    assert "last run on" in status or "never run on a GPU" in status
+    results.tests[tests[5]] = _row(sources=digest_of_test(tests[5]))
+    results.tests[tests[4]] = _row()
+    results.tests[tests[1]] = _row("failed")
+    assert in_order(tests, results, "tests", {"missing"})[0] == tests[1]
+    assert in_order(tests, results, "tests", {"older"}) == [tests[4]]
+    assert in_order(tests, results, "tests", {"missing", "older"})[:2] == [tests[4], tests[1]]
 
 
 # ---- the driver ----------------------------------------------------------------------------------
 
+SHORT = [f"{FILE}::test_it[cuda-nccl-{n}-short]" for n in (2, 4)]
+OTHERS = [f"{FILE}::test_it[cuda-nccl-2-other]"]
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """Runs main() with made-up parts and tests. Returns its exit code, what ran, and the file."""
+    ran: list[str] = []
+
+    class FakeWorkers:
+        def __init__(self, tests: list[str], number: int, report: Any, extra: Any) -> None:
+            self.tests, self.report, self.end = tests, report, "ends" if extra else ""
+
+        def run(self, limit_s: float) -> str:
+            for test in self.tests:
+                if test == FakeWorkers.interrupted_at:
+                    sys.exit(1)
+                ran.append(test + (" sanitizer" if self.end else ""))
+                self.report(test, {"outcome": "passed", "seconds": 0.51, "text": ""})
+            return ""
+
+        interrupted_at = ""
+
+    def measure(part: Part, device: str, tiny: bool, limit_s: float) -> dict[str, Any]:
+        ran.append(part.about)
+        return {"outcome": "passed", "results": {"made-up": limit_s}}
+
+    monkeypatch.setattr(gpu, "build", lambda session: True)
+    monkeypatch.setattr(gpu, "measure", measure)
+    monkeypatch.setattr(gpu, "collect", lambda: (SHORT + OTHERS, SHORT, {}))
+    monkeypatch.setattr(gpu, "Workers", FakeWorkers)
+    monkeypatch.setattr(gpu, "PARTS", {"step": Part("step", "benchmarks/gpu_step.py", (), 90.0)})
+    monkeypatch.setattr(gpu.signal, "signal", lambda *arguments: None)
+
+    def run(*options: str, interrupted_at: str = "") -> tuple[int, list[str], Results]:
+        ran.clear()
+        FakeWorkers.interrupted_at = interrupted_at
+        file = str(tmp_path / "gpu.json")
+        command = ["gpu.py", "--device", "cpu", "--results", file, *options]
+        monkeypatch.setattr(sys, "argv", command)
+        try:
+            code = gpu.main()
+        except SystemExit as ending:
+            code = int(str(ending.code))
+        return code, list(ran), load(tmp_path / "gpu.json")
+
+    return run
+
+
+SANITIZED = f"{SHORT[0]} sanitizer"
+
+
+def test_a_run_continues_where_the_one_before_was_interrupted(run_main: Any) -> None:
+    code, ran, results = run_main(interrupted_at=SHORT[1])
+    assert (code, ran) == (1, ["step", SHORT[0]])
+    assert results.tests[SHORT[0]]["outcome"] == "passed"
+    assert results.tests[SHORT[0]]["seconds"] == 0.5
+    assert results.tests[SHORT[1]] == {"outcome": "not run", "text": NO_TIME}
+
+    assert run_main()[:2] == (0, [SHORT[1], SANITIZED, *OTHERS])
+    code, ran, results = run_main()
+    assert (code, ran) == (0, [])
+    assert "not run" not in {row["outcome"] for row in results.tests.values()}
+
+
+def test_results_of_older_sources_run_last(
+    run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_main(interrupted_at=OTHERS[0])
+    monkeypatch.setattr(gpu, "digest_of_test", lambda test: "new")
+    monkeypatch.setattr("gpu_order.digest_of_test", lambda test: "new")
+    monkeypatch.setattr(gpu, "sources_digest", lambda file: "new")
+    _, ran, results = run_main(interrupted_at=SANITIZED.partition(" ")[0])
+    assert ran == [*OTHERS, "step"]
+    assert results.tests[SHORT[0]]["sources"] != "new"  # stays as passed
+    assert run_main("--changed", interrupted_at="")[1] == [*SHORT, SANITIZED]
+    assert run_main("--tests", "short", "--out", str(tmp_path / "out.json"))[1] == SHORT
+
+
+def test_a_part_that_needs_more_gpus_is_skipped(
+    run_main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"step": Part("step", "benchmarks/gpu_step.py", (), 90.0, num_gpus=2)}
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    _, ran, results = run_main("--parts", "step")
+    assert ran == []
+    assert results.parts["step"]["outcome"] == "skipped"
+    assert results.parts["step"]["text"] == "needs two GPUs"
+
+
+def test_without_time_nothing_starts(run_main: Any) -> None:
+    assert run_main("--total-s", "10")[1] == []
+
+
+def test_a_merge_writes_the_committed_file(run_main: Any, tmp_path: Path) -> None:
+    code, _, results = run_main("--out", str(tmp_path / "gpu.json"))
+    results.tests[SHORT[0]] = _row("failed", run="2999-01-01T00:00 later")
+    results.runs["2999-01-01T00:00 later"] = MADE_UP
+    results.save(tmp_path / "other.json")
+    code, ran, results = run_main("--merge", str(tmp_path / "other.json"))
+    assert (code, ran) == (0, [])
+    assert results.tests[SHORT[0]]["outcome"] == "failed"
+    assert results.tests[SHORT[1]]["outcome"] == "passed"
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_a_gpu_the_driver_says_so_in_one_line(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "scripts" / "gpu.py"),
-        "--out",
-        str(tmp_path / "gpu.json"),
-    ]
+    command = [sys.executable, str(ROOT / "scripts" / "gpu.py")]
+    command += ["--out", str(tmp_path / "gpu.json")]
     done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 2
     assert done.stderr.startswith("gpu: no CUDA device here") and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-DEVICE_TESTS = """
-import time
-import pytest
+# ---- the report ----------------------------------------------------------------------------------
 
-pytestmark = pytest.mark.gpu
-
-@pytest.mark.parametrize("world_size", [1, 3, 2], ids=["cuda-nccl-1", "cuda-gloo-3", "cuda-nccl-2"])
-def test_over(world_size):
-    assert world_size < 3, "three ranks are one too many"
-
-@pytest.mark.skip(reason="a reason to skip")
-def test_skipped():
-    pass
-
-@pytest.fixture
-def broken():
-    raise RuntimeError("a broken fixture")
-
-def test_with_it(broken):
-    pass
-"""
+FIGURES = {"ms": 2.5, "to_bare": 1.25, "to_best_ddp": 0.95, "kernels": 321.0}
+CONTENDERS = {
+    "bare": FIGURES | {"copied_bytes": 2.0**22, "overlap": {"share": None}},
+    "DDP, views": FIGURES | {"copied_bytes": 2.0**22, "overlap": {"share": 0.5}},
+}
+CAPTURED = {"captured": True, "identical": True, "largest_difference": 0.0, "not_written": 0}
+GRAPH = {
+    "bare": CAPTURED | {"eager_ms": 2.0, "replay_ms": 1.5},
+    "DDP": {"captured": False},
+    "ddpx": {"captured": None},
+}
 
 
-def _tests_of(folder: Path, text: str, limit_s: float = 60.0) -> dict[str, Any]:
-    (folder / "test_made_up.py").write_text(text)
-    return gpu._tests(argparse.Namespace(tests=[str(folder)]), limit_s)
+def _made_up() -> Results:
+    results = _results(
+        {
+            f"{FILE}::test_it[cuda-nccl-2-a]": _row(),
+            f"{FILE}::test_it[cuda-nccl-2-b]": _row(run=SECOND),
+            f"{FILE}::test_it[cuda-nccl-2-c]": _row("failed", text="AssertionError: a\nb\nc"),
+            f"{FILE}::test_it[cuda-gloo-2-a]": _row("skipped", text="a reason"),
+        }
+    )
+    names = [*results.tests, f"{FILE}::test_it[cuda-gloo-2-b]"]
+    results.expect("tests", names, is_complete=True)
+    results.expect("sanitizer", [names[0]], is_complete=True)
+    steps = {"rounds": 9, "best_ddp": "DDP, views", "contenders": CONTENDERS}
+    models = {"ranks": 1, "backend": "nccl", "models": {"made-up model": steps}}
+    results.parts["step"] = _row(results=models)
+    results.parts["graph"] = _row(
+        "failed", text="the time limit\nended it", results={"graph": {"model": "m"}}
+    )
+    results.parts["graph"]["results"]["graph"]["contenders"] = GRAPH
+    return results
 
 
-def test_what_became_of_each_test_is_recorded(tmp_path: Path) -> None:
-    (tmp_path / "test_needs_more.py").write_text("import a_module_that_nobody_has")
-    part = _tests_of(tmp_path, DEVICE_TESTS)
-    assert part["status"] == "failed"
-    assert part["collected"] == 5
-    assert part["counts"] == {"passed": 2, "failed": 1, "error": 2, "skipped": 1}
-    assert part["groups"]["nccl, 1 rank"] == {"passed": 1}
-    assert part["groups"]["gloo, 3 ranks"] == {"failed": 1}
-    assert list(part["skips"]) == ["Skipped: a reason to skip"]
-    texts = {failure["id"].split("::")[-1]: failure["text"] for failure in part["failures"]}
-    assert "three ranks are one too many" in texts["test_over[cuda-gloo-3]"]
-    assert "a broken fixture" in texts["test_with_it"]
-    assert "a_module_that_nobody_has" in str(texts)
+def test_the_report_has_commits_and_reasons() -> None:
+    text = gpu_report.report(_made_up())
+    for part in (
+        "- 2001-01-02 00:00 UTC, commit newer+: one made-up GPU",
+        "| `test_device_parity.py` | nccl, 2 | made-up (1), newer+ (1) | 2 | 1 | 0 | 0 |",
+        "| `test_device_parity.py` | gloo, 2 | - | 0 | 0 | 1 | 1 |",
+        "| `test_device_parity.py`, sanitizer | nccl, 2 | - | 0 | 0 | 0 | 1 |",
+        f"- `{FILE}::test_it[cuda-nccl-2-c]`, at made-up: `AssertionError: a b`",
+        "- `graph` (part), at made-up: `the time limit ended it`",
+        f"- 2 not run: {NO_TIME}",
+        "- 1 skipped: a reason",
+        f"- part `shared_step` ({PARTS['shared_step'].about}) not run: {NO_TIME}",
+        "made-up model, 1 rank, nccl, medians over 9 rounds (made-up GPU, commit made-up):",
+        "| DDP, views (best) | 2.50 | 1.250 | 0.950 | 321 | 4.0 | 50 % |",
+        "| bare | yes | identical | 2.00 | 1.50 |",
+        "| DDP | no | - | - | - |",
+        f"| ddpx | not run: {NO_TIME} | - | - | - |",
+    ):
+        assert part in text, (part, text)
+    for line in text.splitlines():
+        is_heading = "passed at" in line or line == "Skipped, or not run:"
+        assert is_heading or "not run" not in line or f"not run: {NO_TIME}" in line
 
 
-def test_a_run_that_is_cut_short_keeps_what_it_has(tmp_path: Path) -> None:
-    text = DEVICE_TESTS + "\ndef test_hangs():\n    time.sleep(600)\n"
-    start = time.monotonic()
-    part = _tests_of(tmp_path, text, limit_s=15.0)
-    assert time.monotonic() - start < 60
-    assert part["status"] == "timed out"
-    assert part["counts"]["passed"] == 2
-    assert [name.split("::")[-1] for name in part["unfinished"]] == ["test_hangs"]
+def _write_report(folder: Path, results: Results) -> subprocess.CompletedProcess[str]:
+    readme, page = folder / "README.md", folder / "gpu.md"
+    readme.write_text("a\n<!-- gpu status: begin -->\nold\n<!-- gpu status: end -->\nb\n")
+    page.write_text("b\n<!-- gpu: begin -->\nold\n<!-- gpu: end -->\nc\n")
+    results.save(folder / "gpu.json")
+    command = [sys.executable, str(ROOT / "scripts" / "gpu_report.py"), str(folder / "gpu.json")]
+    command += ["--readme", str(readme), "--page", str(page)]
+    return subprocess.run(command, text=True, capture_output=True)
 
 
-def test_nothing_but_skips_is_no_success(tmp_path: Path) -> None:
-    text = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    pytest.skip('no GPU')\n"
-    part = _tests_of(tmp_path, text)
-    assert (part["status"], part["error"]) == ("failed", "every test was skipped")
+def test_the_report_writes_between_the_marks(tmp_path: Path) -> None:
+    done = _write_report(tmp_path, _made_up())
+    assert done.returncode == 0, done.stderr
+    readme, page = ((tmp_path / name).read_text() for name in ("README.md", "gpu.md"))
+    assert readme.startswith("a\n<!-- gpu status: begin -->\n**GPU:** last run on 2001-01-02, on")
+    assert "2 device tests passed, 1 failed, 1 were skipped, 1 have not run" in readme
+    assert "old" not in readme and readme.endswith("<!-- gpu status: end -->\nb\n")
+    assert "old" not in page and page.endswith("<!-- gpu: end -->\nc\n")
+
+    on_cpu = _made_up()
+    on_cpu.runs[FIRST] = {"kind": "cpu", "device": "CPU"}
+    done = _write_report(tmp_path, on_cpu)
+    assert done.returncode == 1 and "not on a GPU" in done.stderr
+    assert "old" in (tmp_path / "README.md").read_text()
 
 
-def _run_main(
-    monkeypatch: pytest.MonkeyPatch, out: Path, parts: dict[str, Any], *options: str
-) -> tuple[int, dict[str, Any]]:
-    monkeypatch.setattr(gpu, "PARTS", {**gpu.PARTS, **parts})
-    command = ["gpu.py", "--device", "cpu", "--tiny", "--out", str(out), *options]
-    monkeypatch.setattr(sys, "argv", command)
-    return gpu.main(), json.loads(out.read_text())
-
-
-def test_parts_run_one_after_another_in_what_time_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = {}
-
-    def part(name: str, status: str) -> Any:
-        def run(arguments: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-            limits[name] = limit_s
-            return {"status": status, "error": ""}
-
-        return run
-
-    statuses = dict.fromkeys(gpu.PARTS, "passed") | {"tests": "timed out"}
-    fakes = {name: part(name, status) for name, status in statuses.items()}
-    code, record = _run_main(monkeypatch, tmp_path / "gpu.json", fakes, "--total-s", "100")
-    assert code == 1
-    assert {name: part["status"] for name, part in record["parts"].items()} == statuses
-    assert limits["step"] == gpu.LIMITS_S["step"] and 0 < limits["sanitizer"] <= 100
-    assert record["machine"]["kind"] == "cpu" and record["commit"] and record["sources"]
-
-    fakes["build"] = part("build", "failed")
-    _, record = _run_main(monkeypatch, tmp_path / "gpu.json", fakes)
-    assert {p["status"] for name, p in record["parts"].items() if name != "build"} == {"not run"}
-
-    _, record = _run_main(monkeypatch, tmp_path / "gpu.json", fakes, "--total-s", "5")
-    assert record["parts"]["build"]["error"] == "no time was left"
-
-
-# ---- measuring -----------------------------------------------------------------------------------
-
-
-@pytest.mark.full_only
-def test_the_measuring_code_runs_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measuring = ("step", "graph", "shared_step")
-    code, record = _run_main(monkeypatch, tmp_path / "gpu.json", {}, "--parts", *measuring)
-    assert code == 0, record
-    step, graph, shared = (record["parts"][name]["results"] for name in measuring)
-    assert list(step["models"]) == ["ResNet-like", "GPT-like"]
-    assert (step["ranks"], shared["ranks"]) == (1, 2)
-    for figures in (*step["models"].values(), *shared["models"].values()):
-        names = figures["contenders"]
-        assert {"bare", "bare again", "DDP, views", "DDP, static, views", "ddpx, views"} <= set(
-            names
-        )
-        assert figures["best_ddp"] in names and figures["rounds"] >= 3
-        for row in names.values():
-            assert row["ms"] > 0 and row["to_bare"] > 0 and row["kernels"] > 0
-    assert "ddpx, views, forced" in step["models"]["GPT-like"]["contenders"]
-    for row in graph["graph"]["contenders"].values():
-        assert row["captured"] and row["identical"] and row["not_written"] == 0
-    text = gpu_report.report(record)  # of the same form as the record of a GPU
-    assert "| ddpx, views, forced | yes | identical |" in text and "ResNet-like, 2 ranks" in text
-
-
-def _kernel(name: str, begin_ms: int, end_ms: int, num_bytes: int = 0) -> Event:
-    return Event(name, (begin_ms * 10**6, end_ms * 10**6), num_bytes)
-
-
-def test_overlap_is_of_what_is_sent_with_what_is_computed() -> None:
-    events = [
-        _kernel("gemm", 0, 4),
-        _kernel("gemm", 3, 6),
-        _kernel("gemm", 10, 12),
-        _kernel("ncclDevKernel_AllReduce_Sum", 5, 11),
-        _kernel("Memset (Device)", 0, 20),
-        _kernel("Memcpy DtoD (Device -> Device)", 0, 20, num_bytes=1000),
-    ]
-    found = overlap(events)
-    assert found == {"communication_ms": 6.0, "computation_ms": 8.0, "share": pytest.approx(1 / 3)}
-    assert overlap(events[:3])["share"] is None
-    over_gloo = [*events[:3], _kernel("Memcpy DtoH (Device -> Pinned)", 11, 13, num_bytes=50)]
-    assert overlap(over_gloo)["share"] == pytest.approx(0.5)
-    counts = count(events, num_steps=2)
-    assert (counts["kernels"], counts["copies"], counts["fills"]) == (2.0, 0.5, 0.5)
-    assert (counts["copied_bytes"], counts["communication"]) == (500.0, 0.5)
-
-
-def test_spans() -> None:
-    assert merge([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
-    assert common_length([(0, 10)], [(2, 3), (3, 5), (9, 20)]) == 4
-    assert common_length([], [(0, 1)]) == 0
+def test_the_pages_have_the_committed_results() -> None:
+    results = load(gpu.RESULTS)
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/gpu.md"))
+    assert gpu_report.status(results) in readme[:2000]
+    assert gpu_report.report(results) in page

@@ -10,7 +10,7 @@ import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import late_device
 import pytest
@@ -18,12 +18,17 @@ import torch
 import torch.distributed as dist
 
 from ddpx.testing import RankPool
+from ddpx.testing.rank_pool import StartMethod
 
 # CUDA cases have the marker of `pytest -m gpu`.
 _CUDA_MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
+
+
+# "spawn" keeps the ranks of device tests apart from a fork server.
+START_METHOD = cast(StartMethod, os.environ.get("DDPX_TEST_START_METHOD", "forkserver"))
 
 
 class NcclRanks(int):
@@ -61,7 +66,8 @@ class DeviceRanks:
             late_device.build()  # the build must not count against a rank's time limit
         # Ranks are forked from a process without the device, since the device has threads of its
         # own.
-        self._pool = RankPool(world_size, "nccl" if isinstance(world_size, NcclRanks) else "gloo")
+        backend = "nccl" if isinstance(world_size, NcclRanks) else "gloo"
+        self._pool = RankPool(world_size, backend, START_METHOD)
         self._device = device
         self._directory = tempfile.TemporaryDirectory(prefix="ddpx-late-")
         self._numbers = itertools.count()
@@ -79,6 +85,36 @@ class DeviceRanks:
     def close(self) -> None:
         self._pool.close()
         self._directory.cleanup()
+
+
+class OnePool:
+    """The ranks on CUDA of a test process: one pool at a time.
+
+    Each rank takes about 1 GiB of GPU memory. Several test processes share a GPU, so a pool ends
+    when a test needs another number of ranks or another backend.
+    """
+
+    def __init__(self) -> None:
+        self._kind: tuple[type, int] | None = None
+        self._ranks: DeviceRanks | None = None
+
+    def __enter__(self) -> OnePool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def get(self, world_size: int) -> DeviceRanks:
+        kind = (type(world_size), int(world_size))
+        if self._ranks is None or self._kind != kind:
+            self.close()
+            self._kind, self._ranks = kind, DeviceRanks("cuda", world_size)
+        return self._ranks
+
+    def close(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+        self._kind = self._ranks = None
 
 
 def _run_on_device(device: str, rendezvous: str, call: Callable[[], Any]) -> Any:
