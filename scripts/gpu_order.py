@@ -11,6 +11,8 @@ from gpu_sources import digest_of_test
 # Most valuable first. Two NCCL ranks are the smallest job that needs a reducer. One rank shows the
 # streams and captures without peers. More ranks rarely find more. gloo copies through the host.
 RANKS = ("nccl-2", "nccl-1", "nccl-3", "nccl-4", "gloo-2", "gloo-3", "gloo-8", "others")
+# What the late device cannot show comes before all other tests, of any number of ranks.
+FIRST = ("nccl_faults", "device_stalls", "device_graphs")
 # Wrong gradients are the worst defect, then a wait that is missing on a stream.
 FILES = ("parity", "capture", "streams", "aborts", "usages")
 # The sanitizer makes each operator slow, and more ranks have the same streams.
@@ -23,11 +25,12 @@ def ranks_of(test: str) -> str:
     return match[1] if match else "others"
 
 
-def _value(test: str) -> tuple[int, int, str]:
+def _value(test: str) -> tuple[bool, int, int, str]:
     ranks, file = ranks_of(test), test.partition("::")[0]
+    is_first = any(name in file for name in FIRST)
     rank_index = RANKS.index(ranks) if ranks in RANKS else len(RANKS)
     file_index = next((i for i, name in enumerate(FILES) if name in file), len(FILES))
-    return rank_index, file_index, file
+    return not is_first, rank_index, file_index, file
 
 
 def sanitized(short: Iterable[str]) -> list[str]:

@@ -48,6 +48,12 @@ PARTS = {
         ("--ranks", "1", "--what", "graph"),
         60.0,
     ),
+    "failures": Part(
+        "3 NCCL ranks: faults of one rank, and what the others see, beside DDP",
+        "scripts/gpu_failures.py",
+        (),
+        100.0,
+    ),
     "shared_step": Part(
         "a step of 2 gloo ranks that share the GPU",
         "benchmarks/gpu_step.py",

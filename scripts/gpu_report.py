@@ -1,4 +1,4 @@
-"""Writes the results of ``make gpu`` into the tables of docs/gpu.md and a sentence of README.md.
+"""Writes the results of ``make gpu`` into docs/gpu.md, docs/reliability.md and README.md.
 
 python scripts/gpu_report.py
 """
@@ -158,7 +158,33 @@ def _graph(results: Results, row: Row) -> list[str]:
     return [title + "\n\n" + _table(headers, rows)]
 
 
-# How the figures of a part are shown.
+def failures_page(results: Results) -> str:
+    """What ranks see when an NCCL rank fails, for docs/reliability.md."""
+    row = results.parts.get("failures", {})
+    found = row.get("results")
+    if not found:
+        return "Not measured yet: `make gpu`."
+    lines = [
+        [
+            each["fault"],
+            each["wrapper"],
+            "-" if each["seconds"] is None else f"{each['seconds']:.1f}",
+            f"`{each['text']}`" if each["text"] else "nothing",
+        ]
+        for each in sorted(found["rows"], key=lambda each: (each["fault"], each["wrapper"]))
+    ]
+    left_out = found["num_cases"] - len(found["rows"])
+    text = (
+        f"{found['ranks']} NCCL ranks that share a GPU, group timeout {found['timeout_s']:g} s "
+        f"({_where(results, row)}). Seconds from the fault to the error on the survivor that got "
+        "it last."
+    )
+    if left_out:
+        text += f" No time was left for {left_out} of {found['num_cases']} cases."
+    return text + "\n\n" + _table(["fault", "wrapper", "seconds", "a survivor sees"], lines, 2)
+
+
+# How the figures of a part are shown in docs/gpu.md.
 _TABLES = {"step": _step, "shared_step": _step, "graph": _graph}
 
 
@@ -166,7 +192,7 @@ def report(results: Results) -> str:
     """All tables, as Markdown."""
     texts = [_runs(results), _tests(results), _failures(results), _reasons(results)]
     for name in PARTS:
-        if name in results.parts:
+        if name in results.parts and name in _TABLES:
             texts += _TABLES[name](results, results.parts[name])
     return "\n\n".join(filter(None, texts))
 
@@ -190,6 +216,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, nargs="?", default=default)
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
+    parser.add_argument("--failures", type=Path, default=ROOT / "docs" / "reliability.md")
     arguments = parser.parse_args()
     try:
         results = load(arguments.file)
@@ -199,7 +226,8 @@ def main() -> int:
         return 1
     write_between_marks(arguments.readme, "gpu status", status(results))
     write_between_marks(arguments.page, "gpu", report(results))
-    print(f"written into {arguments.readme} and {arguments.page}")
+    write_between_marks(arguments.failures, "nccl", failures_page(results))
+    print(f"written into {arguments.readme}, {arguments.page} and {arguments.failures}")
     return 0
 
 

@@ -79,7 +79,7 @@ class Sight:
     seconds: float | None
 
 
-def _see(endings: list[Ending], victim: int) -> Sight:
+def see(endings: list[Ending], victim: int) -> Sight:
     """What the survivor with the last report shows."""
     fault = endings[victim].marks["fault"]
     sights = []
@@ -97,7 +97,7 @@ def _see(endings: list[Ending], victim: int) -> Sight:
     return max(sights, key=lambda sight: (sight.seconds is not None, sight.seconds or 0.0))
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """The text in one line, without parts that are always the same."""
     text = text.split(" The gradients of this step")[0]
     text = " ".join(text.split()).replace("|", "\\|").replace(str(ROOT), "...")
@@ -116,7 +116,7 @@ def _run(name: str, contender: str) -> Sight:
             identities="AAB" if "another host" in name else "",
             timeout_s=GROUP_TIMEOUT_S,
         )
-        return _see(endings, WORLD_SIZE - 1)
+        return see(endings, WORLD_SIZE - 1)
     case = TROUBLE[name]
     case = replace(case, transport=backend)
     endings = run_ranks(
@@ -130,13 +130,13 @@ def _run(name: str, contender: str) -> Sight:
         environment=case.environment,
         timeout_s=GROUP_TIMEOUT_S,
     )
-    return _see(endings, case.victim_rank)
+    return see(endings, case.victim_rank)
 
 
 def _cell(sight: Sight) -> str:
     if not sight.text:
         return "nothing; it trains on"
-    return f"`{_shortened(sight.text)}`" if "`" not in sight.text else _shortened(sight.text)
+    return f"`{shortened(sight.text)}`" if "`" not in sight.text else shortened(sight.text)
 
 
 def _seconds(sight: Sight) -> str:

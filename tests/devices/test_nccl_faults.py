@@ -18,6 +18,8 @@ sys.path.append(str(FAULTS))
 from fault_cases import Case, Report, train
 from fault_ranks import run_ranks
 from free_port import free_port
+from mistakes import Outcome
+from nccl_mistakes import MISTAKES, make_mistake
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +41,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("fault, phase", CASES)
+def _id(*parts: str) -> str:
+    return "-".join([*parts, f"cuda-nccl-{SIZE}"])
+
+
+@pytest.mark.parametrize("fault, phase", CASES, ids=[_id(*case) for case in CASES])
 def test_survivors_name_the_rank(fault: str, phase: str) -> None:
     case = Case(fault, phase, "nccl", SIZE)
     endings = run_ranks(SIZE, train, case, backend="nccl", timeout_s=40)
@@ -53,6 +59,19 @@ def test_survivors_name_the_rank(fault: str, phase: str) -> None:
         assert victim in report.ranks, (rank, report)
         assert report.at_s - since < DEADLINE_S, (report.at_s - since, rank, report)
         assert endings[rank].exit_code == 0, (rank, endings[rank])
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[_id(name) for name in MISTAKES])
+def test_ranks_name_calls_that_do_not_fit_together(mistake: str) -> None:
+    endings = run_ranks(SIZE, make_mistake, mistake, backend="nccl", timeout_s=40)
+    since = endings[0].marks["fault"]
+    for rank, ending in enumerate(endings):
+        outcome = ending.value
+        assert isinstance(outcome, Outcome), (rank, endings)
+        assert outcome.kind == "RankMismatch", (rank, outcome)
+        assert f"rank {SIZE - 1} made " in outcome.text, (rank, outcome)
+        assert outcome.at_s - since < DEADLINE_S, (outcome.at_s - since, rank, outcome)
+        assert ending.exit_code == 0, (rank, ending)
 
 
 def _run_script(fault: str, **environment: str) -> list[tuple[int | None, str, float]]:
@@ -103,18 +122,19 @@ def _time_of(name: str, text: str) -> float:
 LIVES_ON = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
 
 
+SCRIPTS: dict[str, dict[str, str]] = {
+    "kill": {},
+    "exception": {},
+    "exit 0": {},
+    "leave": {},
+    "leave early": {},
+    "kill, destroy": LIVES_ON,
+    "exit 0, destroy": LIVES_ON,
+}
+
+
 @pytest.mark.parametrize(
-    "fault, environment",
-    [
-        ("kill", {}),
-        ("exception", {}),
-        ("exit 0", {}),
-        ("leave", {}),
-        ("leave early", {}),
-        ("kill, destroy", LIVES_ON),
-        ("exit 0, destroy", LIVES_ON),
-    ],
-    ids=["kill", "exception", "exit 0", "leave", "leave early", "kill-destroy", "exit 0-destroy"],
+    "fault, environment", SCRIPTS.items(), ids=[_id(name) for name in SCRIPTS]
 )
 def test_scripts_end_with_their_own_exit_code(fault: str, environment: dict[str, str]) -> None:
     results = _run_script(fault, **environment)

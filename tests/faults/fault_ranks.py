@@ -37,7 +37,7 @@ from ddpx.testing.rank_pool import choose_gpu, forking_context
 
 # The timeout of the group in seconds, much longer than any tested time.
 GROUP_TIMEOUT_S = 60.0
-_CASE_TIMEOUT_S = 45.0
+CASE_TIMEOUT_S = 45.0
 _END_TIMEOUT_S = 8.0
 
 _NAP_S = 0.05
@@ -194,6 +194,7 @@ def run_ranks(
     identities: str = "",
     environment: Mapping[str, str] | None = None,
     timeout_s: float = GROUP_TIMEOUT_S,
+    limit_s: float = CASE_TIMEOUT_S,
 ) -> list[Ending]:
     """Runs ``function(*args)`` on new ranks, and returns their ends by rank. Rank 0 hosts the
     store.
@@ -205,6 +206,7 @@ def run_ranks(
         identities: A letter per rank. Ranks with different letters treat each other as ranks of
             other hosts. Default: all are on one host.
         timeout_s: The timeout of the process group.
+        limit_s: The time until all ranks must have returned or died.
     """
     context = forking_context()
     with tempfile.TemporaryDirectory(prefix="ddpx-faults-") as directory:
@@ -225,15 +227,15 @@ def run_ranks(
             processes.append(process)
         endings = [Ending() for _ in range(world_size)]
         try:
-            _listen(connections, endings)
+            _listen(connections, endings, limit_s)
         finally:
             _end(processes, connections, endings)
     return endings
 
 
-def _listen(connections: list[Connection], endings: list[Ending]) -> None:
+def _listen(connections: list[Connection], endings: list[Ending], limit_s: float) -> None:
     """Receives messages until every rank has returned or died."""
-    deadline = time.monotonic() + _CASE_TIMEOUT_S
+    deadline = time.monotonic() + limit_s
     pending = dict(zip(connections, range(len(connections)), strict=True))
     while pending and time.monotonic() < deadline:
         for connection in wait(list(pending), 0.5):
