@@ -19,11 +19,11 @@ namespace ddpx::health {
 struct WatchedGroup {
   int rank = 0;
   int world_size = 1;
-  std::string name;                    // of the group
-  std::string identity;                // see Introduction::own
-  std::function<bool()> gone;          // the process group was destroyed
-  std::function<void()> abort;         // ends waits in collective calls of the group
-  bool on_device = false;              // calls run on a device, and hosts do not wait for them
+  std::string name;             // of the group
+  std::string identity;         // see Introduction::own
+  std::function<bool()> gone;   // the process group was destroyed
+  std::function<void()> abort;  // ends waits in collective calls of the group
+  bool on_device = false;       // calls run on a device, and hosts do not wait for them
   std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of a call; 0: unknown
   std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
   bool same_sequence = false;          // ranks with the same calls have the same `sequence`

@@ -25,12 +25,12 @@ struct HostTable {
   // What is known of one rank. A rank of this host writes its own entry. The host's keeper writes
   // the entries of ranks of other hosts.
   struct Rank {
-    std::atomic<uint64_t> host;     // its token; 0: the rank is not known
-    SharedActivity activity;        // `since_ns`, by the clock of this host
+    std::atomic<uint64_t> host;       // its token; 0: the rank is not known
+    SharedActivity activity;          // `since_ns`, by the clock of this host
     std::atomic<uint64_t> num_calls;  // see StatusPage
-    std::atomic<int64_t> heard_ns;  // when its last message was new; 0 for ranks of this host
-    std::atomic<PortState> port;    // see StoreMachine
-    std::atomic<bool> has_left;     // its script, or its group, has ended without an error
+    std::atomic<int64_t> heard_ns;    // when its last message was new; 0 for ranks of this host
+    std::atomic<PortState> port;      // see StoreMachine
+    std::atomic<bool> has_left;       // its script, or its group, has ended without an error
     SharedText<Introduction::kMostBytes> introduction;
   };
 

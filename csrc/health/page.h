@@ -27,17 +27,17 @@ enum class Presence : uint32_t {
 // Mapped by all peers on the machine. Zeroed at first. All members are atomics, so any thread of
 // any rank of the machine may use them. OwnPage has what only the rank itself writes.
 struct StatusPage {
-  std::atomic<uint64_t> token;  // of the page: who maps the page knows that it is the right one
-  SharedActivity current;             // of the host
-  SharedActivity device;              // see DeviceProgress
-  std::atomic<uint64_t> num_calls;    // to the group, as its watchdog counted them last; 0: unknown
+  std::atomic<uint64_t> token;      // of the page: who maps the page knows that it is the right one
+  SharedActivity current;           // of the host
+  SharedActivity device;            // see DeviceProgress
+  std::atomic<uint64_t> num_calls;  // to the group, as its watchdog counted them last; 0: unknown
   std::atomic<Presence> state;
   std::atomic<bool> blames_peer;  // a failing rank fails because of another rank
   SharedText<2048> cause;
   SharedText<1024> detail;  // of the activity: what the owner found out about itself
   SharedText<2048> note;    // for agreements between survivors
   std::atomic<uint32_t> num_stack_requests;
-  SharedText<32768> stack;  // answers to them
+  SharedText<32768> stack;    // answers to them
   SharedText<8192> recorded;  // the last calls, see RecordedCalls
   RecentSteps calls;
   FrozenParams frozen;

@@ -1,4 +1,5 @@
-// The last collective calls of the ranks, as their backends recorded them, compared when ranks stop.
+// The last collective calls of the ranks, as their backends recorded them, compared when ranks
+// stop.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,13 @@
 
 namespace ddpx::health {
 
-// Finds calls of the script that do not fit together: on a device they may wait forever, or sum what
-// does not belong together, and no rank is behind another one. Owned by the monitor. The watchdog's
-// thread calls look().
+// Finds calls of the script that do not fit together: on a device they may wait forever, or sum
+// what does not belong together, and no rank is behind another one. Owned by the monitor. The
+// watchdog's thread calls look().
 //
-// A rank that has made no call for two seconds publishes its last calls, once (StatusPage::recorded;
-// ddpx/health/recorded_calls.py reads them from torch's flight recorder). Ranks of one host compare
-// them.
+// A rank that has made no call for two seconds publishes its last calls, once
+// (StatusPage::recorded; ddpx/health/recorded_calls.py reads them from torch's flight recorder).
+// Ranks of one host compare them.
 class RecordedCalls {
  public:
   explicit RecordedCalls(const GroupState& state) : state_(state) {}
@@ -28,7 +29,7 @@ class RecordedCalls {
 
   const GroupState& state_;
   uint64_t num_calls_ = 0;
-  int64_t since_ns_ = 0;     // when this rank made the last call, as far as the watchdog saw
+  int64_t since_ns_ = 0;    // when this rank made the last call, as far as the watchdog saw
   uint64_t published_ = 0;  // the number of calls when this rank was asked to publish
 };
 

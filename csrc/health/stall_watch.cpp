@@ -120,15 +120,15 @@ std::string StallWatch::describe_late(const Wait& wait, int rank) const {
   }
   const auto now = now_ns();
   // A rank that made fewer calls is late on its host.
-  if (const auto device = peer->device(); is_behind_on_device(device, wait.at) &&
-                                          !has_fewer_calls(*peer, state_.page.view())) {
+  if (const auto device = peer->device();
+      is_behind_on_device(device, wait.at) && !has_fewer_calls(*peer, state_.page.view())) {
     return "; its device has computed step " + std::to_string(device->step) + " for " +
            in_seconds(now - device->since_ns) + " s";
   }
   std::string text = " for " + in_seconds(now - theirs->since_ns) + " s";
   if (has_fewer_calls(*peer, state_.page.view())) {
-    text += ", after " + std::to_string(peer->num_calls()) + " calls to the group (this rank: " +
-            std::to_string(state_.page.view().num_calls) + ")";
+    text += ", after " + std::to_string(peer->num_calls()) +
+            " calls to the group (this rank: " + std::to_string(state_.page.view().num_calls) + ")";
   }
   return text;
 }
@@ -173,10 +173,9 @@ std::optional<Failure> StallWatch::find_stall(const Wait& wait, int64_t waited_n
                            !has_fewer_calls(*peer, state_.page.view());
     failure.lost.push_back(state_.peers.lost_rank(
         rank,
-        on_device
-            ? "has not come for " + seconds + ": its device has not computed its gradients"
-            : "has not come for " + seconds +
-                  (known ? "" : ", and has not wrapped its model yet")));
+        on_device ? "has not come for " + seconds + ": its device has not computed its gradients"
+                  : "has not come for " + seconds +
+                        (known ? "" : ", and has not wrapped its model yet")));
   }
   if (!wait.missing.empty()) {
     return failure;

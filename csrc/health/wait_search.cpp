@@ -82,9 +82,8 @@ std::vector<int> WaitSearch::late_hosts(const Activity& own, int64_t now_ns) {
       late = {};
       continue;
     }
-    const bool is_certain =
-        (has_launched && has_not_launched(*theirs, own)) ||
-        (device.doing == Doing::kWaiting && has_not_launched(*theirs, device));
+    const bool is_certain = (has_launched && has_not_launched(*theirs, own)) ||
+                            (device.doing == Doing::kWaiting && has_not_launched(*theirs, device));
     const auto their_calls = peer->num_calls();
     if (!is_certain && !(their_calls != 0 && their_calls < num_calls)) {
       late = {};

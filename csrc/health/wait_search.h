@@ -11,9 +11,9 @@ namespace ddpx::health {
 
 // A wait of this rank for other ranks.
 struct Wait {
-  Activity at;               // the call that waits; `since_ns`: the start of the wait
-  bool on_device = false;    // the device waits, and the host only where it reads from the device
-  bool is_certain = true;    // false: only published numbers of calls, which may be old, tell it
+  Activity at;             // the call that waits; `since_ns`: the start of the wait
+  bool on_device = false;  // the device waits, and the host only where it reads from the device
+  bool is_certain = true;  // false: only published numbers of calls, which may be old, tell it
   std::vector<int> missing = {};  // ranks that have not come; see missing_ranks()
 };
 

@@ -68,7 +68,7 @@ BackendPtr cpu_backend(ProcessGroup& group) {
 
 // The backend of the group's accelerator, otherwise of the CPU.
 struct MainBackend {
-  BackendPtr backend;  // null if there is none
+  BackendPtr backend;      // null if there is none
   bool on_device = false;  // its calls run on the device: the host does not wait for them
 };
 

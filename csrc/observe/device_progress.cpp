@@ -83,8 +83,8 @@ struct DeviceProgress::Steps {
   std::deque<std::shared_ptr<Marked>> marked;
 };
 
-// One a process. A call to a device may block for as long as a kernel runs, so the watchdog does not
-// make such calls. Never destroyed.
+// One a process. A call to a device may block for as long as a kernel runs, so the watchdog does
+// not make such calls. Never destroyed.
 class DeviceProgress::Thread {
  public:
   static Thread& instance() {

@@ -15,13 +15,13 @@ namespace ddpx {
 // activity of the device: of the oldest step that it has not done, that it computes gradients
 // (Doing::kBackward), or that it waits for all-reduces (Doing::kWaiting).
 //
-// A step has two events in the stream that ends it: before and after its waits for buckets. A thread
-// of the process asks for them ten times a second. It asks in the capture mode in which other
-// threads may capture graphs. A stream that is captured gets no events. Up to kMostSteps steps have
-// events at a time: later steps then have none until the device has done one.
+// A step has two events in the stream that ends it: before and after its waits for buckets. A
+// thread of the process asks for them ten times a second. It asks in the capture mode in which
+// other threads may capture graphs. A stream that is captured gets no events. Up to kMostSteps
+// steps have events at a time: later steps then have none until the device has done one.
 //
-// Owned by the observer of steps, under the reducer's mutex. Has no effect without a monitor, and on
-// CPU.
+// Owned by the observer of steps, under the reducer's mutex. Has no effect without a monitor, and
+// on CPU.
 class DeviceProgress {
  public:
   DeviceProgress() = default;
@@ -30,8 +30,8 @@ class DeviceProgress {
   // On the stream that ends the step: the gradients of this rank come before.
   void mark_computed();
 
-  // On the same stream: the waits for all buckets come before. `waiting`: what the device does until
-  // then, for peers.
+  // On the same stream: the waits for all buckets come before. `waiting`: what the device does
+  // until then, for peers.
   void mark_reduced(const health::Activity& waiting);
 
  private:

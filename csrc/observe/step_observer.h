@@ -46,8 +46,8 @@ enum class StepEvent : uint8_t {
 };
 
 // The observers are: recordings (timeline), the clock of sampled steps (logging data), and the
-// states of host and device published to peers (failure reports). An observer that is off costs a few nanoseconds per
-// event.
+// states of host and device published to peers (failure reports). An observer that is off costs a
+// few nanoseconds per event.
 //
 // The reducer owns the observer, under its mutex.
 class StepObserver {

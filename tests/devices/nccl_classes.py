@@ -1,4 +1,4 @@
-"""Groups on the late device whose backends stand for the classes of NCCL in several torch versions."""
+"""Groups on the late device whose backends stand for the classes of NCCL, of several torches."""
 
 from __future__ import annotations
 

@@ -115,5 +115,3 @@ def _read_or_go_on(device: str, error: bool) -> None:
         torch.accelerator.synchronize()
     elif error:
         time.sleep(0.05)
-
-

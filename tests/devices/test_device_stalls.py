@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
-
 import stall_cases as cases
+import torch
 from device_ranks import DeviceRanks, NcclRanks
 
 pytestmark = pytest.mark.timeout(120)

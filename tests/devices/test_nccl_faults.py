@@ -11,10 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-FAULTS = Path(__file__).resolve().parents[1] / "faults"
-sys.path.append(str(FAULTS))
-
 from fault_cases import Case, Report, train
 from fault_ranks import run_ranks
 from free_port import free_port
@@ -27,6 +23,7 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "faults" / "fault_script.py"
 SIZE = 3
 DEADLINE_S = 5.0
 END_S = 20.0  # of a process, after its error
@@ -79,7 +76,7 @@ def _run_script(fault: str, **environment: str) -> list[tuple[int | None, str, f
     port = free_port()
     processes = [
         subprocess.Popen(
-            [sys.executable, str(FAULTS / "fault_script.py"), fault, str(SIZE - 1), "nccl"],
+            [sys.executable, str(SCRIPT), fault, str(SIZE - 1), "nccl"],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -133,9 +130,7 @@ SCRIPTS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault, environment", SCRIPTS.items(), ids=[_id(name) for name in SCRIPTS]
-)
+@pytest.mark.parametrize("fault, environment", SCRIPTS.items(), ids=[_id(name) for name in SCRIPTS])
 def test_scripts_end_with_their_own_exit_code(fault: str, environment: dict[str, str]) -> None:
     results = _run_script(fault, **environment)
     for rank in range(SIZE - 1):

@@ -24,6 +24,7 @@ import ddpx
 
 pytestmark = pytest.mark.timeout(120)
 
+
 @pytest.fixture
 def ranks(late_library: None) -> Iterator[DeviceRanks]:
     """New ranks, since a test may make them fail."""

@@ -1,4 +1,4 @@
-"""Signed zeros and infinities of complex gradients: the bits are those of DDP's product with 1/p."""
+"""Signed zeros and infinities of complex gradients have the bits of DDP."""
 
 from __future__ import annotations
 
