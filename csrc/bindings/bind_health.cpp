@@ -16,6 +16,7 @@
 #include "../health/fields.h"
 #include "../health/stacks.h"
 #include "../health/watchdog.h"
+#include "../health_c10d/aborted_groups.h"
 #include "../health_c10d/group_monitor.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
@@ -283,6 +284,7 @@ void bind_health(py::module_& module) {
       py::arg("token"),
       py::arg("calls"),
       NoGil());
+  module.def("await_watchdogs_of_aborted", &await_watchdogs_of_aborted, NoGil());
   module.def(
       "fail_rank",
       [](const std::string& cause) { health::Watchdog::instance().fail_all(cause); },

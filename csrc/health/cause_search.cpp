@@ -6,7 +6,8 @@ namespace ddpx::health {
 namespace {
 
 constexpr int64_t kLeftMattersNs = 300'000'000;
-constexpr int64_t kLeftMayMatterNs = 3'000'000'000;  // numbers of calls are up to 0.2 s old
+// Numbers of calls are up to 0.2 s old. A device may be about to end its wait.
+constexpr int64_t kLeftMayMatterNs = 3'000'000'000;
 constexpr int64_t kStoreMattersNs = 500'000'000;
 
 }  // namespace

@@ -34,7 +34,7 @@ enum class Reason {
 //                                                      a lease
 //   the store is lost (StoreState)   -         -       -        -       -         yes5
 //
-//   1  if a rank that has left is missing in the call; 3 s if the number of calls alone shows it
+//   1  if a rank that has left is missing in the call; 3 s if that is not certain
 //   2  unless this process got SIGTERM: then all ranks of the job end. Until the search is over, a
 //      rank of another host must be missing in the call.
 //   3  if the store answers in time: otherwise messages of hosts are late, too

@@ -25,6 +25,7 @@ struct WatchedGroup {
   std::function<void()> abort;  // ends waits in collective calls of the group
   bool on_device = false;       // calls run on a device, and hosts do not wait for them
   std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of a call; 0: unknown
+  std::function<bool()> has_error = [] { return false; };  // on a device: a call has failed
   std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
   bool same_sequence = false;          // ranks with the same calls have the same `sequence`
   int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks

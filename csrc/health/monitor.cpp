@@ -62,6 +62,9 @@ void Monitor::look() {
     if (!failed()) {
       look_for_failures(wait);
     }
+    if (!failed() && state_->group.has_error()) {
+      std::call_once(error_seen_, [this] { explain_error_of_backend(); });
+    }
     if (auto mismatch = failed() ? std::nullopt : recorded_.look(now_ns())) {
       declare(std::move(*mismatch));
     }
@@ -70,6 +73,19 @@ void Monitor::look() {
     }
   }
   look_at_self();
+}
+
+// On a thread of its own, since the search waits. The host learns of the failure at its next call.
+void Monitor::explain_error_of_backend() {
+  std::thread([weak = weak_from_this()] {
+    try {
+      if (const auto monitor = weak.lock()) {
+        monitor->explain_error("an error of the backend");
+      }
+    } catch (const std::exception&) {
+      // The failure is declared.
+    }
+  }).detach();
 }
 
 // Publishes what only this rank can know, and passes on requests for its stack.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,7 +24,7 @@ namespace ddpx::health {
 // Connects the parts of the failure detector. Owned by the watchdog, whose thread calls look() five
 // times a second, until the group is gone. Thread-safe. Only calls whose comments say so wait, and
 // only after an error or a lost lease.
-class Monitor {
+class Monitor : public std::enable_shared_from_this<Monitor> {
  public:
   Monitor(WatchedGroup group, StoreAccess store);
   ~Monitor();
@@ -113,6 +114,7 @@ class Monitor {
   void await_lease_of_host();
   void look_for_failures(const std::optional<Wait>& wait);
   void look_at_self();
+  void explain_error_of_backend();
 
   const uint64_t forks_;  // when this was made
   const std::shared_ptr<GroupState> state_;
@@ -123,6 +125,7 @@ class Monitor {
   StallWatch stalls_;
   RecordedCalls recorded_;
   AwakeTime awake_;
+  std::once_flag error_seen_;       // of the backend
   uint32_t num_stacks_served_ = 0;  // of the watchdog's thread
   std::atomic<bool> retired_{false};
 };

@@ -41,7 +41,7 @@ std::optional<Failure> StallWatch::look(
   const auto now = now_ns();
   current_.waited_ns = awake.lasted_ns(wait->at.since_ns, now);
   const int64_t warn_ns = StallTimeouts::instance().warn_ns;
-  const int64_t raise_ns = this->raise_ns(*wait);
+  const int64_t raise_ns = this->raise_ns();
   // Other hosts are asked for their states when half of the time has passed.
   if (current_.waited_ns <= std::min(warn_ns, raise_ns) / 2) {
     return std::nullopt;
@@ -68,9 +68,9 @@ std::optional<Failure> StallWatch::look(
 }
 
 // On a device, the backend itself may end the process when a call times out.
-int64_t StallWatch::raise_ns(const Wait& wait) const {
+int64_t StallWatch::raise_ns() const {
   const int64_t raise_ns = StallTimeouts::instance().raise_ns;
-  const auto timeout_ns = wait.on_device ? state_.group.timeout_ns() : 0;
+  const auto timeout_ns = state_.group.on_device ? state_.group.timeout_ns() : 0;
   return timeout_ns <= 0
              ? raise_ns
              : std::min(raise_ns, timeout_ns - std::max(kLeastMarginNs, timeout_ns / kMarginShare));

@@ -24,7 +24,9 @@ std::vector<int> missing_ranks(const PeerTable& peers, const Wait& wait) {
   }
   auto missing = wait.missing;
   for (const auto& peer : peers.all()) {
-    if (wait.missing.empty() && peer && peer->stopped()) {
+    const bool cannot_come =
+        peer && (peer->stopped() || peer->ended() || peer->presence() == Presence::kLeft);
+    if (wait.missing.empty() && cannot_come) {
       missing.push_back(peer->rank());
     }
   }
@@ -64,6 +66,7 @@ std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
     return std::nullopt;
   }
   wait.missing = late_devices(device);
+  wait.is_certain = false;
   return wait;
 }
 

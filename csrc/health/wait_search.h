@@ -13,7 +13,7 @@ namespace ddpx::health {
 struct Wait {
   Activity at;             // the call that waits; `since_ns`: the start of the wait
   bool on_device = false;  // the device waits, and the host only where it reads from the device
-  bool is_certain = true;  // false: only published numbers of calls, which may be old, tell it
+  bool is_certain = true;  // false: the device may be about to end the wait
   std::vector<int> missing = {};  // ranks that have not come; see missing_ranks()
 };
 

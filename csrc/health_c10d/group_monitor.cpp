@@ -2,21 +2,17 @@
 
 #include <c10/util/Exception.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "../health/watchdog.h"
+#include "aborted_groups.h"
 #include "store_access.h"
 #include "watched_backend.h"
 
@@ -94,32 +90,14 @@ int64_t timeout_ns(c10d::Backend& backend) {
   }
 }
 
-// torch's watchdog thread of an NCCL group sleeps for a minute once it has met an error, and the
-// destructor of the group waits for this thread. So a group is kept forever once it is aborted. The
-// process then ends without the destructors of static objects, since torch's threads still run.
-std::atomic<bool> has_aborted_nccl{false};
-
-void keep_forever(const c10::intrusive_ptr<ProcessGroup>& group) {
-  const auto backend = main_backend(*group).backend;
-  if (backend && backend->getBackendName().starts_with("nccl")) {
-    static auto* kept = new std::vector<c10::intrusive_ptr<ProcessGroup>>;
-    static std::mutex mutex;
-    const std::lock_guard<std::mutex> lock(mutex);
-    kept->push_back(group);
-    has_aborted_nccl = true;
+// Whether the backend has met an error, which the host may learn of only at its next call.
+bool has_error(c10d::Backend& backend) {
+  try {
+    return backend.getError() != c10d::ErrorType::SUCCESS;
+  } catch (const std::exception&) {
+    return false;  // it does not tell
   }
 }
-
-// Functions that were registered later run before. The destructors of torch and CUDA, which were
-// loaded earlier, would run after.
-[[maybe_unused]] const int registered_for_exit = on_exit(
-    [](int status, void*) {
-      if (has_aborted_nccl) {
-        std::fflush(nullptr);
-        _exit(status);
-      }
-    },
-    nullptr);
 
 enum class Counting { kNone, kAllCalls, kCollectives };
 
@@ -140,7 +118,7 @@ void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transp
     const auto group = weak.lock();
     try {
       if (group) {
-        keep_forever(group);
+        keep_aborted(group);
       }
       std::unique_lock<std::mutex> lock(transport->mutex);
       const auto backend = transport->backend.lock();
@@ -179,6 +157,10 @@ health::WatchedGroup describe(
     described.timeout_ns = [weak = WeakBackend(backend)] {
       const auto held = weak.lock();
       return held ? timeout_ns(*held) : 0;
+    };
+    described.has_error = [weak = WeakBackend(backend)] {
+      const auto held = weak.lock();
+      return held && has_error(*held);
     };
   }
   const auto counting = counting_of(backend);

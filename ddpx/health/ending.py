@@ -142,6 +142,7 @@ def _text(error: BaseException) -> str:
 
 def _end() -> None:
     _C.leave_groups()
+    _C.await_watchdogs_of_aborted()
     log.stop()
 
 

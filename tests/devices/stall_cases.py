@@ -6,7 +6,6 @@ The functions run on every rank, on "late" or "cuda". The last rank is the late 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 
@@ -55,7 +54,6 @@ def train(device: str, place: str, nccl_class: str = "nccl2", error: bool = Fals
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("ddpx.health").addHandler(handler)
-    os.environ.pop("DDPX_STALL_WARN", None)
     ddpx.set_stall_timeout(warn=WARN_S)
     group = make_group(nccl_class)[0] if device == "late" else None
     module = layers(device)
@@ -92,11 +90,21 @@ def train(device: str, place: str, nccl_class: str = "nccl2", error: bool = Fals
             _read_or_go_on(device, error)
         if not error:
             torch.accelerator.synchronize()
-    except ddpx.RankError as raised:
+    except RuntimeError as caught:
+        raised = caught if isinstance(caught, ddpx.RankError) else _of_next_step(model, inputs)
         kind, text = type(raised).__name__, str(raised)
     seconds = time.monotonic() - fault
     time.sleep(0.6)  # the log has a thread of its own
     return Seen(tuple(warnings), kind, text, seconds)
+
+
+def _of_next_step(model: ddpx.ReducerDDP, inputs: torch.Tensor) -> RuntimeError:
+    """The error of the next step, after one of a call of the script itself, which NCCL raised."""
+    try:
+        model(inputs).square().mean().backward()
+    except RuntimeError as error:
+        return error
+    raise AssertionError("the next step raised no error")
 
 
 def _meet(device: str, group: dist.ProcessGroup | None) -> None:

@@ -206,6 +206,38 @@ TEST(DeviceWaitTest, OtherWrappersTellNothing) {
   EXPECT_FALSE(ranks[0].failed());
 }
 
+// The host does not know of an error that the backend has met. Rank 1 has never come.
+TEST(DeviceWaitTest, AnErrorOfTheBackendIsExplained) {
+  const auto has_error = std::make_shared<std::atomic<bool>>(false);
+  auto group = group_of(0, 2);
+  group.on_device = true;
+  group.has_error = [has_error] { return has_error->load(); };
+  const auto monitor = watch(group, access_to(std::make_shared<FakeStore>()));
+  monitor->page().note({Doing::kConstruction, kNoModel, 1, 1});
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_FALSE(monitor->failed());
+  *has_error = true;
+  ASSERT_TRUE(eventually([&] { return monitor->failed(); }));
+  EXPECT_EQ(monitor->report()->failure.first_rank(), 1);
+  monitor->retire();
+}
+
+// It has launched all buckets, but its process ended before its device had sent them.
+TEST(DeviceWaitTest, WhoEndsWhileTheDeviceWaitsIsLost) {
+  DeviceRanks ranks(2);
+  for (const std::size_t rank : {0, 1}) {
+    ranks.make_calls(rank, 8);
+    ranks[rank].page().note({.doing = Doing::kOutside, .step = 4});
+  }
+  ranks[1].leave();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_FALSE(ranks[0].failed());
+  ranks[0].page().view().device.store(
+      {.doing = Doing::kWaiting, .bucket = 1, .step = 3, .since_ns = now_ns()});
+  ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
+  EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
+}
+
 // What ddpx/health/recorded_calls.py publishes.
 void publish(Monitor& monitor, const std::vector<std::string>& calls) {
   std::vector<std::string> fields;
