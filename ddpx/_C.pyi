@@ -437,8 +437,13 @@ class Reducer:
         precision: Precision = ...,
         lazy_buckets: bool = False,
     ) -> None: ...
-    def prepare_forward(self) -> bool:
-        """Begins a forward that records a graph. Returns True if the buckets were rebuilt."""
+    def prepare_forward(self, captured: bool = False) -> bool:
+        """Begins a forward that records a graph. Returns True if the buckets were rebuilt.
+
+        ``captured``: the current stream is captured. torch before 2.12 does not tell the reducer.
+        """
+    def check_join_capture(self, captured: bool) -> None:
+        """Raises RuntimeError if the current stream is captured. For forwards in ``join()``."""
     def rebuild_buckets(self) -> bool:
         """Rebuilds the buckets if the rebuild is due. Returns True if so."""
     def shadow_step(self) -> None:
@@ -514,11 +519,6 @@ class Reducer:
         """Whether the next ``finalize_backward()`` must come after backward has returned."""
     def set_check_finite(self, enabled: bool) -> None:
         """Sets whether backward raises if a gradient of any rank is not finite."""
-    def refuse_capture(self) -> None:
-        """Called while the current CUDA stream is captured.
-
-        Raises RuntimeError if the host reads values in a step.
-        """
     def add_recording(self, recording: Recording) -> None:
         """Adds later events to ``recording``."""
     def remove_recording(self, recording: Recording) -> None:

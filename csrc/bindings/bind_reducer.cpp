@@ -214,7 +214,8 @@ void bind_reducer(py::module_& module) {
           py::arg("delay_trigger") = py::none(),
           py::arg("precision") = Precision(),
           py::arg("lazy_buckets") = false)
-      .def("prepare_forward", &Reducer::prepare_forward, NoGil())
+      .def("prepare_forward", &Reducer::prepare_forward, py::arg("captured") = false, NoGil())
+      .def("check_join_capture", &Reducer::check_join_capture, py::arg("captured"), NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def(
           "watch_outputs",
@@ -299,7 +300,6 @@ void bind_reducer(py::module_& module) {
           "should_finalize_after_backward",
           py::cpp_function(&Reducer::should_finalize_after_backward, NoGil()))
       .def("set_check_finite", &Reducer::set_check_finite, py::arg("enabled"), NoGil())
-      .def("refuse_capture", &Reducer::refuse_capture, NoGil())
       .def("add_recording", &Reducer::add_recording, py::arg("recording").none(false), NoGil())
       .def(
           "remove_recording", &Reducer::remove_recording, py::arg("recording").none(false), NoGil())

@@ -107,6 +107,14 @@ class Bucket {
   // The current stream of the device waits for the streams of add_stream().
   void wait_for_streams();
 
+  // A captured step has failed. Captured work never runs, so the memory stays in use.
+  void drop_captured() {
+    in_flight_.reset();
+    row_values_.reset();
+    reduced_.reset();
+    streams_.forget();
+  }
+
   // A backward has ended without an error: see StreamSet::forget().
   void forget_streams() {
     streams_.forget();

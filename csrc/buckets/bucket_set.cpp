@@ -53,6 +53,12 @@ void BucketSet::forget_streams() {
   }
 }
 
+void BucketSet::drop_captured() {
+  for (auto& bucket : buckets_) {
+    bucket.drop_captured();
+  }
+}
+
 void BucketSet::wait_for_streams() {
   for (auto& bucket : buckets_) {
     bucket.wait_for_streams();

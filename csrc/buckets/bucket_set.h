@@ -67,6 +67,9 @@ class BucketSet {
   // A backward has ended without an error.
   void forget_streams();
 
+  // A captured step has failed.
+  void drop_captured();
+
  private:
   BucketPlan plan_;
   std::vector<Bucket> buckets_;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "../autograd/running_task.h"
+#include "../buckets/device_stream.h"
 
 namespace ddpx {
 
@@ -111,8 +112,12 @@ void Reducer::settle(const char* call) {
   }
 }
 
-bool Reducer::prepare_forward() {
+bool Reducer::prepare_forward(bool captured) {
   const auto lock = lock_after_abort();
+  captured_ = captured || is_capturing(context_.params.device());
+  if (captured_) {
+    refuse_capture();
+  }
   settle("a forward");
   if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalized) {
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
@@ -128,6 +133,13 @@ bool Reducer::prepare_forward() {
   context_.observer.collect();
   emit(StepEvent::kForwardBegin);
   return rebuild_if_due();
+}
+
+void Reducer::check_join_capture(bool captured) const {
+  const auto lock = context_.mutex.lock();
+  if (captured || is_capturing(context_.params.device())) {
+    throw errors::capture_in_join(context_.where());
+  }
 }
 
 void Reducer::begin_forward() {
@@ -238,18 +250,23 @@ void Reducer::abandon_step() noexcept {
 void Reducer::fail() noexcept {
   try {
     context_.go_to(Phase::kFailed);
-    recover();
+    recover(captured_);
   } catch (...) {
     // Out of memory, for example. The next step calls recover() again and raises its error.
   }
 }
 
-void Reducer::recover() {
+void Reducer::recover(bool captured) {
   auto& context = context_;
   step_.reset();
-  // Autograd does not wait for the streams of gradients after an abort. The casts, and with views
-  // the copies into new buckets, read the gradients.
-  context.buckets.wait_for_streams();
+  if (captured) {
+    // Captured work never runs. Memory that is allocated now might belong to the graph.
+    context.buckets.drop_captured();
+  } else {
+    // Autograd does not wait for the streams of gradients after an abort. The casts, and with views
+    // the copies into new buckets, read the gradients.
+    context.buckets.wait_for_streams();
+  }
   context.params.links().pull_all();
   if (context.options.precision.compute) {
     for (std::size_t i = 0; i < context.params.size(); ++i) {
@@ -259,7 +276,9 @@ void Reducer::recover() {
   // Peers may never launch what is in flight, so nothing is waited for: the backend keeps the old
   // buffers, which its work objects own.
   context.params.links().push_all();
-  context.replace_buckets(context.buckets.plan());
+  if (!captured) {
+    context.replace_buckets(context.buckets.plan());
+  }
   if (context.use_is_exchanged()) {
     context.use.forget(context.params.device());
   }

@@ -60,8 +60,15 @@ class Reducer final : public GradListener,
 
   // To be called at the start of each forward that records a graph. Rebuilds the buckets by arrival
   // order if that is due, which is a collective call. Returns true if it rebuilt. UserError if a
-  // param is not what was wrapped any more, or if the last backward left params without gradients.
-  bool prepare_forward();
+  // param is not what was wrapped any more, if the last backward left params without gradients, or
+  // if this step cannot be captured.
+  // `captured`: the current stream is captured into a graph. With torch before 2.12 the reducer
+  // cannot detect the capture itself.
+  bool prepare_forward(bool captured = false);
+
+  // UserError if the current stream is captured. To be called at the start of each forward in a
+  // join() context, before ranks exchange anything. For `captured`, see prepare_forward().
+  void check_join_capture(bool captured) const;
 
   // Rebuilds the buckets if that is due, as prepare_forward() does.
   bool rebuild_buckets();
@@ -138,10 +145,6 @@ class Reducer final : public GradListener,
   // Whether backward raises, on every rank, if a gradient of any rank is not finite. Costs an
   // all-reduce of a few bytes per step. All ranks must set the same. UserError within a backward.
   void set_check_finite(bool enabled);
-
-  // UserError if the settings make a step read on the host. To be called when the current stream is
-  // captured into a graph: with torch before 2.12 the reducer cannot detect the capture itself.
-  void refuse_capture() const;
 
   // From now on the graph is the same in every step. To be called before the first backward.
   // UserError within a backward and later.
@@ -282,7 +285,7 @@ class Reducer final : public GradListener,
   bool reaches_nothing() const;
   void check_owner() const;
   void check_joined_step();
-  void check_capture() const;
+  void refuse_capture() const;
   void check_params();
   void check_peers();
 
@@ -297,7 +300,7 @@ class Reducer final : public GradListener,
   // A step that broke off.
   void abandon_step() noexcept;
   void fail() noexcept;
-  void recover();
+  void recover(bool captured = false);
 
   const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   ReducerContext context_;
@@ -308,6 +311,7 @@ class Reducer final : public GradListener,
   BackwardSync backward_sync_;
   OutputWatch outputs_;
   ForwardGrads forward_;
+  bool captured_ = false;  // the last forward, or the running step, is captured into a graph
   std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };

@@ -153,7 +153,10 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
 void Reducer::begin_step() {
   check_peers();
   check_owner();
-  check_capture();
+  if (is_capturing(context_.params.device())) {
+    captured_ = true;
+    refuse_capture();
+  }
   check_params();
   check_joined_step();
   if (c10::GradMode::is_enabled()) {
@@ -180,21 +183,30 @@ void Reducer::check_joined_step() {
   joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);
 }
 
-void Reducer::check_capture() const {
-  const bool reads_on_host =
-      context_.options.mode == GraphMode::kFindUnused || context_.settings.check_finite;
-  if (reads_on_host && is_capturing(context_.params.device())) {
-    refuse_capture();
-  }
-}
-
+// UserError if the step that begins cannot be captured. Raised before a capture contains any work
+// of ddpx, so that the capture stays valid.
 void Reducer::refuse_capture() const {
-  const auto lock = context_.mutex.lock();
-  if (context_.settings.check_finite) {
-    throw errors::under_capture(context_.where(), "set_check_finite()");
+  const auto where = context_.where();
+  if (context_.observer.recorded() && !is_capturing(context_.params.device())) {
+    throw errors::capture_while_recording(where);
   }
-  if (context_.options.mode == GraphMode::kFindUnused) {
-    throw errors::under_capture(context_.where(), "find_unused_parameters");
+  if (sync_enabled_ && context_.settings.check_finite) {
+    throw errors::host_read_under_capture(where, "set_check_finite()");
+  }
+  if (sync_enabled_ && context_.options.mode == GraphMode::kFindUnused) {
+    throw errors::host_read_under_capture(where, "find_unused_parameters");
+  }
+  if (!context_.communicates()) {
+    return;
+  }
+  const auto& metas = context_.params.metas();
+  for (std::size_t i = 0; sync_enabled_ && i < metas.size(); ++i) {
+    if (metas[i].expect_sparse) {
+      throw errors::sparse_under_capture(where, context_.params.name(i));
+    }
+  }
+  if (context_.order.due() || (sync_enabled_ && context_.order.wanted())) {
+    throw errors::capture_too_early(where);
   }
 }
 
@@ -303,6 +315,7 @@ void Reducer::end_step() {
   context_.use.static_use_known = true;
   step_.reset();
   context_.buckets.forget_streams();
+  captured_ = false;
   context_.go_to(Phase::kIdle);
   if (with_grads) {
     emit(StepEvent::kStepEnd);

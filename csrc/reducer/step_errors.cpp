@@ -37,6 +37,11 @@ std::string by_number(std::size_t count, const std::string& one, const std::stri
   return count == 1 ? one : several;
 }
 
+UserError not_capturable(const Where& where, const std::string& reason, const std::string& remedy) {
+  return UserError(
+      opening(where) + "a step is captured into a CUDA graph, but " + reason + " " + remedy);
+}
+
 }  // namespace
 
 UserError params_without_gradient(const Where& where, const std::vector<std::string>& names) {
@@ -106,12 +111,45 @@ UserError param_unforeseen(const Where& where, const std::string& name) {
       "backward. Restart from a checkpoint.");
 }
 
-UserError under_capture(const Where& where, const std::string& option) {
-  return UserError(
-      opening(where) + "a backward is captured into a CUDA graph, but " + option +
-      " reads results on the host in every step. A CUDA graph cannot repeat reads on the host. "
-      "Turn off " +
-      option + " for the captured steps.");
+UserError host_read_under_capture(const Where& where, const std::string& option) {
+  return not_capturable(
+      where,
+      option + " reads results on the host. A CUDA graph cannot repeat reads on the host.",
+      "Turn off " + option + " for the captured steps.");
+}
+
+UserError sparse_under_capture(const Where& where, const std::string& name) {
+  return not_capturable(
+      where,
+      "the gradient of parameter '" + name +
+          "' is sparse. The host reads the size of a sparse gradient, and a CUDA graph cannot "
+          "repeat reads on the host.",
+      "Make the gradient dense: torch.nn.Embedding(..., sparse=False).");
+}
+
+UserError capture_in_join(const Where& where) {
+  return not_capturable(
+      where,
+      "in a join() context, ranks exchange in each forward whether they have inputs. A CUDA graph "
+      "cannot repeat the decisions that follow.",
+      "Capture outside join(). After join(divide_by_initial_world_size=False), wrap the module "
+      "again before a capture.");
+}
+
+UserError capture_while_recording(const Where& where) {
+  return not_capturable(
+      where,
+      "a recording runs. With torch before 2.12, a recording asks the device for times during the "
+      "capture.",
+      "End the recording before the capture.");
+}
+
+UserError capture_too_early(const Where& where) {
+  return not_capturable(
+      where,
+      "the first steps of this wrapper have not ended. The buckets change after these steps, and a "
+      "CUDA graph would write into the old buckets.",
+      "Run at least 3 training steps on the capturing stream before the capture.");
 }
 
 UserError gradients_not_finite(

@@ -35,8 +35,17 @@ UserError param_arrived_again(
 // find_unused_parameters: a gradient arrived, but its param was not in the graph of the backward.
 UserError param_unforeseen(const Where& where, const std::string& name);
 
-// A step is captured into a graph of the device, but `option` reads results on the host.
-UserError under_capture(const Where& where, const std::string& option);
+// A step is captured into a graph of the device, but:
+// - `option` reads results on the host;
+UserError host_read_under_capture(const Where& where, const std::string& option);
+// - the gradient of this param is sparse;
+UserError sparse_under_capture(const Where& where, const std::string& name);
+// - ranks exchange in each forward which ranks have inputs;
+UserError capture_in_join(const Where& where);
+// - a recording asks the device for times, and torch does not tell the reducer of the capture;
+UserError capture_while_recording(const Where& where);
+// - the buckets are about to be rebuilt.
+UserError capture_too_early(const Where& where);
 
 // Gradients contain NaN or infinity. `findings`: the rank and the first such param of each rank.
 UserError gradients_not_finite(

@@ -60,15 +60,16 @@ class Forward(GradAccess):
                 return inputs, kwargs
             if records_graph:
                 averaging.take_back(ownership.take(self))
-        if _CAPTURE_IS_HIDDEN and records_graph and self.reducer.sync_enabled:
-            self._check_capture()
         if not self._lazy_init_ran:
             self._lazy_init()
+        captured = _CAPTURE_IS_HIDDEN and self._is_captured()
         joins = self._join_config.enable
         if joins:
+            if self._uneven.depends_on_other_ranks:
+                self.reducer.check_join_capture(captured)
             self._uneven.begin_forward(self)
         if records_graph:
-            self.reducer.prepare_forward()
+            self.reducer.prepare_forward(captured)
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
             if records_graph:
@@ -83,9 +84,8 @@ class Forward(GradAccess):
             kwargs = averaging.precision.cast_inputs(kwargs)
         return inputs, kwargs
 
-    def _check_capture(self) -> None:
-        if self.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self.reducer.refuse_capture()
+    def _is_captured(self) -> bool:
+        return self.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _run(self, inputs: Any, kwargs: Any) -> Any:
         precision = self._averaging.precision

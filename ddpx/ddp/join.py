@@ -57,6 +57,14 @@ class UnevenInputs:
         ended.atexit = False
         return hook
 
+    @property
+    def depends_on_other_ranks(self) -> bool:
+        """Whether a forward depends on which ranks have inputs.
+
+        After the end of a context, torch still lets each forward notify other ranks.
+        """
+        return self._open_context is not None or not self._divide_by_initial_world_size
+
     def begin_forward(self, wrapper: JoinedWrapper) -> None:
         """Tells ranks without batches that this rank makes another step."""
         # The wrapper is a Joinable, which a Protocol cannot express.

@@ -49,6 +49,19 @@ def on_devices(*world_sizes: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("device, world_size", [*late, *on_cuda])
 
 
+def on_nccl(*late_sizes: int) -> pytest.MarkDecorator:
+    """Parametrizes a test's ``device`` and ``world_size``.
+
+    The late device gets these sizes. CUDA gets 1 to 3 NCCL ranks.
+    """
+    late = [pytest.param("late", size, id=f"late-{size}") for size in late_sizes]
+    cuda = [
+        pytest.param("cuda", NcclRanks(size), marks=_CUDA_MARKS, id=f"cuda-nccl-{size}")
+        for size in (1, 2, 3)
+    ]
+    return pytest.mark.parametrize("device, world_size", [*late, *cuda])
+
+
 def skip_gloo_on_cuda(device: str, world_size: int, reason: str) -> None:
     """Skips the test for gloo ranks with tensors on a GPU."""
     if device == "cuda" and not isinstance(world_size, NcclRanks):

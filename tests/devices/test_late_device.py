@@ -6,6 +6,7 @@ Ranks run these tests, since the device changes the default accelerator of its p
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import late_device
 import pytest
@@ -252,6 +253,39 @@ def _what_a_collective_throws_comes_out_of_the_next_wait() -> None:
         torch.accelerator.synchronize()
 
 
+def _a_capture_has_the_rules_of_cuda() -> None:
+    side, other = torch.Stream(device="late"), torch.Stream(device="late")
+    main = torch.accelerator.current_stream()
+    before = torch.Event("late")
+    before.record()
+    forbidden: dict[str, Callable[[torch.Tensor], object]] = {
+        "the host": lambda x: x.sum().item(),
+        "the host, too": lambda x: x.cpu(),
+        "the host, for the device": lambda x: torch.accelerator.synchronize(),
+        "the host asks": lambda x: before.query(),
+        "outside the capture": lambda x: side.wait_stream(other),
+        "the default stream": lambda x: main.wait_stream(side),
+    }
+    x = torch.ones(4, device="late")
+    torch.accelerator.synchronize()
+    for text, action in forbidden.items():
+        with side:
+            controls().begin_capture()
+            with pytest.raises(RuntimeError, match=text.partition(",")[0].removesuffix(" asks")):
+                action(x)
+            with pytest.raises(RuntimeError, match="has made the capture invalid"):
+                controls().end_capture()
+    with side:
+        controls().begin_capture()
+        y = x.sort().values * 2  # the device lacks sort
+        other.wait_stream(side)
+        side.wait_stream(other)
+        controls().end_capture()
+        assert y.tolist() == [2.0] * 4
+    with pytest.raises(RuntimeError, match="default stream"):
+        controls().begin_capture()
+
+
 ALONE = [
     _kernels_run_late_and_in_order,
     _held_work_runs_by_itself_in_the_end,
@@ -266,6 +300,7 @@ ALONE = [
     _an_ignored_wait_is_not_made,
     _random_delays_repeat,
     _what_a_collective_throws_comes_out_of_the_next_wait,
+    _a_capture_has_the_rules_of_cuda,
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Collection
@@ -10,6 +11,7 @@ from typing import Any
 import late_device
 import torch
 import torch.distributed as dist
+from capture_cases import captured
 from device_ranks import controls, keep_busy
 from stream_cases import accumulate_on, backward, batch, layers, loss_of
 from torch import nn
@@ -317,25 +319,25 @@ def unequal_at_first(device: str) -> State:
 
 
 def errors_under_capture(options: dict[str, Any], check_finite: bool) -> list[str]:
-    """Error texts of three backwards.
+    """Error texts of five backwards.
 
-    The middle one is captured.
+    The fourth one is captured, without its forward.
     """
-    ours = ReducerDDP(layers("late"), **options)
-    ours.set_check_finite(check_finite)
+    stream = torch.Stream(device="late")
     texts = []
-    for step in range(3):
-        ours.zero_grad()
-        loss = loss_of(ours, batch("late", step))
-        if step == 1:
-            controls().begin_capture()
-        try:
-            loss.backward()
-            texts.append("")
-        except RuntimeError as error:
-            texts.append(str(error))
-        finally:
-            controls().end_capture()
+    with stream:
+        ours = ReducerDDP(layers("late"), **options)
+        ours.set_check_finite(check_finite)
+        for step in range(5):
+            ours.zero_grad()
+            loss = loss_of(ours, batch("late", step))
+            capture = captured("late", stream) if step == 3 else contextlib.nullcontext()
+            try:
+                with capture:
+                    loss.backward()
+                texts.append("")
+            except RuntimeError as error:
+                texts.append(str(error))
     return texts
 
 

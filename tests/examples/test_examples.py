@@ -227,6 +227,25 @@ def test_torchrun_script_without_torchrun(tmp_path: Path) -> None:
     assert_printed(output, r"no LOCAL_RANK .*\n.*torchrun --standalone")
 
 
+def test_cuda_graph_needs_cuda(tmp_path: Path) -> None:
+    """Without a GPU, the script says so and fails."""
+    with started(SPAWN, "cuda_graph.py", folder=tmp_path) as process:
+        output = process.communicate(timeout=TIME_LIMIT)[0]
+    assert process.returncode == 1
+    assert_printed(output, r"error: CUDA graphs need a CUDA GPU")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [(SPAWN, "1 rank"), (TORCHRUN, "2 ranks")], ids=["1 rank", "2 ranks"]
+)
+def test_cuda_graph(launcher: tuple[str, ...], ranks: str, tmp_path: Path) -> None:
+    """One rank, and two ranks that may share a GPU."""
+    with started(launcher, "cuda_graph.py", folder=tmp_path, gpus=None) as process:
+        assert_printed(finish(process), rf"OK: {ranks}, 20 replays equal 20 eager steps")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ PYBIND11_MODULE(late_device_C, m) {
   m.def("set_hold", &set_hold, py::arg("max_hold"), py::arg("seed") = 0);
   m.def("set_delay", &set_delay, py::arg("part"), py::arg("delay"));
   m.def("begin_capture", &begin_capture);
-  m.def("end_capture", &end_capture);
+  m.def("end_capture", &end_capture, NoGil());
   m.def("sleep", &sleep_on_current_stream, py::arg("time"), NoGil());
   m.def("current_device", [] { return int(current_device().index()); });
   m.def("set_device", [](int index) {

@@ -3,43 +3,85 @@
 #include <c10/util/Exception.h>
 
 #include <mutex>
+#include <thread>
 #include <unordered_set>
+#include <utility>
 
 #include "streams.h"
 
 namespace late {
 namespace {
 
+struct Capture {
+  std::unordered_set<Queue*> queues;  // empty: no capture
+  std::thread::id thread;
+  bool valid = true;
+};
+
 std::mutex mutex;
-std::unordered_set<const Queue*> captured;  // `mutex` guards it
+Capture capture;  // `mutex` guards it
+thread_local int num_permits = 0;
+
+void require(bool permitted, const char* error) {
+  capture.valid = capture.valid && permitted;
+  TORCH_CHECK(permitted, error);
+}
 
 }  // namespace
 
 void begin_capture() {
-  const auto* origin = &current_queue(current_device());
+  auto& origin = current_queue(current_device());
+  TORCH_CHECK(origin.stream_id() != 0, "the default stream cannot be captured");
   const std::lock_guard<std::mutex> lock(mutex);
-  captured = {origin};
+  capture = {{&origin}, std::this_thread::get_id()};
 }
 
 void end_capture() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  captured.clear();
+  Capture ended;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ended = std::exchange(capture, {});
+  }
+  for (auto* queue : ended.queues) {
+    queue->wait(queue->last());
+  }
+  TORCH_CHECK(ended.valid, "an operation that is not permitted has made the capture invalid");
 }
 
-bool is_captured(const Queue& queue) {
+bool is_captured(Queue& queue) {
   const std::lock_guard<std::mutex> lock(mutex);
-  return captured.count(&queue) != 0;
+  return capture.queues.count(&queue) != 0;
 }
 
-void check_wait(const Queue& waiting, const Queue& awaited) {
+void check_wait(Queue& waiting, Queue& awaited) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (captured.count(&awaited) != 0) {
-    captured.insert(&waiting);
+  if (capture.queues.count(&awaited) != 0) {
+    require(waiting.stream_id() != 0, "the default stream would wait for a captured stream");
+    capture.queues.insert(&waiting);
   } else {
-    TORCH_CHECK(
-        captured.count(&waiting) == 0,
+    require(
+        capture.queues.count(&waiting) == 0,
         "a captured stream would wait for a stream outside the capture");
   }
+}
+
+void check_host_wait(Queue& queue) {
+  if (num_permits != 0) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  const bool captures = !capture.queues.empty() && capture.thread == std::this_thread::get_id();
+  require(
+      !captures && capture.queues.count(&queue) == 0,
+      "the host would wait for the device during a capture");
+}
+
+HostWaitsPermitted::HostWaitsPermitted() {
+  ++num_permits;
+}
+
+HostWaitsPermitted::~HostWaitsPermitted() {
+  --num_permits;
 }
 
 }  // namespace late

@@ -72,7 +72,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return set_current_stream(stream);
   }
   bool queryStream(const c10::Stream& stream) const override {
-    const auto& queue = queue_of(stream);
+    auto& queue = queue_of(stream);
+    check_host_wait(queue);
     return queue.passed(queue.last());
   }
   // Without "override", since torch 2.11 lacks this function.
@@ -124,6 +125,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       return true;
     }
     const auto& recording = *as_event(event)->recording;
+    check_host_wait(*recording.queue);
     return recording.queue->passed(recording.position);
   }
   void synchronizeEvent(void* event) const override {
@@ -131,6 +133,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       return;
     }
     const auto recording = as_event(event)->recording;
+    check_host_wait(*recording->queue);
     count_synchronisation();
     recording->queue->wait(recording->position);
     throw_failure();

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "capture.h"
 #include "launch.h"
 #include "streams.h"
 
@@ -93,6 +94,7 @@ Call read_call(const c10::OperatorHandle& op, const Stack& stack) {
 }
 
 void on_host(const c10::OperatorHandle& op, Stack* stack) {
+  const HostWaitsPermitted permitted;
   for (int index = 0; index < kNumDevices; ++index) {
     synchronize_device({kType, static_cast<c10::DeviceIndex>(index)});
   }

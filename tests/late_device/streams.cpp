@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "capture.h"
 #include "counters.h"
 
 namespace late {
@@ -123,12 +124,16 @@ std::vector<Queue*> queues_of(c10::Device device) {
 
 void synchronize_stream(c10::Stream stream) {
   auto& queue = queue_of(stream);
+  check_host_wait(queue);
   count_synchronisation();
   queue.wait(queue.last());
   throw_failure();
 }
 
 void synchronize_device(c10::Device device) {
+  for (auto* queue : queues_of(device)) {
+    check_host_wait(*queue);
+  }
   count_synchronisation();
   for (auto* queue : queues_of(device)) {
     queue->wait(queue->last());
