@@ -1,5 +1,8 @@
 #include "device_marks.h"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -30,17 +33,41 @@ bool DeviceMarks::captured() const {
   return is_capturing(device_);
 }
 
-c10::Event DeviceMarks::record() const {
-  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with timing
+bool DeviceMarks::has_room() const {
+  return marks_.size() < capacity_ && !captured();
+}
+
+c10::Event DeviceMarks::record() {
+  if (spare_.empty()) {
+    spare_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with timing
+  }
+  auto event = std::move(spare_.back());
+  spare_.pop_back();
   event.record(*current_stream(device_));
   return event;
 }
 
 bool DeviceMarks::mark(EventKind kind, uint32_t step, std::size_t index) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (marks_.size() >= capacity_ || captured()) {
+  if (!has_room()) {
     return false;
   }
+  marks_.push_back({record(), kind, step, index});
+  return true;
+}
+
+bool DeviceMarks::mark_end(
+    c10::ivalue::Future& work, EventKind kind, uint32_t step, std::size_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!has_room()) {
+    return false;
+  }
+  if (!ends_) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    ends_ = guard.getNewStream(device_, /*priority=*/-1);
+  }
+  const c10::StreamGuard on_stream(*ends_);
+  work.wait();  // this stream waits, not the host
   marks_.push_back({record(), kind, step, index});
   return true;
 }
@@ -77,10 +104,11 @@ void DeviceMarks::move_passed_to(EventLog& log) {
     worst_error_ns_ = std::max(worst_error_ns_, error_ns);
     log.add_at(time_ns, mark.kind, mark.step, mark.index);
     if (time_ns - anchor_ns_ > kFarthestNs) {
-      anchor_ = std::move(mark.event);
+      std::swap(anchor_, mark.event);
       anchor_ns_ = time_ns;
       anchor_error_ns_ = error_ns;
     }
+    spare_.push_back(std::move(mark.event));
   }
 }
 
