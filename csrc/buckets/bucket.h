@@ -107,6 +107,9 @@ class Bucket {
   // The current stream of the device waits for the streams of add_stream().
   void wait_for_streams();
 
+  // Makes the current stream wait for everything that was packed. To be called before launch().
+  void prepare_launch();
+
   // A backward has ended without an error: see StreamSet::forget().
   void forget_streams() {
     streams_.forget();

@@ -74,7 +74,8 @@ class DeviceMarks {
   int64_t anchor_error_ns_ = 0;
   int64_t worst_error_ns_ = 0;  // of times that were computed from earlier anchors
   std::deque<Mark> marks_;
-  std::vector<c10::Event> spare_;  // to record again: making an event takes longer
+  // Events to record again, since making an event takes longer.
+  std::vector<c10::Event> spare_;
   std::optional<c10::Stream> ends_;  // of mark_end()
 };
 

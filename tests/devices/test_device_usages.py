@@ -185,5 +185,10 @@ def test_a_launch_is_behind_the_gradients_of_all_streams(device_ranks):
                 assert bucket.launched >= max(arrival.at for arrival in rank_step.arrivals)
 
 
+def test_a_recording_that_begins_on_a_busy_device_has_exact_times(device_ranks):
+    for error_ns in device_ranks("late", 2).run(cases.error_of_recording_while_busy, "late"):
+        assert error_ns < 20e6
+
+
 def _name(timeline: Timeline, param: int) -> str:
     return timeline.recording.param_names[param]

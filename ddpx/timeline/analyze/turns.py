@@ -47,9 +47,7 @@ def in_turn(recording: Recording, step: Step) -> Step:
     return replace(step, ranks=ranks)
 
 
-def _buckets_in_turn(
-    recording: Recording, rank_step: RankStep
-) -> tuple[BucketTimes | None, ...]:
+def _buckets_in_turn(recording: Recording, rank_step: RankStep) -> tuple[BucketTimes | None, ...]:
     pairs = zip(rank_step.buckets, reductions(recording, rank_step), strict=True)
     return tuple(
         None if bucket is None or span is None else replace(bucket, launched=span.begin)
