@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -40,20 +40,44 @@ class Event:
 def profile_steps(step: Callable[[], object], num_steps: int, device: str) -> list[Event]:
     """Runs ``step`` several times under torch's profiler, which reads the records of a GPU
     (CUPTI)."""
-    on_device = device != "cpu"
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
-    with profile(activities=activities) as profiler:
+
+    def steps() -> None:
         for _ in range(num_steps):
             step()
-    wanted = DeviceType.CUDA if on_device else DeviceType.CPU
+
+    found = profile_events(steps, device)
+    return found.host if device == "cpu" else found.device
+
+
+class Events(NamedTuple):
+    """Events on the clock of the profiler.
+
+    Attributes:
+        host: Operators, calls of the driver, and functions of C++.
+        ranges: Ranges of ``record_function()`` in Python, and calls of a process group.
+        device: Kernels, copies and fills on the GPU.
+    """
+
+    host: list[Event]
+    ranges: list[Event]
+    device: list[Event]
+
+
+def profile_events(run: Callable[[], object], device: str) -> Events:
+    """Runs a function under torch's profiler."""
+    on_gpu = [ProfilerActivity.CUDA] if device != "cpu" else []
+    with profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiler:
+        run()
     found: Any = profiler.profiler.kineto_results.events()
-    return [
-        Event(
-            event.name(), (event.start_ns(), event.start_ns() + event.duration_ns()), event.nbytes()
-        )
-        for event in found
-        if event.device_type() == wanted and not event.is_user_annotation()
-    ]
+    events = Events([], [], [])
+    for event in found:
+        span = (event.start_ns(), event.start_ns() + event.duration_ns())
+        made = Event(event.name(), span, event.nbytes())
+        if event.device_type() == DeviceType.CPU:
+            (events.ranges if event.is_user_annotation() else events.host).append(made)
+        elif event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
+            events.device.append(made)
+    return events
 
 
 def count(events: Sequence[Event], num_steps: int) -> dict[str, float]:

@@ -23,12 +23,16 @@ from tabulate import tabulate
 
 from ddpx.testing import RankPool
 from ddpx.timeline import Timeline
-from ddpx.timeline.analyze.advice import diagnose
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "timeline")]
 
-from planted import CAUSES, HEALTHY, recordings  # type: ignore[import-not-found]  # noqa: E402
+from planted import (  # type: ignore[import-not-found]  # noqa: E402
+    CAUSES,
+    HEALTHY,
+    first_cause,
+    recordings,
+)
 
 RECORDS = ROOT / "runs" / "advice.json"
 NUM_SEEDS = 10
@@ -39,11 +43,10 @@ def first_causes(cause: str, timelines: list[Timeline]) -> Counter[str]:
     """Counts the causes that the first sentences name. Prints the sentences that name another."""
     found: Counter[str] = Counter()
     for seed, timeline in enumerate(timelines):
-        findings = diagnose(timeline.recording)
-        named = findings[0].cause if findings else HEALTHY
+        named = first_cause(timeline)
         found[named] += 1
         if named != cause:
-            print(f"{cause}, seed {seed}:", *(f.sentence for f in findings), sep="\n  ")
+            print(f"{cause}, seed {seed}:", *timeline.advice(), sep="\n  ")
             print(timeline.summary())
     print(f"{cause}: {dict(found)}", flush=True)
     return found

@@ -106,10 +106,13 @@ void Bucket::divide(int divisor) {
   divide_in_place(buffer_, divisor);
 }
 
-void Bucket::launch(Collective& collective) {
-  RECORD_FUNCTION("ddpx::launch", {});
+void Bucket::prepare_launch() {
   wait_for_streams();
   add_stream();  // after an abort, wait_for_streams() waits for the gradients again
+}
+
+void Bucket::launch(Collective& collective) {
+  RECORD_FUNCTION("ddpx::launch", {});
   if (rows_.defined()) {
     row_values_ = values_at_rows(buffer_, rows_);
   }
@@ -124,8 +127,6 @@ void Bucket::launch(Collective& collective) {
 void Bucket::launch(
     CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params) {
   RECORD_FUNCTION("ddpx::launch", {});
-  wait_for_streams();
-  add_stream();  // after an abort, wait_for_streams() waits for the gradients again
   // Hooks get real numbers, as in DDP: two for a complex one.
   const bool complex = !sparse_ && buffer_.is_complex();
   const std::size_t reals = complex ? 2 : 1;

@@ -115,6 +115,9 @@ class Bucket {
     streams_.forget();
   }
 
+  // Makes the current stream wait for everything that was packed. To be called before launch().
+  void prepare_launch();
+
   // A backward has ended without an error: see StreamSet::forget().
   void forget_streams() {
     streams_.forget();

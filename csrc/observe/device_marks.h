@@ -1,6 +1,7 @@
 // Times of events in the streams of a device.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -9,6 +10,8 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 #include "event_log.h"
 
@@ -29,6 +32,14 @@ class DeviceMarks {
   // stream is captured.
   bool mark(EventKind kind, uint32_t step, std::size_t index);
 
+  // Adds a mark behind the work of a future that has completed: the work is queued, and the device
+  // may run the work later. Returns false as above.
+  //
+  // The mark is in a stream for marks alone. With a callback of the future, each mark would be in
+  // another stream of torch's pool, and a stream of the training script, which comes from the same
+  // pool, would sometimes wait for the work.
+  bool mark_end(c10::ivalue::Future& work, EventKind kind, uint32_t step, std::size_t index);
+
   // Moves the times of marks that the device has passed into the log.
   void collect(EventLog& log);
 
@@ -47,8 +58,9 @@ class DeviceMarks {
     std::size_t index;
   };
 
+  bool has_room() const;
   bool captured() const;
-  c10::Event record() const;
+  c10::Event record();
   int64_t time_of(const c10::Event& event) const;
   void relate();
   void move_passed_to(EventLog& log);
@@ -62,6 +74,9 @@ class DeviceMarks {
   int64_t anchor_error_ns_ = 0;
   int64_t worst_error_ns_ = 0;  // of times that were computed from earlier anchors
   std::deque<Mark> marks_;
+  // Events to record again, since making an event takes longer.
+  std::vector<c10::Event> spare_;
+  std::optional<c10::Stream> ends_;  // of mark_end()
 };
 
 }  // namespace ddpx

@@ -42,15 +42,19 @@ void Recording::record(EventKind kind, uint32_t step, std::size_t index) {
   if (!marks_) {
     record_on_host(kind, step, index);
   } else if (wants(step)) {
-    try {
-      if (marks_->mark(kind, step, index)) {
-        return;
-      }
-    } catch (const std::exception&) {
-      // A failed mark must not stop the training.
-    }
-    give_up(step);
+    mark(step, [&] { return marks_->mark(kind, step, index); });
   }
+}
+
+void Recording::mark(uint32_t step, const std::function<bool()>& add) {
+  try {
+    if (add()) {
+      return;
+    }
+  } catch (const std::exception&) {
+    // A failed mark must not stop the training.
+  }
+  give_up(step);
 }
 
 void Recording::give_up(uint32_t step) {
@@ -74,9 +78,14 @@ void Recording::follow(const InFlightReduction& reduction, uint32_t step, std::s
     work->notify_at_end(
         [self, step, index] { self->record_on_host(EventKind::kCompleted, step, index); });
   } else if (const auto future = future_of(reduction)) {
+    // A device future completes when its work is queued, which is usually at the launch.
+    if (marks_ && !future->devices().empty() && future->completed()) {
+      mark(step, [&] { return marks_->mark_end(*future, EventKind::kCompleted, step, index); });
+      return;
+    }
     future->addCallback([self, step, index](c10::ivalue::Future& ended) {
-      // A device future completes when its work is queued, and the current stream then waits for
-      // the work. A CPU future completes when the work is done.
+      // The current stream waits for the work of a device future. A CPU future completes when the
+      // work is done.
       if (ended.devices().empty()) {
         self->record_on_host(EventKind::kCompleted, step, index);
       } else {

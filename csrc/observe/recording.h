@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -69,6 +70,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
     return (max_steps_ == 0 || step - first_step_ < max_steps_) && step != given_up_;
   }
 
+  // Adds a mark by `add`, which returns false if it cannot. Gives up the step then.
+  void mark(uint32_t step, const std::function<bool()>& add);
   void give_up(uint32_t step);
 
   EventLog log_;

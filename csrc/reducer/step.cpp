@@ -370,6 +370,8 @@ void Step::launch(std::size_t bucket_index) {
   }
   auto& bucket = this->bucket(bucket_index);
   const auto& hook = context_.settings.comm_hook;
+  // The device passes a recorded launch when the gradients of all streams are packed.
+  bucket.prepare_launch();
   context_.emit(StepEvent::kLaunched, bucket_index);
   context_.observer.peers().note_launch(
       bucket_index, bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));

@@ -69,7 +69,10 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
       throw std::runtime_error("out of events");
     }
     fake.last_queued_ns = fake.host_ns;
-    *event = new int64_t(fake.host_ns);
+    if (*event == nullptr) {
+      *event = new int64_t;
+    }
+    *static_cast<int64_t*>(*event) = fake.host_ns;
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<int64_t*>(event);

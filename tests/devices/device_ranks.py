@@ -166,9 +166,9 @@ def controls() -> types.ModuleType:
     return late_device.load()
 
 
-def keep_busy(device: str, time_ms: int) -> None:
+def keep_busy(device: str, time_ms: float) -> None:
     """Queues work on the current stream that takes about ``time_ms``."""
     if device == "late":
         controls().sleep(late_device.milliseconds(time_ms))
     else:
-        torch.cuda._sleep(time_ms * 1_500_000)  # the argument is in cycles
+        torch.cuda._sleep(round(time_ms * 1_500_000))  # the argument is in cycles

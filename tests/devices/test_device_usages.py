@@ -11,6 +11,8 @@ from device_ranks import on_devices, skip_gloo_on_cuda
 from stream_cases import MODES
 
 from ddpx.timeline import Timeline
+from ddpx.timeline.analyze.figures import step_figures
+from ddpx.timeline.analyze.turns import reductions, takes_turns
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -156,6 +158,36 @@ def test_communication_overlaps_backward(device_ranks, device, world_size):
             assert buckets[0].completed < last
             for earlier, later in pairwise(buckets):
                 assert earlier.launched <= later.launched
+
+
+@on_devices(2)
+def test_reductions_take_turns(device_ranks, device, world_size):
+    """Two buckets are launched at once. The device reduces them one after the other."""
+    skip_gloo_on_cuda(device, world_size, "gloo copies to the host")
+    ranks = device_ranks(device, world_size)
+    timeline, _ = ranks.run(cases.recorded_busy_layers, device, 20)[0]
+    assert takes_turns(timeline.recording), timeline.recording.backend
+    for step in timeline.steps:
+        for rank_step in step.ranks.values():
+            spans = [span for span in reductions(timeline.recording, rank_step) if span is not None]
+            assert len(spans) == 8
+            assert all(earlier.end <= later.begin for earlier, later in pairwise(spans))
+            assert step_figures(rank_step).communication >= sum(span.ns for span in spans)
+
+
+def test_a_launch_is_behind_the_gradients_of_all_streams(device_ranks):
+    """The last gradient of a bucket comes while another stream computes the first one."""
+    for timeline in device_ranks("late", 2).run(cases.recorded_on_two_streams, "late", 60):
+        for step in timeline.steps:
+            for rank_step in step.ranks.values():
+                (bucket,) = rank_step.buckets
+                assert bucket is not None
+                assert bucket.launched >= max(arrival.at for arrival in rank_step.arrivals)
+
+
+def test_a_recording_that_begins_on_a_busy_device_has_exact_times(device_ranks):
+    for error_ns in device_ranks("late", 2).run(cases.error_of_recording_while_busy, "late"):
+        assert error_ns < 20e6
 
 
 def _name(timeline: Timeline, param: int) -> str:

@@ -300,6 +300,27 @@ def recorded_busy_layers(device: str, time_ms: int) -> tuple[Timeline, float]:
     return timeline, 1e6 * begin.elapsed_time(end)
 
 
+def recorded_on_two_streams(device: str, time_ms: int) -> Timeline:
+    """The gradient of the last layer, which arrives first, takes long on a stream of its own."""
+    if device == "late":
+        controls().set_hold(late_device.milliseconds(0))
+    module = layers(device)
+    side, main = torch.Stream(device=device), torch.accelerator.current_stream()
+    weight = list(module.parameters())[-1]
+    node = accumulate_on(weight, side)
+    weight.register_hook(lambda grad: keep_busy(device, time_ms))
+    model = ReducerDDP(module)
+    for _ in range(2):
+        loss_of(model, batch(device, 0)).backward()
+        side.wait_stream(main)
+    with ddpx.record(model) as timeline:
+        for step in range(2):
+            loss_of(model, batch(device, step)).backward()
+            side.wait_stream(main)
+    assert node is not None  # keeps the accumulator, and thus its stream
+    return timeline
+
+
 def unequal_at_first(device: str) -> State:
     """Ranks construct different modules.
 

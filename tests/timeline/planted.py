@@ -1,7 +1,8 @@
 """Recordings of real runs whose cause of waiting is known, for tests of the advice.
 
 A seed chooses sizes, times and the rank at fault. Ranks sleep in place of computing, so that other
-processes disturb them less. Ranks that share cores compute. A slow link needs root.
+processes disturb them less. Ranks that share cores compute. A slow link needs root. On a device,
+the device sleeps for most causes. A rank that begins late sleeps on the host.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,6 +26,7 @@ import ddpx
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
 from ddpx.timeline import Timeline
+from ddpx.timeline.analyze.advice import diagnose
 
 MIB = 1 << 20
 WARM_UP, STEPS = 3, 12
@@ -44,6 +46,7 @@ class Plan:
         unused_mib: The size of parameters that forward does not use.
         unused_first: Whether they are registered before the layers, or after them.
         registered_last: The layer that is registered after all others.
+        device: The type of the device.
     """
 
     layers: tuple[tuple[float, float, float], ...]
@@ -53,19 +56,30 @@ class Plan:
     unused_mib: float = 0.0
     unused_first: bool = False
     registered_last: int | None = None
+    device: str = "cpu"
 
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
         ctx.backward_s = backward_s
-        time.sleep(forward_s)
+        _sleep(x, forward_s)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        time.sleep(ctx.backward_s)
+        _sleep(grads[0], ctx.backward_s)
         return grads[0], None, None
+
+
+def _sleep(tensor: torch.Tensor, seconds: float) -> None:
+    """Sleeps where the tensor is: on the host, or in the current stream of the device."""
+    if tensor.device.type == "cpu":
+        time.sleep(seconds)
+    else:
+        from device_ranks import keep_busy
+
+        keep_busy(tensor.device.type, 1e3 * seconds)
 
 
 class SleepingLayer(nn.Module):
@@ -109,7 +123,7 @@ class Layers(nn.Module):
 
 def record(plan: Plan) -> Timeline:
     # Over shared memory, nothing would wait long.
-    model = ReducerDDP(Layers(plan), transport="group", **plan.options)
+    model = ReducerDDP(Layers(plan).to(plan.device), transport="group", **plan.options)
     for _ in range(WARM_UP):
         _step(model, plan)
     with ddpx.record(model, max_steps=STEPS) as timeline:
@@ -120,7 +134,9 @@ def record(plan: Plan) -> Timeline:
 
 def _step(model: nn.Module, plan: Plan) -> None:
     time.sleep(plan.late_s)
-    model(torch.ones(1)).sum().backward()
+    model(torch.ones(1, device=plan.device)).sum().backward()
+    if plan.device != "cpu":
+        torch.accelerator.synchronize()  # as a script that prints the loss
 
 
 # ---- plans: one cause each -----------------------------------------------------------------------
@@ -216,10 +232,37 @@ PLANS: dict[str, MakePlan] = {
 }
 
 
-def record_plan(cause: str, seed: int) -> Timeline | None:
+@dataclass(frozen=True)
+class Device:
+    """Where ranks train.
+
+    Attributes:
+        type: The type of the device.
+        scale: A factor for the times in plans, for a device whose all-reduces take long.
+        params_each: The number of parameters of a layer, if a plan has more.
+    """
+
+    type: str = "cpu"
+    scale: float = 1.0
+    params_each: int = 40
+
+    def adapt(self, plan: Plan) -> Plan:
+        return replace(
+            plan,
+            device=self.type,
+            layers=tuple((mib, f * self.scale, b * self.scale) for mib, f, b in plan.layers),
+            late_s=plan.late_s * self.scale,
+            params_each=min(plan.params_each, self.params_each),
+        )
+
+
+CPU = Device()
+
+
+def record_plan(cause: str, seed: int, device: Device = CPU) -> Timeline | None:
     """Runs on each rank. Rank 0 returns the timeline."""
     rank = dist.get_rank()
-    timeline = record(PLANS[cause](Random(f"{cause} {seed}"), rank))
+    timeline = record(device.adapt(PLANS[cause](Random(f"{cause} {seed}"), rank)))
     return timeline if rank == 0 else None
 
 
@@ -258,6 +301,12 @@ def record_on_shared_cores(seed: int) -> Timeline | None:
 HEALTHY = "none"
 # The names in docs/advice.md.
 CAUSES = (*PLANS, "slow link", "shared cores")
+
+
+def first_cause(timeline: Timeline) -> str:
+    """The cause that the first sentence of the advice names."""
+    findings = diagnose(timeline.recording)
+    return findings[0].cause if findings else HEALTHY
 
 
 def recordings(cause: str, seeds: range, ranks: Callable[[int], RankPool]) -> Iterator[Timeline]:

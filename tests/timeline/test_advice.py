@@ -229,6 +229,15 @@ def test_buckets_of_different_sizes_tell_overhead_from_bandwidth(overhead_ms, ms
     assert _causes(_many_params(mib, Wire(ms_per_mib, overhead_ms))) == [cause]
 
 
+@pytest.mark.parametrize(
+    ("mib", "cause"),
+    [([0.01, 0.03, 0.1, 0.2] * 10, "small buckets"), ([0.085] * 40, "slow link")],
+)
+def test_all_reduces_that_take_long_to_begin(mib, cause):
+    """As on a GPU that several ranks share. Only buckets of different sizes tell."""
+    assert _causes(_many_params(mib, Wire(1, overhead_ms=13))) == [cause]
+
+
 def test_small_buckets_beside_large_buckets():
     mib = [*[2.0] * 10, *[0.01] * 190]
     assert _causes(_many_params(mib, Wire(1, overhead_ms=0.5))) == ["small buckets"]

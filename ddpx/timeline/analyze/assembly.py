@@ -34,7 +34,7 @@ class _Event:
 
 def assemble(ranks: Sequence[RankData]) -> Recording:
     """Returns the recording. Steps that a rank recorded only in part are left out."""
-    origin = round(min((_start(data) for data in ranks), default=0))
+    origin = origin_ns(ranks)
     steps: dict[int, dict[int, RankStep]] = defaultdict(dict)
     layouts: dict[int, tuple[BucketLayout, ...]] = {}
     for data in ranks:
@@ -61,6 +61,11 @@ def assemble(ranks: Sequence[RankData]) -> Recording:
         num_threads={data.rank: data.num_threads for data in ranks},
         core_waits={d.rank: d.core_wait for d in ranks if d.core_wait is not None},
     )
+
+
+def origin_ns(ranks: Sequence[RankData]) -> int:
+    """The time from which a recording counts, on the clock of rank 0."""
+    return round(min((_start(data) for data in ranks), default=0))
 
 
 def _start(data: RankData) -> float:

@@ -41,11 +41,15 @@ def small_buckets(evidence: Evidence) -> Iterator[str]:
 def _overhead_ms(found: Communication, sizes: Sequence[int]) -> float:
     """The part of the transfers of small buckets that larger buckets would not need."""
     without_size, of_size = len(sizes) * _HALF_OVERHEAD_BYTES, sum(sizes)
-    return min(
+    assumed_ms = min(
         found.small_transfer_ms * without_size / (without_size + of_size),
         len(sizes) * _MOST_OVERHEAD_MS,
-        found.small_transfer_ms - of_size * found.ms_per_byte,
     )
+    least_ms, most_ms = (
+        found.small_transfer_ms - of_size * ms_per_byte
+        for ms_per_byte in (found.most_ms_per_byte, found.ms_per_byte)
+    )
+    return min(max(assumed_ms, least_ms), most_ms)
 
 
 def slow_link(evidence: Evidence) -> Iterator[str]:

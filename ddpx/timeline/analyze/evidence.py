@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from statistics import median
 from typing import TypeVar
 
 from ddpx.timeline import errors
 from ddpx.timeline.analyze.extent import step_extent
 from ddpx.timeline.analyze.lateness import Lateness, lateness
-from ddpx.timeline.analyze.noise import surely_above
+from ddpx.timeline.analyze.noise import surely_above, surely_below
 from ddpx.timeline.analyze.transfers import (
     Transfers,
     exposed_transfer_ns,
@@ -45,6 +46,7 @@ class Communication:
         small_transfer_ms: The part of ``transfer_ms`` in which buckets below SMALL_BYTES move.
         ms_per_byte: The transfer time that a byte adds at least, in buckets of different sizes. 0
             if the buckets do not tell.
+        most_ms_per_byte: The time that a byte adds at most. Infinite if the buckets do not tell.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class Communication:
     bucket_bytes: dict[int, int]
     small_transfer_ms: float
     ms_per_byte: float
+    most_ms_per_byte: float
 
 
 class Evidence:
@@ -155,6 +158,7 @@ class Evidence:
             bucket_bytes=sizes,
             small_transfer_ms=median(small_ns) / _MS,
             ms_per_byte=max(surely_above(known), 0.0) / _MS if known else 0.0,
+            most_ms_per_byte=max(surely_below(known), 0.0) / _MS if known else inf,
         )
 
     def share_of(self, params: Iterable[int]) -> float:

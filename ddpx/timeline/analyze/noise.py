@@ -24,3 +24,8 @@ def surely_above(values: Sequence[float], one_of: int = 1) -> float:
     while (at_most := at_most + comb(number, index + 1) / 2**number) <= _ERROR / one_of:
         index += 1
     return sorted(values)[index]
+
+
+def surely_below(values: Sequence[float], one_of: int = 1) -> float:
+    """Returns a bound that exceeds the median, as :func:`surely_above`."""
+    return -surely_above([-value for value in values], one_of)

@@ -18,6 +18,7 @@ from ddpx.timeline.analyze import focus
 from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
+from ddpx.timeline.analyze.turns import reductions
 from ddpx.timeline.model import Recording, Step
 
 
@@ -95,7 +96,7 @@ def _step(
         "layout": layouts.index(tuple((bucket.params, bucket.num_bytes) for bucket in step.layout)),
         "wait": focus.wait_text(recording, step),
         "rows": focus.bucket_rows(step, focus.detailed_ranks(step)),
-        "ranks": {rank: _rank(step, rank, extent.begin, orders) for rank in step.ranks},
+        "ranks": {rank: _rank(recording, step, rank, orders) for rank in step.ranks},
         "holdups": [
             None if found is None else [found.rank, found.param, _us(found.waited_ns)]
             for found in (holdup(step, index) for index in range(len(step.layout)))
@@ -103,8 +104,9 @@ def _step(
     }
 
 
-def _rank(step: Step, rank: int, begin: int, orders: _Distinct) -> dict[str, Any]:
+def _rank(recording: Recording, step: Step, rank: int, orders: _Distinct) -> dict[str, Any]:
     rank_step = step.ranks[rank]
+    begin = step_extent(step).begin
 
     def at(ns: int) -> int:
         return _us(ns, begin)
@@ -121,12 +123,15 @@ def _rank(step: Step, rank: int, begin: int, orders: _Distinct) -> dict[str, Any
         "arrivals": [b - a for a, b in zip([0, *arrived], arrived, strict=False)],
         "buckets": [
             None
-            if b is None
+            if b is None or reduction is None
             else [
                 *(at(b.ready), at(b.launched), at(b.completed)),
                 *(at(b.wait.begin), at(b.wait.end), at(b.written_back)),
+                *([at(reduction.begin)] if reduction.begin > b.launched else ()),
             ]
-            for b in rank_step.buckets
+            for b, reduction in zip(
+                rank_step.buckets, reductions(recording, rank_step), strict=True
+            )
         ],
         "figures": {
             "notBegun": _us(not_begun(step, rank).ns),

@@ -38,8 +38,8 @@ const PHASES = {
   },
 };
 
-// A step, from its compact form (ddpx/timeline/page.py): adds times of arrival, and when the last
-// rank launched each bucket.
+// A step, from its compact form (ddpx/timeline/page.py): adds times of arrival, and when
+// each bucket was in flight on all ranks.
 function decodeStep(recording, index) {
   const raw = recording.steps[index];
   const layout = recording.layouts[raw.layout].map(([params, bytes]) => ({params, bytes}));
@@ -47,9 +47,9 @@ function decodeStep(recording, index) {
   for (const [rank, rawRank] of Object.entries(raw.ranks)) {
     ranks.set(Number(rank), decodeRank(rawRank, recording.orders[rawRank.order]));
   }
-  const allLaunched = layout.map((_, bucket) => Math.max(
-    ...[...ranks.values()].map((rankStep) => rankStep.buckets[bucket]?.launched ?? -1)));
-  return {...raw, layout, ranks, allLaunched};
+  const allBegun = layout.map((_, bucket) => Math.max(
+    ...[...ranks.values()].map((rankStep) => rankStep.buckets[bucket]?.begins ?? -1)));
+  return {...raw, layout, ranks, allBegun};
 }
 
 function decodeRank(raw, order) {
@@ -58,6 +58,7 @@ function decodeRank(raw, order) {
   const buckets = raw.buckets.map((times) => times && {
     ready: times[0], launched: times[1], completed: times[2],
     wait: [times[3], times[4]], writtenBack: times[5],
+    begins: times[6] ?? times[1], // later than the launch if reductions take turns
   });
   const arrivedAt = new Map(arrivals.map((arrival) => [arrival.param, arrival.at]));
   return {...raw, arrivals, arrivedAt, buckets};
@@ -106,12 +107,12 @@ function bucketAt(step, rankStep, index, t) {
   let arrived = 0;
   for (const param of params) if (rankStep.arrivedAt.get(param) <= t) arrived++;
   if (!bucket) return {state: "stays", arrived, progress: 0};
-  const length = bucket.completed - bucket.launched;
-  const progress = t < bucket.launched ? 0
-    : length > 0 ? Math.min((t - bucket.launched) / length, 1) : 1;
+  const length = bucket.completed - bucket.begins;
+  const progress = t < bucket.begins ? 0
+    : length > 0 ? Math.min((t - bucket.begins) / length, 1) : 1;
   let state = arrived > 0 ? "filling" : "empty";
   if (t >= bucket.ready) state = "queued";
-  if (t >= bucket.launched) state = t < step.allLaunched[index] ? "held up" : "in flight";
+  if (t >= bucket.begins) state = t < step.allBegun[index] ? "held up" : "in flight";
   if (t >= bucket.completed) state = "averaged";
   if (t >= bucket.writtenBack) state = "written back";
   return {state, arrived, progress};
@@ -121,11 +122,11 @@ function bucketAt(step, rankStep, index, t) {
 function bucketSpans(step, rankStep, index) {
   const bucket = rankStep.buckets[index];
   const arrivals = step.layout[index].params.map((param) => rankStep.arrivedAt.get(param) ?? Infinity);
-  const moves = Math.min(step.allLaunched[index], bucket.completed); // clocks have errors
+  const moves = Math.min(step.allBegun[index], bucket.completed); // clocks have errors
   return {
     "filling": [Math.min(bucket.ready, ...arrivals), bucket.ready],
-    "queued": [bucket.ready, bucket.launched],
-    "held-up": [bucket.launched, moves],
+    "queued": [bucket.ready, bucket.begins],
+    "held-up": [bucket.begins, moves],
     "moving": [moves, bucket.completed],
     "averaged": [bucket.completed, bucket.wait[1]],
     "written": [bucket.wait[1], bucket.writtenBack],

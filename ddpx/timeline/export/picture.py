@@ -17,6 +17,7 @@ from ddpx.errors import count
 from ddpx.timeline.analyze import focus
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import step_figures
+from ddpx.timeline.analyze.turns import in_turn
 from ddpx.timeline.export.picture_rows import Rows
 from ddpx.timeline.model import Recording, Step
 
@@ -106,7 +107,7 @@ def make_figure(recording: Recording, step: int | None) -> Figure:
         place = (_LEFT / _WIDTH, top / total, plot_width / _WIDTH, block.height / total)
         axes = figure.add_axes(place)
         _style(axes, block, length_ms, is_last=block is blocks[-1])
-        _draw_block(axes, rows, chosen, block)
+        _draw_block(axes, rows, in_turn(recording, chosen), block)
     _write_header(figure, recording, chosen, subtitle, rows, total)
     return figure
 
