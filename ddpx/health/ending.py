@@ -141,8 +141,13 @@ def _text(error: BaseException) -> str:
 
 
 def _end() -> None:
-    _C.leave_groups()
+    """At the end of a script. The interpreter ends next, which torch's watchdogs may still use."""
+    _leave()
     _C.await_watchdogs_of_aborted()
+
+
+def _leave() -> None:
+    _C.leave_groups()
     log.stop()
 
 
@@ -160,4 +165,4 @@ def _end_of_child() -> None:
             print(f"ddpx.{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
             _C.end_printing_report()
     finally:
-        _end()
+        _leave()  # a process of multiprocessing ends without the end of its interpreter
