@@ -48,6 +48,12 @@ PARTS = {
         ("--ranks", "1", "--what", "graph"),
         60.0,
     ),
+    "timeline": Part(
+        "timelines of 2 NCCL ranks: against torch's profiler, their cost, and advice",
+        "benchmarks/gpu_timeline.py",
+        (),
+        150.0,
+    ),
     "failures": Part(
         "3 NCCL ranks: faults of one rank, and what the others see, beside DDP",
         "scripts/gpu_failures.py",

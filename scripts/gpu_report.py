@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import gpu_timeline_report
 from gpu_order import RANKS, ranks_of
 from gpu_parts import PARTS
 from gpu_results import NO_TIME, OUTCOMES, Results, Row, Unusable, load
@@ -184,6 +185,14 @@ def failures_page(results: Results) -> str:
     return text + "\n\n" + _table(["fault", "wrapper", "seconds", "a survivor sees"], lines, 2)
 
 
+def timeline_page(results: Results) -> str:
+    """Timelines against the profiler, for docs/timeline.md."""
+    row = results.parts.get("timeline", {})
+    if "results" not in row:
+        return "Not measured yet: `make gpu`."
+    return f"{_where(results, row)}. {gpu_timeline_report.text_of(row['results'])}"
+
+
 # How the figures of a part are shown in docs/gpu.md.
 _TABLES = {"step": _step, "shared_step": _step, "graph": _graph}
 
@@ -214,9 +223,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     default = ROOT / "benchmarks" / "results" / "gpu.json"
     parser.add_argument("file", type=Path, nargs="?", default=default)
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
-    parser.add_argument("--failures", type=Path, default=ROOT / "docs" / "reliability.md")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder of the pages")
     arguments = parser.parse_args()
     try:
         results = load(arguments.file)
@@ -224,10 +231,15 @@ def main() -> int:
     except Unusable as error:
         print(error, file=sys.stderr)
         return 1
-    write_between_marks(arguments.readme, "gpu status", status(results))
-    write_between_marks(arguments.page, "gpu", report(results))
-    write_between_marks(arguments.failures, "nccl", failures_page(results))
-    print(f"written into {arguments.readme}, {arguments.page} and {arguments.failures}")
+    texts = {
+        "README.md": ("gpu status", status(results)),
+        "docs/gpu.md": ("gpu", report(results)),
+        "docs/reliability.md": ("nccl", failures_page(results)),
+        "docs/timeline.md": (gpu_timeline_report.MARK, timeline_page(results)),
+    }
+    for page, (mark, text) in texts.items():
+        write_between_marks(arguments.root / page, mark, text)
+    print(f"written into {', '.join(texts)}")
     return 0
 
 

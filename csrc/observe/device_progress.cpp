@@ -159,7 +159,7 @@ DeviceProgress::DeviceProgress(std::shared_ptr<health::Monitor> monitor, c10::De
 
 void DeviceProgress::mark_computed() {
   computed_.reset();
-  if (!steps_ || is_capturing(device_)) {
+  if (!steps_ || captured_ || is_capturing(device_)) {
     return;
   }
   {
@@ -173,7 +173,7 @@ void DeviceProgress::mark_computed() {
 }
 
 void DeviceProgress::mark_reduced(const Activity& waiting) {
-  if (!computed_ || is_capturing(device_)) {
+  if (!computed_ || captured_ || is_capturing(device_)) {
     return;
   }
   c10::Event reduced(device_.type());

@@ -27,6 +27,12 @@ class DeviceProgress {
   DeviceProgress() = default;
   DeviceProgress(std::shared_ptr<health::Monitor> monitor, c10::Device device);
 
+  // Whether steps are captured from now on. torch 2.11 does not tell it of a stream, and a query of
+  // a captured event makes the capture invalid.
+  void set_captured(bool captured) {
+    captured_ = captured;
+  }
+
   // On the stream that ends the step: the gradients of this rank come before.
   void mark_computed();
 
@@ -40,6 +46,7 @@ class DeviceProgress {
 
   std::shared_ptr<Steps> steps_;  // null: no effect
   c10::Device device_{c10::kCPU};
+  bool captured_ = false;
   std::optional<c10::Event> computed_;  // of the step that ends
 };
 

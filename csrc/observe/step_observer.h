@@ -81,6 +81,11 @@ class StepObserver {
     peers_ = std::move(peers);
   }
 
+  // Whether the steps of this wrapper are captured from now on.
+  void set_captured(bool captured) {
+    device_.set_captured(captured);
+  }
+
   StepClock& clock() {
     return clock_;
   }

@@ -115,6 +115,7 @@ void Reducer::settle(const char* call) {
 bool Reducer::prepare_forward(bool captured) {
   const auto lock = lock_after_abort();
   captured_ = captured || is_capturing(context_.params.device());
+  context_.observer.set_captured(captured_);
   if (captured_) {
     refuse_capture();
   }

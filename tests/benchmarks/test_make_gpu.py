@@ -327,23 +327,29 @@ def test_the_report_has_commits_and_reasons() -> None:
 
 
 def _write_report(folder: Path, results: Results) -> subprocess.CompletedProcess[str]:
-    readme, page = folder / "README.md", folder / "gpu.md"
-    readme.write_text("a\n<!-- gpu status: begin -->\nold\n<!-- gpu status: end -->\nb\n")
-    page.write_text("b\n<!-- gpu: begin -->\nold\n<!-- gpu: end -->\nc\n")
+    marks = {
+        "README.md": "gpu status",
+        "docs/gpu.md": "gpu",
+        "docs/reliability.md": "nccl",
+        "docs/timeline.md": "gpu timeline",
+    }
+    (folder / "docs").mkdir(exist_ok=True)
+    for page, mark in marks.items():
+        (folder / page).write_text(f"a\n<!-- {mark}: begin -->\nold\n<!-- {mark}: end -->\nb\n")
     results.save(folder / "gpu.json")
     command = [sys.executable, str(ROOT / "scripts" / "gpu_report.py"), str(folder / "gpu.json")]
-    command += ["--readme", str(readme), "--page", str(page)]
+    command += ["--root", str(folder)]
     return subprocess.run(command, text=True, capture_output=True)
 
 
 def test_the_report_writes_between_the_marks(tmp_path: Path) -> None:
     done = _write_report(tmp_path, _made_up())
     assert done.returncode == 0, done.stderr
-    readme, page = ((tmp_path / name).read_text() for name in ("README.md", "gpu.md"))
+    readme, page = ((tmp_path / name).read_text() for name in ("README.md", "docs/gpu.md"))
     assert readme.startswith("a\n<!-- gpu status: begin -->\n**GPU:** last run on 2001-01-02, on")
     assert "2 device tests passed, 1 failed, 1 were skipped, 1 have not run" in readme
     assert "old" not in readme and readme.endswith("<!-- gpu status: end -->\nb\n")
-    assert "old" not in page and page.endswith("<!-- gpu: end -->\nc\n")
+    assert "old" not in page and page.endswith("<!-- gpu: end -->\nb\n")
 
     on_cpu = _made_up()
     on_cpu.runs[FIRST] = {"kind": "cpu", "device": "CPU"}

@@ -79,7 +79,8 @@ class DeviceRanks:
             late_device.build()  # the build must not count against a rank's time limit
         # Ranks are forked from a process without the device, since the device has threads of its
         # own.
-        backend = "nccl" if isinstance(world_size, NcclRanks) else "gloo"
+        # gloo: some tests train the same module on CPU, for comparison.
+        backend = "cpu:gloo,cuda:nccl" if isinstance(world_size, NcclRanks) else "gloo"
         self._pool = RankPool(world_size, backend, START_METHOD)
         self._device = device
         self._directory = tempfile.TemporaryDirectory(prefix="ddpx-late-")

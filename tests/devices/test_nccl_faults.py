@@ -32,7 +32,6 @@ EXIT_CODES = {"kill": -9, "exception": 1, "exit 0": 0, "leave": 0}
 NO_END = ("leave", "communication hook")  # torch makes a RuntimeError of an exit in a hook
 CASES = [
     *((fault, phase) for fault in EXIT_CODES for phase in PHASES if (fault, phase) != NO_END),
-    ("kill", "before wrapping"),
     ("exception", "before wrapping"),
     ("kill", "construction"),
     ("exception", "construction"),

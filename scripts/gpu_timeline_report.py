@@ -1,22 +1,19 @@
 """Writes the results of benchmarks/gpu_timeline.py into docs/timeline.md, between marks.
 
-python benchmarks/gpu_timeline_report.py figures.json
+python scripts/gpu_timeline_report.py figures.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from marked_page import write_between_marks
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "scripts"))
-
-from marked_page import write_between_marks  # noqa: E402
-
 PAGE = ROOT / "docs" / "timeline.md"
 MARK = "gpu timeline"
 _NOT = ("error", "seconds")  # keys of a part that are no results
@@ -80,11 +77,13 @@ def text_of(figures: dict[str, Any]) -> str:
     """The text between the marks. Parts that failed or did not run are named."""
     texts = [f"Measured on {figures['device']}, over {figures['backend']}."]
     for name, section in _PARTS.items():
-        part = figures.get(name, {"error": "not run"})
+        part = figures.get(name, {"error": "not run, since no time was left"})
         results = [key for key in part if key not in _NOT]
-        texts.append(section(part) if results else f"Part `{name}` has no results.")
-        if "error" in part:
-            texts.append(f"Part `{name}`: {part['error'].splitlines()[0]}")
+        if results:
+            texts.append(section(part))
+        if "error" in part or not results:
+            error = part.get("error", "no results").splitlines()[0]
+            texts.append(f"Part `{name}`: {error}.")
     return "\n\n".join(texts)
 
 
