@@ -11,7 +11,7 @@ import pytest
 from torch.profiler import record_function
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "benchmarks")]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "scripts")]
 
 import gpu_timeline_report as report  # noqa: E402
 from gpu_kernels import (  # noqa: E402
