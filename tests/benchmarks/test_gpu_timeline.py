@@ -155,7 +155,7 @@ def test_the_report_counts_right_first_sentences():
         {"device": "made-up", "backend": "none", "advice": {"slow compute": rows}}
     )
     assert "| slow compute | 1 of 2 | late start |" in text
-    assert "Part `profiler` has no results." in text
+    assert "Part `profiler`: not run" in text
 
 
 def test_the_page_has_the_marks():
