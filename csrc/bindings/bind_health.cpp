@@ -1,6 +1,5 @@
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -269,15 +268,10 @@ void bind_health(py::module_& module) {
       NoGil());
   module.def(
       "publish_recorded_calls",
-      [](uint64_t token, const std::map<uint64_t, std::string>& calls) {
-        std::vector<std::string> fields;
-        for (const auto& [number, call] : calls) {
-          fields.push_back(std::to_string(number));
-          fields.push_back(call);
-        }
+      [](uint64_t token, const std::vector<std::string>& calls) {
         for (const auto& monitor : health::Watchdog::instance().monitors()) {
           if (monitor->state().own.token == token) {
-            monitor->page().view().recorded.write(health::join_fields(fields));
+            monitor->page().view().recorded.write(health::join_fields(calls));
           }
         }
       },

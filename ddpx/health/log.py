@@ -47,7 +47,10 @@ def _serve(record: _C.HealthRecord) -> None:
         stacks = _stacks().encode("utf-8", "backslashreplace").decode()
         _C.answer_stack_request(record.token, stacks)
     elif record.event == "calls_wanted":
-        _C.publish_recorded_calls(record.token, recorded_calls.read(record.message))
+        calls = recorded_calls.read(record.message)
+        # The number of each call, and the call.
+        texts = [text for number, call in calls.items() for text in (str(number), call)]
+        _C.publish_recorded_calls(record.token, texts)
     else:
         message = record.message
         if record.event == "stack":

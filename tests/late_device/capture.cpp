@@ -66,14 +66,16 @@ void check_wait(Queue& waiting, Queue& awaited) {
 }
 
 void check_host_wait(Queue& queue) {
+  check_host_wait(is_captured(queue));
+}
+
+void check_host_wait(bool captured) {
   if (num_permits != 0) {
     return;
   }
   const std::lock_guard<std::mutex> lock(mutex);
   const bool captures = !capture.queues.empty() && capture.thread == std::this_thread::get_id();
-  require(
-      !captures && capture.queues.count(&queue) == 0,
-      "the host would wait for the device during a capture");
+  require(!captures && !captured, "the host would wait for the device during a capture");
 }
 
 HostWaitsPermitted::HostWaitsPermitted() {

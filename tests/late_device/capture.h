@@ -27,6 +27,9 @@ void check_wait(Queue& waiting, Queue& awaited);
 // "thread_local" (cudaErrorStreamCaptureUnsupported).
 void check_host_wait(Queue& queue);
 
+// The same for an event. `captured`: its stream was captured when the event was recorded.
+void check_host_wait(bool captured);
+
 // While it exists, check_host_wait() permits all waits of this thread. For operators that the
 // device lacks, since CUDA has kernels for them.
 class HostWaitsPermitted {

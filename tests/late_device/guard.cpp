@@ -22,6 +22,7 @@ namespace {
 // One recording of an event. Shared, since streams may wait for a recording that was replaced.
 struct Recording {
   Queue* queue;
+  bool captured;
   Position position = 0;
   std::atomic<int64_t> time_ns{0};
 };
@@ -102,6 +103,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     auto& queue = queue_of(stream);
     const auto recording = std::make_shared<Recording>();
     recording->queue = &queue;
+    recording->captured = is_captured(queue);
     recording->position = queue.push("event", [recording] {
       recording->time_ns =
           std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
@@ -125,7 +127,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       return true;
     }
     const auto& recording = *as_event(event)->recording;
-    check_host_wait(*recording.queue);
+    check_host_wait(recording.captured);
     return recording.queue->passed(recording.position);
   }
   void synchronizeEvent(void* event) const override {
@@ -133,7 +135,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       return;
     }
     const auto recording = as_event(event)->recording;
-    check_host_wait(*recording->queue);
+    check_host_wait(recording->captured);
     count_synchronisation();
     recording->queue->wait(recording->position);
     throw_failure();
