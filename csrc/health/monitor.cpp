@@ -145,6 +145,7 @@ void Monitor::leave() {
   }
   try {
     state_->publish_calls();
+    page().view().device.forget();
     page().leave();
     state_->meet();  // the other hosts may have become known only now
     const int rank = state_->group.rank;

@@ -123,7 +123,10 @@ void Monitor::declare(Failure failure) {
 void Monitor::look_for_failures(const std::optional<Wait>& wait) {
   const bool waits =
       wait && (wait->on_device || waits_for_peers(wait->at.doing)) && !state_->is_terminated();
-  const auto since_ns = std::max(waits ? wait->at.since_ns : 0, awake_.since_ns());
+  // A rank that has left may have done its part just before.
+  const auto wait_ns =
+      !waits ? 0 : std::max(wait->at.since_ns, wait->is_certain ? 0 : wait->left_ns);
+  const auto since_ns = std::max(wait_ns, awake_.since_ns());
   if (auto failure = causes_.find(waits ? Reason::kWaits : Reason::kWatches, since_ns, wait)) {
     declare(std::move(*failure));
   }
@@ -155,7 +158,8 @@ void Monitor::explain_error(const std::string& said) {
   const bool timed_out = in_step && waited_ns >= kOutwaitedNs && says_timeout(said);
   const auto& times = timed_out ? kAfterTimeout : in_step ? kConnectionLost : kOutsideStep;
   // The ranks that are missing when the error comes. They may come during the search for the cause.
-  Wait wait{own, false, true, timed_out ? peers().missing(own) : std::vector<int>()};
+  Wait wait{.at = own};
+  wait.missing = timed_out ? peers().missing(own) : std::vector<int>();
   auto& channel = *state_->channel;
   channel.introduce();
   state_->want_states();

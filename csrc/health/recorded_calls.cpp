@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fields.h"
@@ -47,7 +48,15 @@ std::optional<Failure> RecordedCalls::look(int64_t now_ns) {
     published_ = num_calls;
     state_.log("calls_wanted", state_.group.name, state_.group.rank);
   }
-  return compare();
+  return any_written() ? compare() : std::nullopt;
+}
+
+bool RecordedCalls::any_written() {
+  uint64_t number = state_.page.view().recorded.num_writes();
+  for (const auto& peer : *state_.peers.with_page()) {
+    number += peer->page()->recorded.num_writes();
+  }
+  return std::exchange(num_writes_, number) != number;
 }
 
 std::optional<Failure> RecordedCalls::compare() const {

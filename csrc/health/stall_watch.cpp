@@ -41,7 +41,7 @@ std::optional<Failure> StallWatch::look(
   const auto now = now_ns();
   current_.waited_ns = awake.lasted_ns(wait->at.since_ns, now);
   const int64_t warn_ns = StallTimeouts::instance().warn_ns;
-  const int64_t raise_ns = this->raise_ns();
+  const int64_t raise_ns = this->raise_ns(*wait);
   // Other hosts are asked for their states when half of the time has passed.
   if (current_.waited_ns <= std::min(warn_ns, raise_ns) / 2) {
     return std::nullopt;
@@ -67,13 +67,17 @@ std::optional<Failure> StallWatch::look(
   return std::nullopt;
 }
 
-// On a device, the backend itself may end the process when a call times out.
-int64_t StallWatch::raise_ns() const {
+// On a device, the backend itself may end the process when a call times out. Numbers of calls alone
+// do not show that a call waits.
+int64_t StallWatch::raise_ns(const Wait& wait) const {
   const int64_t raise_ns = StallTimeouts::instance().raise_ns;
-  const auto timeout_ns = state_.group.on_device ? state_.group.timeout_ns() : 0;
-  return timeout_ns <= 0
-             ? raise_ns
-             : std::min(raise_ns, timeout_ns - std::max(kLeastMarginNs, timeout_ns / kMarginShare));
+  const bool call_waits = state_.group.on_device && (wait.device_waits || wait.is_certain);
+  const auto timeout_ns = call_waits ? state_.group.timeout_ns() : 0;
+  if (timeout_ns <= 0) {
+    return raise_ns;
+  }
+  const auto margin_ns = std::max(kLeastMarginNs, timeout_ns / kMarginShare);
+  return std::min(raise_ns, std::max(timeout_ns / 2, timeout_ns - margin_ns));
 }
 
 // ---- warnings ----------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class StallWatch {
     std::vector<int> missing;     // ranks, at the last warning
   };
 
-  int64_t raise_ns() const;
+  int64_t raise_ns(const Wait& wait) const;
   void warn(const Wait& wait);
   void log_end(const Current& wait) const;
   void log_stack_of(int rank) const;

@@ -45,7 +45,8 @@ std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
   const auto& page = state_.page.view();
   const auto device = page.device.is_known() ? page.device.load() : Activity{};
   const bool device_waits = device.doing == Doing::kWaiting;
-  Wait wait{device_waits ? device : own, true, true, late_hosts(own, now_ns)};
+  Wait wait{device_waits ? device : own, true, device_waits, true, late_hosts(own, now_ns)};
+  wait.left_ns = last_left_ns(now_ns);
   if (!wait.missing.empty()) {
     // A rank that is less late may wait for one that is later.
     const auto calls_of = [&](int rank) { return late_[static_cast<std::size_t>(rank)].num_calls; };
@@ -71,34 +72,55 @@ std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
 }
 
 std::vector<int> WaitSearch::late_hosts(const Activity& own, int64_t now_ns) {
-  const auto& page = state_.page.view();
-  const auto num_calls = page.num_calls.load();
-  const bool has_launched = own.doing == Doing::kBackward && own.bucket > 0;
-  const auto device = page.device.is_known() ? page.device.load() : Activity{};
   const auto peers = state_.peers.all();
   std::vector<int> found;
   for (std::size_t rank = 0; rank < peers.size(); ++rank) {
     const auto& peer = peers[rank];
-    const auto theirs = peer ? peer->activity() : std::nullopt;
     auto& late = late_[rank];
-    if (!theirs) {
+    bool is_certain = false;
+    if (!peer || !is_late(*peer, own, &is_certain)) {
       late = {};
       continue;
     }
-    const bool is_certain = (has_launched && has_not_launched(*theirs, own)) ||
-                            (device.doing == Doing::kWaiting && has_not_launched(*theirs, device));
-    const auto their_calls = peer->num_calls();
-    if (!is_certain && !(their_calls != 0 && their_calls < num_calls)) {
-      late = {};
-      continue;
-    }
-    if (late.since_ns == 0 || late.num_calls != their_calls) {
-      late = {now_ns, their_calls, is_certain};
+    if (const auto calls = peer->num_calls(); late.since_ns == 0 || late.num_calls != calls) {
+      late = {now_ns, calls, is_certain};
     }
     late.is_certain = is_certain;
     found.push_back(static_cast<int>(rank));
   }
   return found;
+}
+
+bool WaitSearch::is_late(const Peer& peer, const Activity& own, bool* is_certain) const {
+  const auto theirs = peer.activity();
+  const auto& page = state_.page.view();
+  const auto device = page.device.is_known() ? page.device.load() : Activity{};
+  const bool device_waits = device.doing == Doing::kWaiting;
+  if (!theirs || (!peer.local() && !device_waits)) {
+    return false;
+  }
+  const bool has_launched = own.doing == Doing::kBackward && own.bucket > 0;
+  *is_certain = (has_launched && has_not_launched(*theirs, own)) ||
+                (device_waits && has_not_launched(*theirs, device));
+  const auto calls = peer.num_calls();
+  if (!*is_certain && (calls == 0 || calls >= page.num_calls)) {
+    return false;
+  }
+  // A host that waits for its own device is not late: late_devices() judges the device. A process
+  // that is stopped does not publish what its device does.
+  return !peer.device() || peer.stopped();
+}
+
+int64_t WaitSearch::last_left_ns(int64_t now_ns) {
+  const auto peers = state_.peers.all();
+  int64_t last = 0;
+  for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+    const auto& peer = peers[rank];
+    const bool has_left = peer && (peer->presence() == Presence::kLeft || peer->ended());
+    left_ns_[rank] = !has_left ? 0 : left_ns_[rank] != 0 ? left_ns_[rank] : now_ns;
+    last = std::max(last, left_ns_[rank]);
+  }
+  return last;
 }
 
 std::vector<int> WaitSearch::late_devices(const Activity& waiting) const {

@@ -62,8 +62,8 @@ uint64_t ticks_of_watchdogs() {
   return ticks;
 }
 
-// Functions that were registered later have run before. The destructors of torch and CUDA, which
-// were loaded before, would run after, while torch's threads still use what they destroy.
+// exit() calls functions in reverse order of registration. This one runs before the destructors of
+// torch and CUDA, which torch's threads still need.
 [[maybe_unused]] const int registered = on_exit(
     [](int status, void*) {
       if (any_kept) {

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "../buckets/device_stream.h"
 #include "../health/forks.h"
 
@@ -49,7 +51,8 @@ struct DeviceProgress::Steps {
     const Activity waiting;
   };
 
-  explicit Steps(std::shared_ptr<health::Monitor> watching) : monitor(std::move(watching)) {}
+  Steps(std::shared_ptr<health::Monitor> watching, c10::Device of_events)
+      : monitor(std::move(watching)), device(of_events) {}
 
   // The oldest step; null if there is none.
   std::shared_ptr<Marked> front() {
@@ -59,19 +62,22 @@ struct DeviceProgress::Steps {
 
   // Returns whether steps are left. For one thread, without the mutex: a query may block.
   bool look() {
-    auto& device = monitor->page().view().device;
+    // A thread without a device would be given device 0 when an event of another device ends.
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+    auto& activity_of_device = monitor->page().view().device;
     while (const auto step = front()) {
       const bool computed = step->computed.query();
       if (!computed || !step->reduced.query()) {
         auto activity = step->waiting;
         activity.doing = computed ? Doing::kWaiting : Doing::kBackward;
-        if (!device.is_known() || device.load().packed() != activity.packed()) {
+        if (!activity_of_device.is_known() ||
+            activity_of_device.load().packed() != activity.packed()) {
           activity.since_ns = health::now_ns();
-          device.store(activity);
+          activity_of_device.store(activity);
         }
         return true;
       }
-      device.forget();
+      activity_of_device.forget();
       const std::lock_guard<std::mutex> lock(mutex);
       marked.pop_front();
     }
@@ -79,6 +85,7 @@ struct DeviceProgress::Steps {
   }
 
   const std::shared_ptr<health::Monitor> monitor;
+  const c10::Device device;
   std::mutex mutex;  // guards `marked`
   std::deque<std::shared_ptr<Marked>> marked;
 };
@@ -92,15 +99,16 @@ class DeviceProgress::Thread {
   }
 
   // Of the group that the monitor watches over.
-  std::shared_ptr<Steps> steps_of(const std::shared_ptr<health::Monitor>& monitor) {
+  std::shared_ptr<Steps> steps_of(
+      const std::shared_ptr<health::Monitor>& monitor, c10::Device device) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase_if(all_, [](const auto& steps) { return steps.expired(); });
     for (const auto& weak : all_) {
-      if (auto steps = weak.lock(); steps && steps->monitor == monitor) {
+      if (auto steps = weak.lock(); steps && steps->monitor == monitor && steps->device == device) {
         return steps;
       }
     }
-    auto made = std::make_shared<Steps>(monitor);
+    auto made = std::make_shared<Steps>(monitor, device);
     all_.push_back(made);
     return made;
   }
@@ -154,10 +162,32 @@ class DeviceProgress::Thread {
 };
 
 DeviceProgress::DeviceProgress(std::shared_ptr<health::Monitor> monitor, c10::Device device)
-    : steps_(monitor && !device.is_cpu() ? Thread::instance().steps_of(monitor) : nullptr),
-      device_(device) {}
+    : device_(device) {
+  if (monitor && !device.is_cpu() && monitor->state().group.on_device) {
+    steps_ = Thread::instance().steps_of(monitor, device);
+  }
+}
 
 void DeviceProgress::mark_computed() {
+  without_errors([this] { record_computed(); });
+}
+
+void DeviceProgress::mark_reduced(const Activity& waiting) {
+  without_errors([&] { record_reduced(waiting); });
+}
+
+// An error of the device stops no step here: the next call of the step itself meets it.
+template <class Record>
+void DeviceProgress::without_errors(const Record& record) {
+  try {
+    record();
+  } catch (const std::exception&) {
+    computed_.reset();
+    steps_ = nullptr;
+  }
+}
+
+void DeviceProgress::record_computed() {
   computed_.reset();
   if (!steps_ || captured_ || is_capturing(device_)) {
     return;
@@ -172,7 +202,7 @@ void DeviceProgress::mark_computed() {
   computed_->record(*current_stream(device_));
 }
 
-void DeviceProgress::mark_reduced(const Activity& waiting) {
+void DeviceProgress::record_reduced(const Activity& waiting) {
   if (!computed_ || captured_ || is_capturing(device_)) {
     return;
   }

@@ -11,9 +11,9 @@
 
 namespace ddpx {
 
-// The hosts of ranks on a device queue collective calls and go on. So peers also see, as the
-// activity of the device: of the oldest step that it has not done, that it computes gradients
-// (Doing::kBackward), or that it waits for all-reduces (Doing::kWaiting).
+// The hosts of ranks on a device queue collective calls and go on. So peers also see the activity
+// of the device. It is about the oldest step that the device has not finished: the device computes
+// gradients (Doing::kBackward), or waits for all-reduces (Doing::kWaiting).
 //
 // A step has two events in the stream that ends it: before and after its waits for buckets. A
 // thread of the process asks for them ten times a second. It asks in the capture mode in which
@@ -43,6 +43,11 @@ class DeviceProgress {
  private:
   struct Steps;
   class Thread;
+
+  template <class Record>
+  void without_errors(const Record& record);
+  void record_computed();
+  void record_reduced(const health::Activity& waiting);
 
   std::shared_ptr<Steps> steps_;  // null: no effect
   c10::Device device_{c10::kCPU};

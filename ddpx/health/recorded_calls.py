@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import torch
@@ -32,19 +33,26 @@ def last_calls(entries: list[dict[str, Any]], group_name: str) -> dict[int, str]
         group_name: The name of the process group.
     """
     calls: dict[int, str] = {}
+    last = 0
     for entry in entries:
         if entry["process_group"][0] != group_name or entry["is_p2p"]:
             continue
         number = int(entry["collective_seq_id"])
+        if number < last:  # an earlier group had the same name
+            calls.clear()
+        last = number
         text = _describe(entry)
         # A call of several tensors has several entries with one number.
         calls[number] = f"{calls[number]} with {text}" if number in calls else text
-    return dict(sorted(calls.items())[-_MOST_CALLS:])
+    # The recorder may have dropped some entries of the oldest call.
+    return dict(sorted(calls.items())[1:][-_MOST_CALLS:])
 
 
 def _describe(entry: dict[str, Any]) -> str:
-    name = str(entry["profiling_name"]).rpartition(":")[2]
+    """Names the call, and how many numbers of which type it has: shapes may differ for NCCL."""
+    name = str(entry["profiling_name"]).rpartition(":")[2].removeprefix("_").removesuffix("_base")
     if name not in _SAME_SIZES:
         return name
-    sizes = " and ".join(str(tuple(size)) for size in entry["input_sizes"])
-    return f"{name} of {sizes} {' and '.join(sorted(set(entry['input_dtypes'])))}"
+    numbers = sum(math.prod(size) for size in entry["input_sizes"])
+    dtypes = {"Byte" if dtype == "Bool" else dtype for dtype in entry["input_dtypes"]}
+    return f"{name} of {numbers} {' and '.join(sorted(dtypes))}"

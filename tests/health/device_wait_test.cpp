@@ -119,9 +119,14 @@ TEST(DeviceWaitTest, TheStallErrorNamesTheLatestAndAborts) {
 TEST(DeviceWaitTest, TheErrorComesBeforeTheTimeoutOfTheBackend) {
   DeviceRanks ranks(2);
   ranks.timeout_ns = 1'800'000'000;
-  const auto start = now_ns();
   ranks.make_calls(0, 2);
   ranks.make_calls(1, 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_FALSE(ranks[0].failed());  // the number of calls does not show that one waits
+  ranks.make_calls(1, 2);
+  const auto start = now_ns();
+  ranks[0].page().note(kLaunchedTwo);
+  ranks[1].page().note(kBeforeStep);
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   EXPECT_LT(now_ns() - start, ranks.timeout_ns);
   EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
@@ -189,6 +194,34 @@ TEST(DeviceWaitTest, ADeviceThatDoesNotComputeIsNamed) {
 TEST(DeviceWaitTest, ADeviceThatComputesWaitsForNobody) {
   DeviceRanks ranks(2);
   StallTimeouts::instance().raise_ns = 500'000'000;
+  for (const std::size_t rank : {0, 1}) {
+    ranks[rank].page().view().device.store(
+        {.doing = Doing::kBackward, .bucket = 1, .step = 3, .since_ns = now_ns()});
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  EXPECT_FALSE(ranks[0].failed());
+}
+
+// It waits in the last step for a long time, and the other rank leaves right after its part.
+TEST(DeviceWaitTest, WhoLeavesAfterALongWaitIsNotLostAtOnce) {
+  DeviceRanks ranks(2);
+  for (const std::size_t rank : {0, 1}) {
+    ranks.make_calls(rank, 8);
+    ranks[rank].page().note({.doing = Doing::kOutside, .step = 4});
+  }
+  ranks[0].page().view().device.store(
+      {.doing = Doing::kWaiting, .bucket = 1, .step = 3, .since_ns = now_ns() - 20'000'000'000});
+  ranks[1].leave();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  EXPECT_FALSE(ranks[0].failed());
+  ranks[0].page().view().device.forget();
+}
+
+TEST(DeviceWaitTest, AHostThatWaitsForItsDeviceIsNotLate) {
+  DeviceRanks ranks(2);
+  StallTimeouts::instance().raise_ns = 500'000'000;
+  ranks.make_calls(0, 9);
+  ranks.make_calls(1, 5);
   for (const std::size_t rank : {0, 1}) {
     ranks[rank].page().view().device.store(
         {.doing = Doing::kBackward, .bucket = 1, .step = 3, .since_ns = now_ns()});

@@ -20,6 +20,8 @@ def _entry(number: int, name: str, size: list[int], group: str = "0", p2p: bool 
 
 def test_calls_of_one_group_are_described():
     entries = [
+        _entry(7, "reduce", [1]),  # of an earlier group with the same name
+        _entry(0, "broadcast", [4]),
         _entry(1, "broadcast", [4]),
         _entry(1, "all_reduce", [9], group="1"),
         _entry(2, "_all_gather_base", [3]),
@@ -28,9 +30,9 @@ def test_calls_of_one_group_are_described():
         _entry(3, "all_reduce", []),
     ]
     assert last_calls(entries, "0") == {
-        1: "broadcast of (4,) Float",
-        2: "_all_gather_base",
-        3: "all_reduce of (2, 5) Float with all_reduce of () Float",
+        1: "broadcast of 4 Float",
+        2: "all_gather",
+        3: "all_reduce of 10 Float with all_reduce of 1 Float",
     }
 
 
