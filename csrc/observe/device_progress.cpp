@@ -1,5 +1,6 @@
 #include "device_progress.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <atomic>
@@ -12,8 +13,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "../buckets/device_stream.h"
 #include "../health/forks.h"
