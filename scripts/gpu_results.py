@@ -93,10 +93,9 @@ class Results:
         return {name: self.runs[name] for name in sorted(self.runs) if name in used}
 
     def save(self, path: Path) -> None:
-        """Writes the file, one line for each test. A reader always finds a complete file."""
+        """Writes the file, one line for each part and test. A reader always finds a complete file."""
         texts = [f'"schema": {SCHEMA}', f'"runs": {json.dumps(self._used_runs(), indent=1)}']
-        texts.append(f'"parts": {json.dumps(dict(sorted(self.parts.items())), indent=1)}')
-        for name in ("tests", "sanitizer"):
+        for name in TABLES:
             rows = sorted(self.tables[name].items())
             lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(row)}" for key, row in rows)
             texts.append(f'"{name}": {{\n{lines}\n}}')

@@ -24,6 +24,11 @@ bool has_fewer_calls(const Peer& peer, const StatusPage& own) {
   return peer.num_calls() != 0 && peer.num_calls() < own.num_calls;
 }
 
+// Whether the device of a rank is late, and its host is not.
+bool is_late_on_device(const Peer& peer, const Wait& wait, const StatusPage& own) {
+  return is_behind_on_device(peer.device(), wait.at) && !has_fewer_calls(peer, own);
+}
+
 }  // namespace
 
 std::optional<Failure> StallWatch::look(
@@ -123,9 +128,8 @@ std::string StallWatch::describe_late(const Wait& wait, int rank) const {
     return {};
   }
   const auto now = now_ns();
-  // A rank that made fewer calls is late on its host.
   if (const auto device = peer->device();
-      is_behind_on_device(device, wait.at) && !has_fewer_calls(*peer, state_.page.view())) {
+      device && is_late_on_device(*peer, wait, state_.page.view())) {
     return "; its device has computed step " + std::to_string(device->step) + " for " +
            in_seconds(now - device->since_ns) + " s";
   }
@@ -173,8 +177,8 @@ std::optional<Failure> StallWatch::find_stall(const Wait& wait, int64_t waited_n
   for (const int rank : most_to_blame(wait)) {
     const auto peer = state_.peers.peer(rank);
     const bool known = peer != nullptr;
-    const bool on_device = wait.on_device && known && is_behind_on_device(peer->device(), own) &&
-                           !has_fewer_calls(*peer, state_.page.view());
+    const bool on_device =
+        wait.on_device && known && is_late_on_device(*peer, wait, state_.page.view());
     failure.lost.push_back(state_.peers.lost_rank(
         rank,
         on_device ? "has not come for " + seconds + ": its device has not computed its gradients"

@@ -83,7 +83,7 @@ std::vector<int> WaitSearch::late_hosts(const Activity& own, int64_t now_ns) {
       continue;
     }
     if (const auto calls = peer->num_calls(); late.since_ns == 0 || late.num_calls != calls) {
-      late = {now_ns, calls, is_certain};
+      late = {now_ns, calls};
     }
     late.is_certain = is_certain;
     found.push_back(static_cast<int>(rank));
