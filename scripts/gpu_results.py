@@ -93,7 +93,7 @@ class Results:
         return {name: self.runs[name] for name in sorted(self.runs) if name in used}
 
     def save(self, path: Path) -> None:
-        """Writes the file, one line for each part and test. A reader always finds a complete file."""
+        """Writes the file, one line for each part and test. A reader finds a complete file."""
         texts = [f'"schema": {SCHEMA}', f'"runs": {json.dumps(self._used_runs(), indent=1)}']
         for name in TABLES:
             rows = sorted(self.tables[name].items())
