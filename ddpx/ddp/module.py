@@ -127,6 +127,7 @@ class ReducerDDP(Forward):
         tensor([[16., 16., 16., 16.]])
     """
 
+    @agreement.faults_reach_all_ranks
     def __init__(
         self,
         module: nn.Module,
@@ -158,7 +159,7 @@ class ReducerDDP(Forward):
         check_overrides(type(self), ReducerDDP)
         super().__init__()
         Joinable.__init__(self)
-        checks.check_module_and_dim(module, dim)
+        checks.check_module(module)
         self._delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._delayed.check()
         checks.check_mixed_precision(mixed_precision, reduce_dtype, grad_dtype)
@@ -200,6 +201,7 @@ class ReducerDDP(Forward):
         self._uneven = UnevenInputs()
         self._error = None
 
+        checks.check_averaging(self, managed, self._delayed, self._options.grad_dtype)
         self._transport: transports.Transport | None = None
         if self._options.init_sync:
             self._transport = agreement.make_ranks_agree(
