@@ -1,12 +1,19 @@
-"""Checks at construction that all ranks wrap the same module with the same options."""
+"""Checks at construction that all ranks wrap the same module with the same options.
+
+A rank that cannot make its wrapper tells the other ranks, so that all ranks raise an error.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -15,12 +22,17 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ddpx import errors, health, params, version
 from ddpx.comm import state_sync, transport
-from ddpx.comm.process_group import is_alone, world_size
+from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
 from ddpx.ddp.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
 
 _ORDER = "order of parameters"
+_FAULT = "fault"
 _ABSENT = "absent"
+_KINDS: Mapping[str, type[Exception]] = {
+    kind.__name__: kind for kind in (RuntimeError, TypeError, ValueError)
+}
+_P = ParamSpec("_P")
 # These environment variables decide which collective calls a rank makes.
 _VARIABLES = (
     "DDPX_CHECK_FINITE",
@@ -31,6 +43,64 @@ _VARIABLES = (
 )
 
 Description = Mapping[str, str]  # values as texts, by name
+
+
+class _Construction(threading.local):
+    """The construction of a wrapper on this thread."""
+
+    compared = False  # whether the ranks have begun to compare their descriptions
+
+
+_construction = _Construction()
+
+
+def faults_reach_all_ranks(construct: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates the constructor of a wrapper: an error of one rank becomes an error of all ranks.
+
+    The decorator concerns errors before :func:`make_ranks_agree` compares the ranks, unless the
+    arguments turn the comparison off.
+    """
+    signature = inspect.signature(construct)
+
+    @functools.wraps(construct)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        _construction.compared = False
+        try:
+            construct(*args, **kwargs)
+        except Exception as error:
+            if not _construction.compared:
+                _tell(error, signature.bind(*args, **kwargs).arguments)
+            raise
+
+    return checked
+
+
+def _tell(error: Exception, arguments: Mapping[str, Any]) -> None:
+    """Tells the other ranks that this rank raises ``error``.
+
+    Raises:
+        Exception: Other ranks have no such error. The text names the ranks that have the error.
+    """
+    try:
+        compares = bool(arguments.get("init_sync", True))
+        group = resolve_group(arguments.get("process_group"), arguments.get("device_mesh"))
+    except Exception:
+        return  # a wrong argument that the other ranks have, too
+    if not compares:
+        return
+    if is_alone(group):
+        return
+    module = arguments.get("module")
+    params_of_module = module.parameters() if isinstance(module, nn.Module) else iter(())
+    param = next(params_of_module, None)
+    device = torch.device("cpu") if param is None else param.device
+    try:
+        with health.constructing(group):
+            found = _compare({_FAULT: f"{type(error).__name__}: {error}"}, group, device)
+    except RuntimeError:
+        return  # the other ranks are gone
+    if found is not None:
+        raise found from error
 
 
 def make_ranks_agree(
@@ -52,7 +122,7 @@ def make_ranks_agree(
         options: The options of the wrapper.
         further_options: Options that are not in ``options``, by name.
         group: The ranks.
-        device: The device of tensors that the group can send.
+        device: The device of the module.
 
     Returns:
         The transport of buckets. None: the group.
@@ -62,13 +132,13 @@ def make_ranks_agree(
         ValueError: Ranks cannot use the transport of the options.
     """
     state = params.module_state(module, ignored, options.sync_buffers_at_init)
-    description = _describe(module, ignored, options, further_options)
+    description = _describe(module, ignored, options, further_options, device)
     with health.constructing(group):
         found = _compare(description, group, device)
-        if not found:
+        if found is None:
             state_sync.broadcast(state, group)
             return transport.connect(options.transport, group, device)
-    raise _ranks_disagree(found)
+    raise found
 
 
 def _describe(
@@ -76,18 +146,24 @@ def _describe(
     ignored: frozenset[str],
     options: Options,
     further_options: Mapping[str, object],
+    device: torch.device,
 ) -> Description:
     """Everything about this rank's wrapper that must be the same on all ranks."""
-    found = {"torch version": torch.__version__, "ddpx version": version.__version__}
+    found = {
+        "torch version": torch.__version__,
+        "ddpx version": version.__version__,
+        "device type": device.type,
+    }
     for name, value in {**asdict(options), **further_options}.items():
         found[f"option {name}"] = repr(value)
     for name in _VARIABLES:
         found[f"environment variable {name}"] = os.environ.get(name, "not set")
     named_params = [(name, p) for name, p in module.named_parameters() if name not in ignored]
+    sparse = {p.name for p in params.managed_params(module, ignored) if p.expect_sparse}
     for name, param in named_params:
-        found[f"parameter '{name}'"] = (
-            f"{_layout(param)}, {'trained' if param.requires_grad else 'frozen'}"
-        )
+        use = "trained" if param.requires_grad else "frozen"
+        gradients = " with sparse gradients" if name in sparse else ""
+        found[f"parameter '{name}'"] = f"{_layout(param)}, {use}{gradients}"
     for name, buffer in params.named_managed_buffers(module, ignored):
         found[f"buffer '{name}'"] = _layout(buffer)
     found[_ORDER] = json.dumps([name for name, _ in named_params])
@@ -105,14 +181,21 @@ def _layout(tensor: torch.Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {dtype}, strides {tensor.stride()}"
 
 
-def _compare(description: Description, group: dist.ProcessGroup, device: torch.device) -> list[str]:
-    """Returns a sentence for each difference between ranks, with the values of all ranks.
+def _compare(
+    description: Description, group: dist.ProcessGroup, device: torch.device
+) -> Exception | None:
+    """Returns an error with each difference between ranks, and the values of all ranks.
 
     Ranks first exchange digests, and introduce themselves to each other's failure detectors. They
     exchange descriptions only if digests differ.
+
+    Returns:
+        None: the ranks agree, or each rank has a fault of its own to raise.
     """
+    _construction.compared = True
     if is_alone(group):
-        return []
+        return None
+    device = device_of_calls(group, device)
     payload = json.dumps(description).encode()
     digest = hashlib.sha256(payload).digest()
     own = digest + health.introduction(group)
@@ -120,12 +203,15 @@ def _compare(description: Description, group: dist.ProcessGroup, device: torch.d
     if len({each[: len(digest)] for each in gathered}) == 1:
         introductions = [each[len(digest) :] for each in gathered]
         health.meet(introductions, group, lambda host: _all_gather_bytes(host, 8, device, group))
-        return []
+        return None
     sizes = _all_gather_bytes(len(payload).to_bytes(8, "little"), 8, device, group)
     longest = max(int.from_bytes(size, "little") for size in sizes)
     texts = _all_gather_bytes(payload, longest, device, group)
     per_rank: list[Description] = [json.loads(text.rstrip(b"\0")) for text in texts]
-    return _differences(per_rank)
+    faults = {rank: each[_FAULT] for rank, each in enumerate(per_rank) if _FAULT in each}
+    if faults:
+        return None if len(faults) == len(per_rank) else _some_ranks_have_faults(faults)
+    return _ranks_disagree(_differences(per_rank))
 
 
 def _differences(per_rank: Sequence[Description]) -> list[str]:
@@ -176,10 +262,24 @@ def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
     if len(differences) > most:
         lines.append(f"  and {errors.count(len(differences) - most, 'more difference')}")
     return RuntimeError(
-        "ReducerDDP needs the same module, options and versions on every rank, but ranks differ:\n"
+        "DDP expects same model across all ranks. ReducerDDP needs the same module, options and "
+        "versions on every rank, but ranks differ:\n"
         + "\n".join(lines)
         + "\nBuild the model in the same way on every rank. Freeze the same parameters before "
         "wrapping."
+    )
+
+
+def _some_ranks_have_faults(faults: Mapping[int, str]) -> Exception:
+    """``faults``: the type and the text of an error, by rank. The type is that of the first."""
+    ranks: dict[str, list[int]] = {}
+    for rank, fault in faults.items():
+        ranks.setdefault(fault, []).append(rank)
+    kind = next(iter(faults.values())).split(":")[0]
+    text = "\n".join(f"  {_list_ranks(at)}: {fault}" for fault, at in ranks.items())
+    return _KINDS.get(kind, RuntimeError)(
+        "ReducerDDP cannot be made on some of the ranks. All ranks raise this error. The cause:\n"
+        + text
     )
 
 

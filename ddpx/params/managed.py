@@ -125,14 +125,13 @@ def _chosen_elsewhere(unknown: int) -> ValueError:
 
 def _param_not_given(name: str) -> ValueError:
     return ValueError(
-        f"Param with name {name} is averaged, but was not passed. "
+        f"Param with name {name} found in module parameters, but not DDP parameters. "
         "Pass the result of _build_params_for_reducer()."
     )
 
 
 def _params_not_managed(num_given: int, num_managed: int) -> ValueError:
     return ValueError(
-        "Expected param to name mapping for "
-        f"{errors.count(num_managed, 'averaged parameter')}, but got "
-        f"{errors.count(num_given, 'parameter')}. Pass the result of _build_params_for_reducer()."
+        "Expected param to name mapping to cover all parameters, but got conflicting lengths: "
+        f"{num_given} vs {num_managed}. Pass the result of _build_params_for_reducer()."
     )
