@@ -163,12 +163,13 @@ def _run_with(torch: str, flags: list[str]) -> None:
 
     (package,) = build("sdist")
     os.environ.pop("PYTHONPATH", None)  # ddpx is the installed one
-    with installed(package, torch, "cmake", "matplotlib", "numpy", "tabulate") as (python, folder):
+    kept = ROOT / "benchmarks" / "results" / f"{_OF_TORCH}{torch}"
+    with installed(package, torch, "cmake", extra="[demo]") as (python, folder):
         command = [str(python), __file__, *flags, "--output", str(folder)]
-        subprocess.run(command, check=True, cwd=folder)
-        measured = folder / "benchmarks" / "results"
-        kept = ROOT / "benchmarks" / "results" / f"{_OF_TORCH}{torch}"
-        shutil.copytree(measured, kept, dirs_exist_ok=True)
+        try:
+            subprocess.run(command, check=True, cwd=folder)
+        finally:  # a part that fails does not lose the others
+            shutil.copytree(folder / "benchmarks" / "results", kept, dirs_exist_ok=True)
 
 
 def _write_page(output: Path) -> None:

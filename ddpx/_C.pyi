@@ -419,6 +419,22 @@ class Recording:
     def device_error_ns(self) -> int:
         """The error bound of a device's times against the host's clock."""
 
+class ReducerOptions:
+    """How a reducer groups, copies and sums gradients."""
+
+    def __init__(
+        self,
+        caps: BucketCaps,
+        mode: GraphMode,
+        gradient_as_bucket_view: bool = False,
+        batched_copy: bool = False,
+        skip_unused_buckets: bool = False,
+        delay_trigger: int | None = None,
+        precision: Precision = ...,
+        lazy_buckets: bool = False,
+    ) -> None:
+        """``csrc/reducer/context.h`` describes each option."""
+
 class Reducer:
     """Packs gradients into buckets as they arrive and all-reduces them while backward runs."""
 
@@ -427,15 +443,8 @@ class Reducer:
         params: Sequence[ReducerParam],
         process_group: dist.ProcessGroup,
         transport: Backend | None,
-        caps: BucketCaps,
-        mode: GraphMode,
-        gradient_as_bucket_view: bool,
-        batched_copy: bool = False,
-        skip_unused_buckets: bool = False,
+        options: ReducerOptions,
         frozen_params: Sequence[ReducerParam] = ...,
-        delay_trigger: int | None = None,
-        precision: Precision = ...,
-        lazy_buckets: bool = False,
     ) -> None: ...
     def prepare_forward(self, captured: bool = False) -> bool:
         """Begins a forward that records a graph. Returns True if the buckets were rebuilt.

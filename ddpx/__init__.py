@@ -18,6 +18,13 @@ check_build()
 
 from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
+from ddpx.ddp.functions import (
+    register_post_sync_hook,
+    reset,
+    set_check_finite,
+    set_requires_gradient_sync,
+    synchronized_grads,
+)
 from ddpx.ddp.module import ReducerDDP, call_on_construction
 from ddpx.elastic import Shrunk, shrink
 from ddpx.health import (
@@ -54,6 +61,11 @@ __all__ = [
     "peer_stack",
     "peer_status",
     "record",
+    "register_post_sync_hook",
+    "reset",
+    "set_check_finite",
+    "set_requires_gradient_sync",
     "set_stall_timeout",
     "shrink",
+    "synchronized_grads",
 ]

@@ -36,10 +36,10 @@ def no_other_rank(rank: object, size: int) -> ValueError:
     )
 
 
-def no_wrapper(value: object) -> TypeError:
+def not_one_wrapper(value: object, number: int) -> TypeError:
     return TypeError(
-        f"expected a ReducerDDP, but got {type(value).__name__}. "
-        "Pass the ReducerDDP that wraps the model."
+        f"expected one ReducerDDP, or a module around one, but {type(value).__name__} contains "
+        f"{number or 'none'}. Pass the ReducerDDP that wraps the model."
     )
 
 

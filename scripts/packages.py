@@ -55,8 +55,10 @@ def build(*kinds: str) -> Sequence[Path]:
 
 
 @contextmanager
-def installed(package: Path, torch: str, *others: str) -> Iterator[tuple[Path, Path]]:
-    """A new environment with torch, the package and others.
+def installed(
+    package: Path, torch: str, *others: str, extra: str = ""
+) -> Iterator[tuple[Path, Path]]:
+    """A new environment with torch, the package with an extra such as "[demo]", and others.
 
     Returns its Python and an empty folder.
 
@@ -73,7 +75,7 @@ def installed(package: Path, torch: str, *others: str) -> Iterator[tuple[Path, P
         # torch first, so that no requirement can install another version of it.
         run(*pip, f"torch=={torch}")
         run(*pip, "setuptools", "wheel", "ninja", *others)
-        run(*pip, "--no-build-isolation", package, cwd=elsewhere)
+        run(*pip, "--no-build-isolation", f"{package}{extra}", cwd=elsewhere)
         yield python, elsewhere
 
 

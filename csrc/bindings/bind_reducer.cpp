@@ -168,6 +168,35 @@ void bind_reducer(py::module_& module) {
           py::arg("local") = py::none(),
           py::arg("averaged") = py::none());
 
+  py::class_<ReducerOptions>(module, "ReducerOptions")
+      .def(
+          py::init([](BucketCaps caps,
+                      GraphMode mode,
+                      bool gradient_as_bucket_view,
+                      bool batched_copy,
+                      bool skip_unused_buckets,
+                      std::optional<std::size_t> delay_trigger,
+                      const Precision& precision,
+                      bool lazy_buckets) {
+            return ReducerOptions{
+                std::move(caps),
+                mode,
+                gradient_as_bucket_view,
+                batched_copy,
+                skip_unused_buckets,
+                delay_trigger,
+                precision,
+                lazy_buckets};
+          }),
+          py::arg("caps"),
+          py::arg("mode"),
+          py::arg("gradient_as_bucket_view") = false,
+          py::arg("batched_copy") = false,
+          py::arg("skip_unused_buckets") = false,
+          py::arg("delay_trigger") = py::none(),
+          py::arg("precision") = Precision(),
+          py::arg("lazy_buckets") = false);
+
   module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
 
   // Calls release the GIL before they wait for the mutex of the reducer: the thread that holds the
@@ -178,42 +207,20 @@ void bind_reducer(py::module_& module) {
           py::init([](const std::vector<ReducerParam>& params,
                       const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
                       c10::intrusive_ptr<c10d::Backend> transport,
-                      BucketCaps caps,
-                      GraphMode mode,
-                      bool gradient_as_bucket_view,
-                      bool batched_copy,
-                      bool skip_unused_buckets,
-                      std::vector<ReducerParam> frozen_params,
-                      std::optional<std::size_t> delay_trigger,
-                      const Precision& precision,
-                      bool lazy_buckets) {
+                      ReducerOptions options,
+                      std::vector<ReducerParam> frozen_params) {
             const py::gil_scoped_release no_gil;
             return NoGilShared<Reducer>(Reducer::create(
                 params,
-                ReducerOptions{
-                    std::move(caps),
-                    mode,
-                    gradient_as_bucket_view,
-                    batched_copy,
-                    skip_unused_buckets,
-                    delay_trigger,
-                    precision,
-                    lazy_buckets},
+                std::move(options),
                 make_collective(process_group, language_of(process_group), std::move(transport)),
                 std::move(frozen_params)));
           }),
           py::arg("params"),
           py::arg("process_group").none(false),
           py::arg("transport").none(true),
-          py::arg("caps"),
-          py::arg("mode"),
-          py::arg("gradient_as_bucket_view"),
-          py::arg("batched_copy") = false,
-          py::arg("skip_unused_buckets") = false,
-          py::arg("frozen_params") = std::vector<ReducerParam>(),
-          py::arg("delay_trigger") = py::none(),
-          py::arg("precision") = Precision(),
-          py::arg("lazy_buckets") = false)
+          py::arg("options"),
+          py::arg("frozen_params") = std::vector<ReducerParam>())
       .def("prepare_forward", &Reducer::prepare_forward, py::arg("captured") = false, NoGil())
       .def("check_join_capture", &Reducer::check_join_capture, py::arg("captured"), NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())

@@ -62,6 +62,11 @@ def world_size(group: dist.ProcessGroup) -> int:
     return dist.ProcessGroup.size(group)
 
 
+def rank_of_job(group: dist.ProcessGroup) -> int:
+    """This rank in the job. Without a default group, the rank in ``group``."""
+    return dist.get_rank() if dist.is_initialized() else group.rank()
+
+
 def backend_name(group: dist.ProcessGroup) -> str:
     """The name of the backend. torch knows only the names of groups that it made itself."""
     try:

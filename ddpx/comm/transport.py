@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
-from ddpx.comm.process_group import is_alone, is_written_in_python
+from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job
 from ddpx.comm.shm import ShmOptions
 from ddpx.comm.state_sync import highest_rank
 
@@ -154,7 +154,7 @@ def _all_can(cause: str | None, group: dist.ProcessGroup) -> bool:
         _logger.warning(
             "[ddpx rank %d] gradients are averaged over gloo, because ranks cannot share memory: "
             "%s. Set %s=group to omit the attempt.",
-            dist.get_rank(),
+            rank_of_job(group),
             cause,
             VARIABLE,
         )

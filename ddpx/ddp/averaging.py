@@ -51,7 +51,7 @@ class Averaging:
         )
         self.managed, trigger = delayed.mark(managed)
         frozen = params.frozen_params(module, ignored)
-        self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer, trigger)
+        self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer(trigger))
         self.precision: MixedPrecision | None = None
         if mixed_precision is not None:
             self.precision = MixedPrecision(module, mixed_precision, ignored)

@@ -15,74 +15,86 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from ddpx import health
 from ddpx.comm import state_sync
-from ddpx.comm.process_group import is_alone
-from ddpx.ddp.buffers import BufferSync
+from ddpx.comm.process_group import is_alone, resolve_group
+from ddpx.ddp.replica import Replica
 from ddpx.reducer import Reducer
 
 
 class BufferInterface(nn.Module):
     """Attributes and methods of DDP that concern buffers."""
 
-    process_group: dist.ProcessGroup
     device: torch.device
-    reducer: Reducer
     broadcast_bucket_size: int
-    _buffer_sync: BufferSync
+    _ddpx: Replica  # everything that ddpx keeps; all other attributes have names of DDP
     _join_config: Any
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The ranks to average over. Assignment changes the ranks of broadcasts, as in DDP."""
+        return self._ddpx.group
+
+    @process_group.setter
+    def process_group(self, value: dist.ProcessGroup | None) -> None:
+        self._ddpx.group = resolve_group(value)
+
+    @property
+    def reducer(self) -> Reducer:
+        """The reducer."""
+        return self._ddpx.averaging.reducer
 
     @property
     def forward_sync_buffers(self) -> bool:
         """Whether forwards broadcast buffers. Assignment is allowed, as in DDP."""
-        return self._buffer_sync.enabled
+        return self._ddpx.buffers.enabled
 
     @forward_sync_buffers.setter
     def forward_sync_buffers(self, value: bool) -> None:
-        self._buffer_sync.enabled = value
+        self._ddpx.buffers.enabled = value
 
     @property
     def broadcast_buffers(self) -> bool:
         """The older name of ``forward_sync_buffers``."""
-        return self._buffer_sync.enabled
+        return self._ddpx.buffers.enabled
 
     @broadcast_buffers.setter
     def broadcast_buffers(self, value: bool) -> None:
-        self._buffer_sync.enabled = value
+        self._ddpx.buffers.enabled = value
 
     @property
     def require_forward_param_sync(self) -> bool:
         """Whether the last forward was synchronized. The next forward else skips the broadcast."""
-        return self._buffer_sync.last_forward_was_synchronized
+        return self._ddpx.buffers.last_forward_was_synchronized
 
     @require_forward_param_sync.setter
     def require_forward_param_sync(self, value: bool) -> None:
-        self._buffer_sync.last_forward_was_synchronized = value
+        self._ddpx.buffers.last_forward_was_synchronized = value
 
     @property
     def modules_buffers(self) -> list[torch.Tensor]:
         """The buffers that forwards broadcast. ``_assign_modules_buffers`` may set others."""
-        return self._buffer_sync.tensors
+        return self._ddpx.buffers.tensors
 
     @modules_buffers.setter
     def modules_buffers(self, value: list[torch.Tensor]) -> None:
-        self._buffer_sync.tensors = value
+        self._ddpx.buffers.tensors = value
 
     @property
     def named_module_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers that a buffer hook gets. ``_assign_modules_buffers`` may set others."""
-        return self._buffer_sync.named
+        return self._ddpx.buffers.named
 
     @named_module_buffers.setter
     def named_module_buffers(self, value: dict[str, torch.Tensor]) -> None:
-        self._buffer_sync.named = value
+        self._ddpx.buffers.named = value
 
     @property
     def buffer_hook(self) -> _BufferCommHook | None:
         """The hook in place of the broadcast. None without a hook."""
-        return self._buffer_sync.hook
+        return self._ddpx.buffers.hook
 
     @buffer_hook.setter
     def buffer_hook(self, value: _BufferCommHook | None) -> None:
-        self._buffer_sync.hook = value
+        self._ddpx.buffers.hook = value
 
     def will_sync_module_buffers(self) -> bool:
         """Returns whether the next forward synchronizes buffers.
@@ -91,11 +103,11 @@ class BufferInterface(nn.Module):
             >>> model.will_sync_module_buffers()  # a linear layer has no buffers
             False
         """
-        return self._buffer_sync.will_sync()
+        return self._ddpx.buffers.will_sync()
 
     def _assign_modules_buffers(self) -> None:
         """Reads the buffers of the module again, because user code may have replaced them."""
-        self._buffer_sync.refresh()
+        self._ddpx.buffers.refresh()
 
     def _register_buffer_comm_hook(
         self,
@@ -107,21 +119,21 @@ class BufferInterface(nn.Module):
 
         The end of backward waits for the futures that the hook returns in a list.
         """
-        self._buffer_sync.set_hook(state, hook, comm_hook_location)
+        self._ddpx.buffers.set_hook(state, hook, comm_hook_location)
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
         """Whether this forward synchronizes buffers before the module runs."""
         before = _BufferCommHookLocation.PRE_FORWARD
-        return self.will_sync_module_buffers() and self._buffer_sync.is_at(before)
+        return self.will_sync_module_buffers() and self._ddpx.buffers.is_at(before)
 
     def _check_sync_bufs_post_fwd(self) -> bool:
         """Whether this forward synchronizes buffers after the module has run."""
         after = _BufferCommHookLocation.POST_FORWARD
-        return self.will_sync_module_buffers() and self._buffer_sync.is_at(after)
+        return self.will_sync_module_buffers() and self._ddpx.buffers.is_at(after)
 
     def _sync_buffers(self) -> None:
         """Synchronizes the buffers with those of rank 0; in a join context, of the highest rank."""
-        if self._syncs_with_nobody():
+        if _syncs_with_nobody(self):
             return
         with health.waiting_for_buffers(self.reducer.monitor), torch.no_grad():
             source = 0
@@ -132,13 +144,6 @@ class BufferInterface(nn.Module):
             # the backward of that forward raise.
             with torch.autograd._unsafe_preserve_version_counter(tuple(self.modules_buffers)):
                 self._sync_module_buffers(source)
-
-    def _syncs_with_nobody(self) -> bool:
-        """Whether this rank is alone, and no hook and no derived class sees the broadcast."""
-        alone = is_alone(self.process_group) and self.buffer_hook is None
-        return alone and all(
-            getattr(type(self), name) is getattr(BufferInterface, name) for name in _SEE_BROADCAST
-        )
 
     def _sync_module_buffers(self, authoritative_rank: int) -> None:
         """Runs the buffer hook. Without a hook, broadcasts the buffers of one rank."""
@@ -196,6 +201,14 @@ _SEE_BROADCAST = (
     "_default_broadcast_coalesced",
     "_distributed_broadcast_coalesced",
 )
+
+
+def _syncs_with_nobody(wrapper: BufferInterface) -> bool:
+    """Whether this rank is alone, and no hook and no derived class sees the broadcast."""
+    alone = is_alone(wrapper.process_group) and wrapper.buffer_hook is None
+    return alone and all(
+        getattr(type(wrapper), name) is getattr(BufferInterface, name) for name in _SEE_BROADCAST
+    )
 
 
 def _no_common_rank() -> ValueError:

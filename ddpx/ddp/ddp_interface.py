@@ -9,23 +9,20 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx import params
 from ddpx.comm import state_sync
 from ddpx.ddp import checks, nested
-from ddpx.ddp.averaging import Averaging
-from ddpx.ddp.comm_hooks import CommHook, check_hook
+from ddpx.ddp.comm_hooks import check_hook
 from ddpx.ddp.dynamo import active_wrapper
 from ddpx.ddp.finalization import Finalization
 from ddpx.ddp.join_interface import JoinInterface
-from ddpx.ddp.optimizers import OptimizersInBackward
-from ddpx.ddp.options import Options
 from ddpx.ddp.placement import Placement
-from ddpx.ddp.post_sync import PostSync
+from ddpx.ddp.replica import Replica
 from ddpx.ddp.torch_only import TorchOnlyNames
-from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
 
 
@@ -35,21 +32,16 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     Trainers and torch's own code use them. A wrapper derives from this class and makes the parts.
     """
 
-    _options: Options
-    _delayed: DelayedParams
-    _averaging: Averaging
-    _comm_hook: CommHook
-    _optimizers: OptimizersInBackward
-    _post_sync: PostSync
-    _error: str | None  # the last error outside the reducer, for logging data
-
-    def _managed(self) -> Sequence[params.ManagedParam]:
-        """The averaged parameters. Empty if construction failed."""
-        averaging: Averaging | None = self.__dict__.get("_averaging")
-        return [] if averaging is None else averaging.managed
-
-    def _set_ddp_attributes(self, options: Options, place: Placement, dim: int) -> None:
+    def __init__(self, replica: Replica, place: Placement, device_mesh: Any, dim: int) -> None:
         """Sets the attributes that scripts written for DDP read."""
+        super().__init__()
+        Joinable.__init__(self)
+        options = replica.options
+        self._ddpx = replica
+        self.module = replica.module
+        self.parameters_to_ignore = replica.ignored
+        self.mixed_precision = replica.mixed_precision
+        self.device_mesh = device_mesh
         self.dim = dim
         self.device = place.device
         self.device_type = place.device.type
@@ -76,7 +68,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
         """Raises an error that :meth:`_get_ddp_logging_data` then has."""
-        self._error = f"{err_type.__name__}: {err_msg}"
+        self._ddpx.error = f"{err_type.__name__}: {err_msg}"
         raise err_type(err_msg)
 
     def _check_default_group(self) -> None:
@@ -132,25 +124,25 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             tensor([[16., 16., 16., 16.]])
         """
         self._check_comm_hook(hook)
-        self._comm_hook.register(self.reducer, state, hook)
+        self._ddpx.comm_hook.register(self.reducer, state, hook)
 
     def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
         """Raises TypeError or ValueError if ``hook`` cannot be a communication hook."""
         try:
             check_hook(hook)
         except (TypeError, ValueError) as error:
-            self._error = f"{type(error).__name__}: {error}"
+            self._ddpx.error = f"{type(error).__name__}: {error}"
             raise
 
     @property
     def _comm_hooks(self) -> list[tuple[Callable[..., Any], object]]:
         """The communication hook in Python, with its state."""
-        registered = self._comm_hook.registered
+        registered = self._ddpx.comm_hook.registered
         return [] if registered is None else [registered]
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         """Makes a hook in C++ communicate each bucket: ``ALLREDUCE`` or ``FP16_COMPRESS``."""
-        self._comm_hook.register_builtin(self.reducer, comm_hook_type)
+        self._ddpx.comm_hook.register_builtin(self.reducer, comm_hook_type)
 
     def _register_fused_optim(
         self,
@@ -165,7 +157,9 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             RuntimeError: torch has no functional form of ``optim``.
             ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
         """
-        self._optimizers.register_fused(self, self._options, optim, args, kwargs, optim_params)
+        self._ddpx.optimizers.register_fused(
+            self, self._ddpx.options, optim, args, kwargs, optim_params
+        )
 
     def _lazy_init(self) -> None:
         """Called by the first forward: what user code may set up until then."""
@@ -174,7 +168,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
 
     def _setup_in_backward_optimizers(self) -> None:
         """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients."""
-        self._optimizers.take_over(self, self._options)
+        self._ddpx.optimizers.take_over(self, self._ddpx.options)
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
@@ -203,16 +197,17 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
 
     def _remove_autograd_hooks(self) -> None:
         """Removes the hooks on parameters. No later backward is synchronized."""
-        self._averaging.end()
+        self._ddpx.averaging.end()
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         """Averages over other ranks from here on. The caller makes these ranks agree."""
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
             return
-        self._comm_hook.check_group_can_change()
+        replica = self._ddpx
+        replica.comm_hook.check_group_can_change()
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
-        self._averaging.move_to(new_process_group)
-        self.process_group = new_process_group
+        replica.averaging.move_to(new_process_group)
+        replica.group = new_process_group
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the times of the first ten steps, and then of every ``sample_rate``-th step."""
@@ -261,7 +256,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     @property
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
         """The parameters of ``delay_all_reduce_named_params``."""
-        return [param for _, param in self._delayed.named_params or ()]
+        return [param for _, param in self._ddpx.delayed.named_params or ()]
 
     @property
     def _delay_all_reduce_all_params(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpx.reducer import Reducer
+from ddpx.ddp.replica import Replica
 
 
 class Finalization:
@@ -13,8 +13,8 @@ class Finalization:
     ddpx has these names with every torch.
     """
 
-    reducer: Reducer
     mixed_precision: Any
+    _ddpx: Replica
 
     @property
     def require_manual_backward_finalization(self) -> bool:
@@ -39,13 +39,13 @@ class Finalization:
             >>> model.module.weight.grad
             tensor([[16., 16., 16., 16.]])
         """
-        return self.reducer.settings.manual_finalization
+        return self._ddpx.reducer.settings.manual_finalization
 
     @require_manual_backward_finalization.setter
     def require_manual_backward_finalization(self, required: bool) -> None:
         if required:
             self._check_manual_backward_finalization_supported()
-        self.reducer.set_manual_finalization(bool(required))
+        self._ddpx.reducer.set_manual_finalization(bool(required))
 
     @property
     def _require_manual_backward_finalization(self) -> bool:
@@ -54,7 +54,7 @@ class Finalization:
 
     def _check_manual_backward_finalization_supported(self) -> None:
         """Raises RuntimeError if the reduction of all parameters is delayed, as in DDP."""
-        if self.reducer.delays_all_params:
+        if self._ddpx.reducer.delays_all_params:
             raise _all_params_delayed()
 
     @property
@@ -76,7 +76,9 @@ class Finalization:
         """
         if not self.require_manual_backward_finalization:
             return False
-        return self.mixed_precision is not None or self.reducer._should_finalize_after_backward()
+        return (
+            self.mixed_precision is not None or self._ddpx.reducer._should_finalize_after_backward()
+        )
 
     def finalize_backward(self) -> None:
         """Waits for the gradients of the step, and writes the averages to ``param.grad``.
@@ -101,7 +103,7 @@ class Finalization:
             tensor([[16., 16., 16., 16.]])
         """
         self._check_manual_backward_finalization_supported()
-        self.reducer._finalize_backward_manual()
+        self._ddpx.reducer._finalize_backward_manual()
 
 
 def _all_params_delayed() -> RuntimeError:

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from ddpx.ddp import nested
-from ddpx.ddp.grad_access import GradAccess
+from ddpx.ddp.averaging import Averaging
+from ddpx.ddp.ddp_interface import DDPInterface
 from ddpx.params import ownership
 
 # Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
 _CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
 
 
-class Forward(GradAccess):
+class Forward(DDPInterface):
     """The methods of ``ReducerDDP`` that run in a forward."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -43,37 +44,39 @@ class Forward(GradAccess):
             torch.Size([8, 1])
         """
         running = ownership.forwards.running
-        running.append(self)
+        running.append(self._ddpx)
         try:
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            output = self._run(inputs, kwargs)
+            output = _run(self, inputs, kwargs)
             return self._post_forward(output)
         finally:
             running.pop()
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """What a forward does before the module runs. Returns the inputs of the module."""
-        averaging = self._averaging
+        replica = self._ddpx
+        averaging = replica.averaging
+        reducer = averaging.reducer
         records_graph = torch.is_grad_enabled()
         if averaging.may_have_yielded:
-            if self._is_part_of_another():
+            if replica.is_part_of_another():
                 return inputs, kwargs
             if records_graph:
-                averaging.take_back(ownership.take(self))
+                averaging.take_back(ownership.take(replica))
         if not self._lazy_init_ran:
             self._lazy_init()
-        captured = _CAPTURE_IS_HIDDEN and self._is_captured()
+        captured = _CAPTURE_IS_HIDDEN and _is_captured(self)
         joins = self._join_config.enable
         if joins:
-            if self._uneven.depends_on_other_ranks:
-                self.reducer.check_join_capture(captured)
-            self._uneven.begin_forward(self)
+            if replica.uneven.depends_on_other_ranks:
+                reducer.check_join_capture(captured)
+            replica.uneven.begin_forward(self)
         if records_graph:
-            self.reducer.prepare_forward(captured)
+            reducer.prepare_forward(captured)
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
             if records_graph:
-                self.reducer.begin_forward()
+                reducer.begin_forward()
         if joins:
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if self.device_ids:
@@ -84,18 +87,6 @@ class Forward(GradAccess):
             kwargs = averaging.precision.cast_inputs(kwargs)
         return inputs, kwargs
 
-    def _is_captured(self) -> bool:
-        return self.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-    def _run(self, inputs: Any, kwargs: Any) -> Any:
-        precision = self._averaging.precision
-        if precision is None or self._is_part_of_another():
-            return self._run_ddp_forward(*inputs, **kwargs)
-        with precision.forward() as outputs:
-            output = self._run_ddp_forward(*inputs, **kwargs)
-            outputs += nested.tensors_in(output)
-        return output
-
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         with self._inside_ddp_forward():
@@ -103,47 +94,46 @@ class Forward(GradAccess):
 
     def _post_forward(self, output: Any) -> Any:
         """What a forward does after the module has run. Returns the output of the forward."""
-        if self._averaging.may_have_yielded and self._is_part_of_another():
+        replica = self._ddpx
+        averaging = replica.averaging
+        if averaging.may_have_yielded and replica.is_part_of_another():
             return output
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         records_graph = torch.is_grad_enabled()
         if records_graph:
-            self._watch(output)
+            _watch(averaging, output)
         # Not require_forward_param_sync, because an assignment to a module's attribute takes 1 us.
-        self._buffer_sync.last_forward_was_synchronized = (
-            records_graph and self.reducer.sync_enabled
+        replica.buffers.last_forward_was_synchronized = (
+            records_graph and averaging.reducer.sync_enabled
         )
         return output
 
-    def _watch(self, output: Any) -> None:
-        """Lets the reducer see the backward of ``output``."""
-        averaging = self._averaging
-        structure = averaging.structure
-        outputs = list(nested.tensors_in(output))
-        if averaging.is_lowered or structure.unchanged():
-            self.reducer.watch_outputs(outputs)
-            return
-        self.reducer.watch_outputs(outputs, structure.all_replaced())
-        replaced = structure.replaced()
-        if replaced:
-            structure.refuse_backward(replaced, outputs)
 
-    # ---- several wrappers of the same parameters -----------------------------------------------
+def _is_captured(wrapper: Forward) -> bool:
+    return wrapper.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _averages(self) -> bool:
-        return bool(self._managed()) and not self._averaging.has_yielded
 
-    def _make_room(self) -> None:
-        self._averaging.make_room()
+def _run(wrapper: Forward, inputs: Any, kwargs: Any) -> Any:
+    """Runs the module, with cast parameters if ``mixed_precision`` is set."""
+    replica = wrapper._ddpx
+    precision = replica.averaging.precision
+    if precision is None or replica.is_part_of_another():
+        return wrapper._run_ddp_forward(*inputs, **kwargs)
+    with precision.forward() as outputs:
+        output = wrapper._run_ddp_forward(*inputs, **kwargs)
+        outputs += nested.tensors_in(output)
+    return output
 
-    def _yield_to(self, owner: ownership.Wrapper) -> None:
-        self.reducer.yield_to(owner.reducer)
-        self._averaging.make_room()
 
-    def _is_part_of_another(self) -> bool:
-        """Whether this forward is a part of the forward, or the backward, of the wrapper that
-        averages now. The module then simply runs."""
-        return self._averaging.has_yielded and (
-            ownership.forwards.contain_another_than(self) or torch._C._current_graph_task_id() != -1
-        )
+def _watch(averaging: Averaging, output: Any) -> None:
+    """Lets the reducer see the backward of ``output``."""
+    structure = averaging.structure
+    outputs = list(nested.tensors_in(output))
+    if averaging.is_lowered or structure.unchanged():
+        averaging.reducer.watch_outputs(outputs)
+        return
+    averaging.reducer.watch_outputs(outputs, structure.all_replaced())
+    replaced = structure.replaced()
+    if replaced:
+        structure.refuse_backward(replaced, outputs)

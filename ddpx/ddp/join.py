@@ -19,12 +19,13 @@ from ddpx.reducer import Reducer
 class JoinedWrapper(Protocol):
     """The members of a wrapper that a rank without batches uses."""
 
-    process_group: dist.ProcessGroup
     device: torch.device
-    reducer: Reducer
     require_forward_param_sync: bool
-    _uneven: UnevenInputs
 
+    @property
+    def process_group(self) -> dist.ProcessGroup: ...
+    @property
+    def reducer(self) -> Reducer: ...
     def _check_and_sync_module_buffers(self) -> None: ...
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None: ...
     def _sync_final_model(self, is_last_joiner: bool) -> None: ...
@@ -49,7 +50,7 @@ class UnevenInputs:
         self._divide_by_initial_world_size = divide_by_initial_world_size
         self._num_contexts += 1
         self._open_context = self._num_contexts
-        hook = _ShadowSteps(wrapper)
+        hook = _ShadowSteps(self, wrapper)
         # An exception that leaves the context calls no hook. But the context then drops its hooks.
         ended = weakref.finalize(
             hook, _leave, weakref.ref(self), weakref.ref(wrapper), self._open_context
@@ -115,7 +116,8 @@ def _leave(
 class _ShadowSteps(JoinHook):
     """Makes the collective calls of steps for which this rank has no inputs."""
 
-    def __init__(self, wrapper: JoinedWrapper) -> None:
+    def __init__(self, uneven: UnevenInputs, wrapper: JoinedWrapper) -> None:
+        self._uneven = uneven
         self._wrapper = wrapper
         super().__init__()
 
@@ -134,4 +136,4 @@ class _ShadowSteps(JoinHook):
         wrapper = self._wrapper
         wrapper._sync_final_model(is_last_joiner)
         wrapper.reducer.set_divisor(None)
-        wrapper._uneven.leave_open_context(wrapper.reducer)
+        self._uneven.leave_open_context(wrapper.reducer)

@@ -15,7 +15,6 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from ddpx import params
 from ddpx.comm import state_sync
 from ddpx.ddp.buffer_interface import BufferInterface
-from ddpx.ddp.join import UnevenInputs
 
 
 class JoinInterface(BufferInterface, Joinable):
@@ -23,7 +22,6 @@ class JoinInterface(BufferInterface, Joinable):
 
     module: nn.Module
     parameters_to_ignore: frozenset[str]
-    _uneven: UnevenInputs
     _authoritative_rank: int  # the rank whose model all ranks have after a join context
 
     def join(
@@ -77,7 +75,7 @@ class JoinInterface(BufferInterface, Joinable):
             >>> with Join([model]):
             ...     model(inputs).sum().backward()
         """
-        return self._uneven.make_hook(self, kwargs.get("divide_by_initial_world_size", True))
+        return self._ddpx.uneven.make_hook(self, kwargs.get("divide_by_initial_world_size", True))
 
     @property
     def join_device(self) -> torch.device:
@@ -101,8 +99,8 @@ class JoinInterface(BufferInterface, Joinable):
             On a rank without batches: whether the next backward of the other ranks averages.
         """
         if is_joined_rank:
-            return self._uneven.hear_step(self.process_group, self.device)
-        self._uneven.announce_step(self.reducer, self.device)
+            return self._ddpx.uneven.hear_step(self.process_group, self.device)
+        self._ddpx.uneven.announce_step(self.reducer, self.device)
         return None
 
     def _check_and_sync_module_buffers(self) -> None:

@@ -33,16 +33,16 @@ def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
     host. DDP reports the times of kernels.
     """
     data = {**_construction(wrapper), **_environment(wrapper), **_buckets(wrapper)}
-    if wrapper._comm_hook.name is not None:
-        data["comm_hook"] = wrapper._comm_hook.name
-    error = wrapper._error or wrapper.reducer.last_error
+    if wrapper._ddpx.comm_hook.name is not None:
+        data["comm_hook"] = wrapper._ddpx.comm_hook.name
+    error = wrapper._ddpx.error or wrapper.reducer.last_error
     if error:
         data |= {"has_error": 1, "error": error}
     return {**data, **_times(wrapper)}
 
 
 def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
-    tensors = [param.tensor for param in wrapper._averaging.managed]
+    tensors = [param.tensor for param in wrapper._ddpx.managed]
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
     return {
         "world_size": world_size(wrapper.process_group),
@@ -62,7 +62,7 @@ def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
         "num_parameter_tensors": len(tensors),
         "is_multi_device_module": int(wrapper.is_multi_device_module),
         "has_sync_bn": int(any(isinstance(m, nn.SyncBatchNorm) for m in wrapper.module.modules())),
-        "join_uneven_inputs": int(wrapper._uneven.joined_before),
+        "join_uneven_inputs": int(wrapper._ddpx.uneven.joined_before),
     }
 
 
@@ -83,7 +83,7 @@ def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
 def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
     reducer = wrapper.reducer
     order = reducer.arrival_order
-    sizes = _join(_bucket_bytes(wrapper, wrapper._averaging.first_buckets))
+    sizes = _join(_bucket_bytes(wrapper, wrapper._ddpx.averaging.first_buckets))
     if not order:
         return {"bucket_sizes": sizes, "has_rebuilt_buckets": 0}
     buckets = reducer.plan.buckets
@@ -97,7 +97,7 @@ def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
 
 
 def _bucket_bytes(wrapper: DDPInterface, buckets: Sequence[Sequence[int]]) -> list[int]:
-    tensors = [param.tensor for param in wrapper._averaging.managed]
+    tensors = [param.tensor for param in wrapper._ddpx.managed]
     return [sum(tensors[i].numel() * tensors[i].element_size() for i in b) for b in buckets]
 
 

@@ -10,24 +10,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Joinable
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ddpx import params, settings
-from ddpx.comm import transport as transports
+from ddpx import errors, params, settings
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import agreement, checks, placement
-from ddpx.ddp.averaging import Averaging
-from ddpx.ddp.buffers import BufferSync
-from ddpx.ddp.comm_hooks import CommHook
+from ddpx.ddp import checks, functions, placement
 from ddpx.ddp.forward import Forward
-from ddpx.ddp.join import UnevenInputs
+from ddpx.ddp.functions import AsMethod
 from ddpx.ddp.logging_data import logging_data
-from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import make_options
-from ddpx.ddp.post_sync import PostSync
+from ddpx.ddp.replica import Replica
 from ddpx.ddp.torch_only import Logger, check_overrides
-from ddpx.params import ownership
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
 
@@ -156,13 +149,11 @@ class ReducerDDP(Forward):
         transport: str | None = None,
     ) -> None:
         check_overrides(type(self), ReducerDDP)
-        super().__init__()
-        Joinable.__init__(self)
         checks.check_module_and_dim(module, dim)
-        self._delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
-        self._delayed.check()
+        delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        delayed.check()
         checks.check_mixed_precision(mixed_precision, reduce_dtype, grad_dtype)
-        self._options = make_options(
+        options = make_options(
             broadcast_buffers=broadcast_buffers,
             init_sync=init_sync,
             bucket_cap_mb=bucket_cap_mb,
@@ -179,94 +170,34 @@ class ReducerDDP(Forward):
             grad_dtype=grad_dtype,
             transport=transport,
         )
-        self.process_group = resolve_group(process_group, device_mesh)
-        self.device_mesh = device_mesh
-        self.parameters_to_ignore = params.ignored_names(module)
-        self.module = module
-        managed = self._params_to_average()
+        group = resolve_group(process_group, device_mesh)
+        replica = Replica(module, group, options, delayed, mixed_precision)
+        place = placement.place(module, replica.ignored, device_ids, output_device)
+        super().__init__(replica, place, device_mesh, dim)
+        managed = _params_to_average(self)
         checks.check_trainable(module, managed)
-        check_dtensors(module, self.parameters_to_ignore, self.process_group)
-        place = placement.place(module, self.parameters_to_ignore, device_ids, output_device)
-        self._set_ddp_attributes(self._options, place, dim)
+        check_dtensors(module, replica.ignored, group)
         self._passing_sync_batchnorm_handle(module)
-        self.mixed_precision = mixed_precision
-        self._buffer_sync = BufferSync(
-            module, self.parameters_to_ignore, self._options.sync_buffers_at_forward
-        )
         self._assign_modules_buffers()
-        self._comm_hook = CommHook()
-        self._optimizers = OptimizersInBackward()
-        self._post_sync = PostSync()
-        self._uneven = UnevenInputs()
-        self._error = None
 
-        self._transport: transports.Transport | None = None
-        if self._options.init_sync:
-            self._transport = agreement.make_ranks_agree(
-                module,
-                self.parameters_to_ignore,
-                self._options,
-                {**self._delayed.describe(module), **checks.describe(mixed_precision)},
-                self.process_group,
-                managed[0].tensor.device,
-            )
-        self._attach(managed)
+        if options.init_sync:
+            replica.agree(managed[0].tensor.device)
+        replica.attach(managed)
         if settings.switch_of("DDPX_CHECK_FINITE"):
-            self.set_check_finite()
+            self.reducer.set_check_finite(True)
         if self.static_graph:
             self._set_static_graph()
-        if self._options.init_sync:
+        if options.init_sync:
             self.reducer.number_as_constructed()
         for callback in _construction_callbacks:
-            callback(self, self._options.init_sync)
+            callback(self, options.init_sync)
 
-    def _params_to_average(self) -> list[params.ManagedParam]:
-        """The parameters that a new reducer averages.
-
-        A derived class may choose them in ``_build_params_for_reducer``, and give them names in
-        ``_build_debug_param_to_name_mapping``.
-        """
-        managed = params.managed_params(self.module, self.parameters_to_ignore)
-        choosers = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping")
-        if all(getattr(type(self), name) is getattr(ReducerDDP, name) for name in choosers):
-            return managed
-        chosen, expect_sparse = self._build_params_for_reducer()
-        names = self._build_debug_param_to_name_mapping(chosen)
-        return params.choose(managed, chosen, expect_sparse, names)
-
-    def _attach(self, managed: Sequence[params.ManagedParam]) -> None:
-        """Starts to average the gradients of ``managed``."""
-        for rival in ownership.rivals(self, managed):
-            rival._make_room()
-        self._averaging = Averaging(
-            self.module,
-            self.parameters_to_ignore,
-            managed,
-            self.process_group,
-            self._transport,
-            self._options,
-            self._delayed,
-            self.mixed_precision,
-        )
-        self.reducer = self._averaging.reducer
-        self.reducer.wait_for = self._post_sync.wait_for
-        ownership.take(self)
-        self._averaging.reduce_in_low_precision(self._comm_hook)
-
-    def _move_to(self, group: dist.ProcessGroup, num_steps: int) -> None:
-        """Averages over ranks that have the same state, as after construction.
-
-        Args:
-            group: The ranks.
-            num_steps: The number of steps that these ranks have made.
-        """
-        for param in self.module.parameters():
-            param.grad = None
-        self._transport = transports.of(group)
-        self._averaging.move_to(group, self._transport, num_steps)
-        self.process_group = group
-        self._post_sync.drop_futures()
-        self._buffer_sync.last_forward_was_synchronized = True
+    # Beyond DDP. A method is absent if the module has an attribute of its name.
+    register_post_sync_hook = AsMethod(functions.register_post_sync_hook)
+    reset = AsMethod(functions.reset)
+    set_check_finite = AsMethod(functions.set_check_finite)
+    set_requires_gradient_sync = AsMethod(functions.set_requires_gradient_sync)
+    synchronized_grads = AsMethod(functions.synchronized_grads)
 
     # ---- training ------------------------------------------------------------------------------
 
@@ -306,14 +237,29 @@ class ReducerDDP(Forward):
         """Arguments, buckets and times of the last sampled step, under DDP's names."""
         return logging_data(self)
 
+    def extra_repr(self) -> str:
+        """Returns the line of ``repr()`` that describes the wrapper.
+
+        Example:
+            >>> model
+            ReducerDDP(
+              ddpx, rank 0 of 2, 2 parameters in 1 bucket
+              (module): Linear(in_features=4, out_features=1, bias=True)
+            )
+        """
+        group, buckets = self.process_group, self.reducer.plan.buckets
+        return (
+            f"ddpx, rank {group.rank()} of {group.size()}, "
+            f"{errors.count(sum(map(len, buckets)), 'parameter')} in "
+            f"{errors.count(len(buckets), 'bucket')}"
+        )
+
     # ---- copies --------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
         state = copy.copy(self.__dict__)
-        # A copy makes its own. Not all ranks may make a copy, so it uses the group.
-        for name in ("reducer", "_averaging", "process_group", "_transport"):
-            del state[name]
+        state["_ddpx"] = self._ddpx.without_ranks()  # a copy gets its own reducer
         state["require_backward_grad_sync"] = self.require_backward_grad_sync
         state["settings_of_reducer"] = self.reducer.settings
         return state
@@ -322,21 +268,37 @@ class ReducerDDP(Forward):
         sync = state.pop("require_backward_grad_sync")
         settings_of_reducer = state.pop("settings_of_reducer")
         super().__setstate__(state)
-        self.process_group = resolve_group(None)
-        self._transport = None
-        if self._optimizers.active:  # their hooks belong to the parameters of the original
-            self._comm_hook, self._optimizers = CommHook(), OptimizersInBackward()
         self._lazy_init_ran = False
-        self._attach(self._params_to_average())
+        replica = self._ddpx
+        replica.continue_with(self.module, resolve_group(None))
+        replica.attach(_params_to_average(self))
         if self.static_graph:
             self.reducer.set_static_graph()
         self.reducer.apply(settings_of_reducer)
-        self._comm_hook.continue_with(self.reducer)
-        self._post_sync.continue_with(self.reducer)
+        replica.comm_hook.continue_with(self.reducer)
+        replica.post_sync.continue_with(self.reducer)
         for callback in _construction_callbacks:
             callback(self, False)  # only some ranks may make a copy
         self.require_backward_grad_sync = sync
 
 
-# isinstance(model, DistributedDataParallel) is true, although no code of DDP is inherited.
-DistributedDataParallel.register(ReducerDDP)
+def _params_to_average(wrapper: ReducerDDP) -> list[params.ManagedParam]:
+    """The parameters that a new reducer averages.
+
+    A derived class may choose them in ``_build_params_for_reducer``, and give them names in
+    ``_build_debug_param_to_name_mapping``.
+    """
+    managed = params.managed_params(wrapper.module, wrapper.parameters_to_ignore)
+    choosers = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping")
+    if all(getattr(type(wrapper), name) is getattr(ReducerDDP, name) for name in choosers):
+        return managed
+    chosen, expect_sparse = wrapper._build_params_for_reducer()
+    names = wrapper._build_debug_param_to_name_mapping(chosen)
+    return params.choose(managed, chosen, expect_sparse, names)
+
+
+# isinstance(model, TorchDDP) is true, although no code of DDP is inherited.
+TorchDDP.register(ReducerDDP)
+
+# patch_ddp() gives ReducerDDP this name. Pickles with either name load.
+DistributedDataParallel = ReducerDDP

@@ -10,7 +10,6 @@ import torch
 
 from ddpx import _C, errors
 from ddpx.comm.transport import checked_choice
-from ddpx.reducer.options import ReducerOptions
 
 _MIB = 1024 * 1024
 _DEFAULT_CAP_MB = 25
@@ -39,13 +38,6 @@ class Options:
     transport: str
 
     @property
-    def precision(self) -> _C.Precision:
-        """The dtypes of sums. Local sums are at least as precise as the sums over ranks."""
-        reduce = self.reduce_dtype or self.grad_dtype
-        local = self.grad_dtype or self.reduce_dtype
-        return _C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype)
-
-    @property
     def mode(self) -> _C.GraphMode:
         """``static_graph`` also finds unused parameters, and takes precedence."""
         if self.static_graph:
@@ -57,19 +49,26 @@ class Options:
     @property
     def caps(self) -> _C.BucketCaps:
         """Bucket sizes in bytes."""
-        return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, list(self.listed_cap_bytes))
+        return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, self.listed_cap_bytes)
 
-    @property
-    def of_reducer(self) -> ReducerOptions:
-        """The options that the reducer needs."""
-        return ReducerOptions(
+    def of_reducer(self, delay_trigger: int | None) -> _C.ReducerOptions:
+        """The options that the reducer needs.
+
+        Args:
+            delay_trigger: The index of the parameter that delayed parameters wait for, or None.
+        """
+        # Local sums are at least as precise as the sums over ranks.
+        reduce = self.reduce_dtype or self.grad_dtype
+        local = self.grad_dtype or self.reduce_dtype
+        return _C.ReducerOptions(
             caps=self.caps,
             mode=self.mode,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
-            batched_grad_copy=self.batched_grad_copy,
+            batched_copy=self.batched_grad_copy,
             skip_unused_buckets=self.skip_all_reduce_unused_params,
-            precision=self.precision,
-            lazy_bucket_allocation=self.lazy_bucket_allocation,
+            delay_trigger=delay_trigger,
+            precision=_C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype),
+            lazy_buckets=self.lazy_bucket_allocation,
         )
 
 

@@ -45,7 +45,7 @@ def place(
         raise _mixed_device_types(types)
     if device_ids is not None and not isinstance(device_ids, (list, tuple)):
         raise _bad_device_ids(device_ids)
-    first = devices[0]
+    first = devices[0] if devices else torch.device("cpu")
     is_multi_device = len(set(devices)) > 1
     if not device_ids:
         if output_device is not None:

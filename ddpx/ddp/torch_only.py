@@ -11,6 +11,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from ddpx.ddp.replica import Replica
 from ddpx.reducer.torch_only import only_for_torch, refuse
 
 # What to do instead, by name.
@@ -79,7 +80,7 @@ def check_overrides(cls: type, base: type) -> None:
 class LoggedWrapper(Protocol):
     """The members of a wrapper that the logger uses."""
 
-    _error: str | None
+    _ddpx: Replica
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]: ...
 
@@ -100,7 +101,7 @@ class Logger:
 
     def set_error_and_log(self, error: str) -> None:
         """Makes ``error`` the last error in the logging data."""
-        self._wrapper._error = error
+        self._wrapper._ddpx.error = error
 
     def set_runtime_stats_and_log(self) -> None:
         """Has no effect: the reducer measures steps by itself."""

@@ -122,7 +122,7 @@ def shrink(
     reason = _why_not(model, stateful)
     if reason is not None:
         raise _cannot_shrink(reason)
-    model.reset()
+    model.reducer.reset()
     num_steps = model.reducer.num_steps
     move = _Move(model, stateful, monitor, num_steps if step is None else step, timeout_s)
     try:
@@ -194,7 +194,7 @@ class _Move:
         if monitor is not None:
             monitor.introduce()
             self._await_published_state(monitor, agreement)
-        transport.connect(self._model._options.transport, group, torch.device("cpu"))
+        transport.connect(self._model._ddpx.options.transport, group, torch.device("cpu"))
         return group
 
     def _await_published_state(self, monitor: _C.Monitor, agreement: Agreement) -> None:
@@ -240,7 +240,7 @@ class _Move:
     ) -> Shrunk:
         if take_over is not None:
             take_over()
-        self._model._move_to(group, agreement.num_steps)
+        self._model._ddpx.move_to(group, agreement.num_steps)
         self._monitor.retire()
         members = agreement.members
         return Shrunk(
@@ -288,9 +288,9 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
 
     if not _all_on_cpu(model.module.parameters()):
         return "device"
-    if model._comm_hook.has_group:
+    if model._ddpx.comm_hook.has_group:
         return "hook"
-    if model._optimizers.active:
+    if model._ddpx.optimizers.active:
         return "optimizer in backward"
     if model._join_config.enable:
         return "join"
@@ -300,7 +300,7 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
         return "recording"
     if any(isinstance(item, ZeroRedundancyOptimizer) for item in stateful):
         return "sharded optimizer"
-    if ownership.others_than(model):
+    if ownership.others_than(model._ddpx):
         return "several wrappers"
     return None
 

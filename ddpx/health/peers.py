@@ -16,7 +16,8 @@ from ddpx.settings import seconds
 class Wrapper(Protocol):
     """The part of a wrapper that this module uses."""
 
-    process_group: dist.ProcessGroup
+    @property
+    def process_group(self) -> dist.ProcessGroup: ...
 
 
 _MOST_S = 86400.0
@@ -128,7 +129,7 @@ def peer_stack(model: Wrapper, rank: int, timeout: float | timedelta = 2.0) -> s
 
 def _monitor(model: Wrapper) -> _C.Monitor:
     if not hasattr(model, "process_group"):
-        raise errors.no_wrapper(model)
+        raise errors.not_one_wrapper(model, 0)
     monitor = _C.monitor_of(model.process_group)
     if monitor is None:
         raise errors.nobody_watches()

@@ -14,15 +14,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpx.ddp.module import ReducerDDP
 
+_NAME = DistributedDataParallel.__name__
 # The modules from which scripts import DDP.
 _PUBLIC = ("torch.nn.parallel", "torch.nn.parallel.distributed")
 
 _replicate_keeps_ddp: ContextVar[bool] = ContextVar("_replicate_keeps_ddp", default=False)
-_wrapper: type[nn.Module] | None = None  # the class that replaces DDP; None without a replacement
+_replacement: _Replacement | None = None  # what replaces DDP; None without a replacement
 
 
 def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
     """Makes code of this process that calls DistributedDataParallel (DDP) get a ReducerDDP.
+
+    ReducerDDP then has DDP's class name, because scripts unwrap models by this name. Its module is
+    still ``ddpx.ddp.module``.
 
     The replacement includes code that was imported before the call. A class that is derived from
     DDP after the call derives from ReducerDDP. A child process is not included, unless the child
@@ -50,10 +54,10 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
         >>> isinstance(model, ddpx.ReducerDDP)
         True
     """
-    if _wrapper is wrapper:
-        return Patch(None)
-    if _wrapper is not None:
-        raise _patched_with_another(_wrapper, wrapper)
+    if _replacement is not None:
+        if _replacement.wrapper is wrapper:
+            return Patch(None)
+        raise _patched_with_another(_replacement.own_name, wrapper.__name__)
     return Patch(wrapper)
 
 
@@ -80,12 +84,13 @@ class Patch:
             >>> nn.parallel.DistributedDataParallel is ddpx.ReducerDDP
             False
         """
-        global _wrapper
-        if not self._replaced:
+        global _replacement
+        if not self._replaced or _replacement is None:
             return
-        replacement, _wrapper = _wrapper, None
+        replacement, _replacement = _replacement, None
+        replacement.restore_name()
         for module, name in self._replaced:
-            if getattr(module, name, None) is replacement:
+            if getattr(module, name, None) is replacement.wrapper:
                 setattr(module, name, DistributedDataParallel)
         self._replaced.clear()
 
@@ -102,11 +107,11 @@ class Patch:
 
     # torch's own modules need the name for isinstance(). The new DDP.__new__ serves their calls.
     def _apply(self, wrapper: type[nn.Module]) -> None:
-        global _wrapper
+        global _replacement
         if DistributedDataParallel.__new__ is object.__new__:
             DistributedDataParallel.__new__ = _new  # type: ignore[method-assign]
             _leave_out_replicate()
-        _wrapper = wrapper
+        _replacement = _Replacement(wrapper)
         for name, module in list(sys.modules.items()):
             package = name.partition(".")[0]
             if package == "ddpx" or (package == "torch" and name not in _PUBLIC):
@@ -117,14 +122,41 @@ class Patch:
                     self._replaced.append((module, attribute))
 
 
+class _Replacement:
+    """The class in the place of DDP. It has DDP's name, because many scripts unwrap by that name.
+
+    Attributes:
+        wrapper: The class.
+        own_name: The name of the class before and after the replacement.
+    """
+
+    def __init__(self, wrapper: type[nn.Module]) -> None:
+        self.wrapper = wrapper
+        self.own_name = wrapper.__name__
+        self._own_qualname = wrapper.__qualname__
+        wrapper.__name__ = wrapper.__qualname__ = _NAME
+        # Pickles find the class under its new name.
+        module = sys.modules.get(wrapper.__module__)
+        self._module = None if module is None or hasattr(module, _NAME) else module
+        if self._module is not None:
+            setattr(self._module, _NAME, wrapper)
+
+    def restore_name(self) -> None:
+        """Gives the class its own name back."""
+        self.wrapper.__name__, self.wrapper.__qualname__ = self.own_name, self._own_qualname
+        if self._module is not None:
+            delattr(self._module, _NAME)
+
+
 def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
-    if _wrapper is None or _replicate_keeps_ddp.get() or _wrapper in cls.__mro__:
+    wrapper = None if _replacement is None else _replacement.wrapper
+    if wrapper is None or _replicate_keeps_ddp.get() or wrapper in cls.__mro__:
         return object.__new__(cls)
     if cls is not DistributedDataParallel:
         raise _derived_too_early(cls)
-    if DistributedDataParallel in _wrapper.__mro__:
-        return object.__new__(_wrapper)  # the interpreter calls its __init__
-    return _wrapper(*args, **kwargs)
+    if DistributedDataParallel in wrapper.__mro__:
+        return object.__new__(wrapper)  # the interpreter calls its __init__
+    return wrapper(*args, **kwargs)
 
 
 def _leave_out_replicate() -> None:
@@ -154,8 +186,8 @@ def _derived_too_early(cls: type) -> RuntimeError:
     )
 
 
-def _patched_with_another(present: type, wrapper: type) -> RuntimeError:
+def _patched_with_another(present: str, wrapper: str) -> RuntimeError:
     return RuntimeError(
-        f"patch_ddp({wrapper.__name__}) failed, because {present.__name__} already replaces "
-        f"DistributedDataParallel. Undo the replacement by {present.__name__} first."
+        f"patch_ddp({wrapper}) failed, because {present} already replaces "
+        f"DistributedDataParallel. Undo the replacement by {present} first."
     )

@@ -3,6 +3,8 @@
 Of several wrappers with the same parameters, the newest averages, or the wrapper whose forward ran
 last outside the forward of another wrapper. All ranks run the same forwards, so all ranks decide
 alike. A wrapper that has yielded keeps its reducer, with all settings.
+
+An owner stands for its wrapper here.
 """
 
 from __future__ import annotations
@@ -20,37 +22,38 @@ from ddpx import _C, errors
 from ddpx.params.managed import ManagedParam
 
 
-class Wrapper(Protocol):
-    """The members of a wrapper that this module uses."""
+class Owner(Protocol):
+    """The object of a wrapper that averages parameters: the members that this module uses."""
 
     module: nn.Module
-    process_group: dist.ProcessGroup
+    group: dist.ProcessGroup
 
     @property
     def reducer(self) -> _C.Reducer: ...
-    def _managed(self) -> Sequence[ManagedParam]: ...
-    def _averages(self) -> bool: ...
-    def _make_room(self) -> None: ...
-    def _yield_to(self, owner: Wrapper) -> None: ...
+    @property
+    def managed(self) -> Sequence[ManagedParam]: ...
+    def averages(self) -> bool: ...
+    def make_room(self) -> None: ...
+    def yield_to(self, owner: Owner) -> None: ...
 
 
 class Forwards(threading.local):
-    """The wrappers whose forward runs on the calling thread. The outermost wrapper is first."""
+    """The owners whose forward runs on the calling thread. The outermost wrapper's is first."""
 
     def __init__(self) -> None:
-        self.running: list[Wrapper] = []
+        self.running: list[Owner] = []
 
-    def contain_another_than(self, wrapper: Wrapper) -> bool:
-        """Whether ``wrapper`` runs as a part of another wrapper's forward."""
-        return bool(self.running) and self.running[0] is not wrapper
+    def contain_another_than(self, owner: Owner) -> bool:
+        """Whether the forward of ``owner`` is a part of another wrapper's forward."""
+        return bool(self.running) and self.running[0] is not owner
 
 
 forwards = Forwards()
-_live: weakref.WeakSet[Wrapper] = weakref.WeakSet()
+_live: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
-def rivals(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> list[Wrapper]:
-    """The wrappers that average some of ``managed`` until ``wrapper`` does.
+def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
+    """The owners that average some of ``managed`` until ``owner`` does.
 
     These are older wrappers of the same module or of a part of the module, and wrappers whose
     layers were replaced.
@@ -60,55 +63,55 @@ def rivals(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> list[Wrapper]:
             or over other ranks.
     """
     mine = {id(param.tensor): param.name for param in managed}
-    submodules = set(wrapper.module.modules())
+    submodules = set(owner.module.modules())
 
-    def conflicts(other: Wrapper) -> bool:
+    def conflicts(other: Owner) -> bool:
         shared = _shared(other, mine)
         return (shared == "some" and other.module not in submodules) or (
-            shared != "none" and other.process_group is not wrapper.process_group
+            shared != "none" and other.group is not owner.group
         )
 
-    if any(conflicts(other) for other in _averaging_beside(wrapper)):
+    if any(conflicts(other) for other in _averaging_beside(owner)):
         gc.collect()  # the other wrapper may be garbage in a reference cycle
-    others = _averaging_beside(wrapper)
+    others = _averaging_beside(owner)
     for other in others:
         if conflicts(other):
-            names = [mine[id(p.tensor)] for p in other._managed() if id(p.tensor) in mine]
+            names = [mine[id(p.tensor)] for p in other.managed if id(p.tensor) in mine]
             raise _params_wrapped_elsewhere(names)
     return [other for other in others if _shared(other, mine) != "none"]
 
 
-def take(wrapper: Wrapper) -> bool:
-    """Makes ``wrapper`` the only wrapper that averages its parameters.
+def take(owner: Owner) -> bool:
+    """Makes ``owner`` the only one that averages its parameters.
 
     Returns:
         False: another wrapper has these parameters and further parameters. A backward through an
         output of that wrapper takes the parameters back.
     """
-    mine = {id(param.tensor): param.name for param in wrapper._managed()}
+    mine = {id(param.tensor): param.name for param in owner.managed}
     for_good = True
     for other in list(_live):
-        shared = "none" if other is wrapper else _shared(other, mine)
+        shared = "none" if other is owner else _shared(other, mine)
         if shared != "none":
-            other._yield_to(wrapper)
+            other.yield_to(owner)
             for_good = for_good and shared == "all"
-    _live.add(wrapper)
+    _live.add(owner)
     return for_good
 
 
-def others_than(wrapper: Wrapper) -> list[Wrapper]:
-    """The other wrappers of this process that average parameters."""
-    if _averaging_beside(wrapper):
+def others_than(owner: Owner) -> list[Owner]:
+    """The other owners of this process that average parameters."""
+    if _averaging_beside(owner):
         gc.collect()  # other wrappers may be garbage in a reference cycle
-    return _averaging_beside(wrapper)
+    return _averaging_beside(owner)
 
 
-def _averaging_beside(wrapper: Wrapper) -> list[Wrapper]:
-    return [other for other in list(_live) if other is not wrapper and other._averages()]
+def _averaging_beside(owner: Owner) -> list[Owner]:
+    return [other for other in list(_live) if other is not owner and other.averages()]
 
 
-def _shared(other: Wrapper, mine: dict[int, str]) -> str:
-    theirs = [id(param.tensor) in mine for param in other._managed()]
+def _shared(other: Owner, mine: dict[int, str]) -> str:
+    theirs = [id(param.tensor) in mine for param in other.managed]
     return "all" if theirs and all(theirs) else "some" if any(theirs) else "none"
 
 

@@ -15,7 +15,6 @@ from ddpx import _C, health
 from ddpx.comm.transport import Transport, name_of
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import Shard, is_dtensor
-from ddpx.reducer.options import ReducerOptions
 from ddpx.reducer.settings import Settings
 from ddpx.reducer.torch_only import OF_REDUCER, refuse
 
@@ -40,8 +39,6 @@ class Reducer(_C.Reducer):
         process_group: The ranks to average over.
         transport: Sums buckets in place of the group. None: the group sums them.
         options: How gradients are grouped, copied and summed.
-        trigger: The index of the parameter that delayed parameters wait for. None: no parameter is
-            delayed.
     """
 
     def __init__(
@@ -50,23 +47,15 @@ class Reducer(_C.Reducer):
         frozen: Sequence[ManagedParam],
         process_group: dist.ProcessGroup,
         transport: Transport | None,
-        options: ReducerOptions,
-        trigger: int | None = None,
+        options: _C.ReducerOptions,
     ) -> None:
         self.monitor = health.begin(process_group)
         super().__init__(
             [_as_reducer_param(p) for p in managed],
             process_group,
             transport,
-            options.caps,
-            options.mode,
-            options.gradient_as_bucket_view,
-            options.batched_grad_copy,
-            options.skip_unused_buckets,
+            options,
             [_C.ReducerParam(p.tensor, p.name) for p in frozen],
-            trigger,
-            options.precision,
-            options.lazy_bucket_allocation,
         )
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group

@@ -55,7 +55,7 @@ def record_into(
     """
     folder = str(folder)
     trace_file.check_folder(folder)  # before training, not after
-    recorder = Recorder(model, max_steps)
+    recorder = Recorder(model._ddpx, max_steps)
     number = _num_models[folder]
     if agreed:
         recorder.start()
@@ -68,7 +68,7 @@ def record_into(
 
 def _digest(model: ReducerDDP) -> str:
     """A digest of the layout. Ranks whose models differ do not get one recording."""
-    layout = [(param.name, *param.tensor.shape) for param in model._averaging.managed]
+    layout = [(param.name, *param.tensor.shape) for param in model._ddpx.managed]
     return hashlib.sha256(repr(layout).encode()).hexdigest()
 
 

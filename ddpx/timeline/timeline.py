@@ -9,7 +9,7 @@ from types import TracebackType
 
 from torch import nn
 
-from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.replica import replica_of
 from ddpx.errors import count
 from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.assembly import assemble
@@ -57,15 +57,7 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
     """
     if max_steps is not None and max_steps < 1:
         raise _bad_max_steps(max_steps)
-    return Timeline(Recorder(_find_wrapper(model), max_steps))
-
-
-def _find_wrapper(model: nn.Module) -> ReducerDDP:
-    modules = model.modules() if isinstance(model, nn.Module) else []
-    wrappers = [module for module in modules if isinstance(module, ReducerDDP)]
-    if len(wrappers) != 1:
-        raise _not_one_wrapper(model, len(wrappers))
-    return wrappers[0]
+    return Timeline(Recorder(replica_of(model), max_steps))
 
 
 class Timeline:
@@ -305,13 +297,6 @@ class Timeline:
 def _bad_max_steps(max_steps: object) -> ValueError:
     return ValueError(
         f"max_steps={max_steps!r} is not valid. Pass a positive number, or None for no limit."
-    )
-
-
-def _not_one_wrapper(model: object, number: int) -> TypeError:
-    return TypeError(
-        f"ddpx.record() records exactly one ReducerDDP, but {type(model).__name__} contains "
-        f"{number or 'none'}. Pass the wrapped model itself."
     )
 
 

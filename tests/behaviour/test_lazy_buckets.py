@@ -226,7 +226,7 @@ def _check_copy() -> None:
     twin = copy.deepcopy(model)
     assert model.lazy_bucket_allocation
     assert twin.lazy_bucket_allocation
-    assert twin._options.lazy_bucket_allocation
+    assert twin._ddpx.options.lazy_bucket_allocation
     _compare(_train(twin, "none"), _train(model, "none"), exact=True)
 
 

@@ -194,7 +194,8 @@ class Program:
         mode = self._instance("GraphMode")
         assert mode is not None
         view = self._draw(st.booleans())
-        values = [params, group.value, _C.BucketCaps(8, 8), mode.value, view]
+        options = _C.ReducerOptions(_C.BucketCaps(8, 8), mode.value, view)
+        values = [params, group.value, None, options]
         texts = f"{[t.text for t in tensors]} (sparse: {sparse}), {group.text}, caps of 8 bytes, "
         return self._make("Reducer", values, texts + f"{mode.text}, {view}")
 

@@ -122,7 +122,7 @@ class _ManyDtypes(nn.Module):
 def _check_many_dtypes(mode: str, caps: dict[str, float]) -> None:
     assert_trains_alike(_ManyDtypes, _plain(MODES[mode] | caps), mlp_step)
     model = ReducerDDP(_ManyDtypes(), **MODES[mode])
-    params = [param.tensor for param in model._averaging.managed]
+    params = [param.tensor for param in model._ddpx.managed]
     for bucket in model.reducer.plan.buckets:
         assert len({params[index].dtype for index in bucket}) == 1
 

@@ -183,7 +183,7 @@ def _one_round() -> None:
     models = [ReducerDDP(_module(), process_group=group) for _ in range(2)]
     made = transport.of(group)
     assert made is not None
-    assert [model._transport for model in models] == [made, made]
+    assert [model._ddpx.transport for model in models] == [made, made]
     for model in models:
         _step(model)
     dist.destroy_process_group(group)

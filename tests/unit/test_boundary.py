@@ -12,7 +12,7 @@ from ddpx import _C
 def _make_reducer(group: dist.ProcessGroup) -> _C.Reducer:
     param = _C.ReducerParam(nn.Parameter(torch.ones(3)), "weight")
     caps = _C.BucketCaps(1, 1)
-    return _C.Reducer([param], group, None, caps, _C.GraphMode.DEFAULT, False)
+    return _C.Reducer([param], group, None, _C.ReducerOptions(caps, _C.GraphMode.DEFAULT))
 
 
 def test_process_group_crosses(tmp_path):

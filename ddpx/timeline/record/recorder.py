@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ddpx import _C
-from ddpx.ddp.module import ReducerDDP
+from ddpx.comm.process_group import rank_of_job
+from ddpx.ddp.replica import Replica
 from ddpx.timeline.record.clocks import (
     Reading,
     clock_identity,
@@ -40,21 +40,21 @@ class Recorder:
     """Records the events of one model's reducer, from ``start`` to ``stop``.
 
     Args:
-        model: The wrapper.
+        replica: The object of the model's wrapper.
         max_steps: The number of steps to record. None: the last steps that the ring buffer holds.
     """
 
-    def __init__(self, model: ReducerDDP, max_steps: int | None) -> None:
-        params = model._averaging.managed
-        self._group = model.process_group
+    def __init__(self, replica: Replica, max_steps: int | None) -> None:
+        params = replica.managed
+        self._group = replica.group
         # Stored, because the file may be written after the group was destroyed.
         self.rank = self._group.rank()
-        self.global_rank = dist.get_rank()
+        self.global_rank = rank_of_job(self._group)
         self._name = ""
         self._world_size = self._group.size()
-        self._backend = model.reducer.transport
-        self._model = weakref.ref(model)
-        self._device = model.device
+        self._backend = replica.reducer.transport
+        self._replica = weakref.ref(replica)
+        self._device = replica.device
         self._names = tuple(param.name for param in params)
         self._num_bytes = tuple(
             0 if p.expect_sparse else p.tensor.numel() * p.tensor.element_size() for p in params
@@ -99,9 +99,9 @@ class Recorder:
     def _begin(self) -> None:
         self._core = self._make_core()
         self._core_wait.start()
-        model = self._model()
-        if model is not None:
-            model.reducer.add_recording(self._core)
+        replica = self._replica()
+        if replica is not None:
+            replica.reducer.add_recording(self._core)
 
     def stop(self, wait: bool = True) -> None:
         """Stops the recording of this rank.
@@ -110,9 +110,9 @@ class Recorder:
             wait: Wait until the device has finished all work. Pass False after an error, because
                 the device may never finish.
         """
-        model = self._model()
-        if model is not None:
-            model.reducer.remove_recording(self._core)
+        replica = self._replica()
+        if replica is not None:
+            replica.reducer.remove_recording(self._core)
         self._core_wait.stop()
         if wait:
             self._core.close()

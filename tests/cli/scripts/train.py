@@ -21,7 +21,7 @@ def parse_args() -> argparse.Namespace:
 
 def spoil(model: DDP) -> None:
     """Changes a gradient on rank 1 only after synchronization, as an incorrect reducer would."""
-    if type(model).__name__ == "ReducerDDP" and dist.get_rank() == 1:
+    if type(model).__module__.startswith("ddpx.") and dist.get_rank() == 1:
         weight = model.module[2].weight
 
         def damage(param: torch.Tensor) -> None:

@@ -1,0 +1,189 @@
+"""The functions of ddpx for wrapped models, beyond the methods of DDP.
+
+Each function is also a method of ``ReducerDDP``, unless the module has an attribute of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ddpx import errors
+from ddpx.ddp.post_sync import PostSyncHook
+from ddpx.ddp.replica import replica_of
+from ddpx.ddp.synchronized_grads import average_grads
+
+
+class AsMethod:
+    """Makes a function a method of wrappers whose module has no attribute of the name.
+
+    Classes derived from DDP often pass unknown names on to their module. A method of ours would
+    hide the module's.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, wrapper: nn.Module | None, owner: type | None = None) -> Callable[..., Any]:
+        if wrapper is None:
+            return self._function
+        name = self._function.__name__
+        if hasattr(wrapper.module, name):
+            raise AttributeError(
+                f"{type(wrapper).__name__} has no method {name}, because the wrapped module has an "
+                f"attribute of this name. Call ddpx.{name}(model)."
+            )
+        return MethodType(self._function, wrapper)
+
+
+def set_requires_gradient_sync(model: nn.Module, requires_gradient_sync: bool) -> None:
+    """Sets whether backwards from now on average gradients.
+
+    The name is that of FSDP2. ``no_sync()`` does the same for a block.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+        requires_gradient_sync: True to average gradients, False to keep them local.
+
+    Example:
+        >>> ddpx.set_requires_gradient_sync(model, False)
+        >>> model(inputs).sum().backward()
+        >>> model.module.weight.grad  # of this rank alone
+        tensor([[8., 8., 8., 8.]])
+    """
+    replica_of(model).reducer.sync_enabled = bool(requires_gradient_sync)
+
+
+def reset(model: nn.Module) -> None:
+    """Prepares the wrapper for a new step after a step that failed.
+
+    After an error in ``backward()`` the wrapper does this by itself. A training loop needs the
+    call if the loop caught an error outside ``backward()``. After the call, the next forward
+    does not report parameters that the last backward left without a gradient. Between complete
+    steps the call has no effect.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+
+    Raises:
+        RuntimeError: A backward is running.
+
+    Example:
+        >>> loss = model(inputs).sum()
+        >>> del loss  # this step has no backward
+        >>> ddpx.reset(model)
+        >>> model(inputs).sum().backward()
+    """
+    replica_of(model).reducer.reset()
+
+
+def set_check_finite(model: nn.Module, enabled: bool = True) -> None:
+    """Sets whether ``backward()`` raises if a gradient has NaN or infinity.
+
+    The check is off by default. If one rank has such a gradient, all ranks of the process
+    group raise. The error names the step, the rank and the parameter.
+
+    The setting must be the same on all ranks. The check reads every gradient, and adds an
+    all-reduce of a few bytes to each step. ``DDPX_CHECK_FINITE=1`` turns the check on without
+    a change of the script. Do not combine the check with a gradient scaler: a scaler expects
+    such steps and skips them.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+        enabled: True to turn the check on, False to turn it off. Default True.
+
+    Raises:
+        TypeError: ``enabled`` is not a bool.
+        RuntimeError: A backward is running.
+
+    Example:
+        >>> ddpx.set_check_finite(model)
+        >>> (model(inputs) * float("inf")).sum().backward()
+        Traceback (most recent call last):
+            ...
+        RuntimeError: ...
+    """
+    if not isinstance(enabled, bool):
+        raise errors.not_a_flag("enabled", enabled)
+    replica_of(model).reducer.set_check_finite(enabled)
+
+
+def register_post_sync_hook(
+    model: nn.Module, param_or_module: torch.Tensor | nn.Module, fn: PostSyncHook
+) -> RemovableHandle:
+    """Calls ``fn(param)`` after each synchronized backward, when ``param.grad`` is averaged.
+
+    An exception of ``fn`` reaches the caller of ``backward()``.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+        param_or_module: A parameter, or a module. For a module, the wrapper calls ``fn`` for
+            each parameter of the module that the wrapper averages.
+        fn: The hook. The return value is ignored.
+
+    Returns:
+        A handle. ``handle.remove()`` removes the hook.
+
+    Raises:
+        ValueError: This wrapper averages none of the parameters.
+
+    Example:
+        >>> def print_norm(param):
+        ...     print(f"{param.grad.norm():.1f}")
+        >>> handle = ddpx.register_post_sync_hook(model, model.module.weight, print_norm)
+        >>> model(inputs).sum().backward()
+        32.0
+        >>> handle.remove()
+    """
+    replica = replica_of(model)
+    return replica.post_sync.register(replica.reducer, replica.managed, param_or_module, fn)
+
+
+def synchronized_grads(
+    model: nn.Module,
+    loss: torch.Tensor,
+    tensors: Sequence[torch.Tensor],
+    *,
+    retain_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """Computes ``torch.autograd.grad(loss, tensors)`` and averages the result over ranks.
+
+    Every rank calls this method with the same number of tensors, of the same shapes.
+    ``param.grad`` does not change.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+        loss: A scalar tensor.
+        tensors: Parameters, or other tensors of the graph.
+        retain_graph: Keep the graph for another backward. Default False.
+        allow_unused: Allow tensors that the loss does not depend on. Default False.
+
+    Returns:
+        A gradient for each tensor, in the tensor's shape. A rank that did not use a tensor
+        contributes zeros. The gradient is None if no rank used the tensor.
+
+    Raises:
+        RuntimeError: The loss does not depend on a tensor, and ``allow_unused`` is False.
+
+    Example:
+        >>> loss = model(inputs).sum()
+        >>> ddpx.synchronized_grads(model, loss, [model.module.weight])
+        (tensor([[16., 16., 16., 16.]]),)
+    """
+    tensors = tuple(tensors)
+    replica = replica_of(model)
+    reducer = replica.reducer
+    syncs, reducer.sync_enabled = reducer.sync_enabled, False
+    try:
+        grads = torch.autograd.grad(
+            loss, tensors, retain_graph=retain_graph, allow_unused=allow_unused
+        )
+    finally:
+        reducer.sync_enabled = syncs
+    return average_grads(grads, tensors, loss.device, replica.group, replica.options.reduce_dtype)

@@ -1,0 +1,206 @@
+"""This rank's replica of a module: everything that ddpx keeps for a wrapper."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import errors, params
+from ddpx.comm import transport as transports
+from ddpx.ddp import agreement, checks
+from ddpx.ddp.averaging import Averaging
+from ddpx.ddp.buffers import BufferSync
+from ddpx.ddp.comm_hooks import CommHook
+from ddpx.ddp.join import UnevenInputs
+from ddpx.ddp.optimizers import OptimizersInBackward
+from ddpx.ddp.options import Options
+from ddpx.ddp.post_sync import PostSync
+from ddpx.params import ownership
+from ddpx.params.delayed import DelayedParams
+from ddpx.reducer import Reducer
+
+ATTRIBUTE = "_ddpx"  # a wrapper has its replica under this name, and nothing else of ddpx
+
+
+class Replica:
+    """One rank's copy of a module, whose gradients are averaged over ranks.
+
+    A wrapper owns this object as its attribute ``_ddpx``. The other attributes of a wrapper have
+    names of DDP, so that names of a derived class collide with DDP's names only.
+
+    Attributes:
+        module: The module.
+        ignored: Names of parameters and buffers that take no part.
+        group: The ranks to average over.
+        transport: The transport of buckets. None: the group.
+        options: The arguments of the wrapper.
+        delayed: The parameters whose all-reduce is delayed.
+        mixed_precision: The argument of this name.
+        averaging: The reducer and what belongs to it, after :meth:`attach`.
+        buffers: The buffers that forwards broadcast.
+        comm_hook: The hook in place of the all-reduce.
+        optimizers: The optimizers that run during backward.
+        post_sync: The hooks that run after a synchronized backward.
+        uneven: The state of join contexts.
+        error: The last error outside the reducer, for logging data.
+    """
+
+    averaging: Averaging
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup,
+        options: Options,
+        delayed: DelayedParams,
+        mixed_precision: Any,
+    ) -> None:
+        self.module = module
+        self.ignored = params.ignored_names(module)
+        self.group = group
+        self.transport: transports.Transport | None = None
+        self.options = options
+        self.delayed = delayed
+        self.mixed_precision = mixed_precision
+        self.buffers = BufferSync(module, self.ignored, options.sync_buffers_at_forward)
+        self.comm_hook = CommHook()
+        self.optimizers = OptimizersInBackward()
+        self.post_sync = PostSync()
+        self.uneven = UnevenInputs()
+        self.error: str | None = None
+
+    @property
+    def reducer(self) -> Reducer:
+        """The reducer."""
+        return self.averaging.reducer
+
+    @property
+    def managed(self) -> Sequence[params.ManagedParam]:
+        """The averaged parameters. Empty if construction failed."""
+        averaging: Averaging | None = self.__dict__.get("averaging")
+        return [] if averaging is None else averaging.managed
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first averaged parameter, on which ranks communicate."""
+        return self.managed[0].tensor.device
+
+    def agree(self, device: torch.device) -> None:
+        """Compares the module and the options of all ranks, and broadcasts the state of rank 0.
+
+        A collective call.
+
+        Args:
+            device: The device of tensors that the group can send.
+
+        Raises:
+            RuntimeError: Ranks differ.
+            ValueError: Ranks cannot use the transport of the options.
+        """
+        self.transport = agreement.make_ranks_agree(
+            self.module,
+            self.ignored,
+            self.options,
+            {**self.delayed.describe(self.module), **checks.describe(self.mixed_precision)},
+            self.group,
+            device,
+        )
+
+    def attach(self, managed: Sequence[params.ManagedParam]) -> None:
+        """Starts to average the gradients of ``managed``."""
+        for rival in ownership.rivals(self, managed):
+            rival.make_room()
+        self.averaging = Averaging(
+            self.module,
+            self.ignored,
+            managed,
+            self.group,
+            self.transport,
+            self.options,
+            self.delayed,
+            self.mixed_precision,
+        )
+        self.reducer.wait_for = self.post_sync.wait_for
+        ownership.take(self)
+        self.averaging.reduce_in_low_precision(self.comm_hook)
+
+    def move_to(self, group: dist.ProcessGroup, num_steps: int) -> None:
+        """Averages over ranks that have the same state, as after construction.
+
+        Args:
+            group: The ranks.
+            num_steps: The number of steps that these ranks have made.
+        """
+        for param in self.module.parameters():
+            param.grad = None
+        self.transport = transports.of(group)
+        self.averaging.move_to(group, self.transport, num_steps)
+        self.group = group
+        self.post_sync.drop_futures()
+        self.buffers.last_forward_was_synchronized = True
+
+    # ---- copies --------------------------------------------------------------------------------
+
+    def without_ranks(self) -> Replica:
+        """A copy without a group, a transport and a reducer. It can be pickled."""
+        twin = copy.copy(self)
+        for name in ("averaging", "group", "transport"):
+            del twin.__dict__[name]
+        return twin
+
+    def continue_with(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+        """Completes a copy without ranks, before :meth:`attach`.
+
+        Not all ranks may make a copy, so the copy uses the group for its buckets.
+        """
+        self.module = module
+        self.group = group
+        self.transport = None
+        if self.optimizers.active:  # their hooks belong to the parameters of the original
+            self.comm_hook, self.optimizers = CommHook(), OptimizersInBackward()
+
+    # ---- several replicas of the same parameters -----------------------------------------------
+
+    def averages(self) -> bool:
+        """Whether backwards average the parameters for this replica."""
+        return bool(self.managed) and not self.averaging.has_yielded
+
+    def make_room(self) -> None:
+        """Another replica is about to average the parameters."""
+        self.averaging.make_room()
+
+    def yield_to(self, owner: ownership.Owner) -> None:
+        """Another replica averages the parameters now."""
+        self.reducer.yield_to(owner.reducer)
+        self.averaging.make_room()
+
+    def is_part_of_another(self) -> bool:
+        """Whether this forward is a part of the forward, or the backward, of the replica that
+        averages now. The module then simply runs."""
+        return self.averaging.has_yielded and (
+            ownership.forwards.contain_another_than(self) or torch._C._current_graph_task_id() != -1
+        )
+
+
+def replicas_in(model: object) -> list[Replica]:
+    """The replicas of the wrappers in ``model``, which may be a wrapper or a module around one."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    found = (module.__dict__.get(ATTRIBUTE) for module in modules)
+    return [replica for replica in found if isinstance(replica, Replica)]
+
+
+def replica_of(model: object) -> Replica:
+    """The replica of the only wrapper in ``model``.
+
+    Raises:
+        TypeError: ``model`` contains no wrapper, or contains several.
+    """
+    found = replicas_in(model)
+    if len(found) != 1:
+        raise errors.not_one_wrapper(model, len(found))
+    return found[0]
