@@ -8,7 +8,7 @@ from foreign.reasons import REASONS
 from foreign.suite import Outcomes, Suite
 
 _FILE = "foreign_rpc_tests.py"
-_LIMIT_S = 120.0
+_LIMIT_S = 240.0  # a test starts up to six processes, each of which imports torch
 
 
 def _run(environment: Environment, contestant: str) -> Outcomes:
