@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test docs wheel test-torch lock lint format parity-table advice-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test foreign-test docs wheel test-torch lock lint format parity-table advice-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ sanitize: build $(VENV)/.extra-test  ## run tests under Address-, UndefinedBehav
 
 peer-test: build $(VENV)/.extra-test $(if $(VERSION),$(VENV)/.extra-packages)  ## run torch's own tests of DDP with ReducerDDP in DDP's place (VERSION=2.15.0: those of another torch)
 	$(BIN)/python scripts/peer_test.py $(if $(VERSION),--torch $(VERSION))
+
+foreign-test: build $(VENV)/.extra-test  ## run suites of torchft, Accelerate, trainers and torch with ReducerDDP in DDP's place, and write docs/compatibility.md (SUITE=torchft: one suite)
+	$(BIN)/python scripts/foreign_test.py $(SUITE)
 
 docs: build $(VENV)/.extra-docs  ## build the API reference into build/docs; warnings are errors
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env --quiet docs/api build/docs

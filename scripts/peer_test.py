@@ -43,6 +43,7 @@ def main() -> int:
     import sync_batch_norm_cpu
     import torch_tests
     import verdicts
+    from outcomes import Outcome
 
     start = time.monotonic()
     module = torch_tests.load()
@@ -52,12 +53,12 @@ def main() -> int:
     names = [n for n in torch_tests.ddp_tests(module) if re.search(arguments.k, n)]
 
     which = ("torch", "ddpx") if arguments.contestant == "both" else (arguments.contestant,)
-    outcomes: dict[tuple[str, str], ranks.Outcome] = {}
+    outcomes: dict[tuple[str, str], Outcome] = {}
     cache = _cache_file()
     if cache.exists():
         for name, fields in json.loads(cache.read_text()).items():
             if not (arguments.refresh and name in names and "torch" in which):
-                outcomes["torch", name] = ranks.Outcome(**fields)
+                outcomes["torch", name] = Outcome(**fields)
     work = [
         (name, contestant, torch_tests.WORLD_SIZES.get(name, torch_tests.DEFAULT_WORLD_SIZE))
         for name in names
@@ -65,7 +66,7 @@ def main() -> int:
         if (contestant, name) not in outcomes
     ]
 
-    def on_outcome(name: str, contestant: str, outcome: ranks.Outcome) -> None:
+    def on_outcome(name: str, contestant: str, outcome: Outcome) -> None:
         outcomes[contestant, name] = outcome
         print(f"{contestant:5} {name}: {outcome.status} ({outcome.seconds} s)", flush=True)
         if arguments.verbose and outcome.details and contestant == which[-1]:

@@ -3,7 +3,9 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace ddpx::running_task {
@@ -25,6 +27,19 @@ const GraphTask* this_task() {
 #pragma GCC diagnostic pop
   const auto* address = reinterpret_cast<const char*>(member) - offset;
   return reinterpret_cast<const GraphTask*>(address);
+}
+
+using ExecInfo = std::unordered_map<Node*, GraphTask::ExecInfo>;
+
+// Whether distributed autograd runs the task. It alone puts hooks on captured gradients, by which
+// it accumulates them.
+bool is_distributed(const ExecInfo& asked_for) {
+  return std::any_of(asked_for.begin(), asked_for.end(), [](const auto& entry) {
+    const auto& captures = entry.second.captures_;
+    return captures && std::any_of(captures->begin(), captures->end(), [](const auto& capture) {
+             return !capture.DO_NOT_USE_DEPRECATED_get_capture_hooks().empty();
+           });
+  });
 }
 
 }  // namespace
@@ -53,7 +68,7 @@ bool is_nested() {
 
 bool runs_whole_graph() {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-  return asked_for == nullptr || asked_for->empty();
+  return asked_for == nullptr || asked_for->empty() || is_distributed(*asked_for);
 }
 
 bool returns_grad_of(const Node* node) {
@@ -62,13 +77,15 @@ bool returns_grad_of(const Node* node) {
     return false;
   }
   const auto entry = asked_for->find(const_cast<Node*>(node));
-  return entry != asked_for->end() && entry->second.captures_ != nullptr;
+  return entry != asked_for->end() && entry->second.captures_ != nullptr &&
+         !is_distributed(*asked_for);
 }
 
 std::vector<bool> unreached(const std::vector<GradHook>& hooks) {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
   const std::unordered_set<Node*>* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const Node* root = torch::autograd::get_current_node().get();  // the list lacks the root
+  const bool distributed = asked_for != nullptr && is_distributed(*asked_for);
   const auto reaches = [&](const GradHook& hook) {
     auto* const node = const_cast<Node*>(hook.accumulator());
     if (node == root) {
@@ -76,7 +93,8 @@ std::vector<bool> unreached(const std::vector<GradHook>& hooks) {
     }
     if (asked_for != nullptr && !asked_for->empty()) {
       const auto entry = asked_for->find(node);
-      return entry != asked_for->end() && entry->second.needed_;
+      return entry != asked_for->end() &&
+             (entry->second.needed_ || (distributed && entry->second.captures_));
     }
     return nodes == nullptr || nodes->count(node) != 0;
   };

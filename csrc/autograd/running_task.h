@@ -26,8 +26,8 @@ const std::atomic_bool* has_raised();
 // Whether another graph task waits for the task. Also right on a thread that ends the task.
 bool is_nested();
 
-// Whether the task accumulates into every leaf, as backward() does. False for autograd.grad() and
-// backward(inputs=...).
+// Whether the task accumulates into every leaf, as backward() and a backward of torch's distributed
+// autograd do. False for autograd.grad() and backward(inputs=...).
 bool runs_whole_graph();
 
 // Whether the task returns the gradient that arrives at `node` to its caller, as autograd.grad()

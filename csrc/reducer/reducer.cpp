@@ -262,6 +262,7 @@ void Reducer::fail() noexcept {
 void Reducer::recover(bool captured) {
   auto& context = context_;
   step_.reset();
+  distributed_grads_.drop_all();
   if (captured) {
     // Captured work never runs. Memory that is allocated now might belong to the graph.
     context.buckets.drop_captured();

@@ -15,6 +15,7 @@
 
 #include "../autograd/backward_scope.h"
 #include "../autograd/backward_sync.h"
+#include "../autograd/distributed_grads.h"
 #include "../autograd/output_watch.h"
 #include "../readiness/forward_grads.h"
 #include "context.h"
@@ -309,6 +310,7 @@ class Reducer final : public GradListener,
   std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
   BackwardScope scope_;
   BackwardSync backward_sync_;
+  DistributedGrads distributed_grads_;
   OutputWatch outputs_;
   ForwardGrads forward_;
   bool captured_ = false;  // the last forward, or the running step, is captured into a graph

@@ -99,8 +99,10 @@ void Reducer::on_grad(std::size_t param_index) {
     refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);
+  distributed_grads_.pull(param_index, context_.params[param_index]);
   if (context_.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
     keep_local(param_index);
+    distributed_grads_.push_all();
     return;
   }
   scope_.track(weak_from_this());  // first, so that an error below is reported as an abort
@@ -313,6 +315,7 @@ void Reducer::finish_step() {
 void Reducer::end_step() {
   const bool with_grads = step_->kind() == Step::Kind::kWithGrads;
   context_.use.static_use_known = true;
+  distributed_grads_.push_all();
   step_.reset();
   context_.buckets.forget_streams();
   captured_ = false;

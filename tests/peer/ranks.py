@@ -16,7 +16,7 @@ import time
 import traceback
 import unittest
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,26 +27,10 @@ import contestants
 import torch
 import torch.distributed as dist
 import torch_tests
+from outcomes import Outcome
 
 # How long ranks may still run after one has failed, since they may wait for that rank.
 GRACE_S = 3.0
-
-
-@dataclass
-class Outcome:
-    """The outcome of one test with one class."""
-
-    status: str
-    """"pass", "fail", "skip", "timeout" or "crash"."""
-    reason: str = ""
-    built: int = 0
-    """Wrappers of the class under test that rank 0 began to construct."""
-    seconds: float = 0.0
-    details: str = ""
-    """Traceback of the first rank that failed, and what ranks printed."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass

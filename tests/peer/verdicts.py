@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranks import Outcome
+from outcomes import Outcome
 from tabulate import tabulate
 
 BAD = ("WORSE", "STALE")
-_EXCUSE = re.compile(r"^\|\s*`(test_\w+)`\s*\|")
+_EXCUSE = re.compile(r"^\|\s*`(test_\w+)`\s*\|\s*(.*?)\s*\|")
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Line:
         """
         if self.torch is None or self.ddpx is None:
             return ""
-        if not self.torch.built and self.torch.status == "pass":
-            return "no DDP"
+        if not self.torch.built and self.torch.status == self.ddpx.status == "pass":
+            return "STALE" if self.excused else "no DDP"
         if self.ddpx.status == "pass":
             if self.excused:
                 return "STALE"
@@ -50,12 +50,16 @@ class Line:
         return "excused" if self.excused else "WORSE"
 
 
-def excused_tests(divergences: Path) -> set[str]:
-    """Names in backticks in the first column of Markdown tables in ``divergences``."""
+def excused_tests(divergences: Path) -> dict[str, str]:
+    """The excused tests, with their reasons.
+
+    These are the first two columns of Markdown tables in ``divergences``, where the first column is
+    the name of a test in backticks.
+    """
     if not divergences.exists():
-        return set()
+        return {}
     lines = divergences.read_text().splitlines()
-    return {match[1] for match in map(_EXCUSE.match, lines) if match}
+    return {match[1]: match[2] for match in map(_EXCUSE.match, lines) if match}
 
 
 def table(lines: list[Line]) -> str:

@@ -1,0 +1,10 @@
+"""The suites, by name, in the order of docs/compatibility.md."""
+
+from __future__ import annotations
+
+from foreign.suite import Suite
+from foreign.suites import accelerate, composer, nvrx, torch_ddp, torch_rpc, torchft, trainers
+
+_MODULES = (torch_ddp, torch_rpc, torchft, accelerate, trainers, nvrx, composer)
+
+SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in _MODULES}
