@@ -12,8 +12,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ddpx import errors, health, params, version
-from ddpx.comm import state_sync, transport
+from ddpx.comm import state_sync, transforms, transport
+from ddpx.comm.parts import PER_TENSOR, parts_of
 from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
 from ddpx.ddp.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
@@ -69,19 +71,24 @@ def faults_reach_all_ranks(construct: Callable[_P, None]) -> Callable[_P, None]:
             construct(*args, **kwargs)
         except Exception as error:
             if not _construction.compared:
-                _tell(error, signature.bind(*args, **kwargs).arguments)
+                _tell(error, functools.partial(signature.bind, *args, **kwargs))
             raise
 
     return checked
 
 
-def _tell(error: Exception, arguments: Mapping[str, Any]) -> None:
+def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
     """Tells the other ranks that this rank raises ``error``.
+
+    Args:
+        error: The error of this rank.
+        bind: Returns the arguments of the constructor.
 
     Raises:
         Exception: Other ranks have no such error. The text names the ranks that have the error.
     """
     try:
+        arguments = bind().arguments
         compares = bool(arguments.get("init_sync", True))
         group = resolve_group(arguments.get("process_group"), arguments.get("device_mesh"))
     except Exception:
@@ -131,7 +138,7 @@ def make_ranks_agree(
         RuntimeError: Ranks differ.
         ValueError: Ranks cannot use the transport of the options.
     """
-    state = params.module_state(module, ignored, options.sync_buffers_at_init)
+    state = _state(module, ignored, options.sync_buffers_at_init)
     description = _describe(module, ignored, options, further_options, device)
     with health.constructing(group):
         found = _compare(description, group, device)
@@ -139,6 +146,21 @@ def make_ranks_agree(
             state_sync.broadcast(state, group)
             return transport.connect(options.transport, group, device)
     raise found
+
+
+def _state(module: nn.Module, ignored: frozenset[str], with_buffers: bool) -> list[torch.Tensor]:
+    """The tensors of the module that ranks broadcast.
+
+    Raises:
+        RuntimeError: One of the tensors cannot be broadcast.
+    """
+    named = dict(params.named_state(module, ignored, with_buffers))
+    for name, tensor in named.items():
+        try:
+            parts_of(tensor.detach())
+        except Exception as error:
+            raise _cannot_be_broadcast(name, tensor, error) from error
+    return [tensor.detach() for tensor in named.values()]
 
 
 def _describe(
@@ -174,11 +196,24 @@ def _layout(tensor: torch.Tensor) -> str:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "uninitialized"
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        return f"nested, {dtype}, {tensor.layout}, with {tensor.values().numel()} elements"
     if is_dtensor(tensor):
         local = local_part(tensor)
         placements = tuple(tensor.placements)  # type: ignore[attr-defined]
         return f"DTensor of shape {tuple(tensor.shape)}, {placements}, locally {_layout(local)}"
-    return f"shape {tuple(tensor.shape)}, {dtype}, strides {tensor.stride()}"
+    if tensor.layout is torch.strided:
+        memory = f"strides {tensor.stride()}"
+    else:
+        memory = f"layout {str(tensor.layout).removeprefix('torch.')}"
+        with suppress(TypeError):  # the layout hides its memory
+            sizes = [tuple(part.shape) for part in parts_of(tensor)]
+            memory += f" of tensors of shapes {', '.join(map(str, sizes))}"
+    if tensor.is_quantized:
+        memory += f", {tensor.qscheme()}"
+        if tensor.qscheme() in PER_TENSOR:
+            memory += f" by {tensor.q_scale()} from {tensor.q_zero_point()}"
+    return f"shape {tuple(tensor.shape)}, {dtype}, {memory}"
 
 
 def _compare(
@@ -245,9 +280,10 @@ def _all_gather_bytes(
     payload: bytes, size: int, device: torch.device, group: dist.ProcessGroup
 ) -> list[bytes]:
     """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
-    mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8).to(device)
-    theirs = [torch.empty_like(mine) for _ in range(world_size(group))]
-    with health.collective_call(group):
+    with transforms.outside(), health.collective_call(group):
+        own = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
+        mine = own.to(device)
+        theirs = [torch.empty_like(mine) for _ in range(world_size(group))]
         health.wait_for(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
         # With NCCL the host waits here, so that this must be within collective_call().
         return [bytes(tensor.cpu().tolist()) for tensor in theirs]
@@ -267,6 +303,14 @@ def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
         + "\n".join(lines)
         + "\nBuild the model in the same way on every rank. Freeze the same parameters before "
         "wrapping."
+    )
+
+
+def _cannot_be_broadcast(name: str, tensor: torch.Tensor, cause: Exception) -> RuntimeError:
+    return RuntimeError(
+        f"construction cannot broadcast '{name}', a {type(tensor).__name__}: {cause}. Give this "
+        "tensor its values and a layout that torch can write to before wrapping, or exclude the "
+        "tensor: ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)."
     )
 
 

@@ -57,6 +57,9 @@ def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -
     lazy = [p.name for p in managed if isinstance(p.tensor, UninitializedParameter)]
     if lazy:
         raise _uninitialized_params(lazy)
+    other = [p.name for p in managed if p.tensor.is_nested or p.tensor.layout != torch.strided]
+    if other:
+        raise _not_dense(other)
     computed = [p.name for p in managed if not p.tensor.is_leaf]
     if computed:
         raise _not_leaves(computed)
@@ -102,6 +105,14 @@ def _uninitialized_params(names: Sequence[str]) -> RuntimeError:
         "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
         "Run a dummy forward pass to correctly initialize the modules. "
         f"This module has {errors.count_names(names, 'uninitialized (lazy) parameter')}."
+    )
+
+
+def _not_dense(names: Sequence[str]) -> RuntimeError:
+    return RuntimeError(
+        "gradients of dense parameters only can be averaged, but the module trains "
+        f"{errors.count_names(names, 'parameter')}, in a sparse, nested or opaque layout. Freeze "
+        "such parameters, or hold their values in a dense parameter."
     )
 
 

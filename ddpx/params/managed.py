@@ -88,14 +88,21 @@ def named_managed_buffers(
     return [(name, buffer) for name, buffer in module.named_buffers() if name not in ignored]
 
 
+def named_state(
+    module: nn.Module, ignored: Collection[str], with_buffers: bool
+) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers that must be equal on all ranks, including frozen parameters."""
+    state: list[tuple[str, torch.Tensor]] = [
+        (name, param) for name, param in module.named_parameters() if name not in ignored
+    ]
+    return state + (named_managed_buffers(module, ignored) if with_buffers else [])
+
+
 def module_state(
     module: nn.Module, ignored: Collection[str], with_buffers: bool
 ) -> list[torch.Tensor]:
-    """The parameters and buffers that must be equal on all ranks, including frozen parameters."""
-    state = [p.detach() for name, p in module.named_parameters() if name not in ignored]
-    if with_buffers:
-        state += [b.detach() for _, b in named_managed_buffers(module, ignored)]
-    return state
+    """The tensors of :func:`named_state`, without autograd."""
+    return [tensor.detach() for _, tensor in named_state(module, ignored, with_buffers)]
 
 
 def names_by_index(
