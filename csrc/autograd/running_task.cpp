@@ -56,13 +56,21 @@ bool runs_whole_graph() {
   return asked_for == nullptr || asked_for->empty();
 }
 
+bool returns_grads() {
+  const auto* task = this_task();
+  return task != nullptr && !task->captured_vars_.empty();
+}
+
 bool returns_grad_of(const Node* node) {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
   if (asked_for == nullptr) {
     return false;
   }
-  const auto entry = asked_for->find(const_cast<Node*>(node));
-  return entry != asked_for->end() && entry->second.captures_ != nullptr;
+  auto* const key = const_cast<Node*>(node);
+  const auto entry = asked_for->find(key);
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  return entry != asked_for->end() && entry->second.captures_ != nullptr &&
+         (nodes == nullptr || nodes->count(key) != 0);
 }
 
 std::vector<bool> unreached(const std::vector<GradHook>& hooks) {

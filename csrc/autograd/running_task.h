@@ -30,6 +30,9 @@ bool is_nested();
 // backward(inputs=...).
 bool runs_whole_graph();
 
+// Whether the task returns gradients to its caller, as autograd.grad() does.
+bool returns_grads();
+
 // Whether the task returns the gradient that arrives at `node` to its caller, as autograd.grad()
 // does for the tensors that it is asked for.
 bool returns_grad_of(const torch::autograd::Node* node);

@@ -17,6 +17,7 @@
 #include "../readiness/arrival_order.h"
 #include "../readiness/arrival_tracker.h"
 #include "../readiness/param_use.h"
+#include "../readiness/taken_grads.h"
 #include "exclusive_mutex.h"
 #include "params.h"
 #include "phase.h"
@@ -115,6 +116,7 @@ struct ReducerContext {
   ArrivalHistory arrivals;
   ArrivalOrder order;
   ParamUse use;
+  TakenGrads taken_grads;
   StepObserver observer;
   std::string last_error;
 

@@ -125,6 +125,11 @@ bool Reducer::prepare_forward(bool captured) {
   }
   check_peers();
   check_params();
+  const auto diverged = context_.taken_grads.pop_changed(context_.params.leaves());
+  if (!diverged.empty()) {
+    context_.raise(
+        errors::local_grads_applied(context_.where(), context_.params.names_of(diverged)));
+  }
   const auto never_came = forward_.never_came();
   forward_.restart();
   if (!never_came.empty()) {
@@ -294,6 +299,7 @@ void Reducer::reset() {
   check_outside_backward("reset()");
   backward_sync_ = {};
   forward_.give_up();
+  context_.taken_grads.clear();
   if (context_.phase == Phase::kReady) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     abandon_step();

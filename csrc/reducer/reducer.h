@@ -283,6 +283,7 @@ class Reducer final : public GradListener,
 
   void predict_unused();
   bool reaches_nothing() const;
+  void take_grads();
   void check_owner() const;
   void check_joined_step();
   void refuse_capture() const;

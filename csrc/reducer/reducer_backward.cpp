@@ -31,8 +31,13 @@ void Reducer::on_output_grad(ForwardSync forward) {
       running_task::runs_whole_graph()) {
     throw errors::joined_step_is_local(context_.where());
   }
-  if (!sync_enabled_ || params.hooks().empty()) {
-    if (context_.observer.recorded()) {
+  const bool averages = sync_enabled_ && !params.hooks().empty();
+  const bool returns_grads = running_task::returns_grads();
+  if (averages && returns_grads && (forward != ForwardSync::kOff || backward_sync_.prepared())) {
+    take_grads();
+  }
+  if (!averages || returns_grads) {
+    if (context_.observer.recorded() && context_.phase == Phase::kIdle) {
       scope_.track(weak_from_this());  // to record the end of the local backward
     }
     return;
@@ -41,17 +46,6 @@ void Reducer::on_output_grad(ForwardSync forward) {
   backward_sync_.reach_output(forward);
   if (backward_sync_.local()) {
     return;
-  }
-  Indices asked_for;
-  for (std::size_t i = 0; i < params.hooks().size() && !running_task::runs_whole_graph(); ++i) {
-    if (running_task::returns_grad_of(params.hooks()[i].accumulator())) {
-      asked_for.push_back(i);
-    }
-  }
-  if (!asked_for.empty()) {
-    const auto names = params.names_of(asked_for);
-    throw backward_sync_.prepared() ? errors::grads_taken_away(context_.where(), names)
-                                    : errors::autograd_grad_of_params(context_.where(), names);
   }
   if (has_yielded()) {
     reclaim();
@@ -70,6 +64,31 @@ void Reducer::on_output_grad(ForwardSync forward) {
   for (const auto param_index : local_arrivals) {
     params.links().pull(param_index);  // pushed by an earlier arrival of the same param
     arrive(param_index);
+  }
+}
+
+// autograd.grad() returns gradients of this rank alone.
+void Reducer::take_grads() {
+  const auto& params = context_.params;
+  Indices taken;
+  for (std::size_t i = 0; i < params.hooks().size(); ++i) {
+    if (running_task::returns_grad_of(params.hooks()[i].accumulator())) {
+      taken.push_back(i);
+    }
+  }
+  if (!taken.empty() && backward_sync_.prepared()) {
+    scope_.track(weak_from_this());
+    throw errors::grads_taken_away(context_.where(), params.names_of(taken));
+  }
+  if (taken.empty() || context_.collective->alone() || has_yielded()) {
+    return;
+  }
+  if (context_.taken_grads.empty()) {
+    context_.taken_grads.start(params.leaves(), /*averaged=*/context_.num_steps > 0);
+  }
+  for (const auto i : taken) {
+    const auto& leaf = params.leaves()[i];
+    context_.taken_grads.take(i, leaf, leaf.grad().defined() || forward_.arrived(i));
   }
 }
 

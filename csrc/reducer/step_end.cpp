@@ -111,7 +111,7 @@ void Step::finalize(std::size_t bucket_index) {
       slots.push_back(&slot);
     }
   }
-  write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+  write_back(bucket, slots);
   if (!more_to_come) {
     bucket.release_reduced();
   }
@@ -136,8 +136,17 @@ void Step::write_back_params_of_peers() {
         slots.push_back(&slot);
       }
     }
-    write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+    write_back(bucket, slots);
     bucket.release_reduced();
+  }
+}
+
+void Step::write_back(const Bucket& bucket, const std::vector<const Slot*>& slots) {
+  ddpx::write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+  auto& taken_grads = context_.taken_grads;
+  for (std::size_t i = 0; !taken_grads.empty() && i < slots.size(); ++i) {
+    const auto param_index = slots[i]->param_index;
+    taken_grads.record_average(param_index, context_.params.leaves()[param_index]);
   }
 }
 
