@@ -295,10 +295,12 @@ def wait(work: dist.Work, process_group: dist.ProcessGroup, device: torch.device
 def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
     """Made at the first call; None if there is nobody to watch."""
 
-def next_health_record() -> HealthRecord | None:
-    """Waits for a record. Returns None once for each call of :func:`close_health_log`."""
+def take_health_record() -> HealthRecord | None:
+    """The oldest record; None if there is none: the thread that reads must end."""
 
-def close_health_log() -> None: ...
+def set_health_log_reader(start: Callable[[], object] | None) -> None:
+    """``start`` starts a thread that reads records. With None, no further thread starts."""
+
 def answer_stack_request(token: int, stack: str) -> None: ...
 def await_watchdogs_of_aborted() -> None: ...
 def publish_recorded_calls(token: int, calls: Sequence[str]) -> None: ...
