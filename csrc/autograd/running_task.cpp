@@ -47,18 +47,31 @@ const std::atomic_bool* has_raised() {
   return task == nullptr ? nullptr : &task->has_error_;
 }
 
+c10::weak_intrusive_ptr<c10::ivalue::Future> result() {
+  const auto* task = this_task();
+  return c10::weak_intrusive_ptr<c10::ivalue::Future>(
+      task == nullptr ? c10::intrusive_ptr<c10::ivalue::Future>() : task->future_result_);
+}
+
 bool is_nested() {
   return torch::autograd::get_current_node() || depth() > 0;
 }
 
+// Of torch's engines, only the one of torch.distributed.autograd makes tasks that end at the first
+// error. Such a task captures the gradients of all leaves that it reaches.
+bool is_distributed() {
+  const auto* task = this_task();
+  return task != nullptr && task->exit_on_error_;
+}
+
 bool runs_whole_graph() {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-  return asked_for == nullptr || asked_for->empty();
+  return asked_for == nullptr || asked_for->empty() || is_distributed();
 }
 
 bool returns_grads() {
   const auto* task = this_task();
-  return task != nullptr && !task->captured_vars_.empty();
+  return task != nullptr && !task->captured_vars_.empty() && !is_distributed();
 }
 
 bool returns_grad_of(const Node* node) {
@@ -84,7 +97,7 @@ std::vector<bool> unreached(const std::vector<GradHook>& hooks) {
     }
     if (asked_for != nullptr && !asked_for->empty()) {
       const auto entry = asked_for->find(node);
-      return entry != asked_for->end() && entry->second.needed_;
+      return entry != asked_for->end() && entry->second.should_execute();
     }
     return nodes == nullptr || nodes->count(node) != 0;
   };

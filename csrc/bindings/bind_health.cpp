@@ -258,6 +258,14 @@ void bind_health(py::module_& module) {
             self.peers().name_ranks(health::RankNames(std::move(in_job)));
           },
           py::arg("in_job"))
+      .def(
+          "note_fault",
+          [](Monitor& self, const std::string& text) {
+            if (!self.failed()) {
+              self.page().note_fault(text);
+            }
+          },
+          py::arg("text"))
       .def("retire", &Monitor::retire)
       .def(
           "write_note",

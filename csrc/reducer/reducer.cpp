@@ -136,6 +136,7 @@ bool Reducer::prepare_forward(bool captured) {
     context_.raise(
         errors::params_without_gradient(context_.where(), context_.params.names_of(never_came)));
   }
+  context_.had_forward = true;
   context_.observer.collect();
   emit(StepEvent::kForwardBegin);
   return rebuild_if_due();
@@ -226,7 +227,7 @@ bool Reducer::rebuild_if_due() {
 
 // ---- a step that broke off ----------------------------------------------------------------------
 
-void Reducer::on_graph_task_abort(int task_id) noexcept {
+void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcept {
   const auto lock = context_.mutex.lock_to_change();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
   scope_.leave(task_id);
@@ -239,6 +240,9 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
   }
   if (context_.phase == Phase::kCollecting) {
     abandon_step();
+  }
+  if (sync_enabled_) {
+    context_.observer.peers().note_fault(cause);
   }
 }
 
@@ -265,6 +269,7 @@ void Reducer::fail() noexcept {
 void Reducer::recover(bool captured) {
   auto& context = context_;
   step_.reset();
+  context.dist_grads.end(context.params.leaves(), /*averaged=*/false);
   if (captured) {
     // Captured work never runs. Memory that is allocated now might belong to the graph.
     context.buckets.drop_captured();

@@ -236,7 +236,7 @@ class Reducer final : public GradListener,
   void on_output_grad(ForwardSync forward) override;
   void on_outer_task() override;
   void on_graph_task_end(int task_id) override;
-  void on_graph_task_abort(int task_id) noexcept override;
+  void on_graph_task_abort(int task_id, const std::string& cause) noexcept override;
 
  private:
   using Indices = std::vector<std::size_t>;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "../autograd/running_task.h"
@@ -135,6 +136,13 @@ void Reducer::on_grad(std::size_t param_index) {
 }
 
 void Reducer::keep_local(std::size_t param_index) {
+  if (running_task::is_distributed()) {
+    context_.dist_grads.remember_context();
+    if (sync_enabled_) {
+      backward_sync_.keep_local(param_index);
+    }
+    return;
+  }
   context_.mark_used(param_index);
   if (context_.options.mode == GraphMode::kFindUnused) {
     context_.use.prediction.record_local_arrival(param_index, current_task_id());
@@ -150,6 +158,10 @@ void Reducer::keep_local(std::size_t param_index) {
 void Reducer::arrive(std::size_t param_index) {
   if (context_.options.mode == GraphMode::kFindUnused) {
     context_.use.prediction.record_arrival(param_index, current_task_id());
+  }
+  if (context_.dist_grads.active()) {
+    context_.dist_grads.remember_context();
+    context_.dist_grads.pull(context_.params.leaves()[param_index]);
   }
   step_->arrive(param_index);
 }
@@ -185,6 +197,9 @@ void Reducer::begin_step() {
         "Average second-order gradients with ReducerDDP.synchronized_grads().");
   }
   context_.observer.collect();
+  if (running_task::is_distributed()) {
+    context_.dist_grads.begin(context_.params.leaves());
+  }
   context_.params.links().pull_all();
   predict_unused();
   step_.emplace(context_, Step::Kind::kWithGrads);
@@ -315,16 +330,19 @@ void Reducer::end_backward(bool output_reached) {
 void Reducer::finish_step() {
   try {
     step_->finish();
-  } catch (...) {
+  } catch (const std::exception& error) {
     fail();
+    context_.observer.peers().note_fault(error.what());
     throw;
   }
+  context_.dist_grads.end(context_.params.leaves(), /*averaged=*/true);
   forward_.record(step_->arrivals());
   context_.arrivals.learn(step_->arrivals());
   const auto error = step_->error();
   end_step();
   // Raised last, when the reducer can be used again.
   if (error) {
+    context_.observer.peers().note_fault(error->what());
     context_.raise(*error);
   }
 }
@@ -347,7 +365,7 @@ void Reducer::end_step() {
 
 // Delayed params may be unused, as in DDP.
 Reducer::Indices Reducer::missing_at_end() const {
-  if (context_.options.mode == GraphMode::kFindUnused ||
+  if (context_.use_varies() ||
       (context_.arrivals.learning() && context_.options.mode != GraphMode::kDefault)) {
     return {};
   }
@@ -395,6 +413,7 @@ void Reducer::shadow_step() {
   check_peers();
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
+  context_.had_forward = true;  // on the ranks with inputs
   context_.observer.clock().begin_step();
   context_.observer.peers().begin_step(context_.step_number());
   context_.go_to(Phase::kFinalizing);

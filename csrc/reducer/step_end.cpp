@@ -120,7 +120,8 @@ void Step::finalize(std::size_t bucket_index) {
 
 // A param that no rank used keeps its gradient, but in default mode.
 bool Step::use_decides(const Slot& slot) const {
-  return context_.options.mode != GraphMode::kDefault && !excluded_[slot.param_index] &&
+  const bool may_be_unused = context_.use_varies() || context_.options.mode == GraphMode::kStatic;
+  return may_be_unused && !excluded_[slot.param_index] &&
          !context_.use.map.marked(slot.param_index);
 }
 
@@ -231,7 +232,7 @@ std::vector<std::size_t> Step::launch_mispredicted() {
 // The same on all ranks: either all ranks read the used-map, or some rank used every param, and the
 // ranks that read the map find no unused param.
 void Step::learn_use() {
-  if (context_.options.mode != GraphMode::kFindUnused) {
+  if (!context_.use_varies()) {
     return;
   }
   auto& use = context_.use;

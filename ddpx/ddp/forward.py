@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from ddpx import health
+from ddpx.comm.ended_group import EndedGroup
+from ddpx.comm.transport import Transport
 from ddpx.ddp import nested
 from ddpx.ddp.grad_access import GradAccess
 from ddpx.params import ownership
@@ -19,6 +22,8 @@ _CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2
 
 class Forward(GradAccess):
     """The methods of ``ReducerDDP`` that run in a forward."""
+
+    _transport: Transport | None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module on this rank's inputs, as ``model(*inputs, **kwargs)``.
@@ -48,6 +53,9 @@ class Forward(GradAccess):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             output = self._run(inputs, kwargs)
             return self._post_forward(output)
+        except Exception as error:
+            health.note_fault(self.reducer.monitor, error)
+            raise
         finally:
             running.pop()
 
@@ -135,6 +143,11 @@ class Forward(GradAccess):
         return bool(self._managed()) and not self._averaging.has_yielded
 
     def _make_room(self) -> None:
+        if ownership.has_ended(self):
+            self.reducer.reset()  # the last step may have no end
+            self.process_group = EndedGroup(self.process_group)
+            self._transport = None
+            self._averaging.move_to(self.process_group)
         self._averaging.make_room()
 
     def _yield_to(self, owner: ownership.Wrapper) -> None:

@@ -200,7 +200,7 @@ class ReducerDDP(Forward):
         self._uneven = UnevenInputs()
         self._error = None
 
-        self._transport: transports.Transport | None = None
+        self._transport = None
         if self._options.init_sync:
             self._transport = agreement.make_ranks_agree(
                 module,

@@ -52,20 +52,23 @@ _live: weakref.WeakSet[Wrapper] = weakref.WeakSet()
 def rivals(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> list[Wrapper]:
     """The wrappers that average some of ``managed`` until ``wrapper`` does.
 
-    These are older wrappers of the same module or of a part of the module, and wrappers whose
-    layers were replaced.
+    These are older wrappers of the same module or of a part of the module, wrappers whose layers
+    were replaced, and wrappers whose process groups have ended.
 
     Raises:
         ValueError: Another wrapper averages some of the parameters together with other parameters,
-            or over other ranks.
+            or over another group that torch has made and not destroyed.
     """
     mine = {id(param.tensor): param.name for param in managed}
     submodules = set(wrapper.module.modules())
 
     def conflicts(other: Wrapper) -> bool:
         shared = _shared(other, mine)
+        if shared == "none" or has_ended(other):
+            return False
+        other_ranks = other.process_group is not wrapper.process_group
         return (shared == "some" and other.module not in submodules) or (
-            shared != "none" and other.process_group is not wrapper.process_group
+            other_ranks and _made_by_torch(other.process_group)
         )
 
     if any(conflicts(other) for other in _averaging_beside(wrapper)):
@@ -75,7 +78,8 @@ def rivals(wrapper: Wrapper, managed: Sequence[ManagedParam]) -> list[Wrapper]:
         if conflicts(other):
             names = [mine[id(p.tensor)] for p in other._managed() if id(p.tensor) in mine]
             raise _params_wrapped_elsewhere(names)
-    return [other for other in others if _shared(other, mine) != "none"]
+    ended = [other for other in list(_live) if other not in others and has_ended(other)]
+    return [other for other in [*others, *ended] if _shared(other, mine) != "none"]
 
 
 def take(wrapper: Wrapper) -> bool:
@@ -105,6 +109,20 @@ def others_than(wrapper: Wrapper) -> list[Wrapper]:
 
 def _averaging_beside(wrapper: Wrapper) -> list[Wrapper]:
     return [other for other in list(_live) if other is not wrapper and other._averages()]
+
+
+def _made_by_torch(group: dist.ProcessGroup) -> bool:
+    """Whether torch lists the group until it is destroyed. torch describes each such group."""
+    return type(group) is dist.ProcessGroup and bool(group.group_desc)
+
+
+def has_ended(wrapper: Wrapper) -> bool:
+    """Whether the process group of the wrapper was destroyed or aborted, or has lost ranks."""
+    group = wrapper.process_group
+    monitor: _C.Monitor | None = getattr(wrapper.reducer, "monitor", None)
+    return (monitor is not None and monitor.failed) or (
+        _made_by_torch(group) and group not in dist.distributed_c10d._world.pg_map
+    )
 
 
 def _shared(other: Wrapper, mine: dict[int, str]) -> str:
