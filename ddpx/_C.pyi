@@ -274,6 +274,8 @@ class Monitor:
         """By rank, what is known of it; empty for this rank and those that were not met."""
     def name_ranks(self, in_job: list[int]) -> None:
         """By rank in the group: that in the job, for texts."""
+    def note_fault(self, text: str) -> None:
+        """A forward of this rank has raised an error, for ranks that wait for this rank."""
     def write_note(self, text: str) -> None:
         """For the other ranks of this machine."""
     def retire(self) -> None:
@@ -301,10 +303,12 @@ def wait(work: dist.Work, process_group: dist.ProcessGroup, device: torch.device
 def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
     """Made at the first call; None if there is nobody to watch."""
 
-def next_health_record() -> HealthRecord | None:
-    """Waits for a record. Returns None once for each call of :func:`close_health_log`."""
+def take_health_record() -> HealthRecord | None:
+    """The oldest record; None if there is none: the thread that reads must end."""
 
-def close_health_log() -> None: ...
+def set_health_log_reader(start: Callable[[], object] | None) -> None:
+    """``start`` starts a thread that reads records. With None, no further thread starts."""
+
 def answer_stack_request(token: int, stack: str) -> None: ...
 def await_watchdogs_of_aborted() -> None: ...
 def publish_recorded_calls(token: int, calls: Sequence[str]) -> None: ...

@@ -23,13 +23,13 @@ void queue_at_end_of_task(std::function<void()> callback) {
 // callback is destroyed without having run.
 class EndCallback {
  public:
-  explicit EndCallback(int task_id) : task_id_(task_id) {}
+  explicit EndCallback(int task_id) : task_id_(task_id), result_(running_task::result()) {}
   EndCallback(const EndCallback&) = delete;
   EndCallback& operator=(const EndCallback&) = delete;
 
   ~EndCallback() {
     if (const auto observer = observer_.lock()) {
-      observer->on_graph_task_abort(task_id_);
+      observer->on_graph_task_abort(task_id_, cause());
     }
   }
 
@@ -53,7 +53,14 @@ class EndCallback {
   }
 
  private:
+  std::string cause() const {
+    const auto result = result_.lock();
+    return result && result->hasError() ? result->tryRetrieveErrorMessage()
+                                        : "the backward was aborted";
+  }
+
   int task_id_;
+  c10::weak_intrusive_ptr<c10::ivalue::Future> result_;
   std::weak_ptr<GraphTaskObserver> observer_;
 };
 

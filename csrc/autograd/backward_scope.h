@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backward_sync.h"
@@ -11,12 +12,12 @@ namespace ddpx {
 
 // Hears how a tracked graph task (one run of the autograd engine) ends. Exactly one of
 // on_graph_task_end() and on_graph_task_abort() is called for each tracked task, on an engine
-// thread or on the thread that called backward, without the GIL.
+// thread or on the thread that called backward, without the GIL. `cause`: the error of the task.
 class GraphTaskObserver {
  public:
   virtual ~GraphTaskObserver() = default;
   virtual void on_graph_task_end(int task_id) = 0;
-  virtual void on_graph_task_abort(int task_id) noexcept = 0;
+  virtual void on_graph_task_abort(int task_id, const std::string& cause) noexcept = 0;
 
   // A graph task has ended, and the outer task that waited for it goes on.
   virtual void on_outer_task() = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "node_hook.h"
+#include "running_task.h"
 
 namespace ddpx {
 
@@ -64,7 +65,9 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
 
   variable_list operator()(const variable_list& grads) override {
     if (const auto observer = observer_.lock()) {
-      output_->reach();
+      if (!running_task::returns_grads()) {  // the output keeps its backward
+        output_->reach();
+      }
       observer->on_output_grad(forward_);
     }
     return grads;

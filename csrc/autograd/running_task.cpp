@@ -3,9 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace ddpx::running_task {
@@ -29,19 +27,6 @@ const GraphTask* this_task() {
   return reinterpret_cast<const GraphTask*>(address);
 }
 
-using ExecInfo = std::unordered_map<Node*, GraphTask::ExecInfo>;
-
-// Whether distributed autograd runs the task. It alone puts hooks on captured gradients, by which
-// it accumulates them.
-bool is_distributed(const ExecInfo& asked_for) {
-  return std::any_of(asked_for.begin(), asked_for.end(), [](const auto& entry) {
-    const auto& captures = entry.second.captures_;
-    return captures && std::any_of(captures->begin(), captures->end(), [](const auto& capture) {
-             return !capture.DO_NOT_USE_DEPRECATED_get_capture_hooks().empty();
-           });
-  });
-}
-
 }  // namespace
 
 bool in_backward() {
@@ -62,13 +47,31 @@ const std::atomic_bool* has_raised() {
   return task == nullptr ? nullptr : &task->has_error_;
 }
 
+c10::weak_intrusive_ptr<c10::ivalue::Future> result() {
+  const auto* task = this_task();
+  return c10::weak_intrusive_ptr<c10::ivalue::Future>(
+      task == nullptr ? c10::intrusive_ptr<c10::ivalue::Future>() : task->future_result_);
+}
+
 bool is_nested() {
   return torch::autograd::get_current_node() || depth() > 0;
 }
 
+// Of torch's engines, only the one of torch.distributed.autograd makes tasks that end at the first
+// error. Such a task captures the gradients of all leaves that it reaches.
+bool is_distributed() {
+  const auto* task = this_task();
+  return task != nullptr && task->exit_on_error_;
+}
+
 bool runs_whole_graph() {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-  return asked_for == nullptr || asked_for->empty() || is_distributed(*asked_for);
+  return asked_for == nullptr || asked_for->empty() || is_distributed();
+}
+
+bool returns_grads() {
+  const auto* task = this_task();
+  return task != nullptr && !task->captured_vars_.empty() && !is_distributed();
 }
 
 bool returns_grad_of(const Node* node) {
@@ -76,16 +79,17 @@ bool returns_grad_of(const Node* node) {
   if (asked_for == nullptr) {
     return false;
   }
-  const auto entry = asked_for->find(const_cast<Node*>(node));
+  auto* const key = const_cast<Node*>(node);
+  const auto entry = asked_for->find(key);
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   return entry != asked_for->end() && entry->second.captures_ != nullptr &&
-         !is_distributed(*asked_for);
+         (nodes == nullptr || nodes->count(key) != 0);
 }
 
 std::vector<bool> unreached(const std::vector<GradHook>& hooks) {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
   const std::unordered_set<Node*>* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const Node* root = torch::autograd::get_current_node().get();  // the list lacks the root
-  const bool distributed = asked_for != nullptr && is_distributed(*asked_for);
   const auto reaches = [&](const GradHook& hook) {
     auto* const node = const_cast<Node*>(hook.accumulator());
     if (node == root) {
@@ -93,8 +97,7 @@ std::vector<bool> unreached(const std::vector<GradHook>& hooks) {
     }
     if (asked_for != nullptr && !asked_for->empty()) {
       const auto entry = asked_for->find(node);
-      return entry != asked_for->end() &&
-             (entry->second.needed_ || (distributed && entry->second.captures_));
+      return entry != asked_for->end() && entry->second.should_execute();
     }
     return nodes == nullptr || nodes->count(node) != 0;
   };

@@ -1,6 +1,7 @@
 // The graph task (one run of the autograd engine) that runs on the calling thread.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
@@ -23,12 +24,23 @@ int depth();
 // The pointer is valid during the lifetime of the task. nullptr outside a backward.
 const std::atomic_bool* has_raised();
 
+// The future that gets the error of the task, before the task is destroyed. Weak, because
+// torch.distributed.autograd allows no other owner. Empty outside a
+// backward.
+c10::weak_intrusive_ptr<c10::ivalue::Future> result();
+
 // Whether another graph task waits for the task. Also right on a thread that ends the task.
 bool is_nested();
 
-// Whether the task accumulates into every leaf, as backward() and a backward of torch's distributed
-// autograd do. False for autograd.grad() and backward(inputs=...).
+// Whether torch.distributed.autograd runs the task. Its gradients go into the map of a context.
+bool is_distributed();
+
+// Whether the task brings the gradients of all leaves, as backward() does. False for
+// autograd.grad() and backward(inputs=...).
 bool runs_whole_graph();
+
+// Whether the task returns gradients to its caller, as autograd.grad() does.
+bool returns_grads();
 
 // Whether the task returns the gradient that arrives at `node` to its caller, as autograd.grad()
 // does for the tensors that it is asked for.

@@ -1,8 +1,10 @@
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -128,6 +130,26 @@ int64_t nanoseconds(double seconds) {
   return static_cast<int64_t>(seconds * 1e9);
 }
 
+// A record may come on a thread that must not wait for the GIL, so another thread calls `start`.
+void set_log_reader(const std::optional<py::function>& start) {
+  std::function<void()> with_gil;
+  if (start) {
+    auto* kept = new py::function(*start);  // never destroyed: the GIL may be gone by then
+    with_gil = [kept] {
+      std::thread([kept] {
+        const py::gil_scoped_acquire gil;
+        try {
+          (*kept)();
+        } catch (py::error_already_set& error) {
+          error.discard_as_unraisable("ddpx.health.log");
+        }
+      }).detach();
+    };
+  }
+  const py::gil_scoped_release no_gil;
+  health::LogQueue::instance().set_reader(std::move(with_gil));
+}
+
 }  // namespace
 
 void bind_health(py::module_& module) {
@@ -236,6 +258,14 @@ void bind_health(py::module_& module) {
             self.peers().name_ranks(health::RankNames(std::move(in_job)));
           },
           py::arg("in_job"))
+      .def(
+          "note_fault",
+          [](Monitor& self, const std::string& text) {
+            if (!self.failed()) {
+              self.page().note_fault(text);
+            }
+          },
+          py::arg("text"))
       .def("retire", &Monitor::retire)
       .def(
           "write_note",
@@ -252,8 +282,8 @@ void bind_health(py::module_& module) {
       },
       py::arg("process_group").none(false),
       NoGil());
-  module.def("next_health_record", [] { return health::LogQueue::instance().next(); }, NoGil());
-  module.def("close_health_log", [] { health::LogQueue::instance().close(); });
+  module.def("take_health_record", [] { return health::LogQueue::instance().take(); }, NoGil());
+  module.def("set_health_log_reader", &set_log_reader, py::arg("start").none(true));
   module.def(
       "answer_stack_request",
       [](uint64_t token, const std::string& stack) {

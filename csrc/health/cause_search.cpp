@@ -6,6 +6,9 @@ namespace ddpx::health {
 namespace {
 
 constexpr int64_t kLeftMattersNs = 300'000'000;
+constexpr int64_t kFaultMattersNs = 300'000'000;
+// A script that has caught an error, and trains on, begins its next step within this time.
+constexpr int64_t kTimeToGoOnNs = 500'000'000;
 // Numbers of calls are up to 0.2 s old. A device may be about to end its wait.
 constexpr int64_t kLeftMayMatterNs = 3'000'000'000;
 constexpr int64_t kStoreMattersNs = 500'000'000;
@@ -20,6 +23,9 @@ std::optional<Failure> CauseSearch::find(
   const bool also_left = call_failed && !state_.is_terminated();
   const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
   auto failure = find_ended(also_left);
+  if (!failure && reason == Reason::kWaits && lasted_ns > kFaultMattersNs) {
+    failure = find_fault(wait.value_or(Wait{state_.activity()}));
+  }
   if (!failure && (waits_for_long || also_left)) {
     failure = find_left(wait.value_or(Wait{state_.activity()}));
   }
@@ -59,6 +65,29 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
   // A rank may have declared a failure and ended because of it since.
   auto declared = dead ? find_declared() : std::nullopt;
   return declared ? declared : dead;
+}
+
+// Ranks whose scripts have caught an error of a step, and do not go on.
+std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
+  const auto is_faulty = [](const std::shared_ptr<Peer>& peer) {
+    const auto fault_ns = peer->page()->fault_ns.load(std::memory_order_acquire);
+    return fault_ns != 0 && now_ns() - fault_ns > kTimeToGoOnNs;
+  };
+  const auto peers = state_.peers.with_page();
+  if (std::none_of(peers->begin(), peers->end(), is_faulty)) {
+    return std::nullopt;
+  }
+  Failure failure;
+  for (const int rank : missing_ranks(state_.peers, wait)) {
+    const auto peer = state_.peers.peer(rank);
+    if (peer && peer->page() != nullptr && is_faulty(peer)) {
+      auto lost = state_.peers.lost_rank(
+          rank, "raised an error in a step, and has not begun another step since");
+      lost.cause = peer->page()->fault.read();
+      failure.lost.push_back(std::move(lost));
+    }
+  }
+  return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
 }
 
 // A rank that has left may have done its part before.

@@ -26,6 +26,7 @@ enum class Reason {
 //                                                      Lease    Failed  Time      IsOver
 //   a rank of the host declared one  yes       yes     yes      yes     yes       yes
 //   a process ended, or is failing   yes       yes     yes      yes     yes       yes
+//   a rank raised in its step        -         0.3 s6  -        -       -         -
 //   a rank has left                  -         0.3 s1  -        yes2    yes2      yes2
 //   a host is silent, though called  -         -       -        -       yes3      yes3
 //   a rank is unknown                -         -4      -        -       yes       yes
@@ -40,6 +41,7 @@ enum class Reason {
 //   3  if the store answers in time: otherwise messages of hosts are late, too
 //   4  but the rank that serves the store if it is unknown and the store has ended
 //   5  if the rank that serves the store is on another host
+//   6  if that rank is missing in the call, and has not gone on for 0.5 s
 //
 // After a timeout of the backend, kAllHadTime does not come, and kWaits takes the place of
 // kSearchIsOver: ranks that are silent or unknown may only be late.
@@ -55,6 +57,7 @@ class CauseSearch {
  private:
   std::optional<Failure> find_declared() const;
   std::optional<Failure> find_ended(bool also_left) const;
+  std::optional<Failure> find_fault(const Wait& wait) const;
   std::optional<Failure> find_left(const Wait& wait) const;
   std::optional<Failure> find_silent(int64_t since_ns) const;
   std::optional<Failure> find_lost_store(StoreState least) const;

@@ -12,28 +12,28 @@ LogQueue& LogQueue::instance() {
   return instance_in_process<LogQueue>();
 }
 
+void LogQueue::set_reader(std::function<void()> start) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  start_ = std::move(start);
+}
+
 void LogQueue::add(Record record) {
-  push(std::move(record));
-}
-
-void LogQueue::close() {
-  push(std::nullopt);
-}
-
-void LogQueue::push(std::optional<Record> record) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (record && records_.size() >= kMostRecords) {
-      return;
-    }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (records_.size() < kMostRecords) {
     records_.push_back(std::move(record));
   }
-  added_.notify_one();
+  if (start_ && !is_read_) {
+    start_();
+    is_read_ = true;
+  }
 }
 
-std::optional<Record> LogQueue::next() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  added_.wait(lock, [this] { return !records_.empty(); });
+std::optional<Record> LogQueue::take() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (records_.empty()) {
+    is_read_ = false;
+    return std::nullopt;
+  }
   auto record = std::move(records_.front());
   records_.pop_front();
   return record;

@@ -1,9 +1,9 @@
 // Messages on their way to Python's logging.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -18,24 +18,27 @@ struct Record {
   uint64_t token = 0;  // of the status page of the rank that logs
 };
 
-// One a process, with one reader. Thread-safe.
+// One a process. Thread-safe. The first record starts a reader, which ends when it has taken all
+// records, so that no thread waits for records.
 class LogQueue {
  public:
   static LogQueue& instance();
 
+  // `start` starts a reader, which calls take() until take() returns nullopt. Any thread may call
+  // `start`, which must not wait. With nullptr, no further reader starts.
+  void set_reader(std::function<void()> start);
+
   // Does not wait. The record is lost if many records wait already: there may be no reader.
   void add(Record record);
 
-  // Waits for a record. Returns nullopt once for each call of close(), after all earlier records.
-  std::optional<Record> next();
-  void close();
+  // The oldest record. nullopt if there is none: the reader must end.
+  std::optional<Record> take();
 
  private:
-  void push(std::optional<Record> record);
-
-  std::mutex mutex_;
-  std::condition_variable added_;
-  std::deque<std::optional<Record>> records_;
+  std::mutex mutex_;  // guards the following
+  std::deque<Record> records_;
+  std::function<void()> start_;
+  bool is_read_ = false;
 };
 
 }  // namespace ddpx::health

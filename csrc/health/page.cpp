@@ -28,6 +28,17 @@ void OwnPage::note(Activity activity) {
   page_->current.store(activity);
 }
 
+void OwnPage::note_fault(const std::string& text) {
+  page_->fault.write(text.substr(0, text.find('\n')));
+  page_->fault_ns.store(now_ns(), std::memory_order_release);
+}
+
+void OwnPage::go_on() {
+  if (page_->fault_ns.load(std::memory_order_relaxed) != 0) {
+    page_->fault_ns.store(0, std::memory_order_relaxed);
+  }
+}
+
 void OwnPage::end_as(Presence presence) {
   auto there = Presence::kThere;
   page_->state.compare_exchange_strong(there, presence);

@@ -41,6 +41,8 @@ struct StatusPage {
   SharedText<8192> recorded;  // the last calls, see RecordedCalls
   RecentSteps calls;
   FrozenParams frozen;
+  std::atomic<int64_t> fault_ns;  // when a forward or backward raised; 0 once the rank goes on
+  SharedText<2048> fault;         // the first line of that error
   HostTable host;  // of use on the page of the host's first member; the last member, as it grows
 
   Activity activity() const {
@@ -76,6 +78,11 @@ class OwnPage {
   // Publishes an activity that begins now. A backward goes on while it launches buckets. Takes some
   // stores and a look at the clock.
   void note(Activity activity);
+
+  // A forward or backward of this rank has raised an error, which the script may catch.
+  void note_fault(const std::string& text);
+  // The next forward or backward begins. One load without a fault.
+  void go_on();
 
   // Only the first end counts, but that a failing rank may have seemed to end in another way.
   void leave();

@@ -21,6 +21,7 @@ constexpr auto kTimeToDump = std::chrono::milliseconds(1000);
 
 // What the signal handler may touch.
 std::atomic<int> wake_fd{-1};
+std::atomic<int> num_handlers{0};  // that run now
 std::atomic<pid_t> handler_owner{0};
 volatile std::sig_atomic_t sigterm_came = 0;
 
@@ -31,8 +32,10 @@ extern "C" void ddpx_on_sigterm(int) {
     return;
   }
   sigterm_came = 1;
+  num_handlers.fetch_add(1);
   const uint64_t one = 1;
-  (void)!write(wake_fd.load(std::memory_order_relaxed), &one, sizeof(one));
+  (void)!write(wake_fd.load(), &one, sizeof(one));
+  num_handlers.fetch_sub(1);
   errno = error;
 }
 
@@ -76,6 +79,10 @@ void take_sigterm(int fd) {
 void give_sigterm_back() {
   if (handles_sigterm(ddpx_on_sigterm)) {
     std::signal(SIGTERM, SIG_DFL);
+  }
+  wake_fd = -1;
+  while (num_handlers != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

@@ -8,6 +8,8 @@ namespace ddpx::health {
 // From now on SIGTERM makes the event descriptor `wake_fd` readable, and does not end the process.
 // Does nothing if the script has a handler of its own.
 void take_sigterm(int wake_fd);
+
+// Afterwards, no handler uses the descriptor any more.
 void give_sigterm_back();
 
 bool has_got_sigterm();

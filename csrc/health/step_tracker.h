@@ -35,6 +35,14 @@ class StepTracker {
     if (monitor_) {
       monitor_->check_process();
       monitor_->raise_if_failed();
+      monitor_->page().go_on();
+    }
+  }
+
+  // A backward of this rank has raised an error.
+  void note_fault(const std::string& text) const {
+    if (monitor_ && !monitor_->failed()) {
+      monitor_->page().note_fault(text);
     }
   }
 

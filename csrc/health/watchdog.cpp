@@ -49,12 +49,11 @@ Watchdog& Watchdog::instance() {
   return instance_in_process<Watchdog>();
 }
 
-Watchdog::Watchdog() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-
 std::shared_ptr<Monitor> Watchdog::watch(WatchedGroup group, StoreAccess store) {
   auto monitor = std::make_shared<Monitor>(std::move(group), std::move(store));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!running_) {
+    wake_ = shm::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     std::thread([this] { work(); }).detach();  // may throw; waits for the lock
     running_ = true;
     take_sigterm(wake_.get());
@@ -82,6 +81,7 @@ void Watchdog::work() {
       if (monitors_.empty()) {
         running_ = false;
         give_sigterm_back();
+        wake_ = {};
         if (has_got_sigterm()) {
           die_of_sigterm();  // it came meanwhile, and there is nothing to report
         }

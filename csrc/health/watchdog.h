@@ -21,7 +21,6 @@ namespace ddpx::health {
 class Watchdog {
  public:
   static Watchdog& instance();
-  Watchdog();
 
   // Watches over a group until the group is gone.
   std::shared_ptr<Monitor> watch(WatchedGroup group, StoreAccess store);
@@ -48,10 +47,10 @@ class Watchdog {
   void answer_sigterm();
   void write_report();
 
-  mutable std::mutex mutex_;  // guards `monitors_` and `running_`
+  mutable std::mutex mutex_;  // guards the following; the thread may read `wake_` without it
   std::vector<std::shared_ptr<Monitor>> monitors_;
   bool running_ = false;
-  shm::UniqueFd wake_;
+  shm::UniqueFd wake_;  // an event while the thread runs
   std::atomic<Report> report_{Report::kNotBegun};
 };
 

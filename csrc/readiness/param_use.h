@@ -35,11 +35,6 @@ struct ParamUse {
   ParamUse(std::size_t num_params, c10::Device device)
       : map(num_params, device), prediction(num_params), unused_streaks(num_params) {}
 
-  // Whether ranks exchange at the end of this step which params they used.
-  bool exchanged(GraphMode mode) const {
-    return mode == GraphMode::kFindUnused || (mode == GraphMode::kStatic && !static_use_known);
-  }
-
   // Whether this step is predicted to leave all params of the bucket unused on all ranks. The same
   // on all ranks. Such a bucket is not launched.
   bool predicts_unused(const BucketSpec& bucket) const;

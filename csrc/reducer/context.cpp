@@ -75,6 +75,7 @@ void ReducerContext::start_over(
   order = ArrivalOrder(params.size(), /*wanted=*/mode != GraphMode::kFindUnused);
   use.forget(params.device());
   use.static_use_known = false;
+  taken_grads.clear();
   install(std::move(plan), std::move(allocated));
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../autograd/dist_grads.h"
 #include "../buckets/bucket_set.h"
 #include "../buckets/low_precision.h"
 #include "../comm/collective.h"
@@ -17,6 +18,7 @@
 #include "../readiness/arrival_order.h"
 #include "../readiness/arrival_tracker.h"
 #include "../readiness/param_use.h"
+#include "../readiness/taken_grads.h"
 #include "exclusive_mutex.h"
 #include "params.h"
 #include "phase.h"
@@ -47,8 +49,15 @@ struct ReducerContext {
   bool communicates() const {
     return settings.comm_hook || !collective->alone();
   }
+  // Whether each step may leave params unused: with find_unused_parameters, and in default mode
+  // until the first forward. A container of layers that act within another model has no forward.
+  bool use_varies() const {
+    return options.mode == GraphMode::kFindUnused ||
+           (options.mode == GraphMode::kDefault && !had_forward);
+  }
+  // Whether ranks exchange at the end of this step which params they used.
   bool use_is_exchanged() const {
-    return use.exchanged(options.mode);
+    return use_varies() || (options.mode == GraphMode::kStatic && !use.static_use_known);
   }
 
   // Marks the param as used by this rank, if ranks exchange that.
@@ -106,6 +115,7 @@ struct ReducerContext {
 
   ExclusiveMutex mutex;
   Phase phase = Phase::kIdle;
+  bool had_forward = false;
   int64_t num_steps = 0;  // synchronized steps that ended, on this rank or for its peers
   ReducerOptions options;
   ReducerSettings settings;
@@ -115,6 +125,8 @@ struct ReducerContext {
   ArrivalHistory arrivals;
   ArrivalOrder order;
   ParamUse use;
+  TakenGrads taken_grads;
+  DistGrads dist_grads;
   StepObserver observer;
   std::string last_error;
 

@@ -126,6 +126,11 @@ bool Reducer::prepare_forward(bool captured) {
   }
   check_peers();
   check_params();
+  const auto diverged = context_.taken_grads.pop_changed(context_.params.leaves());
+  if (!diverged.empty()) {
+    context_.raise(
+        errors::local_grads_applied(context_.where(), context_.params.names_of(diverged)));
+  }
   const auto never_came = forward_.never_came();
   forward_.restart();
   if (!never_came.empty()) {
@@ -133,6 +138,7 @@ bool Reducer::prepare_forward(bool captured) {
         errors::params_without_gradient(
             context_.where(), context_.params.names_of(never_came), never_came));
   }
+  context_.had_forward = true;
   context_.observer.collect();
   emit(StepEvent::kForwardBegin);
   return rebuild_if_due();
@@ -223,7 +229,7 @@ bool Reducer::rebuild_if_due() {
 
 // ---- a step that broke off ----------------------------------------------------------------------
 
-void Reducer::on_graph_task_abort(int task_id) noexcept {
+void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcept {
   const auto lock = context_.mutex.lock_to_change();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
   scope_.leave(task_id);
@@ -236,6 +242,9 @@ void Reducer::on_graph_task_abort(int task_id) noexcept {
   }
   if (context_.phase == Phase::kCollecting) {
     abandon_step();
+  }
+  if (sync_enabled_) {
+    context_.observer.peers().note_fault(cause);
   }
 }
 
@@ -262,7 +271,7 @@ void Reducer::fail() noexcept {
 void Reducer::recover(bool captured) {
   auto& context = context_;
   step_.reset();
-  distributed_grads_.drop_all();
+  context.dist_grads.end(context.params.leaves(), /*averaged=*/false);
   if (captured) {
     // Captured work never runs. Memory that is allocated now might belong to the graph.
     context.buckets.drop_captured();
@@ -297,6 +306,7 @@ void Reducer::reset() {
   check_outside_backward("reset()");
   backward_sync_ = {};
   forward_.give_up();
+  context_.taken_grads.clear();
   if (context_.phase == Phase::kReady) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     abandon_step();

@@ -15,7 +15,6 @@
 
 #include "../autograd/backward_scope.h"
 #include "../autograd/backward_sync.h"
-#include "../autograd/distributed_grads.h"
 #include "../autograd/output_watch.h"
 #include "../readiness/forward_grads.h"
 #include "context.h"
@@ -237,7 +236,7 @@ class Reducer final : public GradListener,
   void on_output_grad(ForwardSync forward) override;
   void on_outer_task() override;
   void on_graph_task_end(int task_id) override;
-  void on_graph_task_abort(int task_id) noexcept override;
+  void on_graph_task_abort(int task_id, const std::string& cause) noexcept override;
 
  private:
   using Indices = std::vector<std::size_t>;
@@ -284,6 +283,7 @@ class Reducer final : public GradListener,
 
   void predict_unused();
   bool reaches_nothing() const;
+  void take_grads();
   void check_owner() const;
   void check_joined_step();
   void refuse_capture() const;
@@ -310,7 +310,6 @@ class Reducer final : public GradListener,
   std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
   BackwardScope scope_;
   BackwardSync backward_sync_;
-  DistributedGrads distributed_grads_;
   OutputWatch outputs_;
   ForwardGrads forward_;
   bool captured_ = false;  // the last forward, or the running step, is captured into a graph

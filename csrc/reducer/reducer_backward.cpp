@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "../autograd/running_task.h"
@@ -31,8 +32,13 @@ void Reducer::on_output_grad(ForwardSync forward) {
       running_task::runs_whole_graph()) {
     throw errors::joined_step_is_local(context_.where());
   }
-  if (!sync_enabled_ || params.hooks().empty()) {
-    if (context_.observer.recorded()) {
+  const bool averages = sync_enabled_ && !params.hooks().empty();
+  const bool returns_grads = running_task::returns_grads();
+  if (averages && returns_grads && (forward != ForwardSync::kOff || backward_sync_.prepared())) {
+    take_grads();
+  }
+  if (!averages || returns_grads) {
+    if (context_.observer.recorded() && context_.phase == Phase::kIdle) {
       scope_.track(weak_from_this());  // to record the end of the local backward
     }
     return;
@@ -41,17 +47,6 @@ void Reducer::on_output_grad(ForwardSync forward) {
   backward_sync_.reach_output(forward);
   if (backward_sync_.local()) {
     return;
-  }
-  Indices asked_for;
-  for (std::size_t i = 0; i < params.hooks().size() && !running_task::runs_whole_graph(); ++i) {
-    if (running_task::returns_grad_of(params.hooks()[i].accumulator())) {
-      asked_for.push_back(i);
-    }
-  }
-  if (!asked_for.empty()) {
-    const auto names = params.names_of(asked_for);
-    throw backward_sync_.prepared() ? errors::grads_taken_away(context_.where(), names)
-                                    : errors::autograd_grad_of_params(context_.where(), names);
   }
   if (has_yielded()) {
     reclaim();
@@ -70,6 +65,31 @@ void Reducer::on_output_grad(ForwardSync forward) {
   for (const auto param_index : local_arrivals) {
     params.links().pull(param_index);  // pushed by an earlier arrival of the same param
     arrive(param_index);
+  }
+}
+
+// autograd.grad() returns gradients of this rank alone.
+void Reducer::take_grads() {
+  const auto& params = context_.params;
+  Indices taken;
+  for (std::size_t i = 0; i < params.hooks().size(); ++i) {
+    if (running_task::returns_grad_of(params.hooks()[i].accumulator())) {
+      taken.push_back(i);
+    }
+  }
+  if (!taken.empty() && backward_sync_.prepared()) {
+    scope_.track(weak_from_this());
+    throw errors::grads_taken_away(context_.where(), params.names_of(taken));
+  }
+  if (taken.empty() || context_.collective->alone() || has_yielded()) {
+    return;
+  }
+  if (context_.taken_grads.empty()) {
+    context_.taken_grads.start(params.leaves(), /*averaged=*/context_.num_steps > 0);
+  }
+  for (const auto i : taken) {
+    const auto& leaf = params.leaves()[i];
+    context_.taken_grads.take(i, leaf, leaf.grad().defined() || forward_.arrived(i));
   }
 }
 
@@ -99,10 +119,8 @@ void Reducer::on_grad(std::size_t param_index) {
     refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);
-  distributed_grads_.pull(param_index, context_.params[param_index]);
   if (context_.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
     keep_local(param_index);
-    distributed_grads_.push_all();
     return;
   }
   scope_.track(weak_from_this());  // first, so that an error below is reported as an abort
@@ -118,6 +136,13 @@ void Reducer::on_grad(std::size_t param_index) {
 }
 
 void Reducer::keep_local(std::size_t param_index) {
+  if (running_task::is_distributed()) {
+    context_.dist_grads.remember_context();
+    if (sync_enabled_) {
+      backward_sync_.keep_local(param_index);
+    }
+    return;
+  }
   context_.mark_used(param_index);
   if (context_.options.mode == GraphMode::kFindUnused) {
     context_.use.prediction.record_local_arrival(param_index, current_task_id());
@@ -133,6 +158,10 @@ void Reducer::keep_local(std::size_t param_index) {
 void Reducer::arrive(std::size_t param_index) {
   if (context_.options.mode == GraphMode::kFindUnused) {
     context_.use.prediction.record_arrival(param_index, current_task_id());
+  }
+  if (context_.dist_grads.active()) {
+    context_.dist_grads.remember_context();
+    context_.dist_grads.pull(context_.params.leaves()[param_index]);
   }
   step_->arrive(param_index);
 }
@@ -168,6 +197,9 @@ void Reducer::begin_step() {
         "Average second-order gradients with ReducerDDP.synchronized_grads().");
   }
   context_.observer.collect();
+  if (running_task::is_distributed()) {
+    context_.dist_grads.begin(context_.params.leaves());
+  }
   context_.params.links().pull_all();
   predict_unused();
   step_.emplace(context_, Step::Kind::kWithGrads);
@@ -298,16 +330,19 @@ void Reducer::end_backward(bool output_reached) {
 void Reducer::finish_step() {
   try {
     step_->finish();
-  } catch (...) {
+  } catch (const std::exception& error) {
     fail();
+    context_.observer.peers().note_fault(error.what());
     throw;
   }
+  context_.dist_grads.end(context_.params.leaves(), /*averaged=*/true);
   forward_.record(step_->arrivals());
   context_.arrivals.learn(step_->arrivals());
   const auto error = step_->error();
   end_step();
   // Raised last, when the reducer can be used again.
   if (error) {
+    context_.observer.peers().note_fault(error->what());
     context_.raise(*error);
   }
 }
@@ -315,7 +350,6 @@ void Reducer::finish_step() {
 void Reducer::end_step() {
   const bool with_grads = step_->kind() == Step::Kind::kWithGrads;
   context_.use.static_use_known = true;
-  distributed_grads_.push_all();
   step_.reset();
   context_.buckets.forget_streams();
   captured_ = false;
@@ -331,7 +365,7 @@ void Reducer::end_step() {
 
 // Delayed params may be unused, as in DDP.
 Reducer::Indices Reducer::missing_at_end() const {
-  if (context_.options.mode == GraphMode::kFindUnused ||
+  if (context_.use_varies() ||
       (context_.arrivals.learning() && context_.options.mode != GraphMode::kDefault)) {
     return {};
   }
@@ -379,6 +413,7 @@ void Reducer::shadow_step() {
   check_peers();
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
+  context_.had_forward = true;  // on the ranks with inputs
   context_.observer.clock().begin_step();
   context_.observer.peers().begin_step(context_.step_number());
   context_.go_to(Phase::kFinalizing);

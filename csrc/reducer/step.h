@@ -125,6 +125,7 @@ class Step {
   void finalize(std::size_t bucket_index);
   bool use_decides(const Slot& slot) const;
   void write_back_params_of_peers();
+  void write_back(const Bucket& bucket, const std::vector<const Slot*>& slots);
   Indices launch_mispredicted();
   void learn_use();
   void check_finite();

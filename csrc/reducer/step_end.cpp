@@ -111,7 +111,7 @@ void Step::finalize(std::size_t bucket_index) {
       slots.push_back(&slot);
     }
   }
-  write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+  write_back(bucket, slots);
   if (!more_to_come) {
     bucket.release_reduced();
   }
@@ -120,7 +120,8 @@ void Step::finalize(std::size_t bucket_index) {
 
 // A param that no rank used keeps its gradient, but in default mode.
 bool Step::use_decides(const Slot& slot) const {
-  return context_.options.mode != GraphMode::kDefault && !excluded_[slot.param_index] &&
+  const bool may_be_unused = context_.use_varies() || context_.options.mode == GraphMode::kStatic;
+  return may_be_unused && !excluded_[slot.param_index] &&
          !context_.use.map.marked(slot.param_index);
 }
 
@@ -136,8 +137,17 @@ void Step::write_back_params_of_peers() {
         slots.push_back(&slot);
       }
     }
-    write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+    write_back(bucket, slots);
     bucket.release_reduced();
+  }
+}
+
+void Step::write_back(const Bucket& bucket, const std::vector<const Slot*>& slots) {
+  ddpx::write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
+  auto& taken_grads = context_.taken_grads;
+  for (std::size_t i = 0; !taken_grads.empty() && i < slots.size(); ++i) {
+    const auto param_index = slots[i]->param_index;
+    taken_grads.record_average(param_index, context_.params.leaves()[param_index]);
   }
 }
 
@@ -223,7 +233,7 @@ std::vector<std::size_t> Step::launch_mispredicted() {
 // The same on all ranks: either all ranks read the used-map, or some rank used every param, and the
 // ranks that read the map find no unused param.
 void Step::learn_use() {
-  if (context_.options.mode != GraphMode::kFindUnused) {
+  if (!context_.use_varies()) {
     return;
   }
   auto& use = context_.use;

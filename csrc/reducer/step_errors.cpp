@@ -232,14 +232,17 @@ std::string order_broadcast() {
   return "the broadcast of the order in which gradients arrived";
 }
 
-UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names) {
+UserError local_grads_applied(const Where& where, const std::vector<std::string>& names) {
+  const auto count = names.size();
   return UserError(
-      opening(where) + "torch.autograd.grad() was asked for " +
-      by_number(names.size(), "the gradient of ", "the gradients of ") +
-      count_params(names.size()) + " of a wrapped module (" + join_names(names) +
-      "). torch.autograd.grad() returns local gradients of this rank and does not average them. "
-      "For averaged gradients, call model.synchronized_grads(loss, tensors). For local gradients, "
-      "call torch.autograd.grad() inside model.no_sync().");
+      opening(where) + count_params(count) +
+      " changed in place after torch.autograd.grad() had returned " +
+      by_number(count, "the local gradient", "local gradients") + " of this rank (" +
+      join_names(names) + "). No backward has averaged " +
+      by_number(count, "a gradient of this parameter", "gradients of these parameters") +
+      " in between, so ranks may now have different parameters. For averaged gradients, call "
+      "model.synchronized_grads(loss, tensors). If ranks may differ for a while, or if the script "
+      "averages the gradients itself, call torch.autograd.grad() inside model.no_sync().");
 }
 
 UserError grads_taken_away(const Where& where, const std::vector<std::string>& names) {

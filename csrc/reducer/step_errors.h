@@ -73,8 +73,8 @@ std::string used_map_exchange();
 std::string order_broadcast();
 std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names);
 
-// autograd.grad() was asked for gradients of wrapped params.
-UserError autograd_grad_of_params(const Where& where, const std::vector<std::string>& names);
+// autograd.grad() returned local gradients of params, which changed afterwards.
+UserError local_grads_applied(const Where& where, const std::vector<std::string>& names);
 
 // autograd.grad() takes gradients away that prepare_for_backward() has promised to average.
 UserError grads_taken_away(const Where& where, const std::vector<std::string>& names);

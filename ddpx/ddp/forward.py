@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ddpx import health
 from ddpx.ddp import nested
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.ddp_interface import DDPInterface
@@ -49,6 +50,9 @@ class Forward(DDPInterface):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             output = _run(self, inputs, kwargs)
             return self._post_forward(output)
+        except Exception as error:
+            health.note_fault(self._ddpx.reducer.monitor, error)
+            raise
         finally:
             running.pop()
 

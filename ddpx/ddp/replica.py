@@ -12,6 +12,7 @@ from torch import nn
 
 from ddpx import errors, params
 from ddpx.comm import transport as transports
+from ddpx.comm.ended_group import EndedGroup
 from ddpx.ddp import agreement, checks
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.buffers import BufferSync
@@ -172,6 +173,11 @@ class Replica:
 
     def make_room(self) -> None:
         """Another replica is about to average the parameters."""
+        if ownership.has_ended(self):
+            self.reducer.reset()  # the last step may have no end
+            self.group = EndedGroup(self.group)
+            self.transport = None
+            self.averaging.move_to(self.group)
         self.averaging.make_room()
 
     def yield_to(self, owner: ownership.Owner) -> None:

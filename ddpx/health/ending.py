@@ -106,7 +106,7 @@ def end_with(error: BaseException) -> RankError | None:
     if not _of_communication(error) and dist.is_initialized():
         for group in list(dist.distributed_c10d._world.pg_map):
             _C.monitor_of(group)  # other ranks may wait there for the construction of a wrapper
-    _C.fail_rank(_cause(failure or error))
+    _C.fail_rank(describe(failure or error))
     return failure
 
 
@@ -127,7 +127,8 @@ def _of_communication(error: BaseException) -> bool:
     )
 
 
-def _cause(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
+    """The type and the text of an error."""
     text = _text(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -21,21 +21,26 @@ _thread: threading.Thread | None = None
 
 
 def start() -> None:
-    """Starts the thread that logs. The thread sleeps while there are no messages."""
+    """From now on, messages are logged. A thread exists only while there are messages."""
+    _C.set_health_log_reader(_start_thread)
+
+
+def stop() -> None:
+    """Logs what waits already. Later messages are lost."""
+    _C.set_health_log_reader(None)
+    if _thread is not None:
+        _thread.join(_JOIN_S)
+    _work()
+
+
+def _start_thread() -> None:
     global _thread
     _thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
     _thread.start()
 
 
-def stop() -> None:
-    """Logs what waits already, and ends the thread."""
-    _C.close_health_log()
-    if _thread is not None:
-        _thread.join(_JOIN_S)
-
-
 def _work() -> None:
-    while (record := _C.next_health_record()) is not None:
+    while (record := _C.take_health_record()) is not None:
         try:
             _serve(record)
         except Exception:  # of a log handler; later messages are still logged

@@ -101,6 +101,12 @@ def waiting_for_buffers(monitor: _C.Monitor | None) -> Iterator[None]:
         monitor.note(_C.Doing.FORWARD)
 
 
+def note_fault(monitor: _C.Monitor | None, error: Exception) -> None:
+    """A forward has raised. Ranks that wait report this, unless the script trains on."""
+    if monitor is not None and torch.is_grad_enabled():
+        monitor.note_fault(ending.describe(error))
+
+
 @contextmanager
 def explained(monitor: _C.Monitor | None) -> Iterator[None]:
     """Around a collective call: if it fails because ranks are gone, RankError says so."""

@@ -55,20 +55,23 @@ _live: weakref.WeakSet[Owner] = weakref.WeakSet()
 def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     """The owners that average some of ``managed`` until ``owner`` does.
 
-    These are older wrappers of the same module or of a part of the module, and wrappers whose
-    layers were replaced.
+    These are older wrappers of the same module or of a part of the module, wrappers whose layers
+    were replaced, and wrappers whose process groups have ended.
 
     Raises:
         ValueError: Another wrapper averages some of the parameters together with other parameters,
-            or over other ranks.
+            or over another group that torch has made and not destroyed.
     """
     mine = {id(param.tensor): param.name for param in managed}
     submodules = set(owner.module.modules())
 
     def conflicts(other: Owner) -> bool:
         shared = _shared(other, mine)
+        if shared == "none" or has_ended(other):
+            return False
+        other_ranks = other.group is not owner.group
         return (shared == "some" and other.module not in submodules) or (
-            shared != "none" and other.group is not owner.group
+            other_ranks and _made_by_torch(other.group)
         )
 
     if any(conflicts(other) for other in _averaging_beside(owner)):
@@ -78,7 +81,8 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
         if conflicts(other):
             names = [mine[id(p.tensor)] for p in other.managed if id(p.tensor) in mine]
             raise _params_wrapped_elsewhere(names)
-    return [other for other in others if _shared(other, mine) != "none"]
+    ended = [other for other in list(_live) if other not in others and has_ended(other)]
+    return [other for other in [*others, *ended] if _shared(other, mine) != "none"]
 
 
 def take(owner: Owner) -> bool:
@@ -108,6 +112,19 @@ def others_than(owner: Owner) -> list[Owner]:
 
 def _averaging_beside(owner: Owner) -> list[Owner]:
     return [other for other in list(_live) if other is not owner and other.averages()]
+
+
+def _made_by_torch(group: dist.ProcessGroup) -> bool:
+    """Whether torch lists the group until it is destroyed. torch describes each such group."""
+    return type(group) is dist.ProcessGroup and bool(group.group_desc)
+
+
+def has_ended(owner: Owner) -> bool:
+    """Whether the process group of the wrapper was destroyed or aborted, or has lost ranks."""
+    monitor: _C.Monitor | None = getattr(owner.reducer, "monitor", None)
+    return (monitor is not None and monitor.failed) or (
+        _made_by_torch(owner.group) and owner.group not in dist.distributed_c10d._world.pg_map
+    )
 
 
 def _shared(other: Owner, mine: dict[int, str]) -> str:

@@ -44,6 +44,7 @@ def _changed_before_forward() -> str:
 def _before_the_first_gradient() -> str:
     model = ReducerDDP(_two_layers())
     output = model(torch.ones(2, 4)).sum()
+    model.reducer.prepare_for_backward([])
     return _error_of(torch.autograd.grad, output, list(model.parameters()))
 
 

@@ -52,34 +52,6 @@ def _mean(tensor: torch.Tensor) -> torch.Tensor:
 # ---- autograd.grad -----------------------------------------------------------------------------
 
 
-def _check_refused(mode: str) -> None:
-    """The call is refused before anything is sent.
-
-    The error has names and remedies. In no_sync() gradients are local.
-    """
-    ours, slow = make_pair(Net, mode)
-    for number in range(3):
-        for names in (NAMES, ["second.bias"]):
-            loss = loss_of(ours(data()))
-            text = error_of(torch.autograd.grad, loss, _params(ours, names))
-            assert_names(text, names, "synchronized_grads", "no_sync()")
-            assert "first.weight" in names or "first.weight" not in text
-        zero_grads("none", ours)
-        expected = _local_grads(slow, number)
-        seed(number)
-        loss = loss_of(ours(data()))
-        with ours.no_sync():
-            found = torch.autograd.grad(loss, _params(ours))
-        torch.testing.assert_close(list(found), expected)
-        assert all(param.grad is None for param in ours.parameters())
-        check_steps(ours, slow, plain_step, 1, first=number)
-
-
-@modes
-def test_autograd_grad_of_params_is_refused(ranks, mode, world):
-    on_ranks(ranks, world, _check_refused, mode)
-
-
 def _grad_of_inputs(model: nn.Module, number: int) -> torch.Tensor:
     x = data().requires_grad_()
     return torch.autograd.grad(loss_of(model(x)), x)[0]
@@ -235,9 +207,7 @@ def _check_backward_inputs(mode: str) -> None:
             seed(number)
             text = error_of(_backward_to, names, ours)
             left_out = [name for name in NAMES if name not in names]
-            if "autograd.grad" in text:
-                assert_names(text, names, "synchronized_grads")
-            elif "unused" in mode or not left_out:
+            if "unused" in mode or not left_out:
                 assert not text, text
                 assert_same(ours, slow)
             else:

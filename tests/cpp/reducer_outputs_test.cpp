@@ -157,7 +157,7 @@ TEST_F(ReducerTwoOutputs, BothAtOnceAreOneStep) {
 
 // ---- autograd::grad() --------------------------------------------------------------------------
 
-TEST(ReducerAutogradGrad, OfWrappedParamsIsAnErrorThatNamesThem) {
+TEST(ReducerAutogradGrad, OfParamsIsLocalAndNoStep) {
   for (const bool first_step : {true, false}) {
     Replica replica;
     if (!first_step) {
@@ -165,14 +165,34 @@ TEST(ReducerAutogradGrad, OfWrappedParamsIsAnErrorThatNamesThem) {
     }
     const auto output = replica.forward({2, 1, 0});
     replica.collective->clear();
+    const auto grads = torch::autograd::grad({output}, {replica.params[0]});
+    EXPECT_EQ(grads.at(0).item<double>(), 12.);
+    EXPECT_TRUE(replica.collective->all_reduces().empty());
+    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.grads(), kNoGrads);
+    replica.step();
+    EXPECT_EQ(replica.grads(), kMeanGrads);
+  }
+}
+
+TEST(ReducerAutogradGrad, OfParamsThatChangeAfterwardsIsAnErrorAtTheNextForward) {
+  for (const bool first_step : {true, false}) {
+    Replica replica;
+    if (!first_step) {
+      replica.learn();
+    }
+    const auto output = replica.forward({2, 1, 0});
+    torch::autograd::grad({output}, {replica.params[0], replica.params[2]});
+    for (auto& param : replica.params) {
+      const at::NoGradGuard no_grad;
+      param.mul_(1);
+    }
     try {
-      torch::autograd::grad({output}, {replica.params[0], replica.params[2]});
+      replica.reducer->prepare_forward();
       ADD_FAILURE() << "no error";
     } catch (const UserError& error) {
       expect_mentions(error.what(), {"torch.autograd.grad()", "('w0', 'w2')"});
     }
-    EXPECT_TRUE(replica.collective->all_reduces().empty());
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
     replica.step();
     EXPECT_EQ(replica.grads(), kMeanGrads);
   }

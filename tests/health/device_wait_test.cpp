@@ -47,9 +47,9 @@ class DeviceRanks {
   // The first warning of a rank.
   std::string warning_of(std::size_t rank) {
     while (true) {
-      const auto record = LogQueue::instance().next();
-      if (record->event == "stalled" && record->token == monitors_[rank]->state().own.token) {
-        return record->message;
+      const auto record = next_record();
+      if (record.event == "stalled" && record.token == monitors_[rank]->state().own.token) {
+        return record.message;
       }
     }
   }
@@ -289,8 +289,8 @@ TEST(DeviceWaitTest, CallsThatDoNotFitTogetherAreNamed) {
   }
   const auto start = now_ns();
   while (now_ns() - start < 5'000'000'000) {  // until the rank is asked to publish its calls
-    const auto record = LogQueue::instance().next();
-    if (record->event == "calls_wanted" && record->token == ranks[0].state().own.token) {
+    const auto record = next_record();
+    if (record.event == "calls_wanted" && record.token == ranks[0].state().own.token) {
       break;
     }
   }

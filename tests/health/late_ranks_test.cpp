@@ -82,9 +82,9 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
   std::string message;
   while (message.empty()) {
-    const auto record = LogQueue::instance().next();
-    if (record->event == "stalled" && record->token == ranks[0].state().own.token) {
-      message = record->message;
+    const auto record = next_record();
+    if (record.event == "stalled" && record.token == ranks[0].state().own.token) {
+      message = record.message;
     }
   }
   timeouts.warn_ns = 10'000'000'000;

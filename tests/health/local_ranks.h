@@ -17,6 +17,16 @@
 
 namespace ddpx::health {
 
+// Waits for a record, and takes it.
+inline Record next_record() {
+  while (true) {
+    if (auto record = LogQueue::instance().take()) {
+      return std::move(*record);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 template <class Condition>
 bool eventually(const Condition& condition, int seconds = 10) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);

@@ -253,15 +253,13 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
   Ranks ranks("AA");
   ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   std::thread asked([&] {
-    auto& queue = LogQueue::instance();
-    while (const auto record = queue.next()) {
-      if (record->event == "stack_wanted" && record->token == ranks[1].state().own.token) {
-        ranks[1].page().view().stack.write("the stack");
-      }
+    auto record = next_record();
+    while (record.event != "stack_wanted" || record.token != ranks[1].state().own.token) {
+      record = next_record();
     }
+    ranks[1].page().view().stack.write("the stack");
   });
   const auto stack = request_stack(ranks[0].peers().peer(1), std::chrono::milliseconds(5000));
-  LogQueue::instance().close();
   asked.join();
   ASSERT_TRUE(stack);
   EXPECT_EQ(*stack, "the stack");

@@ -182,29 +182,42 @@ TEST_F(SigtermTest, LeavesErrnoOfTheInterruptedCode) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kUnchanged) << status;
 }
 
-// A condition variable must not be used in a child while a thread of the parent waits for it.
+// A thread of the parent may hold the lock of the parent's queue.
 TEST(LogQueueTest, AForkedChildHasItsOwn) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer takes threads of the parent for leaks of a forked child";
-#endif
-  std::thread waits([] {
-    while (LogQueue::instance().next()) {
-    }
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  constexpr int kRead = 42;
+  LogQueue::instance().add({});
+  constexpr int kEmpty = 42;
   const int status = status_of_child([] {
-    std::thread adds([] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      LogQueue::instance().add({});
-    });
-    const bool found = LogQueue::instance().next().has_value();
-    adds.join();
-    _exit(found ? kRead : 1);
+    const bool empty = !LogQueue::instance().take();
+    LogQueue::instance().add({});
+    _exit(empty && LogQueue::instance().take() ? kEmpty : 1);
   });
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kRead) << status;
-  LogQueue::instance().close();
-  waits.join();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kEmpty) << status;
+  EXPECT_TRUE(LogQueue::instance().take());
+}
+
+TEST(LogQueueTest, ARecordStartsAReaderUnlessOneReads) {
+  LogQueue queue;
+  int num_starts = 0;
+  queue.add({});  // before there are readers
+  queue.set_reader([&] { ++num_starts; });
+  EXPECT_EQ(num_starts, 0);
+  queue.add({});
+  queue.add({});
+  EXPECT_EQ(num_starts, 1);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(queue.take());
+  }
+  queue.add({});
+  EXPECT_EQ(num_starts, 1);  // the reader has not ended
+  EXPECT_TRUE(queue.take());
+  EXPECT_FALSE(queue.take());
+  queue.add({});
+  EXPECT_EQ(num_starts, 2);
+  queue.set_reader(nullptr);
+  EXPECT_TRUE(queue.take());
+  EXPECT_FALSE(queue.take());
+  queue.add({});
+  EXPECT_EQ(num_starts, 2);
 }
 
 }  // namespace

@@ -40,8 +40,8 @@ from hypothesis import strategies as st
 import ddpx
 from ddpx import _C
 
-# Functions that wait, or end something for the whole process.
-NOT_CALLED = {"next_health_record", "close_health_log", "fail_rank", "leave_groups"}
+# Functions that read for the whole process, or end something.
+NOT_CALLED = {"take_health_record", "set_health_log_reader", "fail_rank", "leave_groups"}
 # Only the core creates these, and not in a group of one rank. test_bad_input.py tests a Monitor.
 NOT_MADE = {"LostRank", "RankReport", "HealthRecord", "Monitor"}
 # Groups would wait for absent peers, so a shared-memory group has at most one rank.

@@ -209,8 +209,13 @@ def _not_finite(model: ReducerDDP) -> None:
     (model(torch.ones(3, 8)).sum() * float("inf")).backward()
 
 
-def _ask_for_grads(model: ReducerDDP) -> None:
-    torch.autograd.grad(model(torch.ones(3, 8)).sum(), model.module.trunk.weight)
+def _apply_local_grads(model: ReducerDDP) -> None:
+    model.zero_grad()
+    weight = model.module.trunk.weight
+    (grad,) = torch.autograd.grad(model(torch.ones(3, 8)).sum(), weight)
+    with torch.no_grad():
+        weight -= 0 * grad
+    model(torch.ones(3, 8))
 
 
 def _fail_in_hook(model: ReducerDDP) -> None:
@@ -223,7 +228,7 @@ FAILURES: tuple[Callable[[ReducerDDP], None], ...] = (
     _fail_in_forward,
     _leave_params_unused,
     _not_finite,
-    _ask_for_grads,
+    _apply_local_grads,
     _fail_in_hook,
 )
 

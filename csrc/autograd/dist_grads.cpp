@@ -1,0 +1,60 @@
+#include "dist_grads.h"
+
+#include <torch/csrc/distributed/autograd/context/context.h>
+
+#include <utility>
+
+#include "../buckets/param_grad.h"
+
+namespace ddpx {
+
+using torch::distributed::autograd::ThreadLocalDistAutogradContext;
+
+void DistGrads::begin(const std::vector<at::Tensor>& params) {
+  active_ = true;
+  set_aside_.clear();
+  for (const auto& param : params) {
+    set_aside_.push_back(grad_of(param));
+    replace_grad(param, {});
+  }
+}
+
+void DistGrads::remember_context() {
+  if (auto context = ThreadLocalDistAutogradContext::getContextPtr()) {
+    context_ = std::move(context);
+  }
+}
+
+void DistGrads::pull(const at::Tensor& param) {
+  if (!context_) {
+    return;
+  }
+  const auto grads = context_->getGradients();
+  const auto entry = grads.find(param);
+  if (entry != grads.end()) {
+    replace_grad(param, entry->value());
+  }
+}
+
+void DistGrads::end(const std::vector<at::Tensor>& params, bool averaged) {
+  if (!std::exchange(active_, false)) {
+    return;
+  }
+  const auto context = std::exchange(context_, nullptr);
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor average = grad_of(params[i]);
+    replace_grad(params[i], std::move(set_aside_[i]));
+    if (!averaged || !context || !average.defined()) {
+      continue;
+    }
+    auto grads = context->getGradients();  // the map itself: copies of a Dict share their entries
+    grads.insert(params[i], average);      // without effect if the map has an entry
+    context->runGradCallbackForVariable(params[i], [&](at::Tensor& grad) {
+      grad = average;
+      return true;
+    });
+  }
+  set_aside_.clear();
+}
+
+}  // namespace ddpx
