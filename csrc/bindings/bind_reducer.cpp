@@ -43,7 +43,9 @@ std::function<void()> with_gil(py::function callback) {
       (*held)();
     } catch (py::error_already_set& error) {
       error.restore();
-      throw python_error();  // autograd's engine keeps the type of this error
+      python_error thrown;  // autograd's engine keeps the type of this error
+      thrown.persist();     // gives what() a text
+      throw thrown;
     }
   };
 }

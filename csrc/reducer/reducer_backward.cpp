@@ -303,7 +303,13 @@ void Reducer::on_graph_task_end(int task_id) {
     after_sync = after_sync_;
   }
   if (after_sync) {
-    after_sync();
+    try {
+      after_sync();
+    } catch (const std::exception& error) {
+      const auto lock = context_.mutex.lock();
+      context_.observer.peers().note_fault(error.what());
+      throw;
+    }
   }
 }
 
