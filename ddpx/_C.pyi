@@ -289,6 +289,12 @@ def lowered(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def needs_abort_polling(process_group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether its calls go on waiting when the group is aborted, as gloo's on CPU do."""
 
+def holds_plain_values(tensor: torch.Tensor) -> bool:
+    """Whether a group can send the memory of the tensor, and torch can overwrite the tensor."""
+
+def hold_plain_values(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether each of the tensors has :func:`holds_plain_values`."""
+
 def wait(work: dist.Work, process_group: dist.ProcessGroup, device: torch.device) -> None:
     """For a call on tensors of ``device``; RankFailure as soon as the group has failed."""
 

@@ -18,6 +18,7 @@ check_build()
 
 from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
+from ddpx.ddp import dynamo
 from ddpx.ddp.functions import (
     register_post_sync_hook,
     reset,
@@ -42,6 +43,7 @@ from ddpx.timeline import Timeline, record
 from ddpx.timeline.environment import record_if_asked
 from ddpx.version import __version__
 
+dynamo.leave_alone(__name__)
 shm.register()
 tell_peers()
 call_on_construction(record_if_asked)

@@ -1,7 +1,8 @@
 """Errors that several modules raise, and helpers for the texts of errors.
 
 Other errors are at the end of the module that raises them. ``csrc/reducer/step_errors.cpp`` has the
-texts of the reducer.
+texts of the reducer. Errors that DDP has, too, contain the words of DDP's error, because scripts
+look for them.
 """
 
 from __future__ import annotations
@@ -52,6 +53,6 @@ def nobody_watches() -> RuntimeError:
 
 def nothing_to_train() -> RuntimeError:
     return RuntimeError(
-        "ReducerDDP is not needed: the module has no parameter that requires a gradient. "
-        "Use the module itself, or unfreeze parameters before wrapping."
+        "DistributedDataParallel is not needed when a module doesn't have any parameter that "
+        "requires a gradient. Use the module itself, or unfreeze parameters before wrapping."
     )

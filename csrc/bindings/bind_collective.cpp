@@ -1,5 +1,9 @@
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <vector>
+
+#include "../buckets/grad_values.h"
 #include "../comm/collective.h"
 #include "bindings.h"
 
@@ -15,6 +19,35 @@ WrittenIn language_of(const Group& group) {
   return py::type::of(py::cast(group)).is(native) ? WrittenIn::kCpp : WrittenIn::kPython;
 }
 
+namespace {
+
+// The dtypes that every backend can send.
+bool is_common(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+    case at::kBool:
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool holds_plain_values(const at::Tensor& tensor) {
+  return holds_values(tensor) && !tensor.is_meta() && !tensor.is_inference() &&
+         is_common(tensor.scalar_type()) && tensor.is_non_overlapping_and_dense();
+}
+
+}  // namespace
+
 void bind_collective(py::module_& module) {
   module.def(
       "needs_abort_polling",
@@ -24,6 +57,13 @@ void bind_collective(py::module_& module) {
       },
       py::arg("process_group").none(false),
       py::arg("device").none(false));
+  module.def("holds_plain_values", &holds_plain_values, py::arg("tensor"));
+  module.def(
+      "hold_plain_values",
+      [](const std::vector<at::Tensor>& tensors) {
+        return std::all_of(tensors.begin(), tensors.end(), holds_plain_values);
+      },
+      py::arg("tensors"));
   module.def(
       "wait",
       [](const Collective::Work& work, const Group& process_group, const c10::Device& device) {

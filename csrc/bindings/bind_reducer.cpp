@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
@@ -17,6 +18,14 @@ namespace py = pybind11;
 
 namespace ddpx::bindings {
 namespace {
+
+// Operators treat tensors as outside of the transforms of torch.func that run in the caller. A
+// forward may run in vmap() or grad(), and new memory of the reducer must not belong to them.
+struct OutsideTransforms {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+       c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
+};
 
 // Wraps a Python function so that it may be called, and destroyed, without the GIL.
 std::function<void()> with_gil(py::function callback) {
@@ -201,7 +210,7 @@ void bind_reducer(py::module_& module) {
 
   // Calls release the GIL before they wait for the mutex of the reducer: the thread that holds the
   // mutex may need the GIL to call a backend in Python.
-  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using NoGil = py::call_guard<py::gil_scoped_release, OutsideTransforms>;
   py::class_<Reducer, NoGilShared<Reducer>>(module, "Reducer")
       .def(
           py::init([](const std::vector<ReducerParam>& params,
@@ -210,6 +219,7 @@ void bind_reducer(py::module_& module) {
                       ReducerOptions options,
                       std::vector<ReducerParam> frozen_params) {
             const py::gil_scoped_release no_gil;
+            const OutsideTransforms outside;
             return NoGilShared<Reducer>(Reducer::create(
                 params,
                 std::move(options),

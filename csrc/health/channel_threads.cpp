@@ -8,6 +8,8 @@
 namespace ddpx::health {
 namespace {
 
+constexpr std::chrono::milliseconds kBetweenConnections(200);  // attempts to connect
+constexpr std::chrono::milliseconds kFlushPoll(20);
 constexpr int64_t kStateIsOldNs = 1'000'000'000;  // the watchdog writes it five times a second
 
 // Until then, ranks that construct a wrapper usually have met in its collective call. The call
@@ -20,9 +22,7 @@ int64_t time_to_meet_ns(int world_size) {
 
 ChannelThreads::ChannelThreads(
     HostChannel::Settings settings, std::shared_ptr<HostProbe> probe, StoreAccess access)
-    : channel_(std::move(settings), std::move(probe), now_ns),
-      access_(std::move(access)),
-      machine_(access_, channel_.settings().world_size) {}
+    : channel_(std::move(settings), std::move(probe), now_ns), access_(std::move(access)) {}
 
 // ---- for the monitor ----------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ void ChannelThreads::look(int64_t awake_ns) {
   awake_ns_ = awake_ns;
   const bool must_introduce = channel_.must_introduce();
   auto* table = this->table();  // not null if this rank has introduced itself
-  if (table != nullptr && phase() != Phase::kIdle) {
+  if (table != nullptr && works()) {
     table->store_state = static_cast<uint32_t>(store_state());
     table->store_state_ns = now_ns();
     if (now_ns() < table->wanted_until_ns || table->declared()) {
@@ -46,8 +46,7 @@ void ChannelThreads::look(int64_t awake_ns) {
     if (now_ns() - made_ns_ > time_to_meet_ns(channel_.settings().world_size)) {
       start();
     }
-  } else if (
-      table->store_state != static_cast<uint32_t>(StoreState::kEnded) && channel_.should_keep()) {
+  } else if (channel_.should_keep()) {
     start();
   }
   if (has_posts()) {
@@ -82,8 +81,13 @@ void ChannelThreads::add_post(Post post) {
 
 bool ChannelThreads::flush(std::chrono::steady_clock::time_point deadline) {
   Lock lock(mutex_);
-  return changed_.wait_until(
-      lock, deadline, [this] { return posts_.empty() || phase_ == Phase::kEnded; });
+  const auto can_post = [&] {
+    return answers_.state(channel_.settings().lease_ns, awake_ns_) != StoreState::kEnded;
+  };
+  while (!posts_.empty() && can_post() && std::chrono::steady_clock::now() < deadline) {
+    changed_.wait_for(lock, kFlushPoll);
+  }
+  return posts_.empty();
 }
 
 void ChannelThreads::stop() {
@@ -93,12 +97,8 @@ void ChannelThreads::stop() {
 }
 
 StoreState ChannelThreads::store_state() const {
-  const auto phase = this->phase();
   const auto* table = this->table();
-  if (phase == Phase::kEnded) {
-    return StoreState::kEnded;
-  }
-  const bool asks = phase != Phase::kIdle || table == nullptr;
+  const bool asks = works() || table == nullptr;
   const auto own = answers_.state(channel_.settings().lease_ns, awake_ns_);
   if (asks && (answers_.any() || table == nullptr)) {
     return own;
@@ -116,29 +116,21 @@ StoreState ChannelThreads::store_state() const {
   return is_known ? static_cast<StoreState>(seen) : StoreState::kSlow;
 }
 
-// ---- the phase ----------------------------------------------------------------------------------
+// ---- the thread for requests --------------------------------------------------------------------
 
-ChannelThreads::Phase ChannelThreads::phase() const {
+bool ChannelThreads::works() const {
   const Lock lock(mutex_);
-  return phase_;
-}
-
-// The only function that changes the phase.
-void ChannelThreads::set_phase(const Lock&, Phase next) {
-  if (phase_ != Phase::kEnded) {
-    phase_ = next;
-    changed_.notify_all();
-  }
+  return works_;
 }
 
 void ChannelThreads::start() {
   const Lock lock(mutex_);
-  if (phase_ != Phase::kIdle) {
+  if (works_) {
     return;
   }
   try {
     std::thread([self = shared_from_this()] { self->run(); }).detach();
-    set_phase(lock, Phase::kWorking);
+    works_ = true;
   } catch (const std::system_error&) {
     // The limit of threads is reached. look() tries again.
   }
@@ -147,42 +139,18 @@ void ChannelThreads::start() {
 // `keeps`: this rank keeps the lease.
 bool ChannelThreads::goes_on(bool keeps) {
   const Lock lock(mutex_);
-  if (phase_ == Phase::kWorking && (keeps || !posts_.empty())) {
-    return true;
-  }
-  set_phase(lock, Phase::kIdle);
-  return false;
+  works_ = keeps || !posts_.empty();
+  return works_;
 }
 
-void ChannelThreads::ask_for_store() noexcept {
+std::unique_ptr<Store> ChannelThreads::connect() {
   try {
-    std::thread([self = shared_from_this()] {
-      if (self->store_has_ended(nullptr)) {
-        self->look_for_store();
-      }
-    }).detach();
-  } catch (const std::exception&) {
-    // No thread can be started. The thread for requests asks after its next error.
+    return access_();
+  } catch (const StoreEnded&) {
+    answers_.note_end();
+    throw;
   }
 }
-
-void ChannelThreads::look_for_store() noexcept {
-  if (store_has_ended(table())) {
-    const Lock lock(mutex_);
-    set_phase(lock, Phase::kEnded);
-  }
-}
-
-// Notes the ends of ranks on the machine of the store in `table`, unless it is null.
-bool ChannelThreads::store_has_ended(HostTable* table) const noexcept {
-  try {
-    return machine_.look(table);
-  } catch (const std::exception&) {
-    return false;  // out of memory, for example: the next error leads here again
-  }
-}
-
-// ---- the thread for requests --------------------------------------------------------------------
 
 void ChannelThreads::run() {
   std::unique_ptr<Store> store;
@@ -191,8 +159,14 @@ void ChannelThreads::run() {
   while (goes_on(keeps)) {
     try {
       if (!store) {
-        store = std::make_unique<MeasuredStore>(access_, answers_);
-        machine_.mark_well(table());
+        auto connection = answers_.ask([this] { return connect(); });
+        if (!connection) {  // the group was destroyed
+          keeps = false;
+          const Lock lock(mutex_);
+          posts_.clear();
+          continue;
+        }
+        store = std::make_unique<MeasuredStore>(std::move(connection), answers_);
       }
       keeps = work(*store, listening);
       if (!keeps && listening.stop_possible()) {
@@ -202,8 +176,8 @@ void ChannelThreads::run() {
       }
     } catch (const std::exception&) {
       store.reset();
-      look_for_store();
-      const Lock lock(mutex_);
+      Lock lock(mutex_);
+      changed_.wait_for(lock, kBetweenConnections, [this] { return stops_; });
       keeps = !stops_;
       if (stops_) {
         posts_.clear();  // nobody waits for them
@@ -255,9 +229,7 @@ bool ChannelThreads::post_all(Store& store) {
 void ChannelThreads::wait_until(int64_t due_ns) {
   Lock lock(mutex_);
   const auto time = std::chrono::nanoseconds(std::max<int64_t>(0, due_ns - now_ns()));
-  changed_.wait_for(lock, time, [this] {
-    return hurries_ || stops_ || !posts_.empty() || phase_ == Phase::kEnded;
-  });
+  changed_.wait_for(lock, time, [this] { return hurries_ || stops_ || !posts_.empty(); });
   hurries_ = false;
 }
 
@@ -271,11 +243,13 @@ void ChannelThreads::hurry() {
 
 void ChannelThreads::listen(const std::stop_token& stop) {
   std::unique_ptr<Store> store;
-  while (!stop.stop_requested() && phase() != Phase::kEnded && !table()->failure_posted) {
+  while (!stop.stop_requested() && !table()->failure_posted) {
     try {
       if (!store) {
-        store = access_.connect();
-        machine_.meet(*table());
+        store = connect();
+        if (!store) {
+          return;  // the group was destroyed
+        }
       }
       if (channel_.listen(*store)) {
         hurry();
@@ -283,8 +257,10 @@ void ChannelThreads::listen(const std::stop_token& stop) {
         store->await(channel_.wake_key());
       }
     } catch (const std::exception&) {
+      if (!store) {
+        std::this_thread::sleep_for(kBetweenConnections);
+      }
       store.reset();
-      look_for_store();
     }
   }
 }

@@ -16,7 +16,6 @@
 #include "activity.h"
 #include "host_channel.h"
 #include "measured_store.h"
-#include "store_machine.h"
 
 namespace ddpx::health {
 
@@ -24,7 +23,7 @@ namespace ddpx::health {
 // GroupState lives. Thread-safe.
 //
 // One thread makes requests while there is something to do. Within its life, another thread waits
-// for events. A third thread lives during ask_for_store().
+// for events.
 class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
  public:
   ChannelThreads(
@@ -56,44 +55,32 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
 
   StoreState store_state() const;
 
-  // Finds out whether the process of the store has ended, on a thread that ends with the answer.
-  void ask_for_store() noexcept;
-
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Post = std::function<void(Store&)>;
 
-  enum class Phase {
-    kIdle,     // there are no threads
-    kWorking,  // the thread for requests lives, and may have lost its connection
-    kEnded,    // the process of the store has ended: threads end, and none starts any more
-  };
-
   void add_post(Post post);
   void start();
   bool has_posts() const;
-  void set_phase(const Lock&, Phase next);
-  Phase phase() const;
+  bool works() const;
   bool goes_on(bool keeps);
   void run();
+  std::unique_ptr<Store> connect();
   bool work(Store& store, std::stop_source& listening);
   bool post_all(Store& store);
   void listen(const std::stop_token& stop);
-  void look_for_store() noexcept;
-  bool store_has_ended(HostTable* table) const noexcept;
   void wait_until(int64_t due_ns);
   void hurry();
 
   HostChannel channel_;
   const StoreAccess access_;
-  const StoreMachine machine_;
   const int64_t made_ns_ = now_ns();
   AnswerTimes answers_;
   std::atomic<int64_t> awake_ns_{0};
 
   mutable std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
-  Phase phase_ = Phase::kIdle;
+  bool works_ = false;  // the thread for requests lives, and may have lost its connection
   std::deque<Post> posts_;
   bool stops_ = false;
   bool hurries_ = false;

@@ -93,7 +93,7 @@ class GroupState::Probe final : public HostProbe {
 };
 
 std::shared_ptr<GroupState> GroupState::create(WatchedGroup group, StoreAccess store) {
-  std::shared_ptr<GroupState> state(new GroupState(std::move(group), new_token(), store.own_port));
+  std::shared_ptr<GroupState> state(new GroupState(std::move(group), new_token()));
   state->channel = std::make_shared<ChannelThreads>(
       HostChannel::Settings{state->own, state->group.world_size, state->group.lease_ns},
       std::make_shared<Probe>(state, state->page.host(), state->own.token),
@@ -101,10 +101,10 @@ std::shared_ptr<GroupState> GroupState::create(WatchedGroup group, StoreAccess s
   return state;
 }
 
-GroupState::GroupState(WatchedGroup watched, uint64_t token, uint16_t port)
+GroupState::GroupState(WatchedGroup watched, uint64_t token)
     : group(std::move(watched)),
       page(token, group.world_size),
-      own(Introduction::own(group.rank, group.identity, page.fd(), token, port)),
+      own(Introduction::own(group.rank, group.identity, page.fd(), token)),
       peers(group.rank, group.world_size) {}
 
 GroupState::~GroupState() {

@@ -92,7 +92,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   std::shared_ptr<ChannelThreads> channel;  // also owned by its threads
 
  private:
-  GroupState(WatchedGroup group, uint64_t token, uint16_t port);
+  GroupState(WatchedGroup group, uint64_t token);
   class Probe;
 
   std::atomic<bool> has_met_{false};  // in a collective call

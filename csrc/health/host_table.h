@@ -9,7 +9,6 @@
 
 #include "activity.h"
 #include "introduction.h"
-#include "listening.h"
 #include "shared_text.h"
 
 namespace ddpx::health {
@@ -29,7 +28,6 @@ struct HostTable {
     SharedActivity activity;          // `since_ns`, by the clock of this host
     std::atomic<uint64_t> num_calls;  // see StatusPage
     std::atomic<int64_t> heard_ns;    // when its last message was new; 0 for ranks of this host
-    std::atomic<PortState> port;      // see StoreMachine
     std::atomic<bool> has_left;       // its script, or its group, has ended without an error
     SharedText<Introduction::kMostBytes> introduction;
   };

@@ -24,13 +24,12 @@ std::string Introduction::to_text() const {
        std::to_string(process.pid),
        std::to_string(process.start_time),
        std::to_string(page_fd),
-       std::to_string(token),
-       std::to_string(port)});
+       std::to_string(token)});
 }
 
 std::optional<Introduction> Introduction::from_text(const std::string& text) {
   const auto fields = split_fields(text);
-  if (fields.size() != 8) {
+  if (fields.size() != 7) {
     return std::nullopt;
   }
   const auto rank = to_number<int>(fields[0]);
@@ -38,18 +37,16 @@ std::optional<Introduction> Introduction::from_text(const std::string& text) {
   const auto start_time = to_number<uint64_t>(fields[4]);
   const auto page_fd = to_number<int>(fields[5]);
   const auto token = to_number<uint64_t>(fields[6]);
-  const auto port = to_number<uint16_t>(fields[7]);
-  if (!rank || !pid || !start_time || !page_fd || !token || !port) {
+  if (!rank || !pid || !start_time || !page_fd || !token) {
     return std::nullopt;
   }
-  return Introduction{*rank, fields[1], {fields[2], *pid, *start_time}, *page_fd, *token, *port};
+  return Introduction{*rank, fields[1], {fields[2], *pid, *start_time}, *page_fd, *token};
 }
 
-Introduction Introduction::own(
-    int rank, const std::string& identity, int page_fd, uint64_t token, uint16_t port) {
+Introduction Introduction::own(int rank, const std::string& identity, int page_fd, uint64_t token) {
   std::array<char, 65> host{};
   gethostname(host.data(), host.size() - 1);
-  Introduction own{rank, host.data(), this_process(), page_fd, token, port};
+  Introduction own{rank, host.data(), this_process(), page_fd, token};
   if (!identity.empty()) {
     auto& machine = own.process.machine;
     machine = std::to_string(std::hash<std::string>()(machine + " " + identity));

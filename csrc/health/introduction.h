@@ -17,7 +17,6 @@ struct Introduction {
   ProcessId process;
   int page_fd = -1;    // of the status page, in that process
   uint64_t token = 0;  // of the status page
-  uint16_t port = 0;   // see listen_if_local(); 0 on machines without the store
 
   std::string to_text() const;
   // nullopt if the text is malformed.
@@ -25,8 +24,7 @@ struct Introduction {
 
   // Introduces this process. Tests pass `identity`: ranks with different identities treat each
   // other as ranks of different machines.
-  static Introduction own(
-      int rank, const std::string& identity, int page_fd, uint64_t token, uint16_t port = 0);
+  static Introduction own(int rank, const std::string& identity, int page_fd, uint64_t token);
 };
 
 // A random number, different for each status page.

@@ -15,7 +15,6 @@ using std::chrono::milliseconds;
 
 constexpr auto kFailurePoll = milliseconds(10);
 constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
-constexpr auto kTimeToAnswer = milliseconds(1000);  // of the store, before its port is asked
 constexpr auto kTimeWithoutStore = milliseconds(500);
 constexpr int64_t kOutwaitedNs = 1'000'000'000;  // the least wait that a timeout can end
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
@@ -166,7 +165,6 @@ void Monitor::explain_error(const std::string& said) {
   channel.look(awake_.since_ns());
   AwakeTime awake;  // a rank that was stopped has not read yet what other ranks have written
   int64_t end_ns = INT64_MAX;
-  bool has_asked = false;
   while (true) {
     raise_if_failed(said);
     state_->meet();
@@ -186,11 +184,6 @@ void Monitor::explain_error(const std::string& said) {
     if (auto failure = causes_.find(reason, start)) {
       declare(std::move(*failure));
       continue;
-    }
-    // The thread for requests may be in a call of torch's that tries to connect again and again.
-    if (store >= StoreState::kSlow && store != StoreState::kEnded && looked > kTimeToAnswer &&
-        !std::exchange(has_asked, true)) {
-      channel.ask_for_store();
     }
     if (store == StoreState::kEnded) {  // ranks of other hosts can write nothing more
       end_ns = std::min(end_ns, now + std::chrono::nanoseconds(kTimeWithoutStore).count());

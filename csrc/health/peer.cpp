@@ -69,8 +69,4 @@ int64_t Peer::heard_ns() const {
   return entry() != nullptr ? entry()->heard_ns.load() : 0;
 }
 
-PortState Peer::port() const {
-  return entry() != nullptr ? entry()->port.load() : PortState::kUnknown;
-}
-
 }  // namespace ddpx::health

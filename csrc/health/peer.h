@@ -62,10 +62,6 @@ class Peer {
   // When the host of the rank last wrote something new; 0 for ranks of this host.
   int64_t heard_ns() const;
 
-  // The state of the port at which the peer listens, as this rank's host knows it; see
-  // StoreMachine.
-  PortState port() const;
-
  private:
   const HostTable::Rank* entry() const;
 

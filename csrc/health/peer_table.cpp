@@ -194,14 +194,6 @@ Failure PeerTable::store_lost(bool silent) const {
         silent ? "or the launcher is lost or stopped: the store does not answer"
                : "or the launcher died: the store is gone"));
   }
-  for (const auto& peer : all()) {
-    const auto port = peer ? peer->port() : PortState::kUnknown;
-    if (is_lost(port) && peer->rank() != serving) {
-      const char* how = port == PortState::kRefused ? "has ended: its port refuses connections"
-                                                    : "is lost: its machine does not answer";
-      failure.lost.push_back(lost_rank(peer->rank(), how));
-    }
-  }
   return failure;
 }
 

@@ -5,10 +5,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "listening.h"
 
 namespace ddpx::health {
 
@@ -39,18 +38,13 @@ class Store {
   virtual void await(const std::string& key) = 0;
 };
 
-struct StoreAccess {
-  // Opens a connection. May block, and throws if the store is gone.
-  std::function<std::unique_ptr<Store>()> connect;
-
-  // The state of a port on the machine of the store, as far as can be found out within a second.
-  std::function<PortState(uint16_t port)> ask;
-
-  uint16_t port = 0;  // of the store
-
-  // The port at which this process listens; 0 on other machines than that of the store. See
-  // listen_if_local().
-  uint16_t own_port = 0;
+// No process serves the store any more.
+struct StoreEnded : std::runtime_error {
+  StoreEnded() : std::runtime_error("the process of the store has ended") {}
 };
+
+// Opens a connection. May block for some seconds, and throws if the store cannot be reached.
+// Returns null if the process group was destroyed.
+using StoreAccess = std::function<std::unique_ptr<Store>()>;
 
 }  // namespace ddpx::health

@@ -1,9 +1,14 @@
 #include "store_access.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,14 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "../health/listening.h"
+#include "../shm/unique_fd.h"
 #include "store_text.h"
 
 namespace ddpx {
 namespace {
-
-// The answers of a link with long queues may take seconds.
-constexpr auto kTimeToConnect = std::chrono::milliseconds(4000);
 
 std::string to_text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
@@ -82,39 +84,52 @@ class Connection final : public health::Store {
   const c10::intrusive_ptr<c10d::Store> store_;
 };
 
+// Throws if no server accepts connections. torch would try to connect to a store that is gone for
+// minutes, and warn each time.
+void check_server(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    return;  // torch may find the host
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
+  bool all_refuse = true;
+  for (const auto* address = found; address != nullptr; address = address->ai_next) {
+    const shm::UniqueFd fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const timeval limit{4, 0};  // the answers of a link with long queues may take seconds
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // of connect(), too
+    if (connect(fd.get(), address->ai_addr, address->ai_addrlen) == 0) {
+      return;
+    }
+    all_refuse = all_refuse && errno == ECONNREFUSED;
+  }
+  if (all_refuse) {
+    throw health::StoreEnded();
+  }
+  throw std::runtime_error("the store cannot be reached");
+}
+
 }  // namespace
 
 health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store) {
-  health::StoreAccess access;
   auto inner = store;
   if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(inner.get())) {
     inner = prefixed->getUnderlyingNonPrefixStore();
   }
-  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
-  access.ask = [](uint16_t) { return health::PortState::kUnknown; };
-  std::function<health::PortState()> ask_patiently = [] { return health::PortState::kUnknown; };
-  if (tcp != nullptr) {
-    access.ask = [host = tcp->getHost()](uint16_t port) {
-      return health::state_of_port(host, port, std::chrono::milliseconds(1000));
-    };
-    ask_patiently = [host = tcp->getHost(), port = tcp->getPort()] {
-      return health::state_of_port(host, port, kTimeToConnect);
-    };
-    access.port = tcp->getPort();
-    access.own_port = health::listen_if_local(tcp->getHost());
+  std::function<void()> check = [] {};
+  if (const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get())) {
+    check = [host = tcp->getHost(), port = tcp->getPort()] { check_server(host, port); };
   }
-  access.connect = [weak = c10::weak_intrusive_ptr<c10d::Store>(store), ask_patiently] {
+  return [weak = c10::weak_intrusive_ptr<c10d::Store>(store),
+          check]() -> std::unique_ptr<health::Store> {
     const auto held = weak.lock();
     if (!held) {
-      throw std::runtime_error("the process group was destroyed");
+      return nullptr;
     }
-    // torch would try to connect again for minutes.
-    if (health::is_lost(ask_patiently())) {
-      throw std::runtime_error("the store cannot be reached");
-    }
+    check();
     return std::make_unique<Connection>(held->clone());
   };
-  return access;
 }
 
 }  // namespace ddpx

@@ -105,8 +105,9 @@ void Reducer::settle(const char* call) {
     recover();
   }
   if (context_.phase == Phase::kCollecting && scope_.empty() && !running_task::in_backward()) {
+    const auto missing = step_->missing();
     const auto error =
-        errors::backward_incomplete(context_.where(), context_.params.names_of(step_->missing()));
+        errors::backward_incomplete(context_.where(), context_.params.names_of(missing), missing);
     fail();
     throw error;
   }
@@ -129,7 +130,8 @@ bool Reducer::prepare_forward(bool captured) {
   forward_.restart();
   if (!never_came.empty()) {
     context_.raise(
-        errors::params_without_gradient(context_.where(), context_.params.names_of(never_came)));
+        errors::params_without_gradient(
+            context_.where(), context_.params.names_of(never_came), never_came));
   }
   context_.observer.collect();
   emit(StepEvent::kForwardBegin);

@@ -366,7 +366,7 @@ void Reducer::report_missing(bool output_reached) {
   }
   forward_.expect(std::move(possibly_late));
   if (!unused.empty()) {
-    step_->report_missing(errors::params_without_gradient(where, params.names_of(unused)));
+    step_->report_missing(errors::params_without_gradient(where, params.names_of(unused), unused));
   }
 }
 

@@ -146,6 +146,7 @@ void Step::report_late(std::size_t param_index) {
       errors::param_arrived_again(
           context_.where(),
           context_.params.name(param_index),
+          param_index,
           context_.options.mode == GraphMode::kStatic,
           context_.options.gradient_as_bucket_view));
 }

@@ -37,6 +37,20 @@ std::string by_number(std::size_t count, const std::string& one, const std::stri
   return count == 1 ? one : several;
 }
 
+// The words of DDP's error: scripts and trainers look for them.
+std::string unfinished_in_ddps_words(
+    const Where& where, const std::vector<std::size_t>& param_indices) {
+  std::ostringstream out;
+  out << " In DDP's words: Expected to have finished reduction in the prior iteration before "
+         "starting a new one. This error indicates that your module has parameters that were not "
+         "used in producing loss. Parameter indices which did not receive grad for rank "
+      << where.rank << ":";
+  for (const auto param_index : param_indices) {
+    out << ' ' << param_index;
+  }
+  return out.str();
+}
+
 UserError not_capturable(const Where& where, const std::string& reason, const std::string& remedy) {
   return UserError(
       opening(where) + "a step is captured into a CUDA graph, but " + reason + " " + remedy);
@@ -44,7 +58,10 @@ UserError not_capturable(const Where& where, const std::string& reason, const st
 
 }  // namespace
 
-UserError params_without_gradient(const Where& where, const std::vector<std::string>& names) {
+UserError params_without_gradient(
+    const Where& where,
+    const std::vector<std::string>& names,
+    const std::vector<std::size_t>& param_indices) {
   const auto count = names.size();
   return UserError(
       opening(where) + count_params(count) +
@@ -53,7 +70,8 @@ UserError params_without_gradient(const Where& where, const std::vector<std::str
       ". All other gradients were averaged. If a step may leave parameters unused, pass "
       "find_unused_parameters=True. If the same parameters are unused in every step, "
       "static_graph=True is faster. Otherwise use every output of forward in the loss, or freeze " +
-      by_number(count, "this parameter", "these parameters") + " before wrapping.");
+      by_number(count, "this parameter", "these parameters") + " before wrapping." +
+      unfinished_in_ddps_words(where, param_indices));
 }
 
 UserError static_graph_changed(
@@ -81,7 +99,11 @@ UserError static_graph_changed(
 }
 
 UserError param_arrived_again(
-    const Where& where, const std::string& name, bool static_graph, bool as_view) {
+    const Where& where,
+    const std::string& name,
+    std::size_t param_index,
+    bool static_graph,
+    bool as_view) {
   const std::string remedy =
       static_graph ? "Your training graph has changed in this iteration: this parameter got fewer "
                      "gradients in the first synchronized backward with static_graph=True. "
@@ -99,7 +121,9 @@ UserError param_arrived_again(
   return UserError(
       opening(where) + "parameter '" + name +
       "' got another gradient after its gradient had been packed for all-reduce. " + remedy +
-      consequence);
+      consequence +
+      " In DDP's words: Expected to mark a variable ready only once. Parameter at index " +
+      std::to_string(param_index) + " with name " + name + " has been marked as ready twice.");
 }
 
 UserError param_unforeseen(const Where& where, const std::string& name) {
@@ -404,14 +428,18 @@ UserError grad_after_finalization(const Where& where, const std::string& name) {
       "backward has returned, and restart from a checkpoint.");
 }
 
-UserError backward_incomplete(const Where& where, const std::vector<std::string>& names) {
+UserError backward_incomplete(
+    const Where& where,
+    const std::vector<std::string>& names,
+    const std::vector<std::size_t>& param_indices) {
   return UserError(
       opening(where) + "the last backward ended without " +
       by_number(names.size(), "a gradient for ", "gradients for ") + count_params(names.size()) +
       ": " + join_names(names) +
       ". The other gradients of that backward were not averaged. This can happen when the wrapped "
       "module is called directly under reentrant checkpoints. Call the wrapper instead, or use "
-      "checkpoint(..., use_reentrant=False).");
+      "checkpoint(..., use_reentrant=False)." +
+      unfinished_in_ddps_words(where, param_indices));
 }
 
 }  // namespace ddpx::errors

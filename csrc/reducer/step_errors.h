@@ -20,7 +20,10 @@ struct Where {
 };
 
 // Default mode: these params got no gradient in the backward that just ended.
-UserError params_without_gradient(const Where& where, const std::vector<std::string>& names);
+UserError params_without_gradient(
+    const Where& where,
+    const std::vector<std::string>& names,
+    const std::vector<std::size_t>& param_indices);
 
 // static_graph: arrivals differ from those of the first synchronized backward.
 UserError static_graph_changed(
@@ -30,7 +33,11 @@ UserError static_graph_changed(
 
 // A gradient arrived again after it was final.
 UserError param_arrived_again(
-    const Where& where, const std::string& name, bool static_graph, bool as_view);
+    const Where& where,
+    const std::string& name,
+    std::size_t param_index,
+    bool static_graph,
+    bool as_view);
 
 // find_unused_parameters: a gradient arrived, but its param was not in the graph of the backward.
 UserError param_unforeseen(const Where& where, const std::string& name);
@@ -123,6 +130,9 @@ UserError finalization_in_use(const Where& where);
 UserError grad_after_finalization(const Where& where, const std::string& name);
 
 // The last backward ended without gradients that it had to bring.
-UserError backward_incomplete(const Where& where, const std::vector<std::string>& names);
+UserError backward_incomplete(
+    const Where& where,
+    const std::vector<std::string>& names,
+    const std::vector<std::size_t>& param_indices);
 
 }  // namespace ddpx::errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -65,6 +66,21 @@ def world_size(group: dist.ProcessGroup) -> int:
 def rank_of_job(group: dist.ProcessGroup) -> int:
     """This rank in the job. Without a default group, the rank in ``group``."""
     return dist.get_rank() if dist.is_initialized() else group.rank()
+
+
+def device_of_calls(group: dist.ProcessGroup, device: torch.device) -> torch.device:
+    """The device for small collective calls, on which all ranks of the group agree.
+
+    Args:
+        group: The ranks.
+        device: The device of the module of this rank. Another rank may have another one.
+    """
+    if is_written_in_python(group):
+        return device
+    types = [each.type for each in group._device_types]
+    if "cpu" in types or not types:
+        return torch.device("cpu")
+    return device if device.type in types else torch.device(types[0])
 
 
 def backend_name(group: dist.ProcessGroup) -> str:

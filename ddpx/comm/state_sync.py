@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm import transforms
+from ddpx.comm.parts import parts_of
 from ddpx.comm.process_group import is_alone
-from ddpx.params.dtensors import local_part
 
 # Tensors are flattened together up to this size for a broadcast.
 BROADCAST_BYTES = 250 * 1024 * 1024
@@ -23,12 +24,14 @@ def broadcast(
 ) -> None:
     """Overwrites ``tensors`` with the tensors of rank ``source`` of the group.
 
-    Small tensors share a broadcast, of at most ``most_bytes``.
+    Small tensors share a broadcast, of at most ``most_bytes``. Tensors may have any layout, which
+    is the same on all ranks.
     """
     if not tensors or is_alone(group):
         return
-    tensors = [local_part(tensor) for tensor in tensors]
-    with torch.no_grad():
+    with torch.no_grad(), transforms.outside():
+        if not _C.hold_plain_values(tensors):
+            tensors = [part for tensor in tensors for part in parts_of(tensor)]
         if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
             _broadcast_coalesced(tensors, group, source, most_bytes)
             return

@@ -1,12 +1,20 @@
-"""Checks at construction that all ranks wrap the same module with the same options."""
+"""Checks at construction that all ranks wrap the same module with the same options.
+
+A rank that cannot make its wrapper tells the other ranks, so that all ranks raise an error.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from typing import ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -14,13 +22,19 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ddpx import errors, health, params, version
-from ddpx.comm import state_sync, transport
-from ddpx.comm.process_group import is_alone, world_size
+from ddpx.comm import state_sync, transforms, transport
+from ddpx.comm.parts import PER_TENSOR, parts_of
+from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
 from ddpx.ddp.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
 
 _ORDER = "order of parameters"
+_FAULT = "fault"
 _ABSENT = "absent"
+_KINDS: Mapping[str, type[Exception]] = {
+    kind.__name__: kind for kind in (RuntimeError, TypeError, ValueError)
+}
+_P = ParamSpec("_P")
 # These environment variables decide which collective calls a rank makes.
 _VARIABLES = (
     "DDPX_CHECK_FINITE",
@@ -31,6 +45,69 @@ _VARIABLES = (
 )
 
 Description = Mapping[str, str]  # values as texts, by name
+
+
+class _Construction(threading.local):
+    """The construction of a wrapper on this thread."""
+
+    compared = False  # whether the ranks have begun to compare their descriptions
+
+
+_construction = _Construction()
+
+
+def faults_reach_all_ranks(construct: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates the constructor of a wrapper: an error of one rank becomes an error of all ranks.
+
+    The decorator concerns errors before :func:`make_ranks_agree` compares the ranks, unless the
+    arguments turn the comparison off.
+    """
+    signature = inspect.signature(construct)
+
+    @functools.wraps(construct)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        _construction.compared = False
+        try:
+            construct(*args, **kwargs)
+        except Exception as error:
+            if not _construction.compared:
+                _tell(error, functools.partial(signature.bind, *args, **kwargs))
+            raise
+
+    return checked
+
+
+def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
+    """Tells the other ranks that this rank raises ``error``.
+
+    Args:
+        error: The error of this rank.
+        bind: Returns the arguments of the constructor.
+
+    Raises:
+        Exception: Other ranks have no such error. The text names the ranks that have the error.
+    """
+    try:
+        arguments = bind().arguments
+        compares = bool(arguments.get("init_sync", True))
+        group = resolve_group(arguments.get("process_group"), arguments.get("device_mesh"))
+    except Exception:
+        return  # a wrong argument that the other ranks have, too
+    if not compares:
+        return
+    if is_alone(group):
+        return
+    module = arguments.get("module")
+    params_of_module = module.parameters() if isinstance(module, nn.Module) else iter(())
+    param = next(params_of_module, None)
+    device = torch.device("cpu") if param is None else param.device
+    try:
+        with health.constructing(group):
+            found = _compare({_FAULT: f"{type(error).__name__}: {error}"}, group, device)
+    except RuntimeError:
+        return  # the other ranks are gone
+    if found is not None:
+        raise found from error
 
 
 def make_ranks_agree(
@@ -52,7 +129,7 @@ def make_ranks_agree(
         options: The options of the wrapper.
         further_options: Options that are not in ``options``, by name.
         group: The ranks.
-        device: The device of tensors that the group can send.
+        device: The device of the module.
 
     Returns:
         The transport of buckets. None: the group.
@@ -61,14 +138,29 @@ def make_ranks_agree(
         RuntimeError: Ranks differ.
         ValueError: Ranks cannot use the transport of the options.
     """
-    state = params.module_state(module, ignored, options.sync_buffers_at_init)
-    description = _describe(module, ignored, options, further_options)
+    state = _state(module, ignored, options.sync_buffers_at_init)
+    description = _describe(module, ignored, options, further_options, device)
     with health.constructing(group):
         found = _compare(description, group, device)
-        if not found:
+        if found is None:
             state_sync.broadcast(state, group)
             return transport.connect(options.transport, group, device)
-    raise _ranks_disagree(found)
+    raise found
+
+
+def _state(module: nn.Module, ignored: frozenset[str], with_buffers: bool) -> list[torch.Tensor]:
+    """The tensors of the module that ranks broadcast.
+
+    Raises:
+        RuntimeError: One of the tensors cannot be broadcast.
+    """
+    named = dict(params.named_state(module, ignored, with_buffers))
+    for name, tensor in named.items():
+        try:
+            parts_of(tensor.detach())
+        except Exception as error:
+            raise _cannot_be_broadcast(name, tensor, error) from error
+    return [tensor.detach() for tensor in named.values()]
 
 
 def _describe(
@@ -76,18 +168,24 @@ def _describe(
     ignored: frozenset[str],
     options: Options,
     further_options: Mapping[str, object],
+    device: torch.device,
 ) -> Description:
     """Everything about this rank's wrapper that must be the same on all ranks."""
-    found = {"torch version": torch.__version__, "ddpx version": version.__version__}
+    found = {
+        "torch version": torch.__version__,
+        "ddpx version": version.__version__,
+        "device type": device.type,
+    }
     for name, value in {**asdict(options), **further_options}.items():
         found[f"option {name}"] = repr(value)
     for name in _VARIABLES:
         found[f"environment variable {name}"] = os.environ.get(name, "not set")
     named_params = [(name, p) for name, p in module.named_parameters() if name not in ignored]
+    sparse = {p.name for p in params.managed_params(module, ignored) if p.expect_sparse}
     for name, param in named_params:
-        found[f"parameter '{name}'"] = (
-            f"{_layout(param)}, {'trained' if param.requires_grad else 'frozen'}"
-        )
+        use = "trained" if param.requires_grad else "frozen"
+        gradients = " with sparse gradients" if name in sparse else ""
+        found[f"parameter '{name}'"] = f"{_layout(param)}, {use}{gradients}"
     for name, buffer in params.named_managed_buffers(module, ignored):
         found[f"buffer '{name}'"] = _layout(buffer)
     found[_ORDER] = json.dumps([name for name, _ in named_params])
@@ -98,21 +196,41 @@ def _layout(tensor: torch.Tensor) -> str:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "uninitialized"
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        return f"nested, {dtype}, {tensor.layout}, with {tensor.values().numel()} elements"
     if is_dtensor(tensor):
         local = local_part(tensor)
         placements = tuple(tensor.placements)  # type: ignore[attr-defined]
         return f"DTensor of shape {tuple(tensor.shape)}, {placements}, locally {_layout(local)}"
-    return f"shape {tuple(tensor.shape)}, {dtype}, strides {tensor.stride()}"
+    if tensor.layout is torch.strided:
+        memory = f"strides {tensor.stride()}"
+    else:
+        memory = f"layout {str(tensor.layout).removeprefix('torch.')}"
+        with suppress(TypeError):  # the layout hides its memory
+            sizes = [tuple(part.shape) for part in parts_of(tensor)]
+            memory += f" of tensors of shapes {', '.join(map(str, sizes))}"
+    if tensor.is_quantized:
+        memory += f", {tensor.qscheme()}"
+        if tensor.qscheme() in PER_TENSOR:
+            memory += f" by {tensor.q_scale()} from {tensor.q_zero_point()}"
+    return f"shape {tuple(tensor.shape)}, {dtype}, {memory}"
 
 
-def _compare(description: Description, group: dist.ProcessGroup, device: torch.device) -> list[str]:
-    """Returns a sentence for each difference between ranks, with the values of all ranks.
+def _compare(
+    description: Description, group: dist.ProcessGroup, device: torch.device
+) -> Exception | None:
+    """Returns an error with each difference between ranks, and the values of all ranks.
 
     Ranks first exchange digests, and introduce themselves to each other's failure detectors. They
     exchange descriptions only if digests differ.
+
+    Returns:
+        None: the ranks agree, or each rank has a fault of its own to raise.
     """
+    _construction.compared = True
     if is_alone(group):
-        return []
+        return None
+    device = device_of_calls(group, device)
     payload = json.dumps(description).encode()
     digest = hashlib.sha256(payload).digest()
     own = digest + health.introduction(group)
@@ -120,12 +238,15 @@ def _compare(description: Description, group: dist.ProcessGroup, device: torch.d
     if len({each[: len(digest)] for each in gathered}) == 1:
         introductions = [each[len(digest) :] for each in gathered]
         health.meet(introductions, group, lambda host: _all_gather_bytes(host, 8, device, group))
-        return []
+        return None
     sizes = _all_gather_bytes(len(payload).to_bytes(8, "little"), 8, device, group)
     longest = max(int.from_bytes(size, "little") for size in sizes)
     texts = _all_gather_bytes(payload, longest, device, group)
     per_rank: list[Description] = [json.loads(text.rstrip(b"\0")) for text in texts]
-    return _differences(per_rank)
+    faults = {rank: each[_FAULT] for rank, each in enumerate(per_rank) if _FAULT in each}
+    if faults:
+        return None if len(faults) == len(per_rank) else _some_ranks_have_faults(faults)
+    return _ranks_disagree(_differences(per_rank))
 
 
 def _differences(per_rank: Sequence[Description]) -> list[str]:
@@ -159,9 +280,10 @@ def _all_gather_bytes(
     payload: bytes, size: int, device: torch.device, group: dist.ProcessGroup
 ) -> list[bytes]:
     """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
-    mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8).to(device)
-    theirs = [torch.empty_like(mine) for _ in range(world_size(group))]
-    with health.collective_call(group):
+    with transforms.outside(), health.collective_call(group):
+        own = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
+        mine = own.to(device)
+        theirs = [torch.empty_like(mine) for _ in range(world_size(group))]
         health.wait_for(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
         # With NCCL the host waits here, so that this must be within collective_call().
         return [bytes(tensor.cpu().tolist()) for tensor in theirs]
@@ -176,10 +298,32 @@ def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
     if len(differences) > most:
         lines.append(f"  and {errors.count(len(differences) - most, 'more difference')}")
     return RuntimeError(
-        "ReducerDDP needs the same module, options and versions on every rank, but ranks differ:\n"
+        "DDP expects same model across all ranks. ReducerDDP needs the same module, options and "
+        "versions on every rank, but ranks differ:\n"
         + "\n".join(lines)
         + "\nBuild the model in the same way on every rank. Freeze the same parameters before "
         "wrapping."
+    )
+
+
+def _cannot_be_broadcast(name: str, tensor: torch.Tensor, cause: Exception) -> RuntimeError:
+    return RuntimeError(
+        f"construction cannot broadcast '{name}', a {type(tensor).__name__}: {cause}. Give this "
+        "tensor its values and a layout that torch can write to before wrapping, or exclude the "
+        "tensor: ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)."
+    )
+
+
+def _some_ranks_have_faults(faults: Mapping[int, str]) -> Exception:
+    """``faults``: the type and the text of an error, by rank. The type is that of the first."""
+    ranks: dict[str, list[int]] = {}
+    for rank, fault in faults.items():
+        ranks.setdefault(fault, []).append(rank)
+    kind = next(iter(faults.values())).split(":")[0]
+    text = "\n".join(f"  {_list_ranks(at)}: {fault}" for fault, at in ranks.items())
+    return _KINDS.get(kind, RuntimeError)(
+        "ReducerDDP cannot be made on some of the ranks. All ranks raise this error. The cause:\n"
+        + text
     )
 
 

@@ -142,7 +142,8 @@ class BufferInterface(nn.Module):
             self._assign_modules_buffers()
             # Autograd may have saved a buffer in an earlier forward. A changed version would make
             # the backward of that forward raise.
-            with torch.autograd._unsafe_preserve_version_counter(tuple(self.modules_buffers)):
+            versioned = tuple(each for each in self.modules_buffers if not each.is_inference())
+            with torch.autograd._unsafe_preserve_version_counter(versioned):
                 self._sync_module_buffers(source)
 
     def _sync_module_buffers(self, authoritative_rank: int) -> None:

@@ -68,6 +68,6 @@ class BufferSync:
 
 def _hook_not_callable(hook: object) -> TypeError:
     return TypeError(
-        f"a buffer hook must be callable, but got {type(hook).__name__}. "
+        f"The buffer hook must be callable, got {type(hook).__name__}. "
         "Pass a function hook(state, named_buffers)."
     )

@@ -11,14 +11,15 @@ from torch.nn.parameter import UninitializedParameter
 
 from ddpx import errors, params
 from ddpx.ddp.mixed_precision import check_config
+from ddpx.params import ownership
+from ddpx.params.delayed import DelayedParams
+from ddpx.params.grad_dtypes import check_grad_dtype
 
 
-def check_module_and_dim(module: object, dim: object) -> None:
-    """Raises TypeError if ``module`` is not a module, or ``dim`` is not a number."""
+def check_module(module: object) -> None:
+    """Raises TypeError if ``module`` is not a module."""
     if not isinstance(module, nn.Module):
         raise _not_a_module(module)
-    if not isinstance(dim, int):
-        raise _bad_dim(dim)
 
 
 def check_mixed_precision(
@@ -48,13 +49,37 @@ def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -
     """Checks that ``module`` has parameters to average.
 
     Raises:
-        RuntimeError: No parameter requires a gradient, or parameters are uninitialized.
+        RuntimeError: No parameter requires a gradient. Or parameters are uninitialized, or are the
+            results of operations.
     """
     if not managed:
         raise errors.nothing_to_train()
     lazy = [p.name for p in managed if isinstance(p.tensor, UninitializedParameter)]
     if lazy:
         raise _uninitialized_params(lazy)
+    other = [p.name for p in managed if p.tensor.is_nested or p.tensor.layout != torch.strided]
+    if other:
+        raise _not_dense(other)
+    computed = [p.name for p in managed if not p.tensor.is_leaf]
+    if computed:
+        raise _not_leaves(computed)
+
+
+def check_averaging(
+    owner: ownership.Owner,
+    managed: Sequence[params.ManagedParam],
+    delayed: DelayedParams,
+    grad_dtype: torch.dtype | None,
+) -> None:
+    """Checks that ``owner`` can average ``managed``, before ranks rely on this rank.
+
+    Raises:
+        ValueError: Another wrapper averages some of the parameters beside others; or a delayed
+            parameter is not in ``managed``; or ``grad_dtype`` is too narrow.
+    """
+    ownership.rivals(owner, managed)
+    delayed.mark(managed)
+    check_grad_dtype(managed, grad_dtype)
 
 
 def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
@@ -77,9 +102,25 @@ def _not_a_module(value: object) -> TypeError:
 
 def _uninitialized_params(names: Sequence[str]) -> RuntimeError:
     return RuntimeError(
-        f"the module has {errors.count_names(names, 'uninitialized (lazy) parameter')}. "
-        "Run one forward on a sample input before wrapping. The forward gives lazy parameters "
-        "their shapes."
+        "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
+        "Run a dummy forward pass to correctly initialize the modules. "
+        f"This module has {errors.count_names(names, 'uninitialized (lazy) parameter')}."
+    )
+
+
+def _not_dense(names: Sequence[str]) -> RuntimeError:
+    return RuntimeError(
+        "gradients of dense parameters only can be averaged, but the module trains "
+        f"{errors.count_names(names, 'parameter')}, in a sparse, nested or opaque layout. Freeze "
+        "such parameters, or hold their values in a dense parameter."
+    )
+
+
+def _not_leaves(names: Sequence[str]) -> RuntimeError:
+    return RuntimeError(
+        "only an autograd leaf can be averaged, but the module has "
+        f"{errors.count_names(names, 'parameter')}, computed from other tensors. Make each of "
+        "these tensors a torch.nn.Parameter."
     )
 
 
@@ -91,13 +132,9 @@ def _dtypes_and_mixed_precision() -> ValueError:
     )
 
 
-def _bad_dim(dim: object) -> TypeError:
-    return TypeError(f"dim must be a whole number, but got {type(dim).__name__}. Leave dim out.")
-
-
 def _sync_batch_norm_on_cpu(names: Sequence[str]) -> ValueError:
     return ValueError(
-        "SyncBatchNorm works on accelerators only, but this module is on CPU and has "
+        "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and has "
         f"{errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an accelerator "
         "before wrapping, or do not call convert_sync_batchnorm() on CPU."
     )
@@ -105,6 +142,7 @@ def _sync_batch_norm_on_cpu(names: Sequence[str]) -> ValueError:
 
 def not_default_group() -> RuntimeError:
     return RuntimeError(
-        "this ReducerDDP cannot be pickled or copied, because a process group other than the "
-        "default group cannot be pickled. Save wrapper.module.state_dict() instead."
+        "DDP Pickling/Unpickling are only supported when using DDP with the default process "
+        "group. Other process groups cannot be pickled or copied. Save "
+        "wrapper.module.state_dict() instead."
     )

@@ -130,7 +130,7 @@ def _wrong_return_annotation(annotation: object) -> ValueError:
 
 def _no_future(returned: object) -> TypeError:
     return TypeError(
-        f"Communication hook: expected a torch.futures.Future to be returned, but got "
+        "Communication hook: callback must return a torch.futures.Future object, but got "
         f"{type(returned).__name__}. Return the future of a collective call, with .then() to "
         "select the tensor, or return a torch.futures.Future whose result is set."
     )

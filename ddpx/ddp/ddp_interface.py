@@ -17,7 +17,7 @@ from ddpx import params
 from ddpx.comm import state_sync
 from ddpx.ddp import checks, nested
 from ddpx.ddp.comm_hooks import check_hook
-from ddpx.ddp.dynamo import active_wrapper
+from ddpx.ddp.dynamo import ActiveWrapper
 from ddpx.ddp.finalization import Finalization
 from ddpx.ddp.join_interface import JoinInterface
 from ddpx.ddp.placement import Placement
@@ -270,7 +270,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
 
     def _inside_ddp_forward(self) -> AbstractContextManager[None]:
         """A context in which this wrapper is the active wrapper, as for torch.compile."""
-        return active_wrapper(self)
+        return ActiveWrapper(self)
 
     @property
     def _active_ddp_module(self) -> nn.Module | None:

@@ -24,8 +24,9 @@ from ddpx import _C
 from ddpx.ddp import nested
 
 _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
-# Where a module holds a parameter: the dict of a submodule, and the name in this dict.
-_Place = tuple[dict[str, Any], str]
+# Where a module holds a parameter: the container of a submodule, a dict or what TorchScript has
+# instead, and the name in this container.
+_Place = tuple[Any, str]
 
 
 def check_config(config: Any) -> None:
@@ -97,7 +98,7 @@ class MixedPrecision:
         """Makes the module full. No effect if the module is full."""
         lowered, self._in_place_of = self._in_place_of, []
         for (place, name), cast, param in lowered:
-            if place.get(name) is cast:
+            if _held((place, name)) is cast:
                 place[name] = param
         if lowered:
             self._update_rnns()
@@ -127,7 +128,7 @@ class MixedPrecision:
         return param.to(self.param_dtype)
 
     def _lower(self, lowered: Sequence[tuple[_Place, torch.Tensor, nn.Parameter]]) -> None:
-        self._in_place_of = [item for item in lowered if item[0][0].get(item[0][1]) is item[2]]
+        self._in_place_of = [item for item in lowered if _held(item[0]) is item[2]]
         for (place, name), cast, _ in self._in_place_of:
             place[name] = cast
         self._update_rnns()
@@ -154,6 +155,14 @@ class MixedPrecision:
                 Variable._execution_engine.queue_callback(_AtEndOfBackward(this.restore))
 
         register_multi_grad_hook(watched, begin, mode="any")
+
+
+def _held(place: _Place) -> object:
+    container, name = place
+    try:
+        return container[name]
+    except KeyError:
+        return None
 
 
 class _AtEndOfBackward:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddpx import errors, params, settings
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import checks, functions, placement
+from ddpx.ddp import agreement, checks, functions, placement
 from ddpx.ddp.forward import Forward
 from ddpx.ddp.functions import AsMethod
 from ddpx.ddp.logging_data import logging_data
@@ -120,6 +120,7 @@ class ReducerDDP(Forward):
         tensor([[16., 16., 16., 16.]])
     """
 
+    @agreement.faults_reach_all_ranks
     def __init__(
         self,
         module: nn.Module,
@@ -149,7 +150,7 @@ class ReducerDDP(Forward):
         transport: str | None = None,
     ) -> None:
         check_overrides(type(self), ReducerDDP)
-        checks.check_module_and_dim(module, dim)
+        checks.check_module(module)
         delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
         delayed.check()
         checks.check_mixed_precision(mixed_precision, reduce_dtype, grad_dtype)
@@ -180,6 +181,7 @@ class ReducerDDP(Forward):
         self._passing_sync_batchnorm_handle(module)
         self._assign_modules_buffers()
 
+        checks.check_averaging(replica, managed, delayed, options.grad_dtype)
         if options.init_sync:
             replica.agree(managed[0].tensor.device)
         replica.attach(managed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -41,26 +43,63 @@ def _convert(value: Any, convert: Callable[[Any], Any]) -> Any:
     return value
 
 
+# The types of most items that are no tensors and have none.
+_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields every tensor in the tuples, lists, mappings and dataclasses of ``value``, in order."""
-    if isinstance(value, torch.Tensor):
+    """Yields every tensor in the tuples, lists, mappings and dataclasses of ``value``, in order.
+
+    The walk runs no code of these objects. A lazy mapping computes nothing, and nothing raises.
+    """
+    if issubclass(type(value), torch.Tensor):
         yield value
         return
     seen: set[int] = set()  # a container may contain itself
     stack = [value]
     while stack:
         item = stack.pop()
-        if isinstance(item, torch.Tensor):
+        kind = type(item)
+        if issubclass(kind, torch.Tensor):
             yield item
-            continue
-        if isinstance(item, (list, tuple)):
-            children = list(item)
-        elif isinstance(item, Mapping):
-            children = list(item.values())
-        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-            children = [getattr(item, field.name) for field in dataclasses.fields(item)]
-        else:
-            continue
-        if id(item) not in seen:
-            seen.add(id(item))
-            stack.extend(reversed(children))
+        elif id(item) not in seen:
+            try:
+                children = _children(item, kind)
+            except Exception:  # of a metaclass
+                continue
+            if children:
+                seen.add(id(item))
+                stack.extend(reversed(children))
+
+
+def _children(item: Any, kind: type) -> list[Any]:
+    if kind in _LEAVES:
+        return []
+    if issubclass(kind, list):
+        return [*list.__iter__(item)]
+    if issubclass(kind, tuple):
+        return [*tuple.__iter__(item)]
+    if issubclass(kind, dict):
+        return [*dict.values(item)]
+    if dataclasses.is_dataclass(kind):
+        attributes = _attributes(item, kind)
+        names = (field.name for field in dataclasses.fields(kind))
+        return [attributes[name] for name in names if name in attributes]
+    if kind is MappingProxyType:
+        return [*item.values()]
+    if issubclass(kind, Mapping):
+        return [*_attributes(item, kind).values()]
+    return []
+
+
+def _attributes(item: Any, kind: type) -> dict[str, Any]:
+    """What ``item`` holds in slots and in its ``__dict__``, without properties."""
+    found = {}
+    for cls in kind.__mro__:
+        for name, slot in vars(cls).items() if vars(cls).get("__slots__") else ():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # never set
+                    found[name] = slot.__get__(item)
+    with suppress(AttributeError):  # slots only
+        found.update(object.__getattribute__(item, "__dict__"))
+    return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -92,13 +92,15 @@ def make_options(
 ) -> Options:
     """Checks arguments of ReducerDDP and makes options.
 
+    Flags and caps may be numbers of numpy and torch, as in DDP. None as a flag is False.
+
     Raises:
-        TypeError: A flag is not a bool, a list of caps is not a list, or a dtype is not a
-            floating-point dtype.
-        ValueError: A cap is not a finite number of MiB, 0 or more; a dtype has 8 bits; no such
-            transport exists; or ``transport="shm"`` lacks ``init_sync``.
+        TypeError: A flag has no truth value of its own, a list of caps is not a list, or a dtype is
+            not a floating-point dtype.
+        ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport
+            exists; or ``transport="shm"`` lacks ``init_sync``.
     """
-    flags = {
+    flags: dict[str, object] = {
         "broadcast_buffers": broadcast_buffers,
         "init_sync": init_sync,
         "find_unused_parameters": find_unused_parameters,
@@ -110,42 +112,53 @@ def make_options(
         "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
         "lazy_bucket_allocation": lazy_bucket_allocation,
     }
-    for name, value in flags.items():
-        optional = name in ("broadcast_buffers", "forward_sync_buffers")
-        if not isinstance(value, (bool, int)) and not (optional and value is None):
-            raise errors.not_a_flag(name, value)
+    chosen = {name: _flag(name, value) for name, value in flags.items()}
     for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise _bad_dtype(name, dtype)
         if dtype is not None and dtype.itemsize < torch.float16.itemsize:
             raise _dtype_without_sums(name, dtype)
-    if check_reduction:
+    if chosen["check_reduction"]:
         warnings.warn(
-            "check_reduction has no effect. Leave check_reduction out.", FutureWarning, stacklevel=3
+            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. It "
+            "has no effect.",
+            FutureWarning,
+            stacklevel=4,
         )
 
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
     choice = checked_choice(transport)
-    if choice == "shm" and not init_sync:
+    if choice == "shm" and not chosen["init_sync"]:
         raise _transport_without_sync()
     return Options(
         sync_buffers_at_init=sync_at_init,
         sync_buffers_at_forward=sync_at_forward,
-        init_sync=bool(init_sync),
+        init_sync=chosen["init_sync"],
         first_cap_bytes=first,
         cap_bytes=cap,
         listed_cap_bytes=listed,
-        find_unused_parameters=bool(find_unused_parameters),
-        gradient_as_bucket_view=bool(gradient_as_bucket_view),
-        static_graph=bool(static_graph),
-        batched_grad_copy=bool(batched_grad_copy),
-        skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
-        lazy_bucket_allocation=bool(lazy_bucket_allocation),
+        find_unused_parameters=chosen["find_unused_parameters"],
+        gradient_as_bucket_view=chosen["gradient_as_bucket_view"],
+        static_graph=chosen["static_graph"],
+        batched_grad_copy=chosen["batched_grad_copy"],
+        skip_all_reduce_unused_params=chosen["skip_all_reduce_unused_params"],
+        lazy_bucket_allocation=chosen["lazy_bucket_allocation"],
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
         transport=choice,
     )
+
+
+def _flag(name: str, value: object) -> bool:
+    if value is None:
+        return False
+    if not hasattr(type(value), "__bool__"):  # a text "False" would be true
+        raise errors.not_a_flag(name, value)
+    try:
+        return bool(value)
+    except Exception as error:  # an array of several values
+        raise errors.not_a_flag(name, value) from error
 
 
 def _buffer_sync(
@@ -158,19 +171,19 @@ def _buffer_sync(
     if forward_sync_buffers is not None:
         if broadcast_buffers is not None:
             warnings.warn(
-                "broadcast_buffers has no effect, because forward_sync_buffers is also given. Pass "
-                "only forward_sync_buffers.",
+                "Both `broadcast_buffers` and `forward_sync_buffers` were specified. "
+                "broadcast_buffers has no effect. Pass only forward_sync_buffers.",
                 FutureWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return True, bool(forward_sync_buffers)
     if broadcast_buffers is not None:
         warnings.warn(
-            "broadcast_buffers is deprecated. Pass forward_sync_buffers instead. "
+            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead. "
             "forward_sync_buffers controls the synchronisation of buffers in forward only: "
             "construction then always synchronises buffers.",
             FutureWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     sync = True if broadcast_buffers is None else bool(broadcast_buffers)
     return sync, sync
@@ -181,24 +194,32 @@ def _caps(
 ) -> tuple[int, int, tuple[int, ...]]:
     """Returns the caps of the first bucket, of the others, and the listed caps, in bytes.
 
-    The first bucket is smaller only with the default size.
+    The first bucket is smaller only with the default size. A negative size is no limit, as in DDP.
     """
-    if cap_mb_list is not None and not isinstance(cap_mb_list, (list, tuple)):
-        raise _bad_cap_list(cap_mb_list)
-    if cap_mb_list:
+    if cap_mb_list is not None:
+        if isinstance(cap_mb_list, str) or not isinstance(cap_mb_list, Iterable):
+            raise _bad_cap_list(cap_mb_list)
         listed = tuple(_cap_bytes("bucket_cap_mb_list", cap) for cap in cap_mb_list)
-        return max(listed), max(listed), listed
+        if any(cap < 0 for cap in listed):
+            raise _bad_cap("bucket_cap_mb_list", cap_mb_list)
+        if listed:
+            return max(listed), max(listed), listed
     if cap_mb is None:
         return _DEFAULT_FIRST_CAP_BYTES, _DEFAULT_CAP_MB * _MIB, ()
     cap = _cap_bytes("bucket_cap_mb", cap_mb)
+    if cap < 0:
+        cap = _LARGEST_CAP_BYTES
     return cap, cap, ()
 
 
 def _cap_bytes(name: str, cap_mb: float) -> int:
-    is_number = isinstance(cap_mb, (int, float)) and not isinstance(cap_mb, bool)
-    if not is_number or not math.isfinite(cap_mb) or cap_mb < 0:
+    """The size in bytes. ``cap_mb`` may be a number of numpy, or a tensor of one element."""
+    if not hasattr(type(cap_mb), "__float__"):  # a text
         raise _bad_cap(name, cap_mb)
-    return min(int(cap_mb * _MIB), _LARGEST_CAP_BYTES)
+    try:
+        return min(int(float(cap_mb) * _MIB), _LARGEST_CAP_BYTES)
+    except Exception as error:  # infinity, not a number, or an array of several numbers
+        raise _bad_cap(name, cap_mb) from error
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -228,7 +249,7 @@ def _transport_without_sync() -> ValueError:
 def _bad_cap(name: str, value: object) -> ValueError:
     return ValueError(
         f"{name}={value!r} is not a bucket size. "
-        f"Pass a finite number of MiB, 0 or more, e.g. {name}=25."
+        "Pass a finite number of MiB, 0 or more, such as 25."
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index as index_of
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,23 +45,22 @@ def place(
     types = {device.type for device in devices}
     if len(types) > 1:
         raise _mixed_device_types(types)
-    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
+    if device_ids is not None and (
+        isinstance(device_ids, str) or not isinstance(device_ids, Iterable)
+    ):
         raise _bad_device_ids(device_ids)
+    ids = [] if device_ids is None else list(device_ids)
     first = devices[0] if devices else torch.device("cpu")
     is_multi_device = len(set(devices)) > 1
-    if not device_ids:
-        if output_device is not None:
+    if len(ids) > 1:
+        raise _several_device_ids(ids)
+    if not ids or is_multi_device or first.type == "cpu":
+        if ids or output_device:  # as in DDP, 0 is no device here
             raise _device_ids_without_single_device(
                 device_ids, output_device, {str(device) for device in devices}
             )
         return Placement(first, is_multi_device, None, None)
-    if is_multi_device or first.type == "cpu":
-        raise _device_ids_without_single_device(
-            list(device_ids), output_device, {str(device) for device in devices}
-        )
-    if len(device_ids) > 1:
-        raise _several_device_ids(list(device_ids))
-    index = _index(device_ids[0])
+    index = _index(ids[0])
     return Placement(
         torch.device(first.type, index),
         is_multi_device,
@@ -68,11 +69,11 @@ def place(
     )
 
 
-def _index(device: int | str | torch.device) -> int:
+def _index(device: Any) -> int:
     """The index of a device such as 1 or "cuda:1". Without an index, the current device."""
-    if isinstance(device, int):
-        return device
-    index = torch.device(device).index
+    if hasattr(type(device), "__index__"):
+        return index_of(device)
+    index = None if device is None else torch.device(device).index
     return torch.accelerator.current_device_index() if index is None else index
 
 
@@ -81,9 +82,9 @@ def _index(device: int | str | torch.device) -> int:
 
 def _mixed_device_types(device_types: Iterable[str]) -> ValueError:
     return ValueError(
-        f"the parameters of the module are on devices of different types: "
-        f"{', '.join(sorted(device_types))}. Move all parameters to devices of one type, e.g. "
-        "with module.to('cuda')."
+        "DistributedDataParallel's input module must be on the same type of devices, but input "
+        f"module parameters locate in {', '.join(sorted(device_types))}. Move all parameters to "
+        "devices of one type, such as with module.to('cuda')."
     )
 
 
@@ -91,8 +92,9 @@ def _device_ids_without_single_device(
     device_ids: object, output_device: object, devices: Iterable[str]
 ) -> ValueError:
     return ValueError(
-        f"device_ids and output_device are for modules on one accelerator, but got "
-        f"device_ids={device_ids}, output_device={output_device} with parameters on "
+        "DistributedDataParallel device_ids and output_device arguments only work with "
+        "single-device/multiple-device GPU modules or CPU modules, but got "
+        f"device_ids {device_ids}, output_device {output_device}, and module parameters on "
         f"{', '.join(sorted(devices))}. For a module on CPU or on several devices, leave both out. "
         "To use several accelerators, start one process per accelerator "
         "(torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
@@ -108,6 +110,7 @@ def _bad_device_ids(device_ids: object) -> TypeError:
 
 def _several_device_ids(device_ids: object) -> ValueError:
     return ValueError(
-        f"device_ids={device_ids} names several devices, but a process uses one device. Start one "
-        "process per device (torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
+        "device_ids can only be None or contain a single element. device_ids is "
+        f"{device_ids}. Start one process per device (torchrun --nproc-per-node=N) and pass "
+        "device_ids=[local_rank]."
     )

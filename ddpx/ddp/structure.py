@@ -16,24 +16,43 @@ from ddpx import errors
 class Structure:
     """The submodules and parameters of a module, by identity.
 
-    Every forward runs the check, which is one pass in C over the dicts of all submodules.
+    Every forward runs the check, which is one pass in C over the dicts of all submodules. Modules
+    that do not hold dicts, such as those of TorchScript, are asked by the interface of nn.Module.
     """
 
     def __init__(self, module: nn.Module, ignored: Collection[str]) -> None:
         self._module = module
         self._ignored = ignored
         self._dicts: list[dict[str, Any]] = []
+        self._others: list[nn.Module] = []
         for submodule in module.modules():
-            self._dicts.append(submodule._parameters)
-            self._dicts.append(submodule._modules)
-        self._expected = list(chain.from_iterable(d.values() for d in self._dicts))
+            dicts = (submodule._parameters, submodule._modules)
+            if all(isinstance(each, dict) for each in dicts):
+                self._dicts += dicts
+            else:
+                self._others.append(submodule)
+        self._expected = list(chain.from_iterable(map(dict.values, self._dicts)))
+        self._expected_of_others = self._contents_of_others()
         self._known = {id(p) for p in module.parameters()}
 
     def unchanged(self) -> bool:
         """Whether the module has the same submodules and parameters as at construction."""
         if sum(map(len, self._dicts)) != len(self._expected):
             return False
-        return all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected))
+        if not all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected)):
+            return False
+        return not self._others or self._others_unchanged()
+
+    def _others_unchanged(self) -> bool:
+        contents, expected = self._contents_of_others(), self._expected_of_others
+        return len(contents) == len(expected) and all(map(is_, contents, expected))
+
+    def _contents_of_others(self) -> list[object]:
+        return [
+            each
+            for module in self._others
+            for each in (*module.parameters(recurse=False), *module.children())
+        ]
 
     def all_replaced(self) -> bool:
         """Whether other tensors are in the places of all trained parameters.

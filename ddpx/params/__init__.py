@@ -8,6 +8,7 @@ from ddpx.params.managed import (
     managed_params,
     module_state,
     named_managed_buffers,
+    named_state,
     names_by_index,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "managed_params",
     "module_state",
     "named_managed_buffers",
+    "named_state",
     "names_by_index",
 ]

@@ -11,6 +11,20 @@ from ddpx import errors
 from ddpx.params.managed import ManagedParam
 
 
+def check_grad_dtype(managed: Sequence[ManagedParam], grad_dtype: torch.dtype | None) -> None:
+    """Raises ValueError if ``grad_dtype`` is narrower than the dtype of a parameter."""
+    if grad_dtype is None:
+        return
+    names = [
+        p.name
+        for p in managed
+        if p.tensor.is_floating_point()
+        and torch.promote_types(p.tensor.dtype, grad_dtype) is not grad_dtype
+    ]
+    if names:
+        raise _grad_dtype_too_narrow(grad_dtype, names)
+
+
 class GradDtypes:
     """Allows ``param.grad`` of floating-point parameters to have the dtypes of the reducer.
 
@@ -21,9 +35,6 @@ class GradDtypes:
         reduce_dtype: The dtype of sums. Local gradients have this dtype, too, if it is wider.
         grad_dtype: The dtype of ``param.grad``. None: the parameter's dtype after a sum.
         param_dtype: The dtype in which forward and backward run. None: the parameter's dtype.
-
-    Raises:
-        ValueError: ``grad_dtype`` is narrower than the dtype of a parameter.
     """
 
     def __init__(
@@ -36,15 +47,6 @@ class GradDtypes:
         changed: list[torch.Tensor] = [p.tensor for p in managed if p.tensor.is_floating_point()]
         if reduce_dtype is None and grad_dtype is None:
             changed = [p for p in changed if param_dtype not in (None, p.dtype)]
-        if grad_dtype is not None:
-            names = [
-                p.name
-                for p in managed
-                if p.tensor.is_floating_point()
-                and torch.promote_types(p.tensor.dtype, grad_dtype) is not grad_dtype
-            ]
-            if names:
-                raise _grad_dtype_too_narrow(grad_dtype, names)
         self._changed = changed
         self._grad_dtype = grad_dtype
         self._end: weakref.finalize[..., GradDtypes] | None = None

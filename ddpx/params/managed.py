@@ -88,14 +88,21 @@ def named_managed_buffers(
     return [(name, buffer) for name, buffer in module.named_buffers() if name not in ignored]
 
 
+def named_state(
+    module: nn.Module, ignored: Collection[str], with_buffers: bool
+) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers that must be equal on all ranks, including frozen parameters."""
+    state: list[tuple[str, torch.Tensor]] = [
+        (name, param) for name, param in module.named_parameters() if name not in ignored
+    ]
+    return state + (named_managed_buffers(module, ignored) if with_buffers else [])
+
+
 def module_state(
     module: nn.Module, ignored: Collection[str], with_buffers: bool
 ) -> list[torch.Tensor]:
-    """The parameters and buffers that must be equal on all ranks, including frozen parameters."""
-    state = [p.detach() for name, p in module.named_parameters() if name not in ignored]
-    if with_buffers:
-        state += [b.detach() for _, b in named_managed_buffers(module, ignored)]
-    return state
+    """The tensors of :func:`named_state`, without autograd."""
+    return [tensor.detach() for _, tensor in named_state(module, ignored, with_buffers)]
 
 
 def names_by_index(
@@ -125,14 +132,13 @@ def _chosen_elsewhere(unknown: int) -> ValueError:
 
 def _param_not_given(name: str) -> ValueError:
     return ValueError(
-        f"Param with name {name} is averaged, but was not passed. "
+        f"Param with name {name} found in module parameters, but not DDP parameters. "
         "Pass the result of _build_params_for_reducer()."
     )
 
 
 def _params_not_managed(num_given: int, num_managed: int) -> ValueError:
     return ValueError(
-        "Expected param to name mapping for "
-        f"{errors.count(num_managed, 'averaged parameter')}, but got "
-        f"{errors.count(num_given, 'parameter')}. Pass the result of _build_params_for_reducer()."
+        "Expected param to name mapping to cover all parameters, but got conflicting lengths: "
+        f"{num_given} vs {num_managed}. Pass the result of _build_params_for_reducer()."
     )

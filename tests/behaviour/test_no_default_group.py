@@ -93,7 +93,7 @@ def _use_all(rank: int, folder: str) -> None:
         recorded = train(ddpx.ReducerDDP, group, rank)
         del os.environ["DDPX_TIMELINE"]
         del recorded
-        with pytest.raises(RuntimeError, match="other than the default group"):
+        with pytest.raises(RuntimeError, match="with the default process group"):
             ours.__getstate__()
         if dist.ProcessGroup.size(group) == WORLD_SIZE and kind != "name raises":
             assert [status.rank for status in ddpx.peer_status(ours)] == [0, 1]

@@ -27,19 +27,21 @@ struct FakeStore {
   std::condition_variable changed;
   std::set<std::string> keys_read;  // by multi_get
   bool lost = false;                // connections are broken
-  bool server_ended = false;
-  std::map<uint16_t, PortState> ports;  // of ranks on the machine of the store; others are open
   bool hung = false;
-  PortState machine = PortState::kOpen;  // of ports that do not refuse
-  int num_refusals = 0;                  // of the store's port, before it has the state `machine`
-  std::atomic<int> delay_ms{0};          // of each answer
+  int age = 0;                   // connections of an earlier age are broken
+  std::atomic<int> delay_ms{0};  // of each answer
   std::atomic<int> num_connections{0};
   std::atomic<int> num_requests{0};
 
-  void lose(bool with_server = true) {
+  void lose() {
     const std::lock_guard<std::mutex> lock(mutex);
     lost = true;
-    server_ended = with_server;
+    changed.notify_all();
+  }
+  // Breaks all connections. A new one works.
+  void break_connections() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++age;
     changed.notify_all();
   }
   // Until it is lost, or answers again.
@@ -51,15 +53,6 @@ struct FakeStore {
     const std::lock_guard<std::mutex> lock(mutex);
     hung = false;
     changed.notify_all();
-  }
-  void set_port(uint16_t port, PortState state) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ports[port] = state;
-  }
-  void set_machine(PortState state, int refusals) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    machine = state;
-    num_refusals = refusals;
   }
   void put(const std::string& key, const std::string& text) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -76,7 +69,14 @@ struct FakeStore {
 class FakeConnection final : public Store {
  public:
   explicit FakeConnection(std::shared_ptr<FakeStore> store) : store_(std::move(store)) {
-    ++store_->num_connections;
+    {
+      const std::lock_guard<std::mutex> lock(store_->mutex);
+      age_ = store_->age;
+      if (store_->lost) {
+        throw StoreEnded();
+      }
+      ++store_->num_connections;
+    }
     open();
   }
   ~FakeConnection() override {
@@ -125,9 +125,9 @@ class FakeConnection final : public Store {
     // As in torch's store, a key that is set wakes all that wait for it.
     const int before = store_->num_sets[key];
     store_->changed.wait(lock, [&] {
-      return store_->lost || store_->texts.erase(key) != 0 || store_->num_sets[key] != before;
+      return is_broken() || store_->texts.erase(key) != 0 || store_->num_sets[key] != before;
     });
-    if (store_->lost) {
+    if (is_broken()) {
       throw std::runtime_error("the store is gone");
     }
   }
@@ -137,27 +137,23 @@ class FakeConnection final : public Store {
     ++store_->num_requests;
     std::this_thread::sleep_for(std::chrono::milliseconds(store_->delay_ms));
     std::unique_lock<std::mutex> lock(store_->mutex);
-    store_->changed.wait(lock, [this] { return store_->lost || !store_->hung; });
-    if (store_->lost) {
+    store_->changed.wait(lock, [this] { return is_broken() || !store_->hung; });
+    if (is_broken()) {
       throw std::runtime_error("the store is gone");
     }
     return lock;
   }
 
+  bool is_broken() const {
+    return store_->lost || age_ != store_->age;
+  }
+
   std::shared_ptr<FakeStore> store_;
+  int age_ = 0;
 };
 
-// `own_port`: of the rank that has this access.
-inline StoreAccess access_to(const std::shared_ptr<FakeStore>& store, uint16_t own_port = 0) {
-  constexpr uint16_t kPort = 1;
-  const auto ask = [store](uint16_t port) {
-    const std::lock_guard<std::mutex> lock(store->mutex);
-    const bool refuses = store->server_ended || (port == kPort && store->num_refusals-- > 0);
-    const auto of_store = refuses ? PortState::kRefused : store->machine;
-    const auto found = store->ports.find(port);
-    return port == kPort ? of_store : found == store->ports.end() ? store->machine : found->second;
-  };
-  return {[store] { return std::make_unique<FakeConnection>(store); }, ask, kPort, own_port};
+inline StoreAccess access_to(const std::shared_ptr<FakeStore>& store) {
+  return [store] { return std::make_unique<FakeConnection>(store); };
 }
 
 }  // namespace ddpx::health

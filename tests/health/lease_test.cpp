@@ -198,46 +198,5 @@ TEST(LeaseTest, ARankThatTakesOverKnowsThatTheStoreIsLost) {
   EXPECT_TRUE(eventually([&] { return !is_lost(); }, 2));
 }
 
-constexpr std::chrono::milliseconds kTimeToAsk(300);  // for the ports of ranks, at the start
-
-// The lost ranks that the last rank reports when the store is lost.
-std::vector<int> lost_with_store(Ranks& ranks, bool server_ended) {
-  auto& last = ranks[ranks.size() - 1];
-  ranks.store->lose(server_ended);
-  last.page().note({.doing = Doing::kWaiting, .step = 3});
-  error_of([&] { last.explain_error("connection reset"); });
-  std::vector<int> lost;
-  const auto report = last.report();
-  for (const auto& each : report->failure.lost) {
-    lost.push_back(each.rank);
-  }
-  return lost;
-}
-
-TEST(LeaseTest, RanksWhosePortsRefuseHaveEndedWithTheStore) {
-  Ranks ranks("AAAAB");
-  std::this_thread::sleep_for(kTimeToAsk);
-  ranks.store->set_port(Ranks::port_of(2), PortState::kRefused);
-  ranks.store->set_port(Ranks::port_of(3), PortState::kSilent);  // too many connections wait there
-  EXPECT_EQ(lost_with_store(ranks, /*server_ended=*/true), (std::vector<int>{0, 2}));
-  EXPECT_TRUE(contains(ranks[4].report()->text(), "has ended: its port refuses connections"));
-}
-
-TEST(LeaseTest, RanksOfAMachineThatDoesNotAnswerAreLostWithTheStore) {
-  Ranks ranks("AAAB");
-  std::this_thread::sleep_for(kTimeToAsk);
-  ranks.store->set_machine(PortState::kSilent, /*refusals=*/1);  // as a machine that goes down
-  EXPECT_EQ(lost_with_store(ranks, /*server_ended=*/false), (std::vector<int>{0, 1, 2}));
-  EXPECT_TRUE(contains(ranks[3].report()->text(), "is lost: its machine does not answer"));
-}
-
-TEST(LeaseTest, APortThatWasNeverOpenTellsNothing) {
-  const auto store = std::make_shared<FakeStore>();
-  store->set_port(Ranks::port_of(1), PortState::kRefused);  // by a firewall
-  Ranks ranks("AAAB", 15'000'000'000, Start::kTogether, store);
-  std::this_thread::sleep_for(kTimeToAsk);
-  EXPECT_EQ(lost_with_store(ranks, /*server_ended=*/true), std::vector<int>{0});
-}
-
 }  // namespace
 }  // namespace ddpx::health

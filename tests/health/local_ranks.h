@@ -100,8 +100,7 @@ class Ranks {
       group.lease_ns = lease_ns;
       group.gone = [gone = gone_.back()] { return gone->load(); };
       group.abort = [aborts = aborts_.back()] { ++*aborts; };
-      const auto port = hosts[static_cast<std::size_t>(rank)] == hosts[0] ? port_of(rank) : 0;
-      monitors_.push_back(watch(group, access_to(store, static_cast<uint16_t>(port))));
+      monitors_.push_back(watch(group, access_to(store)));
     }
     if (start == Start::kTogether) {
       meet();
@@ -124,10 +123,6 @@ class Ranks {
     }
   }
 
-  // Of a rank on the first host, which is the machine of the store.
-  static uint16_t port_of(int rank) {
-    return static_cast<uint16_t>(100 + rank);
-  }
   void meet() {
     health::meet(monitors_);
   }

@@ -121,7 +121,7 @@ TEST(TextsTest, AReportsSentencesEndOnce) {
 }
 
 TEST(TextsTest, IntroductionsTravel) {
-  const auto own = Introduction::own(3, "A", 7, 99, 65535);
+  const auto own = Introduction::own(3, "A", 7, 99);
   const auto found = Introduction::from_text(own.to_text());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->host, own.host);
@@ -131,7 +131,6 @@ TEST(TextsTest, IntroductionsTravel) {
   EXPECT_EQ(found->rank, 3);
   EXPECT_EQ(found->page_fd, 7);
   EXPECT_EQ(found->token, 99u);
-  EXPECT_EQ(found->port, 65535);
   EXPECT_NE(Introduction::own(3, "B", 7, 99).process.machine, own.process.machine);
   EXPECT_FALSE(Introduction::from_text("host\nmachine\n12 x"));
 }

@@ -115,7 +115,8 @@ class Trouble:
         report_limit_s: All survivors raise RankFailure within this time. None: no rank may raise.
         lasts_s: The duration of a harmless trouble. A frozen host continues after this time.
         whole_host: Whether the victim is all ranks of a host. Otherwise it is the first of them.
-        names_all: Whether a report must name all lost ranks. Otherwise it names some of them.
+        names_all: Whether a report must name all lost ranks, unless they are on the machine of the
+            store. Otherwise it names some of them.
         both_sides: Whether the lost ranks live and must report, too.
         warned_of: Whether a rank must log a warning that names the victim.
         settings: The settings of a rank, given its number and whether it is the victim.

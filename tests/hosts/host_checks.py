@@ -60,7 +60,9 @@ def _check_report(outcome: Outcome, rank: int, limit_s: float) -> None:
     named, lost = {*error["lost"]}, outcome.lost_by(rank)
     assert named, f"rank {rank} names no rank\n{error['text']}"
     assert named <= lost, f"rank {rank} names living ranks: {named - lost}\n{error['text']}"
-    all_named = named == lost or not outcome.case.trouble.names_all
+    # Of the ranks on the machine of the store, other hosts can name the one that serves it.
+    names_all = outcome.case.trouble.names_all and outcome.case.victim != "store"
+    all_named = named == lost or not names_all
     assert all_named, f"rank {rank} names {named} of {lost}\n{error['text']}"
 
 

@@ -1,0 +1,178 @@
+"""A fault that one rank alone finds at construction is the same error on all ranks, at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from ddpx import ReducerDDP
+
+DEADLINE_S = 5.0
+_ODD = 1  # the rank that has the fault
+
+
+def _net(**kwargs: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4, **kwargs), nn.Linear(4, 4))
+
+
+class _WithBuffer(nn.Module):
+    def __init__(self, buffer: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("state", buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def _frozen() -> Any:
+    return ReducerDDP(_net().requires_grad_(False))
+
+
+def _with_sync_batch_norm() -> Any:
+    return ReducerDDP(nn.Sequential(*_net(), nn.SyncBatchNorm(4)))
+
+
+def _with_sparse_param() -> Any:
+    module = _net()
+    module[0].weight = nn.Parameter(torch.eye(4).to_sparse())
+    return ReducerDDP(module)
+
+
+def _with_compressed_param() -> Any:
+    module = _net()
+    module[0].weight = nn.Parameter(torch.eye(4).to_sparse_csr())
+    return ReducerDDP(module)
+
+
+class _NotDescribed(torch.Tensor):
+    """A subclass that raises when it is looked at."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("only the library may call this")
+
+
+def _with_strange_buffer() -> Any:
+    return ReducerDDP(_WithBuffer(torch.ones(2).as_subclass(_NotDescribed)))
+
+
+def _with_a_second_wrapper() -> Any:
+    module = _net()
+    other = nn.ModuleList([module[0], nn.Linear(4, 4)])
+    kept = ReducerDDP(other, init_sync=False)
+    model = ReducerDDP(module)
+    return model, kept
+
+
+def _with_delayed_stranger() -> Any:
+    module, stranger = _net(), nn.Parameter(torch.ones(1))
+    return ReducerDDP(
+        module,
+        delay_all_reduce_named_params=[("far", stranger)],
+        param_to_hook_all_reduce=module[0].weight,
+    )
+
+
+def _with_inner_node() -> Any:
+    module = _net()
+    module[0]._parameters["weight"] = module[0].weight * 1
+    return ReducerDDP(module)
+
+
+FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing to train": (_frozen, "parameter that requires a gradient"),
+    "no module": (lambda: ReducerDDP(_net), "wraps a torch.nn.Module"),
+    "lazy parameter": (lambda: ReducerDDP(nn.LazyLinear(4)), "uninitialized parameters"),
+    "lazy buffer": (
+        lambda: ReducerDDP(nn.Sequential(*_net(), nn.LazyBatchNorm1d(affine=False))),
+        "uninitialized",
+    ),
+    "two types of devices": (
+        lambda: ReducerDDP(nn.Sequential(*_net(), nn.Linear(4, 4, device="meta"))),
+        "same type of devices",
+    ),
+    "another device": (lambda: ReducerDDP(_net(device="meta")[:1]), "meta"),
+    "SyncBatchNorm": (_with_sync_batch_norm, "SyncBatchNorm layers"),
+    "sparse parameter": (_with_sparse_param, "0.weight"),
+    "compressed parameter": (_with_compressed_param, "0.weight"),
+    "strange buffer": (_with_strange_buffer, "only the library may call this"),
+    "sparse gradients": (
+        lambda: ReducerDDP(nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 4))),
+        "sparse",
+    ),
+    "option": (lambda: ReducerDDP(_net(), bucket_cap_mb="25"), "bucket_cap_mb='25'"),
+    "flag": (lambda: ReducerDDP(_net(), static_graph="yes"), "static_graph must be True or False"),
+    "mixed precision": (
+        lambda: ReducerDDP(_net(), mixed_precision=_MixedPrecision(torch.int8)),
+        "mixed_precision",
+    ),
+    "device_ids": (lambda: ReducerDDP(_net(), device_ids=[0]), "device_ids"),
+    "delayed parameter": (_with_delayed_stranger, "'far'"),
+    "second wrapper": (_with_a_second_wrapper, "another ReducerDDP already averages"),
+    "no leaf": (_with_inner_node, "autograd leaf"),
+}
+
+
+def _good_for(name: str) -> nn.Module:
+    """What the other rank wraps: the same, without the fault."""
+    if name == "sparse gradients":
+        return nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+    return _net()
+
+
+def _check(name: str) -> str:
+    fault, _ = FAULTS[name]
+    begin = time.monotonic()
+    with pytest.raises((RuntimeError, TypeError, ValueError, NotImplementedError)) as caught:
+        if dist.get_rank() == _ODD:
+            fault()
+        else:
+            ReducerDDP(_good_for(name))
+    assert time.monotonic() - begin < DEADLINE_S
+    model = ReducerDDP(_net())
+    model(torch.ones(1, 4) * dist.get_rank()).sum().backward()
+    assert torch.equal(model.module[1].bias.grad, torch.ones(4))
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_all_ranks_raise_the_same_error(ranks, name):
+    texts = ranks(2).run(_check, name, timeout=30)
+    assert len(set(texts)) == 1, texts
+    assert f"rank {_ODD}" in texts[0]
+    assert FAULTS[name][1] in texts[0]
+
+
+def _check_on_all_ranks(name: str) -> str:
+    fault, words = FAULTS[name]
+    with pytest.raises((RuntimeError, TypeError, ValueError, NotImplementedError)) as caught:
+        fault()
+    assert words in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nothing to train", "lazy buffer", "flag", "SyncBatchNorm"])
+def test_a_fault_of_all_ranks_names_no_rank(ranks, name):
+    (text,) = set(ranks(2).run(_check_on_all_ranks, name))
+    assert "rank" not in text
+
+
+def _check_without_comparison() -> None:
+    """The rank raises at once, and its peer has a wrapper."""
+    if dist.get_rank() == _ODD:
+        with pytest.raises(RuntimeError, match="doesn't have any parameter"):
+            ReducerDDP(_net().requires_grad_(False), init_sync=False)
+    else:
+        ReducerDDP(_net(), init_sync=False)
+
+
+def test_without_init_sync_no_rank_waits(ranks):
+    ranks(2).run(_check_without_comparison, timeout=30)

@@ -1,0 +1,177 @@
+"""Buffers and parameters of any layout and dtype: all ranks get the values of rank 0, and train."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpx import ReducerDDP
+
+warnings.filterwarnings("ignore", category=UserWarning)  # these layouts are in beta state
+
+EYE = torch.eye(4)
+
+
+class _Subclass(torch.Tensor):
+    pass
+
+
+def _values() -> torch.Tensor:
+    """Other values on each rank, at the same places."""
+    return EYE * (dist.get_rank() + 2)
+
+
+def _inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return _values().clone()
+
+
+def _per_channel() -> torch.Tensor:
+    scales = torch.full((4,), 0.5 + dist.get_rank())
+    return torch.quantize_per_channel(_values(), scales, torch.zeros(4), 0, torch.qint8)
+
+
+def _nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([_values()[0], _values()[1, :2]], layout=layout)
+
+
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "COO": lambda: _values().to_sparse(),
+    "CSR": lambda: _values().to_sparse_csr(),
+    "CSC": lambda: _values().to_sparse_csc(),
+    "BSR": lambda: _values().to_sparse_bsr((2, 2)),
+    "BSC": lambda: _values().to_sparse_bsc((2, 2)),
+    "nested": lambda: _nested(torch.strided),
+    "jagged": lambda: _nested(torch.jagged),
+}
+DTYPES: dict[str, Callable[[], torch.Tensor]] = {
+    "per tensor": lambda: torch.quantize_per_tensor(_values(), 0.1, 0, torch.qint8),
+    "per channel": _per_channel,
+    "float8": lambda: _values().to(torch.float8_e4m3fn),
+    "uint16": lambda: _values().to(torch.uint16),
+    "int16": lambda: _values().to(torch.int16).t(),
+    "bool": lambda: _values() > 2 + dist.get_rank(),
+}
+STRIDED: dict[str, Callable[[], torch.Tensor]] = {
+    "expanded": lambda: _values()[0].expand(3, 4),
+    "overlapping": lambda: _values()[0].unfold(0, 3, 1),
+    "a part": lambda: _values()[:, :2],
+    "channels last": lambda: _values().view(1, 2, 2, 4).to(memory_format=torch.channels_last),
+    "conjugate": lambda: _values().to(torch.complex64).conj(),
+    "negation": lambda: _values().to(torch.complex64).conj().imag,
+    "zeros without memory": lambda: torch._efficientzerotensor((4,)),
+    "empty": lambda: torch.empty(0),
+    "scalar": lambda: _values()[0, 0].clone(),
+    "subclass": lambda: _values().as_subclass(_Subclass),
+    "inference": _inference,
+    "meta": lambda: torch.ones(4, device="meta"),
+}
+TENSORS = {**LAYOUTS, **DTYPES, **STRIDED}
+
+
+class _Net(nn.Module):
+    """``state`` is no part of the graph."""
+
+    def __init__(self, state: torch.Tensor, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        if kind == "buffer":
+            self.register_buffer("state", state)
+        else:
+            self.state = nn.Parameter(state, requires_grad=kind == "trained")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values, as a tensor that gloo can send."""
+    if tensor.is_meta:
+        return torch.zeros(1)
+    if tensor.is_nested:
+        tensor = tensor.values()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.to(torch.float64).contiguous()
+
+
+def _assert_as_on_rank_0(tensor: torch.Tensor) -> None:
+    own = _bytes_of(tensor.detach())
+    others = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, own)
+    assert all(torch.equal(other, others[0]) for other in others), others
+
+
+def _check(name: str, kind: str, transport: str) -> None:
+    model = ReducerDDP(_Net(TENSORS[name](), kind), transport=transport)
+    _assert_as_on_rank_0(model.module.state)
+    for number in range(3):
+        if kind == "buffer":
+            made = TENSORS[name]()
+            model.module.state = made  # user code may replace a buffer
+        model.zero_grad()
+        model(torch.full((1, 4), float(dist.get_rank() + number))).sum().backward()
+        _assert_as_on_rank_0(model.module.state)
+        mean = number + (dist.get_world_size() - 1) / 2
+        assert torch.equal(model.module.layer.weight.grad, torch.full((4, 4), mean))
+
+
+@pytest.mark.parametrize("transport", ["auto", "group"])
+@pytest.mark.parametrize("kind", ["buffer", "frozen"])
+@pytest.mark.parametrize("name", TENSORS)
+def test_all_ranks_get_the_state_of_rank_0(ranks, name, kind, transport):
+    if (name, kind) == ("meta", "frozen"):
+        pytest.skip("a parameter on another type of device is refused, as by DDP")
+    ranks(2).run(_check, name, kind, transport, timeout=30)
+
+
+def _error_of(make: Callable[[], Any]) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        make()
+    return str(caught.value)
+
+
+def _check_trained(name: str) -> None:
+    text = _error_of(lambda: ReducerDDP(_Net(LAYOUTS[name](), "trained")))
+    assert "1 parameter: state, in a sparse, nested or opaque layout" in text
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_trained_parameters_that_are_not_dense_are_named(ranks, name):
+    ranks(2).run(_check_trained, name, timeout=30)
+
+
+def _check_opaque() -> None:
+    for kind in ("buffer", "frozen"):
+        text = _error_of(lambda kind=kind: ReducerDDP(_Net(EYE.to_mkldnn(), kind)))
+        assert "'state'" in text
+        assert "layout torch._mkldnn" in text
+    ReducerDDP(_Net(EYE.to_mkldnn(), "buffer"), broadcast_buffers=False)
+
+
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no MKLDNN tensors"
+)
+def test_opaque_layout_is_named(ranks):
+    ranks(2).run(_check_opaque, timeout=30)
+
+
+def _check_other_places() -> None:
+    """The sparse buffer of one rank has one element more."""
+    dense = EYE.clone()
+    dense[0, 3] = dist.get_rank()
+    text = _error_of(lambda: ReducerDDP(_Net(dense.to_sparse_csr(), "buffer")))
+    assert "buffer 'state': shape (4, 4), float32, layout sparse_csr of tensors of shapes" in text
+
+
+def test_other_places_of_elements_are_reported(ranks):
+    ranks(2).run(_check_other_places, timeout=30)
