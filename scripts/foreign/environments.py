@@ -20,13 +20,12 @@ class Package:
 
     Attributes:
         name: The name for pip.
-        alone: Installs the package without its requirements. For packages that require another
-            torch.
+        version: The versions that count, such as ">=1.2". Default: any.
         needs: What pip installs besides. Default: nothing.
     """
 
     name: str
-    alone: bool = False
+    version: str = ""
     needs: tuple[str, ...] = ()
 
 
@@ -81,18 +80,14 @@ def _install(folder: Path, packages: Sequence[Package]) -> dict[str, dict[str, s
     torch = f"torch=={version('torch').partition('+')[0]}"
     constraints = folder / "constraints.txt"
     constraints.write_text(f"{torch}\n")
-    pip = [str(_python(folder)), "-m", "pip", "install", "--quiet", "--no-compile"]
+    pip = [str(_python(folder)), "-m", "pip", "install", "--no-compile"]
     pip += ["--disable-pip-version-check", "--constraint", str(constraints)]
     for words in ([torch], ["numpy", "pytest", "pytest-timeout", "setuptools"]):
         if reason := _refusal(pip, words):
             raise RuntimeError(f"{', '.join(words)} cannot be installed: {reason}")
     missing = {}
     for package in packages:
-        words = ["--no-deps", package.name] if package.alone else [package.name]
-        reason = _refusal(pip, words)
-        if not reason and package.needs:
-            reason = _refusal(pip, list(package.needs))
-        if reason:
+        if reason := _refusal(pip, [package.name + package.version, *package.needs]):
             missing[package.name] = reason
     names = [package.name for package in packages if package.name not in missing]
     return {"versions": _versions(_python(folder), names), "missing": missing}
@@ -111,8 +106,17 @@ def _refusal(pip: list[str], words: list[str]) -> str:
     )
     if done.returncode == 0:
         return ""
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ERROR: ")]
-    return (lines[0] if lines else done.stdout.strip()[-300:]).removeprefix("ERROR: ")
+    return reason_in(done.stdout)
+
+
+def reason_in(text: str) -> str:
+    """The reason in pip's output why packages cannot be installed."""
+    lines = [line.strip() for line in text.splitlines()]
+    for index, line in enumerate(lines):
+        if line == "The conflict is caused by:":
+            return "; ".join(lines[index + 1 : index + 3])
+    errors = [line for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or [""])[0].removeprefix("ERROR: ")
 
 
 def _versions(python: Path, names: list[str]) -> dict[str, str]:

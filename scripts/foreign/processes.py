@@ -54,10 +54,20 @@ def run(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            # Also ends processes that the command has left behind.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_all(env)
             process.wait()
+
+
+def _kill_all(env: Mapping[str, str]) -> None:
+    """Ends the processes of a run, which have its log in their environment.
+
+    Launchers put ranks into process groups of their own.
+    """
+    mark = f"FOREIGN_LOG={env['FOREIGN_LOG']}\0".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # of another user, or gone
+            if mark in (folder / "environ").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def error_in(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts")]
 
-from foreign import page, processes, pytest_runs, script_runs  # noqa: E402
+from foreign import environments, page, processes, pytest_runs, script_runs  # noqa: E402
 from foreign.environments import Environment  # noqa: E402
 from foreign.reasons import REASONS  # noqa: E402
 from foreign.suite import compare  # noqa: E402
@@ -118,15 +118,29 @@ def test_outcomes_of_scripts():
 
 
 def test_a_command_ends_with_its_children(tmp_path):
-    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid)"
-    log = tmp_path / "log"
-    assert processes.run([sys.executable, "-c", code], {}, log, tmp_path, 30) == 0
+    code = "import subprocess;print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
+    log, env = tmp_path / "log", {"FOREIGN_LOG": str(tmp_path / "built")}
+    assert processes.run([sys.executable, "-c", code], env, log, tmp_path, 30) == 0
     pid = int(log.read_text())
     deadline = time.monotonic() + 30
     while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not Path(f"/proc/{pid}/stat").exists()
-    assert processes.run(["sleep", "60"], {}, log, tmp_path, 0.2) is None
+    assert processes.run(["sleep", "60"], env, log, tmp_path, 0.2) is None
+
+
+# ---- environments --------------------------------------------------------------------------------
+
+
+def test_the_reason_of_pip():
+    text = (
+        "Collecting x\n\nThe conflict is caused by:\n    x 2.0 depends on torch<2.7\n"
+        "    The user requested (constraint) torch==2.13.0\n\nTo fix this you could try\n"
+        "ERROR: ResolutionImpossible: for help visit\n"
+    )
+    expected = "x 2.0 depends on torch<2.7; The user requested (constraint) torch==2.13.0"
+    assert environments.reason_in(text) == expected
+    assert environments.reason_in("Collecting\nERROR: No matching\nERROR: no\n") == "No matching"
 
 
 # ---- verdicts and tables -------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""Accelerate: the scripts of its wheel that run on a CPU without a model or a data set of a hub."""
+"""Accelerate: the scripts of its wheel that run on a CPU without a model or a data set of a hub.
+
+``test_distributed_data_loop`` needs GPUs: on a CPU, Accelerate leaves out ``join()``, and ranks
+with uneven inputs wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ _SCRIPTS = (
     "test_script",
     "test_sync",
     "test_ops",
-    "test_distributed_data_loop",
     "test_ddp_comm_hook",
 )
 _LIMIT_S = 240.0

@@ -53,14 +53,14 @@ def suite_of_package(name: str, package: Package) -> Suite:
 _WITH = {
     "with_lightning": "lightning",
     "with_fabric": "lightning",
-    "with_transformers": "transformers[torch]",
+    "with_transformers": "transformers",
     "with_ignite": "pytorch-ignite",
     "with_mmengine": "mmengine-lite",
 }
 
 SUITE = Suite(
     "trainers",
-    tuple(Package(name) for name in dict.fromkeys(_WITH.values())),
+    (*(Package(name) for name in dict.fromkeys(_WITH.values())), Package("accelerate")),
     _run,
     REASONS.get("trainers", {}),
 )

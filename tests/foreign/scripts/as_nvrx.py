@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import loss_of, make_inputs, make_model, report
+from common import leave, loss_of, make_inputs, make_model, report
 from torch import nn
 
 NUM_STEPS = 9
@@ -92,3 +92,4 @@ for iteration in range(len(FAULTS) + 1):
 assert dist.is_initialized() and checkpoint.faults == list(FAULTS)
 report(model)
 dist.destroy_process_group()
+leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from common import loss_of, make_inputs, make_model, report
+from common import leave, loss_of, make_inputs, make_model, report
 from composer import Trainer
 from composer.algorithms import GradientClipping, LayerFreezing
 from composer.models import ComposerModel
@@ -53,3 +53,4 @@ def fit(duration: str, load: str | None) -> torch.nn.Module:
 
 fit("2ep", None)
 report(fit("4ep", "checkpoints/latest-rank0.pt"))
+leave()

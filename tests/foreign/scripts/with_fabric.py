@@ -6,7 +6,7 @@ from pathlib import Path
 
 import lightning
 import torch
-from common import loss_of, make_inputs, make_model, report
+from common import leave, loss_of, make_inputs, make_model, report
 
 fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp", precision="bf16-mixed")
 fabric.launch()
@@ -27,3 +27,4 @@ for first in (0, 6):
     fabric.save(file, {"model": model, "optimizer": optimizer})
     fabric.barrier()
 report(module)
+leave()

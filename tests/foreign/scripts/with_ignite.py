@@ -6,7 +6,7 @@ from pathlib import Path
 
 import ignite.distributed as idist
 import torch
-from common import loss_of, make_inputs, make_model, report
+from common import leave, loss_of, make_inputs, make_model, report
 from ignite.engine import Events, create_supervised_trainer
 from ignite.handlers import Checkpoint, DiskSaver, EMAHandler
 from torch import nn
@@ -45,3 +45,4 @@ def main(_: int) -> None:
 
 with idist.Parallel(backend="gloo") as parallel:
     parallel.run(main)
+leave()

@@ -7,7 +7,7 @@ from pathlib import Path
 import lightning
 import torch
 import torch.distributed as dist
-from common import loss_of, make_inputs, make_model, report
+from common import leave, loss_of, make_inputs, make_model, report
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -46,3 +46,4 @@ file = Path("lightning.ckpt").resolve()
 fit(2, None).save_checkpoint(file)
 dist.barrier()
 report(fit(4, file).lightning_module)
+leave()

@@ -13,7 +13,6 @@ from mmengine.model import (
     is_model_wrapper,
 )
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
 
@@ -61,7 +60,6 @@ def whole() -> None:
     optim.initialize_count_status(model, init_counts=0, max_counts=6)
     for inputs in make_inputs(6):
         model.train_step({"inputs": inputs}, optim)
-    assert all(not name.startswith("module.") for name in get_state_dict(model.module))
     report(model.module)
 
 

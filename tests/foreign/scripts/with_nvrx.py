@@ -1,14 +1,16 @@
-"""NVRx: its in-process restart wraps a training that fails twice, on all ranks and on one rank."""
+"""NVRx: its in-process restart wraps a training that fails twice, on all ranks and on one rank.
 
-from __future__ import annotations
+NVRx reads annotations as classes, so that they are no strings here.
+"""
 
 import datetime
 import os
+from typing import Optional
 
 import nvidia_resiliency_ext.inprocess as inprocess
 import torch
 import torch.distributed as dist
-from common import loss_of, make_inputs, make_model, report
+from common import leave, loss_of, make_inputs, make_model, report
 from torch import nn
 
 NUM_STEPS = 6
@@ -16,15 +18,11 @@ NUM_STEPS = 6
 FAULTS = {0: (2, (0, 1)), 1: (4, (1,))}
 
 
-@inprocess.Wrapper(
-    store_kwargs={"port": int(os.environ["MASTER_PORT"]) + 2},
-    soft_timeout=datetime.timedelta(seconds=20),
-    hard_timeout=datetime.timedelta(seconds=40),
-)
+@inprocess.Wrapper(store_kwargs={"port": int(os.environ["MASTER_PORT"]) + 2})
 def train(
     base: dist.Store,
-    start: dict[str, torch.Tensor],
-    call_wrapper: inprocess.CallWrapper | None = None,
+    start: dict,
+    call_wrapper: Optional[inprocess.CallWrapper] = None,  # noqa: UP045
 ) -> nn.Module:
     assert call_wrapper is not None
     rank = int(os.environ["RANK"])
@@ -33,7 +31,7 @@ def train(
         store=dist.PrefixStore(str(call_wrapper.iteration), base),
         rank=rank,
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=datetime.timedelta(seconds=30),
+        timeout=datetime.timedelta(seconds=10),
     )
     model.load_state_dict(start)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
@@ -62,3 +60,6 @@ base = dist.TCPStore(
 )
 start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 train(base, start)
+base.set(f"rank {os.environ['RANK']} ended", "")
+base.wait([f"rank {rank} ended" for rank in range(int(os.environ["WORLD_SIZE"]))])
+leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import transformers
-from common import loss_of, make_inputs, make_model, report
+from common import leave, loss_of, make_inputs, make_model, report
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -55,3 +55,4 @@ def train(num_steps: int, resume: bool) -> nn.Module:
 train(2, resume=False)
 dist.barrier()
 report(train(4, resume=True))
+leave()
