@@ -82,11 +82,13 @@ class Structure:
             if self.replaced():
                 raise _params_replaced(replaced)
 
-        watched = [tensor for tensor in outputs if tensor.requires_grad]
-        if not watched:
-            raise _params_replaced(replaced)
-        for tensor in watched:
-            tensor.register_hook(check)
+        # Attributes of a tensor of a subclass may raise.
+        with torch._C.DisableTorchFunctionSubclass():
+            watched = [tensor for tensor in outputs if tensor.requires_grad]
+            if not watched:
+                raise _params_replaced(replaced)
+            for tensor in watched:
+                tensor.register_hook(check)
 
 
 def _params_replaced(names: Sequence[str]) -> RuntimeError:
