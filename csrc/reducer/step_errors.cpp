@@ -205,10 +205,20 @@ UserError gradient_mismatch(
     const std::string& name,
     const std::string& gradient,
     const std::string& expected) {
+  const std::string sparse = "a sparse ";
+  const bool is_sparse = gradient.compare(0, sparse.size(), sparse) == 0;
+  const bool expects_sparse = expected.compare(0, sparse.size(), sparse) == 0;
+  const std::string remedy =
+      is_sparse == expects_sparse
+          ? "Cast, move or replace parameters before wrapping, or wrap the module again."
+          : "Sparse gradients are expected for the weights of nn.Embedding(sparse=True) and "
+            "nn.EmbeddingBag(sparse=True), and for no other use of these weights. Pass "
+            "sparse=False.";
   return UserError(
       opening(where) + "the gradient of parameter '" + name + "' is " + gradient +
-      ", but the bucket of this parameter was made for " + expected +
-      ". Cast, move or replace parameters before wrapping, or wrap the module again.");
+      ", but the bucket of this parameter was made for " + expected + ". " + remedy +
+      (expects_sparse && !is_sparse ? " In DDP's words: Expected variable to have sparse gradient."
+                                    : ""));
 }
 
 UserError communication_failed(

@@ -142,7 +142,9 @@ class MixedPrecision:
                 ]
 
     def _lower_in_backward(self, outputs: Iterable[torch.Tensor]) -> None:
-        watched = [output for output in outputs if output.requires_grad]
+        # Attributes of a tensor of a subclass may raise.
+        with torch._C.DisableTorchFunctionSubclass():
+            watched = [output for output in outputs if output.requires_grad]
         if not watched:
             return
         lowered = list(self._in_place_of)
@@ -154,7 +156,8 @@ class MixedPrecision:
                 this._lower(lowered)
                 Variable._execution_engine.queue_callback(_AtEndOfBackward(this.restore))
 
-        register_multi_grad_hook(watched, begin, mode="any")
+        with torch._C.DisableTorchFunctionSubclass():
+            register_multi_grad_hook(watched, begin, mode="any")
 
 
 def _held(place: _Place) -> object:

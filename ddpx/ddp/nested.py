@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType, MemberDescriptorType
@@ -23,23 +22,36 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def to_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Casts every floating-point tensor in ``value`` to ``dtype``, as :func:`to_device` moves."""
-    return _convert(value, lambda t: t.to(dtype) if t.data.is_floating_point() else t)
+    """Casts every floating-point tensor in ``value`` to ``dtype``, as :func:`to_device` moves.
+
+    Tensors in dataclasses are cast, too, as in DDP.
+    """
+    return _convert(value, lambda t: t.to(dtype) if t.data.is_floating_point() else t, True)
 
 
-def _convert(value: Any, convert: Callable[[Any], Any]) -> Any:
+def _convert(value: Any, convert: Callable[[Any], Any], in_dataclasses: bool = False) -> Any:
     if isinstance(value, (torch.Tensor, PackedSequence)):  # a PackedSequence is a namedtuple, too
         return convert(value)
     if isinstance(value, tuple):
-        items = [_convert(item, convert) for item in value]
+        items = [_convert(item, convert, in_dataclasses) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [_convert(item, convert) for item in value]
+        return [_convert(item, convert, in_dataclasses) for item in value]
     if isinstance(value, dict):
-        converted = copy.copy(value)  # keeps the class, whatever its constructor takes
+        try:
+            converted = copy.copy(value)  # keeps the class, whatever its constructor takes
+        except Exception:  # of the class
+            converted = {}
         for key, item in value.items():
-            converted[key] = _convert(item, convert)
+            converted[key] = _convert(item, convert, in_dataclasses)
         return converted
+    fields = getattr(type(value), "__dataclass_fields__", ()) if in_dataclasses else ()
+    if fields:
+        changed = copy.copy(value)
+        for name, item in _attributes(value, type(value)).items():
+            if name in fields:
+                object.__setattr__(changed, name, _convert(item, convert, in_dataclasses))
+        return changed
     return value
 
 
@@ -81,10 +93,10 @@ def _children(item: Any, kind: type) -> list[Any]:
         return [*tuple.__iter__(item)]
     if issubclass(kind, dict):
         return [*dict.values(item)]
-    if dataclasses.is_dataclass(kind):
+    fields = getattr(kind, "__dataclass_fields__", None)
+    if fields is not None:
         attributes = _attributes(item, kind)
-        names = (field.name for field in dataclasses.fields(kind))
-        return [attributes[name] for name in names if name in attributes]
+        return [attributes[name] for name in fields if name in attributes]
     if kind is MappingProxyType:
         return [*item.values()]
     if issubclass(kind, Mapping):
@@ -96,10 +108,11 @@ def _attributes(item: Any, kind: type) -> dict[str, Any]:
     """What ``item`` holds in slots and in its ``__dict__``, without properties."""
     found = {}
     for cls in kind.__mro__:
-        for name, slot in vars(cls).items() if vars(cls).get("__slots__") else ():
+        members = cls.__dict__
+        for name, slot in members.items() if members.get("__slots__") else ():
             if isinstance(slot, MemberDescriptorType):
                 with suppress(AttributeError):  # never set
                     found[name] = slot.__get__(item)
-    with suppress(AttributeError):  # slots only
+    if kind.__dictoffset__:
         found.update(object.__getattribute__(item, "__dict__"))
     return found

@@ -16,21 +16,18 @@ from ddpx import errors
 class Structure:
     """The submodules and parameters of a module, by identity.
 
-    Every forward runs the check, which is one pass in C over the dicts of all submodules. Modules
-    that do not hold dicts, such as those of TorchScript, are asked by the interface of nn.Module.
+    Every forward runs the check, which is one pass in C over the dicts of all submodules. Other
+    containers, such as those of TorchScript, have ``items()``, which nn.Module needs.
     """
 
     def __init__(self, module: nn.Module, ignored: Collection[str]) -> None:
         self._module = module
         self._ignored = ignored
         self._dicts: list[dict[str, Any]] = []
-        self._others: list[nn.Module] = []
+        self._others: list[Any] = []
         for submodule in module.modules():
-            dicts = (submodule._parameters, submodule._modules)
-            if all(isinstance(each, dict) for each in dicts):
-                self._dicts += dicts
-            else:
-                self._others.append(submodule)
+            for container in (submodule._parameters, submodule._modules):
+                (self._dicts if isinstance(container, dict) else self._others).append(container)
         self._expected = list(chain.from_iterable(map(dict.values, self._dicts)))
         self._expected_of_others = self._contents_of_others()
         self._known = {id(p) for p in module.parameters()}
@@ -48,11 +45,7 @@ class Structure:
         return len(contents) == len(expected) and all(map(is_, contents, expected))
 
     def _contents_of_others(self) -> list[object]:
-        return [
-            each
-            for module in self._others
-            for each in (*module.parameters(recurse=False), *module.children())
-        ]
+        return [value for container in self._others for _, value in container.items()]
 
     def all_replaced(self) -> bool:
         """Whether other tensors are in the places of all trained parameters.
@@ -89,11 +82,13 @@ class Structure:
             if self.replaced():
                 raise _params_replaced(replaced)
 
-        watched = [tensor for tensor in outputs if tensor.requires_grad]
-        if not watched:
-            raise _params_replaced(replaced)
-        for tensor in watched:
-            tensor.register_hook(check)
+        # Attributes of a tensor of a subclass may raise.
+        with torch._C.DisableTorchFunctionSubclass():
+            watched = [tensor for tensor in outputs if tensor.requires_grad]
+            if not watched:
+                raise _params_replaced(replaced)
+            for tensor in watched:
+                tensor.register_hook(check)
 
 
 def _params_replaced(names: Sequence[str]) -> RuntimeError:

@@ -48,12 +48,20 @@ def _from_dense(values: torch.Tensor) -> torch.Tensor:
 
 
 REFUSED = {
-    "sparse": Refused(Kind(torch.Tensor.to_sparse), ("a sparse Float tensor of shape [3, 4]",)),
+    "sparse": Refused(
+        Kind(torch.Tensor.to_sparse),
+        ("a sparse Float tensor of shape [3, 4]", "Pass sparse=False."),
+    ),
     "sparse by user": Refused(
         Kind(torch.Tensor.to_sparse, by_user=True), ("a sparse Float tensor of shape [3, 4]",)
     ),
     "dense": Refused(
-        Kind(_from_dense, sparse=True), ("a dense Float tensor", "for a sparse gradient")
+        Kind(_from_dense, sparse=True),
+        (
+            "a dense Float tensor",
+            "for a sparse gradient",
+            "Expected variable to have sparse gradient.",  # DDP's words
+        ),
     ),
     "fake": Refused(Kind(_fake, by_user=True), ("without values",)),
     "of vmap": Refused(Kind(_of_vmap, by_user=True), ("without values",)),

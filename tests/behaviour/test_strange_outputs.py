@@ -116,6 +116,14 @@ class _Unhashable(metaclass=_NoHash):
     pass
 
 
+class _RaisingTensor(torch.Tensor):
+    """A tensor that only its own library may use."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("not for others")
+
+
 class _Output(collections.OrderedDict):
     """As of transformers: the constructor takes other arguments."""
 
@@ -171,6 +179,7 @@ KINDS: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
     "ordered dict": (lambda y: _Output(y=y), True),
     "tensor as a key": (lambda y: {y: 1, "x": {1, 2}}, False),
     "class": (lambda y: {"y": y, "c": _Unset, "f": dataclasses.field}, True),
+    "raising tensor": (lambda y: [y, y.as_subclass(_RaisingTensor)], True),
     "many leaves": (lambda y: [y, *range(100_000)], True),
 }
 
@@ -178,13 +187,13 @@ MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "static": {"static_graph": True},
     "find unused": {"find_unused_parameters": True},
-    "mixed precision": {"mixed_precision": _MixedPrecision()},
+    "mixed precision": {"mixed_precision": _MixedPrecision(torch.bfloat16, torch.float32)},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_walk_over_outputs(kind):
-    y = torch.ones(1)
+    y = torch.ones(1, requires_grad=True) * 1
     make, is_found = KINDS[kind]
     reads = _Lazy.num_reads
     assert [each is y for each in tensors_in(make(y))][:1] == ([True] if is_found else [])
@@ -223,3 +232,16 @@ def _check_averages(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_averaged(ranks, mode):
     ranks(2).run(_check_averages, mode)
+
+
+def _check_replaced_layer() -> None:
+    """The check of layers meets the same outputs."""
+    model = ReducerDDP(_Net(KINDS["raising tensor"][0]))
+    model.module.layer = nn.Linear(4, 2)
+    model(torch.ones(3, 4))
+    with pytest.raises(RuntimeError, match="2 new parameters: layer"):
+        model.module.kept[0].sum().backward()
+
+
+def test_replaced_layer_is_named(ranks):
+    ranks(2).run(_check_replaced_layer)

@@ -125,3 +125,23 @@ def _check_construction() -> None:
 
 def test_construction_within_a_transform(ranks):
     ranks(2).run(_check_construction, timeout=30)
+
+
+def _check_join(name: str) -> None:
+    """Rank 1 has two more batches. Its last steps are without rank 0."""
+    module = _Net()
+    plain = copy_from_rank_0(module)
+    model = ReducerDDP(module)
+    with model.join():
+        for number in range(3 + 2 * dist.get_rank()):
+            x = torch.full((BATCH, 4), float(number))
+            _step(model, name, x)
+            _step(plain, name, x)
+            share = 1.0 if number < 3 else 0.5
+            for expected, actual in zip(plain.parameters(), model.parameters(), strict=True):
+                torch.testing.assert_close(actual.grad, expected.grad * share)
+
+
+@pytest.mark.parametrize("name", ["vmap", "vmap of jacrev", "jvp", "grad", "hessian"])
+def test_uneven_inputs(ranks, name):
+    ranks(2).run(_check_join, name, timeout=30)

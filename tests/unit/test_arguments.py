@@ -6,6 +6,7 @@ import inspect
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -183,6 +184,18 @@ def test_several_device_ids_name_the_fix(monkeypatch):
     module = nn.Linear(2, 2, device="meta")
     with pytest.raises(ValueError, match=r"one process per device.*device_ids=\[local_rank\]"):
         placement.place(module, (), [0, 1], None)
+
+
+@pytest.mark.parametrize(
+    "ids", [[1], (np.int64(1),), np.array([1]), [torch.device("cuda", 1)], ["cuda:1"], range(1, 2)]
+)
+def test_device_ids_of_an_accelerator(ids):
+    """The device is pretended."""
+    from ddpx.ddp import placement
+
+    place = placement.place(nn.Linear(2, 2, device="meta"), (), ids, None)
+    assert (place.device_ids, place.output_device) == ([1], 1)
+    assert type(place.device_ids[0]) is int
 
 
 def test_output_device_on_cpu():
