@@ -164,6 +164,7 @@ def _check_no_sync(name: str) -> None:
             torch.testing.assert_close(actual.grad, expected.grad)
 
 
-@pytest.mark.parametrize("name", ["vmap", "jvp", "ensemble", "forward mode"])
+# A reverse-mode derivative need not reach the output of its forward: see docs/divergences.md.
+@pytest.mark.parametrize("name", ["vmap", "vmap of jacfwd", "jvp", "ensemble", "forward mode"])
 def test_forward_in_no_sync(ranks, name):
     ranks(2).run(_check_no_sync, name, timeout=30)
