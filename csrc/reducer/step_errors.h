@@ -8,16 +8,9 @@
 #include <vector>
 
 #include "../errors.h"
-#include "phase.h"
+#include "step_error_texts.h"
 
 namespace ddpx::errors {
-
-// The place of an error. A text with a place begins with "[ddpx rank R, step S, phase P] ".
-struct Where {
-  int rank;
-  int64_t step;  // number of synchronized steps that ended before
-  Phase phase;
-};
 
 // Default mode: these params got no gradient in the backward that just ended.
 UserError params_without_gradient(

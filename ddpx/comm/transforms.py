@@ -1,12 +1,32 @@
-"""Transforms of torch.func, such as vmap and grad: communication within them runs as outside."""
+"""Transforms of torch.func, such as vmap and grad, and forward-mode derivatives.
+
+Communication within them runs as outside.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch.autograd import forward_ad
 
 _NO_TRANSFORM: AbstractContextManager[object] = nullcontext()
+
+
+def active() -> bool:
+    """Whether a transform, or a forward-mode derivative, runs on this thread."""
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_transform or forward_ad._current_level >= 0
+
+
+def in_graph(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The tensors that :meth:`Tensor.backward` may reach: values and derivatives, not wrapped."""
+    for tensor in tensors:
+        dual = forward_ad.unpack_dual(tensor)
+        yield unwrapped(tensor)
+        if dual.tangent is not None:
+            yield unwrapped(dual.tangent)
 
 
 def outside() -> AbstractContextManager[object]:

@@ -91,15 +91,12 @@ def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
         arguments = bind().arguments
         compares = bool(arguments.get("init_sync", True))
         group = resolve_group(arguments.get("process_group"), arguments.get("device_mesh"))
+        module = arguments.get("module")
+        param = next(module.parameters(), None) if isinstance(module, nn.Module) else None
     except Exception:
         return  # a wrong argument that the other ranks have, too
-    if not compares:
+    if not compares or is_alone(group):
         return
-    if is_alone(group):
-        return
-    module = arguments.get("module")
-    params_of_module = module.parameters() if isinstance(module, nn.Module) else iter(())
-    param = next(params_of_module, None)
     device = torch.device("cpu") if param is None else param.device
     try:
         with health.constructing(group):

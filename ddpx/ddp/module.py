@@ -64,7 +64,8 @@ class ReducerDDP(Forward):
         init_sync: Compare the parameters of all ranks at construction, and broadcast the state of
             rank 0. Default True.
         process_group: The ranks to average over. Default: the default process group.
-        bucket_cap_mb: The size of a bucket in MiB. Default: 25, with a first bucket of 1 MiB.
+        bucket_cap_mb: The size of a bucket in MiB. A negative size is no limit, as in DDP. Default:
+            25, with a first bucket of 1 MiB.
         find_unused_parameters: Allow parameters without a gradient in some steps. If no rank uses
             a parameter in a step, ``param.grad`` does not change. Default False.
         check_reduction: No effect, as in DDP.

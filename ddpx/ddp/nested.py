@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from ddpx.comm import transforms
+
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Moves every tensor in the tuples, lists and dicts of ``value`` to ``device``.
@@ -63,7 +65,13 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yields every tensor in the tuples, lists, mappings and dataclasses of ``value``, in order.
 
     The walk runs no code of these objects. A lazy mapping computes nothing, and nothing raises.
+    Within a transform of torch.func, the tensors are those that a later backward reaches.
     """
+    found = _walk(value)
+    return transforms.in_graph(found) if transforms.active() else found
+
+
+def _walk(value: Any) -> Iterator[torch.Tensor]:
     if issubclass(type(value), torch.Tensor):
         yield value
         return

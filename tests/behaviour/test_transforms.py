@@ -145,3 +145,26 @@ def _check_join(name: str) -> None:
 @pytest.mark.parametrize("name", ["vmap", "vmap of jacrev", "jvp", "grad", "hessian"])
 def test_uneven_inputs(ranks, name):
     ranks(2).run(_check_join, name, timeout=30)
+
+
+def _check_no_sync(name: str) -> None:
+    """The forward alone is in no_sync(): its backward is local, as without a transform."""
+    module = _Net()
+    plain = copy_from_rank_0(module)
+    model = ReducerDDP(module)
+    x = torch.full((BATCH, 4), 1.0 + dist.get_rank())
+    for _ in range(3):
+        model.zero_grad()
+        plain.zero_grad()
+        with model.no_sync():
+            y = DERIVATIVES[name](model, x)
+        y.square().sum().backward()
+        DERIVATIVES[name](plain, x).square().sum().backward()
+        for expected, actual in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad, expected.grad)
+
+
+# A reverse-mode derivative need not reach the output of its forward: see docs/divergences.md.
+@pytest.mark.parametrize("name", ["vmap", "vmap of jacfwd", "jvp", "ensemble", "forward mode"])
+def test_forward_in_no_sync(ranks, name):
+    ranks(2).run(_check_no_sync, name, timeout=30)
