@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tabulate import tabulate
 from verdicts import BAD, Line
 
+NO_REASON = "**unexplained**"
+_HEAD = (
+    ("tests", "construct DDP", "torch's class", "ReducerDDP", "reason of the difference"),
+    ("---",) * 5,
+)
 _MOST_CHARACTERS = 120
 _WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "timeout": "late", "crash": "died"}
 
@@ -29,8 +33,7 @@ def table(lines: Iterable[Line], reasons: Mapping[str, str]) -> str:
             continue
         rows.append([f"`{name}`", _num_wrapping(group), _counts(group, 0), _counts(group, 1), ""])
         rows += [_row(line, reasons) for line in differing]
-    head = ["tests", "construct DDP", "torch's class", "ReducerDDP", "reason of the difference"]
-    return tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
+    return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (*_HEAD, *rows))
 
 
 def differs(line: Line) -> bool:
@@ -46,7 +49,7 @@ def _row(line: Line, reasons: Mapping[str, str]) -> list[str]:
     elif line.verdict == "better":
         reason = "works with ReducerDDP only"
     else:
-        reason = reasons.get(line.name, "**unexplained**")
+        reason = reasons.get(line.name, NO_REASON)
     return [f"`{line.name}`", "", *words, reason]
 
 

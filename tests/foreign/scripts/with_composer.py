@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ def fit(duration: str, load: str | None) -> torch.nn.Module:
         save_folder="checkpoints",
         save_overwrite=True,
         load_path=load,
+        load_weights_only=True,  # the optimizer of frozen layers cannot be loaded
         run_name="run",
         progress_bar=False,
         seed=1,
@@ -51,6 +53,7 @@ def fit(duration: str, load: str | None) -> torch.nn.Module:
     return getattr(state, "module", state)
 
 
+os.environ.setdefault("NODE_RANK", "0")  # as Composer's own launcher sets it
 fit("2ep", None)
 report(fit("4ep", "checkpoints/latest-rank0.pt"))
 leave()
