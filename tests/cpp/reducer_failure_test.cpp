@@ -269,6 +269,7 @@ TEST(ReducerMismatch, ASparseGradientThatWasNotExpectedIsReportedAtTheEnd) {
       {{weight, "embedding.weight", false}, {bias, "bias", false}},
       ReducerOptions{BucketCaps{0, 0, {0}}, GraphMode::kDefault, false},
       collective);
+  reducer->prepare_forward();
   const auto rows = at::zeros({1}, at::kLong);
   for (int step = 0; step < 2; ++step) {
     bias.mutable_grad().reset();

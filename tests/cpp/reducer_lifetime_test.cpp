@@ -50,6 +50,7 @@ TEST(ReducerLifetime, OthersHooksOnTheSameParamStay) {
   const auto options = ReducerOptions{kOneBucket, GraphMode::kDefault, false};
   const auto second = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
   const auto other = Reducer::create({{replica.params[0], "w0", false}}, options, second);
+  other->prepare_forward();
   replica.reducer.reset();
   replica.params[0].sum().backward();
   EXPECT_EQ(second->all_reduces().size(), 1u);
@@ -79,6 +80,7 @@ TEST(ReducerLifetime, ItMayBeDroppedInsideItsOwnHook) {
   const auto options = ReducerOptions{kOneBucket, GraphMode::kDefault, false};
   const auto second = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
   const auto other = Reducer::create({{replica.params[2], "w2", false}}, options, second);
+  other->prepare_forward();
   replica.learn();
   second->clear();
   const auto collective = replica.collective;

@@ -107,6 +107,7 @@ TEST_F(ReducerNested, AParamMayArriveTwiceInEveryMode) {
 
 TEST_F(ReducerNested, ABucketLeavesWithTheLastPartOfItsGradient) {
   nest({0, 1, 2});
+  replica.reducer->prepare_forward();
   step(local_loss(0));
   replica.clear_grads();
   replica.collective->clear();
@@ -168,6 +169,7 @@ TEST_F(ReducerNested, TheRestMayComeFromAnOuterBackwardThatIsNotWatched) {
 
 TEST_F(ReducerNested, WhatAnOuterBackwardThatIsNotWatchedNeverBringsIsReportedAtItsEnd) {
   nest({1, 2});
+  replica.reducer->prepare_forward();
   try {
     step_bypassing_the_wrapper(at::ones({}, at::kDouble).set_requires_grad(true));
     FAIL() << "no error";

@@ -20,6 +20,7 @@ struct Second {
     }
     const ReducerOptions options{kOneBucket, GraphMode::kDefault, false};
     reducer = Reducer::create(params, options, collective);
+    reducer->prepare_forward();
   }
 
   std::size_t num_launches() const {

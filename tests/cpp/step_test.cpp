@@ -27,6 +27,7 @@ struct Ranks {
     }
     context = std::make_unique<ReducerContext>(Params(params, {}), options, collective);
     context->replace_buckets(context->buckets.plan());
+    context->had_forward = true;
     lock = context->mutex.lock_to_change();
   }
 

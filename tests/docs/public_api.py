@@ -22,6 +22,7 @@ _NOT_FOR_USERS = frozenset(
         "constructing",
         "introduction",
         "meet",
+        "note_fault",
         "wait_for",
         "waiting_for_buffers",
         "watch",

@@ -349,8 +349,11 @@ def _wrap_twice() -> tuple[str, bool]:
         text = str(error)
     del os.environ[WARN]
     dist.barrier()
-    ReducerDDP(nn.Linear(4, 4))
-    return text, any(thread.name == "ddpx-health-log" for thread in threading.enumerate())
+    model = ReducerDDP(nn.Linear(4, 4))
+    let_meet(model)
+    stack = ddpx.peer_stack(model, 1 - dist.get_rank())  # the other rank answers if it is monitored
+    dist.barrier()
+    return text, "_wrap_twice" in stack
 
 
 @pytest.mark.parametrize("value", ["0", "soon", "-1", "nan"])
