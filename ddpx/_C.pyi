@@ -274,8 +274,11 @@ class Monitor:
         """By rank, what is known of it; empty for this rank and those that were not met."""
     def name_ranks(self, in_job: list[int]) -> None:
         """By rank in the group: that in the job, for texts."""
-    def note_fault(self, text: str) -> None:
-        """A forward of this rank has raised an error, for ranks that wait for this rank."""
+    def note_fault(self, text: str, is_of_module: bool) -> None:
+        """A forward of this rank has raised an error, for ranks that wait for this rank.
+
+        ``is_of_module``: the module's own code raised. Ranks that wait then only warn.
+        """
     def write_note(self, text: str) -> None:
         """For the other ranks of this machine."""
     def retire(self) -> None:

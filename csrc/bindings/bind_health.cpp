@@ -260,12 +260,13 @@ void bind_health(py::module_& module) {
           py::arg("in_job"))
       .def(
           "note_fault",
-          [](Monitor& self, const std::string& text) {
+          [](Monitor& self, const std::string& text, bool is_of_module) {
             if (!self.failed()) {
-              self.page().note_fault(text);
+              self.page().note_fault(text, is_of_module);
             }
           },
-          py::arg("text"))
+          py::arg("text"),
+          py::arg("is_of_module"))
       .def("retire", &Monitor::retire)
       .def(
           "write_note",

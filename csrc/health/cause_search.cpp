@@ -67,11 +67,14 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
   return declared ? declared : dead;
 }
 
-// Ranks whose scripts have caught an error of a step, and do not go on.
+// Ranks whose scripts have caught an error of a step, and do not go on. An error that the module's
+// own code raised in a forward does not count: the script may need time to try the step again, as
+// after a lack of memory. A warning of the late rank names it.
 std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
   const auto is_faulty = [](const std::shared_ptr<Peer>& peer) {
     const auto fault_ns = peer->page()->fault_ns.load(std::memory_order_acquire);
-    return fault_ns != 0 && now_ns() - fault_ns > kTimeToGoOnNs;
+    return fault_ns != 0 && !peer->page()->fault_is_of_module &&
+           now_ns() - fault_ns > kTimeToGoOnNs;
   };
   const auto peers = state_.peers.with_page();
   if (std::none_of(peers->begin(), peers->end(), is_faulty)) {

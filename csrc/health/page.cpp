@@ -28,8 +28,9 @@ void OwnPage::note(Activity activity) {
   page_->current.store(activity);
 }
 
-void OwnPage::note_fault(const std::string& text) {
+void OwnPage::note_fault(const std::string& text, bool is_of_module) {
   page_->fault.write(text.substr(0, text.find('\n')));
+  page_->fault_is_of_module.store(is_of_module, std::memory_order_relaxed);
   page_->fault_ns.store(now_ns(), std::memory_order_release);
 }
 

@@ -42,7 +42,8 @@ struct StatusPage {
   RecentSteps calls;
   FrozenParams frozen;
   std::atomic<int64_t> fault_ns;  // when a forward or backward raised; 0 once the rank goes on
-  SharedText<2048> fault;         // the first line of that error
+  std::atomic<bool> fault_is_of_module;  // the module's own code raised in a forward
+  SharedText<2048> fault;                // the first line of that error
   HostTable host;  // of use on the page of the host's first member; the last member, as it grows
 
   Activity activity() const {
@@ -80,7 +81,7 @@ class OwnPage {
   void note(Activity activity);
 
   // A forward or backward of this rank has raised an error, which the script may catch.
-  void note_fault(const std::string& text);
+  void note_fault(const std::string& text, bool is_of_module = false);
   // The next forward or backward begins. One load without a fault.
   void go_on();
 

@@ -271,6 +271,9 @@ std::string PeerTable::last_activity(const Peer& peer) const {
     text += (text.empty() || more.empty() ? "" : ", ") + more;
   };
   add(peer.page() ? peer.page()->detail.read() : "");
+  if (peer.page() && peer.page()->fault_ns.load(std::memory_order_acquire) != 0) {
+    add("which raised " + peer.page()->fault.read());
+  }
   add(peer.stopped() ? "stopped by a signal (SIGSTOP)" : "");
   return text;
 }

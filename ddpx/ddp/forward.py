@@ -46,12 +46,15 @@ class Forward(DDPInterface):
         """
         running = ownership.forwards.running
         running.append(self._ddpx)
+        module_runs = False
         try:
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+            module_runs = True
             output = _run(self, inputs, kwargs)
+            module_runs = False
             return self._post_forward(output)
         except Exception as error:
-            health.note_fault(self._ddpx.reducer.monitor, error)
+            health.note_fault(self._ddpx.reducer.monitor, error, module_runs)
             raise
         finally:
             running.pop()

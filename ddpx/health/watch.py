@@ -101,10 +101,16 @@ def waiting_for_buffers(monitor: _C.Monitor | None) -> Iterator[None]:
         monitor.note(_C.Doing.FORWARD)
 
 
-def note_fault(monitor: _C.Monitor | None, error: Exception) -> None:
-    """A forward has raised. Ranks that wait report this, unless the script trains on."""
+def note_fault(monitor: _C.Monitor | None, error: Exception, is_of_module: bool) -> None:
+    """A forward has raised. Ranks that wait report this, unless the script trains on.
+
+    Args:
+        monitor: The failure detector of the group, if there is one.
+        error: The error.
+        is_of_module: The module's own code raised the error. Ranks that wait then warn only.
+    """
     if monitor is not None and torch.is_grad_enabled():
-        monitor.note_fault(ending.describe(error))
+        monitor.note_fault(ending.describe(error), is_of_module)
 
 
 @contextmanager
