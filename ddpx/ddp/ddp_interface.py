@@ -32,9 +32,21 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     Trainers and torch's own code use them. A wrapper derives from this class and makes the parts.
     """
 
-    def __init__(self, replica: Replica, place: Placement, device_mesh: Any, dim: int) -> None:
-        """Sets the attributes that scripts written for DDP read."""
+    def __init__(
+        self,
+        replica: Replica | None = None,
+        place: Placement | None = None,
+        device_mesh: Any = None,
+        dim: int = 0,
+    ) -> None:
+        """Sets the attributes that scripts written for DDP read.
+
+        Without arguments this is ``nn.Module.__init__``: a class of mmengine that derives from DDP
+        calls ``super(DistributedDataParallel, self).__init__()`` and leaves out DDP's constructor.
+        """
         super().__init__()
+        if replica is None or place is None:
+            return
         Joinable.__init__(self)
         options = replica.options
         self._ddpx = replica

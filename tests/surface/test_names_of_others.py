@@ -104,6 +104,25 @@ def _hook_of_derived_class() -> None:
         assert torch.equal(model.module.weight.grad, torch.full((2, 2), 2.0))
 
 
+def _without_ddps_constructor() -> None:
+    """mmengine's wrapper of several wrappers derives from DDP, and leaves out DDP's constructor."""
+    for cls in WRAPPERS:
+
+        class Several(cls):  # type: ignore[misc, valid-type]
+            def __init__(self, module: nn.Module) -> None:
+                super(cls, self).__init__()  # noqa: B023
+                self.module = module
+                module.first = cls(module.first)  # noqa: B023
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.module.first(x)
+
+        model = Several(nn.ModuleDict({"first": nn.Linear(4, 2)}))
+        model(torch.ones(3, 4)).sum().backward()
+        assert model.module.first.module.weight.grad is not None
+        assert "module.first.module.weight" in model.state_dict()
+
+
 class Busy(nn.Linear):
     """A module with each name that ddpx adds."""
 
@@ -235,6 +254,7 @@ def _class_names() -> None:
         _own_names,
         _collisions,
         _hook_of_derived_class,
+        _without_ddps_constructor,
         _passes_through,
         _functions,
         _assignments,
