@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -153,7 +153,7 @@ def make_options(
 def _flag(name: str, value: object) -> bool:
     if value is None:
         return False
-    if not hasattr(type(value), "__bool__"):  # a text "False" would be true
+    if not hasattr(type(value), "__bool__") or isinstance(value, complex):  # "False" would be true
         raise errors.not_a_flag(name, value)
     try:
         return bool(value)
@@ -197,7 +197,8 @@ def _caps(
     The first bucket is smaller only with the default size. A negative size is no limit, as in DDP.
     """
     if cap_mb_list is not None:
-        if isinstance(cap_mb_list, str) or not isinstance(cap_mb_list, Iterable):
+        no_list = isinstance(cap_mb_list, (str, bytes, Mapping))
+        if no_list or not isinstance(cap_mb_list, Iterable):
             raise _bad_cap_list(cap_mb_list)
         listed = tuple(_cap_bytes("bucket_cap_mb_list", cap) for cap in cap_mb_list)
         if any(cap < 0 for cap in listed):

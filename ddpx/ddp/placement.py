@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as index_of
 from typing import Any
@@ -46,9 +46,11 @@ def place(
     if len(types) > 1:
         raise _mixed_device_types(types)
     if device_ids is not None and (
-        isinstance(device_ids, str) or not isinstance(device_ids, Iterable)
+        isinstance(device_ids, (str, bytes, Mapping)) or not isinstance(device_ids, Iterable)
     ):
         raise _bad_device_ids(device_ids)
+    if not _may_be_device(output_device):
+        raise _bad_output_device(output_device)
     ids = [] if device_ids is None else list(device_ids)
     first = devices[0] if devices else torch.device("cpu")
     is_multi_device = len(set(devices)) > 1
@@ -67,6 +69,17 @@ def place(
         [index],
         index if output_device is None else _index(output_device),
     )
+
+
+def _may_be_device(device: object) -> bool:
+    """Whether ``device`` is None, a number, a text or a torch.device."""
+    if device is None or isinstance(device, (str, torch.device)):
+        return True
+    try:
+        index_of(device)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _index(device: Any) -> int:
@@ -105,6 +118,13 @@ def _bad_device_ids(device_ids: object) -> TypeError:
     return TypeError(
         f"device_ids must be a list with one device, or None, but got "
         f"{type(device_ids).__name__}. Pass e.g. device_ids=[local_rank]."
+    )
+
+
+def _bad_output_device(output_device: object) -> TypeError:
+    return TypeError(
+        f"output_device must be a device or None, but got {type(output_device).__name__}. "
+        "Leave output_device out."
     )
 
 

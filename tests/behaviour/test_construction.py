@@ -281,4 +281,4 @@ def test_repr_says_what_is_averaged(ranks):
     for rank, text in enumerate(ranks(2).run(_described)):
         first, second, *_ = text.splitlines()
         assert first == "ReducerDDP("
-        assert second == f"  rank {rank} of 2, 3 parameters in 1 bucket"
+        assert second == f"  ddpx, rank {rank} of 2, 3 parameters in 1 bucket"

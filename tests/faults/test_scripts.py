@@ -139,8 +139,6 @@ def _check_left(errors: list[str], victim: int) -> None:
     [
         ("early exception", 2, "gloo", "(ValueError: no such sample)"),
         ("early exception", 0, "shm", "(ValueError: no such sample)"),
-        ("bad option", 1, "gloo", "(ValueError: bucket_cap_mb=nan is not a bucket size"),
-        ("bad option", 0, "shm", "(ValueError: bucket_cap_mb=nan is not a bucket size"),
     ],
 )
 def test_survivors_hear_why_a_rank_has_wrapped_no_model(
@@ -159,6 +157,19 @@ def test_survivors_hear_why_a_rank_has_wrapped_no_model(
             )
             assert "host unknown" not in text and cause in text, text
             assert _time_of(f"END {rank}", text) - since < DEADLINE_S
+
+
+@pytest.mark.parametrize(("victim", "transport"), [(1, "gloo"), (0, "shm")])
+def test_all_ranks_raise_the_error_of_a_bad_option(
+    launch: Launch, victim: int, transport: str
+) -> None:
+    job = launch("bad option", victim, transport)
+    errors = _stderrs(job)
+    since = _time_of("FAULT", errors[victim])
+    for rank, text in enumerate(errors):
+        assert job.exit_code(rank) == 1 or _torch_aborted(job.exit_code(rank), text), text
+        assert f"rank {victim}: ValueError: bucket_cap_mb=nan is not a bucket size" in text, text
+        assert rank == victim or _time_of(f"END {rank}", text) - since < DEADLINE_S
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
