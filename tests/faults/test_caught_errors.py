@@ -210,10 +210,10 @@ def _come_back_late() -> tuple[str, str]:
     let_meet(model)
     _step(model)
     if _odd():
-        module.fails = True
-        with suppress(ValueError):
+        model.double()
+        with suppress(RuntimeError):
             _step(model)
-        module.fails = False
+        model.float()
         await_announcement("given up")
     try:
         _step(model)
