@@ -25,8 +25,7 @@ int depth();
 const std::atomic_bool* has_raised();
 
 // The future that gets the error of the task, before the task is destroyed. Weak, because
-// torch.distributed.autograd allows no other owner. Empty outside a
-// backward.
+// torch.distributed.autograd allows no other owner. Empty outside a backward.
 c10::weak_intrusive_ptr<c10::ivalue::Future> result();
 
 // Whether another graph task waits for the task. Also right on a thread that ends the task.

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import logging
 import os
 import signal
 import socket
@@ -184,6 +185,19 @@ def again_if_held_up(test: Callable[..., None]) -> Callable[..., None]:
         test(*args, **kwargs)
 
     return wrapped
+
+
+class Log(logging.Handler):
+    """The warnings of this rank. Others can wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        logging.getLogger("ddpx.health").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        announce(f"rank {dist.get_rank()} has warned")
 
 
 def run_ranks(

@@ -13,9 +13,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import Ending, announce, await_announcement, let_meet, mark, run_ranks, text_of
+from fault_ranks import (
+    Ending,
+    Log,
+    announce,
+    await_announcement,
+    let_meet,
+    mark,
+    run_ranks,
+    text_of,
+)
 from mistakes import Outcome
-from test_waits import Log
 from torch import nn
 from torch.nn import functional
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from fault_ranks import (
     Ending,
+    Log,
     again_if_held_up,
     announce,
     await_announcement,
@@ -37,19 +37,6 @@ STALL_S = 2.5
 GROUP_TIMEOUT_S = 3.0
 WARN_S = 2.0  # the machine may delay other ranks, but not for as long
 WARN, RAISE = "DDPX_STALL_WARN", "DDPX_STALL_ERROR"
-
-
-class Log(logging.Handler):
-    """The warnings of this rank. Others can wait for them."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-        logging.getLogger("ddpx.health").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-        announce(f"rank {dist.get_rank()} has warned")
 
 
 def run(

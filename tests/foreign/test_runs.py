@@ -39,8 +39,8 @@ def test_ends_the_process():
 def test_after_it():
     pass
 """
-# Rows of docs/compatibility.md that wait for a repair of ReducerDDP. mmengine has a class that is
-# derived from DDP and leaves out DDP's constructor.
+# Rows of docs/compatibility.md without a reason. ReducerDDP is repaired since (a class of mmengine
+# leaves out DDP's constructor). `make foreign-test SUITE=trainers` rewrites the rows.
 KNOWN_DEFECTS = {"as_mmengine", "with_mmengine"}
 
 # In the place of torch: the plugin counts constructions that foreign_start logs.
