@@ -72,6 +72,12 @@ def local_options(num_ranks: int) -> argparse.Namespace:
     return torchrun.get_args_parser().parse_args(words)
 
 
+def _may_restart(options: argparse.Namespace) -> bool:
+    """Returns whether torchrun can start ranks again: after a failure, or with another number."""
+    fewest, _, most = options.nnodes.partition(":")
+    return options.max_restarts > 0 or most not in ("", fewest)
+
+
 def launch(
     options: argparse.Namespace,
     runner: str,
@@ -101,8 +107,11 @@ def launch(
     options = argparse.Namespace(**vars(options))
     options.module = False
     command = [rank.__file__, runner, *arguments]
-    # With a shared store, restarted ranks would read addresses of ended ranks, and gloo would hang.
-    changes = {_OWN_STORE: os.environ.get(_OWN_STORE, "1"), **(environment or {})}
+    changes = dict(environment or {})
+    if _may_restart(options):
+        # In the launcher's store, restarted ranks would read addresses of ended ranks, and gloo
+        # would hang. Without restarts its store is safer: nobody can take the port before rank 0.
+        changes[_OWN_STORE] = os.environ.get(_OWN_STORE, "1")
     try:
         if torchrun.determine_local_world_size(options.nproc_per_node) > 1:
             # as torchrun, which prints a banner

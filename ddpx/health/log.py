@@ -35,8 +35,9 @@ def stop() -> None:
 
 def _start_thread() -> None:
     global _thread
-    _thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
-    _thread.start()
+    thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
+    thread.start()  # stop() cannot join a thread that has not started
+    _thread = thread
 
 
 def _work() -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from new_ranks import run_in_new_ranks
 from slow_ddp import MODES, Net, SlowDDP, assert_same, build_same, data, loss_of
 from torch import nn
 
 from ddpx import ReducerDDP
 
-ROUNDS = 6
+ROUNDS = 4
 Make = Callable[[dist.Store, int], dist.ProcessGroup]
 
 
@@ -122,17 +122,7 @@ class _Bare(SlowDDP):
 
 
 def _run(file: Path, *args: Any) -> None:
-    context = mp.start_processes(
-        _rounds, (str(file), *args), 2, join=False, start_method="forkserver"
-    )
-    deadline = time.monotonic() + 60
-    try:
-        while not context.join(timeout=1):
-            assert time.monotonic() < deadline, "hangs"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+    run_in_new_ranks(_rounds, (str(file), *args))
 
 
 @pytest.mark.parametrize("mode", ["default", "view", "static", "unused-view"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from new_ranks import run_in_new_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,14 +104,6 @@ def _use_all(rank: int, folder: str) -> None:
 @pytest.mark.timeout(120)
 def test_groups_without_a_default_group():
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.start_processes(
-            _use_all, (folder,), WORLD_SIZE, join=False, start_method="forkserver"
-        )
-        try:
-            assert context.join(timeout=100) or context.join(timeout=1), "hangs"
-        finally:
-            for process in context.processes:
-                if process.is_alive():
-                    os.kill(process.pid, 9)
+        run_in_new_ranks(_use_all, (folder,), WORLD_SIZE, limit_s=100)
         for kind in ("no name", "named", "name raises"):
             assert list((Path(folder) / f"{kind}-timeline").iterdir())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from free_port import free_port
+from new_ranks import run_in_new_ranks
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -40,10 +39,4 @@ def _rounds(rank: int, port: int) -> None:
 @pytest.mark.timeout(150)
 def test_a_wrapper_may_outlive_its_group():
     """The reducer then has the last reference to the group, whose gloo threads may need the GIL."""
-    context = mp.start_processes(_rounds, (free_port(),), 2, join=False, start_method="forkserver")
-    try:
-        assert context.join(timeout=120) or context.join(timeout=1), "hangs"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                os.kill(process.pid, 9)
+    run_in_new_ranks(_rounds, (free_port(),), limit_s=120)

@@ -66,6 +66,13 @@ def test_ranks_get_one_thread_as_under_torchrun(monkeypatch, capfd, num_ranks, g
     assert "OMP_NUM_THREADS" not in told.err
 
 
+@pytest.mark.parametrize(("options", "expected"), [((), "True"), (("--max-restarts=1",), "False")])
+def test_launcher_serves_the_store_unless_ranks_may_restart(options, expected):
+    done = run("run", "--nproc-per-node=1", *options, "says_where.py")
+    assert_code(done, 0)
+    assert f"launcher serves the store: {expected}" in done.stdout
+
+
 def test_failed_rank_is_named():
     done = run("run", "fails.py")
     assert_code(done, 1)

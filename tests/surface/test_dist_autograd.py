@@ -6,7 +6,6 @@ A backward of ``torch.distributed.autograd`` accumulates gradients in a map of i
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,11 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.multiprocessing as mp
 from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Mlp, Wrapper
+from new_ranks import run_in_new_ranks
 from torch import nn
 from torch.distributed import rpc
 
 from ddpx import ReducerDDP
-from ddpx.testing.rank_pool import forking_context
 
 if not rpc.is_available():
     pytest.skip("this torch has no torch.distributed.rpc", allow_module_level=True)
@@ -41,21 +40,11 @@ TORCH_TESTS = {
 
 def _on_ranks(world: int, folder: Path, function: Callable[..., None], *args: Any) -> None:
     """Runs ``function(rank, folder, ...)`` in new processes, since RPC leaves threads."""
-    forking_context()
-    context = mp.start_processes(
-        _rank, (str(folder), function, args), world, join=False, start_method="forkserver"
-    )
-    deadline = time.monotonic() + 60
     try:
-        while not context.join(timeout=1):  # returns whenever a process ends
-            assert time.monotonic() < deadline, "hangs"
+        run_in_new_ranks(_rank, (str(folder), function, args), world)
     except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
         texts = [path.read_text() for path in sorted(folder.glob("error*"))]
         raise AssertionError("\n".join([str(error), *texts])) from None
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
 
 
 def _rank(rank: int, folder: str, function: Callable[..., None], args: Any) -> None:
