@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_arguments import skip_unless_ddp_takes
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -217,4 +218,6 @@ def _check_warning(words: str) -> None:
 
 @pytest.mark.parametrize("words", WARNINGS, ids=lambda words: words[:40])
 def test_words_of_warnings(ranks, words):
+    if "forward_sync_buffers" in words:
+        skip_unless_ddp_takes(["forward_sync_buffers"])
     ranks(2).run(_check_warning, words)
