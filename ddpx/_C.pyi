@@ -177,6 +177,7 @@ class FailureKind:
     STALLED: ClassVar[FailureKind]
     MISMATCH: ClassVar[FailureKind]
     FROZEN: ClassVar[FailureKind]
+    FORWARDS: ClassVar[FailureKind]
     @property
     def name(self) -> str: ...
     def __int__(self) -> int: ...

@@ -20,16 +20,17 @@ void DistGrads::begin(const std::vector<at::Tensor>& params) {
 }
 
 void DistGrads::remember_context() {
-  if (auto context = ThreadLocalDistAutogradContext::getContextPtr()) {
-    context_ = std::move(context);
+  if (const auto context = ThreadLocalDistAutogradContext::getContextPtr()) {
+    context_ = context;
   }
 }
 
 void DistGrads::pull(const at::Tensor& param) {
-  if (!context_) {
+  const auto context = context_.lock();
+  if (!context) {
     return;
   }
-  const auto grads = context_->getGradients();
+  const auto grads = context->getGradients();
   const auto entry = grads.find(param);
   if (entry != grads.end()) {
     replace_grad(param, entry->value());
@@ -40,7 +41,7 @@ void DistGrads::end(const std::vector<at::Tensor>& params, bool averaged) {
   if (!std::exchange(active_, false)) {
     return;
   }
-  const auto context = std::exchange(context_, nullptr);
+  const auto context = std::exchange(context_, {}).lock();
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor average = grad_of(params[i]);
     replace_grad(params[i], std::move(set_aside_[i]));

@@ -39,7 +39,8 @@ class DistGrads {
 
  private:
   bool active_ = false;
-  std::shared_ptr<torch::distributed::autograd::DistAutogradContext> context_;
+  // Alive while its backward runs.
+  std::weak_ptr<torch::distributed::autograd::DistAutogradContext> context_;
   std::vector<at::Tensor> set_aside_;  // per param
 };
 

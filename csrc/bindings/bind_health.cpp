@@ -183,7 +183,8 @@ void bind_health(py::module_& module) {
       .value("LEFT", health::FailureKind::kLeft)
       .value("STALLED", health::FailureKind::kStalled)
       .value("MISMATCH", health::FailureKind::kMismatch)
-      .value("FROZEN", health::FailureKind::kFrozen);
+      .value("FROZEN", health::FailureKind::kFrozen)
+      .value("FORWARDS", health::FailureKind::kForwards);
   py::class_<health::LostRank>(module, "LostRank")
       .def_readonly("rank", &health::LostRank::rank)
       .def_property_readonly("host", text_of(&health::LostRank::host))

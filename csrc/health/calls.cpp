@@ -29,6 +29,31 @@ Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over) 
                                                     : Comparison::kUndecided;
 }
 
+std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own) {
+  const auto ours = own.activity();
+  if (ours.doing != Doing::kBuffers || ours.model == kNoModel || ours.model == kNotNumbered) {
+    return std::nullopt;
+  }
+  // All ranks make their calls in the same order, so a rank that is further has made as many.
+  const auto with_page = peers.with_page();
+  for (const auto& peer : *with_page) {
+    const auto theirs = peer->page()->activity();
+    const uint64_t num_theirs = peer->page()->num_syncs;
+    if (theirs.doing != Doing::kWaiting || theirs.model != ours.model || theirs.step != ours.step ||
+        num_theirs >= own.num_syncs) {
+      continue;
+    }
+    const auto num_more = own.num_syncs - num_theirs;
+    std::ostringstream out;
+    out << "rank " << peers.rank() << " has begun " << num_more << " more forward"
+        << (num_more == 1 ? "" : "s") << " than rank " << peer->rank() << " by step " << ours.step
+        << ": rank " << peers.rank() << " waits for the buffers of another forward, and rank "
+        << peer->rank() << " waits for the gradients of rank " << peers.rank();
+    return Failure{FailureKind::kForwards, {}, out.str()};
+  }
+  return std::nullopt;
+}
+
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours) {
   CallsByRank known{{peers.rank(), ours}};
   const auto with_page = peers.with_page();

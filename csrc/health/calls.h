@@ -22,6 +22,11 @@ enum class Comparison { kSame, kUndecided, kDifferent };
 // peers.
 Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over);
 
+// The failure of ranks that wait for each other since they made different numbers of forwards: this
+// rank synchronizes buffers in a forward, and another rank waits for a bucket of the same step
+// after fewer forwards.
+std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own);
+
 // The calls of this rank, and of the ranks with a page, by rank.
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours);
 

@@ -62,6 +62,11 @@ std::string remedy(const Failure& failure) {
       return "";
     case FailureKind::kFrozen:
       return "Pass find_unused_parameters=True, or freeze the same parameters on all ranks. ";
+    case FailureKind::kForwards:
+      return "A forward of ReducerDDP takes over rank 0's buffers, so all ranks make the same "
+             "number "
+             "of forwards. Call model.module(...) for a forward of one rank alone, or pass "
+             "forward_sync_buffers=False. ";
     case FailureKind::kMismatch:
       break;
   }
@@ -82,6 +87,7 @@ const char* consequence(FailureKind kind) {
     case FailureKind::kDead:
     case FailureKind::kLeft:
     case FailureKind::kStalled:
+    case FailureKind::kForwards:
       break;
   }
   return "The gradients of this step are not averaged. ";
@@ -105,6 +111,7 @@ const char* error_name(FailureKind kind) {
   switch (kind) {
     case FailureKind::kMismatch:
     case FailureKind::kFrozen:
+    case FailureKind::kForwards:
       return "ddpx.RankMismatch";
     case FailureKind::kStalled:
       return "ddpx.RankStalled";
@@ -136,7 +143,7 @@ std::string Failure::to_text() const {
 std::optional<Failure> Failure::from_text(const std::string& text) {
   const auto fields = split_fields(text);
   const auto code = fields.size() < 3 ? std::nullopt : to_number<int>(fields[0]);
-  if (!code || *code < 0 || *code > static_cast<int>(FailureKind::kFrozen)) {
+  if (!code || *code < 0 || *code > static_cast<int>(FailureKind::kForwards)) {
     return std::nullopt;
   }
   Failure failure{static_cast<FailureKind>(*code), {}, fields[1]};

@@ -18,6 +18,7 @@ enum class FailureKind : uint8_t {
   kStalled,   // it lives, and has not come for longer than the user, or the backend, allows
   kMismatch,  // ranks made different collective calls; nobody is lost
   kFrozen,    // ranks froze different params; nobody is lost
+  kForwards,  // ranks made different numbers of forwards; nobody is lost
 };
 
 struct LostRank {
@@ -37,7 +38,7 @@ struct Failure {
 
   // Ranks did different things, and nobody is lost.
   bool is_mismatch() const {
-    return kind == FailureKind::kMismatch || kind == FailureKind::kFrozen;
+    return kind >= FailureKind::kMismatch;
   }
 
   // The first lost rank, for whose sake others fail; -1 if none is lost.

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "calls.h"
 #include "forks.h"
 
 namespace ddpx::health {
@@ -61,6 +62,9 @@ void Monitor::look() {
     const auto wait = waits_.look(now_ns());
     if (!failed()) {
       look_for_failures(wait);
+    }
+    if (auto mismatch = failed() ? std::nullopt : find_uneven_forwards(peers(), page().view())) {
+      declare(std::move(*mismatch));
     }
     if (!failed() && state_->group.has_error()) {
       std::call_once(error_seen_, [this] { explain_error_of_backend(); });

@@ -36,6 +36,9 @@ void Wrappers::end_call() {
 void Wrappers::note(Doing doing) {
   auto activity = page_.view().activity();
   activity.doing = doing;
+  if (doing == Doing::kBuffers) {
+    ++page_.view().num_syncs;
+  }
   page_.note(activity);
 }
 

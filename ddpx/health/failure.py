@@ -143,6 +143,7 @@ _KINDS: dict[_C.FailureKind, type[RankError]] = {
     _C.FailureKind.STALLED: RankStalled,
     _C.FailureKind.MISMATCH: RankMismatch,
     _C.FailureKind.FROZEN: RankMismatch,
+    _C.FailureKind.FORWARDS: RankMismatch,
 }
 
 
