@@ -176,29 +176,29 @@ void pack(
 void pack_all(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
-    std::vector<std::optional<at::Tensor>>& grads,
-    const std::vector<bool>& excluded,
+    const std::vector<std::optional<at::Tensor>>& grads,
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
   bucket.wait_for_streams();
   std::vector<at::Tensor> sources;
   std::vector<at::Tensor> views;
-  for (const auto& slot : bucket.slots()) {
-    const auto kept = std::exchange(grads[slot.param_index], std::nullopt);
-    if (excluded[slot.param_index]) {
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const auto& slot = bucket.slots()[i];
+    const auto& grad = grads[i];
+    if (!grad) {
       continue;
     }
-    if (!kept || !kept->defined()) {
+    if (!grad->defined()) {
       slot.view.zero_();
-    } else if (!lies_in(slot, *kept)) {
+    } else if (!lies_in(slot, *grad)) {
       const auto& param = params[slot.param_index];
-      if (place == GradPlace::kInSlot && grad_of(param).is_same(*kept)) {
+      if (place == GradPlace::kInSlot && grad_of(param).is_same(*grad)) {
         alias_slot(param, slot);
       }
       views.push_back(slot.view);
-      sources.push_back(*values_for(slot, *kept));
-      keep_for_current_stream(*kept);
+      sources.push_back(*values_for(slot, *grad));
+      keep_for_current_stream(*grad);
     }
   }
   if (sources.empty()) {

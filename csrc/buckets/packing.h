@@ -41,15 +41,13 @@ void pack(
     int divisor,
     GradPlace place);
 
-// Fills all slots of a dense bucket together with the gradients in `grads` (per param), undivided,
-// and with zeros where there is no gradient. Moves the gradients out of `grads`. Slots of params
-// that are `excluded` (per param) stay unchanged. The current stream waits for the streams that the
-// gradients arrived on.
+// Fills all slots of a dense bucket together with the gradients in `grads` (per slot), undivided,
+// and with zeros where a gradient is undefined. A slot without an entry stays unchanged. The
+// current stream waits for the streams that the gradients arrived on.
 void pack_all(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
-    std::vector<std::optional<at::Tensor>>& grads,
-    const std::vector<bool>& excluded,
+    const std::vector<std::optional<at::Tensor>>& grads,
     GradPlace place);
 
 // Gives the gradients of `params` the reduced values of these slots.

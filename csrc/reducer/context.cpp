@@ -26,6 +26,22 @@ void ReducerContext::go_to(Phase next) {
   observer.emit_phase(step_number(), static_cast<std::size_t>(next));
 }
 
+void ReducerContext::complete_order(const std::vector<std::size_t>& arrived) {
+  if (options.mode != GraphMode::kStatic || use.static_use_known) {
+    order.complete(arrived);
+  }
+}
+
+void ReducerContext::count_step() {
+  use.static_use_known = true;
+  ++num_steps;
+}
+
+void ReducerContext::skip_step() {
+  observer.clock().skip_step();
+  count_step();
+}
+
 // ---- buckets ------------------------------------------------------------------------------------
 
 BucketPlan ReducerContext::initial_plan(GraphMode mode) const {

@@ -98,6 +98,17 @@ struct ReducerContext {
 
   void go_to(Phase next);
 
+  // The step that ends has seen these params arrive. The arrival order of the first step determines
+  // the rebuilt buckets. In a static graph, that of the second step does. All ranks count the same
+  // step, also ranks that take part without gradients.
+  void complete_order(const std::vector<std::size_t>& arrived);
+
+  // The step has ended: on this rank, or on its peers while it broke off here. Peers count a step
+  // that broke off, so this rank counts the step, too. After an abort a static graph goes on
+  // learning: gradients may lack parts.
+  void count_step();
+  void skip_step();
+
   // Bucket plans for these options.
   BucketPlan initial_plan(GraphMode mode) const;
   BucketPlan plan_by_arrival(const std::vector<std::size_t>& order) const;

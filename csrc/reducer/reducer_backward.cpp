@@ -8,6 +8,7 @@
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
+#include "empty_step.h"
 #include "reducer.h"
 
 namespace ddpx {
@@ -202,7 +203,7 @@ void Reducer::begin_step() {
   }
   context_.params.links().pull_all();
   predict_unused();
-  step_.emplace(context_, Step::Kind::kWithGrads);
+  step_.emplace(context_);
   context_.go_to(Phase::kCollecting);
   emit(StepEvent::kStepBegin);
   step_->begin();
@@ -345,7 +346,11 @@ void Reducer::finish_step() {
   forward_.record(step_->arrivals());
   context_.arrivals.learn(step_->arrivals());
   const auto error = step_->error();
+  step_.reset();
   end_step();
+  emit(StepEvent::kStepEnd);
+  context_.count_step();
+  emit(StepEvent::kIdle);
   // Raised last, when the reducer can be used again.
   if (error) {
     context_.observer.peers().note_fault(error->what());
@@ -354,19 +359,9 @@ void Reducer::finish_step() {
 }
 
 void Reducer::end_step() {
-  const bool with_grads = step_->kind() == Step::Kind::kWithGrads;
-  context_.use.static_use_known = true;
-  step_.reset();
   context_.buckets.forget_streams();
   captured_ = false;
   context_.go_to(Phase::kIdle);
-  if (with_grads) {
-    emit(StepEvent::kStepEnd);
-  } else {
-    context_.observer.clock().skip_step();
-  }
-  ++context_.num_steps;
-  emit(StepEvent::kIdle);
 }
 
 // Delayed params may be unused, as in DDP.
@@ -423,16 +418,16 @@ void Reducer::shadow_step() {
   context_.observer.clock().begin_step();
   context_.observer.peers().begin_step(context_.step_number());
   context_.go_to(Phase::kFinalizing);
+  std::optional<UserError> error;
   try {
-    step_.emplace(context_, Step::Kind::kWithoutGrads);
-    step_->begin();
-    step_->finish();
+    error = EmptyStep(context_).run();
   } catch (...) {
     fail();
     throw;
   }
-  const auto error = step_->error();
   end_step();
+  context_.skip_step();
+  emit(StepEvent::kIdle);
   if (error) {
     context_.raise(*error);
   }

@@ -1,6 +1,7 @@
+// The begin of a step, and gradients on their way into buckets.
 #include "step.h"
 
-#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "../buckets/param_grad.h"
@@ -8,9 +9,9 @@
 namespace ddpx {
 namespace {
 
-std::vector<std::size_t> frozen_params(const ReducerContext& context, Step::Kind kind) {
+std::vector<std::size_t> frozen_params(const ReducerContext& context) {
   std::vector<std::size_t> frozen;
-  for (std::size_t i = 0; kind == Step::Kind::kWithGrads && i < context.params.size(); ++i) {
+  for (std::size_t i = 0; i < context.params.size(); ++i) {
     if (!context.params.requires_grad(i)) {
       frozen.push_back(i);
     }
@@ -18,24 +19,18 @@ std::vector<std::size_t> frozen_params(const ReducerContext& context, Step::Kind
   return frozen;
 }
 
-std::vector<std::size_t> unused_params(const ReducerContext& context, Step::Kind kind) {
-  return kind == Step::Kind::kWithGrads && context.options.mode == GraphMode::kFindUnused
-             ? context.use.prediction.unused()
-             : std::vector<std::size_t>();
+std::vector<std::size_t> unused_params(const ReducerContext& context) {
+  return context.options.mode == GraphMode::kFindUnused ? context.use.prediction.unused()
+                                                        : std::vector<std::size_t>();
 }
 
 // A bucket of delayed params that holds the trigger itself waits for the trigger anyway.
-std::vector<std::size_t> delayed_buckets(const ReducerContext& context) {
-  std::vector<std::size_t> delayed;
+bool is_delayed(const ReducerContext& context, std::size_t bucket_index) {
   const auto trigger = context.options.delay_trigger;
   const auto& plan = context.buckets.plan();
-  for (std::size_t b = 0; trigger && b < context.buckets.size(); ++b) {
-    const auto first_param = plan.buckets()[b].param_indices.front();
-    if (context.params.metas()[first_param].delayed && plan.location(*trigger).bucket_index != b) {
-      delayed.push_back(b);
-    }
-  }
-  return delayed;
+  return trigger &&
+         context.params.metas()[plan.buckets()[bucket_index].param_indices.front()].delayed &&
+         plan.location(*trigger).bucket_index != bucket_index;
 }
 
 int divisor_of(const ReducerContext& context) {
@@ -45,44 +40,27 @@ int divisor_of(const ReducerContext& context) {
 
 }  // namespace
 
-Step::Step(ReducerContext& context, Kind kind)
+Step::Step(ReducerContext& context)
     : context_(context),
-      kind_(kind),
+      calls_(context),
       divisor_(divisor_of(context)),
-      frozen_(frozen_params(context, kind)),
-      arrivals_(context.arrivals, frozen_, unused_params(context, kind)),
-      excluded_(context.params.size(), false),
-      delayed_(delayed_buckets(context)),
-      countdown_(context.buckets.plan(), delayed_),
+      frozen_(frozen_params(context)),
+      arrivals_(context.arrivals, frozen_, unused_params(context)),
+      params_(context.params.size()),
       launches_(context.buckets.size()) {
+  const auto& plan = context_.buckets.plan().buckets();
+  buckets_.reserve(context_.buckets.size());
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
-    const bool unused = context_.use.predicts_unused(context_.buckets.plan().buckets()[b]);
-    pack_times_.push_back(unused ? PackTime::kIfMispredicted : pack_time_if_used(b));
+    const bool delayed = is_delayed(context_, b);
+    const bool when_full = context_.options.batched_copy && !context_.buckets[b].sparse();
+    buckets_.push_back({plan[b].param_indices.size() + delayed, when_full, delayed});
   }
-  if (context_.settings.check_finite) {
-    finite_check_.emplace();
-  }
-  for (const auto& [param_index, rows] : context_.settings.sparse_rows) {
-    if (context_.communicates()) {
-      context_.buckets.of(param_index).set_rows(rows);
-    }
-  }
-}
-
-PackTime Step::pack_time_if_used(std::size_t bucket_index) const {
-  return context_.options.batched_copy && !context_.buckets[bucket_index].sparse()
-             ? PackTime::kWhenFull
-             : PackTime::kOnArrival;
 }
 
 GradPlace Step::place_in(const Bucket& bucket) const {
   return context_.options.gradient_as_bucket_view && bucket.can_hold_grads()
              ? GradPlace::kInSlot
              : GradPlace::kOwnMemory;
-}
-
-Bucket& Step::bucket(std::size_t bucket_index) {
-  return kind_ == Kind::kWithGrads ? context_.buckets[bucket_index] : zeros_.at(bucket_index);
 }
 
 void Step::report(UserError error) {
@@ -95,14 +73,6 @@ void Step::report(UserError error) {
 // ---- gradients arrive ---------------------------------------------------------------------------
 
 void Step::begin() {
-  if (kind_ == Kind::kWithoutGrads) {
-    for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
-      if (!predicted_unused(b)) {
-        launch(b);
-      }
-    }
-    return;
-  }
   // With find_unused, ranks agree on the use of each param, so a frozen param is a param that this
   // rank does not use: if another rank used it, every rank gets the average. In the other modes all
   // ranks must freeze the same params.
@@ -118,7 +88,7 @@ void Step::begin() {
     mark_param_ready(param_index);
   }
   for (const auto param_index : context_.arrivals.known_unused()) {
-    if (!excluded_[param_index]) {
+    if (!params_[param_index].excluded) {
       mark_param_ready(param_index);
     }
   }
@@ -126,7 +96,7 @@ void Step::begin() {
 
 void Step::exclude_frozen() {
   for (const auto param_index : frozen_) {
-    excluded_[param_index] = true;
+    params_[param_index].excluded = true;
     context_.cast_grad_to_averaged(param_index);
     if (context_.options.mode == GraphMode::kStatic && context_.use_is_exchanged()) {
       context_.use.map.mark(param_index);  // exchanged once for all steps: it may be thawed later
@@ -147,8 +117,8 @@ void Step::unmark_dropped() {
 void Step::arrive(std::size_t param_index) {
   context_.emit(StepEvent::kGradArrived, param_index);
   context_.mark_used(param_index);
-  if (finite_check_) {
-    finite_check_->record_arrival(param_index);
+  if (auto* check = calls_.finite_check()) {
+    check->record_arrival(param_index);
   }
   const bool order_counts = context_.order.wanted();
   switch (arrivals_.arrive(param_index)) {
@@ -156,9 +126,7 @@ void Step::arrive(std::size_t param_index) {
       if (order_counts) {
         order_.push_back(param_index);
       }
-      if (!kept_.empty()) {
-        kept_[param_index].reset();
-      }
+      params_[param_index].kept.reset();
       mark_param_ready(param_index);
       break;
     case Arrival::kPartial:
@@ -203,66 +171,66 @@ void Step::move_into_bucket(std::size_t param_index) {
   if (place_in(bucket) == GradPlace::kInSlot && grad_of(param).defined() &&
       grad_of(param).scalar_type() == bucket.dtypes().summed &&
       move_into_slot(bucket, slot, param)) {
-    moved_.resize(context_.params.size());
-    moved_[param_index] = true;
+    params_[param_index].moved = true;
   }
 }
 
 // A hook of the user may replace or clear `param.grad` before the gradient is packed.
 void Step::keep(std::size_t param_index, at::Tensor grad) {
   if (context_.communicates()) {
-    kept_.resize(context_.params.size());
-    kept_[param_index] = std::move(grad);
+    params_[param_index].kept = std::move(grad);
   }
 }
 
-std::optional<at::Tensor> Step::take_kept(std::size_t param_index) {
-  return kept_.empty() ? std::nullopt : std::exchange(kept_[param_index], std::nullopt);
-}
-
 void Step::mark_param_ready(std::size_t param_index) {
+  auto& param = params_[param_index];
   if (!context_.communicates()) {
     context_.cast_grad_to_averaged(param_index);
-    if (finite_check_ && !excluded_[param_index]) {
-      finite_check_->check({param_index}, {grad_of(context_.params[param_index])});
+    if (auto* check = calls_.finite_check(); check != nullptr && !param.excluded) {
+      check->check({param_index}, {grad_of(context_.params[param_index])});
     }
     return;
   }
   const auto bucket_index = context_.buckets.plan().location(param_index).bucket_index;
-  if (!predicted_unused(bucket_index)) {
+  if (!calls_.predicted_unused(bucket_index)) {
     pack_param(param_index);
-  } else if (arrivals_.arrived(param_index) && (kept_.empty() || !kept_[param_index])) {
+  } else if (arrivals_.arrived(param_index) && !param.kept) {
     keep(param_index, grad_of(context_.params[param_index]));
   }
   count_down(bucket_index);
   if (context_.options.delay_trigger == param_index) {
-    for (const auto delayed : delayed_) {
-      count_down(delayed);
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      if (buckets_[b].delayed) {
+        count_down(b);
+      }
     }
   }
 }
 
+// ---- packing ------------------------------------------------------------------------------------
+
 // Allocates the memory of a lazy bucket. With views, present gradients of all its params move
 // there, as in DDP: the gradient that has just arrived, and gradients of earlier backwards.
 void Step::ensure_memory(Bucket& bucket) {
-  const auto& params = context_.params.tensors();
-  if (!bucket.ensure_memory(*context_.collective, params) ||
+  const auto& tensors = context_.params.tensors();
+  if (!bucket.ensure_memory(*context_.collective, tensors) ||
       place_in(bucket) != GradPlace::kInSlot) {
     return;
   }
   bucket.wait_for_streams();
   bucket.add_stream();
   for (const auto& slot : bucket.slots()) {
-    const auto param_index = slot.param_index;
-    const auto& param = params[param_index];
-    const bool is_kept =
-        !kept_.empty() && kept_[param_index] && kept_[param_index]->is_same(grad_of(param));
-    if (!excluded_[param_index] && move_into_slot(bucket, slot, param) && is_kept) {
-      kept_[param_index] = grad_of(param);
+    auto& state = params_[slot.param_index];
+    const auto& param = tensors[slot.param_index];
+    const bool is_kept = state.kept && state.kept->is_same(grad_of(param));
+    if (!state.excluded && move_into_slot(bucket, slot, param) && is_kept) {
+      state.kept = grad_of(param);
     }
   }
 }
 
+// Packs the gradient of the param, or keeps it until the bucket is full. The slot of an excluded
+// param gets the present gradient of a frozen param, which stays unchanged, or zeros.
 void Step::pack_param(std::size_t param_index) {
   auto& bucket = context_.buckets.of(param_index);
   if (context_.options.lazy_buckets) {
@@ -270,41 +238,71 @@ void Step::pack_param(std::size_t param_index) {
   }
   const auto& slot = context_.buckets.slot_of(param_index);
   const auto& param = context_.params[param_index];
-  const bool when_full = pack_times_[context_.buckets.plan().location(param_index).bucket_index] ==
-                         PackTime::kWhenFull;
-  const auto kept = take_kept(param_index);
+  auto& state = params_[param_index];
+  const bool when_full =
+      buckets_[context_.buckets.plan().location(param_index).bucket_index].when_full;
+  const auto kept = std::exchange(state.kept, std::nullopt);
   const auto& grad = kept ? *kept : grad_of(param);
-  if (const auto misfit = find_misfit(bucket, slot, grad)) {
-    // This rank sends zeros, so that peers do not wait. The error is raised at the end of the step.
-    const bool keeps_its_grad = excluded_[param_index];  // frozen, so the gradient is of no use
-    excluded_[param_index] = true;
-    if (!keeps_its_grad) {
-      report(
-          errors::gradient_mismatch(
-              context_.where(),
-              context_.params.name(param_index),
-              misfit->gradient,
-              misfit->expected));
-    }
-    pack(bucket, slot, param, {}, divisor_, GradPlace::kMovedOut);
-  } else if (excluded_[param_index]) {
-    // A frozen gradient counts and stays unchanged. A batched bucket is divided as a whole.
-    pack(bucket, slot, param, grad_of(param), when_full ? 1 : divisor_, GradPlace::kMovedOut);
+  const bool fits = check_fit(bucket, slot, grad);
+  if (state.excluded) {
+    const auto frozen = fits ? grad_of(param) : at::Tensor();
+    // A batched bucket is divided as a whole.
+    pack(bucket, slot, param, frozen, when_full ? 1 : divisor_, GradPlace::kMovedOut);
   } else if (when_full) {
-    keep(param_index, grad);
+    state.kept = grad;
   } else {
-    const bool moved = !moved_.empty() && moved_[param_index];
-    pack(bucket, slot, param, grad, divisor_, moved ? GradPlace::kMovedIn : place_in(bucket));
+    const auto place = state.moved ? GradPlace::kMovedIn : place_in(bucket);
+    pack(bucket, slot, param, grad, divisor_, place);
   }
 }
 
+// If the gradient does not fit its slot, this rank sends zeros, so that peers do not wait. The
+// error is raised at the end of the step. The gradient of a frozen param is of no use anyway.
+bool Step::check_fit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad) {
+  const auto misfit = find_misfit(bucket, slot, grad);
+  if (misfit && !std::exchange(params_[slot.param_index].excluded, true)) {
+    report(
+        errors::gradient_mismatch(
+            context_.where(),
+            context_.params.name(slot.param_index),
+            misfit->gradient,
+            misfit->expected));
+  }
+  return !misfit;
+}
+
+void Step::pack_together(std::size_t bucket_index) {
+  auto& bucket = context_.buckets[bucket_index];
+  if (context_.options.lazy_buckets) {
+    ensure_memory(bucket);
+  }
+  std::vector<std::optional<at::Tensor>> grads;  // per slot
+  grads.reserve(bucket.slots().size());
+  for (const auto& slot : bucket.slots()) {
+    auto kept = std::exchange(params_[slot.param_index].kept, std::nullopt);
+    grads.push_back(
+        params_[slot.param_index].excluded ? std::nullopt
+                                           : std::make_optional(kept.value_or(at::Tensor())));
+  }
+  pack_all(bucket, context_.params.tensors(), grads, place_in(bucket));
+  bucket.divide(divisor_);
+  bucket.add_stream();  // another stream may launch the bucket
+}
+
+// ---- launching ----------------------------------------------------------------------------------
+
 void Step::count_down(std::size_t bucket_index) {
-  bucket(bucket_index).add_stream();
-  if (!countdown_.count_down(bucket_index)) {
+  auto& outstanding = buckets_.at(bucket_index).outstanding;
+  if (outstanding == 0) {
+    throw InternalError(
+        "bucket " + std::to_string(bucket_index) + " has all gradients, but got one more");
+  }
+  context_.buckets[bucket_index].add_stream();
+  if (--outstanding != 0) {
     return;
   }
   context_.emit(StepEvent::kBucketReady, bucket_index);
-  if (!predicted_unused(bucket_index)) {
+  if (!calls_.predicted_unused(bucket_index)) {
     complete(bucket_index);
   }
   launches_.mark_ready(bucket_index);
@@ -313,29 +311,26 @@ void Step::count_down(std::size_t bucket_index) {
 
 // All gradients of the bucket are packed or kept.
 void Step::complete(std::size_t bucket_index) {
-  auto& bucket = context_.buckets[bucket_index];
-  if (pack_times_[bucket_index] == PackTime::kWhenFull) {
-    if (context_.options.lazy_buckets) {
-      ensure_memory(bucket);
-    }
-    kept_.resize(context_.params.size());
-    pack_all(bucket, context_.params.tensors(), kept_, excluded_, place_in(bucket));
-    bucket.divide(divisor_);
-    bucket.add_stream();  // another stream may launch the bucket
+  if (buckets_[bucket_index].when_full) {
+    pack_together(bucket_index);
   }
-  if (finite_check_) {
-    bucket.wait_for_streams();
-    Indices param_indices;
-    std::vector<at::Tensor> grads;
-    for (const auto& slot : bucket.slots()) {
-      if (!excluded_[slot.param_index]) {
-        param_indices.push_back(slot.param_index);
-        grads.push_back(bucket.packed_slot(slot));
-      }
-    }
-    finite_check_->check(param_indices, grads);
-    bucket.add_stream();
+  if (calls_.finite_check() != nullptr) {
+    check_finite(context_.buckets[bucket_index]);
   }
+}
+
+void Step::check_finite(Bucket& bucket) {
+  bucket.wait_for_streams();
+  Indices param_indices;
+  std::vector<at::Tensor> grads;
+  for (const auto& slot : bucket.slots()) {
+    if (!params_[slot.param_index].excluded) {
+      param_indices.push_back(slot.param_index);
+      grads.push_back(bucket.packed_slot(slot));
+    }
+  }
+  calls_.finite_check()->check(param_indices, grads);
+  bucket.add_stream();
 }
 
 // One thread launches at a time, without the mutex. It also launches what other threads make ready
@@ -348,8 +343,8 @@ void Step::launch_ready() {
   launching_ = true;
   try {
     while (const auto bucket_index = launches_.pop()) {
-      if (!predicted_unused(*bucket_index)) {
-        launch(*bucket_index);
+      if (!calls_.predicted_unused(*bucket_index)) {
+        calls_.launch(*bucket_index, context_.buckets[*bucket_index]);
       }
     }
     if (context_.settings.manual_finalization && launches_.empty()) {
@@ -361,36 +356,6 @@ void Step::launch_ready() {
     throw;
   }
   launching_ = false;
-}
-
-void Step::launch(std::size_t bucket_index) {
-  if (kind_ == Kind::kWithoutGrads) {
-    zeros_.emplace(
-        bucket_index, context_.buckets[bucket_index].zeros_like(context_.params.tensors()));
-  }
-  auto& bucket = this->bucket(bucket_index);
-  const auto& hook = context_.settings.comm_hook;
-  // The device passes a recorded launch when the gradients of all streams are packed.
-  bucket.prepare_launch();
-  context_.emit(StepEvent::kLaunched, bucket_index);
-  context_.observer.peers().note_launch(
-      bucket_index, bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));
-  if (hook) {
-    context_.emit(StepEvent::kHookBegin, bucket_index);
-  }
-  context_.communicate(
-      [&] {
-        if (hook) {
-          bucket.launch(*hook, bucket_index, context_.buckets.size(), context_.params.tensors());
-        } else {
-          bucket.launch(*context_.collective);
-        }
-      },
-      [&] { return context_.describe_bucket(bucket_index); });
-  if (hook) {
-    context_.emit(StepEvent::kHookEnd);
-  }
-  context_.observer.follow(bucket.reduction(), context_.step_number(), bucket_index);
 }
 
 }  // namespace ddpx

@@ -5,30 +5,19 @@
 
 #include <cstddef>
 #include <exception>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "../buckets/bucket.h"
 #include "../buckets/packing.h"
 #include "../comm/launch_queue.h"
-#include "../observe/finite_check.h"
 #include "../readiness/arrival_tracker.h"
-#include "../readiness/bucket_countdown.h"
-#include "context.h"
+#include "step_calls.h"
 
 namespace ddpx {
 
-// When the gradients of a bucket are packed.
-enum class PackTime {
-  kOnArrival,       // each gradient when it is final
-  kWhenFull,        // all gradients together when the bucket has all of them (batched_copy)
-  kIfMispredicted,  // at the end of backward, and only if some rank used the bucket after all; the
-                    // bucket is not launched before
-};
-
-// All state of one step: from the first gradient of a synchronized backward to the last write-back.
+// The way of the gradients of one step from `param.grad` into buckets and back, from the first
+// gradient of a synchronized backward to the last write-back. StepCalls makes the collective calls.
 // The reducer creates the step when it begins, and destroys the step when it ends or breaks off.
 //
 // Every method needs the mutex of the context. A method releases the mutex while it waits for
@@ -37,16 +26,10 @@ enum class PackTime {
 // finalization, any thread may call finish(). Any thread may call the const methods.
 class Step {
  public:
-  enum class Kind {
-    kWithGrads,
-    kWithoutGrads,  // this rank has run out of inputs (join()): it sends zeros and keeps its grads
-  };
-
   // `context` must outlive the step.
-  Step(ReducerContext& context, Kind kind);
+  explicit Step(ReducerContext& context);
 
-  // Packs what is final from the start: gradients of frozen, and of unused params. A step without
-  // gradients launches all its buckets.
+  // Packs what is final from the start: gradients of frozen, and of unused params.
   void begin();
 
   // A gradient, or a part of a gradient, has arrived in `param.grad`.
@@ -70,10 +53,6 @@ class Step {
   // rank. The first step has launched no bucket yet. On CPU, this method then launches all buckets
   // if every gradient has arrived.
   bool match_peers() noexcept;
-
-  Kind kind() const {
-    return kind_;
-  }
 
   // Params without a final gradient; and the unfinished params that got too few parts.
   std::vector<std::size_t> unfinished() const {
@@ -103,62 +82,57 @@ class Step {
  private:
   using Indices = std::vector<std::size_t>;
 
+  struct ParamState {
+    std::optional<at::Tensor> kept;  // arrived, to be packed later
+    bool moved = false;              // into its slot, in this step
+    bool excluded = false;           // not written back: does not fit, or frozen
+  };
+  struct BucketState {
+    std::size_t outstanding;  // gradients that the bucket waits for, and the delay trigger
+    bool when_full;           // all gradients are packed together when the last one arrives
+    bool delayed;             // waits for the delay trigger, too
+  };
+
   // Gradients on their way into buckets.
   void exclude_frozen();
   void unmark_dropped();
   void mark_param_ready(std::size_t param_index);
   void ensure_memory(Bucket& bucket);
   void pack_param(std::size_t param_index);
+  bool check_fit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad);
+  void pack_together(std::size_t bucket_index);
+  void check_finite(Bucket& bucket);
   void count_down(std::size_t bucket_index);
   void complete(std::size_t bucket_index);
   void launch_ready();
-  void launch(std::size_t bucket_index);
   void move_into_bucket(std::size_t param_index);
   void keep(std::size_t param_index, at::Tensor grad);
-  std::optional<at::Tensor> take_kept(std::size_t param_index);
 
   // The end of the step.
   void launch_agreements();
-  void exchange_use();
-  const std::vector<int32_t>& num_ranks_using();
   void finalize_all();
   void finalize(std::size_t bucket_index);
   bool use_decides(const Slot& slot) const;
   void write_back_params_of_peers();
   void write_back(const Bucket& bucket, const std::vector<const Slot*>& slots);
   Indices launch_mispredicted();
-  void learn_use();
-  void check_finite();
-  void complete_order();
-  void count_for_peers();
 
   void report(UserError error);
-  Bucket& bucket(std::size_t bucket_index);
-  PackTime pack_time_if_used(std::size_t bucket_index) const;
-  bool predicted_unused(std::size_t bucket_index) const {
-    return pack_times_[bucket_index] == PackTime::kIfMispredicted;
-  }
   GradPlace place_in(const Bucket& bucket) const;
 
   ReducerContext& context_;
-  const Kind kind_;
+  StepCalls calls_;
   const int divisor_;  // of gradients; 1 where a communication hook divides
   const Indices frozen_;
   ArrivalTracker arrivals_;
-  Indices order_;                                // params of arrivals, while the order counts
-  std::vector<std::optional<at::Tensor>> kept_;  // per param: arrived, to be packed later
-  std::vector<bool> moved_;           // per param: moved into its slot in this step; or empty
-  std::vector<bool> excluded_;        // per param: not written back (does not fit, or frozen)
-  std::vector<PackTime> pack_times_;  // per bucket
-  Indices delayed_;                   // buckets that also wait for the delay trigger
-  BucketCountdown countdown_;
+  Indices order_;  // params of arrivals, while the order counts
+  std::vector<ParamState> params_;
+  std::vector<BucketState> buckets_;
   LaunchQueue launches_;
-  bool launching_ = false;               // a thread launches buckets, or a launch has failed
-  std::exception_ptr launch_error_;      // of the launch that failed
-  bool rest_launched_ = false;           // launch_rest() was called
-  bool agreements_launched_ = false;     // launch_agreements() was called
-  std::map<std::size_t, Bucket> zeros_;  // by bucket index; kWithoutGrads only
-  std::optional<FiniteCheck> finite_check_;
+  bool launching_ = false;            // a thread launches buckets, or a launch has failed
+  std::exception_ptr launch_error_;   // of the launch that failed
+  bool rest_launched_ = false;        // launch_rest() was called
+  bool agreements_launched_ = false;  // launch_agreements() was called
   std::optional<UserError> error_;
   std::optional<UserError> error_of_missing_;
 };

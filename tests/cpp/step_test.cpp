@@ -1,5 +1,6 @@
 // One step without autograd and without a process group: gradients are assigned, then arrive.
 #include "reducer/step.h"
+#include "reducer/empty_step.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -40,7 +41,7 @@ struct Ranks {
   // A step in which the first `num_arrivals` params get the gradient 4. Afterwards arrivals are
   // final at once.
   void learn(std::size_t num_arrivals = kStepParams) {
-    Step step(*context, Step::Kind::kWithGrads);
+    Step step(*context);
     step.begin();
     for (std::size_t i = 0; i < num_arrivals; ++i) {
       arrive(step, i, 4);
@@ -65,7 +66,7 @@ struct Ranks {
 
 TEST(Step, NothingIsLaunchedBeforeTheFirstStepEnds) {
   Ranks ranks;
-  Step step(*ranks.context, Step::Kind::kWithGrads);
+  Step step(*ranks.context);
   step.begin();
   for (std::size_t i = 0; i < kStepParams; ++i) {
     ranks.arrive(step, i, 4);
@@ -79,7 +80,7 @@ TEST(Step, NothingIsLaunchedBeforeTheFirstStepEnds) {
 TEST(Step, BucketsAreLaunchedInPlanOrder) {
   Ranks ranks;
   ranks.learn();
-  Step step(*ranks.context, Step::Kind::kWithGrads);
+  Step step(*ranks.context);
   step.begin();
   ranks.arrive(step, 0, 4);
   EXPECT_TRUE(ranks.collective->all_reduces().empty()) << "param 2 comes first in the plan";
@@ -96,7 +97,7 @@ TEST(Step, AMissingGradientIsSentAsZeros) {
   Ranks ranks;
   ranks.learn();
   ranks.tensors[1].mutable_grad().reset();
-  Step step(*ranks.context, Step::Kind::kWithGrads);
+  Step step(*ranks.context);
   step.begin();
   ranks.arrive(step, 0, 4);
   ranks.arrive(step, 2, 8);
@@ -109,7 +110,7 @@ TEST(Step, TheGradientThatArrivedCounts) {
   for (const bool batched : {false, true}) {
     Ranks ranks({kOneBucket, GraphMode::kDefault, false, batched});
     ranks.learn();
-    Step step(*ranks.context, Step::Kind::kWithGrads);
+    Step step(*ranks.context);
     step.begin();
     ranks.arrive(step, 0, 4);
     ranks.tensors[0].mutable_grad() = at::full({1}, 100, at::kDouble);
@@ -123,7 +124,7 @@ TEST(Step, TheGradientThatArrivedCounts) {
 TEST(Step, ASecondArrivalIsReportedAtTheEnd) {
   Ranks ranks;
   ranks.learn();
-  Step step(*ranks.context, Step::Kind::kWithGrads);
+  Step step(*ranks.context);
   step.begin();
   for (std::size_t i = 0; i < kStepParams; ++i) {
     ranks.arrive(step, i, 4);
@@ -134,14 +135,12 @@ TEST(Step, ASecondArrivalIsReportedAtTheEnd) {
   expect_mentions(step.error()->what(), {"'w1'", "another gradient"});
 }
 
-TEST(Step, AStepWithoutGradsMakesTheSameCallsAndKeepsGrads) {
+TEST(EmptyStep, MakesTheSameCallsAndKeepsGrads) {
   Ranks ranks;
   ranks.learn();
   const auto before = ranks.grad(0);
-  Step step(*ranks.context, Step::Kind::kWithoutGrads);
-  step.begin();
+  EXPECT_FALSE(EmptyStep(*ranks.context).run());
   EXPECT_EQ(ranks.collective->all_reduces().size(), kStepParams);
-  step.finish();
   EXPECT_EQ(ranks.grad(0), before);
   EXPECT_EQ(ranks.collective->all_reduces().front().tensor.item<double>(), 0);
 }
@@ -151,13 +150,13 @@ TEST(Step, AStepThatBrokeOffAfterAllLaunchesMatchesPeers) {
   ranks.learn();
   const auto num_steps = ranks.context->num_steps;
   {
-    Step step(*ranks.context, Step::Kind::kWithGrads);
+    Step step(*ranks.context);
     step.begin();
     ranks.arrive(step, 2, 4);
     EXPECT_FALSE(step.match_peers()) << "peers wait for two buckets";
   }
   EXPECT_EQ(ranks.context->num_steps, num_steps);
-  Step step(*ranks.context, Step::Kind::kWithGrads);
+  Step step(*ranks.context);
   step.begin();
   for (std::size_t i = 0; i < kStepParams; ++i) {
     ranks.arrive(step, i, 4);
@@ -171,7 +170,7 @@ TEST(Step, AFrozenParamIsSentAndNotWritten) {
   ranks.learn();
   ranks.tensors[1].set_requires_grad(false);
   ranks.tensors[1].mutable_grad() = at::full({1}, 8, at::kDouble);
-  Step step(*ranks.context, Step::Kind::kWithGrads);
+  Step step(*ranks.context);
   step.begin();
   ranks.arrive(step, 2, 4);
   ranks.arrive(step, 0, 4);
@@ -185,7 +184,7 @@ TEST(Step, WithoutOtherRanksNothingIsCopied) {
   ranks.collective = std::make_shared<FakeCollective>(0, 1);
   ranks.context->start_over(GraphMode::kDefault, ranks.collective, 0);
   ranks.learn();
-  Step step(*ranks.context, Step::Kind::kWithGrads);
+  Step step(*ranks.context);
   step.begin();
   ranks.arrive(step, 0, 4);
   step.finish();

@@ -115,7 +115,7 @@ PROOFS = (
     Proof(
         "check_finite looks at gradients that were packed on several streams",
         "STREAM",
-        ("ddpx::StreamSet::wait", "ddpx::Step::complete", "!ddpx::Bucket::prepare_launch"),
+        ("ddpx::StreamSet::wait", "ddpx::Step::check_finite"),
         _finds_that_all_is_finite,
     ),
     Proof(

@@ -1,0 +1,142 @@
+#include "step_calls.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace ddpx {
+
+StepCalls::StepCalls(ReducerContext& context) : context_(context) {
+  const auto& plan = context_.buckets.plan().buckets();
+  for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
+    unused_.push_back(context_.use.predicts_unused(plan[b]));
+  }
+  if (context_.settings.check_finite) {
+    finite_check_.emplace();
+  }
+  for (const auto& [param_index, rows] : context_.settings.sparse_rows) {
+    if (context_.communicates()) {
+      context_.buckets.of(param_index).set_rows(rows);
+    }
+  }
+}
+
+// ---- buckets ------------------------------------------------------------------------------------
+
+void StepCalls::launch(std::size_t bucket_index, Bucket& bucket) {
+  const auto& hook = context_.settings.comm_hook;
+  // The device passes a recorded launch when the gradients of all streams are packed.
+  bucket.prepare_launch();
+  context_.emit(StepEvent::kLaunched, bucket_index);
+  context_.observer.peers().note_launch(
+      bucket_index, bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));
+  if (hook) {
+    context_.emit(StepEvent::kHookBegin, bucket_index);
+  }
+  context_.communicate(
+      [&] {
+        if (hook) {
+          bucket.launch(*hook, bucket_index, context_.buckets.size(), context_.params.tensors());
+        } else {
+          bucket.launch(*context_.collective);
+        }
+      },
+      [&] { return context_.describe_bucket(bucket_index); });
+  if (hook) {
+    context_.emit(StepEvent::kHookEnd);
+  }
+  context_.observer.follow(bucket.reduction(), context_.step_number(), bucket_index);
+}
+
+void StepCalls::wait(std::size_t bucket_index, Bucket& bucket) {
+  context_.communicate(
+      [&] { bucket.wait(*context_.collective); },
+      [&] { return context_.describe_bucket(bucket_index); });
+}
+
+// ---- the use of params --------------------------------------------------------------------------
+
+void StepCalls::exchange_use() {
+  if (!context_.use_is_exchanged()) {
+    return;
+  }
+  auto& use = context_.use;
+  context_.emit(StepEvent::kUseAgreement);
+  for (const auto param_index : use.prediction.nested()) {
+    use.map.mark_nested(param_index);
+  }
+  context_.communicate([&] { use.map.launch(*context_.collective); }, errors::used_map_exchange);
+  use.last_sums = use.map.last_sums();
+}
+
+const std::vector<int32_t>& StepCalls::num_ranks_using() {
+  auto& use = context_.use;
+  const auto& users = context_.communicate(
+      [&]() -> const auto& { return use.map.num_ranks_using(); }, errors::used_map_exchange);
+  if (!use.last_sums.of_ranks.is_same(use.map.last_sums().of_ranks)) {
+    use.last_sums = use.map.last_sums();
+  }
+  return users;
+}
+
+std::vector<std::size_t> StepCalls::take_mispredicted() {
+  std::vector<std::size_t> mispredicted;
+  for (std::size_t b = 0; b < unused_.size(); ++b) {
+    if (!unused_[b]) {
+      continue;
+    }
+    const auto& users = num_ranks_using();
+    const auto& members = context_.buckets.plan().buckets()[b].param_indices;
+    if (std::any_of(members.begin(), members.end(), [&](auto i) { return users[i] != 0; })) {
+      mispredicted.push_back(b);
+      unused_[b] = false;
+    }
+  }
+  return mispredicted;
+}
+
+// The same on all ranks: either all ranks read the used-map, or some rank used every param, and the
+// ranks that read the map find no unused param.
+void StepCalls::learn_use() {
+  if (!context_.use_varies()) {
+    return;
+  }
+  auto& use = context_.use;
+  if (context_.options.skip_unused_buckets && context_.communicates()) {
+    for (std::size_t i = 0; i < use.unused_streaks.size(); ++i) {
+      use.unused_streaks[i].learn(use.map.marked(i) || num_ranks_using()[i] != 0);
+    }
+  }
+  if (const auto& nesting = use.map.num_ranks_nesting(); !nesting.empty()) {
+    use.prediction.learn_from_ranks(num_ranks_using(), nesting);
+  }
+  use.map.clear();
+  use.last_sums = use.map.last_sums();
+}
+
+// ---- finite gradients ---------------------------------------------------------------------------
+
+void StepCalls::launch_finite_check() {
+  if (finite_check_) {
+    context_.communicate(
+        [&] { finite_check_->launch(*context_.collective, context_.params.device()); },
+        errors::finite_check);
+  }
+}
+
+std::optional<UserError> StepCalls::finite_error() {
+  if (!finite_check_) {
+    return std::nullopt;
+  }
+  const auto findings = context_.communicate(
+      [&] { return finite_check_->agree(*context_.collective, context_.params.device()); },
+      errors::finite_check);
+  std::vector<std::pair<int, std::string>> named;
+  for (const auto& finding : findings) {
+    named.emplace_back(finding.rank, context_.params.name(finding.param_index));
+  }
+  return named.empty() ? std::nullopt
+                       : std::make_optional(errors::gradients_not_finite(context_.where(), named));
+}
+
+}  // namespace ddpx
