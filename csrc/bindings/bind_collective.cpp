@@ -5,6 +5,7 @@
 
 #include "../buckets/grad_values.h"
 #include "../comm/collective.h"
+#include "../health_c10d/group_monitor.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -71,7 +72,7 @@ void bind_collective(py::module_& module) {
         try {
           collective->wait(*work, device);
         } catch (const health::GroupFailed&) {
-          collective->monitor()->raise_if_failed();
+          monitor_of(process_group)->raise_if_failed();
           throw;
         }
       },

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include "../buckets/grad_values.h"
+#include "../health_c10d/group_monitor.h"
 #include "../reducer/reducer.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
@@ -226,7 +227,8 @@ void bind_reducer(py::module_& module) {
                 params,
                 std::move(options),
                 make_collective(process_group, language_of(process_group), std::move(transport)),
-                std::move(frozen_params)));
+                std::move(frozen_params),
+                monitor_of(process_group)));
           }),
           py::arg("params"),
           py::arg("process_group").none(false),
@@ -263,7 +265,8 @@ void bind_reducer(py::module_& module) {
              std::optional<int64_t> num_steps) {
             reducer.set_collective(
                 make_collective(process_group, language_of(process_group), std::move(transport)),
-                num_steps);
+                num_steps,
+                monitor_of(process_group));
           },
           py::arg("process_group").none(false),
           py::arg("transport").none(true),

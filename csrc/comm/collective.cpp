@@ -126,8 +126,29 @@ class ProcessGroupCollective final : public Collective {
     }
   }
 
-  std::shared_ptr<health::Monitor> monitor() const override {
-    return monitor_;
+  void wait(c10::ivalue::Future& future) const override {
+    if (!monitor_ || future.completed()) {
+      future.waitAndThrow();
+      return;
+    }
+    struct Latch {
+      std::mutex mutex;
+      std::condition_variable opened;
+      bool open = false;
+    };
+    const auto latch = std::make_shared<Latch>();
+    future.addCallback([latch](c10::ivalue::Future&) {
+      {
+        const std::lock_guard<std::mutex> lock(latch->mutex);
+        latch->open = true;
+      }
+      latch->opened.notify_all();
+    });
+    std::unique_lock<std::mutex> lock(latch->mutex);
+    while (!latch->opened.wait_for(lock, kPollInterval, [&] { return latch->open; })) {
+      throw_if_failed(*monitor_);
+    }
+    future.waitAndThrow();
   }
 
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
@@ -157,28 +178,6 @@ void Collective::wait(c10d::Work& work, c10::Device) {
 }
 
 void Collective::wait(c10::ivalue::Future& future) const {
-  const auto watch = monitor();
-  if (!watch || future.completed()) {
-    future.waitAndThrow();
-    return;
-  }
-  struct Latch {
-    std::mutex mutex;
-    std::condition_variable opened;
-    bool open = false;
-  };
-  const auto latch = std::make_shared<Latch>();
-  future.addCallback([latch](c10::ivalue::Future&) {
-    {
-      const std::lock_guard<std::mutex> lock(latch->mutex);
-      latch->open = true;
-    }
-    latch->opened.notify_all();
-  });
-  std::unique_lock<std::mutex> lock(latch->mutex);
-  while (!latch->opened.wait_for(lock, kPollInterval, [&] { return latch->open; })) {
-    throw_if_failed(*watch);
-  }
   future.waitAndThrow();
 }
 

@@ -10,8 +10,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "../health/monitor.h"
-
 namespace ddpx {
 
 // Every rank makes the same calls in the same order. Called without the GIL, and without the mutex
@@ -45,15 +43,10 @@ class Collective {
   virtual void wait(c10d::Work& work, c10::Device device);
 
   // As above, for the future of a sum or of a communication hook.
-  void wait(c10::ivalue::Future& future) const;
+  virtual void wait(c10::ivalue::Future& future) const;
 
   // Overwrites `tensor` with the tensor of rank 0. Returns when the current stream has the result.
   virtual void broadcast_from_rank_0(const at::Tensor& tensor) = 0;
-
-  // The failure detector of the group; null if there is none.
-  virtual std::shared_ptr<health::Monitor> monitor() const {
-    return nullptr;
-  }
 
   // A flat, uninitialized tensor in the memory that the backend prefers.
   virtual at::Tensor allocate(int64_t numel, const at::TensorOptions& options) = 0;

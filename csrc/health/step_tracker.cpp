@@ -2,19 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <limits>
-#include <thread>
-
-#include "calls.h"
 
 namespace ddpx::health {
 namespace {
-
-// For ranks that have not finished a step whose results differ. The next step compares slower
-// ranks.
-constexpr auto kTimeToComeThrough = std::chrono::milliseconds(1000);
 
 // Sampled words of a bucket, at other places in each step. Up to kMostZeros zeros are skipped: the
 // gradient of an embedding is nearly all zeros.
@@ -148,39 +140,15 @@ void StepTracker::break_off() {
   }
 }
 
-void StepTracker::check_calls() {
-  if (!monitor_ || calls_.num_launched == 0) {
-    return;
+StepCalls StepTracker::publish_results() {
+  if (monitor_ && calls_.num_launched > 0) {
+    const auto sample = sample_.value_or(StepCalls::kSpoiled);
+    calls_.results = sample == 0 ? StepCalls::kNone : sample;
+    monitor_->page().view().calls.publish(calls_);
+    // Store, fence, load: of two ranks that arrive together, at least one reads the other's entry.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
-  monitor_->await_lease();  // a step that began before the host was cut off must not end
-  const auto sample = sample_.value_or(StepCalls::kSpoiled);
-  calls_.results = sample == 0 ? StepCalls::kNone : sample;
-  monitor_->page().view().calls.publish(calls_);
-  // Of two ranks that come here at once, at least one sees what the other published.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  compare(calls_, /*is_over=*/false);
-  const auto before = std::exchange(last_, calls_);
-  if (before.num_launched > 0 && before.step + 1 == calls_.step) {
-    compare(before, /*is_over=*/true);
-  }
-}
-
-void StepTracker::compare(const StepCalls& calls, bool is_over) const {
-  const auto& peers = monitor_->peers();
-  auto comparison = health::compare(peers, calls, is_over);
-  const auto deadline = std::chrono::steady_clock::now() + kTimeToComeThrough;
-  while (comparison == Comparison::kUndecided && std::chrono::steady_clock::now() < deadline) {
-    monitor_->raise_if_failed();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    comparison = health::compare(peers, calls, is_over);
-  }
-  if (comparison == Comparison::kDifferent) {
-    const auto frozen_by = [&](int rank) {
-      const auto peer = rank == peers.rank() ? nullptr : peers.peer(rank);
-      return (peer ? peer->page() : &monitor_->page().view())->frozen.to_text();
-    };
-    monitor_->raise_mismatch(mismatch_of(calls_by_rank(peers, calls), frozen_by, param_names_));
-  }
+  return calls_;
 }
 
 }  // namespace ddpx::health

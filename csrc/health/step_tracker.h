@@ -1,4 +1,4 @@
-// Publishes the steps of one wrapper to its peers, and compares them with those of the peers.
+// Publishes the steps of one wrapper to its peers.
 #pragma once
 
 #include <cstddef>
@@ -30,31 +30,6 @@ class StepTracker {
   // Publishes what this rank does from now on. `bucket`: see is_about_a_bucket().
   void note(Doing doing, std::size_t bucket = 0);
 
-  // Before a forward or a backward. Throws if the group cannot continue.
-  void check() const {
-    if (monitor_) {
-      monitor_->check_process();
-      monitor_->raise_if_failed();
-      monitor_->page().go_on();
-    }
-  }
-
-  // A backward of this rank has raised an error.
-  void note_fault(const std::string& text) const {
-    if (monitor_ && !monitor_->failed()) {
-      monitor_->page().note_fault(text);
-    }
-  }
-
-  // After check(), if there are several hosts. Waits while other hosts may have declared this host
-  // lost, without the mutex of the reducer.
-  bool has_lease() const {
-    return monitor_ && monitor_->state().has_lease();
-  }
-  void await_lease() const {
-    monitor_->await_lease();
-  }
-
   // A step begins. `step` is the same on all ranks.
   void begin_step(uint32_t step) {
     calls_ = StepCalls{.wrapper = calls_.wrapper, .step = step};
@@ -82,24 +57,8 @@ class StepTracker {
     sample_.reset();
   }
 
-  // After an error in a collective call. Throws if ranks are lost.
-  void explain_error(const std::string& said) const {
-    if (monitor_) {
-      monitor_->explain_error(said);
-    }
-  }
-
-  // Declares that ranks made different calls, and raises.
-  void raise_mismatch(const std::string& how) const {
-    if (monitor_) {
-      monitor_->raise_mismatch(how);
-    }
-  }
-
-  // After all buckets of the step. Raises if ranks made different calls, or froze different params.
-  // If results differ, waits
-  // up to a second for ranks that have not finished the step, and compares again a step later.
-  void check_calls();
+  // After all buckets of the step. Publishes the results, and returns the calls of the step.
+  StepCalls publish_results();
 
   // The wait for all buckets of this step.
   Activity waiting_for_all() const;
@@ -114,14 +73,9 @@ class StepTracker {
     return monitor_ != nullptr;
   }
 
-  bool group_failed() const {
-    return monitor_ && monitor_->failed();
-  }
-
  private:
   void set_number(uint32_t wrapper);
   Activity activity(Doing doing, std::size_t bucket) const;
-  void compare(const StepCalls& calls, bool is_over) const;
 
   std::shared_ptr<Monitor> monitor_;
   MissingParams missing_params_;
@@ -131,7 +85,6 @@ class StepTracker {
   std::size_t next_bucket_ = 0;     // after those that have been launched
   std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
   uint64_t published_frozen_ = digest_of({});
-  StepCalls last_;  // of the step before, if it came to its end
 };
 
 }  // namespace ddpx::health

@@ -93,7 +93,7 @@ class StepObserver {
     return clock_;
   }
 
-  // The state of this wrapper's steps that is published to peers.
+  // Publishes the state of this wrapper's steps to peers. health::StepGuard raises.
   health::StepTracker& peers() {
     return peers_;
   }

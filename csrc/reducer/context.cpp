@@ -152,23 +152,22 @@ void ReducerContext::raise(const UserError& error) {
 // To be called in a catch block. Throws an InternalError as it is. If ranks are gone, the error
 // names those ranks instead.
 void ReducerContext::explain(const errors::Where& where, const std::string& what) const {
-  const auto& peers = observer.peers();
   try {
     throw;
   } catch (const InternalError&) {
     throw;
   } catch (const health::GroupFailed&) {
-    peers.explain_error({});
+    guard.explain_error({});
   } catch (const DifferentCalls& cause) {
-    peers.raise_mismatch(cause.how());
+    guard.raise_mismatch(cause.how());
   } catch (const HookError& cause) {
-    if (peers.group_failed()) {
-      peers.explain_error(cause.what());
+    if (guard.failed()) {
+      guard.explain_error(cause.what());
     }
   } catch (const c10::Error& cause) {
-    peers.explain_error(cause.what_without_backtrace());
+    guard.explain_error(cause.what_without_backtrace());
   } catch (const std::exception& cause) {
-    peers.explain_error(cause.what());
+    guard.explain_error(cause.what());
   }
   try {
     throw;

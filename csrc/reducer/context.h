@@ -14,6 +14,7 @@
 #include "../buckets/bucket_set.h"
 #include "../buckets/low_precision.h"
 #include "../comm/collective.h"
+#include "../health/step_guard.h"
 #include "../observe/step_observer.h"
 #include "../readiness/arrival_order.h"
 #include "../readiness/arrival_tracker.h"
@@ -139,6 +140,7 @@ struct ReducerContext {
   TakenGrads taken_grads;
   DistGrads dist_grads;
   StepObserver observer;
+  health::StepGuard guard;
   std::string last_error;
 
  private:

@@ -6,26 +6,26 @@ namespace ddpx {
 
 std::optional<UserError> EmptyStep::run() {
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
-    if (!calls_.predicted_unused(b)) {
+    if (!collectives_.predicted_unused(b)) {
       launch(b);
     }
   }
   context_.complete_order({});
-  calls_.exchange_use();
+  collectives_.exchange_use();
   // With manual finalization, the other ranks launch all calls before they wait.
   if (context_.settings.manual_finalization) {
-    for (const auto bucket_index : calls_.take_mispredicted()) {
+    for (const auto bucket_index : collectives_.take_mispredicted()) {
       launch(bucket_index);
     }
-    calls_.launch_finite_check();
+    collectives_.launch_finite_check();
   }
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
-    if (!calls_.predicted_unused(b)) {
+    if (!collectives_.predicted_unused(b)) {
       wait(b);
     }
   }
   if (!context_.settings.manual_finalization) {
-    const auto mispredicted = calls_.take_mispredicted();
+    const auto mispredicted = collectives_.take_mispredicted();
     for (const auto bucket_index : mispredicted) {
       launch(bucket_index);
     }
@@ -33,8 +33,8 @@ std::optional<UserError> EmptyStep::run() {
       wait(bucket_index);
     }
   }
-  calls_.learn_use();
-  auto error = calls_.finite_error();
+  collectives_.learn_use();
+  auto error = collectives_.finite_error();
   if (error) {
     context_.observer.peers().spoil_results();
   }
@@ -47,12 +47,12 @@ void EmptyStep::launch(std::size_t bucket_index) {
           .emplace(
               bucket_index, context_.buckets[bucket_index].zeros_like(context_.params.tensors()))
           .first->second;
-  calls_.launch(bucket_index, zeros);
+  collectives_.launch(bucket_index, zeros);
 }
 
 void EmptyStep::wait(std::size_t bucket_index) {
   context_.observer.peers().note(health::Doing::kWaiting, bucket_index);
-  calls_.wait(bucket_index, zeros_.at(bucket_index));
+  collectives_.wait(bucket_index, zeros_.at(bucket_index));
 }
 
 }  // namespace ddpx

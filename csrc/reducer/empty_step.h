@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-#include "step_calls.h"
+#include "step_collectives.h"
 
 namespace ddpx {
 
@@ -16,7 +16,7 @@ namespace ddpx {
 class EmptyStep {
  public:
   // `context` must outlive the step.
-  explicit EmptyStep(ReducerContext& context) : context_(context), calls_(context) {}
+  explicit EmptyStep(ReducerContext& context) : context_(context), collectives_(context) {}
 
   // Makes all calls, and waits for them. Returns the error that all ranks find in the step.
   std::optional<UserError> run();
@@ -26,7 +26,7 @@ class EmptyStep {
   void wait(std::size_t bucket_index);
 
   ReducerContext& context_;
-  StepCalls calls_;
+  StepCollectives collectives_;
   std::map<std::size_t, Bucket> zeros_;  // by bucket index
 };
 

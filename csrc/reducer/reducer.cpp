@@ -13,7 +13,8 @@ std::shared_ptr<Reducer> Reducer::create(
     const std::vector<ReducerParam>& params,
     ReducerOptions options,
     std::shared_ptr<Collective> collective,
-    std::vector<ReducerParam> frozen_params) {
+    std::vector<ReducerParam> frozen_params,
+    std::shared_ptr<health::Monitor> monitor) {
   Params checked(params, std::move(frozen_params));
   if (options.delay_trigger && *options.delay_trigger >= params.size()) {
     throw errors::no_such_param(*options.delay_trigger, params.size());
@@ -21,7 +22,7 @@ std::shared_ptr<Reducer> Reducer::create(
   std::shared_ptr<Reducer> reducer(
       new Reducer(std::move(checked), std::move(options), std::move(collective)));
   reducer->context_.params.attach_hooks(reducer);
-  reducer->register_with_group();
+  reducer->publish_to(std::move(monitor));
   return reducer;
 }
 
@@ -40,10 +41,11 @@ Reducer::~Reducer() {
   }
 }
 
-// Peers learn of this wrapper.
-void Reducer::register_with_group() {
+// Peers of this failure detector learn of this wrapper.
+void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
+  context_.guard = health::StepGuard(monitor);
   health::StepTracker peers(
-      context_.collective->monitor(),
+      std::move(monitor),
       [access = for_watchdog_] {
         std::vector<std::string> missing;
         access->with([&](Reducer& reducer) { missing = reducer.missing_params(); });
@@ -169,12 +171,12 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
 
 // Before a forward or a step.
 void Reducer::check_peers() {
-  const auto& peers = context_.observer.peers();
-  peers.check();
-  if (peers.has_lease()) {
+  const auto& guard = context_.guard;
+  guard.check();
+  if (guard.has_lease()) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     const ExclusiveMutex::Unlocked unlocked(context_.mutex);
-    peers.await_lease();
+    guard.await_lease();
   }
 }
 
@@ -244,14 +246,14 @@ void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcep
     abandon_step();
   }
   if (sync_enabled_) {
-    context_.observer.peers().note_fault(cause);
+    context_.guard.note_fault(cause);
   }
 }
 
 void Reducer::abandon_step() noexcept {
   context_.go_to(Phase::kFinalizing);
   // If the group has failed, peers finish no step either.
-  const bool matched = !context_.observer.peers().group_failed() && step_->match_peers();
+  const bool matched = !context_.guard.failed() && step_->match_peers();
   auto unused_streaks = context_.use.unused_streaks;
   fail();
   if (matched) {

@@ -44,12 +44,14 @@ class Reducer final : public GradListener,
                       public std::enable_shared_from_this<Reducer> {
  public:
   // Allocates the first buckets and puts a hook on every param. `frozen_params` are the module's
-  // other tensors, which must not require gradients.
+  // other tensors, which must not require gradients. `monitor` is the failure detector of the
+  // group; null if there is none.
   static std::shared_ptr<Reducer> create(
       const std::vector<ReducerParam>& params,
       ReducerOptions options,
       std::shared_ptr<Collective> collective,
-      std::vector<ReducerParam> frozen_params = {});
+      std::vector<ReducerParam> frozen_params = {},
+      std::shared_ptr<health::Monitor> monitor = nullptr);
 
   // Allowed at any time, also within one of the reducer's own hooks. The thread that drops the last
   // reference must be able to take the GIL: members own Python objects. The watchdog, which runs
@@ -168,7 +170,9 @@ class Reducer final : public GradListener,
   // Changes to another group of ranks, with buckets as before the first step. `num_steps` replaces
   // the number of steps that ended, if given. UserError within a backward.
   void set_collective(
-      std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps = std::nullopt);
+      std::shared_ptr<Collective> collective,
+      std::optional<int64_t> num_steps = std::nullopt,
+      std::shared_ptr<health::Monitor> monitor = nullptr);
 
   // Makes a reducer whose last step failed ready again. UserError within a backward.
   void reset();
@@ -295,7 +299,7 @@ class Reducer final : public GradListener,
   void report_missing(bool output_reached);
 
   bool rebuild_if_due();
-  void register_with_group();
+  void publish_to(std::shared_ptr<health::Monitor> monitor);
   void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
 
   // A step that broke off.

@@ -308,7 +308,7 @@ void Reducer::on_graph_task_end(int task_id) {
       after_sync();
     } catch (const std::exception& error) {
       const auto lock = context_.mutex.lock();
-      context_.observer.peers().note_fault(error.what());
+      context_.guard.note_fault(error.what());
       throw;
     }
   }
@@ -339,7 +339,7 @@ void Reducer::finish_step() {
     step_->finish();
   } catch (const std::exception& error) {
     fail();
-    context_.observer.peers().note_fault(error.what());
+    context_.guard.note_fault(error.what());
     throw;
   }
   context_.dist_grads.end(context_.params.leaves(), /*averaged=*/true);
@@ -353,7 +353,7 @@ void Reducer::finish_step() {
   emit(StepEvent::kIdle);
   // Raised last, when the reducer can be used again.
   if (error) {
-    context_.observer.peers().note_fault(error->what());
+    context_.guard.note_fault(error->what());
     context_.raise(*error);
   }
 }

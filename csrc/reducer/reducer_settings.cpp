@@ -116,7 +116,9 @@ void Reducer::remove_hooks() {
 }
 
 void Reducer::set_collective(
-    std::shared_ptr<Collective> collective, std::optional<int64_t> num_steps) {
+    std::shared_ptr<Collective> collective,
+    std::optional<int64_t> num_steps,
+    std::shared_ptr<health::Monitor> monitor) {
   std::shared_ptr<Collective> before;  // destroyed without the mutex: a group joins its threads
   const auto lock = lock_after_abort();
   check_outside_backward("_update_process_group()");
@@ -127,7 +129,7 @@ void Reducer::set_collective(
   context_.start_over(
       context_.options.mode, std::move(collective), num_steps.value_or(context_.num_steps));
   forward_.restart();
-  register_with_group();
+  publish_to(std::move(monitor));
   if (context_.phase == Phase::kFailed) {
     recover();
   }

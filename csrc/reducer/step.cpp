@@ -42,7 +42,7 @@ int divisor_of(const ReducerContext& context) {
 
 Step::Step(ReducerContext& context)
     : context_(context),
-      calls_(context),
+      collectives_(context),
       divisor_(divisor_of(context)),
       frozen_(frozen_params(context)),
       arrivals_(context.arrivals, frozen_, unused_params(context)),
@@ -117,7 +117,7 @@ void Step::unmark_dropped() {
 void Step::arrive(std::size_t param_index) {
   context_.emit(StepEvent::kGradArrived, param_index);
   context_.mark_used(param_index);
-  if (auto* check = calls_.finite_check()) {
+  if (auto* check = collectives_.finite_check()) {
     check->record_arrival(param_index);
   }
   const bool order_counts = context_.order.wanted();
@@ -186,13 +186,13 @@ void Step::mark_param_ready(std::size_t param_index) {
   auto& param = params_[param_index];
   if (!context_.communicates()) {
     context_.cast_grad_to_averaged(param_index);
-    if (auto* check = calls_.finite_check(); check != nullptr && !param.excluded) {
+    if (auto* check = collectives_.finite_check(); check != nullptr && !param.excluded) {
       check->check({param_index}, {grad_of(context_.params[param_index])});
     }
     return;
   }
   const auto bucket_index = context_.buckets.plan().location(param_index).bucket_index;
-  if (!calls_.predicted_unused(bucket_index)) {
+  if (!collectives_.predicted_unused(bucket_index)) {
     pack_param(param_index);
   } else if (arrivals_.arrived(param_index) && !param.kept) {
     keep(param_index, grad_of(context_.params[param_index]));
@@ -302,7 +302,7 @@ void Step::count_down(std::size_t bucket_index) {
     return;
   }
   context_.emit(StepEvent::kBucketReady, bucket_index);
-  if (!calls_.predicted_unused(bucket_index)) {
+  if (!collectives_.predicted_unused(bucket_index)) {
     complete(bucket_index);
   }
   launches_.mark_ready(bucket_index);
@@ -314,7 +314,7 @@ void Step::complete(std::size_t bucket_index) {
   if (buckets_[bucket_index].when_full) {
     pack_together(bucket_index);
   }
-  if (calls_.finite_check() != nullptr) {
+  if (collectives_.finite_check() != nullptr) {
     check_finite(context_.buckets[bucket_index]);
   }
 }
@@ -329,7 +329,7 @@ void Step::check_finite(Bucket& bucket) {
       grads.push_back(bucket.packed_slot(slot));
     }
   }
-  calls_.finite_check()->check(param_indices, grads);
+  collectives_.finite_check()->check(param_indices, grads);
   bucket.add_stream();
 }
 
@@ -343,8 +343,8 @@ void Step::launch_ready() {
   launching_ = true;
   try {
     while (const auto bucket_index = launches_.pop()) {
-      if (!calls_.predicted_unused(*bucket_index)) {
-        calls_.launch(*bucket_index, context_.buckets[*bucket_index]);
+      if (!collectives_.predicted_unused(*bucket_index)) {
+        collectives_.launch(*bucket_index, context_.buckets[*bucket_index]);
       }
     }
     if (context_.settings.manual_finalization && launches_.empty()) {

@@ -12,13 +12,14 @@
 #include "../buckets/packing.h"
 #include "../comm/launch_queue.h"
 #include "../readiness/arrival_tracker.h"
-#include "step_calls.h"
+#include "step_collectives.h"
 
 namespace ddpx {
 
 // The way of the gradients of one step from `param.grad` into buckets and back, from the first
-// gradient of a synchronized backward to the last write-back. StepCalls makes the collective calls.
-// The reducer creates the step when it begins, and destroys the step when it ends or breaks off.
+// gradient of a synchronized backward to the last write-back. StepCollectives makes the collective
+// calls. The reducer creates the step when it begins, and destroys the step when it ends or breaks
+// off.
 //
 // Every method needs the mutex of the context. A method releases the mutex while it waits for
 // communication or runs a communication hook. Threads of a backward call begin() and arrive(), and
@@ -110,6 +111,7 @@ class Step {
 
   // The end of the step.
   void launch_agreements();
+  void compare_calls();
   void finalize_all();
   void finalize(std::size_t bucket_index);
   bool use_decides(const Slot& slot) const;
@@ -121,7 +123,7 @@ class Step {
   GradPlace place_in(const Bucket& bucket) const;
 
   ReducerContext& context_;
-  StepCalls calls_;
+  StepCollectives collectives_;
   const int divisor_;  // of gradients; 1 where a communication hook divides
   const Indices frozen_;
   ArrivalTracker arrivals_;

@@ -29,11 +29,11 @@ bool Step::ready() const {
 void Step::finish() {
   launch_rest();
   if (!agreements_launched_) {
-    calls_.exchange_use();
+    collectives_.exchange_use();
   }
   finalize_all();
-  const bool agrees =
-      context_.communicates() && (context_.use_is_exchanged() || calls_.finite_check() != nullptr);
+  const bool agrees = context_.communicates() &&
+                      (context_.use_is_exchanged() || collectives_.finite_check() != nullptr);
   if (agrees) {
     context_.emit(StepEvent::kAgreeBegin);
   }
@@ -43,17 +43,14 @@ void Step::finish() {
     }
   }
   write_back_params_of_peers();
-  calls_.learn_use();
-  if (auto error = calls_.finite_error()) {
+  collectives_.learn_use();
+  if (auto error = collectives_.finite_error()) {
     report(std::move(*error));
   }
   if (agrees) {
     context_.emit(StepEvent::kAgreeEnd);
   }
-  {
-    const ExclusiveMutex::Unlocked unlocked(context_.mutex);
-    context_.observer.peers().check_calls();
-  }
+  compare_calls();
   context_.emit(StepEvent::kCommEnd);
   context_.params.links().push_all();
   if (context_.options.lazy_buckets) {
@@ -61,17 +58,28 @@ void Step::finish() {
   }
 }
 
+// Raises if peers made other calls.
+void Step::compare_calls() {
+  {
+    const ExclusiveMutex::Unlocked unlocked(context_.mutex);
+    context_.guard.await_lease();  // a step that began before the host was cut off must not end
+  }
+  const auto calls = context_.observer.peers().publish_results();
+  const ExclusiveMutex::Unlocked unlocked(context_.mutex);
+  context_.guard.compare_calls(calls, context_.params.names());
+}
+
 void Step::finalize_all() {
   try {
     for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
-      if (!calls_.predicted_unused(b)) {
+      if (!collectives_.predicted_unused(b)) {
         finalize(b);
       }
     }
   } catch (...) {
     // The result of a hook can be wrong on one rank alone. Peers then wait for nothing more.
-    if (context_.settings.comm_hook && calls_.finite_check() == nullptr &&
-        !context_.observer.peers().group_failed()) {
+    if (context_.settings.comm_hook && collectives_.finite_check() == nullptr &&
+        !context_.guard.failed()) {
       if (context_.options.mode == GraphMode::kStatic && context_.arrivals.learning()) {
         context_.arrivals.learn(arrivals_);
       }
@@ -84,7 +92,7 @@ void Step::finalize_all() {
 void Step::finalize(std::size_t bucket_index) {
   auto& bucket = context_.buckets[bucket_index];
   context_.emit(StepEvent::kWaitBegin, bucket_index);
-  calls_.wait(bucket_index, bucket);
+  collectives_.wait(bucket_index, bucket);
   if (!context_.settings.comm_hook && !bucket.sparse() && bucket.device().is_cpu()) {
     context_.observer.peers().note_result(
         bucket.reduced().const_data_ptr(), bucket.reduced().nbytes());
@@ -123,7 +131,7 @@ void Step::write_back_params_of_peers() {
     }
     std::vector<const Slot*> slots;
     for (const auto& slot : bucket.slots()) {
-      if (use_decides(slot) && calls_.num_ranks_using()[slot.param_index] != 0) {
+      if (use_decides(slot) && collectives_.num_ranks_using()[slot.param_index] != 0) {
         slots.push_back(&slot);
       }
     }
@@ -158,15 +166,15 @@ void Step::report_late(std::size_t param_index) {
 // bucket. The rank waits only for the used-map, and only if a bucket was predicted to be unused.
 void Step::launch_agreements() {
   agreements_launched_ = true;
-  calls_.exchange_use();
+  collectives_.exchange_use();
   launch_mispredicted();
-  calls_.launch_finite_check();
+  collectives_.launch_finite_check();
 }
 
 // Launches the buckets that were predicted to be unused, but of which some rank used a param. The
 // same on all ranks.
 Step::Indices Step::launch_mispredicted() {
-  auto mispredicted = calls_.take_mispredicted();
+  auto mispredicted = collectives_.take_mispredicted();
   for (const auto bucket_index : mispredicted) {
     auto& bucket = context_.buckets[bucket_index];
     // Within a backward or after an abort, autograd has not made the current stream wait for the
@@ -176,7 +184,7 @@ Step::Indices Step::launch_mispredicted() {
       pack_param(param_index);
     }
     complete(bucket_index);
-    calls_.launch(bucket_index, bucket);
+    collectives_.launch(bucket_index, bucket);
   }
   return mispredicted;
 }
@@ -196,7 +204,7 @@ bool Step::match_peers() noexcept {
       }
     }
     for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
-      if (!calls_.predicted_unused(b) && !context_.buckets[b].in_flight()) {
+      if (!collectives_.predicted_unused(b) && !context_.buckets[b].in_flight()) {
         return false;  // peers wait for this bucket, and would pair it with another call
       }
     }
@@ -208,7 +216,7 @@ bool Step::match_peers() noexcept {
       launch_agreements();
     }
     if (context_.options.skip_unused_buckets) {
-      calls_.learn_use();
+      collectives_.learn_use();
     }
     context_.skip_step();
     return true;

@@ -72,9 +72,6 @@ class FakeCollective final : public Collective {
   // Called before memory for a bucket is allocated; may throw.
   std::function<void()> on_allocate = [] {};
 
-  // Who watches over the ranks, if anybody.
-  std::shared_ptr<health::Monitor> watch;
-
   // What happened, in order: "launch 0", "wait 0", "broadcast", and what a test adds.
   std::vector<std::string> log;
 
@@ -130,10 +127,6 @@ class FakeCollective final : public Collective {
   void broadcast_from_rank_0(const at::Tensor& tensor) override {
     log.push_back("broadcast");
     on_broadcast(tensor);
-  }
-
-  std::shared_ptr<health::Monitor> monitor() const override {
-    return watch;
   }
 
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {

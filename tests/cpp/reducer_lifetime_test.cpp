@@ -119,9 +119,8 @@ TEST(ReducerLifetime, TheWatchdogNeverDestroysIt) {
       params.push_back({tensor, "a parameter with number " + std::to_string(number), false});
     }
     const auto collective = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
-    collective->watch = watch;
-    auto reducer =
-        Reducer::create(params, ReducerOptions{kOneBucket, GraphMode::kDefault, false}, collective);
+    auto reducer = Reducer::create(
+        params, ReducerOptions{kOneBucket, GraphMode::kDefault, false}, collective, {}, watch);
     // A member of the reducer: destroyed by the thread that destroys the reducer.
     const auto drop = [&](const int* number) {
       num_elsewhere += std::this_thread::get_id() == owner ? 0 : 1;

@@ -42,7 +42,6 @@ class Replica {
   explicit Replica(
       const ReducerOptions& options, int rank = 0, std::shared_ptr<health::Monitor> watch = nullptr)
       : collective(std::make_shared<FakeCollective>(rank, kWorldSize)) {
-    collective->watch = std::move(watch);
     std::vector<ReducerParam> reducer_params;
     for (std::size_t i = 0; i < kNumParams; ++i) {
       const double numel = static_cast<double>(i) + 1;
@@ -53,7 +52,7 @@ class Replica {
       });
       reducer_params.push_back({params.back(), "w" + std::to_string(i), false});
     }
-    reducer = Reducer::create(reducer_params, options, collective);
+    reducer = Reducer::create(reducer_params, options, collective, {}, std::move(watch));
   }
 
   // A loss whose backward brings the gradients of these params in this order.

@@ -1,6 +1,7 @@
 // Ranks whose calls differ, and who says so.
 #include <gtest/gtest.h>
 
+#include "health/step_guard.h"
 #include "health/step_tracker.h"
 #include "local_ranks.h"
 
@@ -16,6 +17,7 @@ class StepsTest : public testing::Test {
   StepsTest() {
     for (std::size_t rank = 0; rank < 3; ++rank) {
       notes.emplace_back(ranks.shared(rank), MissingParams());
+      guards.emplace_back(ranks.shared(rank));
     }
   }
 
@@ -30,7 +32,7 @@ class StepsTest : public testing::Test {
     if (word) {
       notes[rank].note_result(&*word, sizeof(*word));
     }
-    return error_of([this, rank] { notes[rank].check_calls(); });
+    return error_of([this, rank] { check_calls(rank); });
   }
   void take_step(uint32_t step) {
     begin(step);
@@ -39,8 +41,13 @@ class StepsTest : public testing::Test {
     }
   }
 
+  void check_calls(std::size_t rank) {
+    guards[rank].compare_calls(notes[rank].publish_results(), {"a", "b", "c", "d"});
+  }
+
   Ranks ranks{"AAA"};
   std::vector<StepTracker> notes;
+  std::vector<StepGuard> guards;
 };
 
 TEST_F(StepsTest, WhoseResultsDifferWaitsForWhoIsNotThrough) {
@@ -119,7 +126,7 @@ TEST_F(StepsTest, AmongZerosWhatDiffersIsFoundInAWhile) {
     for (std::size_t rank = 0; rank < 3 && text == "no error"; ++rank) {
       const auto& words = rank == 2 ? other : usual;
       notes[rank].note_result(words.data(), words.size() * sizeof(words.front()));
-      text = error_of([this, rank] { notes[rank].check_calls(); });
+      text = error_of([this, rank] { check_calls(rank); });
     }
   }
   EXPECT_TRUE(contains(text, "different collective calls in step ")) << text;
@@ -133,7 +140,7 @@ TEST_F(StepsTest, WhatDiffersInTheLastBytesIsFound) {
     begin(step);
     for (std::size_t rank = 0; rank < 3 && text == "no error"; ++rank) {
       notes[rank].note_result(rank == 2 ? other : usual, sizeof(usual));
-      text = error_of([this, rank] { notes[rank].check_calls(); });
+      text = error_of([this, rank] { check_calls(rank); });
     }
   }
   EXPECT_TRUE(contains(text, "different collective calls in step ")) << text;
@@ -185,6 +192,7 @@ class CountingRanks {
       monitors_.push_back(watch(group, access_to(store_)));
       monitors_.back()->wrappers().begin_construction();
       notes.emplace_back(monitors_.back(), MissingParams());
+      guards.emplace_back(monitors_.back());
       notes.back().number_as_constructed();
     }
     meet(monitors_);
@@ -199,7 +207,12 @@ class CountingRanks {
     notes[rank].note_launch(0, 64, 0);
   }
 
+  void check_calls(std::size_t rank) {
+    guards[rank].compare_calls(notes[rank].publish_results(), {});
+  }
+
   std::vector<StepTracker> notes;
+  std::vector<StepGuard> guards;
 
  private:
   const std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
@@ -211,14 +224,14 @@ TEST(StepTrackerTest, BeforeTheFirstStepThereIsNoneToCompare) {
   CountingRanks ranks({5, 5});
   ranks.launch(0, 1);
   ranks.launch(1, 0);
-  EXPECT_EQ(error_of([&] { ranks.notes[0].check_calls(); }), "no error");
+  EXPECT_EQ(error_of([&] { ranks.check_calls(0); }), "no error");
 }
 
 TEST(StepTrackerTest, CountedCallsMustBeTheSame) {
   CountingRanks ranks({41, 42});
   ranks.launch(0, 3);
   ranks.launch(1, 3);
-  const auto text = error_of([&] { ranks.notes[0].check_calls(); });
+  const auto text = error_of([&] { ranks.check_calls(0); });
   EXPECT_TRUE(contains(text, "rank 1 made one more collective call than rank 0, 42 against 41"))
       << text;
 }

@@ -1,4 +1,4 @@
-#include "step_calls.h"
+#include "step_collectives.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace ddpx {
 
-StepCalls::StepCalls(ReducerContext& context) : context_(context) {
+StepCollectives::StepCollectives(ReducerContext& context) : context_(context) {
   const auto& plan = context_.buckets.plan().buckets();
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
     unused_.push_back(context_.use.predicts_unused(plan[b]));
@@ -23,7 +23,7 @@ StepCalls::StepCalls(ReducerContext& context) : context_(context) {
 
 // ---- buckets ------------------------------------------------------------------------------------
 
-void StepCalls::launch(std::size_t bucket_index, Bucket& bucket) {
+void StepCollectives::launch(std::size_t bucket_index, Bucket& bucket) {
   const auto& hook = context_.settings.comm_hook;
   // The device passes a recorded launch when the gradients of all streams are packed.
   bucket.prepare_launch();
@@ -48,7 +48,7 @@ void StepCalls::launch(std::size_t bucket_index, Bucket& bucket) {
   context_.observer.follow(bucket.reduction(), context_.step_number(), bucket_index);
 }
 
-void StepCalls::wait(std::size_t bucket_index, Bucket& bucket) {
+void StepCollectives::wait(std::size_t bucket_index, Bucket& bucket) {
   context_.communicate(
       [&] { bucket.wait(*context_.collective); },
       [&] { return context_.describe_bucket(bucket_index); });
@@ -56,7 +56,7 @@ void StepCalls::wait(std::size_t bucket_index, Bucket& bucket) {
 
 // ---- the use of params --------------------------------------------------------------------------
 
-void StepCalls::exchange_use() {
+void StepCollectives::exchange_use() {
   if (!context_.use_is_exchanged()) {
     return;
   }
@@ -69,7 +69,7 @@ void StepCalls::exchange_use() {
   use.last_sums = use.map.last_sums();
 }
 
-const std::vector<int32_t>& StepCalls::num_ranks_using() {
+const std::vector<int32_t>& StepCollectives::num_ranks_using() {
   auto& use = context_.use;
   const auto& users = context_.communicate(
       [&]() -> const auto& { return use.map.num_ranks_using(); }, errors::used_map_exchange);
@@ -79,7 +79,7 @@ const std::vector<int32_t>& StepCalls::num_ranks_using() {
   return users;
 }
 
-std::vector<std::size_t> StepCalls::take_mispredicted() {
+std::vector<std::size_t> StepCollectives::take_mispredicted() {
   std::vector<std::size_t> mispredicted;
   for (std::size_t b = 0; b < unused_.size(); ++b) {
     if (!unused_[b]) {
@@ -97,7 +97,7 @@ std::vector<std::size_t> StepCalls::take_mispredicted() {
 
 // The same on all ranks: either all ranks read the used-map, or some rank used every param, and the
 // ranks that read the map find no unused param.
-void StepCalls::learn_use() {
+void StepCollectives::learn_use() {
   if (!context_.use_varies()) {
     return;
   }
@@ -116,7 +116,7 @@ void StepCalls::learn_use() {
 
 // ---- finite gradients ---------------------------------------------------------------------------
 
-void StepCalls::launch_finite_check() {
+void StepCollectives::launch_finite_check() {
   if (finite_check_) {
     context_.communicate(
         [&] { finite_check_->launch(*context_.collective, context_.params.device()); },
@@ -124,7 +124,7 @@ void StepCalls::launch_finite_check() {
   }
 }
 
-std::optional<UserError> StepCalls::finite_error() {
+std::optional<UserError> StepCollectives::finite_error() {
   if (!finite_check_) {
     return std::nullopt;
   }

@@ -18,10 +18,10 @@ namespace ddpx {
 //
 // Owned by a step, which has the buckets and knows when they are ready. Every method needs the
 // mutex of the context, and releases the mutex while it waits.
-class StepCalls {
+class StepCollectives {
  public:
   // `context` must outlive the calls.
-  explicit StepCalls(ReducerContext& context);
+  explicit StepCollectives(ReducerContext& context);
 
   // Whether the bucket is launched at the end of the step, and only if some rank used it.
   bool predicted_unused(std::size_t bucket_index) const {
