@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import torch
 
-from ddpx.cli.parity.compare import Difference, Verdict
 from ddpx.cli.parity.record import RankRecord
 from ddpx.errors import count, plural
-from ddpx.testing import Trace, compare_traces
+from ddpx.testing.events import Difference, Verdict, describe
 from ddpx.timeline.tables import table
 
 _MIB = 1 << 20
@@ -88,17 +87,13 @@ def where(difference: Difference, wrapper: str) -> str:
 
 
 def how_far(
-    difference: Difference,
-    expected: Mapping[str, torch.Tensor | None],
-    actual: Mapping[str, torch.Tensor | None],
+    difference: Difference, expected: torch.Tensor | None, actual: torch.Tensor | None
 ) -> str:
     """The difference of the first tensor, and the number of other tensors that differ."""
-    first, *others = difference.names
-    found = compare_traces(Trace(({first: expected[first]},)), Trace(({first: actual[first]},)))
-    text = found.differences[0].removeprefix(f"step 0: {first} ") if found.differences else ""
-    if others:
-        verb = "differs" if len(others) == 1 else "differ"
-        text += f"; {count(len(others), f'more {difference.event.kind}')} of this step {verb}, too"
+    text = describe(expected, actual)
+    if num_others := len(difference.names) - 1:
+        verb = "differs" if num_others == 1 else "differ"
+        text += f"; {count(num_others, f'more {difference.event.kind}')} of this step {verb}, too"
     return text
 
 
