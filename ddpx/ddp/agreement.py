@@ -156,7 +156,12 @@ def _state(module: nn.Module, ignored: frozenset[str], with_buffers: bool) -> li
         try:
             parts_of(tensor.detach())
         except Exception as error:
-            raise _cannot_be_broadcast(name, tensor, error) from error
+            raise RuntimeError(
+                f"construction cannot broadcast '{name}', a {type(tensor).__name__}: {error}. Give "
+                "this tensor its values and a layout that torch can write to before wrapping, or "
+                "exclude the tensor: "
+                "ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)."
+            ) from error
     return [tensor.detach() for tensor in named.values()]
 
 
@@ -300,14 +305,6 @@ def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
         + "\n".join(lines)
         + "\nBuild the model in the same way on every rank. Freeze the same parameters before "
         "wrapping."
-    )
-
-
-def _cannot_be_broadcast(name: str, tensor: torch.Tensor, cause: Exception) -> RuntimeError:
-    return RuntimeError(
-        f"construction cannot broadcast '{name}', a {type(tensor).__name__}: {cause}. Give this "
-        "tensor its values and a layout that torch can write to before wrapping, or exclude the "
-        "tensor: ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)."
     )
 
 

@@ -191,7 +191,10 @@ class BufferInterface(nn.Module):
         candidate = input_rank if rank_cond else -1
         rank = state_sync.highest(candidate, self.process_group, self.device)
         if rank == -1:
-            raise _no_common_rank()
+            raise ValueError(
+                "_find_common_rank() got rank_cond=False on every rank. Pass True on one rank or "
+                "more."
+            )
         return rank
 
 
@@ -209,10 +212,4 @@ def _syncs_with_nobody(wrapper: BufferInterface) -> bool:
     alone = is_alone(wrapper.process_group) and wrapper.buffer_hook is None
     return alone and all(
         getattr(type(wrapper), name) is getattr(BufferInterface, name) for name in _SEE_BROADCAST
-    )
-
-
-def _no_common_rank() -> ValueError:
-    return ValueError(
-        "_find_common_rank() got rank_cond=False on every rank. Pass True on one rank or more."
     )

@@ -19,7 +19,10 @@ from ddpx.params.grad_dtypes import check_grad_dtype
 def check_module(module: object) -> None:
     """Raises TypeError if ``module`` is not a module."""
     if not isinstance(module, nn.Module):
-        raise _not_a_module(module)
+        raise TypeError(
+            f"ReducerDDP wraps a torch.nn.Module, but got {type(module).__name__}. Pass the model "
+            "itself: ReducerDDP(model)."
+        )
 
 
 def check_mixed_precision(
@@ -35,7 +38,11 @@ def check_mixed_precision(
         return
     check_config(config)
     if reduce_dtype is not None or grad_dtype is not None:
-        raise _dtypes_and_mixed_precision()
+        raise ValueError(
+            "mixed_precision has a reduce_dtype of its own. reduce_dtype= and grad_dtype= cannot "
+            "be combined with mixed_precision=. Set mixed_precision.reduce_dtype, or leave "
+            "mixed_precision out."
+        )
 
 
 def describe(mixed_precision: Any) -> dict[str, object]:
@@ -56,13 +63,25 @@ def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -
         raise errors.nothing_to_train()
     lazy = [p.name for p in managed if isinstance(p.tensor, UninitializedParameter)]
     if lazy:
-        raise _uninitialized_params(lazy)
+        raise RuntimeError(
+            "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
+            "Run a dummy forward pass to correctly initialize the modules. This module has "
+            f"{errors.count_names(lazy, 'uninitialized (lazy) parameter')}."
+        )
     other = [p.name for p in managed if p.tensor.is_nested or p.tensor.layout != torch.strided]
     if other:
-        raise _not_dense(other)
+        raise RuntimeError(
+            "gradients of dense parameters only can be averaged, but the module trains "
+            f"{errors.count_names(other, 'parameter')}, in a sparse, nested or opaque layout. "
+            "Freeze such parameters, or hold their values in a dense parameter."
+        )
     computed = [p.name for p in managed if not p.tensor.is_leaf]
     if computed:
-        raise _not_leaves(computed)
+        raise RuntimeError(
+            "only an autograd leaf can be averaged, but the module has "
+            f"{errors.count_names(computed, 'parameter')}, computed from other tensors. Make each "
+            "of these tensors a torch.nn.Parameter."
+        )
 
 
 def check_averaging(
@@ -87,62 +106,8 @@ def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
     if device_type == "cpu":
         names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
         if names:
-            raise _sync_batch_norm_on_cpu(names)
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _not_a_module(value: object) -> TypeError:
-    return TypeError(
-        f"ReducerDDP wraps a torch.nn.Module, but got {type(value).__name__}. "
-        "Pass the model itself: ReducerDDP(model)."
-    )
-
-
-def _uninitialized_params(names: Sequence[str]) -> RuntimeError:
-    return RuntimeError(
-        "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
-        "Run a dummy forward pass to correctly initialize the modules. "
-        f"This module has {errors.count_names(names, 'uninitialized (lazy) parameter')}."
-    )
-
-
-def _not_dense(names: Sequence[str]) -> RuntimeError:
-    return RuntimeError(
-        "gradients of dense parameters only can be averaged, but the module trains "
-        f"{errors.count_names(names, 'parameter')}, in a sparse, nested or opaque layout. Freeze "
-        "such parameters, or hold their values in a dense parameter."
-    )
-
-
-def _not_leaves(names: Sequence[str]) -> RuntimeError:
-    return RuntimeError(
-        "only an autograd leaf can be averaged, but the module has "
-        f"{errors.count_names(names, 'parameter')}, computed from other tensors. Make each of "
-        "these tensors a torch.nn.Parameter."
-    )
-
-
-def _dtypes_and_mixed_precision() -> ValueError:
-    return ValueError(
-        "mixed_precision has a reduce_dtype of its own. reduce_dtype= and grad_dtype= cannot be "
-        "combined with mixed_precision=. Set mixed_precision.reduce_dtype, or leave "
-        "mixed_precision out."
-    )
-
-
-def _sync_batch_norm_on_cpu(names: Sequence[str]) -> ValueError:
-    return ValueError(
-        "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and has "
-        f"{errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an accelerator "
-        "before wrapping, or do not call convert_sync_batchnorm() on CPU."
-    )
-
-
-def not_default_group() -> RuntimeError:
-    return RuntimeError(
-        "DDP Pickling/Unpickling are only supported when using DDP with the default process "
-        "group. Other process groups cannot be pickled or copied. Save "
-        "wrapper.module.state_dict() instead."
-    )
+            raise ValueError(
+                "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and "
+                f"has {errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an "
+                "accelerator before wrapping, or do not call convert_sync_batchnorm() on CPU."
+            )

@@ -90,7 +90,11 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             RuntimeError: The process group is not the default process group.
         """
         if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
-            raise checks.not_default_group()
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default "
+                "process group. Other process groups cannot be pickled or copied. Save "
+                "wrapper.module.state_dict() instead."
+            )
 
     def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
         """Checks that the layers of ``module`` work on its device. The constructor calls this.
@@ -224,7 +228,10 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the times of the first ten steps, and then of every ``sample_rate``-th step."""
         if sample_rate < 1:
-            raise _bad_sample_rate(sample_rate)
+            raise ValueError(
+                "DDP runtime logging sample rate should be equal or greater than 1, but got "
+                f"{sample_rate!r}."
+            )
         self.reducer.set_sample_rate(sample_rate)
 
     def _check_reducer_finalized(self) -> None:
@@ -360,9 +367,3 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         """
         device = torch.device(self.device_type, device_id)
         return (nested.to_device(inputs, device),), (nested.to_device(kwargs, device),)
-
-
-def _bad_sample_rate(rate: object) -> ValueError:
-    return ValueError(
-        f"DDP runtime logging sample rate should be equal or greater than 1, but got {rate!r}."
-    )

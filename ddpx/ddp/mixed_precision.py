@@ -34,7 +34,12 @@ def check_config(config: Any) -> None:
     for field in _DTYPES:
         dtype = getattr(config, field, "missing")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise _bad_mixed_precision(config, field)
+            raise TypeError(
+                f"mixed_precision={config!r} has no valid {field}. Pass an object with "
+                "param_dtype, reduce_dtype and buffer_dtype. Each must be a floating-point "
+                "torch.dtype or None. Example: "
+                "torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)."
+            )
 
 
 class MixedPrecision:
@@ -176,14 +181,3 @@ class _AtEndOfBackward:
 
     def __call__(self) -> None:
         self._once()
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _bad_mixed_precision(config: object, field: str) -> TypeError:
-    return TypeError(
-        f"mixed_precision={config!r} has no valid {field}. Pass an object with param_dtype, "
-        "reduce_dtype and buffer_dtype. Each must be a floating-point torch.dtype or None. "
-        "Example: torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)."
-    )

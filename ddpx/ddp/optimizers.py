@@ -57,7 +57,10 @@ class OptimizersInBackward:
         try:
             overlapped.register_ddp(wrapper)
         except NotImplementedError as error:
-            raise _does_not_overlap(optimizer) from error
+            raise RuntimeError(
+                f"{optimizer} does not support overlapped DDP, because torch has no functional "
+                "form of this optimizer. Run the optimizer after backward."
+            ) from error
         self.active = True
 
     def take_over(self, wrapper: HookedWrapper, options: Options) -> None:
@@ -89,27 +92,13 @@ def _check_allowed(name: str, module: nn.Module, options: Options) -> None:
     """
     dtensors = [name for name, p in module.named_parameters() if is_dtensor(p)]
     if dtensors:
-        raise _has_dtensors(name, dtensors)
+        raise ValueError(
+            f"{name} cannot step DTensor parameters, but the module has "
+            f"{errors.count_names(dtensors, 'DTensor parameter')}. Run the optimizer after "
+            "backward."
+        )
     if options.reduce_dtype is not None or options.grad_dtype is not None:
-        raise _has_dtypes(name)
-
-
-def _has_dtensors(name: str, dtensors: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"{name} cannot step DTensor parameters, but the module has "
-        f"{errors.count_names(dtensors, 'DTensor parameter')}. Run the optimizer after backward."
-    )
-
-
-def _has_dtypes(name: str) -> ValueError:
-    return ValueError(
-        f"{name} does not work with reduce_dtype= or grad_dtype=. The optimizer would get "
-        "gradients in a dtype that it does not expect. Run the optimizer after backward."
-    )
-
-
-def _does_not_overlap(optimizer: object) -> RuntimeError:
-    return RuntimeError(
-        f"{optimizer} does not support overlapped DDP, because torch has no functional form of "
-        "this optimizer. Run the optimizer after backward."
-    )
+        raise ValueError(
+            f"{name} does not work with reduce_dtype= or grad_dtype=. The optimizer would get "
+            "gradients in a dtype that it does not expect. Run the optimizer after backward."
+        )

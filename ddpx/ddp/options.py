@@ -115,9 +115,15 @@ def make_options(
     chosen = {name: _flag(name, value) for name, value in flags.items()}
     for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise _bad_dtype(name, dtype)
+            raise TypeError(
+                f"{name} must be a floating-point torch.dtype or None, but got {dtype!r}. Pass "
+                f"e.g. {name}=torch.float32."
+            )
         if dtype is not None and dtype.itemsize < torch.float16.itemsize:
-            raise _dtype_without_sums(name, dtype)
+            raise ValueError(
+                f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 "
+                f"bits or less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
+            )
     if chosen["check_reduction"]:
         warnings.warn(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. It "
@@ -130,7 +136,10 @@ def make_options(
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
     choice = checked_choice(transport)
     if choice == "shm" and not chosen["init_sync"]:
-        raise _transport_without_sync()
+        raise ValueError(
+            "transport='shm' needs init_sync=True: ranks agree on shared memory when they compare "
+            "their parameters. Leave init_sync out, or pass transport='auto'."
+        )
     return Options(
         sync_buffers_at_init=sync_at_init,
         sync_buffers_at_forward=sync_at_forward,
@@ -199,7 +208,10 @@ def _caps(
     if cap_mb_list is not None:
         no_list = isinstance(cap_mb_list, (str, bytes, Mapping))
         if no_list or not isinstance(cap_mb_list, Iterable):
-            raise _bad_cap_list(cap_mb_list)
+            raise TypeError(
+                f"bucket_cap_mb_list must be a list of numbers of MiB, but got {cap_mb_list!r}. "
+                "Pass e.g. [1, 25, 25]."
+            )
         listed = tuple(_cap_bytes("bucket_cap_mb_list", cap) for cap in cap_mb_list)
         if any(cap < 0 for cap in listed):
             raise _bad_cap("bucket_cap_mb_list", cap_mb_list)
@@ -226,36 +238,8 @@ def _cap_bytes(name: str, cap_mb: float) -> int:
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def _bad_dtype(name: str, value: object) -> TypeError:
-    return TypeError(
-        f"{name} must be a floating-point torch.dtype or None, but got {value!r}. "
-        f"Pass e.g. {name}=torch.float32."
-    )
-
-
-def _dtype_without_sums(name: str, dtype: object) -> ValueError:
-    return ValueError(
-        f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 bits or "
-        f"less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
-    )
-
-
-def _transport_without_sync() -> ValueError:
-    return ValueError(
-        "transport='shm' needs init_sync=True: ranks agree on shared memory when they compare "
-        "their parameters. Leave init_sync out, or pass transport='auto'."
-    )
-
-
 def _bad_cap(name: str, value: object) -> ValueError:
     return ValueError(
         f"{name}={value!r} is not a bucket size. "
         "Pass a finite number of MiB, 0 or more, such as 25."
-    )
-
-
-def _bad_cap_list(value: object) -> TypeError:
-    return TypeError(
-        f"bucket_cap_mb_list must be a list of numbers of MiB, but got {value!r}. "
-        "Pass e.g. [1, 25, 25]."
     )
