@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ddpx.timeline import errors
 from ddpx.timeline.analyze.figures import computing, holdup
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
@@ -45,7 +43,15 @@ def find_step(recording: Recording, number: int | None) -> Step:
     for step in recording.steps:
         if step.number == number:
             return step
-    raise _no_such_step(number, [step.number for step in recording.steps])
+    recorded = [step.number for step in recording.steps]
+    if len(recorded) <= 10:
+        there_are = ", ".join(map(str, recorded))
+    else:
+        there_are = f"{len(recorded)} from {recorded[0]} to {recorded[-1]}"
+    raise ValueError(
+        f"step {number} is not in this timeline. Recorded "
+        f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
+    )
 
 
 def all_launched(step: Step, bucket_index: int) -> int | None:
@@ -62,18 +68,3 @@ def straggler(step: Step) -> int | None:
             kept_waiting[found.rank] += found.waited_ns
     slowest = max(kept_waiting, key=lambda rank: kept_waiting[rank])
     return slowest if kept_waiting[slowest] > 0 else None
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
-    """``recorded`` has at least one step."""
-    if len(recorded) <= 10:
-        there_are = ", ".join(str(number) for number in recorded)
-    else:
-        there_are = f"{len(recorded)} from {recorded[0]} to {recorded[-1]}"
-    return ValueError(
-        f"step {step} is not in this timeline. Recorded "
-        f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
-    )
