@@ -45,7 +45,11 @@ def checked_choice(argument: object) -> str:
     else:
         name, choice = VARIABLE, os.environ.get(VARIABLE) or "auto"
     if not isinstance(choice, str) or choice not in CHOICES:
-        raise _bad_choice(name, choice)
+        raise ValueError(
+            f"{name}={choice!r} is not a transport. Pass 'auto' (shared memory where the ranks of "
+            "a gloo group can share memory), 'group' (the process group) or 'shm' (shared memory, "
+            f"or an error). Set the transport by ReducerDDP(transport=...) or by {VARIABLE}."
+        )
     return choice
 
 
@@ -162,14 +166,6 @@ def _all_can(cause: str | None, group: dist.ProcessGroup) -> bool:
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-
-def _bad_choice(name: str, choice: object) -> ValueError:
-    return ValueError(
-        f"{name}={choice!r} is not a transport. Pass 'auto' (shared memory where the ranks of a "
-        "gloo group can share memory), 'group' (the process group) or 'shm' (shared memory, or an "
-        f"error). Set the transport by ReducerDDP(transport=...) or by {VARIABLE}."
-    )
 
 
 def _no_shared_memory(

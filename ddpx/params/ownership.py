@@ -80,7 +80,12 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     for other in others:
         if conflicts(other):
             names = [mine[id(p.tensor)] for p in other.managed if id(p.tensor) in mine]
-            raise _params_wrapped_elsewhere(names)
+            raise ValueError(
+                f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
+                "The other wrapper averages a different set of parameters, or uses another process "
+                "group. Wrap one module that holds all parameters, or delete the other wrapper "
+                "first."
+            )
     ended = [other for other in list(_live) if other not in others and has_ended(other)]
     return [other for other in [*others, *ended] if _shared(other, mine) != "none"]
 
@@ -130,14 +135,3 @@ def has_ended(owner: Owner) -> bool:
 def _shared(other: Owner, mine: dict[int, str]) -> str:
     theirs = [id(param.tensor) in mine for param in other.managed]
     return "all" if theirs and all(theirs) else "some" if any(theirs) else "none"
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _params_wrapped_elsewhere(names: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
-        "The other wrapper averages a different set of parameters, or uses another process group. "
-        "Wrap one module that holds all parameters, or delete the other wrapper first."
-    )

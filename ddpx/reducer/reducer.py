@@ -107,7 +107,11 @@ class Reducer(_C.Reducer):
     def _set_sparse_metadata(self, metadata: Mapping[str, torch.Tensor]) -> None:
         for name, ids in metadata.items():
             if name not in self._sparse_params:
-                raise _unknown_sparse_param(name)
+                raise ValueError(
+                    f"_set_sparse_metadata() got row indices for {name!r}, but the module has no "
+                    "parameter of this name with sparse gradients. Pass names of weights of "
+                    "nn.Embedding(..., sparse=True)."
+                )
             rows = ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
             self.set_sparse_rows(self._sparse_params[name], rows)
             self.settings.sparse_rows[name] = rows
@@ -211,14 +215,4 @@ def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:
     shard = Shard(param.tensor)  # type: ignore[arg-type]
     return _C.ReducerParam.of_dtensor(
         param.tensor, shard.tensor, param.name, param.delayed, shard.pull, shard.push
-    )
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _unknown_sparse_param(name: str) -> ValueError:
-    return ValueError(
-        f"_set_sparse_metadata() got row indices for {name!r}, but the module has no parameter of "
-        "this name with sparse gradients. Pass names of weights of nn.Embedding(..., sparse=True)."
     )
