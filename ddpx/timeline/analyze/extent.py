@@ -54,12 +54,6 @@ def find_step(recording: Recording, number: int | None) -> Step:
     )
 
 
-def all_launched(step: Step, bucket_index: int) -> int | None:
-    """The time at which the last rank launched a bucket. None if no rank launched the bucket."""
-    buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
-    return max((bucket.launched for bucket in buckets if bucket is not None), default=None)
-
-
 def straggler(step: Step) -> int | None:
     """The rank that others waited for longest in this step. None if no rank waited."""
     kept_waiting = dict.fromkeys(step.ranks, 0)

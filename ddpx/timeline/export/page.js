@@ -14,8 +14,7 @@ const view = {
   playing: false,
   lastFrame: 0,
 };
-const gantt = new Gantt(byId("gantt"), (t) => { pause(); moveTo(t); });
-gantt.paramName = (param) => recording.params[param];
+const gantt = new Gantt(byId("gantt"), recording, (t) => { pause(); moveTo(t); });
 
 // ---- time -------------------------------------------------------------------------------------
 
@@ -142,7 +141,7 @@ function showRanks() {
 // With a legend of what is drawn.
 function drawGantt() {
   gantt.draw(view.step, shownRanks());
-  byId("legend").replaceChildren(...LEGEND.filter(([name]) => gantt.used.has(name)).map(
+  byId("legend").replaceChildren(...Object.entries(recording.legend).filter(([name]) => gantt.used.has(name)).map(
     ([name, text]) => element("li", {}, element("i", {class: `swatch ${name}`}), text)));
 }
 

@@ -18,7 +18,8 @@ from ddpx.timeline.analyze import focus
 from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
-from ddpx.timeline.analyze.turns import reductions
+from ddpx.timeline.analyze.turns import in_turn
+from ddpx.timeline.export import rows
 from ddpx.timeline.model import Recording, Step
 
 
@@ -61,7 +62,13 @@ def page_data(recording: Recording) -> dict[str, Any]:
         "hosts": recording.hosts,
         "clockErrors": {rank: clock.error_ns / 1e3 for rank, clock in recording.clocks.items()},
         "params": recording.param_names,
-        "paramBytes": recording.param_bytes,
+        "paramSizes": [rows.size_text(num_bytes) for num_bytes in recording.param_bytes],
+        "legend": rows.LEGEND,
+        "states": rows.STATES,
+        "mayBeExposed": rows.MAY_BE_EXPOSED,
+        "negligible": rows.NEGLIGIBLE,
+        "maxFolded": rows.MAX_FOLDED,
+        "times": (*rows.Times._fields, "launched"),
         "layouts": layouts.values,
         "orders": orders.values,
         "steps": steps,
@@ -90,13 +97,18 @@ def _step(
     recording: Recording, step: Step, layouts: _Distinct, orders: _Distinct
 ) -> dict[str, Any]:
     extent = step_extent(step)
+    groups = focus.bucket_rows(step, focus.detailed_ranks(step))
+    drawn = in_turn(recording, step)
     return {
         "number": step.number,
         "length": _us(extent.end, extent.begin),
-        "layout": layouts.index(tuple((bucket.params, bucket.num_bytes) for bucket in step.layout)),
+        "layout": layouts.index(
+            tuple((bucket.params, rows.size_text(bucket.num_bytes)) for bucket in step.layout)
+        ),
         "wait": focus.wait_text(recording, step),
-        "rows": focus.bucket_rows(step, focus.detailed_ranks(step)),
-        "ranks": {rank: _rank(recording, step, rank, orders) for rank in step.ranks},
+        "rows": [(group, rows.label(step, group)) for group in groups],
+        "byExposed": focus.by_exposed(step, list(step.ranks)),
+        "ranks": {rank: _rank(step, drawn, rank, orders) for rank in step.ranks},
         "holdups": [
             None if found is None else [found.rank, found.param, _us(found.waited_ns)]
             for found in (holdup(step, index) for index in range(len(step.layout)))
@@ -104,7 +116,7 @@ def _step(
     }
 
 
-def _rank(recording: Recording, step: Step, rank: int, orders: _Distinct) -> dict[str, Any]:
+def _rank(step: Step, drawn: Step, rank: int, orders: _Distinct) -> dict[str, Any]:
     rank_step = step.ranks[rank]
     begin = step_extent(step).begin
 
@@ -122,16 +134,9 @@ def _rank(recording: Recording, step: Step, rank: int, orders: _Distinct) -> dic
         # The differences of times have fewer digits than the times.
         "arrivals": [b - a for a, b in zip([0, *arrived], arrived, strict=False)],
         "buckets": [
-            None
-            if b is None or reduction is None
-            else [
-                *(at(b.ready), at(b.launched), at(b.completed)),
-                *(at(b.wait.begin), at(b.wait.end), at(b.written_back)),
-                *([at(reduction.begin)] if reduction.begin > b.launched else ()),
-            ]
-            for b, reduction in zip(
-                rank_step.buckets, reductions(recording, rank_step), strict=True
-            )
+            None if times is None or bucket is None else [*map(at, times), at(bucket.launched)]
+            for index, bucket in enumerate(rank_step.buckets)
+            for times in [rows.bucket_times(drawn, rank, index)]
         ],
         "figures": {
             "notBegun": _us(not_begun(step, rank).ns),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddpx.timeline.analyze import bucket_states as states
-from ddpx.timeline.analyze.bucket_states import bucket_states
-from ddpx.timeline.analyze.extent import not_begun
+from ddpx.timeline.export.rows import LEGEND, NEGLIGIBLE, bucket_bars, compute_bars
 from ddpx.timeline.model import Interval, Step
 
 if TYPE_CHECKING:
@@ -19,37 +17,23 @@ _MS = 1e6
 # The palette of Okabe and Ito, for people with colour blindness. Some colours are lightened.
 _DARK, _LIGHT = "#222222", "#ffffff"
 _COLORS = {
-    "not begun": "#d9d9d9",
+    "not-begun": "#d9d9d9",
     "forward": "#56b4e9",
     "backward": "#0072b2",
     "gradient": "#333333",
-    states.FILLING: "#f5cf80",
-    states.QUEUED: "#e69f00",
-    states.HELD_UP: "#a6dccb",
-    states.MOVING: "#009e73",
-    states.AVERAGED: "#ead1de",
-    states.WRITTEN: "#cc79a7",
-}
-_TEXTS = {
-    "not begun": "not begun",
-    "forward": "forward",
-    "backward": "backward",
-    "gradient": "gradient arrives",
-    states.FILLING: "bucket fills",
-    states.QUEUED: "full, queued",
-    states.HELD_UP: "launched, other ranks not yet",
-    states.MOVING: "in flight on all ranks",
-    states.AVERAGED: "averaged, not yet written back",
-    states.WRITTEN: "written back",
-    "exposed": "exposed wait",
+    "filling": "#f5cf80",
+    "queued": "#e69f00",
+    "held-up": "#a6dccb",
+    "moving": "#009e73",
+    "averaged": "#ead1de",
+    "written": "#cc79a7",
 }
 # The hatching of an exposed wait contrasts with the bar below it.
-_HATCHES = {states.EXPOSED_HELD_UP: _DARK, states.EXPOSED_MOVING: _LIGHT}
+_HATCHES = {"held-up": _DARK, "moving": _LIGHT}
 _HATCH = "/////"
 
 _FEW_GRADIENTS = 200
 _THIN = 0.02  # the least width of a bar, in inches
-_NEGLIGIBLE = 1e-4  # the share of a step below which a bar is left out
 
 
 class Rows:
@@ -71,11 +55,8 @@ class Rows:
 
     def compute(self, axes: Axes, step: Step, rank: int, y: tuple[float, float]) -> None:
         """Draws forwards and backwards. ``y`` is the top and the height of the row."""
-        rank_step = step.ranks[rank]
-        self._bars(axes, y, [not_begun(step, rank)], "not begun", label="not begun")
-        self._bars(axes, y, rank_step.forwards, "forward", label="forward")
-        backwards = (*rank_step.local_backwards, rank_step.backward)
-        self._bars(axes, y, backwards, "backward", label="backward")
+        for name, spans in compute_bars(step, rank).items():
+            self._bars(axes, y, spans, name, label=LEGEND[name])
 
     def gradients(self, axes: Axes, step: Step, rank: int, y: tuple[float, float]) -> None:
         """Draws a tick for each arrival of a gradient."""
@@ -90,11 +71,11 @@ class Rows:
         self, axes: Axes, step: Step, rank: int, y: tuple[float, float], indices: Sequence[int]
     ) -> None:
         """Draws the states of buckets, which share a row."""
-        for state, spans in bucket_states(step, rank, indices).items():
-            if state in _HATCHES:
-                self._hatch(axes, y, spans, _HATCHES[state])
-            else:
-                self._bars(axes, y, spans, state)
+        bars, exposed = bucket_bars(step, rank, indices)
+        for state, spans in bars.items():
+            self._bars(axes, y, spans, state)
+        for state, spans in exposed.items():
+            self._hatch(axes, y, spans, _HATCHES[state])
 
     def legend(self) -> list[Artist]:
         """The entries of the legend for everything that was drawn."""
@@ -102,13 +83,13 @@ class Rows:
         from matplotlib.patches import Patch
 
         made: list[Artist] = []
-        for name, text in _TEXTS.items():
+        for name, text in LEGEND.items():
             if name not in self._used:
                 continue
             if name == "gradient":
                 made.append(Line2D([], [], color=_COLORS[name], marker="|", ls="", label=text))
             elif name == "exposed":
-                color = _COLORS[states.MOVING]
+                color = _COLORS["moving"]
                 hatch: dict[str, object] = {"hatch": _HATCH, "edgecolor": _LIGHT, "lw": 0}
                 made.append(Patch(facecolor=color, label=text, **hatch))  # type: ignore[arg-type]
             else:
@@ -141,7 +122,7 @@ class Rows:
                 )
 
     def _visible(self, spans: Iterable[Interval]) -> list[tuple[float, float]]:
-        least_ns = _NEGLIGIBLE * self._length_ms * _MS
+        least_ns = NEGLIGIBLE * self._length_ms * _MS
         return [self._bar(span) for span in spans if span.ns > least_ns]
 
     def _bar(self, span: Interval) -> tuple[float, float]:
