@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import ParamSpec
 
 import torch
@@ -111,7 +110,6 @@ def make_ranks_agree(
     module: nn.Module,
     ignored: frozenset[str],
     options: Options,
-    further_options: Mapping[str, object],
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> transport.Transport | None:
@@ -124,7 +122,6 @@ def make_ranks_agree(
         module: The wrapped module.
         ignored: Names of parameters and buffers that do not take part.
         options: The options of the wrapper.
-        further_options: Options that are not in ``options``, by name.
         group: The ranks.
         device: The device of the module.
 
@@ -136,7 +133,7 @@ def make_ranks_agree(
         ValueError: Ranks cannot use the transport of the options.
     """
     state = _state(module, ignored, options.sync_buffers_at_init)
-    description = _describe(module, ignored, options, further_options, device)
+    description = _describe(module, ignored, options, device)
     with health.constructing(group):
         found = _compare(description, group, device)
         if found is None:
@@ -169,7 +166,6 @@ def _describe(
     module: nn.Module,
     ignored: frozenset[str],
     options: Options,
-    further_options: Mapping[str, object],
     device: torch.device,
 ) -> Description:
     """Everything about this rank's wrapper that must be the same on all ranks."""
@@ -178,7 +174,7 @@ def _describe(
         "ddpx version": version.__version__,
         "device type": device.type,
     }
-    for name, value in {**asdict(options), **further_options}.items():
+    for name, value in options.describe(module).items():
         found[f"option {name}"] = repr(value)
     for name in _VARIABLES:
         found[f"environment variable {name}"] = os.environ.get(name, "not set")

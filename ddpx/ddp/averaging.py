@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -14,7 +13,6 @@ from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.mixed_precision import MixedPrecision
 from ddpx.ddp.options import Options
 from ddpx.ddp.structure import Structure
-from ddpx.params.delayed import DelayedParams
 from ddpx.params.grad_dtypes import GradDtypes
 from ddpx.reducer import Reducer
 
@@ -41,20 +39,18 @@ class Averaging:
         group: dist.ProcessGroup,
         transport: Transport | None,
         options: Options,
-        delayed: DelayedParams,
-        mixed_precision: Any,
     ) -> None:
-        param_dtype = getattr(mixed_precision, "param_dtype", None)
+        param_dtype = getattr(options.mixed_precision, "param_dtype", None)
         self.structure = Structure(module, ignored)
         self._grad_dtypes = GradDtypes(
             managed, options.reduce_dtype, options.grad_dtype, param_dtype
         )
-        self.managed, trigger = delayed.mark(managed)
+        self.managed, trigger = options.delayed.mark(managed)
         frozen = params.frozen_params(module, ignored)
         self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer(trigger))
         self.precision: MixedPrecision | None = None
-        if mixed_precision is not None:
-            self.precision = MixedPrecision(module, mixed_precision, ignored)
+        if options.mixed_precision is not None:
+            self.precision = MixedPrecision(module, options.mixed_precision, ignored)
         self.first_buckets = self.reducer.plan.buckets
         self.may_have_yielded = False
 

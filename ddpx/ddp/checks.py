@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from ddpx import errors, params
-from ddpx.ddp.mixed_precision import check_config
-from ddpx.params import ownership
-from ddpx.params.delayed import DelayedParams
-from ddpx.params.grad_dtypes import check_grad_dtype
 
 
 def check_module(module: object) -> None:
@@ -23,33 +18,6 @@ def check_module(module: object) -> None:
             f"ReducerDDP wraps a torch.nn.Module, but got {type(module).__name__}. Pass the model "
             "itself: ReducerDDP(model)."
         )
-
-
-def check_mixed_precision(
-    config: Any, reduce_dtype: torch.dtype | None, grad_dtype: torch.dtype | None
-) -> None:
-    """Checks ``mixed_precision``.
-
-    Raises:
-        TypeError: The object lacks a dtype.
-        ValueError: ``reduce_dtype`` or ``grad_dtype`` is given, too.
-    """
-    if config is None:
-        return
-    check_config(config)
-    if reduce_dtype is not None or grad_dtype is not None:
-        raise ValueError(
-            "mixed_precision has a reduce_dtype of its own. reduce_dtype= and grad_dtype= cannot "
-            "be combined with mixed_precision=. Set mixed_precision.reduce_dtype, or leave "
-            "mixed_precision out."
-        )
-
-
-def describe(mixed_precision: Any) -> dict[str, object]:
-    """The dtypes of ``mixed_precision``, to be compared between ranks."""
-    config = mixed_precision
-    dtypes = config and (config.param_dtype, config.reduce_dtype, config.buffer_dtype)
-    return {"mixed_precision": dtypes}
 
 
 def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -> None:
@@ -82,23 +50,6 @@ def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -
             f"{errors.count_names(computed, 'parameter')}, computed from other tensors. Make each "
             "of these tensors a torch.nn.Parameter."
         )
-
-
-def check_averaging(
-    owner: ownership.Owner,
-    managed: Sequence[params.ManagedParam],
-    delayed: DelayedParams,
-    grad_dtype: torch.dtype | None,
-) -> None:
-    """Checks that ``owner`` can average ``managed``, before ranks rely on this rank.
-
-    Raises:
-        ValueError: Another wrapper averages some of the parameters beside others; or a delayed
-            parameter is not in ``managed``; or ``grad_dtype`` is too narrow.
-    """
-    ownership.rivals(owner, managed)
-    delayed.mark(managed)
-    check_grad_dtype(managed, grad_dtype)
 
 
 def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:

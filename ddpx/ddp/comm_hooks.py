@@ -18,11 +18,13 @@ class CommHook:
     Attributes:
         name: The name of the hook in logging data. None without a hook.
         registered: The hook in Python, and its state. None without such a hook.
+        runs_optimizer: Whether the hook runs an optimizer of the wrapper's parameters.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.registered: tuple[Callable[..., Any], object] | None = None
+        self.runs_optimizer = False
         self._kind: dist.BuiltinCommHookType | None = None
         self._is_bound_to_group = False  # the C++ core keeps the group of a built-in hook
 

@@ -15,7 +15,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx import params
 from ddpx.comm import state_sync
-from ddpx.ddp import checks, nested
+from ddpx.ddp import checks, nested, optimizers
 from ddpx.ddp.comm_hooks import check_hook
 from ddpx.ddp.dynamo import ActiveWrapper
 from ddpx.ddp.finalization import Finalization
@@ -52,7 +52,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         self._ddpx = replica
         self.module = replica.module
         self.parameters_to_ignore = replica.ignored
-        self.mixed_precision = replica.mixed_precision
+        self.mixed_precision = options.mixed_precision
         self.device_mesh = device_mesh
         self.dim = dim
         self.device = place.device
@@ -173,9 +173,8 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             RuntimeError: torch has no functional form of ``optim``.
             ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
         """
-        self._ddpx.optimizers.register_fused(
-            self, self._ddpx.options, optim, args, kwargs, optim_params
-        )
+        optimizers.register_fused(self, self._ddpx.options, optim, args, kwargs, optim_params)
+        self._ddpx.comm_hook.runs_optimizer = True
 
     def _lazy_init(self) -> None:
         """Called by the first forward: what user code may set up until then."""
@@ -184,7 +183,8 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
 
     def _setup_in_backward_optimizers(self) -> None:
         """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients."""
-        self._ddpx.optimizers.take_over(self, self._ddpx.options)
+        if optimizers.take_over(self, self._ddpx.options):
+            self._ddpx.comm_hook.runs_optimizer = True
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
@@ -275,7 +275,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     @property
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
         """The parameters of ``delay_all_reduce_named_params``."""
-        return [param for _, param in self._ddpx.delayed.named_params or ()]
+        return [param for _, param in self._ddpx.options.delayed.named_params or ()]
 
     @property
     def _delay_all_reduce_all_params(self) -> bool:

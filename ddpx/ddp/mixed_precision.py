@@ -29,8 +29,15 @@ _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 _Place = tuple[Any, str]
 
 
-def check_config(config: Any) -> None:
-    """Raises TypeError if ``config`` lacks a dtype, or has a dtype that is not floating-point."""
+def check_config(
+    config: Any, reduce_dtype: torch.dtype | None, grad_dtype: torch.dtype | None
+) -> None:
+    """Checks the argument ``mixed_precision``.
+
+    Raises:
+        TypeError: ``config`` lacks a dtype, or has a dtype that is not floating-point.
+        ValueError: ``reduce_dtype`` or ``grad_dtype`` is given, too.
+    """
     for field in _DTYPES:
         dtype = getattr(config, field, "missing")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -40,6 +47,12 @@ def check_config(config: Any) -> None:
                 "torch.dtype or None. Example: "
                 "torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)."
             )
+    if reduce_dtype is not None or grad_dtype is not None:
+        raise ValueError(
+            "mixed_precision has a reduce_dtype of its own. reduce_dtype= and grad_dtype= cannot "
+            "be combined with mixed_precision=. Set mixed_precision.reduce_dtype, or leave "
+            "mixed_precision out."
+        )
 
 
 class MixedPrecision:

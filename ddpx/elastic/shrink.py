@@ -316,7 +316,7 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
             "its communication hook or mixed_precision keeps the process group that existed when "
             "it was set"
         )
-    if model._ddpx.optimizers.active:
+    if model._ddpx.comm_hook.runs_optimizer:
         return (
             "its optimizer runs inside backward, so some parameters may have made the step and "
             "others not"
