@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ddpx.version import refusal_of
+from ddpx.version import refusal_of, release_of
 
 _FILE = Path(__file__).with_name("build.json")  # written by setup.py
 
@@ -66,7 +66,8 @@ def _misfit() -> ImportError | None:
             "make build. Elsewhere, install ddpx again: pip install --no-build-isolation PATH"
         )
     facts = build_facts()
-    if facts is not None and _release(facts.torch) != _release(torch.__version__):
+    # Libraries that differ only in the patch level are compatible.
+    if facts is not None and release_of(facts.torch) != release_of(torch.__version__):
         return ImportError(
             f"ddpx was built for torch {facts.torch}, but torch {torch.__version__} is installed. "
             f"Install torch {facts.torch.split('+')[0]}, or build ddpx again. In a checkout, run: "
@@ -74,8 +75,3 @@ def _misfit() -> ImportError | None:
             "--no-deps PATH"
         )
     return None
-
-
-def _release(version: str) -> list[str]:
-    """Major and minor version. Libraries that differ only in the patch level are compatible."""
-    return version.split("+")[0].split(".")[:2]

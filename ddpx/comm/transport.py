@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddpx import _C, health
 from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job
 from ddpx.comm.shm import ShmOptions
-from ddpx.comm.state_sync import highest_rank
+from ddpx.comm.state_sync import highest
 
 Transport = _C.ShmBackend
 
@@ -153,7 +153,7 @@ def _all_can(cause: str | None, group: dist.ProcessGroup) -> bool:
 
     A collective call.
     """
-    witness = highest_rank(cause is not None, group, _CPU)
+    witness = highest(-1 if cause is None else group.rank(), group, _CPU)
     if witness == group.rank():
         _logger.warning(
             "[ddpx rank %d] gradients are averaged over gloo, because ranks cannot share memory: "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ddpx.ddp.replica import Replica
 from ddpx.reducer.torch_only import only_for_torch, refuse
@@ -45,23 +45,9 @@ _OF_LOGGER = {
 }
 
 
-def _refused_attribute(name: str, remedy: str) -> property:
-    def get(self: object) -> Any:
-        raise only_for_torch(f"model.{name}", remedy)
-
-    def assign(self: object, value: Any) -> None:
-        raise only_for_torch(f"model.{name}", remedy)
-
-    return property(get, assign)
-
-
-@refuse("model", OF_WRAPPER)
+@refuse("model", OF_WRAPPER, ATTRIBUTES_OF_WRAPPER)
 class TorchOnlyNames:
     """Names of DDP that raise NotImplementedError, with the name and the remedy."""
-
-
-for _name, _remedy in ATTRIBUTES_OF_WRAPPER.items():
-    setattr(TorchOnlyNames, _name, _refused_attribute(_name, _remedy))
 
 
 def check_overrides(cls: type, base: type) -> None:

@@ -48,16 +48,15 @@ def steps_table(
 
 def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord], wrapper: str) -> str:
     """Table of step times and memory of both runs."""
-    rows = []
+    times, memory = [], []
     for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
-        rows.append([f"rank {rank}: median step, ms", *_pair(_step_ms(left), _step_ms(right))])
-    for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        times.append([f"rank {rank}: median step, ms", *_pair(_step_ms(left), _step_ms(right))])
         pair = _pair(left.peak_bytes / _MIB, right.peak_bytes / _MIB)
-        rows.append([f"rank {rank}: peak memory, MiB", *pair])
+        memory.append([f"rank {rank}: peak memory, MiB", *pair])
         if left.device_peak_bytes or right.device_peak_bytes:
             pair = _pair(left.device_peak_bytes / _MIB, right.device_peak_bytes / _MIB)
-            rows.append([f"rank {rank}: peak on the device, MiB", *pair])
-    return table(("", "DDP", wrapper, "ratio"), rows)
+            memory.append([f"rank {rank}: peak on the device, MiB", *pair])
+    return table(("", "DDP", wrapper, "ratio"), times + memory)
 
 
 def compared(verdict: Verdict, num_ranks: int) -> str:

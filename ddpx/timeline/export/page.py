@@ -62,7 +62,7 @@ def page_data(recording: Recording) -> dict[str, Any]:
         "hosts": recording.hosts,
         "clockErrors": {rank: clock.error_ns / 1e3 for rank, clock in recording.clocks.items()},
         "params": recording.param_names,
-        "paramSizes": [rows.size_text(num_bytes) for num_bytes in recording.param_bytes],
+        "paramSizes": [rows.size(num_bytes) for num_bytes in recording.param_bytes],
         "legend": rows.LEGEND,
         "states": rows.STATES,
         "mayBeExposed": rows.MAY_BE_EXPOSED,
@@ -103,7 +103,7 @@ def _step(
         "number": step.number,
         "length": _us(extent.end, extent.begin),
         "layout": layouts.index(
-            tuple((bucket.params, rows.size_text(bucket.num_bytes)) for bucket in step.layout)
+            tuple((bucket.params, rows.size(bucket.num_bytes)) for bucket in step.layout)
         ),
         "wait": focus.wait_text(recording, step),
         "rows": [(group, rows.label(step, group)) for group in groups],

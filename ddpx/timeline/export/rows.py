@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from ddpx.timeline.analyze.extent import not_begun
 from ddpx.timeline.analyze.figures import common, moves_since, union
+from ddpx.timeline.analyze.texts import size_text
 from ddpx.timeline.model import Interval, Step
-
-_KIB, _MIB = 1 << 10, 1 << 20
 
 MAX_FOLDED = 16  # ranks with one row for all buckets
 NEGLIGIBLE = 1e-4  # the share of a step below which a bar is left out
@@ -129,12 +128,8 @@ def label(step: Step, group: Sequence[int]) -> str:
     """The label of a row of buckets."""
     if len(group) > 1:
         return f"buckets {group[0]} to {group[-1]}"
-    return f"bucket {group[0]}, {size_text(step.layout[group[0]].num_bytes)}"
+    return f"bucket {group[0]}, {size(step.layout[group[0]].num_bytes)}"
 
 
-def size_text(num_bytes: int) -> str:
-    if num_bytes == 0:
-        return "sparse"
-    if num_bytes >= _MIB:
-        return f"{num_bytes / _MIB:.1f} MiB"
-    return f"{num_bytes / _KIB:.1f} KiB" if num_bytes >= _KIB else f"{num_bytes} B"
+def size(num_bytes: int) -> str:
+    return size_text(num_bytes) if num_bytes else "sparse"
