@@ -54,7 +54,7 @@ def resolve_group(
             "process_group must be a torch.distributed.ProcessGroup or None, but got "
             f"{type(process_group).__name__}. Make a group with torch.distributed.new_group(...)."
         )
-    if _was_destroyed(process_group):
+    if was_destroyed(process_group):
         raise ValueError(
             "process_group was destroyed by torch.distributed.destroy_process_group(). Make a new "
             "group with torch.distributed.new_group(...), or leave process_group out."
@@ -109,12 +109,14 @@ def backend_name(group: dist.ProcessGroup) -> str:
         return group.name()
 
 
-def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
-    if is_written_in_python(process_group):
-        return False
-    # torch describes each group that it makes, and lists the group until it is destroyed.
-    made_by_torch = bool(process_group.group_desc)
-    return made_by_torch and process_group not in dist.distributed_c10d._world.pg_map
+def made_by_torch(group: dist.ProcessGroup) -> bool:
+    """Whether torch lists the group until it is destroyed. torch describes each such group."""
+    return not is_written_in_python(group) and bool(group.group_desc)
+
+
+def was_destroyed(group: dist.ProcessGroup) -> bool:
+    """Whether the script has destroyed the group."""
+    return made_by_torch(group) and group not in dist.distributed_c10d._world.pg_map
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from torch import nn
 
 from ddpx import params
 from ddpx.comm.transport import Transport
-from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.mixed_precision import MixedPrecision
 from ddpx.ddp.options import Options
 from ddpx.ddp.structure import Structure
@@ -27,7 +26,6 @@ class Averaging:
         reducer: The reducer.
         structure: The layers and parameters of the module.
         precision: The casts of ``mixed_precision``. None without this argument.
-        first_buckets: The buckets of the first step.
         may_have_yielded: Whether another wrapper may average these parameters now.
     """
 
@@ -51,32 +49,7 @@ class Averaging:
         self.precision: MixedPrecision | None = None
         if options.mixed_precision is not None:
             self.precision = MixedPrecision(module, options.mixed_precision, ignored)
-        self.first_buckets = self.reducer.plan.buckets
         self.may_have_yielded = False
-
-    def reduce_in_low_precision(self, comm_hook: CommHook) -> None:
-        """Sums buckets in the ``reduce_dtype`` of ``mixed_precision``, if there is one."""
-        if self.precision is not None and self.precision.reduce_dtype is not None:
-            comm_hook.reduce_in(
-                self.reducer, self.precision.reduce_dtype, self.precision.param_dtype
-            )
-            self.first_buckets = self.reducer.plan.buckets
-
-    def move_to(
-        self,
-        group: dist.ProcessGroup,
-        transport: Transport | None = None,
-        num_steps: int | None = None,
-    ) -> None:
-        """Averages over the ranks of another group, as after construction.
-
-        Args:
-            group: The new ranks.
-            transport: The transport of their buckets. None: the group.
-            num_steps: The number of steps of these ranks. None: the number of this rank.
-        """
-        self.reducer.move_to(group, transport, num_steps)
-        self.first_buckets = self.reducer.plan.buckets
 
     @property
     def is_lowered(self) -> bool:

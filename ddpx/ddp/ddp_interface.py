@@ -222,7 +222,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         replica = self._ddpx
         replica.comm_hook.check_group_can_change()
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
-        replica.averaging.move_to(new_process_group)
+        replica.reducer.move_to(new_process_group)
         replica.group = new_process_group
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:

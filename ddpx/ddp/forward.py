@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from ddpx import health
-from ddpx.ddp import nested
+from ddpx.ddp import nested, ownership
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.ddp_interface import DDPInterface
-from ddpx.params import ownership
 
 # Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
 _CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)

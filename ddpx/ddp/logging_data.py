@@ -83,7 +83,7 @@ def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
 def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
     reducer = wrapper.reducer
     order = reducer.arrival_order
-    sizes = _join(_bucket_bytes(wrapper, wrapper._ddpx.averaging.first_buckets))
+    sizes = _join(_bucket_bytes(wrapper, reducer.first_buckets))
     if not order:
         return {"bucket_sizes": sizes, "has_rebuilt_buckets": 0}
     buckets = reducer.plan.buckets

@@ -12,14 +12,13 @@ from torch import nn
 from ddpx import errors, params
 from ddpx.comm import transport as transports
 from ddpx.comm.ended_group import EndedGroup
-from ddpx.ddp import agreement
+from ddpx.ddp import agreement, ownership
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.buffers import BufferSync
 from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.join import UnevenInputs
 from ddpx.ddp.options import Options
 from ddpx.ddp.post_sync import PostSync
-from ddpx.params import ownership
 from ddpx.reducer import Reducer
 
 ATTRIBUTE = "_ddpx"  # a wrapper has its replica under this name, and nothing else of ddpx
@@ -116,7 +115,9 @@ class Replica:
         )
         self.reducer.wait_for = self.post_sync.wait_for
         ownership.take(self)
-        self.averaging.reduce_in_low_precision(self.comm_hook)
+        precision = self.averaging.precision
+        if precision is not None and precision.reduce_dtype is not None:
+            self.comm_hook.reduce_in(self.reducer, precision.reduce_dtype, precision.param_dtype)
 
     def move_to(self, group: dist.ProcessGroup, num_steps: int) -> None:
         """Averages over ranks that have the same state, as after construction.
@@ -128,7 +129,7 @@ class Replica:
         for param in self.module.parameters():
             param.grad = None
         self.transport = transports.of(group)
-        self.averaging.move_to(group, self.transport, num_steps)
+        self.reducer.move_to(group, self.transport, num_steps)
         self.group = group
         self.post_sync.drop_futures()
         self.buffers.last_forward_was_synchronized = True
@@ -165,7 +166,7 @@ class Replica:
             self.reducer.reset()  # the last step may have no end
             self.group = EndedGroup(self.group)
             self.transport = None
-            self.averaging.move_to(self.group)
+            self.reducer.move_to(self.group)
         self.averaging.make_room()
 
     def yield_to(self, owner: ownership.Owner) -> None:

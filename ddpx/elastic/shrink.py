@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from ddpx import _C, params
 from ddpx.comm import state_sync, transport
+from ddpx.ddp import ownership
 from ddpx.ddp.module import ReducerDDP
 from ddpx.elastic import errors
 from ddpx.elastic.regroup import Regrouping
 from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous
 from ddpx.errors import nobody_watches
 from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
-from ddpx.params import ownership
 from ddpx.settings import seconds
 
 _POLL_INTERVAL_S = 0.005

@@ -29,6 +29,7 @@ class Reducer(_C.Reducer):
 
     Attributes:
         settings: What was set after construction.
+        first_buckets: The buckets of the first step.
         delays_all_params: Whether the all-reduce of all parameters is delayed.
         wait_for: Makes the end of the next synchronized backward of a reducer wait for futures. The
             wrapper sets this attribute.
@@ -57,6 +58,7 @@ class Reducer(_C.Reducer):
             options,
             [_C.ReducerParam(p.tensor, p.name) for p in frozen],
         )
+        self.first_buckets = self.plan.buckets
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
         self._transport = transport
@@ -90,6 +92,7 @@ class Reducer(_C.Reducer):
         """
         monitor = health.begin(process_group)
         self.set_collective(process_group, transport, num_steps)
+        self.first_buckets = self.plan.buckets
         self.monitor = monitor
         if self.monitor is not None:
             self.monitor.begin_construction()
