@@ -142,7 +142,7 @@ function showRanks() {
 function drawGantt() {
   gantt.draw(view.step, shownRanks());
   byId("legend").replaceChildren(...Object.entries(recording.legend).filter(([name]) => gantt.used.has(name)).map(
-    ([name, text]) => element("li", {}, element("i", {class: `swatch ${name}`}), text)));
+    ([name, text]) => element("li", {}, element("i", {class: `swatch ${name}`, style: `background-color: var(--${name})`}), text)));
 }
 
 // Of the ranks that are chosen those that recorded this step; if there is none, its first.

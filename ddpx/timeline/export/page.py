@@ -32,7 +32,9 @@ def write(recording: Recording, path: str | Path) -> None:
     find_step(recording, None)
     # Without `<`, the data cannot end the script element or begin a comment.
     data = json.dumps(page_data(recording), separators=(",", ":")).replace("<", "\\u003c")
+    colors = "".join(f"--{name}: {color}; " for name, color in rows.COLORS.items())
     page = _file("page.html").replace(">{}</script>", f">{data}</script>")
+    page = page.replace("<style></style>", f"<style>:root {{ {colors}}}</style>")
     page = re.sub(
         r'<link rel="stylesheet" href="([a-z_.]+)">',
         lambda found: f"<style>\n{_file(found[1])}</style>",

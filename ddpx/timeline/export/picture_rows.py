@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddpx.timeline.export.rows import LEGEND, NEGLIGIBLE, bucket_bars, compute_bars
+from ddpx.timeline.export.rows import COLORS, LEGEND, NEGLIGIBLE, bucket_bars, compute_bars
 from ddpx.timeline.model import Interval, Step
 
 if TYPE_CHECKING:
@@ -14,20 +14,7 @@ if TYPE_CHECKING:
 
 _MS = 1e6
 
-# The palette of Okabe and Ito, for people with colour blindness. Some colours are lightened.
 _DARK, _LIGHT = "#222222", "#ffffff"
-_COLORS = {
-    "not-begun": "#d9d9d9",
-    "forward": "#56b4e9",
-    "backward": "#0072b2",
-    "gradient": "#333333",
-    "filling": "#f5cf80",
-    "queued": "#e69f00",
-    "held-up": "#a6dccb",
-    "moving": "#009e73",
-    "averaged": "#ead1de",
-    "written": "#cc79a7",
-}
 # The hatching of an exposed wait contrasts with the bar below it.
 _HATCHES = {"held-up": _DARK, "moving": _LIGHT}
 _HATCH = "/////"
@@ -63,7 +50,7 @@ class Rows:
         arrivals = [(each.at - self._begin) / _MS for each in step.ranks[rank].arrivals]
         width = 0.7 if len(arrivals) <= _FEW_GRADIENTS else 0.25
         top, height = _within(y)
-        axes.vlines(arrivals, top, top + height, color=_COLORS["gradient"], lw=width)
+        axes.vlines(arrivals, top, top + height, color=COLORS["gradient"], lw=width)
         if arrivals:
             self._used.add("gradient")
 
@@ -87,13 +74,13 @@ class Rows:
             if name not in self._used:
                 continue
             if name == "gradient":
-                made.append(Line2D([], [], color=_COLORS[name], marker="|", ls="", label=text))
+                made.append(Line2D([], [], color=COLORS[name], marker="|", ls="", label=text))
             elif name == "exposed":
-                color = _COLORS["moving"]
+                color = COLORS["moving"]
                 hatch: dict[str, object] = {"hatch": _HATCH, "edgecolor": _LIGHT, "lw": 0}
                 made.append(Patch(facecolor=color, label=text, **hatch))  # type: ignore[arg-type]
             else:
-                made.append(Patch(facecolor=_COLORS[name], label=text))
+                made.append(Patch(facecolor=COLORS[name], label=text))
         return made
 
     def _bars(
@@ -108,7 +95,7 @@ class Rows:
         if not bars:
             return
         self._used.add(name)
-        axes.broken_barh(bars, _within(y), color=_COLORS[name], lw=0)
+        axes.broken_barh(bars, _within(y), color=COLORS[name], lw=0)
         for x, width in bars:
             if label and width > 0.06 * self._length_ms:  # the label fits
                 axes.text(

@@ -54,6 +54,19 @@ STATES = {
 }
 # The states that have a hatching where the end of backward only waits.
 MAY_BE_EXPOSED = ("held-up", "moving")
+# The palette of Okabe and Ito, for people with colour blindness. Some colours are lightened.
+COLORS = {
+    "not-begun": "#d9d9d9",
+    "forward": "#56b4e9",
+    "backward": "#0072b2",
+    "gradient": "#333333",
+    "filling": "#f5cf80",
+    "queued": "#e69f00",
+    "held-up": "#a6dccb",
+    "moving": "#009e73",
+    "averaged": "#ead1de",
+    "written": "#cc79a7",
+}
 LEGEND = {
     "not-begun": "not begun",
     "forward": "forward",
