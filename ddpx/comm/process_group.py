@@ -25,7 +25,10 @@ def resolve_group(
     """
     if device_mesh is not None:
         if process_group is not None:
-            raise _group_and_mesh()
+            raise RuntimeError(
+                "Cannot specify both process_group and device_mesh arguments. Pass only one of "
+                "the two."
+            )
         if not isinstance(device_mesh, DeviceMesh):
             raise TypeError(
                 "device_mesh must be a torch.distributed.device_mesh.DeviceMesh or None, but got "
@@ -117,12 +120,3 @@ def made_by_torch(group: dist.ProcessGroup) -> bool:
 def was_destroyed(group: dist.ProcessGroup) -> bool:
     """Whether the script has destroyed the group."""
     return made_by_torch(group) and group not in dist.distributed_c10d._world.pg_map
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _group_and_mesh() -> RuntimeError:
-    return RuntimeError(
-        "Cannot specify both process_group and device_mesh arguments. Pass only one of the two."
-    )

@@ -90,7 +90,11 @@ def _with_checked_result(hook: Callable[..., Any]) -> Callable[..., Any]:
     def checked(state: object, bucket: dist.GradBucket) -> Any:
         future = hook(state, bucket)
         if not isinstance(future, torch._C.Future):
-            raise _no_future(future)
+            raise TypeError(
+                "Communication hook: callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__}. Return the future of a collective call, with .then() to "
+                "select the tensor, or return a torch.futures.Future whose result is set."
+            )
         return future
 
     return checked
@@ -118,14 +122,3 @@ def check_hook(hook: Callable[..., Any]) -> None:
             "Communication hook: return annotation should be torch.futures.Future[torch.Tensor]. "
             f"The annotation is {returned!r}."
         )
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _no_future(returned: object) -> TypeError:
-    return TypeError(
-        "Communication hook: callback must return a torch.futures.Future object, but got "
-        f"{type(returned).__name__}. Return the future of a collective call, with .then() to "
-        "select the tensor, or return a torch.futures.Future whose result is set."
-    )

@@ -17,10 +17,10 @@ from ddpx.comm.process_group import resolve_group
 from ddpx.ddp import agreement, checks, functions, ownership, placement
 from ddpx.ddp.forward import Forward
 from ddpx.ddp.functions import AsMethod
-from ddpx.ddp.logging_data import logging_data
+from ddpx.ddp.logging_data import Logger, logging_data
 from ddpx.ddp.options import make_options
 from ddpx.ddp.replica import Replica
-from ddpx.ddp.torch_only import Logger, check_overrides
+from ddpx.ddp.torch_only import check_overrides
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
 from ddpx.params.grad_dtypes import check_grad_dtype

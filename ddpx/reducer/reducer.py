@@ -184,9 +184,6 @@ class Reducer(_C.Reducer):
         if self.wait_for is not None:
             self.wait_for(self, futures)
 
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        self.set_sample_rate(sample_rate)
-
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         self.move_to(new_process_group)
 
@@ -202,14 +199,14 @@ class Reducer(_C.Reducer):
     def _set_static_graph(self) -> None:
         self.set_static_graph()
 
-    def _set_manual_finalization_required(self, required: bool) -> None:
-        self.set_manual_finalization(required)
-
     def _should_finalize_after_backward(self) -> bool:
         return self.should_finalize_after_backward
 
     def _finalize_backward_manual(self) -> None:
         self.finalize_backward()
+
+    _set_ddp_runtime_logging_sample_rate = set_sample_rate
+    _set_manual_finalization_required = set_manual_finalization
 
 
 def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:
