@@ -49,11 +49,12 @@ def find_wrapper(target: str) -> type[nn.Module]:
         UserMistake: The class does not exist, or is not a torch.nn.Module.
     """
     module_name, _, class_name = target.partition(":")
-    if not module_name or not class_name:
-        raise _not_a_wrapper_class(target)
-    found = _find(module_name, class_name)
+    found = _find(module_name, class_name) if module_name and class_name else None
     if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise _not_a_wrapper_class(target)
+        raise errors.UserMistake(
+            f"--class {target} does not name a wrapper class. Pass module:Class, a class that "
+            "derives from torch.nn.Module and takes the arguments of DistributedDataParallel."
+        )
     return found
 
 
@@ -78,13 +79,6 @@ def _find(module_name: str, name: str) -> Any:
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-
-def _not_a_wrapper_class(target: str) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"--class {target} does not name a wrapper class. Pass module:Class, a class that derives "
-        "from torch.nn.Module and takes the arguments of DistributedDataParallel."
-    )
 
 
 def _build_failed(target: str, cause: BaseException) -> errors.UserMistake:

@@ -261,10 +261,15 @@ def _differences(per_rank: Sequence[Description]) -> list[str]:
 
 
 def _by_value(values: Sequence[str]) -> str:
+    found = _ranks_by_value(dict(enumerate(values)))
+    return "; ".join(f"{value} on {_list_ranks(at)}" for value, at in found.items())
+
+
+def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in values.items():
         ranks.setdefault(value, []).append(rank)
-    return "; ".join(f"{value} on {_list_ranks(at)}" for value, at in ranks.items())
+    return ranks
 
 
 def _first_out_of_order(orders: Sequence[Sequence[str]]) -> str:
@@ -306,11 +311,9 @@ def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
 
 def _some_ranks_have_faults(faults: Mapping[int, str]) -> Exception:
     """``faults``: the type and the text of an error, by rank. The type is that of the first."""
-    ranks: dict[str, list[int]] = {}
-    for rank, fault in faults.items():
-        ranks.setdefault(fault, []).append(rank)
     kind = next(iter(faults.values())).split(":")[0]
-    text = "\n".join(f"  {_list_ranks(at)}: {fault}" for fault, at in ranks.items())
+    by_fault = _ranks_by_value(faults)
+    text = "\n".join(f"  {_list_ranks(at)}: {fault}" for fault, at in by_fault.items())
     return _KINDS.get(kind, RuntimeError)(
         "ReducerDDP cannot be made on some of the ranks. All ranks raise this error. The cause:\n"
         + text

@@ -52,11 +52,6 @@ class Averaging:
         self.may_have_yielded = False
 
     @property
-    def is_lowered(self) -> bool:
-        """Whether casts replace parameters now, as in a forward within a backward."""
-        return self.precision is not None and self.precision.lowered
-
-    @property
     def has_yielded(self) -> bool:
         """Whether another wrapper averages the parameters now."""
         return self.may_have_yielded and self.reducer.yielded

@@ -50,15 +50,3 @@ def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -
             f"{errors.count_names(computed, 'parameter')}, computed from other tensors. Make each "
             "of these tensors a torch.nn.Parameter."
         )
-
-
-def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
-    """Raises ValueError if ``module`` is on the CPU and has SyncBatchNorm layers."""
-    if device_type == "cpu":
-        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
-        if names:
-            raise ValueError(
-                "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and "
-                f"has {errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an "
-                "accelerator before wrapping, or do not call convert_sync_batchnorm() on CPU."
-            )

@@ -13,9 +13,9 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from ddpx import params
+from ddpx import errors, params
 from ddpx.comm import state_sync
-from ddpx.ddp import checks, nested, optimizers
+from ddpx.ddp import nested, optimizers
 from ddpx.ddp.comm_hooks import check_hook
 from ddpx.ddp.dynamo import ActiveWrapper
 from ddpx.ddp.finalization import Finalization
@@ -102,7 +102,13 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         Raises:
             ValueError: A module on the CPU has SyncBatchNorm layers.
         """
-        checks.check_sync_batch_norm(module, self.device_type)
+        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
+        if names and self.device_type == "cpu":
+            raise ValueError(
+                "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and "
+                f"has {errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an "
+                "accelerator before wrapping, or do not call convert_sync_batchnorm() on CPU."
+            )
 
     # ---- synchronization of gradients ----------------------------------------------------------
 

@@ -136,7 +136,9 @@ def _watch(averaging: Averaging, output: Any) -> None:
     """Lets the reducer see the backward of ``output``."""
     structure = averaging.structure
     outputs = list(nested.tensors_in(output))
-    if averaging.is_lowered or structure.unchanged():
+    precision = averaging.precision
+    # Casts replace params in a forward within a backward.
+    if (precision is not None and precision.lowered) or structure.unchanged():
         averaging.reducer.watch_outputs(outputs)
         return
     averaging.reducer.watch_outputs(outputs, structure.all_replaced())

@@ -182,20 +182,15 @@ class Replica:
         )
 
 
-def replicas_in(model: object) -> list[Replica]:
-    """The replicas of the wrappers in ``model``, which may be a wrapper or a module around one."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    found = (module.__dict__.get(ATTRIBUTE) for module in modules)
-    return [replica for replica in found if isinstance(replica, Replica)]
-
-
 def replica_of(model: object) -> Replica:
-    """The replica of the only wrapper in ``model``.
+    """The replica of the only wrapper in ``model``, a wrapper or a module around one.
 
     Raises:
         TypeError: ``model`` contains no wrapper, or contains several.
     """
-    found = replicas_in(model)
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    held = [module.__dict__.get(ATTRIBUTE) for module in modules]
+    found = [replica for replica in held if isinstance(replica, Replica)]
     if len(found) != 1:
         raise errors.not_one_wrapper(model, len(found))
     return found[0]

@@ -6,6 +6,7 @@ The class also has the names of DDP's reducer that torch's communication hooks a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,10 +16,26 @@ from ddpx import _C, health
 from ddpx.comm.transport import Transport, name_of
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import Shard, is_dtensor
-from ddpx.reducer.settings import Settings
 from ddpx.reducer.torch_only import OF_REDUCER, refuse
 
 Futures = Sequence[torch.futures.Future[Any]]
+
+
+@dataclass
+class Settings:
+    """Settings that a copy of a wrapper gives to its own reducer.
+
+    Attributes:
+        check_finite: Whether backward raises if a gradient is not finite.
+        manual_finalization: Whether ``finalize_backward()`` ends a step.
+        sample_rate: The number of steps between two reports. None: the default.
+        sparse_rows: The rows in which sparse gradients have entries, by parameter name.
+    """
+
+    check_finite: bool = False
+    manual_finalization: bool = False
+    sample_rate: int | None = None
+    sparse_rows: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @refuse("model.reducer", OF_REDUCER)

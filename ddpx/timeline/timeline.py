@@ -11,8 +11,8 @@ from torch import nn
 
 from ddpx.ddp.replica import replica_of
 from ddpx.errors import count
-from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.assembly import assemble
+from ddpx.timeline.analyze.diagnoses import advise
 from ddpx.timeline.analyze.summarize import summarize
 from ddpx.timeline.analyze.summary import Summary
 from ddpx.timeline.export import page, picture, trace_file
@@ -126,7 +126,11 @@ class Timeline:
             >>> len(timeline.stop().steps)
             1
         """
-        recorder = self._running()
+        recorder = self._recorder
+        if recorder is None or not recorder.started:
+            raise RuntimeError(
+                "this timeline is not recording. Call start() first, and call stop() once."
+            )
         recorder.stop()
         self._ranks = [recorder.data()]  # kept if the gather fails
         self._recorder = None
@@ -150,13 +154,6 @@ class Timeline:
         self._recorder.stop(wait=False)
         self._ranks = [self._recorder.data()]
         self._recorder = None
-
-    def _running(self) -> Recorder:
-        if self._recorder is None or not self._recorder.started:
-            raise RuntimeError(
-                "this timeline is not recording. Call start() first, and call stop() once."
-            )
-        return self._recorder
 
     # ---- recorded data ---------------------------------------------------------------------
 

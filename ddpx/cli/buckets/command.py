@@ -13,7 +13,7 @@ from ddpx.cli.buckets import picture
 from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
 from ddpx.ddp.options import Options, make_options
-from ddpx.timeline.tables import table
+from ddpx.timeline.texts import table
 
 
 @click.command("buckets")

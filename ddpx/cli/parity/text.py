@@ -10,7 +10,7 @@ import torch
 from ddpx.cli.parity.record import RankRecord
 from ddpx.errors import count, plural
 from ddpx.testing.events import Difference, Verdict, describe
-from ddpx.timeline.tables import table
+from ddpx.timeline.texts import table
 
 _MIB = 1 << 20
 _MOST_STEPS = 20

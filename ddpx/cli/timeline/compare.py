@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpx.cli.timeline.verdict import Verdict
 from ddpx.timeline.analyze.summary import RankSummary, Summary
-from ddpx.timeline.tables import table
+from ddpx.timeline.texts import table
 
 _MIB = 1 << 20
 _UNEXPLAINED = 0.25  # the share of a difference for which parts of the step need not account

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddpx.timeline import errors
 from ddpx.timeline.analyze.figures import computing, holdup
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
 
@@ -23,6 +22,15 @@ def not_begun(step: Step, rank: int) -> Interval:
     return Interval(step_extent(step).begin, rank_extent(step.ranks[rank]).begin)
 
 
+def check_recorded(recording: Recording) -> None:
+    """Raises RuntimeError if the recording has no step."""
+    if not recording.steps:
+        raise RuntimeError(
+            "no complete step was recorded. A complete step is a forward through the wrapper and a "
+            "synchronized backward (outside no_sync()), both between start() and stop()."
+        )
+
+
 def find_step(recording: Recording, number: int | None) -> Step:
     """Returns a step of the recording.
 
@@ -35,8 +43,7 @@ def find_step(recording: Recording, number: int | None) -> Step:
         RuntimeError: No complete step was recorded.
         ValueError: The recording has no step of this number.
     """
-    if not recording.steps:
-        raise errors.no_complete_step()
+    check_recorded(recording)
     if number is None:
         by_length = sorted(recording.steps, key=lambda step: step_extent(step).ns)
         return by_length[(len(by_length) - 1) // 2]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpx.timeline.analyze import focus
-from ddpx.timeline.analyze.advice import advise
+from ddpx.timeline.analyze.diagnoses import advise
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
 from ddpx.timeline.analyze.turns import in_turn
@@ -54,7 +54,9 @@ def _file(name: str) -> str:
 
 def page_data(recording: Recording) -> dict[str, Any]:
     """The data of the page, as values that JSON supports."""
-    layouts, orders = _Distinct(), _Distinct()
+    # Equal layouts, and equal orders of arrival, are stored once: the index of each.
+    layouts: dict[Hashable, int] = {}
+    orders: dict[Hashable, int] = {}
     steps = [_step(recording, step, layouts, orders) for step in recording.steps]
     median = find_step(recording, None)
     return {
@@ -71,8 +73,8 @@ def page_data(recording: Recording) -> dict[str, Any]:
         "negligible": rows.NEGLIGIBLE,
         "maxFolded": rows.MAX_FOLDED,
         "times": (*rows.Times._fields, "launched"),
-        "layouts": layouts.values,
-        "orders": orders.values,
+        "layouts": list(layouts),
+        "orders": list(orders),
         "steps": steps,
         "advice": advise(recording),
         "shown": recording.steps.index(median),
@@ -81,32 +83,17 @@ def page_data(recording: Recording) -> dict[str, Any]:
     }
 
 
-class _Distinct:
-    """A list that stores equal values once."""
-
-    def __init__(self) -> None:
-        self.values: list[Hashable] = []
-        self._indices: dict[Hashable, int] = {}
-
-    def index(self, value: Hashable) -> int:
-        if value not in self._indices:
-            self._indices[value] = len(self.values)
-            self.values.append(value)
-        return self._indices[value]
-
-
 def _step(
-    recording: Recording, step: Step, layouts: _Distinct, orders: _Distinct
+    recording: Recording, step: Step, layouts: dict[Hashable, int], orders: dict[Hashable, int]
 ) -> dict[str, Any]:
     extent = step_extent(step)
     groups = focus.bucket_rows(step, focus.detailed_ranks(step))
     drawn = in_turn(recording, step)
+    layout = tuple((bucket.params, rows.size(bucket.num_bytes)) for bucket in step.layout)
     return {
         "number": step.number,
         "length": _us(extent.end, extent.begin),
-        "layout": layouts.index(
-            tuple((bucket.params, rows.size(bucket.num_bytes)) for bucket in step.layout)
-        ),
+        "layout": layouts.setdefault(layout, len(layouts)),
         "wait": focus.wait_text(recording, step),
         "rows": [(group, rows.label(step, group)) for group in groups],
         "byExposed": focus.by_exposed(step, list(step.ranks)),
@@ -118,13 +105,14 @@ def _step(
     }
 
 
-def _rank(step: Step, drawn: Step, rank: int, orders: _Distinct) -> dict[str, Any]:
+def _rank(step: Step, drawn: Step, rank: int, orders: dict[Hashable, int]) -> dict[str, Any]:
     rank_step = step.ranks[rank]
     begin = step_extent(step).begin
 
     def at(ns: int) -> int:
         return _us(ns, begin)
 
+    order = tuple(arrival.param for arrival in rank_step.arrivals)
     arrived = [at(arrival.at) for arrival in rank_step.arrivals]
     return {
         "forwards": [[at(span.begin), at(span.end)] for span in rank_step.forwards],
@@ -132,7 +120,7 @@ def _rank(step: Step, drawn: Step, rank: int, orders: _Distinct) -> dict[str, An
         "backward": [at(rank_step.backward.begin), at(rank_step.backward.end)],
         "end": at(rank_step.end),
         "phases": [[p.phase, at(p.span.begin), at(p.span.end)] for p in rank_step.phases],
-        "order": orders.index(tuple(arrival.param for arrival in rank_step.arrivals)),
+        "order": orders.setdefault(order, len(orders)),
         # The differences of times have fewer digits than the times.
         "arrivals": [b - a for a, b in zip([0, *arrived], arrived, strict=False)],
         "buckets": [

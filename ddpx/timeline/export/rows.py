@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ddpx.timeline.analyze.extent import not_begun
 from ddpx.timeline.analyze.figures import common, moves_since, union
-from ddpx.timeline.analyze.texts import size_text
 from ddpx.timeline.model import Interval, Step
+from ddpx.timeline.texts import size_text
 
 MAX_FOLDED = 16  # ranks with one row for all buckets
 NEGLIGIBLE = 1e-4  # the share of a step below which a bar is left out
