@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ddpx.version import refusal_of
+from ddpx.version import refusal_of, release_of
 
 _FILE = Path(__file__).with_name("build.json")  # written by setup.py
 
@@ -57,39 +57,21 @@ def check_build() -> None:
 
 def _misfit() -> ImportError | None:
     if not sys.platform.startswith("linux"):
-        return _not_linux(sys.platform)
+        return ImportError(f"ddpx runs on Linux only, but this system is {sys.platform}.")
     if refusal := refusal_of(torch.__version__):
         return ImportError(refusal)
     if not _FILE.with_name(f"_C{EXTENSION_SUFFIXES[0]}").exists():
-        return _not_built()
+        return ImportError(
+            "the C++ extension of ddpx has not been built for this Python. In a checkout, run: "
+            "make build. Elsewhere, install ddpx again: pip install --no-build-isolation PATH"
+        )
     facts = build_facts()
-    if facts is not None and _release(facts.torch) != _release(torch.__version__):
-        return _built_for_another_torch(facts.torch, torch.__version__)
+    # Libraries that differ only in the patch level are compatible.
+    if facts is not None and release_of(facts.torch) != release_of(torch.__version__):
+        return ImportError(
+            f"ddpx was built for torch {facts.torch}, but torch {torch.__version__} is installed. "
+            f"Install torch {facts.torch.split('+')[0]}, or build ddpx again. In a checkout, run: "
+            "make clean build. Elsewhere, run: pip install --no-build-isolation --force-reinstall "
+            "--no-deps PATH"
+        )
     return None
-
-
-def _release(version: str) -> list[str]:
-    """Major and minor version. Libraries that differ only in the patch level are compatible."""
-    return version.split("+")[0].split(".")[:2]
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _not_linux(platform: str) -> ImportError:
-    return ImportError(f"ddpx runs on Linux only, but this system is {platform}.")
-
-
-def _not_built() -> ImportError:
-    return ImportError(
-        "the C++ extension of ddpx has not been built for this Python. In a checkout, run: "
-        "make build. Elsewhere, install ddpx again: pip install --no-build-isolation PATH"
-    )
-
-
-def _built_for_another_torch(built_for: str, installed: str) -> ImportError:
-    return ImportError(
-        f"ddpx was built for torch {built_for}, but torch {installed} is installed. Install torch "
-        f"{built_for.split('+')[0]}, or build ddpx again. In a checkout, run: make clean build. "
-        "Elsewhere, run: pip install --no-build-isolation --force-reinstall --no-deps PATH"
-    )

@@ -1,8 +1,8 @@
 """Errors that several modules raise, and helpers for the texts of errors.
 
-Other errors are at the end of the module that raises them. ``csrc/reducer/step_errors.cpp`` has the
-texts of the reducer. Errors that DDP has, too, contain the words of DDP's error, because scripts
-look for them.
+The text of an error with one caller is where the error is raised. ``csrc/reducer/step_errors.cpp``
+has the texts of the reducer. Errors that DDP has, too, contain the words of DDP's error, because
+scripts look for them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,6 @@ def count_names(names: Iterable[str], noun: str) -> str:
 
 def not_a_flag(name: str, value: object) -> TypeError:
     return TypeError(f"{name} must be True or False, but got {value!r}.")
-
-
-def no_other_rank(rank: object, size: int) -> ValueError:
-    return ValueError(
-        f"rank {rank!r} is not another rank of the process group of this wrapper, which has "
-        f"{count(size, 'rank')}. Pass the number of another rank, counted from 0."
-    )
 
 
 def not_one_wrapper(value: object, number: int) -> TypeError:

@@ -29,7 +29,7 @@ def seconds(name: str, value: object) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _no_number_of_seconds(name, value)
+        raise TypeError(f"{name} must be a number of seconds or a timedelta, but got {value!r}.")
     number = float(value)
     if not (_LEAST_S <= number <= _MOST_S or number == math.inf):
         raise _bad_seconds(name, value)
@@ -54,25 +54,17 @@ def switch_of(variable: str) -> bool | None:
     if not text:
         return None
     if text not in _SWITCH:
-        raise _bad_switch(variable, text)
+        raise ValueError(
+            f"{variable}={text} is neither on nor off. Set {variable} to 1 (on) or to 0 (off)."
+        )
     return _SWITCH[text]
 
 
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def _no_number_of_seconds(name: str, value: object) -> TypeError:
-    return TypeError(f"{name} must be a number of seconds or a timedelta, but got {value!r}.")
-
-
 def _bad_seconds(name: str, value: object) -> ValueError:
     return ValueError(
         f"{name}={value!r} is not a valid time limit. Pass a number of seconds from 0.001 to 1e9, "
         "e.g. 10, or inf for no limit."
-    )
-
-
-def _bad_switch(variable: str, text: str) -> ValueError:
-    return ValueError(
-        f"{variable}={text} is neither on nor off. Set {variable} to 1 (on) or to 0 (off)."
     )

@@ -19,7 +19,7 @@ def supported_torch() -> str:
 
 def refusal_of(torch: str) -> str | None:
     """Returns why a version of torch is refused. None if ddpx does not refuse that version."""
-    if _release(torch) >= OLDEST_TORCH:
+    if release_of(torch) >= OLDEST_TORCH:
         return None
     return (
         f"{_supported_but_installed(torch)}. "
@@ -29,7 +29,7 @@ def refusal_of(torch: str) -> str | None:
 
 def warning_of(torch: str) -> str | None:
     """Returns a warning of a version of torch that is newer than the supported ones, or None."""
-    if _release(torch) <= NEWEST_TORCH:
+    if release_of(torch) <= NEWEST_TORCH:
         return None
     return f"{_supported_but_installed(torch)}. ddpx has not been tested with this version"
 
@@ -38,6 +38,6 @@ def _supported_but_installed(torch: str) -> str:
     return f"ddpx {__version__} supports torch {supported_torch()}, but torch {torch} is installed"
 
 
-def _release(torch: str) -> tuple[int, ...]:
+def release_of(torch: str) -> tuple[int, ...]:
     """Major and minor version."""
     return tuple(int(part) for part in torch.split("+")[0].split(".")[:2])

@@ -30,7 +30,7 @@ PYTHON_LAYERS: Layers = (
     ("ddpx.comm",),
     ("ddpx.reducer",),
     ("ddpx.ddp",),
-    ("ddpx.timeline.model", "ddpx.timeline.errors", "ddpx.timeline.tables"),
+    ("ddpx.timeline.model", "ddpx.timeline.texts"),
     ("ddpx.timeline.record",),
     ("ddpx.timeline.analyze",),
     ("ddpx.timeline.export",),

@@ -26,7 +26,7 @@ if _STARTUP not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 
 # Folders that run first: their tests compile, train with large libraries, or search for a given
 # time. A worker that begins one of their files last runs long after the others have ended.
-LONGEST = ("property", "cpp", "torch_free", "trainers")
+LONGEST = ("property", "cpp", "torch_free", "integrations")
 # The number of cases of a test function from which on only a part of them runs: enough that every
 # two values of two params meet.
 SMALL_MATRIX = 12

@@ -24,7 +24,10 @@ def build(target: str) -> tuple[nn.Module, Any]:
     """
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name:
-        raise _not_a_build_function(target)
+        raise errors.UserMistake(
+            f"{target!r} is not of the form module:function. Pass a module and its function that "
+            "returns a model."
+        )
     function = _find(module_name, function_name)
     try:
         built = function()
@@ -32,7 +35,10 @@ def build(target: str) -> tuple[nn.Module, Any]:
         raise _build_failed(target, cause) from cause
     model, example = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module):
-        raise _built_no_module(target, model)
+        raise errors.UserMistake(
+            f"{target} returned an object of type {type(model).__name__}. Return a "
+            "torch.nn.Module, or a pair of a module and an example input."
+        )
     return model, getattr(model, "example_input", None) if example is None else example
 
 
@@ -43,11 +49,12 @@ def find_wrapper(target: str) -> type[nn.Module]:
         UserMistake: The class does not exist, or is not a torch.nn.Module.
     """
     module_name, _, class_name = target.partition(":")
-    if not module_name or not class_name:
-        raise _not_a_wrapper_class(target)
-    found = _find(module_name, class_name)
+    found = _find(module_name, class_name) if module_name and class_name else None
     if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise _not_a_wrapper_class(target)
+        raise errors.UserMistake(
+            f"--class {target} does not name a wrapper class. Pass module:Class, a class that "
+            "derives from torch.nn.Module and takes the arguments of DistributedDataParallel."
+        )
     return found
 
 
@@ -64,41 +71,17 @@ def _find(module_name: str, name: str) -> Any:
         raise _build_failed(module_name, cause) from cause
     found = getattr(module, name, None)
     if not callable(found):
-        raise _no_such_name(module_name, name)
+        raise errors.UserMistake(
+            f"module {module_name!r} has no function or class {name!r}. Check the part after the "
+            "colon."
+        )
     return found
 
 
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def _not_a_build_function(target: str) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"{target!r} is not of the form module:function. "
-        "Pass a module and its function that returns a model."
-    )
-
-
-def _no_such_name(module: str, name: str) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"module {module!r} has no function or class {name!r}. Check the part after the colon."
-    )
-
-
-def _not_a_wrapper_class(target: str) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"--class {target} does not name a wrapper class. Pass module:Class, a class that derives "
-        "from torch.nn.Module and takes the arguments of DistributedDataParallel."
-    )
-
-
 def _build_failed(target: str, cause: BaseException) -> errors.UserMistake:
     return errors.UserMistake(
         f"{target} raised {type(cause).__name__}: {' '.join(str(cause).split())}"
-    )
-
-
-def _built_no_module(target: str, value: object) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"{target} returned an object of type {type(value).__name__}. Return a torch.nn.Module, or "
-        "a pair of a module and an example input."
     )

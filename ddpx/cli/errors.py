@@ -19,10 +19,6 @@ def tool_missing(package: str) -> UserMistake:
     return UserMistake(needs_tools(package))
 
 
-def no_such_file(path: object) -> UserMistake:
-    return UserMistake(f"there is no file or folder '{path}'. Pass an existing path.")
-
-
 def check_folder(folder: Path) -> None:
     """Raises UserMistake if files cannot be written into a folder, which need not exist."""
     try:

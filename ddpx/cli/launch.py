@@ -47,7 +47,10 @@ def torchrun_options(
         parser.set_defaults(nproc_per_node=_NOT_GIVEN)
     options = parser.parse_args(list(words))
     if options.no_python or options.run_path:
-        raise _only_python()
+        raise errors.UserMistake(
+            "--no-python and --run-path are not supported, because ddpx must run the script "
+            "itself. Pass the path of a Python file, or -m and the name of a module."
+        )
     one_node = options.nnodes in ("1", "1:1")
     if options.nproc_per_node == _NOT_GIVEN:
         options.nproc_per_node = str(DEFAULT_NUM_RANKS if one_node else 1)
@@ -134,7 +137,9 @@ def launch(
             raise KeyboardInterrupt from None
         return 128 + int(stop.sigval)
     except (ValueError, AssertionError, RuntimeError) as cause:
-        raise _cannot_launch(cause) from cause
+        raise errors.UserMistake(
+            f"torchrun cannot start: {' '.join(str(cause).split())}"
+        ) from cause
     return 0
 
 
@@ -151,7 +156,11 @@ def _check_variables() -> None:
 
 
 def _usage_error(message: str) -> NoReturn:
-    raise _no_script() if "training_script" in message else _bad_torchrun_options(message)
+    if "training_script" in message:
+        raise errors.UserMistake("give a script: ddpx run train.py")
+    raise errors.UserMistake(
+        f"torchrun rejects the options: {message} (ddpx run --help has examples.)"
+    )
 
 
 @contextmanager
@@ -175,27 +184,3 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _only_python() -> errors.UserMistake:
-    return errors.UserMistake(
-        "--no-python and --run-path are not supported, because ddpx must run the script itself. "
-        "Pass the path of a Python file, or -m and the name of a module."
-    )
-
-
-def _no_script() -> errors.UserMistake:
-    return errors.UserMistake("give a script: ddpx run train.py")
-
-
-def _bad_torchrun_options(message: str) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"torchrun rejects the options: {message} (ddpx run --help has examples.)"
-    )
-
-
-def _cannot_launch(cause: Exception) -> errors.UserMistake:
-    return errors.UserMistake(f"torchrun cannot start: {' '.join(str(cause).split())}")

@@ -31,7 +31,9 @@ class Script:
         """Raises UserMistake if the script or module does not exist."""
         if not self.is_module:
             if not Path(self.target).is_file():
-                raise _no_such_script(self.target)
+                raise errors.UserMistake(
+                    f"there is no script {self.target!r}. Pass the path of a Python file."
+                )
             return
         path = list(sys.path)
         sys.path.insert(0, os.getcwd())  # ``python -m`` searches there first
@@ -68,10 +70,3 @@ class Script:
         if not getattr(sys.flags, "safe_path", False):  # else sys.path has no folder of the script
             sys.path[0] = os.path.dirname(os.path.realpath(self.target))
         runpy.run_path(self.target, run_name="__main__")
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _no_such_script(path: str) -> errors.UserMistake:
-    return errors.UserMistake(f"there is no script {path!r}. Pass the path of a Python file.")

@@ -17,20 +17,9 @@ class EndedGroup(dist.ProcessGroup):
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
 
     def allreduce(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise _ended()
+        raise RuntimeError(
+            "the process group of this ReducerDDP has ended, and a later ReducerDDP averages the "
+            "parameters. Call the later wrapper, or wrap the module again."
+        )
 
-    def broadcast(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise _ended()
-
-    def allgather(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise _ended()
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _ended() -> RuntimeError:
-    return RuntimeError(
-        "the process group of this ReducerDDP has ended, and a later ReducerDDP averages the "
-        "parameters. Call the later wrapper, or wrap the module again."
-    )
+    broadcast = allgather = allreduce

@@ -25,22 +25,43 @@ def resolve_group(
     """
     if device_mesh is not None:
         if process_group is not None:
-            raise _group_and_mesh()
+            raise RuntimeError(
+                "Cannot specify both process_group and device_mesh arguments. Pass only one of "
+                "the two."
+            )
         if not isinstance(device_mesh, DeviceMesh):
-            raise _not_a_mesh(device_mesh)
+            raise TypeError(
+                "device_mesh must be a torch.distributed.device_mesh.DeviceMesh or None, but got "
+                f"{type(device_mesh).__name__}. Make a mesh with init_device_mesh(...)."
+            )
         if device_mesh.ndim != 1:
-            raise _not_a_1d_mesh(device_mesh)
+            raise RuntimeError(
+                f"Only 1D device mesh is supported, but got {device_mesh}. Pass the mesh dimension "
+                "to average over, e.g. mesh['dp']."
+            )
         return device_mesh.get_group(mesh_dim=0)
     if process_group is None:
         if not dist.is_initialized() or dist.group.WORLD is None:
-            raise _no_process_group()
+            raise ValueError(
+                "ReducerDDP needs a process group, but no process group has been initialised. Call "
+                "torch.distributed.init_process_group(...) first, or pass process_group=."
+            )
         return dist.group.WORLD
     if process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
-        raise _rank_not_in_group()
+        raise ValueError(
+            "this rank is not a member of the process group that was passed to ReducerDDP. "
+            "Construct ReducerDDP only on the members of that group."
+        )
     if not isinstance(process_group, dist.ProcessGroup):
-        raise _not_a_process_group(process_group)
-    if _was_destroyed(process_group):
-        raise _group_destroyed()
+        raise TypeError(
+            "process_group must be a torch.distributed.ProcessGroup or None, but got "
+            f"{type(process_group).__name__}. Make a group with torch.distributed.new_group(...)."
+        )
+    if was_destroyed(process_group):
+        raise ValueError(
+            "process_group was destroyed by torch.distributed.destroy_process_group(). Make a new "
+            "group with torch.distributed.new_group(...), or leave process_group out."
+        )
     return process_group
 
 
@@ -91,60 +112,11 @@ def backend_name(group: dist.ProcessGroup) -> str:
         return group.name()
 
 
-def _was_destroyed(process_group: dist.ProcessGroup) -> bool:
-    if is_written_in_python(process_group):
-        return False
-    # torch describes each group that it makes, and lists the group until it is destroyed.
-    made_by_torch = bool(process_group.group_desc)
-    return made_by_torch and process_group not in dist.distributed_c10d._world.pg_map
+def made_by_torch(group: dist.ProcessGroup) -> bool:
+    """Whether torch lists the group until it is destroyed. torch describes each such group."""
+    return not is_written_in_python(group) and bool(group.group_desc)
 
 
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _no_process_group() -> ValueError:
-    return ValueError(
-        "ReducerDDP needs a process group, but no process group has been initialised. "
-        "Call torch.distributed.init_process_group(...) first, or pass process_group=."
-    )
-
-
-def _not_a_process_group(value: object) -> TypeError:
-    return TypeError(
-        f"process_group must be a torch.distributed.ProcessGroup or None, "
-        f"but got {type(value).__name__}. Make a group with torch.distributed.new_group(...)."
-    )
-
-
-def _group_destroyed() -> ValueError:
-    return ValueError(
-        "process_group was destroyed by torch.distributed.destroy_process_group(). "
-        "Make a new group with torch.distributed.new_group(...), or leave process_group out."
-    )
-
-
-def _rank_not_in_group() -> ValueError:
-    return ValueError(
-        "this rank is not a member of the process group that was passed to ReducerDDP. "
-        "Construct ReducerDDP only on the members of that group."
-    )
-
-
-def _not_a_mesh(mesh: object) -> TypeError:
-    return TypeError(
-        f"device_mesh must be a torch.distributed.device_mesh.DeviceMesh or None, but got "
-        f"{type(mesh).__name__}. Make a mesh with init_device_mesh(...)."
-    )
-
-
-def _group_and_mesh() -> RuntimeError:
-    return RuntimeError(
-        "Cannot specify both process_group and device_mesh arguments. Pass only one of the two."
-    )
-
-
-def _not_a_1d_mesh(mesh: object) -> RuntimeError:
-    return RuntimeError(
-        f"Only 1D device mesh is supported, but got {mesh}. Pass the mesh dimension to average "
-        "over, e.g. mesh['dp']."
-    )
+def was_destroyed(group: dist.ProcessGroup) -> bool:
+    """Whether the script has destroyed the group."""
+    return made_by_torch(group) and group not in dist.distributed_c10d._world.pg_map

@@ -66,7 +66,11 @@ class ShmOptions:
         """
         order = self.order or os.environ.get("DDPX_SHM_ORDER") or "gloo"
         if order not in _ORDERS:
-            raise _bad_shm_order(order)
+            raise ValueError(
+                f"the shm backend has no order {order!r}. Pass 'gloo' (the same bits as gloo) or "
+                "'fixed' (sums in rank order, for any bucket size). Set the order by "
+                "ddpx.ShmOptions(order=...) or by DDPX_SHM_ORDER."
+            )
         return _ORDERS[order]
 
     def chosen_identity(self) -> str:
@@ -92,13 +96,20 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
     if shm_options is None:
         shm_options = ShmOptions()
     if not isinstance(shm_options, ShmOptions):
-        raise _bad_shm_options(shm_options)
+        raise TypeError(
+            "the shm backend takes a ddpx.ShmOptions as pg_options, but got "
+            f"{type(shm_options).__name__}. Pass e.g. ddpx.ShmOptions(order='fixed'), or leave "
+            "pg_options out."
+        )
     # Checked before ranks connect. A rank that raises later would make its peers fail to connect.
     order, identity = shm_options.chosen_order(), shm_options.chosen_identity()
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout
     if timeout < timedelta(milliseconds=1):
-        raise _bad_timeout(timeout)
+        raise ValueError(
+            f"the timeout of an shm group must be at least 1 ms, but is {timeout.total_seconds()} "
+            "s. Pass a longer timeout, or none: torch's default is 30 minutes."
+        )
     backend = _C.ShmBackend(
         dist.PrefixStore("shm", store),
         rank,
@@ -142,28 +153,3 @@ def _devices() -> list[dist.ProcessGroupGloo.Device]:
     if interfaces:
         return [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces]
     return [dist.ProcessGroupGloo.create_default_device()]
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _bad_shm_order(order: object) -> ValueError:
-    return ValueError(
-        f"the shm backend has no order {order!r}. Pass 'gloo' (the same bits as gloo) or 'fixed' "
-        "(sums in rank order, for any bucket size). "
-        "Set the order by ddpx.ShmOptions(order=...) or by DDPX_SHM_ORDER."
-    )
-
-
-def _bad_timeout(timeout: timedelta) -> ValueError:
-    return ValueError(
-        f"the timeout of an shm group must be at least 1 ms, but is {timeout.total_seconds()} s. "
-        "Pass a longer timeout, or none: torch's default is 30 minutes."
-    )
-
-
-def _bad_shm_options(options: object) -> TypeError:
-    return TypeError(
-        f"the shm backend takes a ddpx.ShmOptions as pg_options, but got {type(options).__name__}. "
-        "Pass e.g. ddpx.ShmOptions(order='fixed'), or leave pg_options out."
-    )

@@ -39,11 +39,6 @@ def broadcast(
             _broadcast_flat(together, group, source)
 
 
-def highest_rank(claims: bool, group: dist.ProcessGroup, device: torch.device) -> int:
-    """Returns the highest rank that claims something; -1 if no rank does. A collective call."""
-    return highest(group.rank() if claims else -1, group, device)
-
-
 def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     """Returns the highest ``value`` of all ranks. A collective call."""
     values = torch.tensor([value], device=device)

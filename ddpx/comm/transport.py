@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddpx import _C, health
 from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job
 from ddpx.comm.shm import ShmOptions
-from ddpx.comm.state_sync import highest_rank
+from ddpx.comm.state_sync import highest
 
 Transport = _C.ShmBackend
 
@@ -45,7 +45,11 @@ def checked_choice(argument: object) -> str:
     else:
         name, choice = VARIABLE, os.environ.get(VARIABLE) or "auto"
     if not isinstance(choice, str) or choice not in CHOICES:
-        raise _bad_choice(name, choice)
+        raise ValueError(
+            f"{name}={choice!r} is not a transport. Pass 'auto' (shared memory where the ranks of "
+            "a gloo group can share memory), 'group' (the process group) or 'shm' (shared memory, "
+            f"or an error). Set the transport by ReducerDDP(transport=...) or by {VARIABLE}."
+        )
     return choice
 
 
@@ -149,7 +153,7 @@ def _all_can(cause: str | None, group: dist.ProcessGroup) -> bool:
 
     A collective call.
     """
-    witness = highest_rank(cause is not None, group, _CPU)
+    witness = highest(-1 if cause is None else group.rank(), group, _CPU)
     if witness == group.rank():
         _logger.warning(
             "[ddpx rank %d] gradients are averaged over gloo, because ranks cannot share memory: "
@@ -162,14 +166,6 @@ def _all_can(cause: str | None, group: dist.ProcessGroup) -> bool:
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-
-def _bad_choice(name: str, choice: object) -> ValueError:
-    return ValueError(
-        f"{name}={choice!r} is not a transport. Pass 'auto' (shared memory where the ranks of a "
-        "gloo group can share memory), 'group' (the process group) or 'shm' (shared memory, or an "
-        f"error). Set the transport by ReducerDDP(transport=...) or by {VARIABLE}."
-    )
 
 
 def _no_shared_memory(

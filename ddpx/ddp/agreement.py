@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import ParamSpec
 
 import torch
@@ -111,7 +110,6 @@ def make_ranks_agree(
     module: nn.Module,
     ignored: frozenset[str],
     options: Options,
-    further_options: Mapping[str, object],
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> transport.Transport | None:
@@ -124,7 +122,6 @@ def make_ranks_agree(
         module: The wrapped module.
         ignored: Names of parameters and buffers that do not take part.
         options: The options of the wrapper.
-        further_options: Options that are not in ``options``, by name.
         group: The ranks.
         device: The device of the module.
 
@@ -136,7 +133,7 @@ def make_ranks_agree(
         ValueError: Ranks cannot use the transport of the options.
     """
     state = _state(module, ignored, options.sync_buffers_at_init)
-    description = _describe(module, ignored, options, further_options, device)
+    description = _describe(module, ignored, options, device)
     with health.constructing(group):
         found = _compare(description, group, device)
         if found is None:
@@ -156,7 +153,12 @@ def _state(module: nn.Module, ignored: frozenset[str], with_buffers: bool) -> li
         try:
             parts_of(tensor.detach())
         except Exception as error:
-            raise _cannot_be_broadcast(name, tensor, error) from error
+            raise RuntimeError(
+                f"construction cannot broadcast '{name}', a {type(tensor).__name__}: {error}. Give "
+                "this tensor its values and a layout that torch can write to before wrapping, or "
+                "exclude the tensor: "
+                "ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)."
+            ) from error
     return [tensor.detach() for tensor in named.values()]
 
 
@@ -164,7 +166,6 @@ def _describe(
     module: nn.Module,
     ignored: frozenset[str],
     options: Options,
-    further_options: Mapping[str, object],
     device: torch.device,
 ) -> Description:
     """Everything about this rank's wrapper that must be the same on all ranks."""
@@ -173,7 +174,7 @@ def _describe(
         "ddpx version": version.__version__,
         "device type": device.type,
     }
-    for name, value in {**asdict(options), **further_options}.items():
+    for name, value in options.describe(module).items():
         found[f"option {name}"] = repr(value)
     for name in _VARIABLES:
         found[f"environment variable {name}"] = os.environ.get(name, "not set")
@@ -260,10 +261,15 @@ def _differences(per_rank: Sequence[Description]) -> list[str]:
 
 
 def _by_value(values: Sequence[str]) -> str:
+    found = _ranks_by_value(dict(enumerate(values)))
+    return "; ".join(f"{value} on {_list_ranks(at)}" for value, at in found.items())
+
+
+def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in values.items():
         ranks.setdefault(value, []).append(rank)
-    return "; ".join(f"{value} on {_list_ranks(at)}" for value, at in ranks.items())
+    return ranks
 
 
 def _first_out_of_order(orders: Sequence[Sequence[str]]) -> str:
@@ -303,21 +309,11 @@ def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
     )
 
 
-def _cannot_be_broadcast(name: str, tensor: torch.Tensor, cause: Exception) -> RuntimeError:
-    return RuntimeError(
-        f"construction cannot broadcast '{name}', a {type(tensor).__name__}: {cause}. Give this "
-        "tensor its values and a layout that torch can write to before wrapping, or exclude the "
-        "tensor: ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)."
-    )
-
-
 def _some_ranks_have_faults(faults: Mapping[int, str]) -> Exception:
     """``faults``: the type and the text of an error, by rank. The type is that of the first."""
-    ranks: dict[str, list[int]] = {}
-    for rank, fault in faults.items():
-        ranks.setdefault(fault, []).append(rank)
     kind = next(iter(faults.values())).split(":")[0]
-    text = "\n".join(f"  {_list_ranks(at)}: {fault}" for fault, at in ranks.items())
+    by_fault = _ranks_by_value(faults)
+    text = "\n".join(f"  {_list_ranks(at)}: {fault}" for fault, at in by_fault.items())
     return _KINDS.get(kind, RuntimeError)(
         "ReducerDDP cannot be made on some of the ranks. All ranks raise this error. The cause:\n"
         + text

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from ddpx import params
 from ddpx.comm.transport import Transport
-from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.mixed_precision import MixedPrecision
 from ddpx.ddp.options import Options
 from ddpx.ddp.structure import Structure
-from ddpx.params.delayed import DelayedParams
 from ddpx.params.grad_dtypes import GradDtypes
 from ddpx.reducer import Reducer
 
@@ -29,7 +26,6 @@ class Averaging:
         reducer: The reducer.
         structure: The layers and parameters of the module.
         precision: The casts of ``mixed_precision``. None without this argument.
-        first_buckets: The buckets of the first step.
         may_have_yielded: Whether another wrapper may average these parameters now.
     """
 
@@ -41,51 +37,19 @@ class Averaging:
         group: dist.ProcessGroup,
         transport: Transport | None,
         options: Options,
-        delayed: DelayedParams,
-        mixed_precision: Any,
     ) -> None:
-        param_dtype = getattr(mixed_precision, "param_dtype", None)
+        param_dtype = getattr(options.mixed_precision, "param_dtype", None)
         self.structure = Structure(module, ignored)
         self._grad_dtypes = GradDtypes(
             managed, options.reduce_dtype, options.grad_dtype, param_dtype
         )
-        self.managed, trigger = delayed.mark(managed)
+        self.managed, trigger = options.delayed.mark(managed)
         frozen = params.frozen_params(module, ignored)
         self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer(trigger))
         self.precision: MixedPrecision | None = None
-        if mixed_precision is not None:
-            self.precision = MixedPrecision(module, mixed_precision, ignored)
-        self.first_buckets = self.reducer.plan.buckets
+        if options.mixed_precision is not None:
+            self.precision = MixedPrecision(module, options.mixed_precision, ignored)
         self.may_have_yielded = False
-
-    def reduce_in_low_precision(self, comm_hook: CommHook) -> None:
-        """Sums buckets in the ``reduce_dtype`` of ``mixed_precision``, if there is one."""
-        if self.precision is not None and self.precision.reduce_dtype is not None:
-            comm_hook.reduce_in(
-                self.reducer, self.precision.reduce_dtype, self.precision.param_dtype
-            )
-            self.first_buckets = self.reducer.plan.buckets
-
-    def move_to(
-        self,
-        group: dist.ProcessGroup,
-        transport: Transport | None = None,
-        num_steps: int | None = None,
-    ) -> None:
-        """Averages over the ranks of another group, as after construction.
-
-        Args:
-            group: The new ranks.
-            transport: The transport of their buckets. None: the group.
-            num_steps: The number of steps of these ranks. None: the number of this rank.
-        """
-        self.reducer.move_to(group, transport, num_steps)
-        self.first_buckets = self.reducer.plan.buckets
-
-    @property
-    def is_lowered(self) -> bool:
-        """Whether casts replace parameters now, as in a forward within a backward."""
-        return self.precision is not None and self.precision.lowered
 
     @property
     def has_yielded(self) -> bool:

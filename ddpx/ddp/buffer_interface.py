@@ -20,6 +20,18 @@ from ddpx.ddp.replica import Replica
 from ddpx.reducer import Reducer
 
 
+def _of_buffers(name: str, meaning: str) -> Any:
+    """A property of a wrapper: the attribute ``name`` of its ``BufferSync``."""
+
+    def get(wrapper: BufferInterface) -> Any:
+        return getattr(wrapper._ddpx.buffers, name)
+
+    def assign(wrapper: BufferInterface, value: Any) -> None:
+        setattr(wrapper._ddpx.buffers, name, value)
+
+    return property(get, assign, doc=meaning)
+
+
 class BufferInterface(nn.Module):
     """Attributes and methods of DDP that concern buffers."""
 
@@ -42,59 +54,23 @@ class BufferInterface(nn.Module):
         """The reducer."""
         return self._ddpx.averaging.reducer
 
-    @property
-    def forward_sync_buffers(self) -> bool:
-        """Whether forwards broadcast buffers. Assignment is allowed, as in DDP."""
-        return self._ddpx.buffers.enabled
-
-    @forward_sync_buffers.setter
-    def forward_sync_buffers(self, value: bool) -> None:
-        self._ddpx.buffers.enabled = value
-
-    @property
-    def broadcast_buffers(self) -> bool:
-        """The older name of ``forward_sync_buffers``."""
-        return self._ddpx.buffers.enabled
-
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self._ddpx.buffers.enabled = value
-
-    @property
-    def require_forward_param_sync(self) -> bool:
-        """Whether the last forward was synchronized. The next forward else skips the broadcast."""
-        return self._ddpx.buffers.last_forward_was_synchronized
-
-    @require_forward_param_sync.setter
-    def require_forward_param_sync(self, value: bool) -> None:
-        self._ddpx.buffers.last_forward_was_synchronized = value
-
-    @property
-    def modules_buffers(self) -> list[torch.Tensor]:
-        """The buffers that forwards broadcast. ``_assign_modules_buffers`` may set others."""
-        return self._ddpx.buffers.tensors
-
-    @modules_buffers.setter
-    def modules_buffers(self, value: list[torch.Tensor]) -> None:
-        self._ddpx.buffers.tensors = value
-
-    @property
-    def named_module_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that a buffer hook gets. ``_assign_modules_buffers`` may set others."""
-        return self._ddpx.buffers.named
-
-    @named_module_buffers.setter
-    def named_module_buffers(self, value: dict[str, torch.Tensor]) -> None:
-        self._ddpx.buffers.named = value
-
-    @property
-    def buffer_hook(self) -> _BufferCommHook | None:
-        """The hook in place of the broadcast. None without a hook."""
-        return self._ddpx.buffers.hook
-
-    @buffer_hook.setter
-    def buffer_hook(self, value: _BufferCommHook | None) -> None:
-        self._ddpx.buffers.hook = value
+    # Assignment to these attributes is allowed, as in DDP.
+    forward_sync_buffers: bool = _of_buffers("enabled", "Whether forwards broadcast buffers.")
+    broadcast_buffers: bool = _of_buffers("enabled", "The older name of ``forward_sync_buffers``.")
+    require_forward_param_sync: bool = _of_buffers(
+        "last_forward_was_synchronized",
+        "Whether the last forward was synchronized. The next forward else skips the broadcast.",
+    )
+    modules_buffers: list[torch.Tensor] = _of_buffers(
+        "tensors",
+        "The buffers to broadcast. ``_assign_modules_buffers`` may set others.",
+    )
+    named_module_buffers: dict[str, torch.Tensor] = _of_buffers(
+        "named", "The same, by name, for a buffer hook."
+    )
+    buffer_hook: _BufferCommHook | None = _of_buffers(
+        "hook", "The hook in place of the broadcast. None without a hook."
+    )
 
     def will_sync_module_buffers(self) -> bool:
         """Returns whether the next forward synchronizes buffers.
@@ -191,7 +167,10 @@ class BufferInterface(nn.Module):
         candidate = input_rank if rank_cond else -1
         rank = state_sync.highest(candidate, self.process_group, self.device)
         if rank == -1:
-            raise _no_common_rank()
+            raise ValueError(
+                "_find_common_rank() got rank_cond=False on every rank. Pass True on one rank or "
+                "more."
+            )
         return rank
 
 
@@ -209,10 +188,4 @@ def _syncs_with_nobody(wrapper: BufferInterface) -> bool:
     alone = is_alone(wrapper.process_group) and wrapper.buffer_hook is None
     return alone and all(
         getattr(type(wrapper), name) is getattr(BufferInterface, name) for name in _SEE_BROADCAST
-    )
-
-
-def _no_common_rank() -> ValueError:
-    return ValueError(
-        "_find_common_rank() got rank_cond=False on every rank. Pass True on one rank or more."
     )

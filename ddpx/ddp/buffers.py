@@ -62,12 +62,8 @@ class BufferSync:
             TypeError: The hook is not callable.
         """
         if not callable(hook):
-            raise _hook_not_callable(hook)
+            raise TypeError(
+                f"The buffer hook must be callable, got {type(hook).__name__}. Pass a function "
+                "hook(state, named_buffers)."
+            )
         self.hook = _BufferCommHook(hook, state, location)
-
-
-def _hook_not_callable(hook: object) -> TypeError:
-    return TypeError(
-        f"The buffer hook must be callable, got {type(hook).__name__}. "
-        "Pass a function hook(state, named_buffers)."
-    )

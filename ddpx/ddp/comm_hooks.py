@@ -18,11 +18,13 @@ class CommHook:
     Attributes:
         name: The name of the hook in logging data. None without a hook.
         registered: The hook in Python, and its state. None without such a hook.
+        runs_optimizer: Whether the hook runs an optimizer of the wrapper's parameters.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.registered: tuple[Callable[..., Any], object] | None = None
+        self.runs_optimizer = False
         self._kind: dist.BuiltinCommHookType | None = None
         self._is_bound_to_group = False  # the C++ core keeps the group of a built-in hook
 
@@ -59,13 +61,18 @@ class CommHook:
     ) -> None:
         """Sums buckets in ``dtype``. Gradients arrive in ``compute_dtype``."""
         reducer.set_mixed_precision(compute_dtype, dtype, reducer.process_group)
+        reducer.first_buckets = reducer.plan.buckets
         self.name = f"mixed_precision({dtype})"
         self._is_bound_to_group = True
 
     def check_group_can_change(self) -> None:
         """Raises RuntimeError if a hook keeps the process group."""
         if self._is_bound_to_group:
-            raise _bound_to_group()
+            raise RuntimeError(
+                "_update_process_group() cannot be used with mixed_precision or a built-in "
+                "communication hook. Both keep the process group that existed when they were set. "
+                "Wrap the module again."
+            )
 
     @property
     def has_group(self) -> bool:
@@ -83,7 +90,11 @@ def _with_checked_result(hook: Callable[..., Any]) -> Callable[..., Any]:
     def checked(state: object, bucket: dist.GradBucket) -> Any:
         future = hook(state, bucket)
         if not isinstance(future, torch._C.Future):
-            raise _no_future(future)
+            raise TypeError(
+                "Communication hook: callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__}. Return the future of a collective call, with .then() to "
+                "select the tensor, or return a torch.futures.Future whose result is set."
+            )
         return future
 
     return checked
@@ -92,52 +103,22 @@ def _with_checked_result(hook: Callable[..., Any]) -> Callable[..., Any]:
 def check_hook(hook: Callable[..., Any]) -> None:
     """Raises TypeError or ValueError if ``hook`` cannot be a communication hook."""
     if not callable(hook):
-        raise _not_callable(hook)
+        raise TypeError(
+            f"Communication hook must be callable, but got {type(hook).__name__}. Pass a function "
+            "hook(state, bucket) that returns a torch.futures.Future."
+        )
     signature = inspect.signature(hook)
     bucket = signature.parameters.get("bucket")
     bucket_types = (inspect.Parameter.empty, dist.GradBucket, "dist.GradBucket", "GradBucket")
     if bucket is not None and bucket.annotation not in bucket_types:
-        raise _wrong_bucket_annotation(bucket.annotation)
+        raise ValueError(
+            "Communication hook: bucket annotation should be dist.GradBucket. The annotation is "
+            f"{bucket.annotation!r}."
+        )
     returned = signature.return_annotation
     future = torch.futures.Future[torch.Tensor]
     if not (returned in (inspect.Signature.empty, future) or "Future" in str(returned)):
-        raise _wrong_return_annotation(returned)
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _not_callable(hook: object) -> TypeError:
-    return TypeError(
-        f"Communication hook must be callable, but got {type(hook).__name__}. "
-        "Pass a function hook(state, bucket) that returns a torch.futures.Future."
-    )
-
-
-def _wrong_bucket_annotation(annotation: object) -> ValueError:
-    return ValueError(
-        f"Communication hook: bucket annotation should be dist.GradBucket. The annotation is "
-        f"{annotation!r}."
-    )
-
-
-def _wrong_return_annotation(annotation: object) -> ValueError:
-    return ValueError(
-        "Communication hook: return annotation should be torch.futures.Future[torch.Tensor]. "
-        f"The annotation is {annotation!r}."
-    )
-
-
-def _no_future(returned: object) -> TypeError:
-    return TypeError(
-        "Communication hook: callback must return a torch.futures.Future object, but got "
-        f"{type(returned).__name__}. Return the future of a collective call, with .then() to "
-        "select the tensor, or return a torch.futures.Future whose result is set."
-    )
-
-
-def _bound_to_group() -> RuntimeError:
-    return RuntimeError(
-        "_update_process_group() cannot be used with mixed_precision or a built-in communication "
-        "hook. Both keep the process group that existed when they were set. Wrap the module again."
-    )
+        raise ValueError(
+            "Communication hook: return annotation should be torch.futures.Future[torch.Tensor]. "
+            f"The annotation is {returned!r}."
+        )

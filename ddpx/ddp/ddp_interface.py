@@ -13,9 +13,9 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from ddpx import params
+from ddpx import errors, params
 from ddpx.comm import state_sync
-from ddpx.ddp import checks, nested
+from ddpx.ddp import nested, optimizers
 from ddpx.ddp.comm_hooks import check_hook
 from ddpx.ddp.dynamo import ActiveWrapper
 from ddpx.ddp.finalization import Finalization
@@ -52,7 +52,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         self._ddpx = replica
         self.module = replica.module
         self.parameters_to_ignore = replica.ignored
-        self.mixed_precision = replica.mixed_precision
+        self.mixed_precision = options.mixed_precision
         self.device_mesh = device_mesh
         self.dim = dim
         self.device = place.device
@@ -90,7 +90,11 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             RuntimeError: The process group is not the default process group.
         """
         if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
-            raise checks.not_default_group()
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default "
+                "process group. Other process groups cannot be pickled or copied. Save "
+                "wrapper.module.state_dict() instead."
+            )
 
     def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
         """Checks that the layers of ``module`` work on its device. The constructor calls this.
@@ -98,7 +102,13 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         Raises:
             ValueError: A module on the CPU has SyncBatchNorm layers.
         """
-        checks.check_sync_batch_norm(module, self.device_type)
+        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
+        if names and self.device_type == "cpu":
+            raise ValueError(
+                "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and "
+                f"has {errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an "
+                "accelerator before wrapping, or do not call convert_sync_batchnorm() on CPU."
+            )
 
     # ---- synchronization of gradients ----------------------------------------------------------
 
@@ -169,9 +179,8 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             RuntimeError: torch has no functional form of ``optim``.
             ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
         """
-        self._ddpx.optimizers.register_fused(
-            self, self._ddpx.options, optim, args, kwargs, optim_params
-        )
+        optimizers.register_fused(self, self._ddpx.options, optim, args, kwargs, optim_params)
+        self._ddpx.comm_hook.runs_optimizer = True
 
     def _lazy_init(self) -> None:
         """Called by the first forward: what user code may set up until then."""
@@ -180,7 +189,8 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
 
     def _setup_in_backward_optimizers(self) -> None:
         """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients."""
-        self._ddpx.optimizers.take_over(self, self._ddpx.options)
+        if optimizers.take_over(self, self._ddpx.options):
+            self._ddpx.comm_hook.runs_optimizer = True
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
@@ -218,13 +228,16 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         replica = self._ddpx
         replica.comm_hook.check_group_can_change()
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
-        replica.averaging.move_to(new_process_group)
+        replica.reducer.move_to(new_process_group)
         replica.group = new_process_group
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the times of the first ten steps, and then of every ``sample_rate``-th step."""
         if sample_rate < 1:
-            raise _bad_sample_rate(sample_rate)
+            raise ValueError(
+                "DDP runtime logging sample rate should be equal or greater than 1, but got "
+                f"{sample_rate!r}."
+            )
         self.reducer.set_sample_rate(sample_rate)
 
     def _check_reducer_finalized(self) -> None:
@@ -268,7 +281,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     @property
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
         """The parameters of ``delay_all_reduce_named_params``."""
-        return [param for _, param in self._ddpx.delayed.named_params or ()]
+        return [param for _, param in self._ddpx.options.delayed.named_params or ()]
 
     @property
     def _delay_all_reduce_all_params(self) -> bool:
@@ -360,9 +373,3 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         """
         device = torch.device(self.device_type, device_id)
         return (nested.to_device(inputs, device),), (nested.to_device(kwargs, device),)
-
-
-def _bad_sample_rate(rate: object) -> ValueError:
-    return ValueError(
-        f"DDP runtime logging sample rate should be equal or greater than 1, but got {rate!r}."
-    )

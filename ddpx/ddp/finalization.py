@@ -55,7 +55,11 @@ class Finalization:
     def _check_manual_backward_finalization_supported(self) -> None:
         """Raises RuntimeError if the reduction of all parameters is delayed, as in DDP."""
         if self._ddpx.reducer.delays_all_params:
-            raise _all_params_delayed()
+            raise RuntimeError(
+                "Manual backward finalization is not supported when all DDP parameters use "
+                "delay_all_reduce_named_params. Leave require_manual_backward_finalization at "
+                "False."
+            )
 
     @property
     def should_finalize_after_backward(self) -> bool:
@@ -104,10 +108,3 @@ class Finalization:
         """
         self._check_manual_backward_finalization_supported()
         self._ddpx.reducer._finalize_backward_manual()
-
-
-def _all_params_delayed() -> RuntimeError:
-    return RuntimeError(
-        "Manual backward finalization is not supported when all DDP parameters use "
-        "delay_all_reduce_named_params. Leave require_manual_backward_finalization at False."
-    )

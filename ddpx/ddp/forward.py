@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from ddpx import health
-from ddpx.ddp import nested
+from ddpx.ddp import nested, ownership
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.ddp_interface import DDPInterface
-from ddpx.params import ownership
 
 # Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
 _CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
@@ -137,7 +136,9 @@ def _watch(averaging: Averaging, output: Any) -> None:
     """Lets the reducer see the backward of ``output``."""
     structure = averaging.structure
     outputs = list(nested.tensors_in(output))
-    if averaging.is_lowered or structure.unchanged():
+    precision = averaging.precision
+    # Casts replace params in a forward within a backward.
+    if (precision is not None and precision.lowered) or structure.unchanged():
         averaging.reducer.watch_outputs(outputs)
         return
     averaging.reducer.watch_outputs(outputs, structure.all_replaced())

@@ -87,15 +87,11 @@ class UnevenInputs:
         """On a rank without batches: whether the next backward of the other ranks averages."""
         return bool(_sum_over_ranks(0.0, group, device).item())
 
-    def leave(self, reducer: Reducer, number: int | None) -> None:
-        """Ends the context of this number, if that context is open."""
-        if number is not None and self._open_context == number:
+    def leave(self, reducer: Reducer, number: int | None = None) -> None:
+        """Ends the open context, or only the context of this number."""
+        if self._open_context is not None and number in (None, self._open_context):
             self._open_context = None
             reducer.leave_join()
-
-    def leave_open_context(self, reducer: Reducer) -> None:
-        """Ends the open context."""
-        self.leave(reducer, self._open_context)
 
 
 def _sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
@@ -136,4 +132,4 @@ class _ShadowSteps(JoinHook):
         wrapper = self._wrapper
         wrapper._sync_final_model(is_last_joiner)
         wrapper.reducer.set_divisor(None)
-        self._uneven.leave_open_context(wrapper.reducer)
+        self._uneven.leave(wrapper.reducer)

@@ -1,14 +1,17 @@
-"""The report of ``_get_ddp_logging_data()``, with DDP's names."""
+"""The report of ``_get_ddp_logging_data()``, with DDP's names, and DDP's logger."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 from torch import nn
 
 from ddpx.comm.process_group import backend_name, world_size
 from ddpx.ddp.ddp_interface import DDPInterface
+from ddpx.reducer.torch_only import refuse
 
 # DDP uses the names of C++, which differ from torch's names for these dtypes.
 _DTYPE_NAMES = {
@@ -24,6 +27,13 @@ _MOMENTS = (
     "backward_comm_time_start",
     "backward_comm_time_end",
 )
+# What to do instead of calls of DDP's logger, by name.
+_OF_LOGGER = {
+    "_set_comm_hook_name": "Call model.register_comm_hook().",
+    "_set_static_graph": "Call model._set_static_graph().",
+    "_set_uneven_input_join": "Use model.join().",
+    "set_construction_data_and_log": "Call model._get_ddp_logging_data().",
+}
 
 
 def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
@@ -83,7 +93,7 @@ def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
 def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
     reducer = wrapper.reducer
     order = reducer.arrival_order
-    sizes = _join(_bucket_bytes(wrapper, wrapper._ddpx.averaging.first_buckets))
+    sizes = _join(_bucket_bytes(wrapper, reducer.first_buckets))
     if not order:
         return {"bucket_sizes": sizes, "has_rebuilt_buckets": 0}
     buckets = reducer.plan.buckets
@@ -120,3 +130,25 @@ def _times(wrapper: DDPInterface) -> dict[str, str | int]:
 
 def _join(values: object) -> str:
     return ", ".join(str(value) for value in values)  # type: ignore[attr-defined]
+
+
+@refuse("model.logger", _OF_LOGGER)
+class Logger:
+    """In the place of the object of torch's C++ core that DDP has as ``logger``."""
+
+    def __init__(self, wrapper: DDPInterface) -> None:
+        self._wrapper = weakref.proxy(wrapper)
+
+    def _get_ddp_logging_data(self) -> SimpleNamespace:
+        data = self._wrapper._get_ddp_logging_data()
+        return SimpleNamespace(
+            strs_map={key: value for key, value in data.items() if isinstance(value, str)},
+            ints_map={key: value for key, value in data.items() if isinstance(value, int)},
+        )
+
+    def set_error_and_log(self, error: str) -> None:
+        """Makes ``error`` the last error in the logging data."""
+        self._wrapper._ddpx.error = error
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Has no effect: the reducer measures steps by itself."""

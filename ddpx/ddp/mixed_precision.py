@@ -29,12 +29,30 @@ _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 _Place = tuple[Any, str]
 
 
-def check_config(config: Any) -> None:
-    """Raises TypeError if ``config`` lacks a dtype, or has a dtype that is not floating-point."""
+def check_config(
+    config: Any, reduce_dtype: torch.dtype | None, grad_dtype: torch.dtype | None
+) -> None:
+    """Checks the argument ``mixed_precision``.
+
+    Raises:
+        TypeError: ``config`` lacks a dtype, or has a dtype that is not floating-point.
+        ValueError: ``reduce_dtype`` or ``grad_dtype`` is given, too.
+    """
     for field in _DTYPES:
         dtype = getattr(config, field, "missing")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise _bad_mixed_precision(config, field)
+            raise TypeError(
+                f"mixed_precision={config!r} has no valid {field}. Pass an object with "
+                "param_dtype, reduce_dtype and buffer_dtype. Each must be a floating-point "
+                "torch.dtype or None. Example: "
+                "torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)."
+            )
+    if reduce_dtype is not None or grad_dtype is not None:
+        raise ValueError(
+            "mixed_precision has a reduce_dtype of its own. reduce_dtype= and grad_dtype= cannot "
+            "be combined with mixed_precision=. Set mixed_precision.reduce_dtype, or leave "
+            "mixed_precision out."
+        )
 
 
 class MixedPrecision:
@@ -176,14 +194,3 @@ class _AtEndOfBackward:
 
     def __call__(self) -> None:
         self._once()
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _bad_mixed_precision(config: object, field: str) -> TypeError:
-    return TypeError(
-        f"mixed_precision={config!r} has no valid {field}. Pass an object with param_dtype, "
-        "reduce_dtype and buffer_dtype. Each must be a floating-point torch.dtype or None. "
-        "Example: torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)."
-    )

@@ -14,15 +14,16 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddpx import errors, params, settings
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import agreement, checks, functions, placement
+from ddpx.ddp import agreement, checks, functions, ownership, placement
 from ddpx.ddp.forward import Forward
 from ddpx.ddp.functions import AsMethod
-from ddpx.ddp.logging_data import logging_data
+from ddpx.ddp.logging_data import Logger, logging_data
 from ddpx.ddp.options import make_options
 from ddpx.ddp.replica import Replica
-from ddpx.ddp.torch_only import Logger, check_overrides
+from ddpx.ddp.torch_only import check_overrides
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
+from ddpx.params.grad_dtypes import check_grad_dtype
 
 # Called with a new wrapper, and with True if all ranks make the wrapper and agree on it.
 ConstructionCallback = Callable[["ReducerDDP", bool], None]
@@ -153,8 +154,6 @@ class ReducerDDP(Forward):
         check_overrides(type(self), ReducerDDP)
         checks.check_module(module)
         delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
-        delayed.check()
-        checks.check_mixed_precision(mixed_precision, reduce_dtype, grad_dtype)
         options = make_options(
             broadcast_buffers=broadcast_buffers,
             init_sync=init_sync,
@@ -171,9 +170,11 @@ class ReducerDDP(Forward):
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
             transport=transport,
+            delayed=delayed,
+            mixed_precision=mixed_precision,
         )
         group = resolve_group(process_group, device_mesh)
-        replica = Replica(module, group, options, delayed, mixed_precision)
+        replica = Replica(module, group, options)
         place = placement.place(module, replica.ignored, device_ids, output_device)
         super().__init__(replica, place, device_mesh, dim)
         managed = _params_to_average(self)
@@ -182,10 +183,13 @@ class ReducerDDP(Forward):
         self._passing_sync_batchnorm_handle(module)
         self._assign_modules_buffers()
 
-        checks.check_averaging(replica, managed, delayed, options.grad_dtype)
+        # Errors of one rank precede the calls in which other ranks rely on this rank.
+        rivals = ownership.rivals(replica, managed)
+        delayed.mark(managed)
+        check_grad_dtype(managed, grad_dtype)
         if options.init_sync:
             replica.agree(managed[0].tensor.device)
-        replica.attach(managed)
+        replica.attach(managed, rivals)
         if settings.switch_of("DDPX_CHECK_FINITE"):
             self.reducer.set_check_finite(True)
         if self.static_graph:
@@ -274,7 +278,8 @@ class ReducerDDP(Forward):
         self._lazy_init_ran = False
         replica = self._ddpx
         replica.continue_with(self.module, resolve_group(None))
-        replica.attach(_params_to_average(self))
+        managed = _params_to_average(self)
+        replica.attach(managed, ownership.rivals(replica, managed))
         if self.static_graph:
             self.reducer.set_static_graph()
         self.reducer.apply(settings_of_reducer)

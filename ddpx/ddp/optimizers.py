@@ -23,63 +23,59 @@ class HookedWrapper(Protocol):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None: ...
 
 
-class OptimizersInBackward:
-    """The optimizers of one wrapper that run as communication hooks. A wrapper owns this object.
+def register_fused(
+    wrapper: HookedWrapper,
+    options: Options,
+    optimizer: type[torch.optim.Optimizer],
+    optimizer_args: Sequence[Any],
+    optimizer_kwargs: dict[str, Any],
+    optimized_params: Iterable[torch.Tensor] | None,
+) -> None:
+    """Runs an optimizer on each bucket, as DDP's ``_register_fused_optim()``.
 
-    Attributes:
-        active: Whether such an optimizer runs.
+    Raises:
+        RuntimeError: torch has no functional form of the optimizer.
+        ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
     """
+    from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
 
-    def __init__(self) -> None:
-        self.active = False
+    _check_allowed("_register_fused_optim()", wrapper.module, options)
+    overlapped = _as_overlapped_optim(
+        optimizer, optimized_params, *optimizer_args, **optimizer_kwargs
+    )
+    try:
+        overlapped.register_ddp(wrapper)
+    except NotImplementedError as error:
+        raise RuntimeError(
+            f"{optimizer} does not support overlapped DDP, because torch has no functional "
+            "form of this optimizer. Run the optimizer after backward."
+        ) from error
 
-    def register_fused(
-        self,
-        wrapper: HookedWrapper,
-        options: Options,
-        optimizer: type[torch.optim.Optimizer],
-        optimizer_args: Sequence[Any],
-        optimizer_kwargs: dict[str, Any],
-        optimized_params: Iterable[torch.Tensor] | None,
-    ) -> None:
-        """Runs an optimizer on each bucket, as DDP's ``_register_fused_optim()``.
 
-        Raises:
-            RuntimeError: torch has no functional form of the optimizer.
-            ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
-        """
-        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
+def take_over(wrapper: HookedWrapper, options: Options) -> bool:
+    """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients.
 
-        _check_allowed("_register_fused_optim()", wrapper.module, options)
-        overlapped = _as_overlapped_optim(
-            optimizer, optimized_params, *optimizer_args, **optimizer_kwargs
-        )
-        try:
-            overlapped.register_ddp(wrapper)
-        except NotImplementedError as error:
-            raise _does_not_overlap(optimizer) from error
-        self.active = True
+    Returns:
+        Whether the module has such optimizers.
+    """
+    params = [p for p in wrapper.module.parameters() if hasattr(p, "_in_backward_optimizers")]
+    if not params:
+        return False
+    _check_allowed("_apply_optimizer_in_backward()", wrapper.module, options)
+    from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+        _apply_optim_in_backward_hook,
+    )
+    from torch.distributed.optim.apply_optimizer_in_backward import (
+        param_to_optim_hook_handle_map,
+    )
 
-    def take_over(self, wrapper: HookedWrapper, options: Options) -> None:
-        """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients."""
-        params = [p for p in wrapper.module.parameters() if hasattr(p, "_in_backward_optimizers")]
-        if not params:
-            return
-        _check_allowed("_apply_optimizer_in_backward()", wrapper.module, options)
-        from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
-            _apply_optim_in_backward_hook,
-        )
-        from torch.distributed.optim.apply_optimizer_in_backward import (
-            param_to_optim_hook_handle_map,
-        )
-
-        for param in params:  # torch's own hooks would step on local gradients
-            for handle in param_to_optim_hook_handle_map.get(param, []):
-                handle.remove()
-        wrapper.register_comm_hook(
-            weakref.ref(wrapper), _apply_optim_in_backward_hook(wrapper.gradient_as_bucket_view)
-        )
-        self.active = True
+    for param in params:  # torch's own hooks would step on local gradients
+        for handle in param_to_optim_hook_handle_map.get(param, []):
+            handle.remove()
+    wrapper.register_comm_hook(
+        weakref.ref(wrapper), _apply_optim_in_backward_hook(wrapper.gradient_as_bucket_view)
+    )
+    return True
 
 
 def _check_allowed(name: str, module: nn.Module, options: Options) -> None:
@@ -89,27 +85,13 @@ def _check_allowed(name: str, module: nn.Module, options: Options) -> None:
     """
     dtensors = [name for name, p in module.named_parameters() if is_dtensor(p)]
     if dtensors:
-        raise _has_dtensors(name, dtensors)
+        raise ValueError(
+            f"{name} cannot step DTensor parameters, but the module has "
+            f"{errors.count_names(dtensors, 'DTensor parameter')}. Run the optimizer after "
+            "backward."
+        )
     if options.reduce_dtype is not None or options.grad_dtype is not None:
-        raise _has_dtypes(name)
-
-
-def _has_dtensors(name: str, dtensors: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"{name} cannot step DTensor parameters, but the module has "
-        f"{errors.count_names(dtensors, 'DTensor parameter')}. Run the optimizer after backward."
-    )
-
-
-def _has_dtypes(name: str) -> ValueError:
-    return ValueError(
-        f"{name} does not work with reduce_dtype= or grad_dtype=. The optimizer would get "
-        "gradients in a dtype that it does not expect. Run the optimizer after backward."
-    )
-
-
-def _does_not_overlap(optimizer: object) -> RuntimeError:
-    return RuntimeError(
-        f"{optimizer} does not support overlapped DDP, because torch has no functional form of "
-        "this optimizer. Run the optimizer after backward."
-    )
+        raise ValueError(
+            f"{name} does not work with reduce_dtype= or grad_dtype=. The optimizer would get "
+            "gradients in a dtype that it does not expect. Run the optimizer after backward."
+        )

@@ -5,37 +5,52 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from ddpx import _C, errors
 from ddpx.comm.transport import checked_choice
+from ddpx.ddp.mixed_precision import check_config
+from ddpx.params.delayed import DelayedParams
 
 _MIB = 1024 * 1024
 _DEFAULT_CAP_MB = 25
 _DEFAULT_FIRST_CAP_BYTES = _MIB
 _LARGEST_CAP_BYTES = 2**63 - 1
+_NOT_DELAYED = DelayedParams(None, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of a wrapper. Caps are in bytes. :func:`make_options` checks arguments."""
 
     sync_buffers_at_init: bool
     sync_buffers_at_forward: bool
-    init_sync: bool
+    init_sync: bool = True
     first_cap_bytes: int
     cap_bytes: int
     listed_cap_bytes: tuple[int, ...]
-    find_unused_parameters: bool
-    gradient_as_bucket_view: bool
-    static_graph: bool
-    batched_grad_copy: bool
-    skip_all_reduce_unused_params: bool
-    lazy_bucket_allocation: bool
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    batched_grad_copy: bool = False
+    skip_all_reduce_unused_params: bool = False
+    lazy_bucket_allocation: bool = False
     reduce_dtype: torch.dtype | None
     grad_dtype: torch.dtype | None
     transport: str
+    delayed: DelayedParams
+    mixed_precision: Any
+
+    def describe(self, module: nn.Module) -> dict[str, object]:
+        """The options by name, to be compared between ranks."""
+        config = self.mixed_precision
+        values = {**vars(self), **self.delayed.describe(module)}
+        del values["delayed"]
+        dtypes = config and (config.param_dtype, config.reduce_dtype, config.buffer_dtype)
+        return {**values, "mixed_precision": dtypes}
 
     @property
     def mode(self) -> _C.GraphMode:
@@ -74,51 +89,50 @@ class Options:
 
 def make_options(
     *,
-    broadcast_buffers: bool | None,
-    init_sync: bool,
-    bucket_cap_mb: float | None,
-    find_unused_parameters: bool,
-    check_reduction: bool,
-    gradient_as_bucket_view: bool,
-    static_graph: bool,
-    bucket_cap_mb_list: list[float] | None,
-    forward_sync_buffers: bool | None,
-    batched_grad_copy: bool,
-    skip_all_reduce_unused_params: bool,
-    lazy_bucket_allocation: bool = False,
+    broadcast_buffers: bool | None = None,
+    forward_sync_buffers: bool | None = None,
+    check_reduction: bool = False,
+    bucket_cap_mb: float | None = None,
+    bucket_cap_mb_list: list[float] | None = None,
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
     transport: str | None = None,
+    delayed: DelayedParams = _NOT_DELAYED,
+    mixed_precision: Any = None,
+    **flags: object,
 ) -> Options:
     """Checks arguments of ReducerDDP and makes options.
 
     Flags and caps may be numbers of numpy and torch, as in DDP. None as a flag is False.
 
+    Args:
+        flags: The flags of :class:`Options`, except ``sync_buffers_at_init`` and
+            ``sync_buffers_at_forward``.
+
     Raises:
         TypeError: A flag has no truth value of its own, a list of caps is not a list, or a dtype is
             not a floating-point dtype.
         ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport
-            exists; or ``transport="shm"`` lacks ``init_sync``.
+            exists; or arguments contradict each other.
     """
-    flags: dict[str, object] = {
-        "broadcast_buffers": broadcast_buffers,
-        "init_sync": init_sync,
-        "find_unused_parameters": find_unused_parameters,
-        "check_reduction": check_reduction,
-        "gradient_as_bucket_view": gradient_as_bucket_view,
-        "static_graph": static_graph,
-        "forward_sync_buffers": forward_sync_buffers,
-        "batched_grad_copy": batched_grad_copy,
-        "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
-        "lazy_bucket_allocation": lazy_bucket_allocation,
-    }
-    chosen = {name: _flag(name, value) for name, value in flags.items()}
+    delayed.check()
+    if mixed_precision is not None:
+        check_config(mixed_precision, reduce_dtype, grad_dtype)
+    chosen: dict[str, Any] = {name: _flag(name, value) for name, value in flags.items()}
+    _flag("broadcast_buffers", broadcast_buffers)
+    _flag("forward_sync_buffers", forward_sync_buffers)
     for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise _bad_dtype(name, dtype)
+            raise TypeError(
+                f"{name} must be a floating-point torch.dtype or None, but got {dtype!r}. Pass "
+                f"e.g. {name}=torch.float32."
+            )
         if dtype is not None and dtype.itemsize < torch.float16.itemsize:
-            raise _dtype_without_sums(name, dtype)
-    if chosen["check_reduction"]:
+            raise ValueError(
+                f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 "
+                f"bits or less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
+            )
+    if _flag("check_reduction", check_reduction):
         warnings.warn(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. It "
             "has no effect.",
@@ -129,24 +143,23 @@ def make_options(
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
     choice = checked_choice(transport)
-    if choice == "shm" and not chosen["init_sync"]:
-        raise _transport_without_sync()
+    if choice == "shm" and not chosen.get("init_sync", True):
+        raise ValueError(
+            "transport='shm' needs init_sync=True: ranks agree on shared memory when they compare "
+            "their parameters. Leave init_sync out, or pass transport='auto'."
+        )
     return Options(
         sync_buffers_at_init=sync_at_init,
         sync_buffers_at_forward=sync_at_forward,
-        init_sync=chosen["init_sync"],
         first_cap_bytes=first,
         cap_bytes=cap,
         listed_cap_bytes=listed,
-        find_unused_parameters=chosen["find_unused_parameters"],
-        gradient_as_bucket_view=chosen["gradient_as_bucket_view"],
-        static_graph=chosen["static_graph"],
-        batched_grad_copy=chosen["batched_grad_copy"],
-        skip_all_reduce_unused_params=chosen["skip_all_reduce_unused_params"],
-        lazy_bucket_allocation=chosen["lazy_bucket_allocation"],
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
         transport=choice,
+        delayed=delayed,
+        mixed_precision=mixed_precision,
+        **chosen,
     )
 
 
@@ -199,7 +212,10 @@ def _caps(
     if cap_mb_list is not None:
         no_list = isinstance(cap_mb_list, (str, bytes, Mapping))
         if no_list or not isinstance(cap_mb_list, Iterable):
-            raise _bad_cap_list(cap_mb_list)
+            raise TypeError(
+                f"bucket_cap_mb_list must be a list of numbers of MiB, but got {cap_mb_list!r}. "
+                "Pass e.g. [1, 25, 25]."
+            )
         listed = tuple(_cap_bytes("bucket_cap_mb_list", cap) for cap in cap_mb_list)
         if any(cap < 0 for cap in listed):
             raise _bad_cap("bucket_cap_mb_list", cap_mb_list)
@@ -226,36 +242,8 @@ def _cap_bytes(name: str, cap_mb: float) -> int:
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def _bad_dtype(name: str, value: object) -> TypeError:
-    return TypeError(
-        f"{name} must be a floating-point torch.dtype or None, but got {value!r}. "
-        f"Pass e.g. {name}=torch.float32."
-    )
-
-
-def _dtype_without_sums(name: str, dtype: object) -> ValueError:
-    return ValueError(
-        f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 bits or "
-        f"less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
-    )
-
-
-def _transport_without_sync() -> ValueError:
-    return ValueError(
-        "transport='shm' needs init_sync=True: ranks agree on shared memory when they compare "
-        "their parameters. Leave init_sync out, or pass transport='auto'."
-    )
-
-
 def _bad_cap(name: str, value: object) -> ValueError:
     return ValueError(
         f"{name}={value!r} is not a bucket size. "
         "Pass a finite number of MiB, 0 or more, such as 25."
-    )
-
-
-def _bad_cap_list(value: object) -> TypeError:
-    return TypeError(
-        f"bucket_cap_mb_list must be a list of numbers of MiB, but got {value!r}. "
-        "Pass e.g. [1, 25, 25]."
     )

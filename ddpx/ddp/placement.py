@@ -44,22 +44,41 @@ def place(
     devices = [p.device for name, p in module.named_parameters() if name not in ignored]
     types = {device.type for device in devices}
     if len(types) > 1:
-        raise _mixed_device_types(types)
+        raise ValueError(
+            "DistributedDataParallel's input module must be on the same type of devices, but input "
+            f"module parameters locate in {', '.join(sorted(types))}. Move all parameters to "
+            "devices of one type, such as with module.to('cuda')."
+        )
     if device_ids is not None and (
         isinstance(device_ids, (str, bytes, Mapping)) or not isinstance(device_ids, Iterable)
     ):
-        raise _bad_device_ids(device_ids)
+        raise TypeError(
+            "device_ids must be a list with one device, or None, but got "
+            f"{type(device_ids).__name__}. Pass e.g. device_ids=[local_rank]."
+        )
     if not _may_be_device(output_device):
-        raise _bad_output_device(output_device)
+        raise TypeError(
+            f"output_device must be a device or None, but got {type(output_device).__name__}. "
+            "Leave output_device out."
+        )
     ids = [] if device_ids is None else list(device_ids)
     first = devices[0] if devices else torch.device("cpu")
     is_multi_device = len(set(devices)) > 1
     if len(ids) > 1:
-        raise _several_device_ids(ids)
+        raise ValueError(
+            f"device_ids can only be None or contain a single element. device_ids is {ids}. Start "
+            "one process per device (torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
+        )
     if not ids or is_multi_device or first.type == "cpu":
         if ids or output_device:  # as in DDP, 0 is no device here
-            raise _device_ids_without_single_device(
-                device_ids, output_device, {str(device) for device in devices}
+            raise ValueError(
+                "DistributedDataParallel device_ids and output_device arguments only work with "
+                "single-device/multiple-device GPU modules or CPU modules, but got device_ids "
+                f"{device_ids}, output_device {output_device}, and module parameters on "
+                f"{', '.join(sorted({str(device) for device in devices}))}. For a module on CPU or "
+                "on several devices, leave both out. To use several accelerators, start one "
+                "process per accelerator (torchrun --nproc-per-node=N) and pass "
+                "device_ids=[local_rank]."
             )
         return Placement(first, is_multi_device, None, None)
     index = _index(ids[0])
@@ -88,49 +107,3 @@ def _index(device: Any) -> int:
         return index_of(device)
     index = None if device is None else torch.device(device).index
     return torch.accelerator.current_device_index() if index is None else index
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _mixed_device_types(device_types: Iterable[str]) -> ValueError:
-    return ValueError(
-        "DistributedDataParallel's input module must be on the same type of devices, but input "
-        f"module parameters locate in {', '.join(sorted(device_types))}. Move all parameters to "
-        "devices of one type, such as with module.to('cuda')."
-    )
-
-
-def _device_ids_without_single_device(
-    device_ids: object, output_device: object, devices: Iterable[str]
-) -> ValueError:
-    return ValueError(
-        "DistributedDataParallel device_ids and output_device arguments only work with "
-        "single-device/multiple-device GPU modules or CPU modules, but got "
-        f"device_ids {device_ids}, output_device {output_device}, and module parameters on "
-        f"{', '.join(sorted(devices))}. For a module on CPU or on several devices, leave both out. "
-        "To use several accelerators, start one process per accelerator "
-        "(torchrun --nproc-per-node=N) and pass device_ids=[local_rank]."
-    )
-
-
-def _bad_device_ids(device_ids: object) -> TypeError:
-    return TypeError(
-        f"device_ids must be a list with one device, or None, but got "
-        f"{type(device_ids).__name__}. Pass e.g. device_ids=[local_rank]."
-    )
-
-
-def _bad_output_device(output_device: object) -> TypeError:
-    return TypeError(
-        f"output_device must be a device or None, but got {type(output_device).__name__}. "
-        "Leave output_device out."
-    )
-
-
-def _several_device_ids(device_ids: object) -> ValueError:
-    return ValueError(
-        "device_ids can only be None or contain a single element. device_ids is "
-        f"{device_ids}. Start one process per device (torchrun --nproc-per-node=N) and pass "
-        "device_ids=[local_rank]."
-    )

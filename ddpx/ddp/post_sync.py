@@ -48,7 +48,11 @@ class PostSync:
         )
         params: list[torch.Tensor] = [p.tensor for p in managed if id(p.tensor) in wanted]
         if not params:
-            raise _not_averaged_here()
+            raise ValueError(
+                "register_post_sync_hook() got a parameter that this wrapper does not average, or "
+                "a module without such parameters. Pass a parameter of the wrapped module that "
+                "requires a gradient, or a submodule with such a parameter."
+            )
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = (params, hook)
         self._install(reducer)
@@ -85,11 +89,3 @@ class PostSync:
         for params, hook in list(self._hooks.values()):
             for param in params:
                 hook(param)
-
-
-def _not_averaged_here() -> ValueError:
-    return ValueError(
-        "register_post_sync_hook() got a parameter that this wrapper does not average, or a module "
-        "without such parameters. Pass a parameter of the wrapped module that requires a gradient, "
-        "or a submodule with such a parameter."
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,16 +12,13 @@ from torch import nn
 from ddpx import errors, params
 from ddpx.comm import transport as transports
 from ddpx.comm.ended_group import EndedGroup
-from ddpx.ddp import agreement, checks
+from ddpx.ddp import agreement, ownership
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.buffers import BufferSync
 from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.join import UnevenInputs
-from ddpx.ddp.optimizers import OptimizersInBackward
 from ddpx.ddp.options import Options
 from ddpx.ddp.post_sync import PostSync
-from ddpx.params import ownership
-from ddpx.params.delayed import DelayedParams
 from ddpx.reducer import Reducer
 
 ATTRIBUTE = "_ddpx"  # a wrapper has its replica under this name, and nothing else of ddpx
@@ -40,12 +36,9 @@ class Replica:
         group: The ranks to average over.
         transport: The transport of buckets. None: the group.
         options: The arguments of the wrapper.
-        delayed: The parameters whose all-reduce is delayed.
-        mixed_precision: The argument of this name.
         averaging: The reducer and what belongs to it, after :meth:`attach`.
         buffers: The buffers that forwards broadcast.
         comm_hook: The hook in place of the all-reduce.
-        optimizers: The optimizers that run during backward.
         post_sync: The hooks that run after a synchronized backward.
         uneven: The state of join contexts.
         error: The last error outside the reducer, for logging data.
@@ -58,19 +51,14 @@ class Replica:
         module: nn.Module,
         group: dist.ProcessGroup,
         options: Options,
-        delayed: DelayedParams,
-        mixed_precision: Any,
     ) -> None:
         self.module = module
         self.ignored = params.ignored_names(module)
         self.group = group
         self.transport: transports.Transport | None = None
         self.options = options
-        self.delayed = delayed
-        self.mixed_precision = mixed_precision
         self.buffers = BufferSync(module, self.ignored, options.sync_buffers_at_forward)
         self.comm_hook = CommHook()
-        self.optimizers = OptimizersInBackward()
         self.post_sync = PostSync()
         self.uneven = UnevenInputs()
         self.error: str | None = None
@@ -107,14 +95,15 @@ class Replica:
             self.module,
             self.ignored,
             self.options,
-            {**self.delayed.describe(self.module), **checks.describe(self.mixed_precision)},
             self.group,
             device,
         )
 
-    def attach(self, managed: Sequence[params.ManagedParam]) -> None:
-        """Starts to average the gradients of ``managed``."""
-        for rival in ownership.rivals(self, managed):
+    def attach(
+        self, managed: Sequence[params.ManagedParam], rivals: Sequence[ownership.Owner]
+    ) -> None:
+        """Starts to average the gradients of ``managed``, which ``rivals`` average until now."""
+        for rival in rivals:
             rival.make_room()
         self.averaging = Averaging(
             self.module,
@@ -123,12 +112,12 @@ class Replica:
             self.group,
             self.transport,
             self.options,
-            self.delayed,
-            self.mixed_precision,
         )
         self.reducer.wait_for = self.post_sync.wait_for
         ownership.take(self)
-        self.averaging.reduce_in_low_precision(self.comm_hook)
+        precision = self.averaging.precision
+        if precision is not None and precision.reduce_dtype is not None:
+            self.comm_hook.reduce_in(self.reducer, precision.reduce_dtype, precision.param_dtype)
 
     def move_to(self, group: dist.ProcessGroup, num_steps: int) -> None:
         """Averages over ranks that have the same state, as after construction.
@@ -140,7 +129,7 @@ class Replica:
         for param in self.module.parameters():
             param.grad = None
         self.transport = transports.of(group)
-        self.averaging.move_to(group, self.transport, num_steps)
+        self.reducer.move_to(group, self.transport, num_steps)
         self.group = group
         self.post_sync.drop_futures()
         self.buffers.last_forward_was_synchronized = True
@@ -162,8 +151,8 @@ class Replica:
         self.module = module
         self.group = group
         self.transport = None
-        if self.optimizers.active:  # their hooks belong to the parameters of the original
-            self.comm_hook, self.optimizers = CommHook(), OptimizersInBackward()
+        if self.comm_hook.runs_optimizer:  # on the parameters of the original
+            self.comm_hook = CommHook()
 
     # ---- several replicas of the same parameters -----------------------------------------------
 
@@ -177,7 +166,7 @@ class Replica:
             self.reducer.reset()  # the last step may have no end
             self.group = EndedGroup(self.group)
             self.transport = None
-            self.averaging.move_to(self.group)
+            self.reducer.move_to(self.group)
         self.averaging.make_room()
 
     def yield_to(self, owner: ownership.Owner) -> None:
@@ -193,20 +182,15 @@ class Replica:
         )
 
 
-def replicas_in(model: object) -> list[Replica]:
-    """The replicas of the wrappers in ``model``, which may be a wrapper or a module around one."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    found = (module.__dict__.get(ATTRIBUTE) for module in modules)
-    return [replica for replica in found if isinstance(replica, Replica)]
-
-
 def replica_of(model: object) -> Replica:
-    """The replica of the only wrapper in ``model``.
+    """The replica of the only wrapper in ``model``, a wrapper or a module around one.
 
     Raises:
         TypeError: ``model`` contains no wrapper, or contains several.
     """
-    found = replicas_in(model)
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    held = [module.__dict__.get(ATTRIBUTE) for module in modules]
+    found = [replica for replica in held if isinstance(replica, Replica)]
     if len(found) != 1:
         raise errors.not_one_wrapper(model, len(found))
     return found[0]

@@ -38,9 +38,8 @@ class Structure:
             return False
         if not all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected)):
             return False
-        return not self._others or self._others_unchanged()
-
-    def _others_unchanged(self) -> bool:
+        if not self._others:
+            return True
         contents, expected = self._contents_of_others(), self._expected_of_others
         return len(contents) == len(expected) and all(map(is_, contents, expected))
 

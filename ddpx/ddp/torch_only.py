@@ -1,4 +1,4 @@
-"""DDP's names that only drive torch's own reducer or logger, and DDP's logger.
+"""DDP's names that only drive torch's own reducer.
 
 The use of such a name is an error. A derived class that overrides such a name is refused when it is
 instantiated, because ReducerDDP would never call the method.
@@ -7,11 +7,7 @@ instantiated, because ReducerDDP would never call the method.
 from __future__ import annotations
 
 import inspect
-import weakref
-from types import SimpleNamespace
-from typing import Any, Protocol
 
-from ddpx.ddp.replica import Replica
 from ddpx.reducer.torch_only import only_for_torch, refuse
 
 # What to do instead, by name.
@@ -37,31 +33,11 @@ ATTRIBUTES_OF_WRAPPER = {
 _NEVER_CALLED = {
     "_log_and_throw": "Catch the errors of ReducerDDP, or read _get_ddp_logging_data()['error'].",
 }
-_OF_LOGGER = {
-    "_set_comm_hook_name": "Call model.register_comm_hook().",
-    "_set_static_graph": "Call model._set_static_graph().",
-    "_set_uneven_input_join": "Use model.join().",
-    "set_construction_data_and_log": "Call model._get_ddp_logging_data().",
-}
 
 
-def _refused_attribute(name: str, remedy: str) -> property:
-    def get(self: object) -> Any:
-        raise only_for_torch(f"model.{name}", remedy)
-
-    def assign(self: object, value: Any) -> None:
-        raise only_for_torch(f"model.{name}", remedy)
-
-    return property(get, assign)
-
-
-@refuse("model", OF_WRAPPER)
+@refuse("model", OF_WRAPPER, ATTRIBUTES_OF_WRAPPER)
 class TorchOnlyNames:
     """Names of DDP that raise NotImplementedError, with the name and the remedy."""
-
-
-for _name, _remedy in ATTRIBUTES_OF_WRAPPER.items():
-    setattr(TorchOnlyNames, _name, _refused_attribute(_name, _remedy))
 
 
 def check_overrides(cls: type, base: type) -> None:
@@ -75,33 +51,3 @@ def check_overrides(cls: type, base: type) -> None:
     for name, remedy in {**OF_WRAPPER, **ATTRIBUTES_OF_WRAPPER, **_NEVER_CALLED}.items():
         if inspect.getattr_static(cls, name) is not inspect.getattr_static(base, name):
             raise only_for_torch(f"{cls.__name__}.{name}", remedy)
-
-
-class LoggedWrapper(Protocol):
-    """The members of a wrapper that the logger uses."""
-
-    _ddpx: Replica
-
-    def _get_ddp_logging_data(self) -> dict[str, str | int]: ...
-
-
-@refuse("model.logger", _OF_LOGGER)
-class Logger:
-    """In the place of the object of torch's C++ core that DDP has as ``logger``."""
-
-    def __init__(self, wrapper: LoggedWrapper) -> None:
-        self._wrapper = weakref.proxy(wrapper)
-
-    def _get_ddp_logging_data(self) -> SimpleNamespace:
-        data = self._wrapper._get_ddp_logging_data()
-        return SimpleNamespace(
-            strs_map={key: value for key, value in data.items() if isinstance(value, str)},
-            ints_map={key: value for key, value in data.items() if isinstance(value, int)},
-        )
-
-    def set_error_and_log(self, error: str) -> None:
-        """Makes ``error`` the last error in the logging data."""
-        self._wrapper._ddpx.error = error
-
-    def set_runtime_stats_and_log(self) -> None:
-        """Has no effect: the reducer measures steps by itself."""

@@ -56,7 +56,10 @@ class Regrouping:
         if world is None:  # an earlier attempt has destroyed the group
             raise errors.shrink_failed()
         if group.size() != world.size():
-            raise _shrink_of_part(group.size(), world.size())
+            raise NotImplementedError(
+                "ddpx.shrink() needs a wrapper over all ranks, but this wrapper's process group "
+                f"has {group.size()} of {world.size()} ranks. {errors.FROM_CHECKPOINT}"
+            )
         self._default = Recipe.of(world)
         self._own = None if group is world else Recipe.of(group)
 
@@ -125,13 +128,3 @@ def _backend_name(group: dist.ProcessGroup) -> str:
     except ValueError:
         same = False
     return name if same else config
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _shrink_of_part(size: int, world_size: int) -> NotImplementedError:
-    return NotImplementedError(
-        "ddpx.shrink() needs a wrapper over all ranks, but this wrapper's process group has "
-        f"{size} of {world_size} ranks. {errors.FROM_CHECKPOINT}"
-    )

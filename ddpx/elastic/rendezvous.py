@@ -229,9 +229,16 @@ class Rendezvous:
                 unknown.append(rank)
                 continue
             if not seen["local"]:
-                raise _shrink_between_hosts(rank, seen["host"])
+                raise NotImplementedError(
+                    f"ddpx.shrink() works among the ranks of one machine, but rank {rank} is on "
+                    f"another machine ({seen['host']}). {errors.FROM_CHECKPOINT}"
+                )
             if seen["note"] is None and seen["alive"]:
-                raise _shrink_without_page(rank)
+                raise RuntimeError(
+                    f"ddpx.shrink() cannot read the state of rank {rank}: the kernel does not "
+                    f"permit it. The process of rank {rank} may belong to another user. "
+                    f"{errors.FROM_CHECKPOINT}"
+                )
             gone = not seen["alive"] or seen["ending"]
             peers[rank] = _Peer(gone, SurvivorState.from_text(seen["note"] or ""), seen["doing"])
         return peers, unknown
@@ -254,20 +261,6 @@ def _tcp_store(port: int, *, is_master: bool) -> dist.TCPStore:
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-
-def _shrink_between_hosts(rank: int, host: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"ddpx.shrink() works among the ranks of one machine, but rank {rank} is on another "
-        f"machine ({host}). {errors.FROM_CHECKPOINT}"
-    )
-
-
-def _shrink_without_page(rank: int) -> RuntimeError:
-    return RuntimeError(
-        f"ddpx.shrink() cannot read the state of rank {rank}: the kernel does not permit it. The "
-        f"process of rank {rank} may belong to another user. {errors.FROM_CHECKPOINT}"
-    )
 
 
 def _shrink_timed_out(timeout_s: float, doing: Mapping[int, str | None]) -> RuntimeError:

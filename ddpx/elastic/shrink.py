@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from ddpx import _C, params
 from ddpx.comm import state_sync, transport
+from ddpx.ddp import ownership
 from ddpx.ddp.module import ReducerDDP
 from ddpx.elastic import errors
 from ddpx.elastic.regroup import Regrouping
 from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous
 from ddpx.errors import nobody_watches
 from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
-from ddpx.params import ownership
 from ddpx.settings import seconds
 
 _POLL_INTERVAL_S = 0.005
@@ -121,7 +121,10 @@ def shrink(
     monitor = _monitor_of_failure(model, step)
     reason = _why_not(model, stateful)
     if reason is not None:
-        raise _cannot_shrink(reason)
+        raise RuntimeError(
+            "ddpx.shrink() cannot move this wrapper to another process group: "
+            f"{reason}. {errors.FROM_CHECKPOINT}"
+        )
     model.reducer.reset()
     num_steps = model.reducer.num_steps
     move = _Move(model, stateful, monitor, num_steps if step is None else step, timeout_s)
@@ -167,7 +170,12 @@ class _Move:
                 self.rendezvous.reach(
                     agreement, ACCEPTED
                 )  # all members must read the agreement first
-                raise _shrink_without_state(agreement.step)
+                raise RuntimeError(
+                    f"one rank is at step {agreement.step} already and other ranks are not. "
+                    "ddpx.shrink() got only the model, and cannot bring the other ranks to step "
+                    f"{agreement.step}. Pass all objects that change in every step: "
+                    "ddpx.shrink(model, optimizer, scheduler)."
+                )
             if not self.rendezvous.reach(agreement, ACCEPTED):
                 continue
             try:
@@ -266,12 +274,24 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     try:
         monitor.explain_error("")
     except RankMismatch:
-        raise _shrink_after_mismatch() from None
+        raise RuntimeError(
+            "ddpx.shrink() removes lost ranks, but no rank is lost. Ranks made different "
+            "collective calls (ddpx.RankMismatch), and the parameters of ranks may differ now. "
+            f"{errors.FROM_CHECKPOINT}"
+        ) from None
     except (RankFailure, RankStalled):
         if step is None and not raised_here:
-            raise _shrink_needs_step() from None
+            raise RuntimeError(
+                "ddpx.shrink() was called after an error that did not come from forward or "
+                "backward of the wrapper. ddpx.shrink() cannot tell whether the optimizer made the "
+                "last step on this rank. Pass step=, the number of optimizer steps that the "
+                "parameters of this rank contain."
+            ) from None
         return monitor
-    raise _shrink_without_loss()
+    raise RuntimeError(
+        "ddpx.shrink() was called, but no rank of this wrapper's process group is lost. Call "
+        "ddpx.shrink() on every surviving rank, after ddpx.RankFailure or ddpx.RankStalled."
+    )
 
 
 def _all_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
@@ -287,77 +307,34 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     if not _all_on_cpu(model.module.parameters()):
-        return "device"
+        return (
+            "not all parameters of the wrapper are on the CPU. A device may still be running a "
+            "step that the host has counted, so no rank knows which rank has the last complete step"
+        )
     if model._ddpx.comm_hook.has_group:
-        return "hook"
-    if model._ddpx.optimizers.active:
-        return "optimizer in backward"
+        return (
+            "its communication hook or mixed_precision keeps the process group that existed when "
+            "it was set"
+        )
+    if model._ddpx.comm_hook.runs_optimizer:
+        return (
+            "its optimizer runs inside backward, so some parameters may have made the step and "
+            "others not"
+        )
     if model._join_config.enable:
-        return "join"
+        return "it is inside join(), where ranks may be at different batches"
     if model.device_mesh is not None:
-        return "mesh"
+        return "it was made with a device_mesh, and the mesh would still contain the lost ranks"
     if model.reducer.recorded:
-        return "recording"
+        return (
+            "it is being recorded, and a recording needs the same ranks in all steps. Leave the "
+            "ddpx.record() block first, or unset DDPX_TIMELINE"
+        )
     if any(isinstance(item, ZeroRedundancyOptimizer) for item in stateful):
-        return "sharded optimizer"
+        return (
+            "a ZeroRedundancyOptimizer keeps a part of its state on each rank, and the parts of "
+            "the lost ranks are lost"
+        )
     if ownership.others_than(model._ddpx):
-        return "several wrappers"
+        return "there is another ReducerDDP, which would be left without a process group"
     return None
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-_WHY_NOT_SHRINK = {
-    "device": "not all parameters of the wrapper are on the CPU. A device may still be running a "
-    "step that the host has counted, so no rank knows which rank has the last complete step",
-    "hook": "its communication hook or mixed_precision keeps the process group that existed when "
-    "it was set",
-    "optimizer in backward": "its optimizer runs inside backward, so some parameters may have made "
-    "the step and others not",
-    "join": "it is inside join(), where ranks may be at different batches",
-    "mesh": "it was made with a device_mesh, and the mesh would still contain the lost ranks",
-    "recording": "it is being recorded, and a recording needs the same ranks in all steps. Leave "
-    "the ddpx.record() block first, or unset DDPX_TIMELINE",
-    "sharded optimizer": "a ZeroRedundancyOptimizer keeps a part of its state on each rank, and "
-    "the parts of the lost ranks are lost",
-    "several wrappers": "there is another ReducerDDP, which would be left without a process group",
-}
-
-
-def _cannot_shrink(reason: str) -> RuntimeError:
-    return RuntimeError(
-        "ddpx.shrink() cannot move this wrapper to another process group: "
-        f"{_WHY_NOT_SHRINK[reason]}. {errors.FROM_CHECKPOINT}"
-    )
-
-
-def _shrink_without_loss() -> RuntimeError:
-    return RuntimeError(
-        "ddpx.shrink() was called, but no rank of this wrapper's process group is lost. Call "
-        "ddpx.shrink() on every surviving rank, after ddpx.RankFailure or ddpx.RankStalled."
-    )
-
-
-def _shrink_after_mismatch() -> RuntimeError:
-    return RuntimeError(
-        "ddpx.shrink() removes lost ranks, but no rank is lost. Ranks made different collective "
-        "calls (ddpx.RankMismatch), and the parameters of ranks may differ now. "
-        f"{errors.FROM_CHECKPOINT}"
-    )
-
-
-def _shrink_needs_step() -> RuntimeError:
-    return RuntimeError(
-        "ddpx.shrink() was called after an error that did not come from forward or backward of the "
-        "wrapper. ddpx.shrink() cannot tell whether the optimizer made the last step on this rank. "
-        "Pass step=, the number of optimizer steps that the parameters of this rank contain."
-    )
-
-
-def _shrink_without_state(step: int) -> RuntimeError:
-    return RuntimeError(
-        f"one rank is at step {step} already and other ranks are not. ddpx.shrink() got only the "
-        f"model, and cannot bring the other ranks to step {step}. Pass all objects that change in "
-        "every step: ddpx.shrink(model, optimizer, scheduler)."
-    )

@@ -121,7 +121,11 @@ def peer_stack(model: Wrapper, rank: int, timeout: float | timedelta = 2.0) -> s
     monitor = _monitor(model)
     rank = index(rank)
     if not 0 <= rank < model.process_group.size() or rank == monitor.rank:
-        raise errors.no_other_rank(rank, model.process_group.size())
+        raise ValueError(
+            f"rank {rank!r} is not another rank of the process group of this wrapper, which has "
+            f"{errors.count(model.process_group.size(), 'rank')}. Pass the number of another rank, "
+            "counted from 0."
+        )
     timeout_s = min(seconds("timeout", timeout), _MOST_S)
     stack: str | None = monitor.stack_of(rank, timedelta(seconds=timeout_s))
     return stack

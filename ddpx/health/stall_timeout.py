@@ -74,17 +74,14 @@ def _apply(of_script: dict[str, float | bool]) -> None:
     set_values.update(of_script)
     warn, error = (set_values.get(name) for name in ("warn", "error"))
     if warn is not None and error is not None and warn != math.inf and error < warn:
-        raise _error_before_warning(warn, error)
+        raise ValueError(
+            f"The stall error (after {error:g} s) would come before its warning (after {warn:g} "
+            "s). Pass an error time that is at least the warning time, or warn=math.inf for no "
+            "warning."
+        )
     chosen = {**_DEFAULTS, **set_values}
     _C.set_stall_timeouts(_limit(chosen["warn"]), _limit(chosen["error"]), bool(chosen["stacks"]))
 
 
 def _limit(seconds: float) -> float | None:
     return None if seconds == math.inf else seconds
-
-
-def _error_before_warning(warn: float, error: float) -> ValueError:
-    return ValueError(
-        f"The stall error (after {error:g} s) would come before its warning (after {warn:g} s). "
-        "Pass an error time that is at least the warning time, or warn=math.inf for no warning."
-    )

@@ -57,7 +57,11 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
     if _replacement is not None:
         if _replacement.wrapper is wrapper:
             return Patch(None)
-        raise _patched_with_another(_replacement.own_name, wrapper.__name__)
+        raise RuntimeError(
+            f"patch_ddp({wrapper.__name__}) failed, because {_replacement.own_name} already "
+            f"replaces DistributedDataParallel. Undo the replacement by {_replacement.own_name} "
+            "first."
+        )
     return Patch(wrapper)
 
 
@@ -153,7 +157,11 @@ def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     if wrapper is None or _replicate_keeps_ddp.get() or wrapper in cls.__mro__:
         return object.__new__(cls)
     if cls is not DistributedDataParallel:
-        raise _derived_too_early(cls)
+        raise RuntimeError(
+            f"{cls.__module__}.{cls.__qualname__} was derived from torch's DistributedDataParallel "
+            f"before ddpx.patch_ddp() was called. {cls.__qualname__} would train with DDP. Call "
+            f"ddpx.patch_ddp() before {cls.__module__} defines this class."
+        )
     if DistributedDataParallel in wrapper.__mro__:
         return object.__new__(wrapper)  # the interpreter calls its __init__
     return wrapper(*args, **kwargs)
@@ -173,21 +181,3 @@ def _leave_out_replicate() -> None:
             _replicate_keeps_ddp.reset(token)
 
     state.init = init_with_ddp
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _derived_too_early(cls: type) -> RuntimeError:
-    return RuntimeError(
-        f"{cls.__module__}.{cls.__qualname__} was derived from torch's DistributedDataParallel "
-        f"before ddpx.patch_ddp() was called. {cls.__qualname__} would train with DDP. Call "
-        f"ddpx.patch_ddp() before {cls.__module__} defines this class."
-    )
-
-
-def _patched_with_another(present: str, wrapper: str) -> RuntimeError:
-    return RuntimeError(
-        f"patch_ddp({wrapper}) failed, because {present} already replaces "
-        f"DistributedDataParallel. Undo the replacement by {present} first."
-    )

@@ -25,7 +25,10 @@ class DelayedParams:
     def check(self) -> None:
         """Raises ValueError if one of the two arguments is given without the other."""
         if (self.named_params is None) != (self.trigger is None):
-            raise _no_trigger()
+            raise ValueError(
+                "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the "
+                "same time. Pass both, or leave both out."
+            )
 
     def mark(self, managed: Sequence[ManagedParam]) -> tuple[list[ManagedParam], int | None]:
         """Marks the delayed parameters.
@@ -42,11 +45,19 @@ class DelayedParams:
         index_of = {id(param.tensor): index for index, param in enumerate(managed)}
         for name, param in self.named_params:
             if id(param) not in index_of:
-                raise _cannot_delay(name)
+                raise ValueError(
+                    f"delay_all_reduce_named_params names {name!r}, but the module has no "
+                    "parameter of this name that requires a gradient. Pass (name, param) pairs of "
+                    "module.named_parameters()."
+                )
             index = index_of[id(param)]
             marked[index] = replace(marked[index], delayed=True)
         if id(self.trigger) not in index_of:
-            raise _cannot_trigger()
+            raise ValueError(
+                "param_to_hook_all_reduce is not a parameter of the module that requires a "
+                "gradient. The gradient of this parameter must start the delayed all-reduce. Pass "
+                "one of module.parameters() that requires a gradient."
+            )
         return marked, index_of[id(self.trigger)]
 
     def describe(self, module: nn.Module) -> dict[str, object]:
@@ -56,25 +67,3 @@ class DelayedParams:
             "delay_all_reduce_named_params": [name for name, _ in self.named_params or ()],
             "param_to_hook_all_reduce": None if self.trigger is None else names.get(self.trigger),
         }
-
-
-def _no_trigger() -> ValueError:
-    return ValueError(
-        "delay_all_reduce_named_params and param_to_hook_all_reduce "
-        "need to be set at the same time. Pass both, or leave both out."
-    )
-
-
-def _cannot_delay(name: str) -> ValueError:
-    return ValueError(
-        f"delay_all_reduce_named_params names {name!r}, but the module has no parameter of this "
-        "name that requires a gradient. Pass (name, param) pairs of module.named_parameters()."
-    )
-
-
-def _cannot_trigger() -> ValueError:
-    return ValueError(
-        "param_to_hook_all_reduce is not a parameter of the module that requires a gradient. "
-        "The gradient of this parameter must start the delayed all-reduce. "
-        "Pass one of module.parameters() that requires a gradient."
-    )

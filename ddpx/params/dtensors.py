@@ -110,7 +110,13 @@ def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.Proc
     """
     names = [name for name in _params_under_fsdp(module) if name not in ignored]
     if names:
-        raise _sharded_by_fsdp(names)
+        raise ValueError(
+            f"fully_shard() already shards and reduces {errors.count_names(names, 'parameter')}. "
+            "ReducerDDP cannot wrap a module with such parameters. To replicate over one mesh "
+            "dimension and shard over another, pass a mesh with both dimensions to "
+            "fully_shard(module, mesh=...) and do not use ReducerDDP. If the mesh of fully_shard() "
+            "has the data-parallel dimension already, wrap only the other parts of the model."
+        )
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     sharded = {n: t for n, t in tensors.items() if is_dtensor(t) and n not in ignored}
     if not sharded:
@@ -118,7 +124,11 @@ def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.Proc
     ranks = set(dist.get_process_group_ranks(group))
     names = [name for name, tensor in sharded.items() if _is_split_over(tensor, ranks)]
     if names:
-        raise _params_split_over_group(names)
+        raise ValueError(
+            "the ranks of the process group hold different shards of "
+            f"{errors.count_names(names, 'DTensor')}. Different shards must not be averaged. Pass "
+            "the data-parallel dimension of the mesh: ReducerDDP(model, device_mesh=mesh['dp'])."
+        )
 
 
 def _params_under_fsdp(module: nn.Module) -> list[str]:
@@ -140,25 +150,4 @@ def _is_split_over(param: Any, ranks: set[int]) -> bool:
         not placement.is_replicate()
         and len(ranks.intersection(dist.get_process_group_ranks(mesh.get_group(dim)))) > 1
         for dim, placement in enumerate(param.placements)
-    )
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _sharded_by_fsdp(names: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"fully_shard() already shards and reduces {errors.count_names(names, 'parameter')}. "
-        "ReducerDDP cannot wrap a module with such parameters. To replicate over one mesh "
-        "dimension and shard over another, pass a mesh with both dimensions to "
-        "fully_shard(module, mesh=...) and do not use ReducerDDP. If the mesh of fully_shard() "
-        "has the data-parallel dimension already, wrap only the other parts of the model."
-    )
-
-
-def _params_split_over_group(names: Sequence[str]) -> ValueError:
-    return ValueError(
-        "the ranks of the process group hold different shards of "
-        f"{errors.count_names(names, 'DTensor')}. Different shards must not be averaged. Pass the "
-        "data-parallel dimension of the mesh: ReducerDDP(model, device_mesh=mesh['dp'])."
     )

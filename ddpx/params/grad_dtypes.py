@@ -22,7 +22,11 @@ def check_grad_dtype(managed: Sequence[ManagedParam], grad_dtype: torch.dtype | 
         and torch.promote_types(p.tensor.dtype, grad_dtype) is not grad_dtype
     ]
     if names:
-        raise _grad_dtype_too_narrow(grad_dtype, names)
+        raise ValueError(
+            f"grad_dtype={grad_dtype} cannot hold gradients in the dtype of "
+            f"{errors.count_names(names, 'parameter')}. Pass a wider dtype, such as torch.float32 "
+            "for a 16-bit model."
+        )
 
 
 class GradDtypes:
@@ -77,14 +81,3 @@ def _set(param: torch.Tensor, dtype: torch.dtype | None) -> None:
     grad, param.grad = param.grad, None  # torch checks the dtype of an existing gradient
     param.grad_dtype = dtype
     param.grad = grad if grad is None or dtype is None else grad.to(dtype)
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _grad_dtype_too_narrow(dtype: object, names: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"grad_dtype={dtype} cannot hold gradients in the dtype of "
-        f"{errors.count_names(names, 'parameter')}. "
-        "Pass a wider dtype, such as torch.float32 for a 16-bit model."
-    )

@@ -65,7 +65,11 @@ def choose(
     by_id = {id(param.tensor): param for param in managed}
     unknown = sum(id(tensor) not in by_id for tensor in tensors)
     if unknown:
-        raise _chosen_elsewhere(unknown)
+        raise ValueError(
+            f"_build_params_for_reducer() returned {errors.count(unknown, 'parameter')} that the "
+            "wrapped module does not have, ignores or does not train. Return a part of the result "
+            "of super()._build_params_for_reducer()."
+        )
     return [
         replace(by_id[id(tensor)], name=names[index], expect_sparse=bool(sparse))
         for index, (tensor, sparse) in enumerate(zip(tensors, expect_sparse, strict=True))
@@ -116,29 +120,13 @@ def names_by_index(
     names = {id(p.tensor): p.name for p in managed}
     given = {id(p) for p in tensors}
     for name in (name for key, name in names.items() if key not in given):
-        raise _param_not_given(name)
+        raise ValueError(
+            f"Param with name {name} found in module parameters, but not DDP parameters. Pass the "
+            "result of _build_params_for_reducer()."
+        )
     if len(given) != len(names):
-        raise _params_not_managed(len(given), len(names))
+        raise ValueError(
+            "Expected param to name mapping to cover all parameters, but got conflicting lengths: "
+            f"{len(given)} vs {len(names)}. Pass the result of _build_params_for_reducer()."
+        )
     return {index: names[id(p)] for index, p in enumerate(tensors)}
-
-
-def _chosen_elsewhere(unknown: int) -> ValueError:
-    return ValueError(
-        f"_build_params_for_reducer() returned {errors.count(unknown, 'parameter')} that the "
-        "wrapped module does not have, ignores or does not train. Return a part of the result of "
-        "super()._build_params_for_reducer()."
-    )
-
-
-def _param_not_given(name: str) -> ValueError:
-    return ValueError(
-        f"Param with name {name} found in module parameters, but not DDP parameters. "
-        "Pass the result of _build_params_for_reducer()."
-    )
-
-
-def _params_not_managed(num_given: int, num_managed: int) -> ValueError:
-    return ValueError(
-        "Expected param to name mapping to cover all parameters, but got conflicting lengths: "
-        f"{num_given} vs {num_managed}. Pass the result of _build_params_for_reducer()."
-    )

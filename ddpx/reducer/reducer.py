@@ -6,6 +6,7 @@ The class also has the names of DDP's reducer that torch's communication hooks a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,10 +16,26 @@ from ddpx import _C, health
 from ddpx.comm.transport import Transport, name_of
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import Shard, is_dtensor
-from ddpx.reducer.settings import Settings
 from ddpx.reducer.torch_only import OF_REDUCER, refuse
 
 Futures = Sequence[torch.futures.Future[Any]]
+
+
+@dataclass
+class Settings:
+    """Settings that a copy of a wrapper gives to its own reducer.
+
+    Attributes:
+        check_finite: Whether backward raises if a gradient is not finite.
+        manual_finalization: Whether ``finalize_backward()`` ends a step.
+        sample_rate: The number of steps between two reports. None: the default.
+        sparse_rows: The rows in which sparse gradients have entries, by parameter name.
+    """
+
+    check_finite: bool = False
+    manual_finalization: bool = False
+    sample_rate: int | None = None
+    sparse_rows: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @refuse("model.reducer", OF_REDUCER)
@@ -29,6 +46,7 @@ class Reducer(_C.Reducer):
 
     Attributes:
         settings: What was set after construction.
+        first_buckets: The buckets of the first step.
         delays_all_params: Whether the all-reduce of all parameters is delayed.
         wait_for: Makes the end of the next synchronized backward of a reducer wait for futures. The
             wrapper sets this attribute.
@@ -57,6 +75,7 @@ class Reducer(_C.Reducer):
             options,
             [_C.ReducerParam(p.tensor, p.name) for p in frozen],
         )
+        self.first_buckets = self.plan.buckets
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
         self._transport = transport
@@ -90,6 +109,7 @@ class Reducer(_C.Reducer):
         """
         monitor = health.begin(process_group)
         self.set_collective(process_group, transport, num_steps)
+        self.first_buckets = self.plan.buckets
         self.monitor = monitor
         if self.monitor is not None:
             self.monitor.begin_construction()
@@ -107,7 +127,11 @@ class Reducer(_C.Reducer):
     def _set_sparse_metadata(self, metadata: Mapping[str, torch.Tensor]) -> None:
         for name, ids in metadata.items():
             if name not in self._sparse_params:
-                raise _unknown_sparse_param(name)
+                raise ValueError(
+                    f"_set_sparse_metadata() got row indices for {name!r}, but the module has no "
+                    "parameter of this name with sparse gradients. Pass names of weights of "
+                    "nn.Embedding(..., sparse=True)."
+                )
             rows = ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
             self.set_sparse_rows(self._sparse_params[name], rows)
             self.settings.sparse_rows[name] = rows
@@ -177,9 +201,6 @@ class Reducer(_C.Reducer):
         if self.wait_for is not None:
             self.wait_for(self, futures)
 
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        self.set_sample_rate(sample_rate)
-
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         self.move_to(new_process_group)
 
@@ -195,14 +216,14 @@ class Reducer(_C.Reducer):
     def _set_static_graph(self) -> None:
         self.set_static_graph()
 
-    def _set_manual_finalization_required(self, required: bool) -> None:
-        self.set_manual_finalization(required)
-
     def _should_finalize_after_backward(self) -> bool:
         return self.should_finalize_after_backward
 
     def _finalize_backward_manual(self) -> None:
         self.finalize_backward()
+
+    _set_ddp_runtime_logging_sample_rate = set_sample_rate
+    _set_manual_finalization_required = set_manual_finalization
 
 
 def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:
@@ -211,14 +232,4 @@ def _as_reducer_param(param: ManagedParam) -> _C.ReducerParam:
     shard = Shard(param.tensor)  # type: ignore[arg-type]
     return _C.ReducerParam.of_dtensor(
         param.tensor, shard.tensor, param.name, param.delayed, shard.pull, shard.push
-    )
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _unknown_sparse_param(name: str) -> ValueError:
-    return ValueError(
-        f"_set_sparse_metadata() got row indices for {name!r}, but the module has no parameter of "
-        "this name with sparse gradients. Pass names of weights of nn.Embedding(..., sparse=True)."
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
+_NONE: Mapping[str, str] = {}
 
 # What to do instead, by method of DDP's reducer.
 OF_REDUCER = {
@@ -23,38 +24,33 @@ OF_REDUCER = {
 }
 
 
-def refuse(place: str, remedies: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Adds methods to a class that raise NotImplementedError, with their name and the remedy.
-
-    Assignment to one of the names on an instance raises, too.
+def refuse(
+    place: str, methods: Mapping[str, str], attributes: Mapping[str, str] = _NONE
+) -> Callable[[type[T]], type[T]]:
+    """Adds names to a class whose use raises NotImplementedError, with the name and the remedy.
 
     Args:
         place: How scripts reach an instance, for example ``model.reducer``.
-        remedies: What to do instead, by name.
+        methods: What to do instead, by name. A call or an assignment raises.
+        attributes: The same for attributes. Reading raises, too.
     """
 
     def add(cls: type[T]) -> type[T]:
-        for name, remedy in remedies.items():
-            setattr(cls, name, _refused(f"{place}.{name}", remedy))
+        for name, remedy in methods.items():
+            setattr(cls, name, _refused(f"{place}.{name}", remedy, is_method=True))
+        for name, remedy in attributes.items():
+            setattr(cls, name, _refused(f"{place}.{name}", remedy, is_method=False))
         return cls
 
     return add
 
 
-def _refused(name: str, remedy: str) -> property:
-    def call(*args: object, **kwargs: object) -> None:
+def _refused(name: str, remedy: str, is_method: bool) -> property:
+    def use(*args: object, **kwargs: object) -> NoReturn:
         raise only_for_torch(name, remedy)
 
-    def get(self: object) -> Callable[..., None]:
-        return call
-
-    def assign(self: object, value: Any) -> None:
-        raise only_for_torch(name, remedy)
-
-    return property(get, assign, doc=f"Only torch's own reducer has this step. {remedy}")
-
-
-# ---- errors --------------------------------------------------------------------------------------
+    get = (lambda self: use) if is_method else use
+    return property(get, use, doc=f"Only torch's own reducer has this step. {remedy}")
 
 
 def only_for_torch(name: str, remedy: str) -> NotImplementedError:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpx.ddp.module import ReducerDDP
 from ddpx.errors import count
+from ddpx.testing.events import Event, compare, describe
 
 Build = Callable[[], nn.Module]
 Wrap = Callable[[nn.Module], nn.Module]
@@ -159,19 +160,23 @@ def compare_traces(expected: Trace, actual: Trace) -> Comparison:
         >>> ddpx.testing.compare_traces(left, right).differences
         ('step 0: weight differs in 1 of 1 element, largest difference 0',)
     """
-    num_tensors = 0
-    differences = []
-    if len(expected.steps) != len(actual.steps):
-        differences.append(f"{count(len(expected.steps), 'step')} against {len(actual.steps)}")
-    for number, (left, right) in enumerate(zip(expected.steps, actual.steps, strict=False)):
-        for name in left.keys() ^ right.keys():
-            differences.append(f"step {number}: {name} is in one trace only")
-        for name in left.keys() & right.keys():
-            num_tensors += 1
-            difference = _difference(left[name], right[name])
-            if difference:
-                differences.append(f"step {number}: {name} {difference}")
-    return Comparison(num_tensors, tuple(differences))
+    verdict = compare([_events(expected)], [_events(actual)])
+    texts = []
+    for difference in verdict.differences:
+        number = difference.step
+        if difference.expected is None or difference.actual is None:
+            texts.append(f"{count(len(expected.steps), 'step')} against {len(actual.steps)}")
+            continue
+        left, right = expected.steps[number], actual.steps[number]
+        for name in difference.names:
+            both = name in left and name in right
+            text = describe(left[name], right[name]) if both else "is in one trace only"
+            texts.append(f"step {number}: {name} {text}")
+    return Comparison(verdict.num_values.get("step", 0), tuple(texts))
+
+
+def _events(trace: Trace) -> list[Event]:
+    return [Event.of("step", number, 0, tensors) for number, tensors in enumerate(trace.steps)]
 
 
 def compare_with_ddp(
@@ -220,45 +225,6 @@ def compare_with_ddp(
         for wrapper in (DistributedDataParallel, ReducerDDP)
     ]
     return compare_traces(*traces)
-
-
-def _difference(expected: torch.Tensor | None, actual: torch.Tensor | None) -> str:
-    """A description of the difference. Empty if there is none."""
-    if expected is None or actual is None:
-        return "" if expected is actual else f"is {_kind(expected)} against {_kind(actual)}"
-    if expected.is_sparse or actual.is_sparse:
-        if expected.is_sparse != actual.is_sparse:
-            return f"is {_kind(expected)} against {_kind(actual)}"
-        expected, actual = expected.to_dense(), actual.to_dense()
-    for what, left, right in (
-        ("dtype", expected.dtype, actual.dtype),
-        ("shape", tuple(expected.shape), tuple(actual.shape)),
-        ("strides", expected.stride(), actual.stride()),
-    ):
-        if left != right:
-            return f"has {what} {left} against {right}"
-    left_bytes, right_bytes = _bytes(expected), _bytes(actual)
-    if torch.equal(left_bytes, right_bytes):
-        return ""
-    width = expected.element_size()
-    num_different = int((left_bytes != right_bytes).view(-1, width).any(1).sum())
-    elements = "element" if expected.numel() == 1 else "elements"
-    text = f"differs in {num_different} of {expected.numel()} {elements}"
-    if expected.dtype == torch.bool:
-        return text
-    return f"{text}, largest difference {(expected - actual).abs().max().item():.3g}"
-
-
-def _kind(tensor: torch.Tensor | None) -> str:
-    return "None" if tensor is None else "sparse" if tensor.is_sparse else "dense"
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # A copy has the values of a lazy conjugate or negation, and stride 1.
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(torch.uint8)
 
 
 def summarize(comparisons: Sequence[Comparison]) -> Comparison:

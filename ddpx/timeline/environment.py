@@ -77,7 +77,10 @@ def _max_steps() -> int | None:
     if not text:
         return None
     if not text.isdigit() or int(text) < 1:
-        raise _bad_timeline_steps(text)
+        raise ValueError(
+            f"DDPX_TIMELINE_STEPS={text!r} is not a positive number. Set DDPX_TIMELINE_STEPS to "
+            "the number of steps to record, or unset the variable."
+        )
     return int(text)
 
 
@@ -86,13 +89,3 @@ def _write(recorder: Recorder, path: Path) -> None:
     data = recorder.data()
     path.parent.mkdir(parents=True, exist_ok=True)
     trace_file.write(path, assemble([data]), [data])
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _bad_timeline_steps(text: str) -> ValueError:
-    return ValueError(
-        f"DDPX_TIMELINE_STEPS={text!r} is not a positive number. Set DDPX_TIMELINE_STEPS to the "
-        "number of steps to record, or unset the variable."
-    )

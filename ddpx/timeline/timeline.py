@@ -11,8 +11,8 @@ from torch import nn
 
 from ddpx.ddp.replica import replica_of
 from ddpx.errors import count
-from ddpx.timeline.analyze.advice import advise
 from ddpx.timeline.analyze.assembly import assemble
+from ddpx.timeline.analyze.diagnoses import advise
 from ddpx.timeline.analyze.summarize import summarize
 from ddpx.timeline.analyze.summary import Summary
 from ddpx.timeline.export import page, picture, trace_file
@@ -56,7 +56,9 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
         3
     """
     if max_steps is not None and max_steps < 1:
-        raise _bad_max_steps(max_steps)
+        raise ValueError(
+            f"max_steps={max_steps!r} is not valid. Pass a positive number, or None for no limit."
+        )
     return Timeline(Recorder(replica_of(model), max_steps))
 
 
@@ -101,7 +103,9 @@ class Timeline:
             >>> timeline = timeline.stop()
         """
         if self._recorder is None or self._recorder.started:
-            raise _timeline_started()
+            raise RuntimeError(
+                "this timeline was started before. Make a new timeline with ddpx.record(model)."
+            )
         self._recorder.start()
         return self
 
@@ -122,7 +126,11 @@ class Timeline:
             >>> len(timeline.stop().steps)
             1
         """
-        recorder = self._running()
+        recorder = self._recorder
+        if recorder is None or not recorder.started:
+            raise RuntimeError(
+                "this timeline is not recording. Call start() first, and call stop() once."
+            )
         recorder.stop()
         self._ranks = [recorder.data()]  # kept if the gather fails
         self._recorder = None
@@ -147,11 +155,6 @@ class Timeline:
         self._ranks = [self._recorder.data()]
         self._recorder = None
 
-    def _running(self) -> Recorder:
-        if self._recorder is None or not self._recorder.started:
-            raise _timeline_not_running()
-        return self._recorder
-
     # ---- recorded data ---------------------------------------------------------------------
 
     @cached_property
@@ -166,7 +169,10 @@ class Timeline:
             ('weight', 'bias')
         """
         if not self._ranks:
-            raise _timeline_empty()
+            raise RuntimeError(
+                "this timeline is empty. Run training steps inside `with ddpx.record(model) as "
+                "timeline:`, or between start() and stop()."
+            )
         return assemble(self._ranks)
 
     @property
@@ -289,29 +295,3 @@ class Timeline:
             >>> timeline.save_html("steps.html")
         """
         page.write(self.recording, path)
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _bad_max_steps(max_steps: object) -> ValueError:
-    return ValueError(
-        f"max_steps={max_steps!r} is not valid. Pass a positive number, or None for no limit."
-    )
-
-
-def _timeline_started() -> RuntimeError:
-    return RuntimeError(
-        "this timeline was started before. Make a new timeline with ddpx.record(model)."
-    )
-
-
-def _timeline_not_running() -> RuntimeError:
-    return RuntimeError("this timeline is not recording. Call start() first, and call stop() once.")
-
-
-def _timeline_empty() -> RuntimeError:
-    return RuntimeError(
-        "this timeline is empty. Run training steps inside `with ddpx.record(model) as timeline:`, "
-        "or between start() and stop()."
-    )

@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from modes import MODES_OF_DDPX as MODES
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from ddpx import ReducerDDP
-
-MODES = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find_unused": {"find_unused_parameters": True},
-    "batched": {"batched_grad_copy": True},
-}
 
 
 class Net(nn.Module):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from modes import MODES_OF_DDPX as MODES
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -26,15 +27,6 @@ class _Spoiled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
-
-
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "views": {"gradient_as_bucket_view": True},
-    "find unused": {"find_unused_parameters": True},
-    "static graph": {"static_graph": True},
-    "batched copy": {"batched_grad_copy": True},
-}
 
 
 def _error_of_step(model: nn.Module) -> str:

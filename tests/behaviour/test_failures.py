@@ -8,18 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_groups import BreakableGroup
+from modes import MODES
 from reference import assert_grads_averaged, average_grads, copy_from_rank_0
 from torch import nn
 
 from ddpx import ReducerDDP
 from ddpx._C import Phase
-
-MODES = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-}
 
 
 class TwoHeads(nn.Module):

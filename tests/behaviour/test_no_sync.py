@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from raising import TEXT, Raises
 from slow_ddp import (
     Net,
     SlowDDP,
@@ -286,22 +287,12 @@ def _check_failed_backward(mode: str) -> None:
     check_steps(ours, slow, plain_step)
 
 
-class _Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(context: object, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(context: object, grad: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("on purpose")
-
-
 def _check_failed_above(mode: str) -> None:
     """reset() discards an announcement whose backward failed before it reached the wrapper."""
     ours, slow = make_pair(Net, mode)
-    loss = _Fails.apply(_forward_inside(ours, ours))
+    loss = Raises.apply(_forward_inside(ours, ours))
     _prepare(ours)
-    assert "on purpose" in error_of(loss.backward)
+    assert TEXT in error_of(loss.backward)
     ours.reset()
     for model in (slow, ours):
         seed(3)

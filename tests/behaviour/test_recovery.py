@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from raising import Raises
 from slow_ddp import (
     SlowDDP,
     assert_in_step,
@@ -27,18 +27,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddpx import ReducerDDP
-
-
-class Explode(torch.autograd.Function):
-    """Raises in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("user code failed")
 
 
 class Fragile(nn.Module):
@@ -64,7 +52,7 @@ class Fragile(nn.Module):
     def _middle(self, hidden: torch.Tensor, failure: str) -> torch.Tensor:
         hidden = self.second(hidden)
         if failure == "function":
-            hidden = Explode.apply(hidden)
+            hidden = Raises.apply(hidden)
         elif failure == "hook":
             hidden.register_hook(_raise)
         elif failure == "out of memory":

@@ -10,18 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from modes import MODES
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP
 from ddpx.testing import compare_with_ddp
-
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-}
 
 
 class Net(nn.Module):

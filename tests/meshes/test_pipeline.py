@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from modes import MODES
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import (
@@ -25,12 +26,6 @@ from ddpx import ReducerDDP
 
 WIDTH = 6
 NUM_MICRO_BATCHES = 4
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-}
 SCHEDULES = {
     "GPipe": ScheduleGPipe,
     "1F1B": Schedule1F1B,

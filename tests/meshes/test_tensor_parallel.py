@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from modes import MODES_OF_DDPX as MODES
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -34,14 +35,6 @@ from ddpx import ReducerDDP
 from ddpx.params.dtensors import local_part
 
 WIDTH = 8
-MODES: dict[str, dict[str, bool]] = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-    "batched": {"batched_grad_copy": True},
-    "batched view": {"batched_grad_copy": True, "gradient_as_bucket_view": True},
-}
 SMALL_CAP = 0.0005
 modes = pytest.mark.parametrize("mode", MODES)
 sequence = pytest.mark.parametrize("sequence", [False, True], ids=["plain norm", "sequence"])

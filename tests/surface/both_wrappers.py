@@ -18,12 +18,6 @@ Wrapper = Any
 WRAPPERS: tuple[Callable[..., Wrapper], ...] = (DistributedDataParallel, ReducerDDP)
 WORLD_SIZES = (2, 3)
 
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-}
 # Small, so that the models below have several buckets.
 SMALL_CAP = {"bucket_cap_mb": 0.002}
 
@@ -39,6 +33,18 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Normed(nn.Module):
+    """A model whose buffers differ between ranks after each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.mlp = Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.norm(x))
 
 
 def mlp_step(model: nn.Module, number: int = 0) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from both_wrappers import (
-    MODES,
     SMALL_CAP,
     WORLD_SIZES,
     WRAPPERS,
@@ -20,6 +19,7 @@ from both_wrappers import (
     assert_trains_alike,
     mlp_step,
 )
+from modes import MODES
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     DDPCommHookType,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, Wrapper, assert_same_on_all_ranks
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, Normed, Wrapper, assert_same_on_all_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
@@ -348,16 +348,6 @@ def test_refused_names(ranks):
 # ---- overrides -----------------------------------------------------------------------------------
 
 
-class _Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(16)
-        self.mlp = Mlp()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.norm(x))
-
-
 def _hook(state: Any, buffers: dict[str, torch.Tensor]) -> None:
     state._default_broadcast_coalesced(list(buffers.values()))
 
@@ -389,17 +379,17 @@ def _use_everything(cls: Any) -> tuple[list[torch.Tensor], set[str]]:
     log: list[str] = []
     derived = _derived(cls, log)
     torch.manual_seed(0)
-    model = derived(_Normed(), static_graph=True, **SMALL_CAP)
+    model = derived(Normed(), static_graph=True, **SMALL_CAP)
     model.register_comm_hook(None, _average)
     for number in range(3):
         torch.manual_seed(10 * number + dist.get_rank())
         model.zero_grad()
         model(torch.randn(6, 16)).square().mean().backward()
-    hooked = derived(_Normed(), **SMALL_CAP)
+    hooked = derived(Normed(), **SMALL_CAP)
     hooked._register_buffer_comm_hook(hooked, _hook, _BufferCommHookLocation.POST_FORWARD)
     for _ in range(2):
         hooked(torch.ones(6, 16)).sum().backward()
-    plain = derived(_Normed(), **SMALL_CAP)
+    plain = derived(Normed(), **SMALL_CAP)
     with plain.join():
         for _ in range(1 + dist.get_rank()):
             plain(torch.ones(6, 16)).sum().backward()
@@ -495,7 +485,7 @@ OVERRIDES = [
 
 def _trained(make: Callable[..., Wrapper]) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    model = make(_Normed(), find_unused_parameters=True, **SMALL_CAP)
+    model = make(Normed(), find_unused_parameters=True, **SMALL_CAP)
     tensors = []
     for number in range(4):
         torch.manual_seed(10 * number + dist.get_rank())
@@ -579,7 +569,7 @@ def _check_caller(name: str) -> None:
     results = []
     for cls in WRAPPERS:
         torch.manual_seed(0)
-        model = cls(_Normed(), **SMALL_CAP)
+        model = cls(Normed(), **SMALL_CAP)
         tensors = []
         for number in range(5):
             torch.manual_seed(10 * number + dist.get_rank())

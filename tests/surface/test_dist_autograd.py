@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.multiprocessing as mp
-from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Mlp, Wrapper
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, Wrapper
+from modes import MODES
 from new_ranks import run_in_new_ranks
 from torch import nn
 from torch.distributed import rpc

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Mlp, Wrapper, assert_trains_alike, mlp_step
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, Wrapper, assert_trains_alike, mlp_step
+from modes import MODES
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,

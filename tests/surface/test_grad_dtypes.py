@@ -8,19 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from modes import MODES_OF_DDPX as MODES
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP
 
-MODES: dict[str, dict[str, bool]] = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-    "batched": {"batched_grad_copy": True},
-}
 DTYPES: dict[str, dict[str, torch.dtype]] = {
     "reduce": {"reduce_dtype": torch.float32},
     "grad": {"grad_dtype": torch.float32},

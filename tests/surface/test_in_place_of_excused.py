@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Mlp, assert_same_on_all_ranks, mlp_step
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, assert_same_on_all_ranks, mlp_step
+from modes import MODES
 from torch import nn
 
 from ddpx import ReducerDDP

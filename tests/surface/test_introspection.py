@@ -12,15 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from both_wrappers import (
-    MODES,
     SMALL_CAP,
     WRAPPERS,
     Mlp,
+    Normed,
     Wrapper,
     assert_same_on_all_ranks,
     assert_trains_alike,
     mlp_step,
 )
+from modes import MODES
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -221,16 +222,6 @@ def test_forward_and_backward_hooks(ranks):
     ranks(2).run(_check_module_hooks)
 
 
-class _Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(16)
-        self.mlp = Mlp()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.norm(x))
-
-
 class _Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -257,10 +248,10 @@ ARGUMENTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         mlp_step,
         {"batched_grad_copy": True, "gradient_as_bucket_view": True},
     ),
-    "forward_sync_buffers": (_Normed, mlp_step, {"forward_sync_buffers": True}),
-    "no forward_sync_buffers": (_Normed, mlp_step, {"forward_sync_buffers": False}),
-    "no broadcast_buffers": (_Normed, mlp_step, {"broadcast_buffers": False}),
-    "no init_sync": (_Normed, mlp_step, {"init_sync": False}),
+    "forward_sync_buffers": (Normed, mlp_step, {"forward_sync_buffers": True}),
+    "no forward_sync_buffers": (Normed, mlp_step, {"forward_sync_buffers": False}),
+    "no broadcast_buffers": (Normed, mlp_step, {"broadcast_buffers": False}),
+    "no init_sync": (Normed, mlp_step, {"init_sync": False}),
 }
 
 
@@ -357,7 +348,7 @@ _ATTRIBUTES = (
 
 def _check_module_surface() -> None:
     """The wrapper as a module: names, modes, casts, apply, and attributes that trainers read."""
-    ddp, ours = (cls(_Normed()) for cls in WRAPPERS)
+    ddp, ours = (cls(Normed()) for cls in WRAPPERS)
     for names in ("named_parameters", "named_buffers", "named_modules", "named_children"):
         mine = [name for name, _ in getattr(ours, names)()]
         assert mine == [name for name, _ in getattr(ddp, names)()]

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from both_wrappers import (
-    MODES,
     SMALL_CAP,
     WORLD_SIZES,
     WRAPPERS,
@@ -19,6 +18,7 @@ from both_wrappers import (
     assert_same_on_all_ranks,
     mlp_step,
 )
+from modes import MODES
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,

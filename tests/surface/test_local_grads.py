@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Mlp, Wrapper, mlp_step
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, Wrapper, mlp_step
+from modes import MODES
 from slow_ddp import assert_in_step, assert_names, error_of
 from torch import nn
 from torch.func import functional_call

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from both_wrappers import (
-    MODES,
     SMALL_CAP,
     WRAPPERS,
     Mlp,
@@ -21,6 +20,7 @@ from both_wrappers import (
     assert_trains_alike,
     mlp_step,
 )
+from modes import MODES
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from both_wrappers import (
-    MODES,
     SMALL_CAP,
     WRAPPERS,
     Mlp,
@@ -19,6 +18,7 @@ from both_wrappers import (
     assert_trains_alike,
     mlp_step,
 )
+from modes import MODES
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

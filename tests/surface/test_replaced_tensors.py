@@ -10,33 +10,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from both_wrappers import (
-    MODES,
     SMALL_CAP,
     WRAPPERS,
     Mlp,
+    Normed,
     Wrapper,
     assert_same_on_all_ranks,
     assert_trains_alike,
     mlp_step,
 )
+from modes import MODES
 from torch import nn
 from torch.func import functional_call
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.nn.utils import parametrize
 
 from ddpx import ReducerDDP
-
-
-class Normed(nn.Module):
-    """A model whose buffers differ between ranks after each forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(16)
-        self.mlp = Mlp()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.norm(x))
 
 
 def _loss(output: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Wrapper, assert_trains_alike
+from both_wrappers import SMALL_CAP, WRAPPERS, Wrapper, assert_trains_alike
+from modes import MODES
 from one_thread_gloo import one_thread_group
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

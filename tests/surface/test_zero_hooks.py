@@ -9,7 +9,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import MODES, SMALL_CAP, WRAPPERS, Mlp, assert_same_on_all_ranks, mlp_step
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, assert_same_on_all_ranks, mlp_step
+from modes import MODES
 from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -26,7 +26,7 @@ import ddpx
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
 from ddpx.timeline import Timeline
-from ddpx.timeline.analyze.advice import diagnose
+from ddpx.timeline.analyze.diagnoses import diagnose
 
 MIB = 1 << 20
 WARM_UP, STEPS = 3, 12

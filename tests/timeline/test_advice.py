@@ -9,7 +9,7 @@ import pytest
 from simulated import Model, Rank, Wire, evenly, simulate
 from synthetic import make_recording
 
-from ddpx.timeline.analyze.advice import advise, diagnose
+from ddpx.timeline.analyze.diagnoses import advise, diagnose
 from ddpx.timeline.analyze.noise import surely_above
 from ddpx.timeline.model import Clock, Recording
 

@@ -8,7 +8,7 @@ import pytest
 from browser_page import Page, open_page
 from synthetic import PARAM_NAMES, make_recording, one_rank_alone
 
-from ddpx.timeline.analyze.advice import advise
+from ddpx.timeline.analyze.diagnoses import advise
 
 
 def test_opens_in_mid_backward_of_the_median_step(browser, tmp_path):

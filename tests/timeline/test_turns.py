@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from synthetic import MS, rank_step, recording
 
-from ddpx.timeline.analyze.bucket_states import MOVING, QUEUED, bucket_states
 from ddpx.timeline.analyze.turns import in_turn, reductions
 from ddpx.timeline.export.page import page_data
+from ddpx.timeline.export.rows import bucket_bars
 from ddpx.timeline.model import BucketLayout, Interval, Recording, Step
 
 
@@ -56,14 +56,15 @@ def test_buckets_that_are_not_sent_are_left_out():
 
 def test_a_picture_shows_the_turn_as_a_queue():
     made = _recording("cuda:0", "nccl")
-    states = bucket_states(in_turn(made, made.steps[0]), 0, [1])
-    assert _ms([*states[QUEUED], *states[MOVING]]) == [(12, 18), (18, 22)]
+    bars, _ = bucket_bars(in_turn(made, made.steps[0]), 0, [1])
+    assert _ms([*bars["queued"], *bars["moving"]]) == [(12, 18), (18, 22)]
     on_cpu = _recording("cpu", "shm")
     assert in_turn(on_cpu, on_cpu.steps[0]) is on_cpu.steps[0]
 
 
 def test_the_page_has_the_start_of_a_reduction_that_waits_for_its_turn():
-    buckets = page_data(_recording("cuda:0", "nccl"))["steps"][0]["ranks"][0]["buckets"]
-    assert [bucket[6:] for bucket in buckets] == [[], [18_000], []]
-    buckets = page_data(_recording("cpu", "shm"))["steps"][0]["ranks"][0]["buckets"]
-    assert [bucket[6:] for bucket in buckets] == [[], [], []]
+    names = page_data(_recording("cpu", "shm"))["times"]
+    begins, launched = names.index("begins"), names.index("launched")
+    for device, backend, waited in (("cuda:0", "nccl", 6_000), ("cpu", "shm", 0)):
+        buckets = page_data(_recording(device, backend))["steps"][0]["ranks"][0]["buckets"]
+        assert [bucket[begins] - bucket[launched] for bucket in buckets] == [0, waited, 0]

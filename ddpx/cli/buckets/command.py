@@ -13,7 +13,7 @@ from ddpx.cli.buckets import picture
 from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
 from ddpx.ddp.options import Options, make_options
-from ddpx.timeline.tables import table
+from ddpx.timeline.texts import table
 
 
 @click.command("buckets")
@@ -82,17 +82,7 @@ def _numbers(words: str) -> list[float]:
 
 def _options(cap: float | None, cap_list: list[float] | None, find_unused: bool) -> Options:
     return make_options(
-        broadcast_buffers=None,
-        init_sync=True,
-        bucket_cap_mb=cap,
-        find_unused_parameters=find_unused,
-        check_reduction=False,
-        gradient_as_bucket_view=False,
-        static_graph=False,
-        bucket_cap_mb_list=cap_list,
-        forward_sync_buffers=None,
-        batched_grad_copy=False,
-        skip_all_reduce_unused_params=False,
+        bucket_cap_mb=cap, bucket_cap_mb_list=cap_list, find_unused_parameters=find_unused
     )
 
 

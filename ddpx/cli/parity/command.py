@@ -13,17 +13,16 @@ from typing import Any
 import click
 import torch
 
-from ddpx.cli import errors
+from ddpx.cli import errors, options
 from ddpx.cli.build import build, find_wrapper
-from ddpx.cli.launch import DEFAULT_NUM_RANKS, launch, local_options
+from ddpx.cli.launch import launch, local_options
 from ddpx.cli.parity import text as parity_text
-from ddpx.cli.parity.compare import Difference, Verdict, compare
-from ddpx.cli.parity.record import RankRecord
-from ddpx.cli.parity.runner import CAPTURED, Settings
+from ddpx.cli.parity.record import RankRecord, Settings
 from ddpx.cli.parity.training import Training
 from ddpx.cli.script import Script
 from ddpx.ddp.module import ReducerDDP
 from ddpx.errors import count
+from ddpx.testing.events import Difference, Event, Verdict, compare
 
 _DEFAULT_NUM_STEPS = 10  # for module:function
 
@@ -64,7 +63,7 @@ class Subject:
 
         Args:
             replaces: Whether the wrapper replaces DDP.
-            difference: A difference of earlier runs. The run stores its tensors.
+            difference: A difference of earlier runs. The run stores its first tensor.
 
         Raises:
             RunFailed: The script failed.
@@ -78,9 +77,9 @@ class Subject:
             if difference is not None:
                 settings = replace(
                     settings,
-                    capture_rank=difference.rank,
-                    capture_event=difference.index,
-                    capture_names=difference.names,
+                    captured_rank=difference.rank,
+                    captured_event=difference.index,
+                    captured_name=difference.names[0],
                 )
             code = launch(
                 local_options(self.num_ranks),
@@ -91,15 +90,20 @@ class Subject:
                 text = f"{self.name} failed with {title}. Nothing was compared."
                 raise RunFailed(text, code)
             records = RankRecord.read_all(Path(folder))
-            captured = Path(folder) / CAPTURED
-            tensors = torch.load(captured) if captured.exists() else {}
+            captured = settings.captured
+            tensor = torch.load(captured) if captured.exists() else None
         wrappers = {name for record in records for name in record.wrappers}
         if not wrappers or len(records) < self.num_ranks:
             raise errors.nothing_wrapped(self.name)
         itself = wrappers & {self.title, "ReducerDDP"}
         if not replaces and itself:
-            raise _wrapped_by_itself(self.name, itself.pop())
-        return Outcome(records, tensors)
+            wrapper = itself.pop()
+            raise errors.UserMistake(
+                f"{self.name} uses {wrapper} directly, so ddpx parity cannot run the script with "
+                "DDP. Import DistributedDataParallel from torch.nn.parallel in the script. ddpx "
+                f"parity then replaces DistributedDataParallel by {wrapper}."
+            )
+        return Outcome(records, tensor)
 
 
 @dataclass(frozen=True)
@@ -108,31 +112,28 @@ class Outcome:
 
     Attributes:
         records: The records of all ranks.
-        captured: The stored tensors, by name.
+        captured: The stored tensor.
     """
 
     records: list[RankRecord]
-    captured: dict[str, torch.Tensor | None]
+    captured: torch.Tensor | None
+
+    @property
+    def events(self) -> list[list[Event]]:
+        """The events of each rank."""
+        return [record.events for record in self.records]
 
 
 @click.command("parity", context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--nproc-per-node",
-    type=click.IntRange(min=1),
-    default=DEFAULT_NUM_RANKS,
-    show_default=True,
-    help="Number of ranks on this machine.",
-)
+@options.NUM_RANKS
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     help="Number of steps to compare. Default: all steps of a script; 10 steps of a function.",
 )
-@click.option(
-    "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as for python -m."
-)
+@options.IS_MODULE
 @click.option("--backend", help="For MODULE:FUNCTION: gloo (default), shm, nccl.")
 @click.option(
     "--set",
@@ -177,8 +178,7 @@ def command(
       ddpx parity mymodels:build --backend shm --set find_unused_parameters=true
       ddpx parity --class mywrappers:MyDDP train.py
     """
-    if target.startswith("-"):
-        raise click.NoSuchOption(target)
+    options.check_target(target)
     find_wrapper(wrapper)
     is_function = ":" in target and not is_module and not Path(target).exists()
     if is_function:
@@ -187,7 +187,11 @@ def command(
             raise click.UsageError(f"MODULE:FUNCTION takes no arguments, but got: {words}.")
         steps = steps or _DEFAULT_NUM_STEPS
         training = Training(target, steps, backend or "gloo", _ddp_options(settings))
-        _check_example(target)
+        if build(target)[1] is None:
+            raise errors.UserMistake(
+                f"{target} returned no example input. Return (module, example_input), or set "
+                "module.example_input."
+            )
         script = Script("ddpx.cli.parity.training", True, (training.to_word(),))
     else:
         if backend is not None or settings:
@@ -201,27 +205,26 @@ def command(
 
 def _compare(subject: Subject) -> int:
     """Runs both trainings, prints the comparison, and returns the exit code."""
-    expected = subject.run(replaces=False).records
-    actual = subject.run(replaces=True).records
-    verdict = compare(expected, actual)
-    sentence = _sentence(subject, expected, verdict)
-    click.echo(parity_text.steps_table(expected, verdict, actual[0], subject.title))
-    click.echo(f"\n{parity_text.costs_table(expected, actual, subject.title)}")
+    ddp, ours = (subject.run(replaces) for replaces in (False, True))
+    verdict = compare(ddp.events, ours.events)
+    sentence = _sentence(subject, ddp, verdict)
+    click.echo(parity_text.steps_table(ddp.records, verdict, ours.records[0], subject.title))
+    click.echo(f"\n{parity_text.costs_table(ddp.records, ours.records, subject.title)}")
     click.echo(f"\n{parity_text.compared(verdict, subject.num_ranks)}.\n{sentence}")
     return 0 if verdict.identical else 1
 
 
-def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict) -> str:
+def _sentence(subject: Subject, ddp: Outcome, verdict: Verdict) -> str:
     if verdict.identical:
         return "Identical."
     first = verdict.differences[0]
     place = parity_text.where(first, subject.title)
     if not first.same_course:
         return f"Different: {place}."
-    # A second run stores the tensors of the first difference. It also shows whether DDP repeats
-    # its own results.
+    # A second run stores the first tensor that differs. It also shows whether DDP repeats its own
+    # results.
     again = subject.run(replaces=False, difference=first)
-    unstable = compare(expected, again.records).differences
+    unstable = compare(ddp.events, again.events).differences
     if unstable and unstable[0].step <= first.step:
         return (
             f"Different: {place}. Two runs with DDP differ from each other, too: "
@@ -234,16 +237,10 @@ def _sentence(subject: Subject, expected: Sequence[RankRecord], verdict: Verdict
     return f"Different: {place} {parity_text.how_far(first, again.captured, ours.captured)}."
 
 
-def _check_example(target: str) -> None:
-    _, example = build(target)
-    if example is None:
-        raise _no_example_input(target)
-
-
 def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
     """Parses ``NAME=VALUE``. Values are Python literals, or true, false and none in any case."""
     known = set(inspect.signature(ReducerDDP).parameters) - {"module"}
-    options = {}
+    parsed = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or name not in known:
@@ -253,27 +250,9 @@ def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
             )
         words = {"true": True, "false": False, "none": None}
         try:
-            options[name] = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+            parsed[name] = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
         except (ValueError, SyntaxError) as cause:
             raise click.BadParameter(
                 f"{text!r} is not a Python value.", param_hint="--set"
             ) from cause
-    return options
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _no_example_input(target: str) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"{target} returned no example input. Return (module, example_input), or set "
-        "module.example_input."
-    )
-
-
-def _wrapped_by_itself(script: str, wrapper: str) -> errors.UserMistake:
-    return errors.UserMistake(
-        f"{script} uses {wrapper} directly, so ddpx parity cannot run the script with DDP. Import "
-        "DistributedDataParallel from torch.nn.parallel in the script. ddpx parity then replaces "
-        f"DistributedDataParallel by {wrapper}."
-    )
+    return parsed

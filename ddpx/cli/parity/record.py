@@ -1,35 +1,42 @@
-"""The record of a training, with digests instead of tensors."""
+"""What the command tells the ranks, and what each rank records."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
-
-_DIGEST_BYTES = 16
+from ddpx.testing.events import Event
 
 
 @dataclass(frozen=True)
-class Event:
-    """Losses, gradients or weights of one step.
+class Settings:
+    """The settings of a run.
 
     Attributes:
-        kind: "loss", "gradient" or "weight".
-        step: The number of the synchronized backward, from 1. The step of weights is the step that
-            made them, and 0 at the start.
-        model: The number of the wrapper, from 0, in the order of construction. -1 for a loss.
-        values: Losses as decimal text and tensors as digests, by name. None for a missing gradient.
+        folder: The folder for the records of ranks, and for a stored tensor.
+        wrapper: ``module:Class`` of the class that replaces DDP. None: DDP itself.
+        max_steps: The number of recorded steps. None: all steps.
+        captured_rank: The rank that stores a tensor. None: no rank.
+        captured_event: The index of the event of the tensor.
+        captured_name: The name of the tensor.
     """
 
-    kind: str
-    step: int
-    model: int
-    values: dict[str, str | None]
+    folder: str
+    wrapper: str | None
+    max_steps: int | None
+    captured_rank: int | None = None
+    captured_event: int = 0
+    captured_name: str = ""
+
+    @property
+    def captured(self) -> Path:
+        """The file of the stored tensor."""
+        return Path(self.folder, "captured.pt")
+
+    def to_word(self) -> str:
+        """The settings as an argument of the command line."""
+        return json.dumps(asdict(self))
 
 
 @dataclass
@@ -65,28 +72,3 @@ class RankRecord:
             values["events"] = [Event(**event) for event in values["events"]]
             records.append(cls(**values))
         return records
-
-
-def digest(tensor: torch.Tensor | None) -> str | None:
-    """The digest of every bit, and of dtype, shape and strides. A sparse tensor is coalesced."""
-    if tensor is None:
-        return None
-    tensor = tensor.detach()
-    if tensor.is_sparse:
-        tensor = tensor.coalesce()
-        return _digest([tensor.indices(), tensor.values()], f"sparse {tuple(tensor.shape)}")
-    return _digest([tensor], "")
-
-
-def _digest(tensors: Sequence[torch.Tensor], header: str) -> str:
-    state = hashlib.blake2b(header.encode(), digest_size=_DIGEST_BYTES)
-    for tensor in tensors:
-        state.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
-        flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).reshape(-1)
-        if flat.numel():
-            # Needs neither numpy nor a copy.
-            num_bytes = flat.numel() * flat.element_size()
-            state.update((ctypes.c_ubyte * num_bytes).from_address(flat.data_ptr()))
-    return state.hexdigest()

@@ -6,32 +6,17 @@ import functools
 import resource
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ddpx.cli.observe import WRAPPERS, HeldGroups, on_wrap
-from ddpx.cli.parity.record import Event, RankRecord, digest
-
-
-@dataclass
-class Capture:
-    """Tensors of one event to store in a file.
-
-    Attributes:
-        event: The index of the event.
-        names: The names of the tensors.
-        path: The file, which gets a dict of tensors by name.
-    """
-
-    event: int
-    names: list[str]
-    path: Path
+from ddpx.cli.parity.record import RankRecord, Settings
+from ddpx.testing.events import Event, Tensors
 
 
 @dataclass
@@ -45,23 +30,23 @@ class Recorder:
     """Records this process from ``install`` to ``finish``.
 
     Args:
-        max_steps: The number of synchronized steps to record. None: all steps.
+        settings: The settings of the run.
+        rank: The rank of this process.
         wrapper: The class that replaces DDP. None: DDP itself.
-        capture: Tensors to store. None: no tensors.
         on_step: A function to call after each step. Its time does not count.
     """
 
     def __init__(
         self,
-        max_steps: int | None,
+        settings: Settings,
+        rank: int,
         wrapper: type[nn.Module] | None,
-        capture: Capture | None,
-        on_step: Callable[[], None] | None = None,
+        on_step: Callable[[], None] | None,
     ) -> None:
         self.record = RankRecord()
-        self._max_steps = max_steps
+        self._settings = settings
+        self._captured_event = settings.captured_event if rank == settings.captured_rank else None
         self._wrappers = dict.fromkeys(WRAPPERS if wrapper is None else (wrapper, *WRAPPERS))
-        self._capture = capture
         self._on_step = on_step
         self._models: list[_Model] = []
         self._groups = HeldGroups()
@@ -131,10 +116,8 @@ class Recorder:
             return
         model.weights_due = False
         with self._own_time():
-            tensors = {
-                **dict(model.module.named_parameters()),
-                **dict(model.module.named_buffers()),
-            }
+            module = model.module
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             self._record_event("weight", self._num_steps, number, tensors)
 
     def _record_losses(self, tensors: Any) -> None:
@@ -170,20 +153,14 @@ class Recorder:
                 self._record_event("gradient", self._num_steps, number, grads)
                 self._models[number].weights_due = True
 
-    def _record_event(
-        self, kind: str, step: int, number: int, tensors: Mapping[str, torch.Tensor | None]
-    ) -> None:
-        values = {name: digest(tensor) for name, tensor in tensors.items()}
-        if self._capture is not None and self._capture.event == len(self.record.events):
-            wanted = {name: tensors.get(name) for name in self._capture.names}
-            torch.save(
-                {name: t if t is None else t.detach().cpu() for name, t in wanted.items()},
-                self._capture.path,
-            )
-        self.record.events.append(Event(kind, step, number, values))
+    def _record_event(self, kind: str, step: int, number: int, tensors: Tensors) -> None:
+        if self._captured_event == len(self.record.events):
+            tensor = tensors.get(self._settings.captured_name)
+            torch.save(None if tensor is None else tensor.detach().cpu(), self._settings.captured)
+        self.record.events.append(Event.of(kind, step, number, tensors))
 
     def _within_bounds(self, step: int) -> bool:
-        return self._max_steps is None or step <= self._max_steps
+        return self._settings.max_steps is None or step <= self._settings.max_steps
 
     @contextmanager
     def _own_time(self) -> Iterator[None]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import torch
 
-from ddpx.cli.parity.compare import Difference, Verdict
 from ddpx.cli.parity.record import RankRecord
 from ddpx.errors import count, plural
-from ddpx.testing import Trace, compare_traces
-from ddpx.timeline.tables import table
+from ddpx.testing.events import Difference, Verdict, describe
+from ddpx.timeline.texts import table
 
 _MIB = 1 << 20
 _MOST_STEPS = 20
@@ -49,16 +48,15 @@ def steps_table(
 
 def costs_table(expected: Sequence[RankRecord], actual: Sequence[RankRecord], wrapper: str) -> str:
     """Table of step times and memory of both runs."""
-    rows = []
+    times, memory = [], []
     for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
-        rows.append([f"rank {rank}: median step, ms", *_pair(_step_ms(left), _step_ms(right))])
-    for rank, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        times.append([f"rank {rank}: median step, ms", *_pair(_step_ms(left), _step_ms(right))])
         pair = _pair(left.peak_bytes / _MIB, right.peak_bytes / _MIB)
-        rows.append([f"rank {rank}: peak memory, MiB", *pair])
+        memory.append([f"rank {rank}: peak memory, MiB", *pair])
         if left.device_peak_bytes or right.device_peak_bytes:
             pair = _pair(left.device_peak_bytes / _MIB, right.device_peak_bytes / _MIB)
-            rows.append([f"rank {rank}: peak on the device, MiB", *pair])
-    return table(("", "DDP", wrapper, "ratio"), rows)
+            memory.append([f"rank {rank}: peak on the device, MiB", *pair])
+    return table(("", "DDP", wrapper, "ratio"), times + memory)
 
 
 def compared(verdict: Verdict, num_ranks: int) -> str:
@@ -88,17 +86,13 @@ def where(difference: Difference, wrapper: str) -> str:
 
 
 def how_far(
-    difference: Difference,
-    expected: Mapping[str, torch.Tensor | None],
-    actual: Mapping[str, torch.Tensor | None],
+    difference: Difference, expected: torch.Tensor | None, actual: torch.Tensor | None
 ) -> str:
     """The difference of the first tensor, and the number of other tensors that differ."""
-    first, *others = difference.names
-    found = compare_traces(Trace(({first: expected[first]},)), Trace(({first: actual[first]},)))
-    text = found.differences[0].removeprefix(f"step 0: {first} ") if found.differences else ""
-    if others:
-        verb = "differs" if len(others) == 1 else "differ"
-        text += f"; {count(len(others), f'more {difference.event.kind}')} of this step {verb}, too"
+    text = describe(expected, actual)
+    if num_others := len(difference.names) - 1:
+        verb = "differs" if num_others == 1 else "differ"
+        text += f"; {count(num_others, f'more {difference.event.kind}')} of this step {verb}, too"
     return text
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from ddpx.cli import errors
-from ddpx.cli.launch import DEFAULT_NUM_RANKS, launch, local_options
+from ddpx.cli import errors, options
+from ddpx.cli.launch import launch, local_options
 from ddpx.cli.script import Script
 from ddpx.cli.timeline import launches as files
 from ddpx.cli.timeline.compare import comparison_text
@@ -47,13 +47,7 @@ def command() -> None:
 @command.command(_RECORD, context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--nproc-per-node",
-    type=click.IntRange(min=1),
-    default=DEFAULT_NUM_RANKS,
-    show_default=True,
-    help="Number of ranks on this machine.",
-)
+@options.NUM_RANKS
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -76,9 +70,7 @@ def command() -> None:
     show_default=True,
     help="Folder for the output files.",
 )
-@click.option(
-    "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as for python -m."
-)
+@options.IS_MODULE
 def record(
     target: str,
     arguments: tuple[str, ...],
@@ -101,8 +93,7 @@ def record(
       ddpx timeline train.py --launches 3 --out before
       ddpx timeline --nproc-per-node 4 --out timeline train.py -- --steps 1000
     """
-    if target.startswith("-"):
-        raise click.NoSuchOption(target)
+    options.check_target(target)
     script = Script(target, is_module, arguments)
     script.check()
     if importlib.util.find_spec("matplotlib") is None:  # checked before the script runs
@@ -114,8 +105,12 @@ def record(
             click.echo(f"ddpx: launch {number + 1} of {num_launches}", err=True)
         with tempfile.TemporaryDirectory(prefix="ddpx-timeline-") as folder:
             environment = {FOLDER: folder, STEPS: str(steps)}
-            options = local_options(nproc_per_node)
-            code = launch(options, "ddpx.cli.timeline.runner", script.command(), environment)
+            code = launch(
+                local_options(nproc_per_node),
+                "ddpx.cli.timeline.runner",
+                script.command(),
+                environment,
+            )
             if code != 0:
                 return code
             num_models = len(models_in(Path(folder)))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
+from typing import Any
 
 from ddpx.cli.timeline.verdict import Verdict
-from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
-from ddpx.timeline.tables import table
+from ddpx.timeline.analyze.summary import RankSummary, Summary
+from ddpx.timeline.texts import table
 
 _MIB = 1 << 20
 _UNEXPLAINED = 0.25  # the share of a difference for which parts of the step need not account
 _RANK_HEADERS = ("rank", "step", "compute", "comm.", "overlapped", "exposed")
+_RANK_TIMES = ("step", "compute", "communication", "overlapped", "exposed")
 _BUCKET_HEADERS = ("bucket", "MiB", "params", "ready", "comm.", "completed", "exposed")
 
 
@@ -50,46 +53,36 @@ def comparison_text(
 
 
 def _ranks(new: Summary, base: Summary) -> str:
-    olds = {rank.rank: rank for rank in base.ranks}
-    news = {rank.rank: rank for rank in new.ranks}
-    rows = []
-    for number in sorted(olds | news):
-        pair = (olds.get(number), news.get(number))
-        rows.append(
-            [
-                number,
-                _change(*(None if r is None else r.step_ms for r in pair)),
-                _change(*(None if r is None else r.compute_ms for r in pair)),
-                _change(*(None if r is None else r.communication_ms for r in pair)),
-                _change(*(None if r is None else r.overlapped_ms for r in pair)),
-                _change(*(None if r is None else r.exposed_ms for r in pair)),
-            ]
-        )
-    return table(_RANK_HEADERS, rows)
+    times = [attrgetter(f"{name}_ms") for name in _RANK_TIMES]
+    sides = [{rank.rank: rank for rank in summary.ranks} for summary in (base, new)]
+    return table(_RANK_HEADERS, list(_rows(sides, (), times)))
 
 
 def _buckets(new: Summary, base: Summary) -> str:
-    olds = {bucket.index: bucket for bucket in base.buckets}
-    news = {bucket.index: bucket for bucket in new.buckets}
-    rows = []
-    for index in sorted(olds | news):
-        pair = (olds.get(index), news.get(index))
-        rows.append(
-            [
-                index,
-                " → ".join("-" if b is None else f"{b.num_bytes / _MIB:.2f}" for b in pair),
-                " → ".join("-" if b is None else str(b.num_params) for b in pair),
-                _change(*(None if b is None else b.ready_ms for b in pair)),
-                _change(*(None if b is None else _communication_ms(b) for b in pair)),
-                _change(*(None if b is None else b.completed_ms for b in pair)),
-                _change(*(None if b is None else b.exposed_ms for b in pair)),
-            ]
-        )
-    return table(_BUCKET_HEADERS, rows)
+    texts = (lambda b: f"{b.num_bytes / _MIB:.2f}", lambda b: str(b.num_params))
+    times = (
+        attrgetter("ready_ms"),
+        lambda b: b.completed_ms - b.launched_ms,
+        attrgetter("completed_ms"),
+        attrgetter("exposed_ms"),
+    )
+    sides = [{bucket.index: bucket for bucket in summary.buckets} for summary in (base, new)]
+    return table(_BUCKET_HEADERS, list(_rows(sides, texts, times)))
 
 
-def _communication_ms(bucket: BucketSummary) -> float:
-    return bucket.completed_ms - bucket.launched_ms
+def _rows(
+    sides: Sequence[Mapping[int, Any]],
+    texts: Sequence[Callable[[Any], str]],
+    times: Sequence[Callable[[Any], float]],
+) -> Iterator[list[object]]:
+    """A row for each rank or bucket of either recording: its number, its texts and its times."""
+    for number in sorted(set().union(*sides)):
+        pair = [side.get(number) for side in sides]
+        yield [
+            number,
+            *(" → ".join("-" if item is None else text(item) for item in pair) for text in texts),
+            *(_change(*(None if item is None else ms(item) for item in pair)) for ms in times),
+        ]
 
 
 def _change(before: float | None, after: float | None) -> str:

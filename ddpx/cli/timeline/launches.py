@@ -56,7 +56,7 @@ def load(path: Path, model: int) -> list[Launch]:
         UserMistake: The path does not exist, or has no timeline of this model.
     """
     if not path.exists():
-        raise errors.no_such_file(path)
+        raise errors.UserMistake(f"there is no file or folder '{path}'. Pass an existing path.")
     try:
         files = [] if model or trace_file.models_in(path) else trace_file.launches_in(path)
         return [Launch(Timeline.load(file, model)) for file in files or [path]]

@@ -28,14 +28,7 @@ def _call_after_steps(advance: Callable[[], None]) -> None:
     def watch(wrapper: nn.Module) -> None:
         wrappers.append(id(wrapper))
         if len(wrappers) == 1 and isinstance(wrapper, ReducerDDP):
-            wrapper.register_post_sync_hook(_any_param(wrapper), lambda _: advance())
+            param = wrapper._ddpx.managed[0].tensor
+            wrapper.register_post_sync_hook(param, lambda _: advance())
 
     on_wrap(watch)
-
-
-def _any_param(wrapper: ReducerDDP) -> nn.Parameter:
-    return next(
-        param
-        for name, param in wrapper.module.named_parameters()
-        if param.requires_grad and name not in wrapper.parameters_to_ignore
-    )

@@ -11,7 +11,7 @@ from statistics import median
 
 from ddpx.timeline.analyze.caps import caps_that_divide
 from ddpx.timeline.analyze.evidence import SMALL_BYTES, Communication, Evidence, most_common
-from ddpx.timeline.analyze.texts import size_text
+from ddpx.timeline.texts import size_text
 
 _MS = 1e6
 # Assumed of usual links: half of the time of such an all-reduce does not depend on the size.

@@ -14,8 +14,9 @@ from ddpx.timeline.analyze import diagnose_communication as communication
 from ddpx.timeline.analyze import diagnose_ranks as ranks
 from ddpx.timeline.analyze.cores import shared_cores
 from ddpx.timeline.analyze.evidence import Evidence
-from ddpx.timeline.analyze.texts import size_text
 from ddpx.timeline.analyze.transfers import write_back_ns
+from ddpx.timeline.model import Recording
+from ddpx.timeline.texts import size_text
 
 _MS = 1e6
 _SHORT_OF_CORES = 0.10  # of the recording
@@ -37,6 +38,19 @@ class Diagnosis:
     cause: str
     find: Callable[[Evidence], Iterator[str]]
     explains: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause of waiting that a recording shows.
+
+    Attributes:
+        cause: The name of the cause, as in docs/advice.md.
+        sentence: The measurement, and what to do.
+    """
+
+    cause: str
+    sentence: str
 
 
 def _shared_cores(evidence: Evidence) -> Iterator[str]:
@@ -119,3 +133,33 @@ DIAGNOSES = (
     Diagnosis("write-back", _write_back),
     Diagnosis("clocks", _clocks),
 )
+
+
+def diagnose(recording: Recording) -> list[Finding]:
+    """Returns the causes of waiting, in the order of explanation. Empty if there are none.
+
+    A cause is left out if a cause before it explains its signs.
+
+    Raises:
+        RuntimeError: No complete step was recorded.
+    """
+    evidence = Evidence(recording)
+    found: list[Finding] = []
+    explained: set[str] = set()
+    for diagnosis in DIAGNOSES:
+        if diagnosis.cause in explained:
+            continue
+        sentences = list(diagnosis.find(evidence))
+        found += [Finding(diagnosis.cause, sentence) for sentence in sentences]
+        if sentences:
+            explained |= diagnosis.explains
+    return found
+
+
+def advise(recording: Recording) -> list[str]:
+    """Returns the sentences of :func:`diagnose`.
+
+    Raises:
+        RuntimeError: No complete step was recorded.
+    """
+    return [finding.sentence for finding in diagnose(recording)]

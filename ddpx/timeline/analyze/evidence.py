@@ -10,8 +10,7 @@ from math import inf
 from statistics import median
 from typing import TypeVar
 
-from ddpx.timeline import errors
-from ddpx.timeline.analyze.extent import step_extent
+from ddpx.timeline.analyze.extent import check_recorded, step_extent
 from ddpx.timeline.analyze.lateness import Lateness, lateness
 from ddpx.timeline.analyze.noise import surely_above, surely_below
 from ddpx.timeline.analyze.transfers import (
@@ -71,8 +70,7 @@ class Evidence:
     """
 
     def __init__(self, recording: Recording) -> None:
-        if not recording.steps:
-            raise errors.no_complete_step()
+        check_recorded(recording)
         self.recording = recording
         self.layout: tuple[BucketLayout, ...] = recording.steps[-1].layout
         self.steps: list[Step] = [s for s in recording.steps if s.layout == self.layout]

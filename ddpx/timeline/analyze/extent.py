@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ddpx.timeline import errors
 from ddpx.timeline.analyze.figures import computing, holdup
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
 
@@ -25,6 +22,15 @@ def not_begun(step: Step, rank: int) -> Interval:
     return Interval(step_extent(step).begin, rank_extent(step.ranks[rank]).begin)
 
 
+def check_recorded(recording: Recording) -> None:
+    """Raises RuntimeError if the recording has no step."""
+    if not recording.steps:
+        raise RuntimeError(
+            "no complete step was recorded. A complete step is a forward through the wrapper and a "
+            "synchronized backward (outside no_sync()), both between start() and stop()."
+        )
+
+
 def find_step(recording: Recording, number: int | None) -> Step:
     """Returns a step of the recording.
 
@@ -37,21 +43,22 @@ def find_step(recording: Recording, number: int | None) -> Step:
         RuntimeError: No complete step was recorded.
         ValueError: The recording has no step of this number.
     """
-    if not recording.steps:
-        raise errors.no_complete_step()
+    check_recorded(recording)
     if number is None:
         by_length = sorted(recording.steps, key=lambda step: step_extent(step).ns)
         return by_length[(len(by_length) - 1) // 2]
     for step in recording.steps:
         if step.number == number:
             return step
-    raise _no_such_step(number, [step.number for step in recording.steps])
-
-
-def all_launched(step: Step, bucket_index: int) -> int | None:
-    """The time at which the last rank launched a bucket. None if no rank launched the bucket."""
-    buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
-    return max((bucket.launched for bucket in buckets if bucket is not None), default=None)
+    recorded = [step.number for step in recording.steps]
+    if len(recorded) <= 10:
+        there_are = ", ".join(map(str, recorded))
+    else:
+        there_are = f"{len(recorded)} from {recorded[0]} to {recorded[-1]}"
+    raise ValueError(
+        f"step {number} is not in this timeline. Recorded "
+        f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
+    )
 
 
 def straggler(step: Step) -> int | None:
@@ -62,18 +69,3 @@ def straggler(step: Step) -> int | None:
             kept_waiting[found.rank] += found.waited_ns
     slowest = max(kept_waiting, key=lambda rank: kept_waiting[rank])
     return slowest if kept_waiting[slowest] > 0 else None
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _no_such_step(step: int, recorded: Sequence[int]) -> ValueError:
-    """``recorded`` has at least one step."""
-    if len(recorded) <= 10:
-        there_are = ", ".join(str(number) for number in recorded)
-    else:
-        there_are = f"{len(recorded)} from {recorded[0]} to {recorded[-1]}"
-    return ValueError(
-        f"step {step} is not in this timeline. Recorded "
-        f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
-    )

@@ -89,18 +89,31 @@ def step_figures(rank_step: RankStep) -> StepFigures:
     )
 
 
+def all_launched(step: Step, bucket_index: int) -> int | None:
+    """The time at which the last rank launched a bucket. None if no rank launched the bucket."""
+    buckets = [rank_step.buckets[bucket_index] for rank_step in step.ranks.values()]
+    return max((bucket.launched for bucket in buckets if bucket is not None), default=None)
+
+
+def moves_since(step: Step, bucket_index: int, bucket: BucketTimes) -> int:
+    """The time from which a bucket was in flight on all ranks.
+
+    Not after its completion: because of clock errors, the last launch may appear to be later.
+    """
+    launched = all_launched(step, bucket_index)
+    return bucket.completed if launched is None else min(launched, bucket.completed)
+
+
 def transfer_ns(step: Step, rank: int) -> int:
     """The time in which buckets were in flight on all ranks, as seen by this rank.
 
     The time does not contain waits for other ranks to launch a bucket.
     """
-    spans = []
-    for index, bucket in enumerate(step.ranks[rank].buckets):
-        if bucket is not None:
-            launches = [b.launched for r in step.ranks.values() if (b := r.buckets[index])]
-            begin = min(max(launches), bucket.completed)
-            spans.append(Interval(begin, bucket.completed))
-    return total_ns(spans)
+    return total_ns(
+        Interval(moves_since(step, index, bucket), bucket.completed)
+        for index, bucket in enumerate(step.ranks[rank].buckets)
+        if bucket is not None
+    )
 
 
 @dataclass(frozen=True)

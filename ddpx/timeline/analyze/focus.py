@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpx.timeline.analyze.bucket_states import moves_since
 from ddpx.timeline.analyze.extent import rank_extent, straggler
-from ddpx.timeline.analyze.figures import common, holdup, step_figures
+from ddpx.timeline.analyze.figures import common, holdup, moves_since, step_figures
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
 
 _MS = 1e6

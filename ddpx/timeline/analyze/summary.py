@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ddpx.errors import count
-from ddpx.timeline.tables import table
+from ddpx.timeline.texts import table
 
 _MIB = 1 << 20
 _WIDTH = 100

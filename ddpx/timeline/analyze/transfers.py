@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from ddpx.timeline.analyze.extent import all_launched
-from ddpx.timeline.analyze.figures import launched_buckets, total_ns
+from ddpx.timeline.analyze.figures import all_launched, launched_buckets, total_ns
 from ddpx.timeline.model import Interval, RankStep, Step
 
 # The number of all-reduces that a backend moves at the same time. Others: 1.

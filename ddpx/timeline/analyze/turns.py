@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpx.timeline.model import BucketTimes, Interval, RankStep, Recording, Step
+from ddpx.timeline.model import Interval, RankStep, Recording, Step
 
 
 def takes_turns(recording: Recording) -> bool:
@@ -40,16 +40,12 @@ def in_turn(recording: Recording, step: Step) -> Step:
     """
     if not takes_turns(recording):
         return step
-    ranks = {
-        rank: replace(rank_step, buckets=_buckets_in_turn(recording, rank_step))
-        for rank, rank_step in step.ranks.items()
-    }
+    ranks = {}
+    for rank, rank_step in step.ranks.items():
+        pairs = zip(rank_step.buckets, reductions(recording, rank_step), strict=True)
+        buckets = (
+            None if bucket is None or span is None else replace(bucket, launched=span.begin)
+            for bucket, span in pairs
+        )
+        ranks[rank] = replace(rank_step, buckets=tuple(buckets))
     return replace(step, ranks=ranks)
-
-
-def _buckets_in_turn(recording: Recording, rank_step: RankStep) -> tuple[BucketTimes | None, ...]:
-    pairs = zip(rank_step.buckets, reductions(recording, rank_step), strict=True)
-    return tuple(
-        None if bucket is None or span is None else replace(bucket, launched=span.begin)
-        for bucket, span in pairs
-    )

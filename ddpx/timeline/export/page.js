@@ -14,8 +14,7 @@ const view = {
   playing: false,
   lastFrame: 0,
 };
-const gantt = new Gantt(byId("gantt"), (t) => { pause(); moveTo(t); });
-gantt.paramName = (param) => recording.params[param];
+const gantt = new Gantt(byId("gantt"), recording, (t) => { pause(); moveTo(t); });
 
 // ---- time -------------------------------------------------------------------------------------
 
@@ -142,8 +141,8 @@ function showRanks() {
 // With a legend of what is drawn.
 function drawGantt() {
   gantt.draw(view.step, shownRanks());
-  byId("legend").replaceChildren(...LEGEND.filter(([name]) => gantt.used.has(name)).map(
-    ([name, text]) => element("li", {}, element("i", {class: `swatch ${name}`}), text)));
+  byId("legend").replaceChildren(...Object.entries(recording.legend).filter(([name]) => gantt.used.has(name)).map(
+    ([name, text]) => element("li", {}, element("i", {class: `swatch ${name}`, style: `background-color: var(--${name})`}), text)));
 }
 
 // Of the ranks that are chosen those that recorded this step; if there is none, its first.

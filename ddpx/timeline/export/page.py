@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ddpx.timeline.analyze import focus
-from ddpx.timeline.analyze.advice import advise
+from ddpx.timeline.analyze.diagnoses import advise
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
-from ddpx.timeline.analyze.turns import reductions
+from ddpx.timeline.analyze.turns import in_turn
+from ddpx.timeline.export import rows
 from ddpx.timeline.model import Recording, Step
 
 
@@ -31,7 +32,9 @@ def write(recording: Recording, path: str | Path) -> None:
     find_step(recording, None)
     # Without `<`, the data cannot end the script element or begin a comment.
     data = json.dumps(page_data(recording), separators=(",", ":")).replace("<", "\\u003c")
+    colors = "".join(f"--{name}: {color}; " for name, color in rows.COLORS.items())
     page = _file("page.html").replace(">{}</script>", f">{data}</script>")
+    page = page.replace("<style></style>", f"<style>:root {{ {colors}}}</style>")
     page = re.sub(
         r'<link rel="stylesheet" href="([a-z_.]+)">',
         lambda found: f"<style>\n{_file(found[1])}</style>",
@@ -51,7 +54,9 @@ def _file(name: str) -> str:
 
 def page_data(recording: Recording) -> dict[str, Any]:
     """The data of the page, as values that JSON supports."""
-    layouts, orders = _Distinct(), _Distinct()
+    # Equal layouts, and equal orders of arrival, are stored once: the index of each.
+    layouts: dict[Hashable, int] = {}
+    orders: dict[Hashable, int] = {}
     steps = [_step(recording, step, layouts, orders) for step in recording.steps]
     median = find_step(recording, None)
     return {
@@ -61,9 +66,15 @@ def page_data(recording: Recording) -> dict[str, Any]:
         "hosts": recording.hosts,
         "clockErrors": {rank: clock.error_ns / 1e3 for rank, clock in recording.clocks.items()},
         "params": recording.param_names,
-        "paramBytes": recording.param_bytes,
-        "layouts": layouts.values,
-        "orders": orders.values,
+        "paramSizes": [rows.size(num_bytes) for num_bytes in recording.param_bytes],
+        "legend": rows.LEGEND,
+        "states": rows.STATES,
+        "mayBeExposed": rows.MAY_BE_EXPOSED,
+        "negligible": rows.NEGLIGIBLE,
+        "maxFolded": rows.MAX_FOLDED,
+        "times": (*rows.Times._fields, "launched"),
+        "layouts": list(layouts),
+        "orders": list(orders),
         "steps": steps,
         "advice": advise(recording),
         "shown": recording.steps.index(median),
@@ -72,31 +83,21 @@ def page_data(recording: Recording) -> dict[str, Any]:
     }
 
 
-class _Distinct:
-    """A list that stores equal values once."""
-
-    def __init__(self) -> None:
-        self.values: list[Hashable] = []
-        self._indices: dict[Hashable, int] = {}
-
-    def index(self, value: Hashable) -> int:
-        if value not in self._indices:
-            self._indices[value] = len(self.values)
-            self.values.append(value)
-        return self._indices[value]
-
-
 def _step(
-    recording: Recording, step: Step, layouts: _Distinct, orders: _Distinct
+    recording: Recording, step: Step, layouts: dict[Hashable, int], orders: dict[Hashable, int]
 ) -> dict[str, Any]:
     extent = step_extent(step)
+    groups = focus.bucket_rows(step, focus.detailed_ranks(step))
+    drawn = in_turn(recording, step)
+    layout = tuple((bucket.params, rows.size(bucket.num_bytes)) for bucket in step.layout)
     return {
         "number": step.number,
         "length": _us(extent.end, extent.begin),
-        "layout": layouts.index(tuple((bucket.params, bucket.num_bytes) for bucket in step.layout)),
+        "layout": layouts.setdefault(layout, len(layouts)),
         "wait": focus.wait_text(recording, step),
-        "rows": focus.bucket_rows(step, focus.detailed_ranks(step)),
-        "ranks": {rank: _rank(recording, step, rank, orders) for rank in step.ranks},
+        "rows": [(group, rows.label(step, group)) for group in groups],
+        "byExposed": focus.by_exposed(step, list(step.ranks)),
+        "ranks": {rank: _rank(step, drawn, rank, orders) for rank in step.ranks},
         "holdups": [
             None if found is None else [found.rank, found.param, _us(found.waited_ns)]
             for found in (holdup(step, index) for index in range(len(step.layout)))
@@ -104,13 +105,14 @@ def _step(
     }
 
 
-def _rank(recording: Recording, step: Step, rank: int, orders: _Distinct) -> dict[str, Any]:
+def _rank(step: Step, drawn: Step, rank: int, orders: dict[Hashable, int]) -> dict[str, Any]:
     rank_step = step.ranks[rank]
     begin = step_extent(step).begin
 
     def at(ns: int) -> int:
         return _us(ns, begin)
 
+    order = tuple(arrival.param for arrival in rank_step.arrivals)
     arrived = [at(arrival.at) for arrival in rank_step.arrivals]
     return {
         "forwards": [[at(span.begin), at(span.end)] for span in rank_step.forwards],
@@ -118,20 +120,13 @@ def _rank(recording: Recording, step: Step, rank: int, orders: _Distinct) -> dic
         "backward": [at(rank_step.backward.begin), at(rank_step.backward.end)],
         "end": at(rank_step.end),
         "phases": [[p.phase, at(p.span.begin), at(p.span.end)] for p in rank_step.phases],
-        "order": orders.index(tuple(arrival.param for arrival in rank_step.arrivals)),
+        "order": orders.setdefault(order, len(orders)),
         # The differences of times have fewer digits than the times.
         "arrivals": [b - a for a, b in zip([0, *arrived], arrived, strict=False)],
         "buckets": [
-            None
-            if b is None or reduction is None
-            else [
-                *(at(b.ready), at(b.launched), at(b.completed)),
-                *(at(b.wait.begin), at(b.wait.end), at(b.written_back)),
-                *([at(reduction.begin)] if reduction.begin > b.launched else ()),
-            ]
-            for b, reduction in zip(
-                rank_step.buckets, reductions(recording, rank_step), strict=True
-            )
+            None if times is None or bucket is None else [*map(at, times), at(bucket.launched)]
+            for index, bucket in enumerate(rank_step.buckets)
+            for times in [rows.bucket_times(drawn, rank, index)]
         ],
         "figures": {
             "notBegun": _us(not_begun(step, rank).ns),

@@ -49,7 +49,7 @@ class Card {
       element("ul", {class: "buckets"}, ...this.buckets.map((bucket) => bucket.element)));
   }
 
-  makeBucket({params, bytes}, index) {
+  makeBucket({params, size}, index) {
     const cells = element("span", {class: "cells", "aria-hidden": "true"});
     for (const param of params) {
       const cell = element("i", {"data-param": param, "data-bucket": index});
@@ -59,7 +59,7 @@ class Card {
     const bar = element("span", {class: "fill"});
     const text = element("span", {class: "state"});
     const made = element("li", {class: "bucket", "data-bucket": index},
-      element("span", {class: "name"}, `bucket ${index}`, element("small", {}, ` ${sizeText(bytes)}`)),
+      element("span", {class: "name"}, `bucket ${index}`, element("small", {}, ` ${size}`)),
       cells, text, element("span", {class: "flight", "aria-hidden": "true"}, bar));
     return {element: made, bar, text, shown: ""};
   }
@@ -111,12 +111,12 @@ class Card {
 
   tipOf(recording, cell) {
     const param = Number(cell.dataset.param);
-    const {params, bytes} = this.step.layout[Number(cell.dataset.bucket)];
+    const {params, size} = this.step.layout[Number(cell.dataset.bucket)];
     const at = this.rankStep.arrivedAt.get(param);
     const place = params.length === 1
       ? `alone in bucket ${cell.dataset.bucket}`
-      : `one of ${params.length} in bucket ${cell.dataset.bucket} of ${sizeText(bytes)}`;
+      : `one of ${params.length} in bucket ${cell.dataset.bucket} of ${size}`;
     const arrival = at === undefined ? "its gradient never arrives" : `gradient at ${milliseconds(at)} ms`;
-    return `${recording.params[param]}: ${sizeText(recording.paramBytes[param])}, ${place}; ${arrival}`;
+    return `${recording.params[param]}: ${recording.paramSizes[param]}, ${place}; ${arrival}`;
   }
 }

@@ -1,13 +1,6 @@
 // The whole step as bars, drawn once for a step, its ranks and the window's width.
 "use strict";
 
-const LEGEND = [
-  ["not-begun", "not begun"], ["forward", "forward"], ["backward", "backward"], ["gradient", "gradient arrives"],
-  ["filling", "bucket fills"], ["queued", "full, queued"],
-  ["held-up", "launched, other ranks not yet"], ["moving", "in flight on all ranks"],
-  ["averaged", "averaged, not yet written back"], ["written", "written back"], ["exposed", "exposed wait"],
-];
-
 // In pixels: the axis; of a rank what is above its buckets, and what is below; a rank that is folded;
 // the least width of a bar.
 const AXIS = 24;
@@ -15,12 +8,11 @@ const HEAD = 33;
 const GAP = 13;
 const FOLDED = 20;
 const THIN = 2;
-const NEGLIGIBLE = 1e-4; // of a step: shorter bars are left out
-const MOST_FOLDED = 16;
 
 class Gantt {
-  constructor(box, onTime) {
+  constructor(box, recording, onTime) {
     this.box = box;
+    this.recording = recording;
     this.canvas = box.querySelector("canvas");
     this.cursor = box.querySelector("#cursor");
     this.step = null;
@@ -106,9 +98,8 @@ class Gantt {
 
   // Of the ranks that are not shown in full, those with the longest exposed waits.
   foldedRanks(ranks) {
-    const exposed = (rank) => this.step.ranks.get(rank).figures.exposed;
-    return [...this.step.ranks.keys()].filter((rank) => !ranks.includes(rank))
-      .sort((a, b) => exposed(b) - exposed(a)).slice(0, MOST_FOLDED).sort((a, b) => a - b);
+    return this.step.byExposed.filter((rank) => !ranks.includes(rank))
+      .slice(0, this.recording.maxFolded).sort((a, b) => a - b);
   }
 
   makeHatch(name) {
@@ -151,7 +142,7 @@ class Gantt {
 
   // A bar with the color of a name, or with a pattern.
   bar(y, height, [begin, end], name, pattern = this.color(name)) {
-    if (end - begin <= NEGLIGIBLE * this.step.length) return;
+    if (end - begin <= this.recording.negligible * this.step.length) return;
     this.used.add(name);
     this.context.fillStyle = pattern;
     const width = Math.max(this.x(end) - this.x(begin), THIN);
@@ -172,8 +163,8 @@ class Gantt {
     this.context.globalAlpha = 1;
     this.rows.push({top: gradients, bottom: gradients + 15, text: (t) => this.nearestGradient(rank, rankStep, t)});
     if (rankStep.arrivals.length > 0) this.used.add("gradient");
-    this.groups(rankStep).forEach((group, row) => {
-      this.drawGroup(rank, rankStep, group, row, compute + HEAD + row * this.rowHeight);
+    this.groups(rankStep).forEach(([group, label], row) => {
+      this.drawGroup(rank, rankStep, group, label, row, compute + HEAD + row * this.rowHeight);
     });
   }
 
@@ -201,41 +192,37 @@ class Gantt {
     const near = rankStep.arrivals.slice(Math.max(after - 1, 0), after + 1)
       .sort((a, b) => Math.abs(a.at - t) - Math.abs(b.at - t))[0];
     if (!near || Math.abs(this.x(near.at) - this.x(t)) > 4) return undefined;
-    return `rank ${rank}: gradient of ${this.paramName(near.param)} arrives at ${milliseconds(near.at)} ms`;
+    return `rank ${rank}: gradient of ${this.recording.params[near.param]} arrives at ${milliseconds(near.at)} ms`;
   }
 
-  drawGroup(rank, rankStep, group, row, top) {
+  drawGroup(rank, rankStep, group, label, row, top) {
     const [index] = group;
-    const {params, bytes} = this.step.layout[index];
+    const {params} = this.step.layout[index];
     const every = Math.ceil(11 / this.rowHeight); // a label is higher than low rows
-    if ((row + 1) % every === 0) this.label(this.groupText(group), top + this.rowHeight / 2);
+    const shown = this.left > 100 ? label : label.replace(/,.*/, "").replace(/buckets?/, "b.");
+    if ((row + 1) % every === 0) this.label(shown, top + this.rowHeight / 2);
     this.drawBuckets(rankStep, group, top + 1, Math.max(this.rowHeight - (this.rowHeight > 6 ? 3 : 1), 3));
     const bucket = rankStep.buckets[index];
     if (!bucket) return;
     const text = group.length > 1
-      ? `rank ${rank}, buckets ${index} to ${group.at(-1)}: short waits; each bucket is below, at "At this time"`
-      : `rank ${rank}, bucket ${index}, ${sizeText(bytes)}, ${params.length} params: ` +
+      ? `rank ${rank}, ${label}: short waits; each bucket is below, at "At this time"`
+      : `rank ${rank}, ${label}, ${params.length} params: ` +
         `full ${milliseconds(bucket.ready)}, launched ${milliseconds(bucket.launched)}, ` +
-        `averaged ${milliseconds(bucket.completed)}, written back ${milliseconds(bucket.writtenBack)} ms`;
+        `averaged ${milliseconds(bucket.completed)}, written back ${milliseconds(bucket.written)} ms`;
     this.rows.push({top, bottom: top + this.rowHeight, text: () => text});
-  }
-
-  groupText([index, ...more]) {
-    const wide = this.left > 100;
-    if (more.length > 0) return `${wide ? "buckets" : "b."} ${index} to ${more.at(-1)}`;
-    return wide ? `bucket ${index}, ${sizeText(this.step.layout[index].bytes)}` : `b. ${index}`;
   }
 
   // All buckets in one state before those of the next: a state covers earlier ones.
   drawBuckets(rankStep, indices, y, height) {
-    const spans = indices.filter((index) => rankStep.buckets[index])
-      .map((index) => bucketSpans(this.step, rankStep, index));
-    for (const name of ["filling", "queued", "averaged", "held-up", "moving", "written"]) {
-      for (const span of spans) this.bar(y, height, span[name], name);
+    const buckets = indices.map((index) => rankStep.buckets[index]).filter((bucket) => bucket);
+    const {states, mayBeExposed} = this.recording;
+    for (const [name, [from, to]] of Object.entries(states)) {
+      for (const bucket of buckets) this.bar(y, height, [bucket[from], bucket[to]], name);
     }
-    for (const name of ["held-up", "moving"]) {
-      for (const {wait, ...span} of spans) {
-        const exposed = [Math.max(span[name][0], wait[0]), Math.min(span[name][1], wait[1])];
+    for (const name of mayBeExposed) {
+      const [from, to] = states[name];
+      for (const bucket of buckets) {
+        const exposed = [Math.max(bucket[from], bucket.waits), Math.min(bucket[to], bucket.waited)];
         this.bar(y, height, exposed, "exposed", this.hatches[name]);
       }
     }

@@ -38,28 +38,22 @@ const PHASES = {
   },
 };
 
-// A step, from its compact form (ddpx/timeline/page.py): adds times of arrival, and when
-// each bucket was in flight on all ranks.
+// A step, from its compact form (ddpx/timeline/export/page.py): adds times of arrival.
 function decodeStep(recording, index) {
   const raw = recording.steps[index];
-  const layout = recording.layouts[raw.layout].map(([params, bytes]) => ({params, bytes}));
+  const layout = recording.layouts[raw.layout].map(([params, size]) => ({params, size}));
   const ranks = new Map();
   for (const [rank, rawRank] of Object.entries(raw.ranks)) {
-    ranks.set(Number(rank), decodeRank(rawRank, recording.orders[rawRank.order]));
+    ranks.set(Number(rank), decodeRank(rawRank, recording.orders[rawRank.order], recording.times));
   }
-  const allBegun = layout.map((_, bucket) => Math.max(
-    ...[...ranks.values()].map((rankStep) => rankStep.buckets[bucket]?.begins ?? -1)));
-  return {...raw, layout, ranks, allBegun};
+  return {...raw, layout, ranks};
 }
 
-function decodeRank(raw, order) {
+function decodeRank(raw, order, names) {
   let at = 0;
   const arrivals = raw.arrivals.map((delta, i) => ({param: order[i], at: (at += delta)}));
-  const buckets = raw.buckets.map((times) => times && {
-    ready: times[0], launched: times[1], completed: times[2],
-    wait: [times[3], times[4]], writtenBack: times[5],
-    begins: times[6] ?? times[1], // later than the launch if reductions take turns
-  });
+  // As in ddpx/timeline/export/rows.py: bucket.begins is later than the launch if reductions take turns.
+  const buckets = raw.buckets.map((times) => times && Object.fromEntries(names.map((name, i) => [name, times[i]])));
   const arrivedAt = new Map(arrivals.map((arrival) => [arrival.param, arrival.at]));
   return {...raw, arrivals, arrivedAt, buckets};
 }
@@ -92,8 +86,8 @@ function activityAt(rankStep, t) {
   if (within(rankStep.backward)) return "backward";
   for (const [index, bucket] of rankStep.buckets.entries()) {
     if (!bucket) continue;
-    if (within(bucket.wait)) return `waits for bucket ${index}`;
-    if (within([bucket.wait[1], bucket.writtenBack])) return `writes bucket ${index} back`;
+    if (within([bucket.waits, bucket.waited])) return `waits for bucket ${index}`;
+    if (within([bucket.waited, bucket.written])) return `writes bucket ${index} back`;
   }
   if (t >= rankStep.end) return "step over";
   if (t >= rankStep.backward[1]) return "end of backward";
@@ -112,26 +106,10 @@ function bucketAt(step, rankStep, index, t) {
     : length > 0 ? Math.min((t - bucket.begins) / length, 1) : 1;
   let state = arrived > 0 ? "filling" : "empty";
   if (t >= bucket.ready) state = "queued";
-  if (t >= bucket.begins) state = t < step.allBegun[index] ? "held up" : "in flight";
+  if (t >= bucket.begins) state = t < bucket.moves ? "held up" : "in flight";
   if (t >= bucket.completed) state = "averaged";
-  if (t >= bucket.writtenBack) state = "written back";
+  if (t >= bucket.written) state = "written back";
   return {state, arrived, progress};
-}
-
-// When a bucket that is communicated is in each state, for the bars.
-function bucketSpans(step, rankStep, index) {
-  const bucket = rankStep.buckets[index];
-  const arrivals = step.layout[index].params.map((param) => rankStep.arrivedAt.get(param) ?? Infinity);
-  const moves = Math.min(step.allBegun[index], bucket.completed); // clocks have errors
-  return {
-    "filling": [Math.min(bucket.ready, ...arrivals), bucket.ready],
-    "queued": [bucket.ready, bucket.begins],
-    "held-up": [bucket.begins, moves],
-    "moving": [moves, bucket.completed],
-    "averaged": [bucket.completed, bucket.wait[1]],
-    "written": [bucket.wait[1], bucket.writtenBack],
-    "wait": bucket.wait,
-  };
 }
 
 function inFlight(state) {
@@ -159,7 +137,7 @@ function eventsOf(step, ranks) {
       add(bucket.ready, "is full", index);
       add(bucket.launched, "is launched", index);
       add(bucket.completed, "is averaged", index);
-      add(bucket.writtenBack, "is written back", index);
+      add(bucket.written, "is written back", index);
     });
     add(rankStep.backward[1], "backward ends");
     for (const [phase, begin] of rankStep.phases) add(begin, `phase ${PHASES[phase].words}`);
@@ -176,10 +154,4 @@ function eventText(recording, event) {
 
 function milliseconds(us, digits = 3) {
   return (us / 1000).toFixed(digits);
-}
-
-function sizeText(bytes) {
-  if (bytes === 0) return "sparse";
-  if (bytes >= 1 << 20) return `${(bytes / (1 << 20)).toFixed(1)} MiB`;
-  return bytes >= 1 << 10 ? `${(bytes / (1 << 10)).toFixed(1)} KiB` : `${bytes} B`;
 }

@@ -19,6 +19,7 @@ from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import step_figures
 from ddpx.timeline.analyze.turns import in_turn
 from ddpx.timeline.export.picture_rows import Rows
+from ddpx.timeline.export.rows import MAX_FOLDED, label
 from ddpx.timeline.model import Recording, Step
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MS = 1e6
-_KIB, _MIB = 1 << 10, 1 << 20
 _AXIS = "#999999"
-_MAX_FOLDED = 16  # ranks
 _LEGEND_COLUMNS = 5
 
 # Lengths in inches.
@@ -90,7 +89,9 @@ def make_figure(recording: Recording, step: int | None) -> Figure:
     try:
         from matplotlib.figure import Figure  # unlike pyplot, needs no display
     except ImportError as cause:
-        raise _tool_missing("plot()", "matplotlib") from cause
+        raise ImportError(
+            "plot() needs matplotlib, which is not installed. Run: pip install matplotlib"
+        ) from cause
     chosen = find_step(recording, step)
     blocks = _blocks(recording, chosen)
     subtitle = _subtitle(recording, chosen, step)
@@ -133,7 +134,7 @@ def _full_block(
     if any(bucket is not None for bucket in step.ranks[rank].buckets):
         every = ceil(_LABEL / height)  # lower rows than a line of text: only some have a label
         rows += [
-            _Row(rank, group, height, "" if (number + 1) % every else _group_text(step, group))
+            _Row(rank, group, height, "" if (number + 1) % every else label(step, group))
             for number, group in enumerate(groups)
         ]
     figures = step_figures(step.ranks[rank])
@@ -149,15 +150,9 @@ def _full_block(
     return _Block(f"rank {rank} ({recording.hosts[rank]})", text, tuple(rows))
 
 
-def _group_text(step: Step, group: tuple[int, ...]) -> str:
-    if len(group) > 1:
-        return f"buckets {group[0]} to {group[-1]}"
-    return f"bucket {group[0]}, {_size(step.layout[group[0]].num_bytes)}"
-
-
 def _folded_block(step: Step, ranks: Sequence[int]) -> _Block:
     """The ranks with the most exposed communication, with all buckets in one row."""
-    shown = sorted(focus.by_exposed(step, ranks)[:_MAX_FOLDED])
+    shown = sorted(focus.by_exposed(step, ranks)[:MAX_FOLDED])
     rows = []
     for rank in shown:
         rows.append(_Row(rank, "compute", _FOLDED_ROW, f"rank {rank}"))
@@ -239,18 +234,3 @@ def _subtitle(recording: Recording, step: Step, number: int | None) -> list[str]
     sentences = [f"{focus.why_text(recording, step, number)} {focus.wait_text(recording, step)}"]
     sentences.append(focus.folded_text(step))
     return [line for sentence in sentences for line in wrap(sentence, _SUBTITLE_COLUMNS)]
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes == 0:
-        return "sparse"
-    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes / _KIB:.1f} KiB"
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _tool_missing(what: str, package: str) -> ImportError:
-    return ImportError(
-        f"{what} needs {package}, which is not installed. Run: pip install {package}"
-    )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddpx.timeline.analyze import bucket_states as states
-from ddpx.timeline.analyze.bucket_states import bucket_states
-from ddpx.timeline.analyze.extent import not_begun
+from ddpx.timeline.export.rows import COLORS, LEGEND, NEGLIGIBLE, bucket_bars, compute_bars
 from ddpx.timeline.model import Interval, Step
 
 if TYPE_CHECKING:
@@ -16,40 +14,13 @@ if TYPE_CHECKING:
 
 _MS = 1e6
 
-# The palette of Okabe and Ito, for people with colour blindness. Some colours are lightened.
 _DARK, _LIGHT = "#222222", "#ffffff"
-_COLORS = {
-    "not begun": "#d9d9d9",
-    "forward": "#56b4e9",
-    "backward": "#0072b2",
-    "gradient": "#333333",
-    states.FILLING: "#f5cf80",
-    states.QUEUED: "#e69f00",
-    states.HELD_UP: "#a6dccb",
-    states.MOVING: "#009e73",
-    states.AVERAGED: "#ead1de",
-    states.WRITTEN: "#cc79a7",
-}
-_TEXTS = {
-    "not begun": "not begun",
-    "forward": "forward",
-    "backward": "backward",
-    "gradient": "gradient arrives",
-    states.FILLING: "bucket fills",
-    states.QUEUED: "full, queued",
-    states.HELD_UP: "launched, other ranks not yet",
-    states.MOVING: "in flight on all ranks",
-    states.AVERAGED: "averaged, not yet written back",
-    states.WRITTEN: "written back",
-    "exposed": "exposed wait",
-}
 # The hatching of an exposed wait contrasts with the bar below it.
-_HATCHES = {states.EXPOSED_HELD_UP: _DARK, states.EXPOSED_MOVING: _LIGHT}
+_HATCHES = {"held-up": _DARK, "moving": _LIGHT}
 _HATCH = "/////"
 
 _FEW_GRADIENTS = 200
 _THIN = 0.02  # the least width of a bar, in inches
-_NEGLIGIBLE = 1e-4  # the share of a step below which a bar is left out
 
 
 class Rows:
@@ -71,18 +42,15 @@ class Rows:
 
     def compute(self, axes: Axes, step: Step, rank: int, y: tuple[float, float]) -> None:
         """Draws forwards and backwards. ``y`` is the top and the height of the row."""
-        rank_step = step.ranks[rank]
-        self._bars(axes, y, [not_begun(step, rank)], "not begun", label="not begun")
-        self._bars(axes, y, rank_step.forwards, "forward", label="forward")
-        backwards = (*rank_step.local_backwards, rank_step.backward)
-        self._bars(axes, y, backwards, "backward", label="backward")
+        for name, spans in compute_bars(step, rank).items():
+            self._bars(axes, y, spans, name, label=LEGEND[name])
 
     def gradients(self, axes: Axes, step: Step, rank: int, y: tuple[float, float]) -> None:
         """Draws a tick for each arrival of a gradient."""
         arrivals = [(each.at - self._begin) / _MS for each in step.ranks[rank].arrivals]
         width = 0.7 if len(arrivals) <= _FEW_GRADIENTS else 0.25
         top, height = _within(y)
-        axes.vlines(arrivals, top, top + height, color=_COLORS["gradient"], lw=width)
+        axes.vlines(arrivals, top, top + height, color=COLORS["gradient"], lw=width)
         if arrivals:
             self._used.add("gradient")
 
@@ -90,11 +58,11 @@ class Rows:
         self, axes: Axes, step: Step, rank: int, y: tuple[float, float], indices: Sequence[int]
     ) -> None:
         """Draws the states of buckets, which share a row."""
-        for state, spans in bucket_states(step, rank, indices).items():
-            if state in _HATCHES:
-                self._hatch(axes, y, spans, _HATCHES[state])
-            else:
-                self._bars(axes, y, spans, state)
+        bars, exposed = bucket_bars(step, rank, indices)
+        for state, spans in bars.items():
+            self._bars(axes, y, spans, state)
+        for state, spans in exposed.items():
+            self._hatch(axes, y, spans, _HATCHES[state])
 
     def legend(self) -> list[Artist]:
         """The entries of the legend for everything that was drawn."""
@@ -102,17 +70,17 @@ class Rows:
         from matplotlib.patches import Patch
 
         made: list[Artist] = []
-        for name, text in _TEXTS.items():
+        for name, text in LEGEND.items():
             if name not in self._used:
                 continue
             if name == "gradient":
-                made.append(Line2D([], [], color=_COLORS[name], marker="|", ls="", label=text))
+                made.append(Line2D([], [], color=COLORS[name], marker="|", ls="", label=text))
             elif name == "exposed":
-                color = _COLORS[states.MOVING]
+                color = COLORS["moving"]
                 hatch: dict[str, object] = {"hatch": _HATCH, "edgecolor": _LIGHT, "lw": 0}
                 made.append(Patch(facecolor=color, label=text, **hatch))  # type: ignore[arg-type]
             else:
-                made.append(Patch(facecolor=_COLORS[name], label=text))
+                made.append(Patch(facecolor=COLORS[name], label=text))
         return made
 
     def _bars(
@@ -127,7 +95,7 @@ class Rows:
         if not bars:
             return
         self._used.add(name)
-        axes.broken_barh(bars, _within(y), color=_COLORS[name], lw=0)
+        axes.broken_barh(bars, _within(y), color=COLORS[name], lw=0)
         for x, width in bars:
             if label and width > 0.06 * self._length_ms:  # the label fits
                 axes.text(
@@ -141,7 +109,7 @@ class Rows:
                 )
 
     def _visible(self, spans: Iterable[Interval]) -> list[tuple[float, float]]:
-        least_ns = _NEGLIGIBLE * self._length_ms * _MS
+        least_ns = NEGLIGIBLE * self._length_ms * _MS
         return [self._bar(span) for span in spans if span.ns > least_ns]
 
     def _bar(self, span: Interval) -> tuple[float, float]:

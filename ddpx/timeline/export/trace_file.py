@@ -64,7 +64,9 @@ def check_folder(folder: str | Path) -> None:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as cause:
-        raise _not_writable(folder, cause) from cause
+        raise ValueError(
+            f"cannot write into the folder '{folder}': {cause.strerror}. Choose another folder."
+        ) from cause
 
 
 def read(path: str | Path, model: int = 0) -> list[RankData]:
@@ -83,7 +85,10 @@ def read(path: str | Path, model: int = 0) -> list[RankData]:
     if path.is_dir():
         by_model = models_in(path)
         if launches and by_model:
-            raise _two_recordings(path)
+            raise ValueError(
+                f"{path} has a {_TRACE} and rank*.json files, which are two recordings. Pass the "
+                f"{_TRACE}, or move one recording into another folder."
+            )
         if launches:
             by_model = {0: launches[:1]}
         if not by_model:
@@ -93,7 +98,11 @@ def read(path: str | Path, model: int = 0) -> list[RankData]:
         by_model = {0: [path]}
         files = [path] if model == 0 else []
     if not files:
-        raise _no_such_model(path, model, sorted(by_model))
+        numbers = ", ".join(str(number) for number in sorted(by_model))
+        raise ValueError(
+            f"{path} has no recording of model {model!r}. Recorded "
+            f"{'model' if len(by_model) == 1 else 'models'}: {numbers}."
+        )
     ranks = [data for file in files for data in _read_file(file)]
     ranks.sort(key=lambda data: data.rank)
     if len({data.rank for data in ranks}) < len(ranks) or len({data.name for data in ranks}) > 1:
@@ -138,24 +147,3 @@ def _read_file(path: Path) -> list[RankData]:
 
 def _not_a_timeline(path: object, why: str) -> ValueError:
     return ValueError(f"{path} holds no usable timeline of ddpx: {why}.")
-
-
-def _not_writable(folder: object, cause: OSError) -> ValueError:
-    return ValueError(
-        f"cannot write into the folder '{folder}': {cause.strerror}. Choose another folder."
-    )
-
-
-def _two_recordings(path: object) -> ValueError:
-    return ValueError(
-        f"{path} has a {_TRACE} and rank*.json files, which are two recordings. Pass the {_TRACE}, "
-        "or move one recording into another folder."
-    )
-
-
-def _no_such_model(path: object, model: object, recorded: Sequence[int]) -> ValueError:
-    numbers = ", ".join(str(number) for number in recorded)
-    return ValueError(
-        f"{path} has no recording of model {model!r}. Recorded "
-        f"{'model' if len(recorded) == 1 else 'models'}: {numbers}."
-    )

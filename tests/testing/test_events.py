@@ -1,10 +1,9 @@
-"""``ddpx parity`` compares digests of every bit. The earliest difference comes first."""
+"""The comparison of trainings is by digests of every bit. The earliest difference comes first."""
 
 import pytest
 import torch
 
-from ddpx.cli.parity.compare import compare
-from ddpx.cli.parity.record import Event, RankRecord, digest
+from ddpx.testing.events import Event, compare, digest
 
 
 def test_digest_is_of_the_bits():
@@ -48,10 +47,6 @@ def test_digest_of_any_tensor(make):
         assert digest(make()) != digest(torch.zeros_like(make()))
 
 
-def _rank(*events: Event) -> RankRecord:
-    return RankRecord(events=list(events))
-
-
 def _training(loss: str = "0.5", grad: str | None = "g", weight: str = "w") -> list[Event]:
     return [
         Event("weight", 0, 0, {"a": "start", "b": "start"}),
@@ -62,15 +57,15 @@ def _training(loss: str = "0.5", grad: str | None = "g", weight: str = "w") -> l
 
 
 def test_the_same_is_identical():
-    verdict = compare([_rank(*_training())] * 2, [_rank(*_training())] * 2)
+    verdict = compare([_training()] * 2, [_training()] * 2)
     assert verdict.identical
     assert verdict.num_values == {"weight": 8, "loss": 2, "gradient": 4}
 
 
 def test_the_earliest_difference_of_all_ranks_comes_first():
     """Rank 0 differs as well, but later in the step."""
-    plain = [_rank(*_training())] * 2
-    verdict = compare(plain, [_rank(*_training(weight="x")), _rank(*_training(grad=None))])
+    plain = [_training()] * 2
+    verdict = compare(plain, [_training(weight="x"), _training(grad=None)])
     first, second = verdict.differences
     assert (first.rank, first.event.kind, first.step, first.names) == (1, "gradient", 1, ["a"])
     assert (second.rank, second.event.kind, second.names) == (0, "weight", ["a"])
@@ -78,12 +73,12 @@ def test_the_earliest_difference_of_all_ranks_comes_first():
 
 
 def test_a_shorter_training_takes_another_course():
-    verdict = compare([_rank(*_training())], [_rank(*_training()[:3])])
+    verdict = compare([_training()], [_training()[:3]])
     (only,) = verdict.differences
     assert not only.same_course and only.actual is None and only.event.kind == "weight"
 
 
 def test_other_params_are_another_course():
     renamed = [*_training()[:3], Event("weight", 1, 0, {"a": "w", "c": "w"})]
-    (only,) = compare([_rank(*_training())], [_rank(*renamed)]).differences
+    (only,) = compare([_training()], [renamed]).differences
     assert not only.same_course and only.index == 3

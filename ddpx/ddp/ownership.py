@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpx import _C, errors
+from ddpx.comm.process_group import made_by_torch, was_destroyed
 from ddpx.params.managed import ManagedParam
 
 
@@ -71,7 +72,7 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
             return False
         other_ranks = other.group is not owner.group
         return (shared == "some" and other.module not in submodules) or (
-            other_ranks and _made_by_torch(other.group)
+            other_ranks and made_by_torch(other.group)
         )
 
     if any(conflicts(other) for other in _averaging_beside(owner)):
@@ -80,7 +81,12 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     for other in others:
         if conflicts(other):
             names = [mine[id(p.tensor)] for p in other.managed if id(p.tensor) in mine]
-            raise _params_wrapped_elsewhere(names)
+            raise ValueError(
+                f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
+                "The other wrapper averages a different set of parameters, or uses another process "
+                "group. Wrap one module that holds all parameters, or delete the other wrapper "
+                "first."
+            )
     ended = [other for other in list(_live) if other not in others and has_ended(other)]
     return [other for other in [*others, *ended] if _shared(other, mine) != "none"]
 
@@ -114,30 +120,12 @@ def _averaging_beside(owner: Owner) -> list[Owner]:
     return [other for other in list(_live) if other is not owner and other.averages()]
 
 
-def _made_by_torch(group: dist.ProcessGroup) -> bool:
-    """Whether torch lists the group until it is destroyed. torch describes each such group."""
-    return type(group) is dist.ProcessGroup and bool(group.group_desc)
-
-
 def has_ended(owner: Owner) -> bool:
     """Whether the process group of the wrapper was destroyed or aborted, or has lost ranks."""
     monitor: _C.Monitor | None = getattr(owner.reducer, "monitor", None)
-    return (monitor is not None and monitor.failed) or (
-        _made_by_torch(owner.group) and owner.group not in dist.distributed_c10d._world.pg_map
-    )
+    return (monitor is not None and monitor.failed) or was_destroyed(owner.group)
 
 
 def _shared(other: Owner, mine: dict[int, str]) -> str:
     theirs = [id(param.tensor) in mine for param in other.managed]
     return "all" if theirs and all(theirs) else "some" if any(theirs) else "none"
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def _params_wrapped_elsewhere(names: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
-        "The other wrapper averages a different set of parameters, or uses another process group. "
-        "Wrap one module that holds all parameters, or delete the other wrapper first."
-    )

@@ -1,0 +1,24 @@
+"""Options of the commands that run a script on ranks of this machine."""
+
+from __future__ import annotations
+
+import click
+
+from ddpx.cli.launch import DEFAULT_NUM_RANKS
+
+NUM_RANKS = click.option(
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    default=DEFAULT_NUM_RANKS,
+    show_default=True,
+    help="Number of ranks on this machine.",
+)
+IS_MODULE = click.option(
+    "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as for python -m."
+)
+
+
+def check_target(target: str) -> None:
+    """Raises NoSuchOption if click took an unknown option for the script."""
+    if target.startswith("-"):
+        raise click.NoSuchOption(target)
