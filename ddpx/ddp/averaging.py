@@ -44,6 +44,7 @@ class Averaging:
             managed, options.reduce_dtype, options.grad_dtype, param_dtype
         )
         self.managed, trigger = options.delayed.mark(managed)
+        self.param_ids = frozenset(id(param.tensor) for param in self.managed)
         frozen = params.frozen_params(module, ignored)
         self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer(trigger))
         self.precision: MixedPrecision | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 import torch.distributed as dist
@@ -32,7 +32,7 @@ class Owner(Protocol):
     @property
     def reducer(self) -> _C.Reducer: ...
     @property
-    def managed(self) -> Sequence[ManagedParam]: ...
+    def param_ids(self) -> frozenset[int]: ...
     def averages(self) -> bool: ...
     def make_room(self) -> None: ...
     def yield_to(self, owner: Owner) -> None: ...
@@ -67,28 +67,23 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     submodules = set(owner.module.modules())
 
     def conflicts(other: Owner) -> bool:
-        shared = _shared(other, mine)
-        if shared == "none" or has_ended(other):
-            return False
-        other_ranks = other.group is not owner.group
-        return (shared == "some" and other.module not in submodules) or (
-            other_ranks and made_by_torch(other.group)
-        )
+        has_more = not other.param_ids <= mine.keys() and other.module not in submodules
+        other_ranks = other.group is not owner.group and made_by_torch(other.group)
+        return other.averages() and (has_more or other_ranks) and not has_ended(other)
 
-    if any(conflicts(other) for other in _averaging_beside(owner)):
+    if any(map(conflicts, _sharing(owner, mine.keys()))):
         gc.collect()  # the other wrapper may be garbage in a reference cycle
-    others = _averaging_beside(owner)
+    others = _sharing(owner, mine.keys())
     for other in others:
         if conflicts(other):
-            names = [mine[id(p.tensor)] for p in other.managed if id(p.tensor) in mine]
+            names = [name for param, name in mine.items() if param in other.param_ids]
             raise ValueError(
                 f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
                 "The other wrapper averages a different set of parameters, or uses another process "
                 "group. Wrap one module that holds all parameters, or delete the other wrapper "
                 "first."
             )
-    ended = [other for other in list(_live) if other not in others and has_ended(other)]
-    return [other for other in [*others, *ended] if _shared(other, mine) != "none"]
+    return [other for other in others if other.averages() or has_ended(other)]
 
 
 def take(owner: Owner) -> bool:
@@ -98,15 +93,11 @@ def take(owner: Owner) -> bool:
         False: another wrapper has these parameters and further parameters. A backward through an
         output of that wrapper takes the parameters back.
     """
-    mine = {id(param.tensor): param.name for param in owner.managed}
-    for_good = True
-    for other in list(_live):
-        shared = "none" if other is owner else _shared(other, mine)
-        if shared != "none":
-            other.yield_to(owner)
-            for_good = for_good and shared == "all"
+    others = _sharing(owner, owner.param_ids)
+    for other in others:
+        other.yield_to(owner)
     _live.add(owner)
-    return for_good
+    return all(other.param_ids <= owner.param_ids for other in others)
 
 
 def others_than(owner: Owner) -> list[Owner]:
@@ -126,6 +117,10 @@ def has_ended(owner: Owner) -> bool:
     return (monitor is not None and monitor.failed) or was_destroyed(owner.group)
 
 
-def _shared(other: Owner, mine: dict[int, str]) -> str:
-    theirs = [id(param.tensor) in mine for param in other.managed]
-    return "all" if theirs and all(theirs) else "some" if any(theirs) else "none"
+def _sharing(owner: Owner, param_ids: Set[int]) -> list[Owner]:
+    """The other owners that have some of these parameters. A process may have many owners."""
+    return [
+        other
+        for other in list(_live)
+        if other is not owner and not other.param_ids.isdisjoint(param_ids)
+    ]

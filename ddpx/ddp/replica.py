@@ -75,6 +75,12 @@ class Replica:
         return [] if averaging is None else averaging.managed
 
     @property
+    def param_ids(self) -> frozenset[int]:
+        """The ``id()`` of each averaged parameter."""
+        averaging: Averaging | None = self.__dict__.get("averaging")
+        return frozenset() if averaging is None else averaging.param_ids
+
+    @property
     def device(self) -> torch.device:
         """The device of the first averaged parameter, on which ranks communicate."""
         return self.managed[0].tensor.device

@@ -78,7 +78,7 @@ def _check_thousand_wrappers() -> None:
 
 
 def test_a_thousand_wrappers_in_a_process(ranks):
-    ranks(2).run(_check_thousand_wrappers, timeout=90.0)
+    ranks(2).run(_check_thousand_wrappers)
 
 
 class Parametrized(Net):
