@@ -150,7 +150,7 @@ class StepReport:
     def moments(self) -> list[int]: ...
 
 class Doing:
-    """``health::Doing`` of ``csrc/health/activity.h``: what a rank is doing."""
+    """``health::Doing`` of ``csrc/health/machine/activity.h``: what a rank is doing."""
 
     CONSTRUCTING: ClassVar[Doing]
     CONSTRUCTION: ClassVar[Doing]
@@ -170,7 +170,7 @@ class Doing:
     def __int__(self) -> int: ...
 
 class FailureKind:
-    """``health::FailureKind`` of ``csrc/health/failure.h``."""
+    """``health::FailureKind`` of ``csrc/health/verdict/failure.h``."""
 
     DEAD: ClassVar[FailureKind]
     LEFT: ClassVar[FailureKind]
@@ -182,7 +182,7 @@ class FailureKind:
     def __int__(self) -> int: ...
 
 class LostRank:
-    """``health::LostRank`` of ``csrc/health/failure.h``: a rank that is lost."""
+    """``health::LostRank`` of ``csrc/health/verdict/failure.h``: a rank that is lost."""
 
     @property
     def rank(self) -> int: ...
@@ -198,7 +198,7 @@ class LostRank:
     def last_seen(self) -> str: ...
 
 class RankReport:
-    """``health::RankReport`` of ``csrc/health/failure.h``: a failure as one rank meets it."""
+    """``health::RankReport`` of ``csrc/health/verdict/failure.h``: a failure as a rank meets it."""
 
     @property
     def kind(self) -> FailureKind: ...

@@ -14,8 +14,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
-#include "../health/fields.h"
-#include "../health/stacks.h"
+#include "../health/machine/fields.h"
+#include "../health/machine/stacks.h"
 #include "../health/watchdog.h"
 #include "../health_c10d/aborted_groups.h"
 #include "../health_c10d/group_monitor.h"

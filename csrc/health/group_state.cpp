@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "calls.h"
-#include "fields.h"
+#include "calls/calls.h"
+#include "machine/fields.h"
 
 namespace ddpx::health {
 namespace {

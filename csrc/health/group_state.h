@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "channel_threads.h"
+#include "hosts/channel_threads.h"
 #include "log_queue.h"
-#include "page.h"
-#include "peer_table.h"
+#include "machine/page.h"
+#include "machine/peer_table.h"
 
 namespace ddpx::health {
 

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "forks.h"
+#include "../os/forks.h"
 
 namespace ddpx::health {
 namespace {
@@ -20,7 +20,7 @@ constexpr const char* kRaised = "raised an exception that ended its script";
 }  // namespace
 
 Monitor::Monitor(WatchedGroup group, StoreAccess store)
-    : forks_(num_forks()),
+    : forks_(os::num_forks()),
       state_(GroupState::create(std::move(group), std::move(store))),
       wrappers_(state_->page),
       causes_(*state_),
@@ -33,7 +33,7 @@ Monitor::~Monitor() {
 }
 
 bool Monitor::is_forked() const {
-  return forks_ != num_forks();
+  return forks_ != os::num_forks();
 }
 
 void Monitor::check_process() const {

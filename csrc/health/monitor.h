@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "awake_time.h"
-#include "cause_search.h"
-#include "declared_failure.h"
+#include "calls/recorded_calls.h"
 #include "group_state.h"
-#include "recorded_calls.h"
-#include "stall_watch.h"
-#include "wait_search.h"
-#include "wrappers.h"
+#include "machine/awake_time.h"
+#include "machine/wrappers.h"
+#include "verdict/cause_search.h"
+#include "verdict/declared_failure.h"
+#include "verdict/stall_watch.h"
+#include "verdict/wait_search.h"
 
 namespace ddpx::health {
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "forks.h"
+#include "../os/forks.h"
 #include "sigterm.h"
 
 namespace ddpx::health {
@@ -46,14 +46,14 @@ void wait_until(const Condition& condition, milliseconds at_most) {
 }  // namespace
 
 Watchdog& Watchdog::instance() {
-  return instance_in_process<Watchdog>();
+  return os::instance_in_process<Watchdog>();
 }
 
 std::shared_ptr<Monitor> Watchdog::watch(WatchedGroup group, StoreAccess store) {
   auto monitor = std::make_shared<Monitor>(std::move(group), std::move(store));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!running_) {
-    wake_ = shm::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    wake_ = os::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     std::thread([this] { work(); }).detach();  // may throw; waits for the lock
     running_ = true;
     take_sigterm(wake_.get());

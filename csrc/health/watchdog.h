@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../shm/unique_fd.h"
+#include "../os/unique_fd.h"
 #include "monitor.h"
 
 namespace ddpx::health {
@@ -50,7 +50,7 @@ class Watchdog {
   mutable std::mutex mutex_;  // guards the following; the thread may read `wake_` without it
   std::vector<std::shared_ptr<Monitor>> monitors_;
   bool running_ = false;
-  shm::UniqueFd wake_;  // an event while the thread runs
+  os::UniqueFd wake_;  // an event while the thread runs
   std::atomic<Report> report_{Report::kNotBegun};
 };
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "../shm/unique_fd.h"
+#include "../os/unique_fd.h"
 #include "store_text.h"
 
 namespace ddpx {
@@ -96,7 +96,7 @@ void check_server(const std::string& host, uint16_t port) {
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
   bool all_refuse = true;
   for (const auto* address = found; address != nullptr; address = address->ai_next) {
-    const shm::UniqueFd fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const os::UniqueFd fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const timeval limit{4, 0};  // the answers of a link with long queues may take seconds
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // of connect(), too
     if (connect(fd.get(), address->ai_addr, address->ai_addrlen) == 0) {

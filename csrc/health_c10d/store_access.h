@@ -4,7 +4,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "../health/store.h"
+#include "../health/hosts/store.h"
 
 namespace ddpx {
 

@@ -1,8 +1,5 @@
 #include "error.h"
 
-#include <cerrno>
-#include <cstring>
-
 namespace ddpx::shm {
 
 std::string opening(int rank, const std::string& phase) {
@@ -33,12 +30,15 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
-Error system_error(const std::string& call) {
-  const int code = errno;
-  return Error(
-      ErrorKind::kSystem,
-      "[ddpx shm] " + call + " failed: " + std::strerror(code) + " (errno " + std::to_string(code) +
-          ")");
+Error from_os(const os::Error& error) {
+  const auto text = std::string("[ddpx shm] ") + error.what();
+  return dynamic_cast<const os::OutOfMemory*>(&error) == nullptr
+             ? Error(ErrorKind::kSystem, text)
+             : Error(
+                   ErrorKind::kOutOfMemory,
+                   text +
+                       ". Reduce the number of ranks on this host or the size of the model, raise "
+                       "the memory limit of the container, or use the gloo backend.");
 }
 
 }  // namespace ddpx::shm

@@ -13,8 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "futex.h"
-#include "limits.h"
+#include "../os/futex.h"
+#include "../os/limits.h"
 #include "types.h"
 
 namespace ddpx::shm {
@@ -50,13 +50,13 @@ struct Descriptor {
 };
 
 struct alignas(kLine) StepCounter {
-  Word count;     // arrivals of all ranks at all steps
-  Word sleepers;  // ranks that sleep on `count`, or are about to
-  Word num_left;  // ranks that have left the group
+  os::Word count;     // arrivals of all ranks at all steps
+  os::Word sleepers;  // ranks that sleep on `count`, or are about to
+  os::Word num_left;  // ranks that have left the group
 };
 
 struct alignas(kLine) FailureRecord {
-  Word state;  // see failure.cpp
+  os::Word state;  // see failure.cpp
   int32_t kind;
   int32_t culprit;
   char text[500];
@@ -78,9 +78,9 @@ struct Home {
   uint64_t one_shot_bytes;
   uint64_t piece_bytes;
   char token[kTokenBytes];
-  CpuLimits cpu_limits;
-  alignas(kLine) Word presence;           // a Presence
-  alignas(kLine) Word steps;              // number of steps at which the owner has arrived
+  os::CpuLimits cpu_limits;
+  alignas(kLine) os::Word presence;       // a Presence
+  alignas(kLine) os::Word steps;          // number of steps at which the owner has arrived
   std::atomic<int32_t> core;              // CPU of the owner's last arrival
   alignas(kLine) Descriptor ring[kRing];  // indexed by sequence number modulo kRing
   SharedState shared;

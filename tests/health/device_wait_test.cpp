@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "health/fields.h"
+#include "health/machine/fields.h"
 #include "health/monitor.h"
 #include "local_ranks.h"
 

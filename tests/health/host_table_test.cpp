@@ -1,5 +1,5 @@
 // The failure that stands for a host.
-#include "health/host_table.h"
+#include "health/machine/host_table.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "health/page.h"
+#include "health/machine/page.h"
 
 namespace ddpx::health {
 namespace {

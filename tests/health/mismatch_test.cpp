@@ -1,7 +1,7 @@
 // Ranks whose calls differ, and who says so.
 #include <gtest/gtest.h>
 
-#include "health/step_tracker.h"
+#include "health/calls/step_tracker.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {

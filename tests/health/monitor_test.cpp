@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "health/calls.h"
-#include "health/fields.h"
-#include "health/stacks.h"
+#include "health/calls/calls.h"
+#include "health/machine/fields.h"
+#include "health/machine/stacks.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/awake_time.h"
-#include "health/cause_search.h"
-#include "health/declared_failure.h"
-#include "health/stall_watch.h"
-#include "health/wrappers.h"
+#include "health/machine/awake_time.h"
+#include "health/machine/wrappers.h"
+#include "health/verdict/cause_search.h"
+#include "health/verdict/declared_failure.h"
+#include "health/verdict/stall_watch.h"
 #include "local_ranks.h"
 #include "units.h"
 

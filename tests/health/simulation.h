@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "health/fields.h"
-#include "health/host_channel.h"
+#include "health/hosts/host_channel.h"
+#include "health/machine/fields.h"
 #include "units.h"
 
 namespace ddpx::health {

@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "health/failure.h"
-#include "health/fields.h"
-#include "health/host_table.h"
-#include "health/introduction.h"
-#include "health/names.h"
-#include "health/peer.h"
+#include "health/machine/fields.h"
+#include "health/machine/host_table.h"
+#include "health/machine/introduction.h"
+#include "health/machine/names.h"
+#include "health/machine/peer.h"
+#include "health/verdict/failure.h"
 
 namespace ddpx::health {
 namespace {

@@ -1,0 +1,162 @@
+// Communication between the hosts of a process group through the store, with leases.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../machine/host_table.h"
+#include "../machine/introduction.h"
+#include "store.h"
+
+namespace ddpx::health {
+
+// What the channel asks about processes of its machine, and about failures. Called on the threads
+// of the channel. Implemented by GroupState, and by the simulation.
+class HostProbe {
+ public:
+  virtual ~HostProbe() = default;
+
+  // The table on the status page of a rank. Null if this process cannot open the page.
+  virtual std::shared_ptr<HostTable> open(const Introduction& rank) = 0;
+
+  // Whether a rank of this host can still do the work of a keeper.
+  virtual bool lives(int rank) = 0;
+
+  // The text of a failure: these ranks are lost with their hosts.
+  virtual std::string describe_lost(const std::vector<int>& ranks, int64_t silent_ns) = 0;
+
+  // Collective calls of recent steps, for the next host of the ring.
+  virtual std::string calls() = 0;
+
+  // Compares the calls of another host with this rank's. Returns the text of a failure if they
+  // differ.
+  virtual std::optional<std::string> compare_calls(int rank, const std::string& calls) = 0;
+};
+
+// The part of the channel that one rank runs. It has no threads: see ChannelThreads. Ranks of a
+// host share a HostTable. One of them, the keeper, talks to the store for all of them. A *lease* is
+// the time without a message after which other hosts declare a host lost.
+//
+// step(), introduce(), post_failure() and leave() are for one thread, listen() is for one other
+// thread, the rest is for any thread. step(), listen(), post_failure() and leave() need a table().
+class HostChannel {
+ public:
+  static constexpr int64_t kNever = INT64_MAX;
+
+  struct Settings {
+    Introduction own;
+    int world_size = 1;
+    int64_t lease_ns = 15'000'000'000;
+  };
+  using Clock = std::function<int64_t()>;  // nanoseconds; goes on while the machine is suspended
+
+  HostChannel(Settings settings, std::shared_ptr<HostProbe> probe, Clock now);
+
+  const Settings& settings() const {
+    return settings_;
+  }
+
+  // The start in a collective call. All ranks exchange their introductions, and then the results of
+  // find_host(): the token of the host of a rank. Of ranks without a monitor it is 0.
+  uint64_t find_host(const std::vector<Introduction>& ranks);
+  void meet(const std::vector<Introduction>& ranks, const std::vector<uint64_t>& hosts);
+
+  // The start through the store. Afterwards, step() waits for the other ranks.
+  void introduce(Store& store);
+  bool must_introduce() const;
+
+  // The table of this rank's host. Null before the host is decided.
+  std::shared_ptr<HostTable> table() const {
+    return is_decided_.load(std::memory_order_acquire) ? table_ : nullptr;
+  }
+
+  // Whether this rank has to call step(): it is the keeper, or has to take over.
+  bool should_keep() const;
+
+  // Does what is due. Returns the time of the next call, or kNever if this rank is no keeper any
+  // more.
+  int64_t step(Store& store);
+
+  // Handles the events that have been posted since. Returns whether there were any.
+  bool listen(Store& store);
+
+  // Another host sets this key after it has posted an event.
+  std::string wake_key() const;
+
+  // Tells all hosts of a failure, unless another one was posted before.
+  void post_failure(Store& store, const std::string& text);
+
+  // This rank leaves without an error. If it is the keeper, its host is silent from now on, until
+  // another rank takes over. If it serves the store, the end of the store is no failure from now
+  // on.
+  void leave(Store& store, bool serves_store);
+
+ private:
+  struct Host {
+    uint64_t token = 0;
+    std::vector<int> ranks{};   // sorted
+    std::string message{};      // the last one
+    bool has_left = false;      // its keeper has, and no other rank has taken over
+    bool has_answered = false;  // the call of this host, since this host was cut off
+    int64_t checked_ns = 0;
+    int64_t silent_ns = 0;  // how long, while the store answered in time, no message was new
+  };
+
+  // The start.
+  bool join(const std::vector<Introduction>& ranks);
+  std::shared_ptr<HostTable> find_table(const std::vector<Introduction>& ranks) const;
+  void end_start();
+  int64_t gather(Store& store);
+  bool read_ranks(Store& store);
+  void build_ring();
+
+  // Events.
+  void post(Store& store, const std::string& kind, const std::string& text);
+  void handle(uint32_t number, const std::string& event);
+  bool post_declared(Store& store);  // returns whether a failure is declared
+
+  // The lease of this host, and the leases of other hosts.
+  void renew(Store& store);
+  void write(Store& store, const std::string& message);
+  void check(Store& store);
+  void read(Store& store, std::span<Host> hosts);
+  std::set<uint64_t> read_hosts(Store& store) const;
+  void absorb(Host& host, const std::string& message);
+  void declare_lost(Store& store, const std::function<bool(const Host&)>& is_lost);
+  std::size_t num_watched() const;
+  std::string message(const std::string& counter) const;
+  bool is_wanted() const;
+  int64_t period_ns() const;
+
+  const Settings settings_;
+  const std::shared_ptr<HostProbe> probe_;
+  const Clock now_;
+  std::mutex join_mutex_;  // guards the decision
+  std::shared_ptr<HostTable> table_;
+  std::atomic<bool> is_decided_{false};  // `table_` does not change any more
+  std::atomic<bool> is_introduced_{false};
+  std::atomic<int64_t> renewal_ns_{0};  // when the next renewal of the lease is due
+  std::atomic<int64_t> fast_until_ns_{0};
+
+  // Of the thread that calls step().
+  struct Keeper {
+    std::vector<Host> others;   // from the next host of the ring on
+    std::set<uint64_t> listed;  // hosts that have written a message
+    bool is_prompt = true;      // the last answer came in time
+    int64_t num_read = 0;       // ranks that had introduced themselves when the list was read
+    int64_t check_ns = 0;
+    int64_t read_all_ns = 0;  // when all may be read again for a rank that waits
+    int64_t cut_off_ns = 0;   // when this host noticed that its lease had ended; 0: not
+    uint32_t call_event = 0;  // a host that has handled this event was alive after `cut_off_ns`
+  } keeper_;
+};
+
+}  // namespace ddpx::health

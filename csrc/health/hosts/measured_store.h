@@ -1,0 +1,126 @@
+// How fast the store answers.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../machine/activity.h"
+#include "store.h"
+
+namespace ddpx::health {
+
+// The store, as its answers show. A later state is worse.
+enum class StoreState : uint32_t {
+  kAnswers,  // or no request is necessary
+  kSlow,     // it answers late, or has just done so: others may have been late to write, too
+  kLost,     // no answer for 2 s longer than the last one took (at most 3 s), or it has just broken
+  kSilent,   // no answer for a lease
+  kEnded,    // its process has ended
+};
+
+// The answers to the thread for requests. Thread-safe.
+class AnswerTimes {
+ public:
+  // Measures a request. After an error, the time goes on until the next answer.
+  template <class Request>
+  auto ask(const Request& request) {
+    int64_t none = 0;
+    asked_ns_.compare_exchange_strong(none, now_ns());
+    try {
+      auto answer = request();
+      const auto now = now_ns();
+      const auto took_ns = now - asked_ns_;
+      late_ns_ = took_ns > kTimeToAnswerNs ? now : late_ns_.load();
+      took_ns_ = std::min(took_ns, kMostSlowNs);
+      is_broken_ = false;
+      ended_ns_ = 0;
+      any_ = true;
+      asked_ns_ = 0;  // last: the store must not seem well in between
+      return answer;
+    } catch (...) {
+      is_broken_ = true;
+      throw;
+    }
+  }
+
+  // The store has refused a connection, as after the end of its process.
+  void note_end() {
+    int64_t none = 0;
+    ended_ns_.compare_exchange_strong(none, now_ns());
+  }
+
+  // Whether the store has answered at least once.
+  bool any() const {
+    return any_;
+  }
+
+  // `awake_ns`: since when this process has not been stopped.
+  StoreState state(int64_t lease_ns, int64_t awake_ns) const {
+    const auto now = now_ns();
+    const int64_t asked = asked_ns_;
+    const auto overdue = asked != 0 ? now - std::max(asked, awake_ns) : 0;
+    const bool was_late = late_ns_ != 0 && now - late_ns_ < kCatchUpNs;
+    const bool has_ended = ended_ns_ != 0 && now - ended_ns_ > kEndIsSureNs;
+    return has_ended                                    ? StoreState::kEnded
+           : overdue > lease_ns                         ? StoreState::kSilent
+           : is_broken_ || overdue > kLostNs + took_ns_ ? StoreState::kLost
+           : was_late || overdue > kTimeToAnswerNs      ? StoreState::kSlow
+                                                        : StoreState::kAnswers;
+  }
+
+ private:
+  static constexpr int64_t kTimeToAnswerNs = 300'000'000;  // usually much less
+  // A machine that goes down may refuse connections for a moment before.
+  static constexpr int64_t kEndIsSureNs = 500'000'000;
+  static constexpr int64_t kLostNs = 2'000'000'000;
+  static constexpr int64_t kMostSlowNs = 3'000'000'000;
+  static constexpr int64_t kCatchUpNs = 1'000'000'000;  // others write, and then this rank reads
+
+  std::atomic<int64_t> asked_ns_{0};  // since when the store has not answered; 0: it has
+  std::atomic<int64_t> took_ns_{0};   // how long its last answer took
+  std::atomic<int64_t> late_ns_{0};   // when it last answered late
+  std::atomic<bool> is_broken_{false};
+  std::atomic<int64_t> ended_ns_{0};  // since when it refuses connections; 0: it does not
+  std::atomic<bool> any_{false};
+};
+
+// A connection whose requests are measured.
+class MeasuredStore final : public Store {
+ public:
+  MeasuredStore(std::unique_ptr<Store> store, AnswerTimes& times)
+      : times_(times), store_(std::move(store)) {}
+
+  void set(const std::vector<std::string>& keys, const std::string& text) override {
+    times_.ask([&] { return store_->set(keys, text), true; });
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    return times_.ask([&] { return store_->get(key); });
+  }
+  std::string set_first(const std::string& key, const std::string& text) override {
+    return times_.ask([&] { return store_->set_first(key, text); });
+  }
+  void append(const std::string& key, const std::string& text) override {
+    times_.ask([&] { return store_->append(key, text), true; });
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    return times_.ask([&] { return store_->add(key, value); });
+  }
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override {
+    return times_.ask([&] { return store_->multi_get(keys); });
+  }
+  void await(const std::string& key) override {  // for as long as nothing happens
+    store_->await(key);
+  }
+
+ private:
+  AnswerTimes& times_;
+  const std::unique_ptr<Store> store_;
+};
+
+}  // namespace ddpx::health

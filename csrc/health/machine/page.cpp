@@ -1,0 +1,65 @@
+#include "page.h"
+
+#include "../../os/error.h"
+
+namespace ddpx::health {
+
+std::shared_ptr<StatusPage> map_page(int fd, int world_size) {
+  const auto mapping = os::map_shared(fd, os::PageTable::kAtAccess);
+  return mapping->num_bytes() < StatusPage::num_bytes(world_size)
+             ? nullptr
+             : std::shared_ptr<StatusPage>(mapping, reinterpret_cast<StatusPage*>(mapping->data()));
+}
+
+OwnPage::OwnPage(uint64_t token, int world_size)
+    : fd_(os::create_memory(
+          os::round_up(StatusPage::num_bytes(world_size), os::page_bytes()),
+          "the status page of a rank")),
+      page_(map_page(fd_.get(), world_size)) {
+  page_->token.store(token, std::memory_order_relaxed);
+  note({.doing = Doing::kOutside, .model = kNoModel});
+}
+
+void OwnPage::note(Activity activity) {
+  const auto before = page_->activity();
+  const bool goes_on = activity.doing == Doing::kBackward && before.doing == activity.doing &&
+                       before.model == activity.model && before.step == activity.step;
+  activity.since_ns = goes_on ? before.since_ns : now_ns();
+  page_->current.store(activity);
+}
+
+void OwnPage::note_fault(const std::string& text, bool is_of_module) {
+  page_->fault.write(text.substr(0, text.find('\n')));
+  page_->fault_is_of_module.store(is_of_module, std::memory_order_relaxed);
+  page_->fault_ns.store(now_ns(), std::memory_order_release);
+}
+
+void OwnPage::go_on() {
+  if (page_->fault_ns.load(std::memory_order_relaxed) != 0) {
+    page_->fault_ns.store(0, std::memory_order_relaxed);
+  }
+}
+
+void OwnPage::end_as(Presence presence) {
+  auto there = Presence::kThere;
+  page_->state.compare_exchange_strong(there, presence);
+}
+
+void OwnPage::leave() {
+  end_as(Presence::kLeft);
+}
+
+void OwnPage::mark_terminated() {
+  end_as(Presence::kTerminated);
+}
+
+void OwnPage::fail(const std::string& cause, bool blames_peer) {
+  if (page_->presence() == Presence::kFailing) {
+    return;
+  }
+  page_->blames_peer.store(blames_peer, std::memory_order_relaxed);
+  page_->cause.write(cause);
+  page_->state.store(Presence::kFailing, std::memory_order_release);
+}
+
+}  // namespace ddpx::health

@@ -1,0 +1,77 @@
+// Another rank of the group, as this rank sees it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../../os/process.h"
+#include "introduction.h"
+#include "page.h"
+
+namespace ddpx::health {
+
+// Owned by the table of peers. Immutable, and thread-safe.
+class Peer {
+ public:
+  // A peer is local if this process can open its status page, or sees its process with the claimed
+  // start time. Machines may claim to be the same: virtual machines that are copies of each other.
+  // `host`: the table of this rank's host; null in tests.
+  Peer(Introduction introduction, const os::ProcessId& self, std::shared_ptr<HostTable> host);
+
+  int rank() const {
+    return introduction_.rank;
+  }
+  const Introduction& introduction() const {
+    return introduction_;
+  }
+  bool local() const {
+    return watch_.has_value();
+  }
+  // Null if the peer is not local.
+  const os::ProcessWatch* watch() const {
+    return watch_ ? &*watch_ : nullptr;
+  }
+  // Null if this process cannot open the page.
+  StatusPage* page() const {
+    return page_.get();
+  }
+
+  // Whether the process has ended, and whether a signal has stopped it, as far as this process can
+  // tell.
+  bool ended() const {
+    return local() && watch_->ended();
+  }
+  bool stopped() const {
+    return local() && watch_->state() == 'T';
+  }
+  // Of a rank whose page this process cannot open: kLeft or kThere.
+  Presence presence() const;
+
+  // nullopt if unknown. Of a rank of another host: the last that its host wrote.
+  std::optional<Activity> activity() const;
+
+  // The calls that the rank has made to the group. 0: unknown.
+  uint64_t num_calls() const;
+
+  // What its device does of a step that its host has ended; see DeviceProgress. nullopt if nothing,
+  // or if unknown, as of a rank whose page this process cannot open.
+  std::optional<Activity> device() const;
+
+  // When the host of the rank last wrote something new; 0 for ranks of this host.
+  int64_t heard_ns() const;
+
+ private:
+  const HostTable::Rank* entry() const;
+
+  const Introduction introduction_;
+  const std::shared_ptr<HostTable> host_;
+  std::optional<os::ProcessWatch> watch_;
+  std::shared_ptr<StatusPage> page_;
+};
+
+// The status page of a rank; null if this process cannot open it.
+std::shared_ptr<StatusPage> open_page(const Introduction& rank, int world_size);
+
+}  // namespace ddpx::health
