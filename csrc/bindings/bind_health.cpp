@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -15,7 +16,7 @@
 
 #include "../errors.h"
 #include "../health/machine/fields.h"
-#include "../health/machine/stacks.h"
+#include "../health/machine/peer.h"
 #include "../health/watchdog.h"
 #include "../health_c10d/aborted_groups.h"
 #include "../health_c10d/group_monitor.h"
@@ -112,10 +113,12 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
 }
 
 std::optional<py::str> stack_of(Monitor& monitor, int rank, std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kMost = std::chrono::hours(24);
   std::optional<std::string> stack;
   {
     const py::gil_scoped_release no_gil;
-    stack = health::request_stack(monitor.peers().peer(rank), timeout);
+    stack = health::request_stack(
+        monitor.peers().peer(rank), std::chrono::nanoseconds(std::min(timeout, kMost)).count());
   }
   return stack ? std::make_optional(any_text(*stack)) : std::nullopt;
 }

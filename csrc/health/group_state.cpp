@@ -10,8 +10,6 @@
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kWantedNs = 1'000'000'000;
-
 std::vector<Introduction> introductions_from(const std::vector<std::string>& texts) {
   std::vector<Introduction> ranks;
   for (const auto& text : texts) {
@@ -153,7 +151,7 @@ void GroupState::publish_to_hosts() {
 
 void GroupState::want_states() {
   if (auto* known = table()) {
-    known->wanted_until_ns = now_ns() + kWantedNs;
+    known->wanted_until_ns = now_ns() + times::kRequest;
   }
 }
 

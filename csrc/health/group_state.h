@@ -28,7 +28,7 @@ struct WatchedGroup {
   std::function<bool()> has_error = [] { return false; };  // on a device: a call has failed
   std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
   bool same_sequence = false;          // ranks with the same calls have the same `sequence`
-  int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks
+  int64_t lease_ns = times::kLease;    // see HostChannel; the same on all ranks
   bool survivors_live_on = false;      // the launcher does not end survivors
 };
 

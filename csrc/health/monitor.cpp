@@ -9,12 +9,6 @@
 namespace ddpx::health {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr auto kTimeToDeliver = milliseconds(1000);
-constexpr auto kTimeToRead = milliseconds(700);  // other hosts are woken, and then read the event
-constexpr auto kDeliveryPoll = milliseconds(5);
-
 constexpr const char* kRaised = "raised an exception that ended its script";
 
 }  // namespace
@@ -52,7 +46,7 @@ void Monitor::look() {
   if (presence == Presence::kLeft) {
     return;
   }
-  awake_.look(now_ns());
+  awake_.update(now_ns());
   state_->meet();
   state_->publish_calls();
   state_->publish_to_hosts();
@@ -103,11 +97,11 @@ void Monitor::look_at_self() {
 
 // ---- the end of this rank ----------------------------------------------------------------------
 
-std::chrono::steady_clock::time_point Monitor::delivery_deadline() {
-  return std::chrono::steady_clock::now() + kTimeToDeliver;
+int64_t Monitor::delivery_deadline() {
+  return now_ns() + times::kDelivery;
 }
 
-void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_point deadline) {
+void Monitor::fail(const std::string& cause, int64_t deadline_ns) {
   if (is_forked()) {
     return;  // the page is the parent's
   }
@@ -131,12 +125,12 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
   if (on_one_host) {
     return;
   }
-  channel.flush(deadline);
+  channel.flush(deadline_ns);
   // The keeper of this host may be another rank, or have just ended.
-  while (table != nullptr && table->declared() && !table->failure_posted &&
-         channel.store_state() < StoreState::kLost && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kDeliveryPoll);
-  }
+  poll_until(deadline_ns, times::kDeliveryPoll, [&] {
+    return table == nullptr || !table->declared() || table->failure_posted ||
+           channel.store_state() >= StoreState::kLost;
+  });
 }
 
 void Monitor::leave() {
@@ -164,23 +158,23 @@ void Monitor::leave() {
 }
 
 void Monitor::await_delivery(const std::vector<std::shared_ptr<Monitor>>& monitors) {
-  const auto deadline = delivery_deadline();
+  const auto deadline_ns = delivery_deadline();
   bool any_must_be_read = false;
   for (const auto& monitor : monitors) {
-    any_must_be_read = monitor->must_be_read(deadline) || any_must_be_read;
+    any_must_be_read = monitor->must_be_read(deadline_ns) || any_must_be_read;
   }
   if (any_must_be_read) {
-    std::this_thread::sleep_for(kTimeToRead);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kDeliveredRead));
   }
 }
 
 // Waits until the store has what this rank posted. Returns whether other hosts have to read it
 // before this process ends.
-bool Monitor::must_be_read(std::chrono::steady_clock::time_point deadline) const {
+bool Monitor::must_be_read(int64_t deadline_ns) const {
   const bool serves_store = peers().store_rank() == state_->group.rank;
   switch (page().view().presence()) {
     case Presence::kLeft:
-      return state_->channel->flush(deadline) && serves_store && state_->has_lease();
+      return state_->channel->flush(deadline_ns) && serves_store && state_->has_lease();
     case Presence::kFailing:
       return serves_store && !state_->is_on_one_host();
     case Presence::kThere:

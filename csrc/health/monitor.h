@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -12,7 +11,6 @@
 
 #include "calls/recorded_calls.h"
 #include "group_state.h"
-#include "machine/awake_time.h"
 #include "machine/wrappers.h"
 #include "verdict/cause_search.h"
 #include "verdict/declared_failure.h"
@@ -84,9 +82,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // ---- the end of this rank --------------------------------------------------------------------
 
   // The script ends with an error. With several hosts, waits until the store has the failure, or
-  // until `deadline`; see delivery_deadline().
-  void fail(const std::string& cause, std::chrono::steady_clock::time_point deadline);
-  static std::chrono::steady_clock::time_point delivery_deadline();
+  // until `deadline_ns`; see delivery_deadline().
+  void fail(const std::string& cause, int64_t deadline_ns);
+  static int64_t delivery_deadline();
 
   // The script, or the group, has ended without an error.
   void leave();
@@ -109,7 +107,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
  private:
   bool is_forked() const;
-  bool must_be_read(std::chrono::steady_clock::time_point deadline) const;
+  bool must_be_read(int64_t deadline_ns) const;
   void declare(Failure failure);
   void await_lease_of_host();
   void look_for_failures(const std::optional<Wait>& wait);

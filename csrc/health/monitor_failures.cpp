@@ -11,28 +11,7 @@
 namespace ddpx::health {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr auto kFailurePoll = milliseconds(10);
-constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
-constexpr auto kTimeWithoutStore = milliseconds(500);
-constexpr int64_t kOutwaitedNs = 1'000'000'000;  // the least wait that a timeout can end
 constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
-
-// How long a rank looks for the cause of an error. gloo may see the end of a connection before the
-// kernel has ended the process. Ranks of other hosts have to be asked through the store.
-struct SearchTimes {
-  milliseconds until_all_had_time;
-  milliseconds on_one_host;
-  milliseconds between_hosts;
-};
-
-// The group's timeout ends one rank's wait, and breaks the connections of the others. So ranks that
-// know more report first. Between hosts, the times after other errors suffice for
-// PeerTable::find_silent.
-constexpr SearchTimes kAfterTimeout{milliseconds(200), milliseconds(200), milliseconds(2500)};
-constexpr SearchTimes kOutsideStep{milliseconds(500), milliseconds(500), milliseconds(5500)};
-constexpr SearchTimes kConnectionLost{milliseconds(500), milliseconds(800), milliseconds(6000)};
 
 // gloo, NCCL and shm say "Timed out waiting 1800000ms for recv operation to complete".
 bool says_timeout(const std::string& error) {
@@ -143,7 +122,7 @@ void Monitor::await_lease_of_host() {
       declare(std::move(*failure));
     }
     raise_if_failed();
-    std::this_thread::sleep_for(kFailurePoll);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
 }
 
@@ -154,8 +133,10 @@ void Monitor::explain_error(const std::string& said) {
   const auto own = state_->activity();
   const auto waited_ns = awake_.lasted_ns(own.since_ns, now_ns());
   const bool in_step = may_wait(own.doing);
-  const bool timed_out = in_step && waited_ns >= kOutwaitedNs && says_timeout(said);
-  const auto& times = timed_out ? kAfterTimeout : in_step ? kConnectionLost : kOutsideStep;
+  const bool timed_out = in_step && waited_ns >= times::kLeastTimeout && says_timeout(said);
+  const auto& search = timed_out ? times::kAfterTimeout
+                       : in_step ? times::kConnectionLost
+                                 : times::kOutsideStep;
   // The ranks that are missing when the error comes. They may come during the search for the cause.
   Wait wait{.at = own};
   wait.missing = timed_out ? peers().missing(own) : std::vector<int>();
@@ -170,15 +151,15 @@ void Monitor::explain_error(const std::string& said) {
     state_->meet();
     state_->want_states();
     const auto now = now_ns();
-    awake.look(now);
+    awake.update(now);
     const auto start = awake.since_ns();
-    const auto looked = std::chrono::nanoseconds(now - start);
+    const auto lasted = now - start;
     const auto store = channel.store_state();
-    const bool awaits_store = store == StoreState::kSlow && looked < kTimeForStore;
+    const bool awaits_store = store == StoreState::kSlow && lasted < times::kSlowStore;
     // Where there are many hosts or ranks, the keeper reads their states less often.
     const auto* table = state_->table();
-    const std::chrono::nanoseconds read(table != nullptr ? table->between_reads_ns.load() : 0);
-    const bool all_had_time = looked > times.until_all_had_time + read && !awaits_store;
+    const int64_t read = table != nullptr ? table->between_reads_ns.load() : 0;
+    const bool all_had_time = lasted > search.until_all_had_time + read && !awaits_store;
     // Ranks that are silent or unknown when a wait is given up may only be late.
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
     if (auto failure = causes_.find(reason, start)) {
@@ -186,15 +167,15 @@ void Monitor::explain_error(const std::string& said) {
       continue;
     }
     if (store == StoreState::kEnded) {  // ranks of other hosts can write nothing more
-      end_ns = std::min(end_ns, now + std::chrono::nanoseconds(kTimeWithoutStore).count());
+      end_ns = std::min(end_ns, now + times::kEndedStore);
     }
     const bool awaits_unknown = awaits_store && peers().find_unknown(/*store_answers=*/true);
     const auto limit =
-        peers().any_remote() ? times.between_hosts + 2 * read : times.on_one_host + read;
-    if (now > end_ns || (looked > limit && !awaits_unknown)) {
+        peers().any_remote() ? search.between_hosts + 2 * read : search.on_one_host + read;
+    if (now > end_ns || (lasted > limit && !awaits_unknown)) {
       break;
     }
-    failure_.wait_for(kFailurePoll);
+    failure_.wait_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
   auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
   if (!failure && timed_out) {

@@ -16,30 +16,11 @@
 namespace ddpx::health {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-constexpr int kBetweenLooksMs = 200;
-
-// After SIGTERM: a rank whose death was the reason is seen to be dead within this time.
-constexpr auto kTimeToSee = milliseconds(500);
-constexpr auto kTimeToPrint = milliseconds(1000);
-constexpr auto kTimeToEnd = milliseconds(2000);  // the write of the report gives up before
-constexpr auto kBetweenFastLooks = milliseconds(10);
-
 // Out of memory, for example: the next look tries again.
 void look_at(Monitor& monitor) noexcept {
   try {
     monitor.look();
   } catch (const std::exception&) {
-  }
-}
-
-template <class Condition>
-void wait_until(const Condition& condition, milliseconds at_most) {
-  const auto deadline = Clock::now() + at_most;
-  while (!condition() && Clock::now() < deadline) {
-    std::this_thread::sleep_for(kBetweenFastLooks);
   }
 }
 
@@ -114,7 +95,7 @@ void Watchdog::await_event() {
       }
     }
   }
-  poll(events.data(), events.size(), kBetweenLooksMs);
+  poll(events.data(), events.size(), times::kWatchdogPeriod / times::kMillisecond);
   if ((events.front().revents & POLLIN) != 0) {
     uint64_t count = 0;
     (void)!read(wake_.get(), &count, sizeof(count));
@@ -132,12 +113,14 @@ void Watchdog::answer_sigterm() {
     }
     return std::any_of(all.begin(), all.end(), [](const auto& each) { return each->failed(); });
   };
-  wait_until(any_failed, kTimeToSee);
+  poll_until(now_ns() + times::kFindReason, times::kFailurePoll, any_failed);
   auto report = Report::kNotBegun;
   if (report_.compare_exchange_strong(report, Report::kWatchdogWrites)) {
     write_report();
   } else {
-    wait_until([this] { return report_ == Report::kPrinted; }, kTimeToPrint);
+    poll_until(now_ns() + times::kPrintReport, times::kFailurePoll, [this] {
+      return report_ == Report::kPrinted;
+    });
   }
   die_of_sigterm();
 }
@@ -148,7 +131,7 @@ void Watchdog::begin_printing() {
          !report_.compare_exchange_weak(report, Report::kInterpreterPrints)) {
   }
   if (report == Report::kWatchdogWrites) {
-    std::this_thread::sleep_for(kTimeToEnd);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kAwaitEnd));
   }
 }
 
@@ -164,9 +147,9 @@ void Watchdog::write_report() {
 }
 
 void Watchdog::fail_all(const std::string& cause) {
-  const auto deadline = Monitor::delivery_deadline();
+  const auto deadline_ns = Monitor::delivery_deadline();
   for (const auto& monitor : monitors()) {
-    monitor->fail(cause, deadline);
+    monitor->fail(cause, deadline_ns);
   }
 }
 

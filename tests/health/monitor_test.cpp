@@ -5,7 +5,7 @@
 
 #include "health/calls/calls.h"
 #include "health/machine/fields.h"
-#include "health/machine/stacks.h"
+#include "health/machine/peer.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -259,11 +259,11 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
     }
     ranks[1].page().view().stack.write("the stack");
   });
-  const auto stack = request_stack(ranks[0].peers().peer(1), std::chrono::milliseconds(5000));
+  const auto stack = request_stack(ranks[0].peers().peer(1), 5 * times::kSecond);
   asked.join();
   ASSERT_TRUE(stack);
   EXPECT_EQ(*stack, "the stack");
-  EXPECT_FALSE(request_stack(ranks[0].peers().peer(1), std::chrono::milliseconds(50)));
+  EXPECT_FALSE(request_stack(ranks[0].peers().peer(1), 50 * times::kMillisecond));
 }
 
 TEST(MonitorTest, AHostThatWritesSlowlyLivesAndOneThatIsSilentDoesNot) {

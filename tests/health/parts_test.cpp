@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/machine/awake_time.h"
+#include "health/machine/clock.h"
 #include "health/machine/wrappers.h"
 #include "health/verdict/cause_search.h"
 #include "health/verdict/declared_failure.h"
@@ -19,11 +19,11 @@ namespace {
 
 TEST(AwakeTimeTest, TimeBeforeAStopDoesNotCount) {
   AwakeTime awake;
-  awake.look(10 * kSecond);
-  awake.look(11 * kSecond);
+  awake.update(10 * kSecond);
+  awake.update(11 * kSecond);
   EXPECT_EQ(awake.since_ns(), 10 * kSecond);
   EXPECT_EQ(awake.lasted_ns(5 * kSecond, 11 * kSecond), kSecond);
-  awake.look(13 * kSecond);
+  awake.update(13 * kSecond);
   EXPECT_EQ(awake.lasted_ns(5 * kSecond, 14 * kSecond), kSecond);
   EXPECT_EQ(awake.lasted_ns(15 * kSecond, 14 * kSecond), 0);
 }

@@ -10,8 +10,6 @@
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kStillNs = 2'000'000'000;
-
 // By the number of the call, what it is.
 std::map<uint64_t, std::string> calls_of(const StatusPage& page) {
   std::map<uint64_t, std::string> calls;
@@ -41,7 +39,7 @@ std::optional<Failure> RecordedCalls::look(int64_t now_ns) {
     since_ns_ = now_ns;
     return std::nullopt;
   }
-  if (now_ns - since_ns_ < kStillNs) {
+  if (now_ns - since_ns_ < times::kNoCalls) {
     return std::nullopt;
   }
   if (published_ != num_calls) {

@@ -2,19 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <limits>
-#include <thread>
 
 #include "calls.h"
 
 namespace ddpx::health {
 namespace {
-
-// For ranks that have not finished a step whose results differ. The next step compares slower
-// ranks.
-constexpr auto kTimeToComeThrough = std::chrono::milliseconds(1000);
 
 // Sampled words of a bucket, at other places in each step. Up to kMostZeros zeros are skipped: the
 // gradient of an embedding is nearly all zeros.
@@ -168,11 +162,12 @@ void StepTracker::check_calls() {
 void StepTracker::compare(const StepCalls& calls, bool is_over) const {
   const auto& peers = monitor_->peers();
   auto comparison = health::compare(peers, calls, is_over);
-  const auto deadline = std::chrono::steady_clock::now() + kTimeToComeThrough;
-  while (comparison == Comparison::kUndecided && std::chrono::steady_clock::now() < deadline) {
-    monitor_->raise_if_failed();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    comparison = health::compare(peers, calls, is_over);
+  if (comparison == Comparison::kUndecided) {
+    poll_until(now_ns() + times::kStepEnd, times::kFlagPoll, [&] {
+      monitor_->raise_if_failed();
+      comparison = health::compare(peers, calls, is_over);
+      return comparison != Comparison::kUndecided;
+    });
   }
   if (comparison == Comparison::kDifferent) {
     const auto frozen_by = [&](int rank) {

@@ -8,15 +8,8 @@
 namespace ddpx::health {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenConnections(200);  // attempts to connect
-constexpr std::chrono::milliseconds kFlushPoll(20);
-constexpr int64_t kStateIsOldNs = 1'000'000'000;  // the watchdog writes it five times a second
-
-// Until then, ranks that construct a wrapper usually have met in its collective call. The call
-// takes longer where many ranks share few cores.
-int64_t time_to_meet_ns(int world_size) {
-  return std::min<int64_t>(100 + 10 * int64_t{world_size}, 1000) * 1'000'000;
-}
+constexpr std::chrono::nanoseconds kReconnect(times::kReconnect);
+constexpr std::chrono::nanoseconds kPostPoll(times::kPostPoll);
 
 }  // namespace
 
@@ -43,7 +36,7 @@ void ChannelThreads::look(int64_t awake_ns) {
       hurry();
     }
   } else if (must_introduce) {
-    if (now_ns() - made_ns_ > time_to_meet_ns(channel_.settings().world_size)) {
+    if (now_ns() - made_ns_ > times::collective_start(channel_.settings().world_size)) {
       start();
     }
   } else if (channel_.should_keep()) {
@@ -79,13 +72,13 @@ void ChannelThreads::add_post(Post post) {
   start();
 }
 
-bool ChannelThreads::flush(std::chrono::steady_clock::time_point deadline) {
+bool ChannelThreads::flush(int64_t deadline_ns) {
   Lock lock(mutex_);
   const auto can_post = [&] {
     return answers_.state(channel_.settings().lease_ns, awake_ns_) != StoreState::kEnded;
   };
-  while (!posts_.empty() && can_post() && std::chrono::steady_clock::now() < deadline) {
-    changed_.wait_for(lock, kFlushPoll);
+  while (!posts_.empty() && can_post() && now_ns() < deadline_ns) {
+    changed_.wait_for(lock, kPostPoll);
   }
   return posts_.empty();
 }
@@ -108,7 +101,7 @@ StoreState ChannelThreads::store_state() const {
   }
   // What the keeper sees. A rank that takes over knows no better before the first answer.
   const auto seen = table->store_state.load();
-  const bool is_known = now_ns() - table->store_state_ns < kStateIsOldNs &&
+  const bool is_known = now_ns() - table->store_state_ns < times::kStateIsOld &&
                         seen <= static_cast<uint32_t>(StoreState::kEnded);
   if (asks) {
     return is_known ? std::max(own, static_cast<StoreState>(seen)) : own;
@@ -177,7 +170,7 @@ void ChannelThreads::run() {
     } catch (const std::exception&) {
       store.reset();
       Lock lock(mutex_);
-      changed_.wait_for(lock, kBetweenConnections, [this] { return stops_; });
+      changed_.wait_for(lock, kReconnect, [this] { return stops_; });
       keeps = !stops_;
       if (stops_) {
         posts_.clear();  // nobody waits for them
@@ -258,7 +251,7 @@ void ChannelThreads::listen(const std::stop_token& stop) {
       }
     } catch (const std::exception&) {
       if (!store) {
-        std::this_thread::sleep_for(kBetweenConnections);
+        std::this_thread::sleep_for(kReconnect);
       }
       store.reset();
     }

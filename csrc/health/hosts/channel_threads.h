@@ -47,8 +47,8 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
   void post_failure(const std::string& text);
   void leave(bool serves_store);
 
-  // Waits until everything is posted. Returns false at `deadline`.
-  bool flush(std::chrono::steady_clock::time_point deadline);
+  // Waits until everything is posted. Returns false at `deadline_ns`.
+  bool flush(int64_t deadline_ns);
 
   // The threads end once everything is posted.
   void stop();

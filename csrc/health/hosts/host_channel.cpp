@@ -13,11 +13,7 @@
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kFastNs = 500'000'000;      // between messages while a rank needs them
-constexpr int64_t kCallNs = 5'000'000'000;    // how long a call makes hosts write fast
-constexpr int64_t kPromptNs = 1'000'000'000;  // a slower answer says nothing about other hosts
-constexpr int64_t kTurnNs = 500'000'000;      // between ranks that take over from an ended keeper
-constexpr std::ptrdiff_t kNumWatched = 9;     // so that eight adjacent hosts can be lost at once
+constexpr std::ptrdiff_t kNumWatched = 9;  // so that eight adjacent hosts can be lost at once
 
 // Kinds of events.
 constexpr const char* kFailure = "failure";
@@ -116,7 +112,7 @@ void HostChannel::handle(uint32_t number, const std::string& event) {
   if (kind == kLeaving) {
     table_->store_may_end = true;
   } else if (kind == kCall) {
-    fast_until_ns_ = now_() + kCallNs;
+    fast_until_ns_ = now_() + times::kFastWriting;
     renewal_ns_ = 0;
   }
   uint32_t expected = number;
@@ -135,7 +131,8 @@ bool HostChannel::should_keep() const {
   }
   const auto age = now_() - table_->renewed_ns;
   const bool keeper_lives = keeper >= 0 && keeper < settings_.world_size && probe_->lives(keeper);
-  const auto turn = keeper_lives ? settings_.lease_ns / 5 : kTurnNs;
+  const auto turn =
+      keeper_lives ? times::takeover_turn(settings_.lease_ns) : times::kDeadKeeperTurn;
   auto patience = keeper_lives ? turn : 0;
   for (int rank = 0; rank < settings_.own.rank && age > patience; ++rank) {
     const bool may_take_over = rank != keeper && table_->is_member(rank) && probe_->lives(rank);
@@ -157,7 +154,7 @@ int64_t HostChannel::step(Store& store) {
   }
   // A call lets all hosts write at once, and then twice a second: a host that lives is then heard
   // of soon, though nobody waits on it. Without prompt answers this would be of no use.
-  if (is_wanted() && keeper_.is_prompt && now_() > fast_until_ns_ - kPromptNs) {
+  if (is_wanted() && keeper_.is_prompt && now_() > fast_until_ns_ - times::kPromptAnswer) {
     post(store, kCall, std::to_string(table_->host));
     keeper_.check_ns = 0;
   }
@@ -177,7 +174,8 @@ bool HostChannel::is_wanted() const {
 
 int64_t HostChannel::period_ns() const {
   const bool is_fast = now_() < fast_until_ns_ || is_wanted() || keeper_.cut_off_ns != 0;
-  return is_fast ? std::min(kFastNs, settings_.lease_ns / 10) : settings_.lease_ns / 10;
+  const auto period = times::renewal_period(settings_.lease_ns);
+  return is_fast ? std::min(times::kFastPeriod, period) : period;
 }
 
 // If the lease had ended, other hosts may have declared this host lost, and may have ended since.
@@ -230,7 +228,7 @@ std::size_t HostChannel::num_watched() const {
   const auto end = keeper_.others.begin() + near;
   const bool all = keeper_.cut_off_ns != 0 || (is_wanted() && now_() >= keeper_.read_all_ns) ||
                    std::any_of(keeper_.others.begin(), end, [this](const Host& host) {
-                     return host.silent_ns > settings_.lease_ns / 3;
+                     return host.silent_ns > times::suspicion(settings_.lease_ns);
                    });
   return all ? keeper_.others.size() : static_cast<std::size_t>(near);
 }
@@ -250,18 +248,16 @@ void HostChannel::check(Store& store) {
     return [limit_ns](const Host& host) { return host.silent_ns >= limit_ns; };
   };
   const auto has_answered = [](const Host& host) { return host.has_answered || host.has_left; };
-  const auto does_not_answer = [=,
-                                limit_ns = settings_.lease_ns / 3 + all_take_ns](const Host& host) {
-    return !has_answered(host) && host.silent_ns > limit_ns;
-  };
+  const auto does_not_answer =
+      [=, limit_ns = times::suspicion(settings_.lease_ns) + all_take_ns](const Host& host) {
+        return !has_answered(host) && host.silent_ns > limit_ns;
+      };
   const auto& next = keeper_.others.front();
   if (std::any_of(hosts.begin(), hosts.end(), silent_for(settings_.lease_ns))) {
-    // Of hosts that are lost at once, one is silent for longer than another by two periods, a fifth
-    // of a lease, at most. Hosts beyond the next ones of the ring have been watched since one of
-    // these had been silent for a third of a lease.
     declare_lost(store, [this](const Host& host) {
       const bool is_near = &host - keeper_.others.data() < kNumWatched;
-      return host.silent_ns >= (is_near ? settings_.lease_ns / 3 * 2 : settings_.lease_ns / 2);
+      return host.silent_ns >= (is_near ? times::shared_loss(settings_.lease_ns)
+                                        : times::distant_loss(settings_.lease_ns));
     });
   } else if (keeper_.cut_off_ns == 0) {
     const auto fields = split_fields(next.message);
@@ -293,8 +289,8 @@ void HostChannel::read(Store& store, std::span<Host> hosts) {
   }
   const auto start = now_();
   const auto texts = keys.empty() ? std::vector<std::string>() : store.multi_get(keys);
-  keeper_.is_prompt = now_() - start < kPromptNs;
-  const auto longest_gap = settings_.lease_ns / 10 + kPromptNs;
+  keeper_.is_prompt = now_() - start < times::kPromptAnswer;
+  const auto longest_gap = times::renewal_period(settings_.lease_ns) + times::kPromptAnswer;
   auto text = texts.begin();
   for (auto& host : hosts) {
     if (keeper_.is_prompt && host.checked_ns != 0) {

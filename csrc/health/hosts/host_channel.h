@@ -54,7 +54,7 @@ class HostChannel {
   struct Settings {
     Introduction own;
     int world_size = 1;
-    int64_t lease_ns = 15'000'000'000;
+    int64_t lease_ns = times::kLease;
   };
   using Clock = std::function<int64_t()>;  // nanoseconds; goes on while the machine is suspended
 

@@ -8,13 +8,6 @@
 #include "host_channel.h"
 
 namespace ddpx::health {
-namespace {
-
-constexpr int64_t kPollNs = 200'000'000;  // between requests for the count of ranks that have come
-constexpr int64_t kReadOfRankNs = 2'000'000;   // many ranks are listed less often
-constexpr int64_t kReadOfHostNs = 10'000'000;  // many hosts read each other less often
-
-}  // namespace
 
 // ---- the host of this rank ----------------------------------------------------------------------
 
@@ -116,14 +109,14 @@ int64_t HostChannel::gather(Store& store) {
   const bool has_changed = count != keeper_.num_read && now_() >= keeper_.read_all_ns;
   if (all_came || (is_wanted() && has_changed)) {
     keeper_.num_read = count;
-    table_->between_reads_ns = settings_.world_size * kReadOfRankNs;  // the list is long
+    table_->between_reads_ns = settings_.world_size * times::kReadPerRank;  // the list is long
     keeper_.read_all_ns = now_() + table_->between_reads_ns;
     if (read_ranks(store)) {
       end_start();
       return now_();
     }
   }
-  return now_() + kPollNs;
+  return now_() + times::kCountPoll;
 }
 
 // Returns whether all ranks are known.
@@ -192,7 +185,7 @@ void HostChannel::build_ring() {
   });
   std::rotate(others.begin(), next, others.end());
   keeper_.read_all_ns = 0;
-  table_->between_reads_ns = static_cast<int64_t>(others.size()) * kReadOfHostNs;
+  table_->between_reads_ns = static_cast<int64_t>(others.size()) * times::kReadPerHost;
 }
 
 }  // namespace ddpx::health

@@ -36,8 +36,8 @@ class AnswerTimes {
       auto answer = request();
       const auto now = now_ns();
       const auto took_ns = now - asked_ns_;
-      late_ns_ = took_ns > kTimeToAnswerNs ? now : late_ns_.load();
-      took_ns_ = std::min(took_ns, kMostSlowNs);
+      late_ns_ = took_ns > times::kLateAnswer ? now : late_ns_.load();
+      took_ns_ = std::min(took_ns, times::kSlowestAnswer);
       is_broken_ = false;
       ended_ns_ = 0;
       any_ = true;
@@ -65,23 +65,16 @@ class AnswerTimes {
     const auto now = now_ns();
     const int64_t asked = asked_ns_;
     const auto overdue = asked != 0 ? now - std::max(asked, awake_ns) : 0;
-    const bool was_late = late_ns_ != 0 && now - late_ns_ < kCatchUpNs;
-    const bool has_ended = ended_ns_ != 0 && now - ended_ns_ > kEndIsSureNs;
-    return has_ended                                    ? StoreState::kEnded
-           : overdue > lease_ns                         ? StoreState::kSilent
-           : is_broken_ || overdue > kLostNs + took_ns_ ? StoreState::kLost
-           : was_late || overdue > kTimeToAnswerNs      ? StoreState::kSlow
-                                                        : StoreState::kAnswers;
+    const bool was_late = late_ns_ != 0 && now - late_ns_ < times::kCatchUp;
+    const bool has_ended = ended_ns_ != 0 && now - ended_ns_ > times::kRefusal;
+    return has_ended                                             ? StoreState::kEnded
+           : overdue > lease_ns                                  ? StoreState::kSilent
+           : is_broken_ || overdue > times::kNoAnswer + took_ns_ ? StoreState::kLost
+           : was_late || overdue > times::kLateAnswer            ? StoreState::kSlow
+                                                                 : StoreState::kAnswers;
   }
 
  private:
-  static constexpr int64_t kTimeToAnswerNs = 300'000'000;  // usually much less
-  // A machine that goes down may refuse connections for a moment before.
-  static constexpr int64_t kEndIsSureNs = 500'000'000;
-  static constexpr int64_t kLostNs = 2'000'000'000;
-  static constexpr int64_t kMostSlowNs = 3'000'000'000;
-  static constexpr int64_t kCatchUpNs = 1'000'000'000;  // others write, and then this rank reads
-
   std::atomic<int64_t> asked_ns_{0};  // since when the store has not answered; 0: it has
   std::atomic<int64_t> took_ns_{0};   // how long its last answer took
   std::atomic<int64_t> late_ns_{0};   // when it last answered late

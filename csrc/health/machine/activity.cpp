@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <ctime>
 #include <limits>
 #include <tuple>
 
@@ -104,12 +103,6 @@ void SharedActivity::store(const Activity& activity) {
 Activity SharedActivity::load() const {
   const auto word = word_.load(std::memory_order_acquire);
   return Activity::unpacked(word, since_ns_.load(std::memory_order_relaxed));
-}
-
-int64_t now_ns() {
-  timespec time{};
-  clock_gettime(CLOCK_BOOTTIME, &time);
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 }  // namespace ddpx::health

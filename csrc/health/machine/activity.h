@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "clock.h"
+
 namespace ddpx::health {
 
 enum class Doing : uint8_t {
@@ -91,9 +93,5 @@ class SharedActivity {
   std::atomic<uint64_t> word_;
   std::atomic<int64_t> since_ns_;
 };
-
-// Nanoseconds since the start of the machine. The clock is the same for all its processes, and goes
-// on while the machine is suspended.
-int64_t now_ns();
 
 }  // namespace ddpx::health

@@ -1,14 +1,7 @@
 #include "host_table.h"
 
-#include <chrono>
-#include <thread>
-
 namespace ddpx::health {
 namespace {
-
-// A rank declares its draft within this time, unless the rank is stopped or has died. Another rank
-// then writes the next draft.
-constexpr auto kTimeToWrite = std::chrono::milliseconds(100);
 
 const HostTable::Draft* declared_draft(const HostTable& table) {
   const auto number_plus_1 = table.declared_draft_plus_1.load();
@@ -40,10 +33,9 @@ std::string HostTable::declare(const std::string& text, int64_t now_ns) {
       declared_draft_plus_1.compare_exchange_strong(none, static_cast<uint32_t>(number) + 1);
       return declared().value_or(text);
     }
-    const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
-    while (declared_draft_plus_1 == 0 && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    poll_until(health::now_ns() + times::kWriteFailure, times::kFlagPoll, [this] {
+      return declared_draft_plus_1 != 0;
+    });
     if (auto standing = declared()) {
       return *standing;
     }

@@ -69,4 +69,17 @@ int64_t Peer::heard_ns() const {
   return entry() != nullptr ? entry()->heard_ns.load() : 0;
 }
 
+std::optional<std::string> request_stack(const std::shared_ptr<Peer>& peer, int64_t timeout_ns) {
+  if (!peer || !peer->page()) {
+    return std::nullopt;
+  }
+  auto& page = *peer->page();
+  const auto before = page.stack.num_writes();
+  page.num_stack_requests.fetch_add(1);
+  const auto answered = [&] { return page.stack.num_writes() != before; };
+  poll_until(
+      now_ns() + timeout_ns, times::kFailurePoll, [&] { return answered() || peer->ended(); });
+  return answered() ? std::make_optional(page.stack.read()) : std::nullopt;
+}
+
 }  // namespace ddpx::health

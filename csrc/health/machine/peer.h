@@ -71,6 +71,10 @@ class Peer {
   std::shared_ptr<StatusPage> page_;
 };
 
+// Asks a rank of this machine for its Python stacks, and waits for the answer. nullopt if there is
+// none in time, or if this rank cannot open the page of `peer`. `peer` may be null.
+std::optional<std::string> request_stack(const std::shared_ptr<Peer>& peer, int64_t timeout_ns);
+
 // The status page of a rank; null if this process cannot open it.
 std::shared_ptr<StatusPage> open_page(const Introduction& rank, int world_size);
 

@@ -7,12 +7,6 @@
 namespace ddpx::health {
 namespace {
 
-// Hosts that are asked write twice a second. They hear at once that they are asked. Where the store
-// answers after a second, a host writes every 3 s.
-constexpr int64_t kSilenceNs = 4'000'000'000;
-
-constexpr int64_t kReadNs = 1'000'000'000;  // older reads are out of date
-
 // Who is to blame for the end of a rank. The first kind that is found counts.
 enum Blame : std::size_t { kItself, kHasLeft, kAnotherRank };
 
@@ -166,7 +160,8 @@ std::optional<Failure> PeerTable::find_silent(int64_t asked_ns, int64_t read_ns)
   const auto now = now_ns();
   for (const auto& peer : all()) {
     const auto heard = peer && !peer->local() ? peer->heard_ns() : 0;
-    if (heard == 0 || now - std::max(heard, asked_ns) < kSilenceNs || now - read_ns > kReadNs) {
+    if (heard == 0 || now - std::max(heard, asked_ns) < times::kHostSilence ||
+        now - read_ns > times::kReadIsOld) {
       continue;
     }
     failure.lost.push_back(lost_rank(

@@ -7,7 +7,6 @@
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kLateNs = 1'000'000'000;  // peers may wait for a rank that is in backward so long
 constexpr std::size_t kMostNames = 4;
 
 }  // namespace
@@ -45,7 +44,7 @@ void Wrappers::set_missing_params(uint8_t model, MissingParams missing_params) {
 }
 
 std::string Wrappers::describe_missing(const Activity& own) const {
-  if (own.doing != Doing::kBackward || now_ns() - own.since_ns <= kLateNs) {
+  if (own.doing != Doing::kBackward || now_ns() - own.since_ns <= times::kMissingGradients) {
     return {};
   }
   MissingParams missing_params;

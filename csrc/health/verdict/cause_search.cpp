@@ -3,27 +3,16 @@
 #include <algorithm>
 
 namespace ddpx::health {
-namespace {
-
-constexpr int64_t kLeftMattersNs = 300'000'000;
-constexpr int64_t kFaultMattersNs = 300'000'000;
-// A script that has caught an error, and trains on, begins its next step within this time.
-constexpr int64_t kTimeToGoOnNs = 500'000'000;
-// Numbers of calls are up to 0.2 s old. A device may be about to end its wait.
-constexpr int64_t kLeftMayMatterNs = 3'000'000'000;
-constexpr int64_t kStoreMattersNs = 500'000'000;
-
-}  // namespace
-
 std::optional<Failure> CauseSearch::find(
     Reason reason, int64_t since_ns, const std::optional<Wait>& wait) const {
   const auto lasted_ns = now_ns() - since_ns;
-  const auto left_ns = wait && !wait->is_certain ? kLeftMayMatterNs : kLeftMattersNs;
+  const auto left_ns =
+      wait && !wait->is_certain ? times::kUncertainLeftMatters : times::kLeftMatters;
   const bool call_failed = reason >= Reason::kCallFailed;
   const bool also_left = call_failed && !state_.is_terminated();
   const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
   auto failure = find_ended(also_left);
-  if (!failure && reason == Reason::kWaits && lasted_ns > kFaultMattersNs) {
+  if (!failure && reason == Reason::kWaits && lasted_ns > times::kFaultMatters) {
     failure = find_fault(wait.value_or(Wait{state_.activity()}));
   }
   if (!failure && (waits_for_long || also_left)) {
@@ -32,12 +21,13 @@ std::optional<Failure> CauseSearch::find(
   if (!failure && reason >= Reason::kAllHadTime) {
     failure = find_silent(since_ns);
   }
-  if (!failure && reason == Reason::kWaits && lasted_ns > kStoreMattersNs) {
+  if (!failure && reason == Reason::kWaits && lasted_ns > times::kStoreMatters) {
     failure = find_lost_store(StoreState::kSilent);
   }
   if (!failure && reason == Reason::kHasNoLease) {
-    failure = lasted_ns > state_.group.lease_ns / 3 * 2 ? state_.peers.store_lost(/*silent=*/true)
-                                                        : find_lost_store(StoreState::kEnded);
+    failure = lasted_ns > times::lease_wait(state_.group.lease_ns)
+                  ? state_.peers.store_lost(/*silent=*/true)
+                  : find_lost_store(StoreState::kEnded);
   }
   if (!failure && reason == Reason::kSearchIsOver) {
     const auto serving = state_.peers.store_rank();
@@ -74,7 +64,7 @@ std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
   const auto is_faulty = [](const std::shared_ptr<Peer>& peer) {
     const auto fault_ns = peer->page()->fault_ns.load(std::memory_order_acquire);
     return fault_ns != 0 && !peer->page()->fault_is_of_module &&
-           now_ns() - fault_ns > kTimeToGoOnNs;
+           now_ns() - fault_ns > times::kNextStep;
   };
   const auto peers = state_.peers.with_page();
   if (std::none_of(peers->begin(), peers->end(), is_faulty)) {

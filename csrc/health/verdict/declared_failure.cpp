@@ -24,7 +24,7 @@ bool DeclaredFailure::set(Failure failure, HostTable* host) {
   return true;
 }
 
-void DeclaredFailure::wait_for(std::chrono::milliseconds time) const {
+void DeclaredFailure::wait_for(std::chrono::nanoseconds time) const {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait_for(lock, time, [this] { return failure_.has_value(); });
 }

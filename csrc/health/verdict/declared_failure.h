@@ -27,7 +27,7 @@ class DeclaredFailure {
   bool set(Failure failure, HostTable* host);
 
   // Waits until the failure exists, at most for `time`.
-  void wait_for(std::chrono::milliseconds time) const;
+  void wait_for(std::chrono::nanoseconds time) const;
 
  private:
   mutable std::mutex mutex_;  // guards `failure_`

@@ -1,24 +1,15 @@
 #include "stall_watch.h"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include "../calls/calls.h"
-#include "../machine/stacks.h"
 
 namespace ddpx::health {
 namespace {
-
-constexpr int64_t kWritesNs = 500'000'000;  // how often hosts that are asked write
-constexpr auto kTimeForStack = std::chrono::milliseconds(2000);
-
-// How long before the backend's timeout the stall error comes.
-constexpr int64_t kLeastMarginNs = 1'000'000'000;
-constexpr int64_t kMarginShare = 20;
 
 bool has_fewer_calls(const Peer& peer, const StatusPage& own) {
   return peer.num_calls() != 0 && peer.num_calls() < own.num_calls;
@@ -56,8 +47,8 @@ std::optional<Failure> StallWatch::look(
   current_.asked_ns = current_.asked_ns == 0 ? now : current_.asked_ns;
   // What a host wrote before it was asked is out of date. Within a quarter of a lease, another rank
   // takes over from a keeper that has stopped.
-  if (!state_.peers.have_written_since(current_.asked_ns + kWritesNs, wait->missing) &&
-      now - current_.asked_ns < state_.group.lease_ns / 4) {
+  if (!state_.peers.have_written_since(current_.asked_ns + times::kFastPeriod, wait->missing) &&
+      now - current_.asked_ns < times::message_wait(state_.group.lease_ns)) {
     return std::nullopt;
   }
   if (current_.waited_ns >= raise_ns) {
@@ -81,7 +72,7 @@ int64_t StallWatch::raise_ns(const Wait& wait) const {
   if (timeout_ns <= 0) {
     return raise_ns;
   }
-  const auto margin_ns = std::max(kLeastMarginNs, timeout_ns / kMarginShare);
+  const auto margin_ns = std::max(times::kLeastMargin, timeout_ns / times::kMarginShare);
   return std::min(raise_ns, std::max(timeout_ns / 2, timeout_ns - margin_ns));
 }
 
@@ -157,7 +148,7 @@ void StallWatch::log_end(const Current& wait) const {
 void StallWatch::log_stack_of(int rank) const {
   std::thread([weak = state_.weak_from_this(), peer = state_.peers.peer(rank), rank]() noexcept {
     try {
-      const auto stack = request_stack(peer, kTimeForStack);
+      const auto stack = request_stack(peer, times::kStackAnswer);
       if (const auto state = stack ? weak.lock() : nullptr) {
         const auto text = "rank " + std::to_string(rank) + " is at:\n" + *stack;
         state->log("stack", text, rank);

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "../group_state.h"
-#include "../machine/awake_time.h"
 #include "wait_search.h"
 
 namespace ddpx::health {
@@ -19,7 +18,7 @@ namespace ddpx::health {
 struct StallTimeouts {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-  std::atomic<int64_t> warn_ns{10'000'000'000};
+  std::atomic<int64_t> warn_ns{times::kWarn};
   std::atomic<int64_t> raise_ns{kNever};
   std::atomic<bool> with_stacks{false};  // warnings have the Python stacks of missing ranks
 
