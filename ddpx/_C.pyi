@@ -216,7 +216,7 @@ class RankReport:
     def params(self) -> list[str]: ...
     @property
     def own_stack(self) -> str:
-        """The stack of this rank, if the others have given it up."""
+        """The stack of this rank, if the other ranks have given it up."""
     @property
     def how(self) -> str:
         """Where no rank is lost: what the ranks did."""
@@ -262,9 +262,9 @@ class Monitor:
     def note(self, doing: Doing) -> None: ...
     def introduction(self) -> bytes:
         """For all ranks of the group. Empty if they have met."""
-    def find_host(self, introductions: list[bytes]) -> int:
+    def find_host(self, introductions: Sequence[bytes]) -> int:
         """The host of this rank, given the introductions of all ranks."""
-    def meet(self, introductions: list[bytes], hosts: list[int]) -> None:
+    def meet(self, introductions: Sequence[bytes], hosts: list[int]) -> None:
         """``hosts`` are the results of :meth:`find_host` of all ranks; 0 without a monitor."""
     def introduce(self) -> None:
         """Lets ranks meet through the store, without a collective call."""
@@ -314,7 +314,7 @@ def set_health_log_reader(start: Callable[[], object] | None) -> None:
 
 def answer_stack_request(token: int, stack: str) -> None: ...
 def await_watchdogs_of_aborted() -> None: ...
-def publish_recorded_calls(token: int, calls: Sequence[str]) -> None: ...
+def publish_recorded_calls(token: int, calls: Sequence[tuple[int, str]]) -> None: ...
 def explain_error(said: str) -> None:
     """Calls :meth:`Monitor.explain_error` of all groups."""
 

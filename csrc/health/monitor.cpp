@@ -34,14 +34,16 @@ void Monitor::check_process() const {
   if (is_forked()) {
     throw std::runtime_error(
         "[ddpx rank " + std::to_string(state_->group.rank) +
-        "] this process was forked off after the model was wrapped, and is no rank of the group. "
-        "Use the module itself in it (model.module), or start it by spawn and make a group there.");
+        "] this process was forked off after the model was wrapped, and is not a rank of the "
+        "group. Use the module itself in this process (model.module), or start the process by "
+        "spawn "
+        "and create a group in it.");
   }
 }
 
-// ---- what the watchdog does --------------------------------------------------------------------
+// ---- for the watchdog ---------------------------------------------------------------------------
 
-void Monitor::look() {
+void Monitor::check() {
   const auto presence = page().view().presence();
   if (presence == Presence::kLeft) {
     return;
@@ -50,26 +52,26 @@ void Monitor::look() {
   state_->meet();
   state_->publish_calls();
   state_->publish_to_hosts();
-  state_->channel->look(awake_.since_ns());
-  if (presence != Presence::kFailing) {  // no time to look after others
-    const auto wait = waits_.look(now_ns());
+  state_->channel->check(awake_.since_ns());
+  if (presence != Presence::kFailing) {  // a rank that ends does not judge its peers
+    const auto wait = waits_.find(now_ns());
     if (!failed()) {
       look_for_failures(wait);
     }
     if (!failed() && state_->group.has_error()) {
       std::call_once(error_seen_, [this] { explain_error_of_backend(); });
     }
-    if (auto mismatch = failed() ? std::nullopt : recorded_.look(now_ns())) {
-      declare(std::move(*mismatch));
+    if (auto mismatch = failed() ? std::nullopt : recorded_.check(now_ns())) {
+      declare(*mismatch);
     }
-    if (auto failure = stalls_.look(wait, awake_, failed())) {
-      declare(std::move(*failure));
+    if (auto failure = stalls_.check(wait, awake_, failed())) {
+      declare(*failure);
     }
   }
-  look_at_self();
+  check_self();
 }
 
-// On a thread of its own, since the search waits. The host learns of the failure at its next call.
+// On a thread of its own, because the search waits. The host raises the failure at its next call.
 void Monitor::explain_error_of_backend() {
   std::thread([weak = weak_from_this()] {
     try {
@@ -82,10 +84,10 @@ void Monitor::explain_error_of_backend() {
   }).detach();
 }
 
-// Publishes what only this rank can know, and passes on requests for its stack.
-void Monitor::look_at_self() {
+// Publishes the missing gradients of this rank, and forwards requests for its stack.
+void Monitor::check_self() {
   auto& own = page().view();
-  const auto detail = wrappers_.describe_missing(own.activity());
+  const auto detail = peers().names().describe_missing(own.activity());
   if (detail != own.detail.read()) {
     own.detail.write(detail);
   }
@@ -116,7 +118,7 @@ void Monitor::fail(const std::string& cause, int64_t deadline_ns) {
     const auto doing = peers().names().describe(state_->activity());
     const Failure failure{
         FailureKind::kDead, {{rank, own.host, own.process.pid, kRaised, cause, doing}}, {}};
-    const auto text = failure.to_text();
+    const auto text = failure.encode();
     const auto standing = table != nullptr ? table->declare(text, now_ns()) : text;
     if (!on_one_host) {
       channel.post_failure(standing);
@@ -126,7 +128,7 @@ void Monitor::fail(const std::string& cause, int64_t deadline_ns) {
     return;
   }
   channel.flush(deadline_ns);
-  // The keeper of this host may be another rank, or have just ended.
+  // The keeper of this host may be another rank, or may have ended.
   poll_until(deadline_ns, times::kDeliveryPoll, [&] {
     return table == nullptr || !table->declared() || table->failure_posted ||
            channel.store_state() >= StoreState::kLost;
@@ -141,19 +143,19 @@ void Monitor::leave() {
     state_->publish_calls();
     page().view().device.forget();
     page().leave();
-    state_->meet();  // the other hosts may have become known only now
+    state_->meet();  // other hosts may have become known
     const int rank = state_->group.rank;
     const bool serves_store = peers().store_rank() == rank;
     if (auto* table = state_->table()) {
       state_->publish_to_hosts();
-      table->rank(rank).has_left = true;  // last: its part is done
+      table->rank(rank).has_left = true;  // last: readers then have the last activity
     }
     const bool is_keeper = state_->has_lease() && state_->table()->keeper_plus_1 == rank + 1;
     if (state_->has_lease() && !failed() && (serves_store || is_keeper)) {
       state_->channel->leave(serves_store);
     }
   } catch (const std::exception&) {
-    // Out of memory or threads, for example. Other hosts see that the lease ends.
+    // Out of memory or threads, for example. The lease of this host then ends.
   }
 }
 
@@ -168,7 +170,7 @@ void Monitor::await_delivery(const std::vector<std::shared_ptr<Monitor>>& monito
   }
 }
 
-// Waits until the store has what this rank posted. Returns whether other hosts have to read it
+// Waits until the store has the messages of this rank. Returns whether other hosts must read them
 // before this process ends.
 bool Monitor::must_be_read(int64_t deadline_ns) const {
   const bool serves_store = peers().store_rank() == state_->group.rank;

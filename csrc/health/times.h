@@ -9,26 +9,25 @@ namespace ddpx::health::times {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kSecond = 1000 * kMillisecond;
 
-// ---- polling -----------------------------------------------------------------------------------
+// ---- polling ------------------------------------------------------------------------------------
 
 constexpr int64_t kWatchdogPeriod = 200 * kMillisecond;
-constexpr int64_t kFlagPoll = 1 * kMillisecond;      // of a word in memory
-constexpr int64_t kFailurePoll = 10 * kMillisecond;  // of processes, pages and failures
-constexpr int64_t kPostPoll = 20 * kMillisecond;     // of messages that wait for the store
-constexpr int64_t kReconnect = 200 * kMillisecond;   // between attempts to connect to the store
-constexpr int64_t kCountPoll = 200 * kMillisecond;   // of the number of ranks that have come
+constexpr int64_t kFlagPoll = 1 * kMillisecond;      // reads of a word in memory
+constexpr int64_t kFailurePoll = 10 * kMillisecond;  // checks of processes, pages and failures
+constexpr int64_t kPostPoll = 20 * kMillisecond;     // checks whether the store has all messages
+constexpr int64_t kReconnect = 200 * kMillisecond;   // attempts to connect to the store
+constexpr int64_t kCountPoll = 200 * kMillisecond;   // reads of the number of ranks that have come
 
 // A process whose watchdog has paused for this time was stopped.
 constexpr int64_t kStopped = 1500 * kMillisecond;
 static_assert(kStopped > 5 * kWatchdogPeriod);
 
-// ---- shared memory -----------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
 // A writer that takes longer is stopped, or has died.
 constexpr int64_t kWriteText = 200 * kMillisecond;
-constexpr int64_t kWriteFailure = 100 * kMillisecond;
 
-// ---- the lease of a host -----------------------------------------------------------------------
+// ---- the lease of a host ------------------------------------------------------------------------
 
 constexpr int64_t kLease = 15 * kSecond;  // the default
 
@@ -43,11 +42,11 @@ constexpr int64_t takeover_turn(int64_t lease) {
 constexpr int64_t suspicion(int64_t lease) {
   return lease / 3;
 }
-// When a watched host is lost, the silence after which other watched hosts are lost, too.
+// The silence after which other watched hosts are lost, too, when a watched host is lost.
 constexpr int64_t shared_loss(int64_t lease) {
   return lease / 3 * 2;
 }
-// The same for hosts that are watched only since the suspicion.
+// shared_loss() for hosts that are watched only since the suspicion.
 constexpr int64_t distant_loss(int64_t lease) {
   return lease / 2;
 }
@@ -67,27 +66,25 @@ static_assert(takeover_turn(kLease) > renewal_period(kLease));
 
 constexpr int64_t kDeadKeeperTurn = 500 * kMillisecond;  // takeover_turn() if the keeper is dead
 
-// ---- messages between hosts
-// ----------------------------------------------------------------------
+// ---- messages between hosts ---------------------------------------------------------------------
 
-constexpr int64_t kFastPeriod = 500 * kMillisecond;  // between messages while a rank needs them
-constexpr int64_t kFastWriting = 5 * kSecond;        // after a request for messages
-constexpr int64_t kRequest = 1 * kSecond;            // how long a rank needs them after a look
-constexpr int64_t kReadPerRank = 2 * kMillisecond;   // between reads of the list of ranks
-constexpr int64_t kReadPerHost = 10 * kMillisecond;  // between reads of all hosts
+constexpr int64_t kFastPeriod = 500 * kMillisecond;  // the period while a rank needs messages
+constexpr int64_t kFastWriting = 5 * kSecond;        // how long hosts then write in this period
+constexpr int64_t kRequest = 1 * kSecond;            // how long a request of a rank is valid
+constexpr int64_t kReadPerRank = 2 * kMillisecond;   // the period of reads of the list of ranks
+constexpr int64_t kReadPerHost = 10 * kMillisecond;  // the period of reads of all hosts
 constexpr int64_t kReadIsOld = 1 * kSecond;
 static_assert(kRequest > 2 * kWatchdogPeriod);
 
-// ---- the store
-// -----------------------------------------------------------------------------------
+// ---- the store ----------------------------------------------------------------------------------
 
 constexpr int64_t kLateAnswer = 300 * kMillisecond;  // StoreState::kSlow
-constexpr int64_t kCatchUp = 1 * kSecond;            // others write, and then this rank reads
-constexpr int64_t kPromptAnswer = 1 * kSecond;       // a slower answer says nothing about hosts
-constexpr int64_t kNoAnswer = 2 * kSecond;           // StoreState::kLost, beyond the last answer
-constexpr int64_t kSlowestAnswer = 3 * kSecond;      // the most of the last answer that counts
-constexpr int64_t kRefusal = 500 * kMillisecond;     // a machine that goes down may refuse before
-constexpr int64_t kStateIsOld = 1 * kSecond;         // of StoreState, as the keeper publishes it
+constexpr int64_t kCatchUp = 1 * kSecond;            // for messages after a late answer
+constexpr int64_t kPromptAnswer = 1 * kSecond;    // after a slower answer, silence does not count
+constexpr int64_t kNoAnswer = 2 * kSecond;        // StoreState::kLost: beyond the last answer
+constexpr int64_t kSlowestAnswer = 3 * kSecond;   // the limit of the last answer in kNoAnswer
+constexpr int64_t kRefusal = 500 * kMillisecond;  // of connections before StoreState::kEnded
+constexpr int64_t kStateIsOld = 1 * kSecond;      // the published state of the keeper
 static_assert(kLateAnswer < kPromptAnswer && kPromptAnswer < kNoAnswer);
 static_assert(kStateIsOld > 2 * kWatchdogPeriod);
 
@@ -97,28 +94,30 @@ constexpr int64_t collective_start(int64_t world_size) {
   return std::min<int64_t>(100 + 10 * world_size, 1000) * kMillisecond;
 }
 
-// ---- the search for a failure
-// --------------------------------------------------------------------
+// ---- the search for a failure -------------------------------------------------------------------
 
-// While a rank waits.
-constexpr int64_t kLeftMatters = 300 * kMillisecond;   // a rank that has left is lost
-constexpr int64_t kFaultMatters = 300 * kMillisecond;  // a rank that raised in its step is lost
-constexpr int64_t kStoreMatters = 500 * kMillisecond;  // the store is lost
-constexpr int64_t kNextStep = 500 * kMillisecond;      // of a script that has caught an error
+// The waits after which these are failures: a rank that has left, a rank that raised in its step,
+// and the loss of the store.
+constexpr int64_t kLeftMatters = 300 * kMillisecond;
+constexpr int64_t kFaultMatters = 300 * kMillisecond;
+constexpr int64_t kStoreMatters = 500 * kMillisecond;
 static_assert(kLeftMatters > kWatchdogPeriod);
-// If numbers of calls alone show the wait: they are as old as two looks, and the wait may be over.
+// A script that has caught an error, and continues training, begins its next step within this time.
+constexpr int64_t kNextStep = 500 * kMillisecond;
+// kLeftMatters if numbers of calls alone show the wait: the numbers may be as old as two periods,
+// and the wait may be over.
 constexpr int64_t kUncertainLeftMatters = 3 * kSecond;
 static_assert(kUncertainLeftMatters > kLeftMatters + 2 * kWatchdogPeriod);
 
-// A host that was asked for messages, and has written none for this time, is dead.
+// A host that was asked for messages, and has written no message for this time, is dead.
 constexpr int64_t kHostSilence = 4 * kSecond;
-static_assert(kHostSilence > kFastPeriod + 3 * kPromptAnswer);  // it writes and reads in turn
+static_assert(kHostSilence > kFastPeriod + 3 * kPromptAnswer);  // a host writes and reads in turn
 static_assert(kFastWriting > kHostSilence);
 
-// How long a rank looks for the cause of an error. gloo may see the end of a connection before the
-// kernel has ended the process. Ranks of other hosts have to be asked through the store.
+// How long a rank looks for the cause of an error. gloo may report the end of a connection before
+// the kernel has ended the process. Messages of other hosts need the store.
 struct SearchTimes {
-  int64_t until_all_had_time;  // to write a cause that only they know
+  int64_t until_all_had_time;  // for other ranks, to publish a cause that only they know
   int64_t on_one_host;
   int64_t between_hosts;
 };
@@ -138,30 +137,30 @@ constexpr int64_t kSlowStore = 3500 * kMillisecond;  // the wait for a store tha
 constexpr int64_t kEndedStore = 500 * kMillisecond;  // the search goes on without the store
 static_assert(kSlowStore > kSlowestAnswer && kSlowStore < kOutsideStep.between_hosts);
 
-// ---- stalls and calls
-// ----------------------------------------------------------------------------
+// ---- stalls and calls ---------------------------------------------------------------------------
 
 constexpr int64_t kWarn = 10 * kSecond;        // the default
-constexpr int64_t kLeastMargin = 1 * kSecond;  // of the stall error before the timeout
-constexpr int64_t kMarginShare = 20;           // or this share of the timeout
+constexpr int64_t kLeastMargin = 1 * kSecond;  // between the stall error and the timeout
+constexpr int64_t kMarginShare = 20;  // a larger margin: the timeout divided by this number
 constexpr int64_t kStackAnswer = 2 * kSecond;
-constexpr int64_t kMissingGradients = 1 * kSecond;  // in backward, before gradients are named
-constexpr int64_t kNoCalls = 2 * kSecond;           // before ranks compare recorded calls
-constexpr int64_t kStepEnd = 1 * kSecond;           // for ranks that have not finished a step
+constexpr int64_t kMissingGradients =
+    1 * kSecond;                           // the backward after which warnings name gradients
+constexpr int64_t kNoCalls = 2 * kSecond;  // the pause after which ranks compare recorded calls
+constexpr int64_t kStepEnd = 1 * kSecond;  // the wait for ranks that have not ended a step
 static_assert(kNoCalls > 2 * kWatchdogPeriod);
 
-// ---- the end of a rank
-// ---------------------------------------------------------------------------
+// ---- the end of a rank --------------------------------------------------------------------------
 
-constexpr int64_t kDelivery = 1 * kSecond;  // of the last message to the store
+constexpr int64_t kDelivery = 1 * kSecond;  // the limit for the last message to the store
 constexpr int64_t kDeliveryPoll = 5 * kMillisecond;
-constexpr int64_t kDeliveredRead = 700 * kMillisecond;  // other hosts are woken, and then read
+constexpr int64_t kDeliveredRead =
+    700 * kMillisecond;  // the wait until other hosts have read the message
 
 // After SIGTERM. The launcher sends SIGKILL later.
-constexpr int64_t kFindReason = 500 * kMillisecond;
-constexpr int64_t kPrintReport = 1 * kSecond;    // by the interpreter
-constexpr int64_t kWriteReport = 1 * kSecond;    // by the watchdog
-constexpr int64_t kAwaitEnd = 2 * kSecond;       // of the process, while the watchdog writes
+constexpr int64_t kFindReason = 500 * kMillisecond;  // the search for a lost rank
+constexpr int64_t kPrintReport = 1 * kSecond;        // by the interpreter
+constexpr int64_t kWriteReport = 1 * kSecond;        // by the watchdog
+constexpr int64_t kAwaitEnd = 2 * kSecond;  // the wait of the interpreter while the watchdog writes
 constexpr int64_t kLauncherKill = 30 * kSecond;  // torchrun
 static_assert(kFindReason > 2 * kWatchdogPeriod);
 static_assert(kAwaitEnd > kWriteReport);

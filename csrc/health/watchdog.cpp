@@ -16,10 +16,10 @@
 namespace ddpx::health {
 namespace {
 
-// Out of memory, for example: the next look tries again.
-void look_at(Monitor& monitor) noexcept {
+// After an error, such as a lack of memory, the next check tries again.
+void check(Monitor& monitor) noexcept {
   try {
-    monitor.look();
+    monitor.check();
   } catch (const std::exception&) {
   }
 }
@@ -52,7 +52,7 @@ std::vector<std::shared_ptr<Monitor>> Watchdog::monitors() const {
 
 void Watchdog::work() {
   while (true) {
-    look_at_all();
+    check_all();
     if (has_got_sigterm()) {
       answer_sigterm();
       return;
@@ -64,7 +64,7 @@ void Watchdog::work() {
         give_sigterm_back();
         wake_ = {};
         if (has_got_sigterm()) {
-          die_of_sigterm();  // it came meanwhile, and there is nothing to report
+          die_of_sigterm();  // the signal arrived meanwhile, and there is no failure
         }
         return;
       }
@@ -73,14 +73,14 @@ void Watchdog::work() {
   }
 }
 
-void Watchdog::look_at_all() {
+void Watchdog::check_all() {
   for (const auto& monitor : monitors()) {
     if (monitor->gone()) {
       monitor->leave();
       const std::lock_guard<std::mutex> lock(mutex_);
       std::erase(monitors_, monitor);
     } else {
-      look_at(*monitor);
+      check(*monitor);
     }
   }
 }
@@ -109,7 +109,7 @@ void Watchdog::answer_sigterm() {
   }
   const auto any_failed = [&all] {
     for (const auto& monitor : all) {
-      look_at(*monitor);
+      check(*monitor);
     }
     return std::any_of(all.begin(), all.end(), [](const auto& each) { return each->failed(); });
   };

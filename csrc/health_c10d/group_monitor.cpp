@@ -30,8 +30,8 @@ struct Transport {
   WeakBackend backend{BackendPtr()};
 };
 
-// Has no weak_intrusive_ptr: that would keep the group, or the transport, with its threads and its
-// memory, until the pointer is gone. The monitor has such pointers, and ends with the group.
+// Has no weak_intrusive_ptr, which would keep the memory of the group, and so its threads, until
+// the pointer is gone. The monitor has such pointers, and ends with the group.
 struct Entry {
   std::weak_ptr<health::Monitor> monitor;
   std::weak_ptr<Transport> transport;
@@ -81,7 +81,7 @@ MainBackend main_backend(ProcessGroup& group) {
   }
 }
 
-// The timeout of a call; 0 if the backend does not tell it.
+// The timeout of a call; 0 if unknown.
 int64_t timeout_ns(c10d::Backend& backend) {
   try {
     return std::chrono::nanoseconds(backend.getBackendOptions()->timeout).count();
@@ -90,19 +90,19 @@ int64_t timeout_ns(c10d::Backend& backend) {
   }
 }
 
-// Whether the backend has met an error, which the host may learn of only at its next call.
+// Whether the backend has an error. The host may get the error only at its next call.
 bool has_error(c10d::Backend& backend) {
   try {
     return backend.getError() != c10d::ErrorType::SUCCESS;
   } catch (const std::exception&) {
-    return false;  // it does not tell
+    return false;  // unknown
   }
 }
 
 enum class Counting { kNone, kAllCalls, kCollectives };
 
-// How a backend counts its calls, by the name of its class. The type in the group does not tell:
-// the classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
+// How a backend counts its calls, by the name of its class. The type in the group is ambiguous: the
+// classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
 // backend in Python would need the GIL in each step.
 Counting counting_of(const BackendPtr& backend) {
   const auto name = backend ? backend->getBackendName() : "";
@@ -112,7 +112,7 @@ Counting counting_of(const BackendPtr& backend) {
   return name == "gloo" || name == "shm" ? Counting::kAllCalls : Counting::kNone;
 }
 
-// On a thread of its own: NCCL may take long, and the watchdog has more to do.
+// On a thread of its own: NCCL may take long, and the watchdog must not wait.
 void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transport) {
   std::thread([weak, transport] {
     const auto group = weak.lock();
@@ -130,7 +130,7 @@ void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transp
         group->abort();
       }
     } catch (const std::exception&) {
-      // A backend without it, or one that is aborted already: its calls end by their timeouts.
+      // The backend cannot abort, or is aborted already. Its calls end by their timeouts.
     }
   }).detach();
 }
@@ -170,7 +170,7 @@ health::WatchedGroup describe(
       return held ? held->getSequenceNumberForGroup() : 0;
     };
   }
-  // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
+  // Other backends also count calls between two ranks, so correct ranks may have different numbers.
   described.same_sequence = counting == Counting::kCollectives;
   return described;
 }

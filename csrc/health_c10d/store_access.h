@@ -8,7 +8,7 @@
 
 namespace ddpx {
 
-// Does not keep `store` alive: the store's server may be part of it.
+// Does not keep `store` alive, since the store may contain its server.
 health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace ddpx

@@ -11,15 +11,6 @@ std::string without_opening(const std::string& text) {
   return text.rfind("[ddpx shm", 0) == 0 && end != std::string::npos ? text.substr(end + 2) : text;
 }
 
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);

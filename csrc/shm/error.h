@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../count.h"
 #include "../os/error.h"
 
 namespace ddpx::shm {
@@ -45,9 +46,6 @@ std::string opening(int rank, const std::string& phase);
 // The text without its opening. Failures are stored in this form, since each rank that reports a
 // failure adds its own opening.
 std::string without_opening(const std::string& text);
-
-// "rank 3", "ranks 1, 2 and 5".
-std::string list_ranks(const std::vector<int>& ranks);
 
 // The text of any exception. "an unknown error" if it has none.
 std::string text_of(const std::exception_ptr& error);

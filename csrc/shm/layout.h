@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../os/first_record.h"
 #include "../os/futex.h"
 #include "../os/limits.h"
 #include "types.h"
@@ -21,7 +22,7 @@ namespace ddpx::shm {
 
 constexpr std::size_t kLine = 64;  // size of a cache line
 constexpr uint64_t kHomeMagic = 0x6464'7078'2d73'686d;
-constexpr uint32_t kLayoutVersion = 3;
+constexpr uint32_t kLayoutVersion = 4;
 constexpr std::size_t kTokenBytes = 32;
 
 // A rank can be one operation ahead of another rank (see steps.h), so two would be enough.
@@ -55,17 +56,18 @@ struct alignas(kLine) StepCounter {
   os::Word num_left;  // ranks that have left the group
 };
 
-struct alignas(kLine) FailureRecord {
-  os::Word state;  // see failure.cpp
+struct FailureRecord {
   int32_t kind;
   int32_t culprit;
   char text[500];
 };
 
+using FirstFailure = os::FirstRecord<FailureRecord>;
+
 struct SharedState {
   StepCounter steps;
   std::atomic<int32_t> arrived_on_core[kCores];  // local rank of the last arrival, plus 1
-  FailureRecord failure;
+  alignas(kLine) FirstFailure failure;
   std::atomic<uint64_t> reserved_bytes;  // see `create_memory`
 };
 

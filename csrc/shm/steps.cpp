@@ -207,7 +207,7 @@ std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcep
   record_failure(peers_.shared_state().failure, kind, text, rank);
   os::futex_wake_all(counter_.count);
   try {
-    return std::make_exception_ptr(*failure(phase));
+    return std::make_exception_ptr(failure(phase).value());
   } catch (...) {
     return std::current_exception();
   }

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "health/calls/calls.h"
-#include "health/machine/fields.h"
 #include "health/machine/peer.h"
+#include "health/machine/record.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -243,7 +243,7 @@ TEST(MonitorTest, WhatOneRankOfAMachineFindsTheOthersTakeOver) {
 TEST(MonitorTest, MalformedTextsInTheStoreAreIgnored) {
   Ranks ranks("AB");
   ranks.store->put("ddpx/health/event/0", "x:y");
-  ranks.store->put("ddpx/health/event/1", join_fields({"failure", "2:99"}));
+  ranks.store->put("ddpx/health/event/1", encode(uint8_t{1}, std::string("x")));
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
   EXPECT_FALSE(ranks[0].failed());
   EXPECT_FALSE(ranks[1].failed());

@@ -119,7 +119,7 @@ TEST_F(PeerTableTest, TheLivingAreNotMissed) {
 
 TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
   child.page().note({.doing = Doing::kHook, .bucket = 1, .step = 3});
-  peers.names().set(0, {{"a"}, {"b"}});
+  peers.names().name_buckets(0, {{"a"}, {"b"}});
   child.end(SIGKILL);
   child.await_end(true);
   const auto failure = peers.find_dead(Left::kNone);

@@ -8,25 +8,25 @@ namespace ddpx::health {
 
 Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over) {
   bool is_same = true;
-  bool all_are_through = true;
+  bool all_have_ended = true;
   bool any_spoiled = ours.results == StepCalls::kSpoiled;
   const auto with_page = peers.with_page();
   for (const auto& peer : *with_page) {
     const auto theirs = peer->page()->calls.find(ours);
     if (!theirs) {
-      all_are_through = false;
+      all_have_ended = false;
       continue;
     }
     if (!ours.same_launches(*theirs) || !ours.same_frozen(*theirs)) {
       return Comparison::kDifferent;
     }
     is_same = is_same && ours.same_results(*theirs);
-    all_are_through = all_are_through && (is_over || theirs->results != 0);
+    all_have_ended = all_have_ended && (is_over || theirs->results != 0);
     any_spoiled = any_spoiled || theirs->results == StepCalls::kSpoiled;
   }
-  return is_same || any_spoiled                     ? Comparison::kSame
-         : all_are_through && peers.all_are_known() ? Comparison::kDifferent
-                                                    : Comparison::kUndecided;
+  return is_same || any_spoiled                    ? Comparison::kSame
+         : all_have_ended && peers.all_are_known() ? Comparison::kDifferent
+                                                   : Comparison::kUndecided;
 }
 
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours) {
@@ -62,7 +62,8 @@ bool differ(const StepCalls& a, const StepCalls& b) {
   return a.sequence != b.sequence || !a.same_launches(b) || !a.same_results(b);
 }
 
-// A rank of the majority, and a rank of the minority: the end of `ranks` if there is none.
+// A rank of the majority, and a rank of the minority, or the end of `ranks` if there is no
+// minority.
 template <typename Differ>
 auto find_odd_one(const CallsByRank& ranks, const Differ& differ) {
   const auto num_like = [&](const auto& one) {
@@ -78,14 +79,14 @@ auto find_odd_one(const CallsByRank& ranks, const Differ& differ) {
   return std::pair(usual, other);
 }
 
-// " of wrapper 2", or empty for the first one.
+// " of wrapper 2", or empty for the first wrapper.
 std::string of_wrapper(const StepCalls& calls) {
   const int model = model_of(calls.wrapper);
   return model > 0 && model < kNumModels ? " of wrapper " + std::to_string(model) : std::string();
 }
 
 // "rank 1 made one more collective call than rank 0, 7 against 6, by step 3". Compares a rank of
-// the majority with one of the minority.
+// the majority with a rank of the minority.
 std::string difference_in_words(const CallsByRank& ranks) {
   const auto [usual, other] = find_odd_one(ranks, differ);
   if (other == ranks.end()) {

@@ -1,4 +1,4 @@
-// The params that a rank froze in its last steps, by wrapper, as the rank publishes them.
+// The params that a rank froze in its last steps, as published to its peers.
 #pragma once
 
 #include <array>
@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../machine/shared_text.h"
@@ -17,23 +18,22 @@ using ParamIndices = std::vector<std::size_t>;
 // Never 0. `params` ascend.
 uint64_t digest_of(const ParamIndices& params);
 
-// For error texts only, in memory that processes share: ranks compare the digests in StepCalls. A
-// text that is too long has no params, and of many wrappers the last ones are kept. Zeroed at
-// first. Threads that publish params of a wrapper take turns; any thread of any process reads.
+// For error texts only, in memory that processes share: ranks compare the digests in StepCalls. Too
+// many params are left out, and of many wrappers the last ones are kept. Zeroed at first. Only
+// one thread at a time may publish params of a wrapper. Any thread of any process may read.
 class FrozenParams {
  public:
   // `params` ascend.
   void publish(uint32_t wrapper, uint64_t digest, const ParamIndices& params);
 
   // For ranks of other hosts.
-  std::string to_text() const;
+  std::string encode_all() const;
 
-  // The params in a result of to_text(). nullopt if the text does not have them.
-  static std::optional<ParamIndices> find(
-      const std::string& text, uint32_t wrapper, uint64_t digest);
+  // The params in a result of encode_all(). nullopt if the params are not in it.
+  static std::optional<ParamIndices> find(std::string_view all, uint32_t wrapper, uint64_t digest);
 
  private:
-  std::array<SharedText<2048>, 4> texts_;  // by wrapper
+  std::array<SharedText<4096>, 4> places_;  // by wrapper
 };
 
 }  // namespace ddpx::health

@@ -1,8 +1,6 @@
 #include "recent_steps.h"
 
 #include <bit>
-#include <sstream>
-#include <tuple>
 
 #include "../machine/activity.h"
 
@@ -15,21 +13,9 @@ bool is_reduced(const StepCalls& calls) {
   return calls.results != 0 && calls.results != StepCalls::kSpoiled;
 }
 
-void put_calls(std::ostream& out, const StepCalls& calls) {
-  out << std::hex << calls.wrapper << ' ' << calls.step << ' ' << calls.num_launched << ' '
-      << calls.digest << ' ' << calls.sequence << ' ' << calls.results << ' ' << calls.num_bytes
-      << ' ' << calls.frozen << '\n';
-}
-
-bool get_calls(std::istream& in, StepCalls& calls) {
-  in >> std::hex >> calls.wrapper >> calls.step >> calls.num_launched >> calls.digest >>
-      calls.sequence >> calls.results >> calls.num_bytes >> calls.frozen;
-  return static_cast<bool>(in);
-}
-
 }  // namespace
 
-// Wrappers that take turns have different places, and come to a level in different steps: 157 is
+// Wrappers that run in turn have different places, and reach a level in different steps: 157 is
 // 0.61 of 256.
 std::size_t RecentSteps::place_of(uint8_t model, uint32_t step) {
   std::size_t turn = std::size_t{step} + std::size_t{157} * model;
@@ -42,7 +28,6 @@ std::size_t RecentSteps::place_of(uint8_t model, uint32_t step) {
 
 void RecentSteps::publish(const StepCalls& calls) {
   auto& entry = entries_[place_of(model_of(calls.wrapper), calls.step)];
-  static_assert(std::tuple_size_v<Words> == 7);  // see get_calls()
   const auto words = std::bit_cast<Words>(calls);
   const auto version = entry.version.load(std::memory_order_relaxed);
   entry.version.store(version + 1, std::memory_order_relaxed);
@@ -53,8 +38,8 @@ void RecentSteps::publish(const StepCalls& calls) {
   entry.version.store(version + 2, std::memory_order_release);
 }
 
-// Each step calls this and the following functions for each rank of the host. They build the result
-// in place: a copy right after the writes of single words would wait for them.
+// Each step calls this function and the next two for each rank of the host. They construct the
+// result in place: a copy directly after the writes of single words would stall.
 std::optional<StepCalls> RecentSteps::Entry::read() const {
   const auto word = [this](std::size_t index) {
     return words[index].load(std::memory_order_relaxed);
@@ -87,22 +72,20 @@ std::optional<StepCalls> RecentSteps::find(const StepCalls& other) const {
   return found;
 }
 
-std::string RecentSteps::to_text() const {
-  std::ostringstream out;
+std::vector<StepCalls> RecentSteps::reduced() const {
+  std::vector<StepCalls> steps;
   for (const auto& entry : entries_) {
-    const auto calls = entry.read();
-    if (calls && is_reduced(*calls)) {
-      put_calls(out, *calls);
+    if (const auto calls = entry.read(); calls && is_reduced(*calls)) {
+      steps.push_back(*calls);
     }
   }
-  return out.str();
+  return steps;
 }
 
 std::optional<std::pair<StepCalls, StepCalls>> RecentSteps::find_mismatch(
-    const std::string& theirs) const {
-  std::istringstream in(theirs);
+    const std::vector<StepCalls>& theirs) const {
   std::optional<std::pair<StepCalls, StepCalls>> found;
-  for (StepCalls other; get_calls(in, other);) {
+  for (const auto& other : theirs) {
     const auto own = find(other);
     const bool differs =
         own && is_reduced(*own) &&

@@ -1,4 +1,4 @@
-// The collective calls that a rank made in its last steps, as the rank publishes them.
+// The collective calls of a rank in its last steps, as published to its peers.
 #pragma once
 
 #include <array>
@@ -6,34 +6,35 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <utility>
+#include <vector>
 
 namespace ddpx::health {
 
 // The buckets that a rank has launched in one step of one wrapper.
 struct StepCalls {
-  uint32_t wrapper = 0;  // its number; see kFirstOther
+  uint32_t wrapper = 0;  // the number of the wrapper; see kFirstOther
   uint32_t step = 0;
   uint64_t num_launched = 0;
   uint64_t digest = 0;     // of the sizes and dtypes of all buckets so far, and of `sequence` if
-                           // ranks with the same calls have the same one
-  uint64_t sequence = 0;   // of the group's calls, at the first launch; 0: not counted
-  uint64_t results = 0;    // a sample of what the buckets came back with; 0 until the step's end
+                           // ranks with the same calls have the same `sequence`
+  uint64_t sequence = 0;   // the number of the first launch among the group's calls; 0: not counted
+  uint64_t results = 0;    // a sample of the reduced buckets; 0 until the end of the step
   uint64_t num_bytes = 0;  // of all buckets so far
-  uint64_t frozen = 0;     // a digest of the params that this rank froze and that its peers must
-                           // freeze, too; 0 if they need not
+  uint64_t frozen = 0;     // a digest of the params that this rank froze; 0 if its peers may freeze
+                           // other params
 
-  // In place of results: of a rank that has found something wrong with its own gradients. It may
-  // have written into a bucket in flight: ranks that did nothing wrong can differ by it, too.
+  // The value of `results` if the gradients of this rank are wrong. The rank may have written into
+  // a bucket in flight, so results of other ranks may differ, too.
   static constexpr uint64_t kSpoiled = 1;
-  // And of one that has none to compare, as with a communication hook, or on a device.
+  // The value of `results` if there is nothing to compare: with a communication hook, or on a
+  // device.
   static constexpr uint64_t kNone = 2;
 
   bool has_results() const {
     return results > kNone;
   }
-  // Whether two ranks may have launched the same. Unknown if one of them has launched more.
+  // Whether two ranks may have launched the same buckets. True if one rank has launched more.
   bool same_launches(const StepCalls& other) const {
     return num_launched != other.num_launched || digest == other.digest;
   }
@@ -41,31 +42,32 @@ struct StepCalls {
   bool same_frozen(const StepCalls& other) const {
     return frozen == 0 || other.frozen == 0 || frozen == other.frozen;
   }
-  // Whether two ranks may have received the same.
+  // Whether two ranks may have received the same results.
   bool same_results(const StepCalls& other) const {
     return !has_results() || !other.has_results() || results == other.results;
   }
 };
 
 // The last steps of a rank, in memory that processes share: the last 15 steps, and the last 15 of
-// each 16 and of each 256 steps. Ranks of a host compare the steps that they take at the same time.
-// Hosts hear of each other only every second, and so have steps in common at any speed. Zeroed at
-// first. Threads that publish steps of a wrapper take turns; any thread of any process reads.
+// each 16 and of each 256 steps. Ranks of a host compare their current steps. Hosts exchange
+// messages only every second, and have steps in common at any speed. Zeroed at first. Only one
+// thread at a time may publish steps of a wrapper. Any thread of any process may read.
 class RecentSteps {
  public:
   void publish(const StepCalls& calls);
 
-  // nullopt if the step has left the memory, or has not started.
+  // nullopt if the step is no longer in memory, or has not started.
   std::optional<StepCalls> find(uint8_t model, uint32_t step) const;
   // The same step of the same wrapper.
   std::optional<StepCalls> find(const StepCalls& other) const;
 
   // The steps whose buckets have all been reduced, for ranks of other hosts.
-  std::string to_text() const;
+  std::vector<StepCalls> reduced() const;
 
-  // The first step for which these calls differ from those in another rank's text, as this rank and
-  // the other one made them. Malformed text is ignored.
-  std::optional<std::pair<StepCalls, StepCalls>> find_mismatch(const std::string& theirs) const;
+  // The first step for which these calls differ from the calls of another rank, as this rank and
+  // the other rank made them.
+  std::optional<std::pair<StepCalls, StepCalls>> find_mismatch(
+      const std::vector<StepCalls>& theirs) const;
 
  private:
   // A sequence lock: `version` is odd while the owner writes.

@@ -2,37 +2,32 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "../machine/fields.h"
+#include "../../count.h"
+#include "../machine/record.h"
 
 namespace ddpx::health {
 namespace {
 
-// By the number of the call, what it is.
+// Descriptions of calls, by their numbers.
 std::map<uint64_t, std::string> calls_of(const StatusPage& page) {
   std::map<uint64_t, std::string> calls;
-  const auto fields = split_fields(page.recorded.read());
-  for (std::size_t at = 0; at + 1 < fields.size(); at += 2) {
-    if (const auto number = to_number<uint64_t>(fields[at])) {
-      calls.emplace(*number, fields[at + 1]);
-    }
+  const auto record = page.recorded.read();
+  std::string_view rest = record;
+  uint64_t number = 0;
+  std::string call;
+  while (decode(rest, number, call)) {
+    calls.emplace(number, call);
   }
   return calls;
 }
 
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 }  // namespace
 
-std::optional<Failure> RecordedCalls::look(int64_t now_ns) {
+std::optional<Failure> RecordedCalls::check(int64_t now_ns) {
   const auto num_calls = state_.page.view().num_calls.load();
   if (num_calls == 0 || num_calls != num_calls_) {
     num_calls_ = num_calls;

@@ -10,9 +10,9 @@
 namespace ddpx::health {
 namespace {
 
-// Sampled words of a bucket, at other places in each step. Up to kMostZeros zeros are skipped: the
-// gradient of an embedding is nearly all zeros.
-constexpr std::size_t kNumLooks = 4;
+// The number of words of a bucket in a sample. Each step samples other words. Up to kMostZeros
+// zeros are skipped: the gradient of an embedding has few other words.
+constexpr std::size_t kNumSamples = 4;
 constexpr std::size_t kMostZeros = 64;
 
 uint64_t mixed(uint64_t digest, uint64_t value) {
@@ -42,15 +42,16 @@ void StepTracker::number_as_constructed() {
 
 void StepTracker::set_number(uint32_t wrapper) {
   calls_.wrapper = wrapper;
-  monitor_->wrappers().set_missing_params(model_of(wrapper), missing_params_);
-  monitor_->peers().names().set(model_of(wrapper), names_);
-  monitor_->peers().names().set_all_params(model_of(wrapper), param_names_);
+  monitor_->check_process();
+  auto& names = monitor_->peers().names();
+  names.add(model_of(wrapper), param_names_, missing_params_);
+  names.name_buckets(model_of(wrapper), names_);
 }
 
 void StepTracker::name_buckets(std::vector<std::vector<std::string>> names) {
   names_ = std::move(names);
   if (monitor_) {
-    monitor_->peers().names().set(model_of(calls_.wrapper), names_);
+    monitor_->peers().names().name_buckets(model_of(calls_.wrapper), names_);
   }
 }
 
@@ -101,8 +102,8 @@ void StepTracker::note_result(const void* data, std::size_t num_bytes) {
   const auto* bytes = static_cast<const std::byte*>(data);
   const std::size_t num_words = (num_bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
   const auto shift = mixed(0, calls_.step) % num_words;
-  for (std::size_t look = 0; look < kNumLooks; ++look) {
-    auto place = (shift + num_words * look / kNumLooks) % num_words;
+  for (std::size_t sample = 0; sample < kNumSamples; ++sample) {
+    auto place = (shift + num_words * sample / kNumSamples) % num_words;
     uint64_t word = 0;
     for (std::size_t passed = 0; word == 0 && passed < kMostZeros; ++passed) {
       const auto offset = std::min(place * sizeof(word), num_bytes - sizeof(word));
@@ -118,7 +119,7 @@ void StepTracker::note_frozen(const ParamIndices& params) {
     return;
   }
   calls_.frozen = digest_of(params);
-  // A wrapper without a number gets it from its first launch, and publishes in its next step.
+  // The first launch of a wrapper gives it a number. The wrapper then publishes in its next step.
   if (calls_.frozen != published_frozen_ && calls_.wrapper != kUnnumbered) {
     published_frozen_ = calls_.frozen;
     monitor_->page().view().frozen.publish(calls_.wrapper, calls_.frozen, params);
@@ -150,7 +151,7 @@ void StepTracker::check_calls() {
   const auto sample = sample_.value_or(StepCalls::kSpoiled);
   calls_.results = sample == 0 ? StepCalls::kNone : sample;
   monitor_->page().view().calls.publish(calls_);
-  // Of two ranks that come here at once, at least one sees what the other published.
+  // Store, fence, load: of two ranks that arrive together, at least one reads the other's entry.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   compare(calls_, /*is_over=*/false);
   const auto before = std::exchange(last_, calls_);
@@ -172,7 +173,7 @@ void StepTracker::compare(const StepCalls& calls, bool is_over) const {
   if (comparison == Comparison::kDifferent) {
     const auto frozen_by = [&](int rank) {
       const auto peer = rank == peers.rank() ? nullptr : peers.peer(rank);
-      return (peer ? peer->page() : &monitor_->page().view())->frozen.to_text();
+      return (peer ? peer->page() : &monitor_->page().view())->frozen.encode_all();
     };
     monitor_->raise_mismatch(mismatch_of(calls_by_rank(peers, calls), frozen_by, param_names_));
   }

@@ -1,4 +1,4 @@
-// Publishes the steps of one wrapper to its peers, and compares them with those of the peers.
+// Publishes the steps of one wrapper to its peers, and compares them with the steps of the peers.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace ddpx::health {
 
-// Owned by the reducer's observer. Callers hold the reducer's mutex. Has no effect without a
-// monitor.
+// Owned by the reducer's observer. Callers have exclusive access to the reducer: they hold its
+// mutex, or released it to wait (Occupation). Has no effect without a monitor.
 class StepTracker {
  public:
   StepTracker() = default;
-  // `param_names`: of all params of the wrapper.
+  // `param_names`: the names of all params of the wrapper.
   StepTracker(
       std::shared_ptr<Monitor> monitor,
       MissingParams missing_params,
@@ -27,7 +27,7 @@ class StepTracker {
   // After all ranks have constructed this wrapper together.
   void number_as_constructed();
 
-  // Publishes what this rank does from now on. `bucket`: see is_about_a_bucket().
+  // Publishes the activity of this rank from now on. `bucket`: see is_about_a_bucket().
   void note(Doing doing, std::size_t bucket = 0);
 
   // Before a forward or a backward. Throws if the group cannot continue.
@@ -42,7 +42,7 @@ class StepTracker {
   // A backward of this rank has raised an error.
   void note_fault(const std::string& text) const {
     if (monitor_ && !monitor_->failed()) {
-      monitor_->page().note_fault(text);
+      monitor_->page().note_fault(Fault::kOfStep, text);
     }
   }
 
@@ -63,11 +63,11 @@ class StepTracker {
   }
 
   // This rank froze these params, ascending, in the step that has begun. Its peers must have frozen
-  // the same ones.
+  // the same params.
   void note_frozen(const ParamIndices& params);
 
-  // The step was aborted. The last activity stays published, unless it was a wait. Peers that
-  // finish the step learn whether this rank's results are invalid.
+  // The step was aborted. The last activity stays published, unless it was a wait. Peers that end
+  // the step learn whether the results of this rank are invalid.
   void break_off();
 
   // Before a bucket is launched.
@@ -97,8 +97,8 @@ class StepTracker {
   }
 
   // After all buckets of the step. Raises if ranks made different calls, or froze different params.
-  // If results differ, waits
-  // up to a second for ranks that have not finished the step, and compares again a step later.
+  // If results differ, waits up to a second for ranks that have not ended the step, and compares
+  // again a step later.
   void check_calls();
 
   // The wait for all buckets of this step.
@@ -128,10 +128,10 @@ class StepTracker {
   std::vector<std::string> param_names_;
   std::vector<std::vector<std::string>> names_;  // of the params, by bucket
   StepCalls calls_{.wrapper = kUnnumbered};
-  std::size_t next_bucket_ = 0;     // after those that have been launched
-  std::optional<uint64_t> sample_;  // of this step's results, as far as they are back
+  std::size_t next_bucket_ = 0;     // the next bucket to launch
+  std::optional<uint64_t> sample_;  // of the buckets of this step that are reduced
   uint64_t published_frozen_ = digest_of({});
-  StepCalls last_;  // of the step before, if it came to its end
+  StepCalls last_;  // of the step before, if that step ended
 };
 
 }  // namespace ddpx::health

@@ -25,7 +25,7 @@ void ChannelThreads::introduce() {
   }
 }
 
-void ChannelThreads::look(int64_t awake_ns) {
+void ChannelThreads::check(int64_t awake_ns) {
   awake_ns_ = awake_ns;
   const bool must_introduce = channel_.must_introduce();
   auto* table = this->table();  // not null if this rank has introduced itself
@@ -99,7 +99,7 @@ StoreState ChannelThreads::store_state() const {
   if (!asks && table->stage == HostTable::Stage::kOneHost) {
     return StoreState::kAnswers;
   }
-  // What the keeper sees. A rank that takes over knows no better before the first answer.
+  // The state that the keeper publishes. A rank that takes over uses it until the first answer.
   const auto seen = table->store_state.load();
   const bool is_known = now_ns() - table->store_state_ns < times::kStateIsOld &&
                         seen <= static_cast<uint32_t>(StoreState::kEnded);
@@ -125,7 +125,7 @@ void ChannelThreads::start() {
     std::thread([self = shared_from_this()] { self->run(); }).detach();
     works_ = true;
   } catch (const std::system_error&) {
-    // The limit of threads is reached. look() tries again.
+    // The limit of threads is reached. check() tries again.
   }
 }
 
@@ -173,7 +173,7 @@ void ChannelThreads::run() {
       changed_.wait_for(lock, kReconnect, [this] { return stops_; });
       keeps = !stops_;
       if (stops_) {
-        posts_.clear();  // nobody waits for them
+        posts_.clear();  // no thread waits for them
       }
     }
   }

@@ -1,4 +1,4 @@
-// The channel of one rank, with the threads that drive it.
+// The channel of one rank, and its threads.
 #pragma once
 
 #include <atomic>
@@ -19,10 +19,10 @@
 
 namespace ddpx::health {
 
-// Owned by GroupState, and by its own threads: they may wait for the store for longer than
+// Owned by GroupState, and by its own threads, which may wait for the store for longer than
 // GroupState lives. Thread-safe.
 //
-// One thread makes requests while there is something to do. Within its life, another thread waits
+// One thread makes requests while requests are due. While this thread lives, another thread waits
 // for events.
 class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
  public:
@@ -37,12 +37,12 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
     return channel_.table().get();
   }
 
-  // Starts through the store, unless ranks have met. look() does so after a moment.
+  // Starts through the store, unless ranks have met. check() does so after collective_start().
   void introduce();
 
-  // Called by the watchdog. Takes over where the keeper of the host does not renew the lease.
-  // `awake_ns`: since when this process has not been stopped.
-  void look(int64_t awake_ns);
+  // For the watchdog. Starts the threads if requests are due, for example if the keeper of the host
+  // does not renew the lease. `awake_ns`: since when this process has run without a stop.
+  void check(int64_t awake_ns);
 
   void post_failure(const std::string& text);
   void leave(bool serves_store);
@@ -80,7 +80,7 @@ class ChannelThreads : public std::enable_shared_from_this<ChannelThreads> {
 
   mutable std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
-  bool works_ = false;  // the thread for requests lives, and may have lost its connection
+  bool works_ = false;  // the thread for requests lives; it may have lost its connection
   std::deque<Post> posts_;
   bool stops_ = false;
   bool hurries_ = false;

@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "../machine/fields.h"
+#include "../machine/record.h"
 #include "channel_keys.h"
 
 namespace ddpx::health {
@@ -15,20 +15,15 @@ namespace {
 
 constexpr std::ptrdiff_t kNumWatched = 9;  // so that eight adjacent hosts can be lost at once
 
-// Kinds of events.
-constexpr const char* kFailure = "failure";
-constexpr const char* kCall = "call";
-constexpr const char* kLeaving = "leaving";
+// In a message, in place of the counter: the keeper has left.
+constexpr int64_t kLeft = 0;
 
-// In messages.
-constexpr const char* kLeft = "left";
-constexpr const char* kLeftMark = "L";
-constexpr char kCallsMark = '/';  // before its number of calls
-
-std::string kind_of(const std::string& event) {
-  const auto fields = split_fields(event);
-  return fields.size() == 2 ? fields[0] : std::string();
-}
+// A rank of a host, in the messages of the host.
+struct RankState {
+  uint64_t activity = 0;
+  uint64_t num_calls = 0;
+  uint64_t has_left = 0;
+};
 
 }  // namespace
 
@@ -41,18 +36,18 @@ std::string HostChannel::wake_key() const {
   return wake_key_of(table_->host);
 }
 
-void HostChannel::post(Store& store, const std::string& kind, const std::string& text) {
-  const auto event = join_fields({kind, text});
+void HostChannel::post(Store& store, EventKind kind, const std::string& text) {
+  const auto event = encode(kind, text);
   std::string standing;
   while (standing != event) {
     const uint32_t number = table_->next_event;
     standing = store.set_first(event_key(number), event);
-    handle(number, standing);
-    if (standing != event && (kind_of(standing) == kFailure || kind_of(standing) == kind)) {
-      return;  // one call is as good as another one
+    const auto its_kind = handle(number, standing);
+    if (standing != event && (its_kind == EventKind::kFailure || its_kind == kind)) {
+      return;  // a request of another host has the same effect
     }
   }
-  // A host that is not in the list yet looks for events after it has entered itself.
+  // A host that is not in the list yet reads events after it has entered itself.
   std::vector<std::string> keys;
   for (const auto token : read_hosts(store)) {
     if (token != table_->host) {
@@ -65,10 +60,10 @@ void HostChannel::post(Store& store, const std::string& kind, const std::string&
 }
 
 void HostChannel::post_failure(Store& store, const std::string& text) {
-  post(store, kFailure, text);
+  post(store, EventKind::kFailure, text);
 }
 
-// A host hears of a declared failure before it hears anything else of this host.
+// Posts the failure of this host before any other message. Returns whether there is a failure.
 bool HostChannel::post_declared(Store& store) {
   const auto failure = table_->declared();
   if (failure && !table_->failure_posted) {
@@ -83,7 +78,7 @@ void HostChannel::leave(Store& store, bool serves_store) {
     write(store, message(kLeft));
   }
   if (serves_store) {
-    post(store, kLeaving, {});
+    post(store, EventKind::kLeaving, {});
   }
 }
 
@@ -101,22 +96,27 @@ bool HostChannel::listen(Store& store) {
   return any;
 }
 
-// Both threads of the channel, and keepers of the same host, may handle an event at the same time.
-void HostChannel::handle(uint32_t number, const std::string& event) {
-  const auto kind = kind_of(event);
-  if (kind == kFailure) {
-    table_->declare(split_fields(event)[1], now_());
-    table_->failure_posted = true;
-    return;  // the last event: nobody waits for a later one
+// Both threads of the channel, and two keepers of a host, may handle an event at the same time.
+HostChannel::EventKind HostChannel::handle(uint32_t number, std::string_view event) {
+  auto kind = EventKind::kUnknown;
+  std::string text;
+  if (!decode(event, kind, text)) {
+    kind = EventKind::kUnknown;
   }
-  if (kind == kLeaving) {
+  if (kind == EventKind::kFailure) {
+    table_->declare(text, now_());
+    table_->failure_posted = true;
+    return kind;  // the last event: no host reads a later event
+  }
+  if (kind == EventKind::kLeaving) {
     table_->store_may_end = true;
-  } else if (kind == kCall) {
+  } else if (kind == EventKind::kCall) {
     fast_until_ns_ = now_() + times::kFastWriting;
     renewal_ns_ = 0;
   }
   uint32_t expected = number;
   table_->next_event.compare_exchange_strong(expected, number + 1);
+  return kind;
 }
 
 // ---- keeping the lease --------------------------------------------------------------------------
@@ -152,13 +152,13 @@ int64_t HostChannel::step(Store& store) {
   if (keeper_.others.empty()) {
     build_ring();
   }
-  // A call lets all hosts write at once, and then twice a second: a host that lives is then heard
-  // of soon, though nobody waits on it. Without prompt answers this would be of no use.
+  // After a request for messages, all hosts write at once, and then twice a second. So a message of
+  // each host that lives arrives soon. This needs a store that answers in time.
   if (is_wanted() && keeper_.is_prompt && now_() > fast_until_ns_ - times::kPromptAnswer) {
-    post(store, kCall, std::to_string(table_->host));
+    post(store, EventKind::kCall, encode(table_->host.load()));
     keeper_.check_ns = 0;
   }
-  // What is due first comes first, so that a slow store leaves time for both.
+  // The request that is due first is first, so a slow store leaves time for both requests.
   const bool renewal_is_next = renewal_ns_ <= keeper_.check_ns;
   if (renewal_is_next && now_() >= renewal_ns_) {
     renew(store);
@@ -178,14 +178,14 @@ int64_t HostChannel::period_ns() const {
   return is_fast ? std::min(times::kFastPeriod, period) : period;
 }
 
-// If the lease had ended, other hosts may have declared this host lost, and may have ended since.
-// Then ranks of this host wait until all other hosts have answered a call. Earlier messages say
-// nothing: they may have been written before the other host declared this host lost.
+// If the lease had ended, other hosts may have declared this host lost. Ranks of this host then
+// wait until all other hosts have answered a request for messages. Earlier messages do not count:
+// the other host may have declared this host lost after it wrote them.
 void HostChannel::renew(Store& store) {
   const auto start = now_();
   renewal_ns_ = start + period_ns();
-  // The time is a counter that another keeper of this host can continue.
-  write(store, message(std::to_string(start)));
+  // The time is a counter that the next keeper of this host can continue.
+  write(store, message(start));
   const int64_t renewed_ns = table_->renewed_ns;
   if (keeper_.cut_off_ns == 0 && start - renewed_ns > settings_.lease_ns) {
     keeper_.cut_off_ns = start;
@@ -194,7 +194,7 @@ void HostChannel::renew(Store& store) {
       host.has_answered = false;
       host.silent_ns = 0;
     }
-    post(store, kCall, std::to_string(table_->host));
+    post(store, EventKind::kCall, encode(table_->host.load()));
     keeper_.check_ns = 0;
   }
   if (keeper_.cut_off_ns == 0) {
@@ -202,12 +202,12 @@ void HostChannel::renew(Store& store) {
   }
 }
 
-// A connection keeps the order of requests: the answer to listen() shows that the store has the
-// message, and the entry in the list, though it does not answer to `set` and `append`.
+// `set` and `append` have no answer. A connection keeps the order of requests, so the answer to
+// listen() shows that the store has the message, and the entry in the list.
 void HostChannel::write(Store& store, const std::string& message) {
   store.set({host_key(table_->host)}, message);
   if (!keeper_.listed.contains(table_->host)) {
-    store.append(kHosts, join_fields({std::to_string(table_->host)}));
+    store.append(kHosts, encode(table_->host.load()));
   }
   listen(store);
   keeper_.listed.insert(table_->host);
@@ -215,14 +215,16 @@ void HostChannel::write(Store& store, const std::string& message) {
 
 std::set<uint64_t> HostChannel::read_hosts(Store& store) const {
   std::set<uint64_t> hosts;
-  for (const auto& text : split_fields(store.get(kHosts).value_or(""))) {
-    hosts.insert(to_number<uint64_t>(text).value_or(0));
+  const auto all = store.get(kHosts).value_or("");
+  std::string_view rest = all;
+  for (uint64_t host = 0; decode(rest, host);) {
+    hosts.insert(host);
   }
   return hosts;
 }
 
-// The next hosts of the ring. All hosts if one of these has been silent for long, if this host was
-// cut off, and now and then if a rank waits: then all hosts read all hosts.
+// The number of hosts to read, from the next host of the ring on. All hosts if a host is suspected,
+// if this host was cut off, and at times if a rank waits.
 std::size_t HostChannel::num_watched() const {
   const auto near = std::min(kNumWatched, std::ssize(keeper_.others));
   const auto end = keeper_.others.begin() + near;
@@ -260,10 +262,7 @@ void HostChannel::check(Store& store) {
                                         : times::distant_loss(settings_.lease_ns));
     });
   } else if (keeper_.cut_off_ns == 0) {
-    const auto fields = split_fields(next.message);
-    const auto failure =
-        fields.size() == 4 ? probe_->compare_calls(next.ranks.front(), fields[2]) : std::nullopt;
-    if (failure) {
+    if (const auto failure = probe_->compare_calls(next.ranks.front(), next.calls)) {
       post_failure(store, *failure);
     }
   } else if (std::all_of(hosts.begin(), hosts.end(), has_answered)) {
@@ -274,8 +273,8 @@ void HostChannel::check(Store& store) {
   }
 }
 
-// Reads the last messages of hosts, and counts for how long they have been silent. A request for a
-// key that does not exist would wait, so a host that has not written yet is left out.
+// Reads the last messages of hosts, and measures their silence. A request for a key that does not
+// exist would block, so a host that has not written yet is left out.
 void HostChannel::read(Store& store, std::span<Host> hosts) {
   const auto is_listed = [this](const Host& host) { return keeper_.listed.contains(host.token); };
   if (!std::all_of(hosts.begin(), hosts.end(), is_listed)) {
@@ -321,22 +320,18 @@ void HostChannel::declare_lost(Store& store, const std::function<bool(const Host
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// Four fields: a counter, or kLeft; the number of events that this host has handled; calls; and the
-// activities of the ranks of the host, in order, each with the rank's number of calls. Ranks that
-// have left are marked.
-std::string HostChannel::message(const std::string& counter) const {
-  std::vector<std::string> ranks;
+// A counter, or kLeft; the number of events that this host has handled; calls; and the states of
+// the ranks of the host, in order.
+std::string HostChannel::message(int64_t counter) const {
+  std::vector<RankState> ranks;
   for (int rank = 0; rank < settings_.world_size; ++rank) {
     if (table_->is_member(rank)) {
       const auto& entry = table_->rank(rank);
-      const char* mark = entry.has_left ? kLeftMark : "";  // before its last activity
-      ranks.push_back(
-          std::to_string(entry.activity.load().packed()) + kCallsMark +
-          std::to_string(entry.num_calls) + mark);
+      const bool has_left = entry.has_left;  // before its last activity
+      ranks.push_back({entry.activity.load().packed(), entry.num_calls, has_left ? 1u : 0u});
     }
   }
-  const auto num_handled = std::to_string(table_->next_event);
-  return join_fields({counter, num_handled, probe_->calls(), join_fields(ranks)});
+  return encode(counter, table_->next_event.load(), probe_->calls(), ranks);
 }
 
 void HostChannel::absorb(Host& host, const std::string& message) {
@@ -346,28 +341,23 @@ void HostChannel::absorb(Host& host, const std::string& message) {
   host.message = message;
   host.silent_ns = 0;
   const auto now = now_();
-  const auto fields = split_fields(message);
-  host.has_left = !fields.empty() && fields[0] == kLeft;
-  if (fields.size() == 4) {
-    host.has_answered = to_number<uint32_t>(fields[1]).value_or(0) > keeper_.call_event;
+  int64_t counter = 0;
+  uint32_t num_handled = 0;
+  std::vector<RankState> ranks;
+  std::string_view rest = message;
+  if (!decode(rest, counter, num_handled, host.calls, ranks)) {
+    return;
   }
-  auto ranks = split_fields(fields.empty() ? std::string() : fields.back());
+  host.has_left = counter == kLeft;
+  host.has_answered = num_handled > keeper_.call_event;
   for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size()); ++i) {
     auto& entry = table_->rank(host.ranks[i]);
-    const bool has_left = ranks[i].ends_with(kLeftMark);
-    if (has_left) {
-      ranks[i].pop_back();
-    }
-    const auto end = ranks[i].find(kCallsMark);
-    const auto activity = to_number<uint64_t>(ranks[i].substr(0, end)).value_or(0);
-    if (end != std::string::npos) {
-      entry.num_calls = to_number<uint64_t>(ranks[i].substr(end + 1)).value_or(0);
-    }
-    if (!entry.activity.is_known() || entry.activity.load().packed() != activity) {
+    entry.num_calls = ranks[i].num_calls;
+    if (!entry.activity.is_known() || entry.activity.load().packed() != ranks[i].activity) {
       // Clocks of other machines are not comparable.
-      entry.activity.store(Activity::unpacked(activity, now));
+      entry.activity.store(Activity::unpacked(ranks[i].activity, now));
     }
-    if (has_left) {
+    if (ranks[i].has_left != 0) {
       entry.has_left = true;
     }
     entry.heard_ns = now;

@@ -10,6 +10,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../machine/host_table.h"
@@ -18,8 +19,8 @@
 
 namespace ddpx::health {
 
-// What the channel asks about processes of its machine, and about failures. Called on the threads
-// of the channel. Implemented by GroupState, and by the simulation.
+// The questions of the channel about processes of its machine, and about failures. Owned by the
+// channel, whose threads call it. GroupState implements it, and the simulation.
 class HostProbe {
  public:
   virtual ~HostProbe() = default;
@@ -27,26 +28,27 @@ class HostProbe {
   // The table on the status page of a rank. Null if this process cannot open the page.
   virtual std::shared_ptr<HostTable> open(const Introduction& rank) = 0;
 
-  // Whether a rank of this host can still do the work of a keeper.
+  // Whether a rank of this host can be the keeper.
   virtual bool lives(int rank) = 0;
 
-  // The text of a failure: these ranks are lost with their hosts.
+  // The record of a failure: these ranks are lost with their hosts.
   virtual std::string describe_lost(const std::vector<int>& ranks, int64_t silent_ns) = 0;
 
   // Collective calls of recent steps, for the next host of the ring.
   virtual std::string calls() = 0;
 
-  // Compares the calls of another host with this rank's. Returns the text of a failure if they
-  // differ.
+  // Compares the calls of another host with the calls of this rank. Returns the record of a failure
+  // if they differ.
   virtual std::optional<std::string> compare_calls(int rank, const std::string& calls) = 0;
 };
 
-// The part of the channel that one rank runs. It has no threads: see ChannelThreads. Ranks of a
-// host share a HostTable. One of them, the keeper, talks to the store for all of them. A *lease* is
-// the time without a message after which other hosts declare a host lost.
+// The channel of one rank, without threads. Owned by ChannelThreads. The ranks of a host share a
+// HostTable. One rank of each host, the keeper, makes the requests to the store. A *lease* is the
+// time without a message after which other hosts declare a host lost.
 //
-// step(), introduce(), post_failure() and leave() are for one thread, listen() is for one other
-// thread, the rest is for any thread. step(), listen(), post_failure() and leave() need a table().
+// One thread calls step(), introduce(), post_failure() and leave(). One other thread calls
+// listen(). Any thread calls the other functions. step(), listen(), post_failure() and leave() need
+// a table().
 class HostChannel {
  public:
   static constexpr int64_t kNever = INT64_MAX;
@@ -65,7 +67,7 @@ class HostChannel {
   }
 
   // The start in a collective call. All ranks exchange their introductions, and then the results of
-  // find_host(): the token of the host of a rank. Of ranks without a monitor it is 0.
+  // find_host(): the token of the host of each rank, or 0 for a rank without a monitor.
   uint64_t find_host(const std::vector<Introduction>& ranks);
   void meet(const std::vector<Introduction>& ranks, const std::vector<uint64_t>& hosts);
 
@@ -73,41 +75,44 @@ class HostChannel {
   void introduce(Store& store);
   bool must_introduce() const;
 
-  // The table of this rank's host. Null before the host is decided.
+  // The table of the host of this rank. Null before the host is decided.
   std::shared_ptr<HostTable> table() const {
     return is_decided_.load(std::memory_order_acquire) ? table_ : nullptr;
   }
 
-  // Whether this rank has to call step(): it is the keeper, or has to take over.
+  // Whether this rank must call step(): it is the keeper, or must take over from the keeper.
   bool should_keep() const;
 
-  // Does what is due. Returns the time of the next call, or kNever if this rank is no keeper any
-  // more.
+  // Makes the requests that are due. Returns the time of the next call, or kNever if this rank is
+  // no longer the keeper.
   int64_t step(Store& store);
 
-  // Handles the events that have been posted since. Returns whether there were any.
+  // Handles new events. Returns whether there were new events.
   bool listen(Store& store);
 
-  // Another host sets this key after it has posted an event.
+  // A host that has posted an event sets this key of each other host.
   std::string wake_key() const;
 
-  // Tells all hosts of a failure, unless another one was posted before.
+  // Posts a failure to all hosts, unless a failure was posted before.
   void post_failure(Store& store, const std::string& text);
 
-  // This rank leaves without an error. If it is the keeper, its host is silent from now on, until
-  // another rank takes over. If it serves the store, the end of the store is no failure from now
-  // on.
+  // This rank leaves without an error. If this rank is the keeper, other hosts do not watch its
+  // host until another rank has taken over. If this rank serves the store, the end of the store is
+  // no failure from now on.
   void leave(Store& store, bool serves_store);
 
  private:
+  enum class EventKind : uint8_t { kUnknown, kFailure, kCall, kLeaving };
+
   struct Host {
     uint64_t token = 0;
     std::vector<int> ranks{};   // sorted
-    std::string message{};      // the last one
-    bool has_left = false;      // its keeper has, and no other rank has taken over
-    bool has_answered = false;  // the call of this host, since this host was cut off
+    std::string message{};      // the last message
+    std::string calls{};        // in that message
+    bool has_left = false;      // the keeper has left, and no other rank has taken over
+    bool has_answered = false;  // the request of this host for messages, since it was cut off
     int64_t checked_ns = 0;
-    int64_t silent_ns = 0;  // how long, while the store answered in time, no message was new
+    int64_t silent_ns = 0;  // time without a new message, while the store answered in time
   };
 
   // The start.
@@ -119,9 +124,9 @@ class HostChannel {
   void build_ring();
 
   // Events.
-  void post(Store& store, const std::string& kind, const std::string& text);
-  void handle(uint32_t number, const std::string& event);
-  bool post_declared(Store& store);  // returns whether a failure is declared
+  void post(Store& store, EventKind kind, const std::string& text);
+  EventKind handle(uint32_t number, std::string_view event);
+  bool post_declared(Store& store);
 
   // The lease of this host, and the leases of other hosts.
   void renew(Store& store);
@@ -132,7 +137,7 @@ class HostChannel {
   void absorb(Host& host, const std::string& message);
   void declare_lost(Store& store, const std::function<bool(const Host&)>& is_lost);
   std::size_t num_watched() const;
-  std::string message(const std::string& counter) const;
+  std::string message(int64_t counter) const;
   bool is_wanted() const;
   int64_t period_ns() const;
 
@@ -141,20 +146,20 @@ class HostChannel {
   const Clock now_;
   std::mutex join_mutex_;  // guards the decision
   std::shared_ptr<HostTable> table_;
-  std::atomic<bool> is_decided_{false};  // `table_` does not change any more
+  std::atomic<bool> is_decided_{false};  // `table_` is final
   std::atomic<bool> is_introduced_{false};
   std::atomic<int64_t> renewal_ns_{0};  // when the next renewal of the lease is due
   std::atomic<int64_t> fast_until_ns_{0};
 
-  // Of the thread that calls step().
+  // For the thread that calls step().
   struct Keeper {
     std::vector<Host> others;   // from the next host of the ring on
     std::set<uint64_t> listed;  // hosts that have written a message
-    bool is_prompt = true;      // the last answer came in time
+    bool is_prompt = true;      // the store answered in time
     int64_t num_read = 0;       // ranks that had introduced themselves when the list was read
     int64_t check_ns = 0;
-    int64_t read_all_ns = 0;  // when all may be read again for a rank that waits
-    int64_t cut_off_ns = 0;   // when this host noticed that its lease had ended; 0: not
+    int64_t read_all_ns = 0;  // when all hosts may be read again for a rank that waits
+    int64_t cut_off_ns = 0;   // when this host detected the end of its lease; 0: it has its lease
     uint32_t call_event = 0;  // a host that has handled this event was alive after `cut_off_ns`
   } keeper_;
 };

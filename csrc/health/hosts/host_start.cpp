@@ -1,9 +1,9 @@
-// How a rank finds its host, and the other hosts of the group.
+// HostChannel: the start of a rank, until it knows its host and the other hosts.
 #include <algorithm>
 #include <stdexcept>
 #include <unordered_map>
 
-#include "../machine/fields.h"
+#include "../machine/record.h"
 #include "channel_keys.h"
 #include "host_channel.h"
 
@@ -11,9 +11,9 @@ namespace ddpx::health {
 
 // ---- the host of this rank ----------------------------------------------------------------------
 
-// Joins the host of one of these ranks. The page of each rank has the decision about its host. So a
-// rank that returns from the collective call sees what other ranks have decided through the store
-// meanwhile, and the reverse. Returns false if no host is found.
+// Joins the host of one of these ranks. Returns false if no host is found. The decision about the
+// host of a rank is on the page of the rank. So ranks that start through the store, and ranks that
+// return from the collective call, agree.
 bool HostChannel::join(const std::vector<Introduction>& ranks) {
   const std::lock_guard<std::mutex> lock(join_mutex_);
   if (is_decided_) {
@@ -23,7 +23,7 @@ bool HostChannel::join(const std::vector<Introduction>& ranks) {
   if (!found) {
     return false;
   }
-  // Another rank may have made the page of this rank a host's meanwhile.
+  // Another rank may have made the page of this rank the page of a host.
   const auto own = probe_->open(settings_.own);
   table_ = own->decide_host(found->host) == found->host ? found : own;
   table_->introduce(settings_.own, table_->host);
@@ -31,10 +31,10 @@ bool HostChannel::join(const std::vector<Introduction>& ranks) {
   return true;
 }
 
-// The table of the first host that a rank has joined whose page this rank can open. If there is
-// none, the first page that this rank can open becomes a host's. Ranks that claim the same machine
-// and cannot open each other's pages have different hosts: other users, or virtual machines that
-// are copies of each other.
+// Finds the host of the first rank that has a host, among the ranks whose pages this rank can open.
+// If no such rank has a host, the first of these pages becomes the page of a host. Ranks that claim
+// the same machine and cannot open each other's pages have different hosts: ranks of different
+// users, or of copies of a virtual machine.
 std::shared_ptr<HostTable> HostChannel::find_table(const std::vector<Introduction>& ranks) const {
   std::shared_ptr<HostTable> first;
   uint64_t first_token = 0;
@@ -90,17 +90,18 @@ void HostChannel::introduce(Store& store) {
   const auto& own = settings_.own;
   for (int number = 0; !is_decided_; ++number) {
     const auto key = candidate_key(own.process.machine, number);
-    if (const auto rank = Introduction::from_text(store.set_first(key, own.to_text()))) {
+    if (const auto rank = Introduction::decode(store.set_first(key, own.encode()))) {
       join({*rank});
     }
   }
-  store.append(kRanks, join_fields({own.to_text(), std::to_string(table_->host)}));
+  store.append(kRanks, encode(own.encode(), table_->host.load()));
   store.add(kCount, 1);
   listen(store);
-  is_introduced_ = true;  // last: an error before it leads to another attempt
+  is_introduced_ = true;  // last: after an error, the thread tries again
 }
 
-// Waits for the other ranks. While a rank needs them, reads which ranks have come.
+// Polls the number of ranks that have come. Reads the list of ranks when all have come, and before
+// if a rank needs the list.
 int64_t HostChannel::gather(Store& store) {
   table_->renewed_ns = now_();
   listen(store);
@@ -121,12 +122,14 @@ int64_t HostChannel::gather(Store& store) {
 
 // Returns whether all ranks are known.
 bool HostChannel::read_ranks(Store& store) {
-  const auto fields = split_fields(store.get(kRanks).value_or(""));
-  for (std::size_t i = 0; i + 1 < fields.size(); i += 2) {
-    const auto rank = Introduction::from_text(fields[i]);
-    const auto host = to_number<uint64_t>(fields[i + 1]);
-    if (rank && host && rank->rank >= 0 && rank->rank < settings_.world_size) {
-      table_->introduce(*rank, *host);
+  const auto all = store.get(kRanks).value_or("");
+  std::string_view rest = all;
+  std::string introduction;
+  uint64_t host = 0;
+  while (decode(rest, introduction, host)) {
+    const auto rank = Introduction::decode(introduction);
+    if (rank && rank->rank >= 0 && rank->rank < settings_.world_size) {
+      table_->introduce(*rank, host);
     }
   }
   for (int rank = 0; rank < settings_.world_size; ++rank) {
@@ -156,12 +159,12 @@ void HostChannel::end_start() {
     }
   }
   if (stage == HostTable::Stage::kOneHost) {
-    table_->between_reads_ns = 0;  // nothing is read any more
+    table_->between_reads_ns = 0;  // there are no more reads
   }
   table_->stage = stage;
 }
 
-// The ring: hosts by their lowest ranks, from this host on.
+// Orders the other hosts by their lowest ranks, from this host on.
 void HostChannel::build_ring() {
   auto& others = keeper_.others;
   int lowest = settings_.own.rank;  // of this host

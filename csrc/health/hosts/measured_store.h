@@ -1,4 +1,4 @@
-// How fast the store answers.
+// Measures how fast the store answers.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@
 
 namespace ddpx::health {
 
-// The store, as its answers show. A later state is worse.
+// The state of the store, measured by its answers. A later state is worse.
 enum class StoreState : uint32_t {
   kAnswers,  // or no request is necessary
-  kSlow,     // it answers late, or has just done so: others may have been late to write, too
-  kLost,     // no answer for 2 s longer than the last one took (at most 3 s), or it has just broken
-  kSilent,   // no answer for a lease
-  kEnded,    // its process has ended
+  kSlow,     // an answer is late, or was late: messages of other hosts may be late, too
+  kLost,  // an answer takes 2 s longer than the last answer (at most 3 s), or the connection broke
+  kSilent,  // no answer for a lease
+  kEnded,   // the process that serves the store has ended
 };
 
 // The answers to the thread for requests. Thread-safe.
@@ -41,7 +41,7 @@ class AnswerTimes {
       is_broken_ = false;
       ended_ns_ = 0;
       any_ = true;
-      asked_ns_ = 0;  // last: the store must not seem well in between
+      asked_ns_ = 0;  // last: the state must not be kAnswers before the other members are set
       return answer;
     } catch (...) {
       is_broken_ = true;
@@ -49,7 +49,7 @@ class AnswerTimes {
     }
   }
 
-  // The store has refused a connection, as after the end of its process.
+  // The store has refused a connection.
   void note_end() {
     int64_t none = 0;
     ended_ns_.compare_exchange_strong(none, now_ns());
@@ -75,11 +75,11 @@ class AnswerTimes {
   }
 
  private:
-  std::atomic<int64_t> asked_ns_{0};  // since when the store has not answered; 0: it has
-  std::atomic<int64_t> took_ns_{0};   // how long its last answer took
-  std::atomic<int64_t> late_ns_{0};   // when it last answered late
+  std::atomic<int64_t> asked_ns_{0};  // the start of the first request without an answer, or 0
+  std::atomic<int64_t> took_ns_{0};   // the time of the last answer
+  std::atomic<int64_t> late_ns_{0};   // when the last late answer arrived
   std::atomic<bool> is_broken_{false};
-  std::atomic<int64_t> ended_ns_{0};  // since when it refuses connections; 0: it does not
+  std::atomic<int64_t> ended_ns_{0};  // since when the store has refused connections, or 0
   std::atomic<bool> any_{false};
 };
 
@@ -107,7 +107,7 @@ class MeasuredStore final : public Store {
   std::vector<std::string> multi_get(const std::vector<std::string>& keys) override {
     return times_.ask([&] { return store_->multi_get(keys); });
   }
-  void await(const std::string& key) override {  // for as long as nothing happens
+  void await(const std::string& key) override {  // not measured: ends with an event
     store_->await(key);
   }
 

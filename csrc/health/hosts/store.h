@@ -11,8 +11,8 @@
 
 namespace ddpx::health {
 
-// One connection to the store, for one thread at a time. A call may block, and throws if the
-// connection is lost.
+// One connection to the store. Owned by the thread that calls it. A call may block, and throws if
+// the connection is lost.
 class Store {
  public:
   virtual ~Store() = default;
@@ -38,7 +38,7 @@ class Store {
   virtual void await(const std::string& key) = 0;
 };
 
-// No process serves the store any more.
+// The process that served the store has ended.
 struct StoreEnded : std::runtime_error {
   StoreEnded() : std::runtime_error("the process of the store has ended") {}
 };

@@ -81,7 +81,7 @@ Activity Activity::unpacked(uint64_t word, int64_t since_ns) {
 
 bool is_behind(const Activity& theirs, const Activity& ours) {
   if (theirs.model != ours.model) {
-    // Busy with another wrapper. A rank is through with a construction if its wrapper is not older.
+    // The rank works on another wrapper. It has ended a construction if its wrapper is not older.
     return ours.model != kNoModel || theirs.model >= kNumModels || theirs.model + 1u < ours.step;
   }
   const bool we_are_in_hook = ours.doing == Doing::kHook;

@@ -1,4 +1,4 @@
-// What a rank is doing, as its peers may see it.
+// The activity of a rank, as published to its peers.
 #pragma once
 
 #include <atomic>
@@ -9,37 +9,37 @@
 namespace ddpx::health {
 
 enum class Doing : uint8_t {
-  kConstructing,  // a wrapper is made, between two collective calls of that
-  kConstruction,  // in one: ranks compare their models, or take over rank 0's state
-  kOutside,       // between steps: the user's code
-  kRebuilding,    // at forward: ranks agree on the order of buckets
-  kBuffers,       // at forward: rank 0's buffers are taken over
+  kConstructing,  // constructing a wrapper, between two collective calls
+  kConstruction,  // constructing a wrapper, in a collective call
+  kOutside,       // between steps: in the user's code
+  kRebuilding,    // before a forward: ranks agree on the order of buckets
+  kBuffers,       // before a forward: rank 0 broadcasts its buffers
   kForward,
   kBackward,
-  kHook,        // in a user's communication hook
-  kBrokenHook,  // as its exception has left it, until the next forward: nothing is waited for
-  kSettling,    // backward is over: which params the step before used is not agreed on yet
-  kWaiting,     // backward is over: a bucket's all-reduce has not ended
-  kAgreeing,    // behind the buckets: which params were used, whether all gradients are finite
-  kPending,     // backward is over, and all calls are launched: finalize_backward() has not run
+  kHook,        // in a communication hook of the user
+  kBrokenHook,  // after a hook raised, until the next forward: the rank waits for no peer
+  kSettling,    // after backward: waiting for the previous step's agreement on used params
+  kWaiting,     // after backward: waiting for the all-reduce of a bucket
+  kAgreeing,    // after the buckets: agreeing on used params, or on finite gradients
+  kPending,     // after backward: all calls are launched, and finalize_backward() has not run
 };
 
 const char* to_string(Doing doing);
 
-// Whether a rank waits for its peers while it does that.
+// Whether a rank blocks on its peers in this state.
 bool waits_for_peers(Doing doing);
 
-// The same, or a hook, which may compute, too.
+// waits_for_peers(), or kHook: a hook may block or compute.
 bool may_wait(Doing doing);
 
-// Whether a rank does that with a certain bucket.
+// Whether a rank in this state works on a certain bucket.
 bool is_about_a_bucket(Doing doing);
 
 // The number of a wrapper, the same on all ranks. Wrappers that all ranks construct together are
 // numbered from 0 on, in this order. Others (copies, which some ranks may make alone; wrappers
 // without init_sync) are numbered from kFirstOther on, in the order of their first launches.
 constexpr uint32_t kFirstOther = uint32_t{1} << 31;
-constexpr uint32_t kUnnumbered = UINT32_MAX - 1;  // has launched nothing yet
+constexpr uint32_t kUnnumbered = UINT32_MAX - 1;  // a wrapper that has launched nothing yet
 
 // The same number in one byte: below kNumModels for wrappers that all ranks constructed together.
 // Numbers of each kind repeat after kNumModels.
@@ -52,9 +52,9 @@ constexpr uint8_t model_of(uint32_t wrapper) {
   return wrapper == kUnnumbered ? kNotNumbered : static_cast<uint8_t>(first + wrapper % kNumModels);
 }
 
-// `bucket`: the bucket that `doing` is about, or else the next bucket that is launched. `kNoModel`
-// counts collective calls of a construction in place of buckets, and constructions in place of
-// steps.
+// `bucket` is the bucket that the rank works on, or else the next bucket that the rank launches.
+// With `kNoModel`, `bucket` is the number of collective calls of the construction, and `step` is
+// the number of constructions.
 struct Activity {
   Doing doing = Doing::kOutside;
   uint8_t model = 0;
@@ -67,17 +67,17 @@ struct Activity {
     return model == kNoModel ? -1 : int64_t{step};
   }
 
-  // All but `since_ns`.
+  // All members except `since_ns`.
   uint64_t packed() const;
   static Activity unpacked(uint64_t word, int64_t since_ns);
 };
 
-// Whether `theirs` has not begun a collective call for which a rank at `ours` waits. All ranks make
-// their calls in the same order.
+// Whether a rank at `theirs` has not begun a collective call that a rank at `ours` waits for. All
+// ranks make their calls in the same order.
 bool is_behind(const Activity& theirs, const Activity& ours);
 
-// An activity in memory that processes share: one word, so that nobody reads half of it. Zeroed at
-// first, which is unknown.
+// An activity in memory that processes share. The activity is one word, so a reader never reads
+// half of it. Zeroed memory is an unknown activity.
 class SharedActivity {
  public:
   void store(const Activity& activity);

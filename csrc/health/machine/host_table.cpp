@@ -1,14 +1,9 @@
 #include "host_table.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace ddpx::health {
-namespace {
-
-const HostTable::Draft* declared_draft(const HostTable& table) {
-  const auto number_plus_1 = table.declared_draft_plus_1.load();
-  return number_plus_1 == 0 ? nullptr : &table.drafts[number_plus_1 - 1];
-}
-
-}  // namespace
 
 uint64_t HostTable::decide_host(uint64_t token) {
   uint64_t standing = 0;
@@ -18,39 +13,32 @@ uint64_t HostTable::decide_host(uint64_t token) {
 void HostTable::introduce(const Introduction& who, uint64_t host_of_rank) {
   auto& entry = rank(who.rank);
   if (entry.host == 0) {
-    entry.introduction.write(who.to_text());
-    entry.host = host_of_rank;  // last: readers read the introduction of a rank that has a host
+    entry.introduction.write(who.encode());
+    entry.host = host_of_rank;  // last: a rank that has a host has an introduction
   }
 }
 
-std::string HostTable::declare(const std::string& text, int64_t now_ns) {
-  for (std::size_t number = 0; number < drafts.size(); ++number) {
-    auto& draft = drafts[number];
-    if (!draft.taken.exchange(true)) {
-      draft.failure.write(text);
-      draft.written_ns = now_ns;
-      uint32_t none = 0;
-      declared_draft_plus_1.compare_exchange_strong(none, static_cast<uint32_t>(number) + 1);
-      return declared().value_or(text);
-    }
-    poll_until(health::now_ns() + times::kWriteFailure, times::kFlagPoll, [this] {
-      return declared_draft_plus_1 != 0;
-    });
-    if (auto standing = declared()) {
-      return *standing;
-    }
-  }
-  return text;  // as many ranks as there are drafts are stopped, or have died, while they wrote
+std::string HostTable::declare(const std::string& record, int64_t now_ns) {
+  failure.declare([&](DeclaredFailure& draft) {
+    draft.num_bytes = static_cast<uint32_t>(std::min(record.size(), draft.bytes.size()));
+    std::memcpy(draft.bytes.data(), record.data(), draft.num_bytes);
+    draft.written_ns = now_ns;
+  });
+  return declared().value_or(record);
 }
 
 std::optional<std::string> HostTable::declared() const {
-  const auto* draft = declared_draft(*this);
-  return draft == nullptr ? std::nullopt : std::make_optional(draft->failure.read());
+  const auto* first = failure.get();
+  if (first == nullptr) {
+    return std::nullopt;
+  }
+  const auto num_bytes = std::min<std::size_t>(first->num_bytes, first->bytes.size());
+  return std::string(first->bytes.data(), num_bytes);
 }
 
 int64_t HostTable::declared_ns() const {
-  const auto* draft = declared_draft(*this);
-  return draft == nullptr ? 0 : draft->written_ns.load();
+  const auto* first = failure.get();
+  return first == nullptr ? 0 : first->written_ns;
 }
 
 }  // namespace ddpx::health

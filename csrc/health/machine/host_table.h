@@ -7,13 +7,14 @@
 #include <optional>
 #include <string>
 
+#include "../../os/first_record.h"
 #include "activity.h"
 #include "introduction.h"
 #include "shared_text.h"
 
 namespace ddpx::health {
 
-// Zeroed at first. All members are atomics, so any thread of any rank of the host may use them.
+// Zeroed at first. Any thread of any rank of the host may use all members.
 struct HostTable {
   enum class Stage : uint32_t {
     kGathering = 0,  // some ranks of the group are not known yet
@@ -21,13 +22,13 @@ struct HostTable {
     kManyHosts = 2,
   };
 
-  // What is known of one rank. A rank of this host writes its own entry. The host's keeper writes
-  // the entries of ranks of other hosts.
+  // The state of one rank. A rank of this host writes its own entry. The host's keeper writes the
+  // entries of ranks of other hosts.
   struct Rank {
-    std::atomic<uint64_t> host;       // its token; 0: the rank is not known
+    std::atomic<uint64_t> host;       // the token of its host; 0: the rank is not known
     SharedActivity activity;          // `since_ns`, by the clock of this host
     std::atomic<uint64_t> num_calls;  // see StatusPage
-    std::atomic<int64_t> heard_ns;    // when its last message was new; 0 for ranks of this host
+    std::atomic<int64_t> heard_ns;    // when its host last wrote; 0 for ranks of this host
     std::atomic<bool> has_left;       // its script, or its group, has ended without an error
     SharedText<Introduction::kMostBytes> introduction;
   };
@@ -36,30 +37,26 @@ struct HostTable {
   // token of the page whose table the host uses.
   std::atomic<uint64_t> host;
 
-  // A failure that one rank writes. Nobody else writes to the draft, and nobody reads it before it
-  // is declared, so a rank that is slow, or dies while it writes, changes nothing.
-  struct Draft {
-    std::atomic<bool> taken;
-    std::atomic<int64_t> written_ns;
-    SharedText<16384> failure;
+  // The failure that a rank of the host declared first. All ranks of the host report it.
+  struct DeclaredFailure {
+    int64_t written_ns;
+    uint32_t num_bytes;
+    std::array<char, 16384> bytes;  // of Failure::encode(), cut off
   };
-  std::array<Draft, 4> drafts;
-
-  // The draft that a rank declared first. All ranks of the host report its failure. 0: none.
-  std::atomic<uint32_t> declared_draft_plus_1;
-  std::atomic<bool> failure_posted;  // all hosts hear of it, or of an earlier one
+  os::FirstRecord<DeclaredFailure> failure;
+  std::atomic<bool> failure_posted;  // the store has this failure, or an earlier one
 
   std::atomic<Stage> stage;
   std::atomic<int32_t> keeper_plus_1;
   std::atomic<int64_t> renewed_ns;        // the start of the last successful renewal of the lease
-  std::atomic<int64_t> wanted_until_ns;   // until then a rank needs fresh states of other hosts
+  std::atomic<int64_t> wanted_until_ns;   // until then, a rank needs new states of other hosts
   std::atomic<int64_t> read_ns;           // when the keeper last read the states of all other hosts
-  std::atomic<int64_t> between_reads_ns;  // how often it reads the states while a rank needs them
+  std::atomic<int64_t> between_reads_ns;  // the period of these reads while a rank needs states
   std::atomic<uint32_t> store_state;      // StoreState, as the keeper sees it
   std::atomic<int64_t> store_state_ns;    // when the keeper wrote `store_state`
   std::atomic<uint32_t> next_event;       // see HostChannel::post
-  std::atomic<bool> store_may_end;        // the rank that serves it has left without an error
-  Rank ranks[1];                          // of the whole group; see num_bytes
+  std::atomic<bool> store_may_end;  // the rank that serves the store has left without an error
+  Rank ranks[1];                    // of the whole group; see num_bytes
 
   static std::size_t num_bytes(int world_size) {
     return sizeof(HostTable) + sizeof(Rank) * static_cast<std::size_t>(world_size - 1);
@@ -72,24 +69,23 @@ struct HostTable {
     return ranks[number];
   }
 
-  // Decides the host of the page's owner. Returns the decision that stands: this one, or an earlier
-  // one.
+  // Decides the host of the page's owner, unless it is decided. Returns the decision.
   uint64_t decide_host(uint64_t token);
 
-  // Makes a rank known.
+  // Adds a rank that has become known.
   void introduce(const Introduction& who, uint64_t host_of_rank);
 
   bool is_member(int number) const {
     return rank(number).host == host;
   }
 
-  // Declares a failure. Returns the failure that stands: this one, or the one that another rank of
-  // the host declared before. Waits while another rank writes, for half a second at most.
-  std::string declare(const std::string& text, int64_t now_ns);
+  // Declares a failure, unless another rank of the host has declared a failure. Returns the first
+  // failure. Waits as FirstRecord does.
+  std::string declare(const std::string& record, int64_t now_ns);
 
-  // The failure that stands, and when it was written.
+  // The first failure, and when it was written.
   std::optional<std::string> declared() const;
-  int64_t declared_ns() const;  // 0 if there is none
+  int64_t declared_ns() const;  // 0 if there is no failure
 };
 
 }  // namespace ddpx::health

@@ -6,7 +6,7 @@
 #include <functional>
 #include <random>
 
-#include "fields.h"
+#include "record.h"
 #include "shared_text.h"
 
 namespace ddpx::health {
@@ -16,31 +16,23 @@ constexpr std::size_t kMostOfHost = 96;
 
 }  // namespace
 
-std::string Introduction::to_text() const {
-  return join_fields(
-      {std::to_string(rank),
-       host,
-       process.machine,
-       std::to_string(process.pid),
-       std::to_string(process.start_time),
-       std::to_string(page_fd),
-       std::to_string(token)});
+std::string Introduction::encode() const {
+  return health::encode(
+      rank, host, process.machine, process.pid, process.start_time, page_fd, token);
 }
 
-std::optional<Introduction> Introduction::from_text(const std::string& text) {
-  const auto fields = split_fields(text);
-  if (fields.size() != 7) {
-    return std::nullopt;
-  }
-  const auto rank = to_number<int>(fields[0]);
-  const auto pid = to_number<pid_t>(fields[3]);
-  const auto start_time = to_number<uint64_t>(fields[4]);
-  const auto page_fd = to_number<int>(fields[5]);
-  const auto token = to_number<uint64_t>(fields[6]);
-  if (!rank || !pid || !start_time || !page_fd || !token) {
-    return std::nullopt;
-  }
-  return Introduction{*rank, fields[1], {fields[2], *pid, *start_time}, *page_fd, *token};
+std::optional<Introduction> Introduction::decode(std::string_view record) {
+  Introduction who;
+  const bool is_whole = health::decode(
+      record,
+      who.rank,
+      who.host,
+      who.process.machine,
+      who.process.pid,
+      who.process.start_time,
+      who.page_fd,
+      who.token);
+  return is_whole && who.token != 0 ? std::make_optional(who) : std::nullopt;
 }
 
 Introduction Introduction::own(int rank, const std::string& identity, int page_fd, uint64_t token) {

@@ -5,17 +5,6 @@
 
 namespace ddpx::health {
 
-std::string join_names(const std::vector<std::string>& names, std::size_t most) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < most; ++i) {
-    text += (i == 0 ? "'" : ", '") + names[i] + "'";
-  }
-  if (names.size() > most) {
-    text += " and " + std::to_string(names.size() - most) + " more";
-  }
-  return text;
-}
-
 std::string in_seconds(int64_t ns) {
   std::ostringstream out;
   out.precision(ns < 10'000'000'000 ? 2 : ns < 100'000'000'000 ? 1 : 0);
@@ -23,30 +12,39 @@ std::string in_seconds(int64_t ns) {
   return out.str();
 }
 
-void BucketNames::set(uint8_t model, std::vector<std::vector<std::string>> names) {
+void WrapperNames::add(
+    uint8_t model, std::vector<std::string> params, MissingParams missing_params) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  names_[model] = std::move(names);
+  auto& names = by_model_[model];
+  names.params = std::move(params);
+  names.missing_params = std::move(missing_params);
 }
 
-void BucketNames::set_all_params(uint8_t model, std::vector<std::string> names) {
+void WrapperNames::name_buckets(uint8_t model, std::vector<std::vector<std::string>> buckets) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  all_params_[model] = std::move(names);
+  by_model_[model].buckets = std::move(buckets);
 }
 
-std::vector<std::string> BucketNames::all_params(uint8_t model) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = all_params_.find(model);
-  return found == all_params_.end() ? std::vector<std::string>() : found->second;
+std::vector<std::string> WrapperNames::params(uint8_t model) const {
+  return find(model, &Names::params);
 }
 
-std::vector<std::string> BucketNames::params(uint8_t model, uint16_t bucket) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = names_.find(model);
-  const bool is_known = found != names_.end() && bucket < found->second.size();
-  return is_known ? found->second[bucket] : std::vector<std::string>();
+std::vector<std::string> WrapperNames::params(uint8_t model, uint16_t bucket) const {
+  const auto buckets = find(model, &Names::buckets);
+  return bucket < buckets.size() ? buckets[bucket] : std::vector<std::string>();
 }
 
-std::string BucketNames::describe(const Activity& activity) const {
+std::string WrapperNames::describe_missing(const Activity& own) const {
+  if (own.doing != Doing::kBackward || now_ns() - own.since_ns <= times::kMissingGradients) {
+    return {};
+  }
+  constexpr std::size_t kMost = 4;
+  const auto missing_params = find(own.model, &Names::missing_params);
+  const auto missing = missing_params ? missing_params() : std::vector<std::string>();
+  return missing.empty() ? "" : "without gradients yet for " + join_names(missing, kMost);
+}
+
+std::string WrapperNames::describe(const Activity& activity) const {
   if (activity.doing == Doing::kConstructing || activity.doing == Doing::kConstruction) {
     return "construction of the wrapper";
   }

@@ -28,15 +28,15 @@ void OwnPage::note(Activity activity) {
   page_->current.store(activity);
 }
 
-void OwnPage::note_fault(const std::string& text, bool is_of_module) {
-  page_->fault.write(text.substr(0, text.find('\n')));
-  page_->fault_is_of_module.store(is_of_module, std::memory_order_relaxed);
-  page_->fault_ns.store(now_ns(), std::memory_order_release);
+void OwnPage::note_fault(Fault fault, const std::string& text) {
+  page_->fault_text.write(text.substr(0, text.find('\n')));
+  page_->fault_ns.store(now_ns(), std::memory_order_relaxed);
+  page_->fault.store(fault, std::memory_order_release);
 }
 
 void OwnPage::go_on() {
-  if (page_->fault_ns.load(std::memory_order_relaxed) != 0) {
-    page_->fault_ns.store(0, std::memory_order_relaxed);
+  if (page_->fault.load(std::memory_order_relaxed) != Fault::kNone) {
+    page_->fault.store(Fault::kNone, std::memory_order_relaxed);
   }
 }
 

@@ -1,5 +1,5 @@
-// The status page of one rank in one group: memory that its peers on the same machine can read,
-// also after it has died.
+// The status page of one rank in one group: memory that peers on the same machine can read, also
+// after the rank has died.
 #pragma once
 
 #include <atomic>
@@ -19,32 +19,39 @@ namespace ddpx::health {
 
 enum class Presence : uint32_t {
   kThere = 0,
-  kFailing = 1,     // its script ends because of an error; `cause` says which
-  kLeft = 2,        // its process group was destroyed, or its script came to its end
-  kTerminated = 3,  // its process got SIGTERM
+  kFailing = 1,     // the script ends because of an error, which is `cause`
+  kLeft = 2,        // the process group was destroyed, or the script has ended
+  kTerminated = 3,  // the process got SIGTERM
 };
 
-// Mapped by all peers on the machine. Zeroed at first. All members are atomics, so any thread of
-// any rank of the machine may use them. OwnPage has what only the rank itself writes.
+// What a forward or backward of a rank has raised since the rank began its last step.
+enum class Fault : uint32_t {
+  kNone = 0,
+  kOfStep = 1,    // an error of a backward, or of ddpx in a forward
+  kOfModule = 2,  // an error of the module's own code in a forward
+};
+
+// All peers on the machine map the page. Zeroed at first. Any thread of any rank of the machine may
+// use all members. OwnPage has the functions that only the owner may call.
 struct StatusPage {
-  std::atomic<uint64_t> token;      // of the page: who maps the page knows that it is the right one
+  std::atomic<uint64_t> token;      // identifies the page to a process that maps it
   SharedActivity current;           // of the host
   SharedActivity device;            // see DeviceProgress
-  std::atomic<uint64_t> num_calls;  // to the group, as its watchdog counted them last; 0: unknown
+  std::atomic<uint64_t> num_calls;  // to the group, at the last check of the watchdog; 0: unknown
   std::atomic<Presence> state;
   std::atomic<bool> blames_peer;  // a failing rank fails because of another rank
   SharedText<2048> cause;
-  SharedText<1024> detail;  // of the activity: what the owner found out about itself
+  SharedText<1024> detail;  // of the activity; see WrapperNames::describe_missing
   SharedText<2048> note;    // for agreements between survivors
   std::atomic<uint32_t> num_stack_requests;
-  SharedText<32768> stack;    // answers to them
-  SharedText<8192> recorded;  // the last calls, see RecordedCalls
+  SharedText<32768> stack;    // the answer to the last request
+  SharedText<8192> recorded;  // see RecordedCalls
   RecentSteps calls;
   FrozenParams frozen;
-  std::atomic<int64_t> fault_ns;  // when a forward or backward raised; 0 once the rank goes on
-  std::atomic<bool> fault_is_of_module;  // the module's own code raised in a forward
-  SharedText<2048> fault;                // the first line of that error
-  HostTable host;  // of use on the page of the host's first member; the last member, as it grows
+  std::atomic<Fault> fault;       // kNone once the rank goes on
+  std::atomic<int64_t> fault_ns;  // when it was raised
+  SharedText<2048> fault_text;    // its first line
+  HostTable host;  // used on one page of each host; the last member, since its size varies
 
   Activity activity() const {
     return current.load();
@@ -57,11 +64,11 @@ struct StatusPage {
   }
 };
 
-// The status page behind a descriptor. Null if the file is too small. Throws os::Error if it is no
-// memory file.
+// The status page behind a descriptor. Null if the file is too small. Throws os::Error unless the
+// descriptor is that of a sealed memory file.
 std::shared_ptr<StatusPage> map_page(int fd, int world_size);
 
-// This rank's own.
+// The status page of this rank. Owned by GroupState. Thread-safe.
 class OwnPage {
  public:
   OwnPage(uint64_t token, int world_size);
@@ -76,16 +83,16 @@ class OwnPage {
     return {page_, &page_->host};
   }
 
-  // Publishes an activity that begins now. A backward goes on while it launches buckets. Takes some
-  // stores and a look at the clock.
+  // Publishes an activity that begins now. A backward that launches a bucket keeps its start time.
+  // Takes some stores, and reads the clock.
   void note(Activity activity);
 
   // A forward or backward of this rank has raised an error, which the script may catch.
-  void note_fault(const std::string& text, bool is_of_module = false);
-  // The next forward or backward begins. One load without a fault.
+  void note_fault(Fault fault, const std::string& text);
+  // The next forward or backward begins. One atomic load if there was no fault.
   void go_on();
 
-  // Only the first end counts, but that a failing rank may have seemed to end in another way.
+  // The first state other than kThere stays, except that kFailing replaces any other state.
   void leave();
   void mark_terminated();
   void fail(const std::string& cause, bool blames_peer);

@@ -20,7 +20,7 @@ std::shared_ptr<StatusPage> open_page(const Introduction& rank, int world_size) 
     auto page = map_page(fd.get(), world_size);
     return page && page->token == rank.token ? page : nullptr;
   } catch (const os::Error&) {
-    return nullptr;  // the number stands for some other file
+    return nullptr;  // the descriptor is that of another file
   }
 }
 

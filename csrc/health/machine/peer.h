@@ -1,4 +1,4 @@
-// Another rank of the group, as this rank sees it.
+// Another rank of the group, from the view of this rank.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace ddpx::health {
 // Owned by the table of peers. Immutable, and thread-safe.
 class Peer {
  public:
-  // A peer is local if this process can open its status page, or sees its process with the claimed
-  // start time. Machines may claim to be the same: virtual machines that are copies of each other.
-  // `host`: the table of this rank's host; null in tests.
+  // A peer is local if this process can open its status page, or finds its process with the claimed
+  // start time. Copies of a virtual machine claim to be the same machine. `host` is the table of
+  // this rank's host, or null in tests.
   Peer(Introduction introduction, const os::ProcessId& self, std::shared_ptr<HostTable> host);
 
   int rank() const {
@@ -38,28 +38,27 @@ class Peer {
     return page_.get();
   }
 
-  // Whether the process has ended, and whether a signal has stopped it, as far as this process can
-  // tell.
+  // Whether the process has ended, and whether a signal has stopped it. False if unknown.
   bool ended() const {
     return local() && watch_->ended();
   }
   bool stopped() const {
     return local() && watch_->state() == 'T';
   }
-  // Of a rank whose page this process cannot open: kLeft or kThere.
+  // kLeft or kThere if this process cannot open the page.
   Presence presence() const;
 
-  // nullopt if unknown. Of a rank of another host: the last that its host wrote.
+  // nullopt if unknown. For a rank of another host, the last activity that its host wrote.
   std::optional<Activity> activity() const;
 
-  // The calls that the rank has made to the group. 0: unknown.
+  // The number of calls that the rank has made to the group. 0: unknown.
   uint64_t num_calls() const;
 
-  // What its device does of a step that its host has ended; see DeviceProgress. nullopt if nothing,
-  // or if unknown, as of a rank whose page this process cannot open.
+  // The activity of the device in a step that the host has ended; see DeviceProgress. nullopt if
+  // the device is idle, or if this process cannot open the page.
   std::optional<Activity> device() const;
 
-  // When the host of the rank last wrote something new; 0 for ranks of this host.
+  // When the host of the rank last wrote a message; 0 for ranks of this host.
   int64_t heard_ns() const;
 
  private:

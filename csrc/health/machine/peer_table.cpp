@@ -7,14 +7,14 @@
 namespace ddpx::health {
 namespace {
 
-// Who is to blame for the end of a rank. The first kind that is found counts.
+// The cause of the end of a rank. The report has only ranks of the first kind that is found.
 enum Blame : std::size_t { kItself, kHasLeft, kAnotherRank };
 
 // How a rank has ended.
 struct End {
   std::string what;
   Blame blame = kItself;
-  bool may_be_meant = false;  // harms only ranks that wait for this rank
+  bool may_be_intended = false;  // then only a failure for ranks that wait for this rank
 };
 
 std::optional<End> end_of(const Peer& peer) {
@@ -23,11 +23,11 @@ std::optional<End> end_of(const Peer& peer) {
   if (presence == Presence::kFailing) {
     const bool blames_peer = peer.page()->blames_peer;
     if (blames_peer && !ended) {
-      return std::nullopt;  // the other rank will be seen, too
+      return std::nullopt;  // the other rank is found, too
     }
     return End{"raised an exception that ended its script", blames_peer ? kAnotherRank : kItself};
   }
-  // Read at once, since the parent may take it away.
+  // Read at once: the kernel may forget the status when the parent reads it.
   const auto status = ended ? peer.watch()->wait_status() : std::nullopt;
   if (presence == Presence::kLeft && status.value_or(0) == 0) {
     return End{"has left (its script ended, or it destroyed its process group)", kHasLeft, true};
@@ -38,12 +38,12 @@ std::optional<End> end_of(const Peer& peer) {
   if (presence == Presence::kTerminated) {
     return End{"ended after SIGTERM", kAnotherRank, true};
   }
-  // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0). Old kernels do not
-  // tell the status after the parent has taken note of the end.
+  // sys.exit(1) leaves with an exit code. Some scripts end with os._exit(0). In old kernels the
+  // status is unknown after the parent has read it.
   const auto activity = peer.activity();
   const bool in_step = activity && activity->doing != Doing::kOutside;
-  const bool may_be_meant = presence == Presence::kLeft || status == 0 || (!status && !in_step);
-  return End{os::describe_ending(status), kItself, may_be_meant};
+  const bool may_be_intended = presence == Presence::kLeft || status == 0 || (!status && !in_step);
+  return End{os::describe_ending(status), kItself, may_be_intended};
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ void PeerTable::meet(const std::shared_ptr<HostTable>& host, const os::ProcessId
     if (rank == rank_ || known[static_cast<std::size_t>(rank)] || entry.host == 0) {
       continue;
     }
-    const auto who = Introduction::from_text(entry.introduction.read());
+    const auto who = Introduction::decode(entry.introduction.read());
     if (who && who->rank == rank) {
       add(std::make_shared<Peer>(*who, self, host));
     }
@@ -72,7 +72,7 @@ void PeerTable::add(std::shared_ptr<Peer> peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& place = peers_.at(static_cast<std::size_t>(peer->rank()));
   if (place) {
-    return;  // another thread was quicker
+    return;  // another thread has added the peer
   }
   if (peer->page() != nullptr) {
     auto with_page = std::make_shared<Peers>(*with_page_);
@@ -140,7 +140,7 @@ std::optional<Failure> PeerTable::find_dead(Left left) const {
   for (const auto& peer : all()) {
     const auto end = peer ? end_of(*peer) : std::nullopt;
     const bool counts = left == Left::kAll || (left == Left::kOfThisHost && peer && peer->local());
-    if (!end || (end->may_be_meant && !counts)) {
+    if (!end || (end->may_be_intended && !counts)) {
       continue;
     }
     auto lost = lost_rank(peer->rank(), end->what);
@@ -201,8 +201,8 @@ std::optional<Failure> PeerTable::find_unknown(bool store_answers) const {
   const auto is_unknown = [&](int rank) {
     return rank != rank_ && !peers[static_cast<std::size_t>(rank)];
   };
-  // Without the store, a rank knows nothing of the others. The lost store tells of the rank that
-  // serves it.
+  // Without the store, other ranks cannot become known. The end of the store means that the rank
+  // that serves the store is lost.
   const auto serving = store_rank();
   if (!store_answers && !serving) {
     return store_lost(/*silent=*/false);
@@ -266,8 +266,8 @@ std::string PeerTable::last_activity(const Peer& peer) const {
     text += (text.empty() || more.empty() ? "" : ", ") + more;
   };
   add(peer.page() ? peer.page()->detail.read() : "");
-  if (peer.page() && peer.page()->fault_ns.load(std::memory_order_acquire) != 0) {
-    add("which raised " + peer.page()->fault.read());
+  if (peer.page() && peer.page()->fault != Fault::kNone) {
+    add("which raised " + peer.page()->fault_text.read());
   }
   add(peer.stopped() ? "stopped by a signal (SIGSTOP)" : "");
   return text;

@@ -28,7 +28,7 @@ class PeerTable {
     return rank_;
   }
 
-  // Adds the peers that have an entry in the table of this rank's host.
+  // Adds the peers that have entries in the table of this rank's host.
   void meet(const std::shared_ptr<HostTable>& host, const os::ProcessId& self);
   void add(std::shared_ptr<Peer> peer);
 
@@ -38,45 +38,45 @@ class PeerTable {
   bool any_remote() const;  // whether a known peer is not local
   bool all_are_known() const;
 
-  // The peers whose status page this rank can read, in no order.
+  // The peers whose status pages this rank can read, in no order.
   std::shared_ptr<const Peers> with_page() const;
 
   void name_ranks(RankNames names);
   RankNames rank_names() const;
 
-  BucketNames& names() const {
+  WrapperNames& names() const {
     return names_;
   }
 
-  // Ranks that are dead, or whose script ends with an error. Ranks that fail because of another
-  // rank are left out, unless all ranks found are of this kind.
+  // The ranks that are dead, or whose scripts end with an error. Ranks that fail because of another
+  // rank are left out, unless all these ranks do.
   std::optional<Failure> find_dead(Left left) const;
 
-  // Ranks of other hosts whose hosts have written nothing new for a while, although this rank has
-  // asked since `asked_ns`. `read_ns`: when this host last read what the other hosts wrote.
+  // The ranks of hosts that have written no message for kHostSilence, although this rank has asked
+  // for messages since `asked_ns`. `read_ns`: when this host last read the messages.
   std::optional<Failure> find_silent(int64_t asked_ns, int64_t read_ns) const;
 
-  // The rank of this group that usually serves the store: rank 0 of the job. nullopt if that rank
-  // is not in the group.
+  // The rank that usually serves the store: rank 0 of the job. nullopt if that rank is not in the
+  // group.
   std::optional<int> store_rank() const;
 
-  // The end of the store, as a failure of store_rank(). `silent`: the store does not answer. Its
-  // whole host may be lost, or its process alone may be stopped.
+  // The failure of store_rank() because the store is lost. `silent`: the store does not answer. Its
+  // host may be lost, or only its process may be stopped.
   Failure store_lost(bool silent) const;
 
   // Describes this or another rank, which may be unknown.
   LostRank lost_rank(int rank, std::string what) const;
 
-  // Ranks that have not introduced themselves, and so have not got as far as wrapping a model.
-  // `store_answers`: the store could be asked for them to the end.
+  // The ranks that have not introduced themselves, since they have not wrapped a model.
+  // `store_answers`: this rank could ask the store for these ranks.
   std::optional<Failure> find_unknown(bool store_answers) const;
 
-  // Ranks for which this rank waits at `ours`.
+  // The ranks that this rank waits for at `ours`.
   std::vector<int> missing(const Activity& ours) const;
   std::string describe_missing(int rank) const;
 
-  // Whether the hosts of these ranks have written something new since then. Ranks of this host, and
-  // ranks that are not known, count as if they had.
+  // Whether the hosts of these ranks have written messages since then. True for ranks of this host,
+  // and for unknown ranks.
   bool have_written_since(int64_t time_ns, const std::vector<int>& ranks) const;
 
  private:
@@ -88,7 +88,7 @@ class PeerTable {
   Peers peers_;
   std::shared_ptr<const Peers> with_page_ = std::make_shared<Peers>();
   RankNames rank_names_;
-  mutable BucketNames names_;  // needs no lock
+  mutable WrapperNames names_;  // needs no lock
 };
 
 }  // namespace ddpx::health

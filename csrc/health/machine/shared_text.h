@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <thread>
+
+#include "clock.h"
 
 namespace ddpx::health {
 
@@ -35,8 +36,8 @@ class SharedText {
  public:
   static constexpr std::size_t kMostBytes = kBytes;
 
-  // A text that is too long is cut off between characters of UTF-8. Of two threads that write at
-  // the same time, the second one waits. A writer that died half way is written over.
+  // A text that is too long is cut off between characters of UTF-8. If two threads write at the
+  // same time, the second thread waits. If a writer has died, the next writer replaces its text.
   void write(const std::string& text) {
     const auto length = cut_utf8(text, kBytes);
     const auto writing = begin_write();
@@ -79,11 +80,9 @@ class SharedText {
 
  private:
   static constexpr int kAttempts = 1000;
-  // A writer that lives has written by then, though other processes use its core.
-  static constexpr auto kTimeToWrite = std::chrono::milliseconds(200);
 
   uint32_t begin_write() {
-    const auto deadline = std::chrono::steady_clock::now() + kTimeToWrite;
+    const auto deadline_ns = now_ns() + times::kWriteText;
     do {
       auto before = version_.load(std::memory_order_relaxed);
       if (before % 2 == 0 &&
@@ -91,7 +90,7 @@ class SharedText {
         return before + 1;
       }
       std::this_thread::yield();
-    } while (std::chrono::steady_clock::now() < deadline);
+    } while (now_ns() < deadline_ns);
     const auto writing = (version_.load(std::memory_order_relaxed) | 1) + 2;  // odd, and new
     version_.store(writing, std::memory_order_relaxed);
     return writing;

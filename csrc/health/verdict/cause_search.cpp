@@ -7,7 +7,7 @@ std::optional<Failure> CauseSearch::find(
     Reason reason, int64_t since_ns, const std::optional<Wait>& wait) const {
   const auto lasted_ns = now_ns() - since_ns;
   const auto left_ns =
-      wait && !wait->is_certain ? times::kUncertainLeftMatters : times::kLeftMatters;
+      wait && !wait->is_certain() ? times::kUncertainLeftMatters : times::kLeftMatters;
   const bool call_failed = reason >= Reason::kCallFailed;
   const bool also_left = call_failed && !state_.is_terminated();
   const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
@@ -19,7 +19,7 @@ std::optional<Failure> CauseSearch::find(
     failure = find_left(wait.value_or(Wait{state_.activity()}));
   }
   if (!failure && reason >= Reason::kAllHadTime) {
-    failure = find_silent(since_ns);
+    failure = find_silent_or_unknown(since_ns);
   }
   if (!failure && reason == Reason::kWaits && lasted_ns > times::kStoreMatters) {
     failure = find_lost_store(StoreState::kSilent);
@@ -44,7 +44,7 @@ std::optional<Failure> CauseSearch::find(
 std::optional<Failure> CauseSearch::find_declared() const {
   const auto* table = state_.table();
   const auto text = table == nullptr ? std::nullopt : table->declared();
-  return text ? Failure::from_text(*text) : std::nullopt;
+  return text ? Failure::decode(*text) : std::nullopt;
 }
 
 std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
@@ -57,14 +57,13 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
   return declared ? declared : dead;
 }
 
-// Ranks whose scripts have caught an error of a step, and do not go on. An error that the module's
-// own code raised in a forward does not count: the script may need time to try the step again, as
-// after a lack of memory. A warning of the late rank names it.
+// Finds ranks whose scripts have caught an error of a step, and have not begun another step. An
+// error of the module's own code in a forward does not count: the script may need time to try the
+// step again, for example after a lack of memory. Warnings about the late rank have the error.
 std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
   const auto is_faulty = [](const std::shared_ptr<Peer>& peer) {
-    const auto fault_ns = peer->page()->fault_ns.load(std::memory_order_acquire);
-    return fault_ns != 0 && !peer->page()->fault_is_of_module &&
-           now_ns() - fault_ns > times::kNextStep;
+    const auto& page = *peer->page();
+    return page.fault == Fault::kOfStep && now_ns() - page.fault_ns > times::kNextStep;
   };
   const auto peers = state_.peers.with_page();
   if (std::none_of(peers->begin(), peers->end(), is_faulty)) {
@@ -76,14 +75,14 @@ std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
     if (peer && peer->page() != nullptr && is_faulty(peer)) {
       auto lost = state_.peers.lost_rank(
           rank, "raised an error in a step, and has not begun another step since");
-      lost.cause = peer->page()->fault.read();
+      lost.cause = peer->page()->fault_text.read();
       failure.lost.push_back(std::move(lost));
     }
   }
   return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
 }
 
-// A rank that has left may have done its part before.
+// A rank that has left is lost only if it is missing in the call: it may have done its part before.
 std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
   auto left = state_.peers.find_dead(Left::kAll);
   const auto missing = left ? missing_ranks(state_.peers, wait) : std::vector<int>();
@@ -94,8 +93,7 @@ std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
   return matters ? left : std::nullopt;
 }
 
-// Silent hosts and unknown ranks.
-std::optional<Failure> CauseSearch::find_silent(int64_t since_ns) const {
+std::optional<Failure> CauseSearch::find_silent_or_unknown(int64_t since_ns) const {
   const auto store = state_.channel->store_state();
   const auto* table = state_.table();
   const bool is_prompt = store == StoreState::kAnswers && table != nullptr;
@@ -103,9 +101,8 @@ std::optional<Failure> CauseSearch::find_silent(int64_t since_ns) const {
   return silent ? silent : state_.peers.find_unknown(/*store_answers=*/store < StoreState::kLost);
 }
 
-// Without the store, ranks cannot hear of failures of other hosts. Before all ranks are known, this
-// matters only if the rank that serves the store is not known, and a store that is slow or stopped
-// is no failure.
+// Without the store, ranks do not learn of failures of other hosts. Before all ranks are known,
+// only the end of the store is a failure, and only if the rank that serves the store is unknown.
 std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
   const auto store = state_.channel->store_state();
   const auto* table = state_.table();

@@ -3,59 +3,37 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <set>
 #include <sstream>
 
-#include "../machine/fields.h"
+#include "../machine/record.h"
 
 namespace ddpx::health {
 namespace {
 
 std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
 
-constexpr std::size_t kNumFields = 6;  // of a lost rank
-constexpr int kMostRanks = 1 << 16;    // of a group
+constexpr uint32_t kMostRanks = 1 << 16;  // of a group
 
 // "0-7,12".
-std::string ranges_of(const std::set<int>& ranks) {
+std::string in_ranges(const std::set<int>& ranks) {
   std::string text;
-  for (auto rank = ranks.begin(); rank != ranks.end();) {
-    const int first = *rank;
-    int last = first;
-    while (++rank != ranks.end() && *rank == last + 1) {
-      last = *rank;
-    }
-    text += (text.empty() ? "" : ",") + std::to_string(first);
-    text += last == first ? "" : "-" + std::to_string(last);
+  for (const auto& run : to_runs(ranks)) {
+    text += (text.empty() ? "" : ",") + std::to_string(run.first);
+    text += run.last == run.first ? "" : "-" + std::to_string(run.last);
   }
   return text;
 }
 
-std::set<int> ranks_from(const std::string& text) {
-  std::set<int> ranks;
-  std::istringstream ranges(text);
-  for (std::string range; std::getline(ranges, range, ',');) {
-    const auto dash = range.find('-');
-    const auto first = to_number<int>(range.substr(0, dash));
-    const auto last = dash == std::string::npos ? first : to_number<int>(range.substr(dash + 1));
-    if (!first || !last) {
-      break;
-    }
-    for (int rank = std::max(*first, 0); rank <= std::min(*last, kMostRanks - 1); ++rank) {
-      ranks.insert(rank);
-    }
-  }
-  return ranks;
-}
-
-// What to do about the cause.
+// What the user can do about the cause.
 std::string remedy(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kStalled:
       return failure.lost.empty()
-                 ? "Look at the connections between the ranks, and at what else their machines do. "
-                 : "Look at what that rank does, as ddpx.peer_stack(model, rank) shows it: it may "
-                   "wait in a collective call that the others do not make. ";
+                 ? "Check the connections between the ranks, and the load of their machines. "
+                 : "ddpx.peer_stack(model, rank) shows what that rank does. The rank may wait in a "
+                   "collective call that the other ranks do not make. ";
     case FailureKind::kLeft:
       return "Give every rank the same number of steps, or use model.join() for uneven inputs. ";
     case FailureKind::kDead:
@@ -66,18 +44,17 @@ std::string remedy(const Failure& failure) {
       break;
   }
   return "Look for a collective call (dist.barrier(), dist.all_reduce(...), a forward or backward "
-         "of another wrapper) that only some ranks make; one for some ranks needs a group of "
-         "theirs, by dist.new_group(). Code that writes into gradients while backward runs shows "
-         "in "
-         "this way, too. ";
+         "of another wrapper) that only some ranks make. A collective call for only some ranks "
+         "needs its own group: dist.new_group(). Code that writes into gradients while backward "
+         "runs has the same effect. ";
 }
 
 const char* consequence(FailureKind kind) {
   switch (kind) {
     case FailureKind::kMismatch:
-      return "Tensors may have been summed with what does not belong to them. ";
+      return "Sums may contain tensors of different calls. ";
     case FailureKind::kFrozen:
-      return "A rank that froze a parameter did not get its average, so that the weights of ranks "
+      return "A rank that froze a parameter did not get its average. The weights of the ranks "
              "differ from then on. ";
     case FailureKind::kDead:
     case FailureKind::kLeft:
@@ -87,7 +64,7 @@ const char* consequence(FailureKind kind) {
   return "The gradients of this step are not averaged. ";
 }
 
-// What to do to train on.
+// How to continue training.
 std::string way_on(const RankReport& report) {
   const std::string restart = "Start the job again from a checkpoint";
   if (report.failure.lost.empty() || !report.can_shrink) {
@@ -115,41 +92,32 @@ const char* error_name(FailureKind kind) {
   return "ddpx.RankFailure";
 }
 
-std::string Failure::to_text() const {
+std::string Failure::encode() const {
   std::set<int> ranks;
   for (const auto& each : lost) {
     ranks.insert(each.rank);
   }
-  auto text = join_fields({std::to_string(static_cast<int>(kind)), how, ranges_of(ranks)});
+  auto record = health::encode(kind, how, to_runs(ranks));
   for (const auto& each : lost) {
-    text += join_fields(
-        {std::to_string(each.rank),
-         each.host,
-         std::to_string(each.pid),
-         each.what,
-         each.cause,
-         each.last_seen});
+    record += health::encode(each.rank, each.host, each.pid, each.what, each.cause, each.last_seen);
   }
-  return text;
+  return record;
 }
 
-std::optional<Failure> Failure::from_text(const std::string& text) {
-  const auto fields = split_fields(text);
-  const auto code = fields.size() < 3 ? std::nullopt : to_number<int>(fields[0]);
-  if (!code || *code < 0 || *code > static_cast<int>(FailureKind::kFrozen)) {
+std::optional<Failure> Failure::decode(std::string_view record) {
+  Failure failure;
+  std::vector<Run> runs;
+  if (!health::decode(record, failure.kind, failure.how, runs) ||
+      failure.kind > FailureKind::kFrozen) {
     return std::nullopt;
   }
-  Failure failure{static_cast<FailureKind>(*code), {}, fields[1]};
-  auto ranks = ranks_from(fields[2]);
-  for (std::size_t at = 3; at + kNumFields <= fields.size(); at += kNumFields) {
-    const auto rank = to_number<int>(fields[at]);
-    const auto pid = to_number<int>(fields[at + 2]);
-    if (!rank || !pid) {
-      break;
-    }
-    failure.lost.push_back(
-        {*rank, fields[at + 1], *pid, fields[at + 3], fields[at + 4], fields[at + 5]});
-    ranks.erase(*rank);
+  const auto all = from_runs<int>(runs, kMostRanks);
+  std::set<int> ranks(all.begin(), all.end());
+  LostRank each;
+  while (health::decode(
+      record, each.rank, each.host, each.pid, each.what, each.cause, each.last_seen)) {
+    failure.lost.push_back(each);
+    ranks.erase(each.rank);
   }
   for (const int rank : ranks) {
     failure.lost.push_back({rank, "unknown", 0, "is lost, too", {}, {}, false});
@@ -186,7 +154,7 @@ std::string Failure::describe(const RankNames& names) const {
   }
   if (!others.empty()) {
     const bool one = others.size() == 1;
-    out << separator << (one ? "rank " : "ranks ") << ranges_of(others)
+    out << separator << (one ? "rank " : "ranks ") << in_ranges(others)
         << (one ? " is lost, too" : " are lost, too");
   }
   return out.str();
@@ -211,7 +179,7 @@ std::string RankReport::text() const {
   out << ", phase " << to_string(doing) << "] ";
   if (is_about_this_rank()) {
     out << "this rank is the " << (failure.kind == FailureKind::kStalled ? "late" : "lost")
-        << " one, and the others have given it up: ";
+        << " one, and the other ranks have given it up: ";
   }
   out << described << ".";
   if (bucket && !failure.is_mismatch()) {

@@ -22,7 +22,7 @@ bool is_late_on_device(const Peer& peer, const Wait& wait, const StatusPage& own
 
 }  // namespace
 
-std::optional<Failure> StallWatch::look(
+std::optional<Failure> StallWatch::check(
     std::optional<Wait> wait, const AwakeTime& awake, bool group_failed) {
   const bool waits = wait && !group_failed;
   if (const auto since_ns = waits ? wait->at.since_ns : 0; since_ns != current_.since_ns) {
@@ -38,15 +38,15 @@ std::optional<Failure> StallWatch::look(
   current_.waited_ns = awake.lasted_ns(wait->at.since_ns, now);
   const int64_t warn_ns = StallTimeouts::instance().warn_ns;
   const int64_t raise_ns = this->raise_ns(*wait);
-  // Other hosts are asked for their states when half of the time has passed.
+  // This rank asks other hosts for their states when half of the time has passed.
   if (current_.waited_ns <= std::min(warn_ns, raise_ns) / 2) {
     return std::nullopt;
   }
   wait->missing = missing_ranks(state_.peers, *wait);
   state_.want_states();
   current_.asked_ns = current_.asked_ns == 0 ? now : current_.asked_ns;
-  // What a host wrote before it was asked is out of date. Within a quarter of a lease, another rank
-  // takes over from a keeper that has stopped.
+  // States that a host wrote before the request are out of date. If the keeper of that host has
+  // stopped, another rank takes over within this time.
   if (!state_.peers.have_written_since(current_.asked_ns + times::kFastPeriod, wait->missing) &&
       now - current_.asked_ns < times::message_wait(state_.group.lease_ns)) {
     return std::nullopt;
@@ -63,11 +63,11 @@ std::optional<Failure> StallWatch::look(
   return std::nullopt;
 }
 
-// On a device, the backend itself may end the process when a call times out. Numbers of calls alone
-// do not show that a call waits.
+// On a device, the backend may end the process when a call times out. Numbers of calls alone do not
+// show that a call waits.
 int64_t StallWatch::raise_ns(const Wait& wait) const {
   const int64_t raise_ns = StallTimeouts::instance().raise_ns;
-  const bool call_waits = state_.group.on_device && (wait.device_waits || wait.is_certain);
+  const bool call_waits = state_.group.on_device && wait.kind != Wait::Kind::kCalls;
   const auto timeout_ns = call_waits ? state_.group.timeout_ns() : 0;
   if (timeout_ns <= 0) {
     return raise_ns;
@@ -85,16 +85,16 @@ void StallWatch::warn(const Wait& wait) {
   std::ostringstream out;
   out << state_.peers.rank_names().name(state_.group.rank)
       << (in_hook ? " has been " : " has waited ") << in_seconds(current_.waited_ns) << " s"
-      << (wait.on_device ? " for other ranks, on its device, in " : " in ")
+      << (wait.on_device() ? " for other ranks, on its device, in " : " in ")
       << state_.peers.names().describe(own);
   if (wait.missing.empty()) {
-    out << "; all ranks have come so far";
+    out << "; every rank has reached this point";
     if (const auto calls = uneven_sequences(own)) {
-      out << ", but not with the same number of calls to the group before this step (" << *calls
-          << "): if none of these are send and recv, ranks made different collective calls, and "
-             "wait in calls that do not fit together";
+      out << ", but ranks made different numbers of calls to the group before this step (" << *calls
+          << "). Unless these are send and recv, ranks made different collective calls, and wait "
+             "in calls that do not match";
     } else {
-      out << ", so that the " << (in_hook ? "hook, or what it waits for," : "communication")
+      out << ", so " << (in_hook ? "the hook, or a call in the hook," : "the communication")
           << " takes long";
     }
   }
@@ -111,9 +111,9 @@ void StallWatch::warn(const Wait& wait) {
   }
 }
 
-// How a rank is late for a device: ", on its host for 12.3 s", or "".
+// How a rank is late for a device, such as " for 12.3 s", or "".
 std::string StallWatch::describe_late(const Wait& wait, int rank) const {
-  const auto peer = wait.on_device ? state_.peers.peer(rank) : nullptr;
+  const auto peer = wait.on_device() ? state_.peers.peer(rank) : nullptr;
   const auto theirs = peer ? peer->activity() : std::nullopt;
   if (!theirs) {
     return {};
@@ -144,7 +144,7 @@ void StallWatch::log_end(const Current& wait) const {
   state_.log("stall_over", who + " after " + in_seconds(wait.waited_ns) + " s", own);
 }
 
-// On a thread of its own, since an answer takes a while.
+// On a thread of its own, because the late rank may take seconds to answer.
 void StallWatch::log_stack_of(int rank) const {
   std::thread([weak = state_.weak_from_this(), peer = state_.peers.peer(rank), rank]() noexcept {
     try {
@@ -154,7 +154,7 @@ void StallWatch::log_stack_of(int rank) const {
         state->log("stack", text, rank);
       }
     } catch (const std::exception&) {
-      // Out of memory, for example. The stack is left out.
+      // Out of memory, for example. The warning then has no stack.
     }
   }).detach();
 }
@@ -169,7 +169,7 @@ std::optional<Failure> StallWatch::find_stall(const Wait& wait, int64_t waited_n
     const auto peer = state_.peers.peer(rank);
     const bool known = peer != nullptr;
     const bool on_device =
-        wait.on_device && known && is_late_on_device(*peer, wait, state_.page.view());
+        wait.on_device() && known && is_late_on_device(*peer, wait, state_.page.view());
     failure.lost.push_back(state_.peers.lost_rank(
         rank,
         on_device ? "has not come for " + seconds + ": its device has not computed its gradients"
@@ -182,7 +182,7 @@ std::optional<Failure> StallWatch::find_stall(const Wait& wait, int64_t waited_n
   if (const auto calls = uneven_sequences(own)) {
     failure.kind = FailureKind::kMismatch;
     failure.how = "ranks wait for each other in step " + std::to_string(own.step) +
-                  ", before which they had not made the same number of calls to the group (" +
+                  ", and had made different numbers of calls to the group before this step (" +
                   *calls + "; send and recv count, too)";
     return failure;
   }
@@ -191,8 +191,9 @@ std::optional<Failure> StallWatch::find_stall(const Wait& wait, int64_t waited_n
   return own.doing == Doing::kHook ? std::nullopt : std::make_optional(failure);
 }
 
-// A rank that waits itself is late because of another one. While the store does not answer, the
-// states of ranks of other hosts are unknown, and the rank that may serve the store is to blame.
+// A missing rank that waits itself is late because of another rank. While the store does not
+// answer, the states of ranks of other hosts are unknown, and the rank that serves the store is to
+// blame.
 std::vector<int> StallWatch::most_to_blame(const Wait& wait) const {
   auto missing = wait.missing;
   const bool store_silent = state_.channel->store_state() >= StoreState::kSlow;

@@ -1,4 +1,4 @@
-// Waits of this rank that take long: warnings about ranks that are late, and the stall error.
+// Warnings about long waits of this rank, and the stall error.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace ddpx::health {
 
-// How long a rank waits for others before it warns, and before it gives up. Settings of this
+// How long a rank waits for other ranks before it warns, and before it raises. Settings of this
 // process. Any thread may change them at any time.
 struct StallTimeouts {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
@@ -28,27 +28,27 @@ struct StallTimeouts {
   }
 };
 
-// Owned by the monitor. The watchdog's thread calls look(), any thread find_stall().
+// Owned by the monitor. The watchdog's thread calls check(), any thread find_stall().
 class StallWatch {
  public:
   explicit StallWatch(GroupState& state) : state_(state) {}
 
-  // Warns if the wait of this rank takes long. Returns a failure if it takes too long.
+  // Warns if the wait of this rank takes long. Returns a failure if the wait takes too long.
   // `group_failed`: the wait will end for this reason.
-  std::optional<Failure> look(std::optional<Wait> wait, const AwakeTime& awake, bool group_failed);
+  std::optional<Failure> check(std::optional<Wait> wait, const AwakeTime& awake, bool group_failed);
 
   // The failure if a wait ends without success after `waited_ns`, and all ranks live. nullopt if
-  // no rank is `missing`, and the rank is in a communication hook.
+  // no rank is missing, and this rank is in a communication hook.
   std::optional<Failure> find_stall(const Wait& wait, int64_t waited_ns) const;
 
  private:
-  // The wait that goes on.
+  // The current wait.
   struct Current {
-    int64_t since_ns = 0;  // 0: this rank waits for no other
+    int64_t since_ns = 0;  // 0: this rank waits for no other rank
     int64_t waited_ns = 0;
     int64_t next_warning_ns = 0;  // after the start of the wait; 0: no warning yet
     int64_t asked_ns = 0;         // when other hosts were first asked for their states
-    std::vector<int> missing;     // ranks, at the last warning
+    std::vector<int> missing;     // at the last warning
   };
 
   int64_t raise_ns(const Wait& wait) const;

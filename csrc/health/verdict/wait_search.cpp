@@ -5,8 +5,8 @@
 namespace ddpx::health {
 namespace {
 
-// Whether a rank at `theirs` has not launched what a rank at `ours` has. Ranks may use several
-// wrappers in turn, and hosts on a device run ahead: of different wrappers nothing is known.
+// Whether a rank at `theirs` has not launched a bucket that a rank at `ours` has launched. False if
+// the wrappers differ: ranks may use several wrappers in turn, and hosts run ahead of the device.
 bool has_not_launched(const Activity& theirs, const Activity& ours) {
   return theirs.model == ours.model && is_behind(theirs, ours);
 }
@@ -19,7 +19,7 @@ bool is_behind_on_device(const std::optional<Activity>& theirs, const Activity& 
 }
 
 std::vector<int> missing_ranks(const PeerTable& peers, const Wait& wait) {
-  if (!wait.on_device) {
+  if (!wait.on_device()) {
     return peers.missing(wait.at);
   }
   auto missing = wait.missing;
@@ -33,7 +33,7 @@ std::vector<int> missing_ranks(const PeerTable& peers, const Wait& wait) {
   return missing;
 }
 
-std::optional<Wait> WaitSearch::look(int64_t now_ns) {
+std::optional<Wait> WaitSearch::find(int64_t now_ns) {
   const auto own = state_.activity();
   if (may_wait(own.doing)) {
     return Wait{own};
@@ -45,10 +45,14 @@ std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
   const auto& page = state_.page.view();
   const auto device = page.device.is_known() ? page.device.load() : Activity{};
   const bool device_waits = device.doing == Doing::kWaiting;
-  Wait wait{device_waits ? device : own, true, device_waits, true, late_hosts(own, now_ns)};
-  wait.left_ns = last_left_ns(now_ns);
+  Wait wait{
+      device_waits ? device : own,
+      Wait::Kind::kLaunched,
+      late_hosts(own, now_ns),
+      last_left_ns(now_ns)};
+  const auto uncertain = device_waits ? Wait::Kind::kDevice : Wait::Kind::kCalls;
   if (!wait.missing.empty()) {
-    // A rank that is less late may wait for one that is later.
+    // A rank that is less late may wait for a rank that is later.
     const auto calls_of = [&](int rank) { return late_[static_cast<std::size_t>(rank)].num_calls; };
     uint64_t fewest = UINT64_MAX;
     for (const int rank : wait.missing) {
@@ -59,7 +63,7 @@ std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
     for (const int rank : wait.missing) {
       const auto& late = late_[static_cast<std::size_t>(rank)];
       wait.at.since_ns = std::min(wait.at.since_ns, late.since_ns);
-      wait.is_certain = wait.is_certain && late.is_certain;
+      wait.kind = late.is_certain ? wait.kind : uncertain;
     }
     return wait;
   }
@@ -67,7 +71,7 @@ std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
     return std::nullopt;
   }
   wait.missing = late_devices(device);
-  wait.is_certain = false;
+  wait.kind = uncertain;
   return wait;
 }
 
@@ -106,8 +110,8 @@ bool WaitSearch::is_late(const Peer& peer, const Activity& own, bool* is_certain
   if (!*is_certain && (calls == 0 || calls >= page.num_calls)) {
     return false;
   }
-  // A host that waits for its own device is not late: late_devices() judges the device. A process
-  // that is stopped does not publish what its device does.
+  // A host that waits for its own device is not late: late_devices() checks the device. A stopped
+  // process does not publish what its device does.
   return !peer.device() || peer.stopped();
 }
 

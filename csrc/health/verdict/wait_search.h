@@ -1,4 +1,4 @@
-// For which other ranks this rank waits.
+// The search for the ranks that this rank waits for.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,39 @@ namespace ddpx::health {
 
 // A wait of this rank for other ranks.
 struct Wait {
-  Activity at;                    // the call that waits; `since_ns`: the start of the wait
-  bool on_device = false;         // the host goes on, and waits only where it reads from the device
-  bool device_waits = false;      // the device has computed all, and waits now
-  bool is_certain = true;         // false: other ranks may have done their part already
+  // How this rank waits, as far as it knows.
+  enum class Kind {
+    kHost,      // the host waits in a call
+    kLaunched,  // the device waits, or will wait: a rank has not launched what this rank has
+    kDevice,    // the device waits, and other ranks may have done their part already
+    kCalls,     // a rank has made fewer calls than this rank: one of these calls may wait
+  };
+
+  Activity at;  // the call that waits; `since_ns`: the start of the wait
+  Kind kind = Kind::kHost;
   std::vector<int> missing = {};  // ranks that have not come; see missing_ranks()
   int64_t left_ns = 0;            // when this rank saw the last of all ranks that have left
+
+  // In a group on a device, hosts queue their calls and go on.
+  bool on_device() const {
+    return kind != Kind::kHost;
+  }
+  // Whether the missing ranks have not done their part.
+  bool is_certain() const {
+    return kind == Kind::kHost || kind == Kind::kLaunched;
+  }
 };
 
-// Finds the wait of this rank. Owned by the monitor. The watchdog's thread calls look().
+// Finds the wait of this rank. Owned by the monitor. The watchdog's thread calls find().
 //
-// A host that waits has published this (waits_for_peers). In a group on a device, hosts queue their
-// calls and go on, and the device waits for ranks that
+// A host that waits has published an activity that waits_for_peers(). In a group on a device, hosts
+// queue their calls and go on, and the device waits for ranks that
 //   - have not launched a bucket that this rank has launched in the step (as published), or that
 //     its device waits for (DeviceProgress);
 //   - have made fewer calls to the group, and whose device has nothing to do;
 //   - have launched the same buckets, but whose device has not computed the gradients.
-// Such a wait begins when this rank sees it. It begins anew when the other rank makes a call. What
-// is known of ranks of other hosts may be old, so they count only while the device waits.
+// Such a wait begins when this rank detects it, and again when the other rank makes a call. States
+// of ranks of other hosts may be old, so these ranks count only while the device waits.
 class WaitSearch {
  public:
   explicit WaitSearch(const GroupState& state)
@@ -37,12 +52,12 @@ class WaitSearch {
         left_ns_(late_.size()) {}
 
   // nullopt if this rank waits for no other rank.
-  std::optional<Wait> look(int64_t now_ns);
+  std::optional<Wait> find(int64_t now_ns);
 
  private:
-  // Another rank that this rank's calls wait for.
+  // Another rank that calls of this rank wait for.
   struct Late {
-    int64_t since_ns = 0;  // 0: it is not late
+    int64_t since_ns = 0;  // 0: the rank is not late
     uint64_t num_calls = 0;
     bool is_certain = false;
   };
@@ -55,11 +70,11 @@ class WaitSearch {
 
   const GroupState& state_;
   std::vector<Late> late_;        // by rank
-  std::vector<int64_t> left_ns_;  // by rank, when it was first seen to have left or ended; or 0
+  std::vector<int64_t> left_ns_;  // by rank, when this rank detected that it left or ended; or 0
 };
 
-// The ranks that have not come. For a wait of the host they are found only now, since that takes a
-// look at the process of each rank.
+// The ranks that have not reached the call. For a wait of the host, this function finds them, with
+// a system call for each rank.
 std::vector<int> missing_ranks(const PeerTable& peers, const Wait& wait);
 
 // Whether the device of `theirs` has not computed the gradients for which the device of `ours`
