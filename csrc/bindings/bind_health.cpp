@@ -40,6 +40,12 @@ void raise_in_python(const health::RankReport& report) {
   throw thrown;
 }
 
+// Throws in a forked child, whose page is that of its parent.
+health::OwnPage& page_of(Monitor& monitor) {
+  monitor.check_process();
+  return monitor.page();
+}
+
 // Decodes any bytes: another process may have been killed while it wrote them.
 py::str any_text(const std::string& text) {
   auto* decoded =
@@ -228,12 +234,12 @@ void bind_health(py::module_& module) {
       .def(
           "raise_if_failed", [](Monitor& self) { self.raise_if_failed(); }, NoGil())
       .def("explain_error", &Monitor::explain_error, py::arg("said"), NoGil())
-      .def("begin_construction", [](Monitor& self) { self.wrappers().begin_construction(); })
-      .def("begin_call", [](Monitor& self) { self.wrappers().begin_call(); })
-      .def("end_call", [](Monitor& self) { self.wrappers().end_call(); })
+      .def("begin_construction", [](Monitor& self) { page_of(self).begin_construction(); })
+      .def("begin_call", [](Monitor& self) { page_of(self).begin_call(); })
+      .def("end_call", [](Monitor& self) { page_of(self).end_call(); })
       .def(
           "note",
-          [](Monitor& self, health::Doing doing) { self.wrappers().note(doing); },
+          [](Monitor& self, health::Doing doing) { page_of(self).note(doing); },
           py::arg("doing"))
       .def("introduction", [](Monitor& self) { return py::bytes(self.state().introduction()); })
       .def(

@@ -82,7 +82,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   bool is_terminated() const {
     return page.view().presence() == Presence::kTerminated;
   }
-  // Logs a message about this rank or another one. ddpx/health/log.py has the level of each event.
+  // Logs a message about this rank or another rank. ddpx/health/log.py has the level of each event.
   void log(const char* event, std::string message, int about) const;
 
   const WatchedGroup group;

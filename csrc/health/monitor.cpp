@@ -16,7 +16,6 @@ constexpr const char* kRaised = "raised an exception that ended its script";
 Monitor::Monitor(WatchedGroup group, StoreAccess store)
     : forks_(os::num_forks()),
       state_(GroupState::create(std::move(group), std::move(store))),
-      wrappers_(state_->page),
       causes_(*state_),
       waits_(*state_),
       stalls_(*state_),

@@ -11,7 +11,6 @@
 
 #include "calls/recorded_calls.h"
 #include "group_state.h"
-#include "machine/wrappers.h"
 #include "verdict/cause_search.h"
 #include "verdict/stall_watch.h"
 #include "verdict/wait_search.h"
@@ -36,11 +35,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   }
   PeerTable& peers() const {
     return state_->peers;
-  }
-  // Throws as check_process() does.
-  Wrappers& wrappers() {
-    check_process();
-    return wrappers_;
   }
 
   // ---- for reducers ----------------------------------------------------------------------------
@@ -115,7 +109,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   const uint64_t forks_;  // when this was made
   const std::shared_ptr<GroupState> state_;
-  Wrappers wrappers_;
   os::FirstRecord<Failure> failure_{};
   const CauseSearch causes_;
   WaitSearch waits_;

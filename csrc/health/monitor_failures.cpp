@@ -144,7 +144,7 @@ void Monitor::explain_error(const std::string& said) {
   const auto& search = timed_out ? times::kAfterTimeout
                        : in_step ? times::kConnectionLost
                                  : times::kOutsideStep;
-  // The ranks that are missing when the error comes. They may come during the search for the cause.
+  // The ranks that are missing at the time of the error. They may arrive during the search.
   Wait wait{.at = own};
   wait.missing = timed_out ? peers().missing(own) : std::vector<int>();
   auto& channel = *state_->channel;

@@ -19,7 +19,7 @@
 namespace ddpx::health {
 namespace {
 
-// What the signal handler may touch.
+// Variables of the signal handler.
 std::atomic<int> wake_fd{-1};
 std::atomic<int> num_handlers{0};  // that run now
 std::atomic<pid_t> handler_owner{0};

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -81,22 +83,17 @@ MainBackend main_backend(ProcessGroup& group) {
   }
 }
 
-// The timeout of a call; 0 if unknown.
-int64_t timeout_ns(c10d::Backend& backend) {
-  try {
-    return std::chrono::nanoseconds(backend.getBackendOptions()->timeout).count();
-  } catch (const std::exception&) {
-    return 0;
-  }
-}
-
-// Whether the backend has an error. The host may get the error only at its next call.
-bool has_error(c10d::Backend& backend) {
-  try {
-    return backend.getError() != c10d::ErrorType::SUCCESS;
-  } catch (const std::exception&) {
-    return false;  // unknown
-  }
+// A function that asks a backend. It returns `unknown` once the backend is gone, or if it throws.
+template <class Answer, class Question>
+std::function<Answer()> asks(const BackendPtr& backend, Answer unknown, Question question) {
+  return [weak = WeakBackend(backend), unknown, question] {
+    const auto held = weak.lock();
+    try {
+      return held ? Answer(question(*held)) : unknown;
+    } catch (const std::exception&) {
+      return unknown;
+    }
+  };
 }
 
 enum class Counting { kNone, kAllCalls, kCollectives };
@@ -154,21 +151,19 @@ health::WatchedGroup describe(
   const auto [backend, on_device] = main_backend(*group);
   described.on_device = on_device;
   if (on_device) {
-    described.timeout_ns = [weak = WeakBackend(backend)] {
-      const auto held = weak.lock();
-      return held ? timeout_ns(*held) : 0;
-    };
-    described.has_error = [weak = WeakBackend(backend)] {
-      const auto held = weak.lock();
-      return held && has_error(*held);
-    };
+    described.timeout_ns = asks(backend, int64_t{0}, [](c10d::Backend& asked) {
+      return std::chrono::nanoseconds(asked.getBackendOptions()->timeout).count();
+    });
+    // The host may get this error only at its next call.
+    described.has_error = asks(backend, false, [](c10d::Backend& asked) {
+      return asked.getError() != c10d::ErrorType::SUCCESS;
+    });
   }
   const auto counting = counting_of(backend);
   if (counting != Counting::kNone) {
-    described.sequence = [weak = WeakBackend(backend)] {
-      const auto held = weak.lock();
-      return held ? held->getSequenceNumberForGroup() : 0;
-    };
+    described.sequence = asks(backend, uint64_t{0}, [](c10d::Backend& asked) {
+      return asked.getSequenceNumberForGroup();
+    });
   }
   // Other backends also count calls between two ranks, so correct ranks may have different numbers.
   described.same_sequence = counting == Counting::kCollectives;

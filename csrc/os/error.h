@@ -16,7 +16,7 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-// With the text of errno, which must still be that of the failed `call`.
+// An error with the text of errno, which must still be that of the failed `call`.
 Error system_error(const std::string& call);
 
 }  // namespace ddpx::os

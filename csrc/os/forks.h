@@ -6,12 +6,12 @@
 
 namespace ddpx::os {
 
-// How often this process was forked off since its first ancestor that called this function.
+// The number of forks between this process and its first ancestor that called this function.
 uint64_t num_forks();
 
-// Returns the one object of this type in this process. A forked child makes its own: threads of the
-// parent may hold locks of the old one. The object is never destroyed, since its threads may run
-// until the process ends. Thread-safe.
+// Returns the one object of this type in this process. A forked child makes its own object: threads
+// of the parent may hold locks of the old object. The object is never destroyed, since its threads
+// may run until the process ends. Thread-safe.
 template <class Object>
 Object& instance_in_process() {
   struct Instance {
@@ -28,7 +28,7 @@ Object& instance_in_process() {
   if (current.compare_exchange_strong(known, made)) {
     return made->object;
   }
-  delete made;  // another thread was quicker
+  delete made;  // another thread has made the object
   return known->object;
 }
 

@@ -62,8 +62,8 @@ bool is_over(const UniqueFd& pidfd) {
   return poll(&process, 1, 0) > 0;
 }
 
-// How a process ended, once its parent has taken note of the end. Before that, and before Linux
-// 6.15: nullopt.
+// The status of a process whose parent has read the status. Otherwise, and before Linux 6.15:
+// nullopt.
 std::optional<int> wait_status_of(int pidfd) {
   struct Info {                        // the kernel's struct pidfd_info, first version
     uint64_t mask = uint64_t{1} << 3;  // PIDFD_INFO_EXIT
@@ -79,8 +79,8 @@ std::optional<int> wait_status_of(int pidfd) {
 }
 
 constexpr const char* kAborted =
-    " (native code gave up, and its stderr says why; gloo does if ranks make different collective "
-    "calls)";
+    " (native code aborted it, and its stderr has the reason; gloo aborts a process if ranks make "
+    "different collective calls)";
 
 // `sigabbrev_np` needs glibc 2.32. torch's wheels run with glibc 2.28.
 std::string name_of_signal(int signal) {
@@ -153,8 +153,8 @@ bool ProcessWatch::ended() const {
   return now == 0 || now == 'Z' || now == 'X';
 }
 
-// The kernel has the status of a process in one of two places: before or after its parent has taken
-// note of the end.
+// The kernel has the status of a process in one of two places: before or after its parent has read
+// the status.
 std::optional<int> ProcessWatch::wait_status() const {
   const auto stat = read_stat(id_.pid);
   if (stat && stat->start_time == id_.start_time && stat->wait_status) {

@@ -1,4 +1,4 @@
-// Processes of this machine: which is which, whether it lives, how it ended.
+// Processes of this machine: identity, life and exit status.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@
 
 namespace ddpx::os {
 
-// Never the same for two processes.
+// Different for all processes.
 struct ProcessId {
   std::string machine;  // one boot, and one namespace of process ids
   pid_t pid = 0;
@@ -35,7 +35,7 @@ class ProcessWatch {
 
   bool ended() const;
 
-  // Of a process that has ended, as wait() gives it; nullopt if the kernel does not tell.
+  // The status of a process that has ended, as wait() returns it; nullopt if unknown.
   std::optional<int> wait_status() const;
 
   // 'T' if it is stopped, else as in proc(5); 0 if it is gone, or hidden.

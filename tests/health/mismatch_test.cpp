@@ -183,7 +183,7 @@ class CountingRanks {
       group.same_sequence = true;
       group.sequence = [sequence = sequences[static_cast<std::size_t>(rank)]] { return sequence; };
       monitors_.push_back(watch(group, access_to(store_)));
-      monitors_.back()->wrappers().begin_construction();
+      monitors_.back()->page().begin_construction();
       notes.emplace_back(monitors_.back(), MissingParams());
       notes.back().number_as_constructed();
     }

@@ -212,8 +212,8 @@ TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitFor
   store->hang();
   const auto waits = watch(group_of(1, 3), access_to(store));
   const auto computes = watch(group_of(2, 3), access_to(store));
-  waits->wrappers().begin_construction();
-  waits->wrappers().begin_call();
+  waits->page().begin_construction();
+  waits->page().begin_call();
   std::this_thread::sleep_for(std::chrono::milliseconds(3500));
   EXPECT_FALSE(waits->failed()) << "though the store may only be slow";
   store->lose();

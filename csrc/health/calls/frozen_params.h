@@ -26,7 +26,7 @@ class FrozenParams {
   // `params` ascend.
   void publish(uint32_t wrapper, uint64_t digest, const ParamIndices& params);
 
-  // For ranks of other hosts.
+  // The params of all wrappers, for ranks of other hosts.
   std::string encode_all() const;
 
   // The params in a result of encode_all(). nullopt if the params are not in it.

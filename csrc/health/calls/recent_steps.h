@@ -58,7 +58,7 @@ class RecentSteps {
 
   // nullopt if the step is no longer in memory, or has not started.
   std::optional<StepCalls> find(uint8_t model, uint32_t step) const;
-  // The same step of the same wrapper.
+  // Finds the same step of the same wrapper.
   std::optional<StepCalls> find(const StepCalls& other) const;
 
   // The steps whose buckets have all been reduced, for ranks of other hosts.

@@ -16,7 +16,7 @@ namespace ddpx::health {
 //
 // A rank that has made no call for two seconds publishes its last calls, once
 // (StatusPage::recorded; ddpx/health/recorded_calls.py reads them from torch's flight recorder).
-// Ranks of one host compare them.
+// Ranks of one host compare these calls.
 class RecordedCalls {
  public:
   explicit RecordedCalls(const GroupState& state) : state_(state) {}

@@ -36,7 +36,7 @@ StepTracker::StepTracker(
 
 void StepTracker::number_as_constructed() {
   if (monitor_) {
-    set_number(monitor_->wrappers().number_of_constructed());
+    set_number(monitor_->page().number_of_constructed());
   }
 }
 
@@ -79,7 +79,7 @@ void StepTracker::note_launch(std::size_t bucket, int64_t num_bytes, int dtype) 
     return;
   }
   if (calls_.wrapper == kUnnumbered) {
-    set_number(monitor_->wrappers().next_number());
+    set_number(monitor_->page().next_number());
   }
   if (calls_.num_launched == 0) {
     const auto& group = monitor_->state().group;

@@ -110,7 +110,7 @@ HostChannel::EventKind HostChannel::handle(uint32_t number, std::string_view eve
   }
   if (kind == EventKind::kLeaving) {
     table_->store_may_end = true;
-  } else if (kind == EventKind::kCall) {
+  } else if (kind == EventKind::kRequest) {
     fast_until_ns_ = now_() + times::kFastWriting;
     renewal_ns_ = 0;
   }
@@ -155,7 +155,7 @@ int64_t HostChannel::step(Store& store) {
   // After a request for messages, all hosts write at once, and then twice a second. So a message of
   // each host that lives arrives soon. This needs a store that answers in time.
   if (is_wanted() && keeper_.is_prompt && now_() > fast_until_ns_ - times::kPromptAnswer) {
-    post(store, EventKind::kCall, encode(table_->host.load()));
+    post(store, EventKind::kRequest, encode(table_->host.load()));
     keeper_.check_ns = 0;
   }
   // The request that is due first is first, so a slow store leaves time for both requests.
@@ -189,12 +189,12 @@ void HostChannel::renew(Store& store) {
   const int64_t renewed_ns = table_->renewed_ns;
   if (keeper_.cut_off_ns == 0 && start - renewed_ns > settings_.lease_ns) {
     keeper_.cut_off_ns = start;
-    keeper_.call_event = table_->next_event;  // write() has handled all earlier ones
+    keeper_.request_event = table_->next_event;  // write() has handled all earlier ones
     for (auto& host : keeper_.others) {
       host.has_answered = false;
       host.silent_ns = 0;
     }
-    post(store, EventKind::kCall, encode(table_->host.load()));
+    post(store, EventKind::kRequest, encode(table_->host.load()));
     keeper_.check_ns = 0;
   }
   if (keeper_.cut_off_ns == 0) {
@@ -349,7 +349,7 @@ void HostChannel::absorb(Host& host, const std::string& message) {
     return;
   }
   host.has_left = counter == kLeft;
-  host.has_answered = num_handled > keeper_.call_event;
+  host.has_answered = num_handled > keeper_.request_event;
   for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size()); ++i) {
     auto& entry = table_->rank(host.ranks[i]);
     entry.num_calls = ranks[i].num_calls;

@@ -102,7 +102,7 @@ class HostChannel {
   void leave(Store& store, bool serves_store);
 
  private:
-  enum class EventKind : uint8_t { kUnknown, kFailure, kCall, kLeaving };
+  enum class EventKind : uint8_t { kUnknown, kFailure, kRequest, kLeaving };
 
   struct Host {
     uint64_t token = 0;
@@ -160,7 +160,7 @@ class HostChannel {
     int64_t check_ns = 0;
     int64_t read_all_ns = 0;  // when all hosts may be read again for a rank that waits
     int64_t cut_off_ns = 0;   // when this host detected the end of its lease; 0: it has its lease
-    uint32_t call_event = 0;  // a host that has handled this event was alive after `cut_off_ns`
+    uint32_t request_event = 0;  // a host that has handled this event was alive after `cut_off_ns`
   } keeper_;
 };
 

@@ -14,7 +14,7 @@ struct Traits {
   bool waits_for_peers;
 };
 
-// By Doing.
+// Indexed by Doing.
 constexpr std::array kTraits{
     Traits{"construction", false},
     Traits{"construction", true},
@@ -36,7 +36,7 @@ const Traits& traits(Doing doing) {
   return kTraits.at(static_cast<std::size_t>(doing));
 }
 
-// How far a rank has come in the collective calls of its wrapper.
+// The progress of a rank in the collective calls of its wrapper.
 using Progress = std::tuple<uint32_t, Doing, uint32_t>;  // step, stage, number of launches
 
 Progress progress(const Activity& activity, uint32_t num_launched) {

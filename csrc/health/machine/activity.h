@@ -41,8 +41,8 @@ bool is_about_a_bucket(Doing doing);
 constexpr uint32_t kFirstOther = uint32_t{1} << 31;
 constexpr uint32_t kUnnumbered = UINT32_MAX - 1;  // a wrapper that has launched nothing yet
 
-// The same number in one byte: below kNumModels for wrappers that all ranks constructed together.
-// Numbers of each kind repeat after kNumModels.
+// The number of a wrapper in one byte: below kNumModels for wrappers that all ranks constructed
+// together. Numbers of each kind repeat after kNumModels.
 constexpr uint8_t kNumModels = 127;
 constexpr uint8_t kNotNumbered = 254;
 constexpr uint8_t kNoModel = 255;  // a wrapper under construction

@@ -36,7 +36,7 @@ bool poll_until(int64_t deadline_ns, int64_t period_ns, const Condition& conditi
 // not waited for other ranks in this time. One thread calls update(), any thread the other methods.
 class AwakeTime {
  public:
-  // To be called several times a second.
+  // The caller calls this several times a second.
   void update(int64_t now_ns) {
     if (now_ns - updated_ns_ > times::kStopped) {
       since_ns_ = now_ns;

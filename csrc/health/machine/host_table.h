@@ -1,4 +1,4 @@
-// Memory that all ranks of one host share. It lies on the status page of one of them.
+// Memory that all ranks of one host share, on the status page of one of these ranks.
 #pragma once
 
 #include <array>

@@ -28,6 +28,33 @@ void OwnPage::note(Activity activity) {
   page_->current.store(activity);
 }
 
+void OwnPage::begin_construction() {
+  const auto number = ++num_constructions_;
+  note({.doing = Doing::kConstructing, .model = kNoModel, .step = number});
+}
+
+// A rank that has begun fewer calls than another rank is behind that rank.
+void OwnPage::begin_call() {
+  auto activity = page_->activity();
+  if (activity.doing == Doing::kConstructing) {
+    activity.doing = Doing::kConstruction;
+    ++activity.bucket;
+    note(activity);
+  }
+}
+
+void OwnPage::end_call() {
+  if (page_->activity().doing == Doing::kConstruction) {
+    note(Doing::kConstructing);
+  }
+}
+
+void OwnPage::note(Doing doing) {
+  auto activity = page_->activity();
+  activity.doing = doing;
+  note(activity);
+}
+
 void OwnPage::note_fault(Fault fault, const std::string& text) {
   page_->fault_text.write(text.substr(0, text.find('\n')));
   page_->fault_ns.store(now_ns(), std::memory_order_relaxed);

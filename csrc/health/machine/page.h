@@ -24,7 +24,7 @@ enum class Presence : uint32_t {
   kTerminated = 3,  // the process got SIGTERM
 };
 
-// What a forward or backward of a rank has raised since the rank began its last step.
+// The error that a forward or backward of a rank has raised since the rank began its last step.
 enum class Fault : uint32_t {
   kNone = 0,
   kOfStep = 1,    // an error of a backward, or of ddpx in a forward
@@ -48,7 +48,7 @@ struct StatusPage {
   SharedText<8192> recorded;  // see RecordedCalls
   RecentSteps calls;
   FrozenParams frozen;
-  std::atomic<Fault> fault;       // kNone once the rank goes on
+  std::atomic<Fault> fault;       // kNone again when the rank begins a step
   std::atomic<int64_t> fault_ns;  // when it was raised
   SharedText<2048> fault_text;    // its first line
   HostTable host;  // used on one page of each host; the last member, since its size varies
@@ -87,6 +87,22 @@ class OwnPage {
   // Takes some stores, and reads the clock.
   void note(Activity activity);
 
+  // Publish the activity of the Python part: the construction of a wrapper, each collective call of
+  // a construction, and waits for buffers.
+  void begin_construction();
+  void begin_call();  // has no effect outside a construction
+  void end_call();
+  void note(Doing doing);
+
+  // Numbers for model_of(): for the wrapper that all ranks have just constructed, and for another
+  // wrapper before its first collective call.
+  uint32_t number_of_constructed() const {
+    return num_constructions_ - 1;
+  }
+  uint32_t next_number() {
+    return kFirstOther + num_others_++;
+  }
+
   // A forward or backward of this rank has raised an error, which the script may catch.
   void note_fault(Fault fault, const std::string& text);
   // The next forward or backward begins. One atomic load if there was no fault.
@@ -102,6 +118,8 @@ class OwnPage {
 
   os::UniqueFd fd_;
   std::shared_ptr<StatusPage> page_;
+  std::atomic<uint32_t> num_constructions_{0};
+  std::atomic<uint32_t> num_others_{0};
 };
 
 }  // namespace ddpx::health

@@ -32,7 +32,7 @@ class PeerTable {
   void meet(const std::shared_ptr<HostTable>& host, const os::ProcessId& self);
   void add(std::shared_ptr<Peer> peer);
 
-  // By rank. Null for this rank, and for ranks that are not known yet.
+  // All peers, by rank. Null for this rank, and for unknown ranks.
   Peers all() const;
   std::shared_ptr<Peer> peer(int rank) const;
   bool any_remote() const;  // whether a known peer is not local

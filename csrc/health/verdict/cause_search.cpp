@@ -52,7 +52,7 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
     return declared;
   }
   auto dead = state_.peers.find_dead(also_left ? Left::kOfThisHost : Left::kNone);
-  // A rank may have declared a failure and ended because of it since.
+  // A rank may have declared a failure meanwhile, and ended because of this failure.
   auto declared = dead ? find_declared() : std::nullopt;
   return declared ? declared : dead;
 }

@@ -21,7 +21,7 @@ struct Wait {
 
   Activity at;  // the call that waits; `since_ns`: the start of the wait
   Kind kind = Kind::kHost;
-  std::vector<int> missing = {};  // ranks that have not come; see missing_ranks()
+  std::vector<int> missing = {};  // see missing_ranks()
   int64_t left_ns = 0;            // when this rank saw the last of all ranks that have left
 
   // In a group on a device, hosts queue their calls and go on.
