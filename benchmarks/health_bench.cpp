@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/step_tracker.h"
+#include "health/calls/step_tracker.h"
 #include "health/watchdog.h"
 
 namespace {

@@ -23,7 +23,7 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parent
 UNITS = CSRC.parent / "build" / "units"
 
-ONE_FOLDER = ("shm", "health", "bindings")
+ONE_FOLDER = ("os", "shm", "health", "bindings")
 GROUPS = (*ONE_FOLDER, "core")
 # Limits the time to build after a change of one source. pybind11 makes much code of a line.
 LINES_PER_UNIT = {"bindings": 500}
@@ -37,7 +37,7 @@ def sources(group: str) -> list[Path]:
     if group not in GROUPS:
         raise ValueError(f"{group!r} is no group of sources. The groups are {', '.join(GROUPS)}.")
     if group in ONE_FOLDER:
-        return sorted(CSRC.glob(f"{group}/*.cpp"))
+        return sorted(CSRC.glob(f"{group}/**/*.cpp"))
     return sorted(
         path for path in CSRC.rglob("*.cpp") if path.relative_to(CSRC).parts[0] not in ONE_FOLDER
     )

@@ -150,7 +150,7 @@ class StepReport:
     def moments(self) -> list[int]: ...
 
 class Doing:
-    """``health::Doing`` of ``csrc/health/activity.h``: what a rank is doing."""
+    """``health::Doing`` of ``csrc/health/machine/activity.h``: what a rank is doing."""
 
     CONSTRUCTING: ClassVar[Doing]
     CONSTRUCTION: ClassVar[Doing]
@@ -170,7 +170,7 @@ class Doing:
     def __int__(self) -> int: ...
 
 class FailureKind:
-    """``health::FailureKind`` of ``csrc/health/failure.h``."""
+    """``health::FailureKind`` of ``csrc/health/verdict/failure.h``."""
 
     DEAD: ClassVar[FailureKind]
     LEFT: ClassVar[FailureKind]
@@ -183,7 +183,7 @@ class FailureKind:
     def __int__(self) -> int: ...
 
 class LostRank:
-    """``health::LostRank`` of ``csrc/health/failure.h``: a rank that is lost."""
+    """``health::LostRank`` of ``csrc/health/verdict/failure.h``: a rank that is lost."""
 
     @property
     def rank(self) -> int: ...
@@ -199,7 +199,7 @@ class LostRank:
     def last_seen(self) -> str: ...
 
 class RankReport:
-    """``health::RankReport`` of ``csrc/health/failure.h``: a failure as one rank meets it."""
+    """``health::RankReport`` of ``csrc/health/verdict/failure.h``: a failure as a rank meets it."""
 
     @property
     def kind(self) -> FailureKind: ...
@@ -217,7 +217,7 @@ class RankReport:
     def params(self) -> list[str]: ...
     @property
     def own_stack(self) -> str:
-        """The stack of this rank, if the others have given it up."""
+        """The stack of this rank, if the other ranks have given it up."""
     @property
     def how(self) -> str:
         """Where no rank is lost: what the ranks did."""
@@ -263,9 +263,9 @@ class Monitor:
     def note(self, doing: Doing) -> None: ...
     def introduction(self) -> bytes:
         """For all ranks of the group. Empty if they have met."""
-    def find_host(self, introductions: list[bytes]) -> int:
+    def find_host(self, introductions: Sequence[bytes]) -> int:
         """The host of this rank, given the introductions of all ranks."""
-    def meet(self, introductions: list[bytes], hosts: list[int]) -> None:
+    def meet(self, introductions: Sequence[bytes], hosts: list[int]) -> None:
         """``hosts`` are the results of :meth:`find_host` of all ranks; 0 without a monitor."""
     def introduce(self) -> None:
         """Lets ranks meet through the store, without a collective call."""
@@ -315,7 +315,7 @@ def set_health_log_reader(start: Callable[[], object] | None) -> None:
 
 def answer_stack_request(token: int, stack: str) -> None: ...
 def await_watchdogs_of_aborted() -> None: ...
-def publish_recorded_calls(token: int, calls: Sequence[str]) -> None: ...
+def publish_recorded_calls(token: int, calls: Sequence[tuple[int, str]]) -> None: ...
 def explain_error(said: str) -> None:
     """Calls :meth:`Monitor.explain_error` of all groups."""
 

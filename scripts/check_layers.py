@@ -44,8 +44,8 @@ PYTHON_LAYERS: Layers = (
 # "csrc/." stands for the files directly in csrc/. A file x.cpp counts as x.h.
 CPP_LAYERS: Layers = (
     ("csrc/.",),
-    ("csrc/shm",),
-    ("csrc/health",),
+    ("csrc/os",),
+    ("csrc/shm", "csrc/health"),
     ("csrc/health_c10d",),
     ("csrc/comm",),
     ("csrc/buckets",),

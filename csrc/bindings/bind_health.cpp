@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -14,8 +15,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
-#include "../health/fields.h"
-#include "../health/stacks.h"
+#include "../health/machine/peer.h"
+#include "../health/machine/record.h"
 #include "../health/watchdog.h"
 #include "../health_c10d/aborted_groups.h"
 #include "../health_c10d/group_monitor.h"
@@ -29,7 +30,7 @@ namespace {
 
 using health::Monitor;
 
-// As ddpx.RankFailure, which keeps its type on the way through autograd's engine.
+// Raises ddpx.RankFailure, which keeps its type on the way through autograd's engine.
 void raise_in_python(const health::RankReport& report) {
   const py::gil_scoped_acquire gil;
   const py::object error = py::module_::import("ddpx.health.failure").attr("from_report")(report);
@@ -39,7 +40,13 @@ void raise_in_python(const health::RankReport& report) {
   throw thrown;
 }
 
-// Of any bytes: another process may have written them, and been killed half way.
+// Throws in a forked child, whose page is that of its parent.
+health::OwnPage& page_of(Monitor& monitor) {
+  monitor.check_process();
+  return monitor.page();
+}
+
+// Decodes any bytes: another process may have been killed while it wrote them.
 py::str any_text(const std::string& text) {
   auto* decoded =
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
@@ -55,14 +62,14 @@ auto text_of(std::string Class::* member) {
   return [member](const Class& object) { return any_text(object.*member); };
 }
 
-// Its script is over, or about to be: not because another rank was lost, which it may survive.
+// Whether the rank's script has ended, or is failing for a reason of its own.
 bool is_ending(const health::Peer& peer) {
   const auto presence = peer.presence();
   return presence == health::Presence::kLeft ||
          (presence != health::Presence::kThere && !peer.page()->blames_peer);
 }
 
-// What any rank may know of another one, or of itself.
+// The part of the status that is known of this rank and of any peer.
 py::dict status_of(
     const Monitor& monitor,
     const health::Introduction& who,
@@ -97,7 +104,7 @@ py::dict status_of_peer(const Monitor& monitor, const health::Peer& peer) {
   return rank;
 }
 
-std::vector<py::dict> look_at_ranks(Monitor& monitor) {
+std::vector<py::dict> status_of_ranks(Monitor& monitor) {
   std::vector<std::shared_ptr<health::Peer>> peers;
   {
     const py::gil_scoped_release no_gil;
@@ -112,10 +119,12 @@ std::vector<py::dict> look_at_ranks(Monitor& monitor) {
 }
 
 std::optional<py::str> stack_of(Monitor& monitor, int rank, std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kMost = std::chrono::hours(24);
   std::optional<std::string> stack;
   {
     const py::gil_scoped_release no_gil;
-    stack = health::request_stack(monitor.peers().peer(rank), timeout);
+    stack = health::request_stack(
+        monitor.peers().peer(rank), std::chrono::nanoseconds(std::min(timeout, kMost)).count());
   }
   return stack ? std::make_optional(any_text(*stack)) : std::nullopt;
 }
@@ -130,7 +139,7 @@ int64_t nanoseconds(double seconds) {
   return static_cast<int64_t>(seconds * 1e9);
 }
 
-// A record may come on a thread that must not wait for the GIL, so another thread calls `start`.
+// The thread that adds a record must not wait for the GIL, so another thread calls `start`.
 void set_log_reader(const std::optional<py::function>& start) {
   std::function<void()> with_gil;
   if (start) {
@@ -226,12 +235,12 @@ void bind_health(py::module_& module) {
       .def(
           "raise_if_failed", [](Monitor& self) { self.raise_if_failed(); }, NoGil())
       .def("explain_error", &Monitor::explain_error, py::arg("said"), NoGil())
-      .def("begin_construction", [](Monitor& self) { self.wrappers().begin_construction(); })
-      .def("begin_call", [](Monitor& self) { self.wrappers().begin_call(); })
-      .def("end_call", [](Monitor& self) { self.wrappers().end_call(); })
+      .def("begin_construction", [](Monitor& self) { page_of(self).begin_construction(); })
+      .def("begin_call", [](Monitor& self) { page_of(self).begin_call(); })
+      .def("end_call", [](Monitor& self) { page_of(self).end_call(); })
       .def(
           "note",
-          [](Monitor& self, health::Doing doing) { self.wrappers().note(doing); },
+          [](Monitor& self, health::Doing doing) { page_of(self).note(doing); },
           py::arg("doing"))
       .def("introduction", [](Monitor& self) { return py::bytes(self.state().introduction()); })
       .def(
@@ -251,7 +260,7 @@ void bind_health(py::module_& module) {
           NoGil())
       .def(
           "introduce", [](Monitor& self) { self.state().channel->introduce(); }, NoGil())
-      .def("ranks", &look_at_ranks)
+      .def("ranks", &status_of_ranks)
       .def("this_rank", &status_of_this_rank)
       .def(
           "name_ranks",
@@ -263,7 +272,8 @@ void bind_health(py::module_& module) {
           "note_fault",
           [](Monitor& self, const std::string& text, bool is_of_module) {
             if (!self.failed()) {
-              self.page().note_fault(text, is_of_module);
+              self.page().note_fault(
+                  is_of_module ? health::Fault::kOfModule : health::Fault::kOfStep, text);
             }
           },
           py::arg("text"),
@@ -300,10 +310,14 @@ void bind_health(py::module_& module) {
       NoGil());
   module.def(
       "publish_recorded_calls",
-      [](uint64_t token, const std::vector<std::string>& calls) {
+      [](uint64_t token, const std::vector<std::pair<uint64_t, std::string>>& calls) {
+        std::string record;
+        for (const auto& [number, call] : calls) {
+          record += health::encode(number, call);
+        }
         for (const auto& monitor : health::Watchdog::instance().monitors()) {
           if (monitor->state().own.token == token) {
-            monitor->page().view().recorded.write(health::join_fields(calls));
+            monitor->page().view().recorded.write(record);
           }
         }
       },

@@ -4,18 +4,16 @@
 #include <optional>
 #include <utility>
 
-#include "calls.h"
-#include "fields.h"
+#include "calls/calls.h"
+#include "machine/record.h"
 
 namespace ddpx::health {
 namespace {
 
-constexpr int64_t kWantedNs = 1'000'000'000;
-
 std::vector<Introduction> introductions_from(const std::vector<std::string>& texts) {
   std::vector<Introduction> ranks;
   for (const auto& text : texts) {
-    if (auto rank = Introduction::from_text(text)) {
+    if (auto rank = Introduction::decode(text)) {
       ranks.push_back(std::move(*rank));
     }
   }
@@ -58,7 +56,7 @@ class GroupState::Probe final : public HostProbe {
                 " s: its machine, or the network to it, is lost or stopped"));
       }
     }
-    return failure.to_text();
+    return failure.encode();
   }
   std::string calls() override {
     const auto state = state_.lock();
@@ -66,24 +64,26 @@ class GroupState::Probe final : public HostProbe {
       return {};
     }
     const auto& page = state->page.view();
-    return join_fields({page.calls.to_text(), page.frozen.to_text()});
+    return encode(page.calls.reduced(), page.frozen.encode_all());
   }
   std::optional<std::string> compare_calls(int rank, const std::string& calls) override {
     const auto state = state_.lock();
-    const auto told = split_fields(calls);
-    if (!state || told.size() < 2) {
+    std::vector<StepCalls> steps;
+    std::string frozen;
+    std::string_view record = calls;
+    if (!state || !decode(record, steps, frozen)) {
       return std::nullopt;
     }
     const auto& page = state->page.view();
-    const auto found = page.calls.find_mismatch(told[0]);
+    const auto found = page.calls.find_mismatch(steps);
     if (!found) {
       return std::nullopt;
     }
     CallsByRank ranks{{state->group.rank, found->first}, {rank, found->second}};
     std::sort(ranks.begin(), ranks.end(), [](auto& a, auto& b) { return a.first < b.first; });
-    const auto frozen_by = [&](int by) { return by == rank ? told[1] : page.frozen.to_text(); };
-    const auto names = state->peers.names().all_params(model_of(found->first.wrapper));
-    return mismatch_of(ranks, frozen_by, names).to_text();
+    const auto frozen_by = [&](int by) { return by == rank ? frozen : page.frozen.encode_all(); };
+    const auto names = state->peers.names().params(model_of(found->first.wrapper));
+    return mismatch_of(ranks, frozen_by, names).encode();
   }
 
  private:
@@ -116,7 +116,7 @@ GroupState::~GroupState() {
 // ---- the start ---------------------------------------------------------------------------------
 
 std::string GroupState::introduction() const {
-  return has_met_ ? std::string() : own.to_text();
+  return has_met_ ? std::string() : own.encode();
 }
 
 uint64_t GroupState::find_host(const std::vector<std::string>& introductions) {
@@ -153,7 +153,7 @@ void GroupState::publish_to_hosts() {
 
 void GroupState::want_states() {
   if (auto* known = table()) {
-    known->wanted_until_ns = now_ns() + kWantedNs;
+    known->wanted_until_ns = now_ns() + times::kRequest;
   }
 }
 
@@ -161,8 +161,8 @@ void GroupState::want_states() {
 
 void GroupState::publish_calls() {
   if (group.on_device && group.same_sequence) {
-    // It never falls: the watchdog and the end of the script call this at the same time, and a
-    // group that is gone has 0.
+    // The number never decreases. The watchdog and the end of the script may call this function at
+    // the same time, and a group that is gone has the number 0.
     auto& published = page.view().num_calls;
     const auto number = group.sequence();
     auto before = published.load();

@@ -1,4 +1,4 @@
-// What one rank knows of its process group. The parts of a monitor share it.
+// The state of one rank in its process group. The parts of a monitor share it.
 #pragma once
 
 #include <atomic>
@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "channel_threads.h"
+#include "hosts/channel_threads.h"
 #include "log_queue.h"
-#include "page.h"
-#include "peer_table.h"
+#include "machine/page.h"
+#include "machine/peer_table.h"
 
 namespace ddpx::health {
 
@@ -19,16 +19,16 @@ namespace ddpx::health {
 struct WatchedGroup {
   int rank = 0;
   int world_size = 1;
-  std::string name;             // of the group
+  std::string name;
   std::string identity;         // see Introduction::own
   std::function<bool()> gone;   // the process group was destroyed
   std::function<void()> abort;  // ends waits in collective calls of the group
   bool on_device = false;       // calls run on a device, and hosts do not wait for them
-  std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of a call; 0: unknown
+  std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of each call; 0: unknown
   std::function<bool()> has_error = [] { return false; };  // on a device: a call has failed
   std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
   bool same_sequence = false;          // ranks with the same calls have the same `sequence`
-  int64_t lease_ns = 15'000'000'000;   // see HostChannel; the same on all ranks
+  int64_t lease_ns = times::kLease;    // see HostChannel; the same on all ranks
   bool survivors_live_on = false;      // the launcher does not end survivors
 };
 
@@ -55,18 +55,18 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
 
   // ---- hosts -----------------------------------------------------------------------------------
 
-  // Null before this rank knows its host. Lives as long as this object.
+  // Null before the host of this rank is decided. Lives as long as this object.
   HostTable* table() const {
     return channel->table();
   }
-  bool is_on_one_host() const;  // all ranks are
+  bool is_on_one_host() const;  // whether all ranks are on one host
   // Whether there are several hosts. One atomic load.
   bool has_lease() const {
     return has_lease_.load(std::memory_order_relaxed);
   }
   // Writes this rank's activity and number of calls into the table of its host, for other hosts.
   void publish_to_hosts();
-  // Asks other hosts for fresh states.
+  // Asks other hosts for new states.
   void want_states();
 
   // ---- this rank -------------------------------------------------------------------------------
@@ -74,15 +74,15 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   Activity activity() const {
     return page.view().activity();
   }
-  // Publishes how many calls this rank has made to the group, where ranks with the same calls have
-  // the same number.
+  // Publishes the number of calls that this rank has made to the group, if ranks with the same
+  // calls have the same number.
   void publish_calls();
-  // Whether this process has got SIGTERM. The ranks of a job that got SIGTERM end one after the
-  // other, and no rank is to blame.
+  // Whether this process has got SIGTERM. Then all ranks of the job end one after the other, and no
+  // rank is to blame.
   bool is_terminated() const {
     return page.view().presence() == Presence::kTerminated;
   }
-  // Logs a message about this rank or another one. ddpx/health/log.py has the level of each event.
+  // Logs a message about this rank or another rank. ddpx/health/log.py has the level of each event.
   void log(const char* event, std::string message, int about) const;
 
   const WatchedGroup group;

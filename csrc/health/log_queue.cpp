@@ -2,14 +2,14 @@
 
 #include <utility>
 
-#include "forks.h"
+#include "../os/forks.h"
 
 namespace ddpx::health {
 
 constexpr std::size_t kMostRecords = 1000;
 
 LogQueue& LogQueue::instance() {
-  return instance_in_process<LogQueue>();
+  return os::instance_in_process<LogQueue>();
 }
 
 void LogQueue::set_reader(std::function<void()> start) {

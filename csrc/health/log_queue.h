@@ -15,11 +15,11 @@ struct Record {
   std::string event;  // "rank_failed", "stalled", ...
   std::string message;
   std::map<std::string, std::string> fields;
-  uint64_t token = 0;  // of the status page of the rank that logs
+  uint64_t token = 0;  // the token of the status page of the rank that logs
 };
 
-// One a process. Thread-safe. The first record starts a reader, which ends when it has taken all
-// records, so that no thread waits for records.
+// One for each process. Thread-safe. The first record starts a reader, which ends when it has taken
+// all records. So no thread waits for records.
 class LogQueue {
  public:
   static LogQueue& instance();
@@ -28,7 +28,7 @@ class LogQueue {
   // `start`, which must not wait. With nullptr, no further reader starts.
   void set_reader(std::function<void()> start);
 
-  // Does not wait. The record is lost if many records wait already: there may be no reader.
+  // Does not wait. Drops the record if 1000 records wait: there may be no reader.
   void add(Record record);
 
   // The oldest record. nullopt if there is none: the reader must end.

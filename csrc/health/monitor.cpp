@@ -4,26 +4,19 @@
 #include <thread>
 #include <utility>
 
-#include "calls.h"
-#include "forks.h"
+#include "../os/forks.h"
+#include "calls/calls.h"
 
 namespace ddpx::health {
 namespace {
-
-using std::chrono::milliseconds;
-
-constexpr auto kTimeToDeliver = milliseconds(1000);
-constexpr auto kTimeToRead = milliseconds(700);  // other hosts are woken, and then read the event
-constexpr auto kDeliveryPoll = milliseconds(5);
 
 constexpr const char* kRaised = "raised an exception that ended its script";
 
 }  // namespace
 
 Monitor::Monitor(WatchedGroup group, StoreAccess store)
-    : forks_(num_forks()),
+    : forks_(os::num_forks()),
       state_(GroupState::create(std::move(group), std::move(store))),
-      wrappers_(state_->page),
       causes_(*state_),
       waits_(*state_),
       stalls_(*state_),
@@ -34,32 +27,34 @@ Monitor::~Monitor() {
 }
 
 bool Monitor::is_forked() const {
-  return forks_ != num_forks();
+  return forks_ != os::num_forks();
 }
 
 void Monitor::check_process() const {
   if (is_forked()) {
     throw std::runtime_error(
         "[ddpx rank " + std::to_string(state_->group.rank) +
-        "] this process was forked off after the model was wrapped, and is no rank of the group. "
-        "Use the module itself in it (model.module), or start it by spawn and make a group there.");
+        "] this process was forked off after the model was wrapped, and is not a rank of the "
+        "group. Use the module itself in this process (model.module), or start the process by "
+        "spawn "
+        "and create a group in it.");
   }
 }
 
-// ---- what the watchdog does --------------------------------------------------------------------
+// ---- for the watchdog ---------------------------------------------------------------------------
 
-void Monitor::look() {
+void Monitor::check() {
   const auto presence = page().view().presence();
   if (presence == Presence::kLeft) {
     return;
   }
-  awake_.look(now_ns());
+  awake_.update(now_ns());
   state_->meet();
   state_->publish_calls();
   state_->publish_to_hosts();
-  state_->channel->look(awake_.since_ns());
-  if (presence != Presence::kFailing) {  // no time to look after others
-    const auto wait = waits_.look(now_ns());
+  state_->channel->check(awake_.since_ns());
+  if (presence != Presence::kFailing) {  // a rank that ends does not judge its peers
+    const auto wait = waits_.find(now_ns());
     if (!failed()) {
       look_for_failures(wait);
     }
@@ -69,17 +64,17 @@ void Monitor::look() {
     if (!failed() && state_->group.has_error()) {
       std::call_once(error_seen_, [this] { explain_error_of_backend(); });
     }
-    if (auto mismatch = failed() ? std::nullopt : recorded_.look(now_ns())) {
-      declare(std::move(*mismatch));
+    if (auto mismatch = failed() ? std::nullopt : recorded_.check(now_ns())) {
+      declare(*mismatch);
     }
-    if (auto failure = stalls_.look(wait, awake_, failed())) {
-      declare(std::move(*failure));
+    if (auto failure = stalls_.check(wait, awake_, failed())) {
+      declare(*failure);
     }
   }
-  look_at_self();
+  check_self();
 }
 
-// On a thread of its own, since the search waits. The host learns of the failure at its next call.
+// On a thread of its own, because the search waits. The host raises the failure at its next call.
 void Monitor::explain_error_of_backend() {
   std::thread([weak = weak_from_this()] {
     try {
@@ -92,10 +87,10 @@ void Monitor::explain_error_of_backend() {
   }).detach();
 }
 
-// Publishes what only this rank can know, and passes on requests for its stack.
-void Monitor::look_at_self() {
+// Publishes the missing gradients of this rank, and forwards requests for its stack.
+void Monitor::check_self() {
   auto& own = page().view();
-  const auto detail = wrappers_.describe_missing(own.activity());
+  const auto detail = peers().names().describe_missing(own.activity());
   if (detail != own.detail.read()) {
     own.detail.write(detail);
   }
@@ -107,11 +102,11 @@ void Monitor::look_at_self() {
 
 // ---- the end of this rank ----------------------------------------------------------------------
 
-std::chrono::steady_clock::time_point Monitor::delivery_deadline() {
-  return std::chrono::steady_clock::now() + kTimeToDeliver;
+int64_t Monitor::delivery_deadline() {
+  return now_ns() + times::kDelivery;
 }
 
-void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_point deadline) {
+void Monitor::fail(const std::string& cause, int64_t deadline_ns) {
   if (is_forked()) {
     return;  // the page is the parent's
   }
@@ -126,7 +121,7 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
     const auto doing = peers().names().describe(state_->activity());
     const Failure failure{
         FailureKind::kDead, {{rank, own.host, own.process.pid, kRaised, cause, doing}}, {}};
-    const auto text = failure.to_text();
+    const auto text = failure.encode();
     const auto standing = table != nullptr ? table->declare(text, now_ns()) : text;
     if (!on_one_host) {
       channel.post_failure(standing);
@@ -135,12 +130,12 @@ void Monitor::fail(const std::string& cause, std::chrono::steady_clock::time_poi
   if (on_one_host) {
     return;
   }
-  channel.flush(deadline);
-  // The keeper of this host may be another rank, or have just ended.
-  while (table != nullptr && table->declared() && !table->failure_posted &&
-         channel.store_state() < StoreState::kLost && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kDeliveryPoll);
-  }
+  channel.flush(deadline_ns);
+  // The keeper of this host may be another rank, or may have ended.
+  poll_until(deadline_ns, times::kDeliveryPoll, [&] {
+    return table == nullptr || !table->declared() || table->failure_posted ||
+           channel.store_state() >= StoreState::kLost;
+  });
 }
 
 void Monitor::leave() {
@@ -151,40 +146,40 @@ void Monitor::leave() {
     state_->publish_calls();
     page().view().device.forget();
     page().leave();
-    state_->meet();  // the other hosts may have become known only now
+    state_->meet();  // other hosts may have become known
     const int rank = state_->group.rank;
     const bool serves_store = peers().store_rank() == rank;
     if (auto* table = state_->table()) {
       state_->publish_to_hosts();
-      table->rank(rank).has_left = true;  // last: its part is done
+      table->rank(rank).has_left = true;  // last: readers then have the last activity
     }
     const bool is_keeper = state_->has_lease() && state_->table()->keeper_plus_1 == rank + 1;
     if (state_->has_lease() && !failed() && (serves_store || is_keeper)) {
       state_->channel->leave(serves_store);
     }
   } catch (const std::exception&) {
-    // Out of memory or threads, for example. Other hosts see that the lease ends.
+    // Out of memory or threads, for example. The lease of this host then ends.
   }
 }
 
 void Monitor::await_delivery(const std::vector<std::shared_ptr<Monitor>>& monitors) {
-  const auto deadline = delivery_deadline();
+  const auto deadline_ns = delivery_deadline();
   bool any_must_be_read = false;
   for (const auto& monitor : monitors) {
-    any_must_be_read = monitor->must_be_read(deadline) || any_must_be_read;
+    any_must_be_read = monitor->must_be_read(deadline_ns) || any_must_be_read;
   }
   if (any_must_be_read) {
-    std::this_thread::sleep_for(kTimeToRead);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kDeliveredRead));
   }
 }
 
-// Waits until the store has what this rank posted. Returns whether other hosts have to read it
+// Waits until the store has the messages of this rank. Returns whether other hosts must read them
 // before this process ends.
-bool Monitor::must_be_read(std::chrono::steady_clock::time_point deadline) const {
+bool Monitor::must_be_read(int64_t deadline_ns) const {
   const bool serves_store = peers().store_rank() == state_->group.rank;
   switch (page().view().presence()) {
     case Presence::kLeft:
-      return state_->channel->flush(deadline) && serves_store && state_->has_lease();
+      return state_->channel->flush(deadline_ns) && serves_store && state_->has_lease();
     case Presence::kFailing:
       return serves_store && !state_->is_on_one_host();
     case Presence::kThere:

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,20 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "awake_time.h"
-#include "cause_search.h"
-#include "declared_failure.h"
+#include "calls/recorded_calls.h"
 #include "group_state.h"
-#include "recorded_calls.h"
-#include "stall_watch.h"
-#include "wait_search.h"
-#include "wrappers.h"
+#include "verdict/cause_search.h"
+#include "verdict/stall_watch.h"
+#include "verdict/wait_search.h"
 
 namespace ddpx::health {
 
-// Connects the parts of the failure detector. Owned by the watchdog, whose thread calls look() five
-// times a second, until the group is gone. Thread-safe. Only calls whose comments say so wait, and
-// only after an error or a lost lease.
+// Connects the parts of the failure detector. Owned by the watchdog, whose thread calls check()
+// five times a second, until the group is gone. Thread-safe. A function waits only if its comment
+// says so, after an error or without a lease.
 class Monitor : public std::enable_shared_from_this<Monitor> {
  public:
   Monitor(WatchedGroup group, StoreAccess store);
@@ -40,11 +36,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   PeerTable& peers() const {
     return state_->peers;
   }
-  // Throws as check_process() does.
-  Wrappers& wrappers() {
-    check_process();
-    return wrappers_;
-  }
 
   // ---- for reducers ----------------------------------------------------------------------------
 
@@ -53,25 +44,25 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // Whether the group cannot continue. One atomic load.
   bool failed() const {
-    return failure_.exists();
+    return failure_.get() != nullptr;
   }
-  // `said`: the error of the backend, if it met one.
+  // `said`: the error of the backend, or empty.
   void raise_if_failed(const std::string& said = {});
 
-  // Declares that ranks make different collective calls, or another mismatch, and raises. All ranks
-  // raise this.
+  // Declares that ranks make different collective calls, or another mismatch, and raises it. All
+  // ranks raise the same error.
   [[noreturn]] void raise_mismatch(const std::string& how) {
     raise_mismatch(Failure{FailureKind::kMismatch, {}, how});
   }
   [[noreturn]] void raise_mismatch(Failure mismatch);
 
   // After a collective call has failed with the text `said`. Waits until the cause is found, for
-  // some seconds at most. Raises if ranks are lost or late. Returns if all ranks live. In a
-  // forked child it returns at once.
+  // some seconds at most. Raises if ranks are lost or late. Returns if all ranks live, and at once
+  // in a forked child.
   void explain_error(const std::string& said);
 
-  // Waits while other hosts may have declared this host lost. Throws the failure if they have, or
-  // if the store does not tell. One atomic load where all ranks are on one host.
+  // Waits while other hosts may have declared this host lost. Raises if they have, or if the store
+  // does not answer. One atomic load if all ranks are on one host.
   void await_lease() {
     if (state_->has_lease()) {
       await_lease_of_host();
@@ -83,10 +74,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // ---- the end of this rank --------------------------------------------------------------------
 
-  // The script ends with an error. With several hosts, waits until the store has the failure, or
-  // until `deadline`; see delivery_deadline().
-  void fail(const std::string& cause, std::chrono::steady_clock::time_point deadline);
-  static std::chrono::steady_clock::time_point delivery_deadline();
+  // The script ends with an error. If there are several hosts, waits until the store has the
+  // failure, or until `deadline_ns`; see delivery_deadline().
+  void fail(const std::string& cause, int64_t deadline_ns);
+  static int64_t delivery_deadline();
 
   // The script, or the group, has ended without an error.
   void leave();
@@ -105,21 +96,20 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool gone() const {
     return retired_ || state_->group.gone();
   }
-  void look();
+  void check();
 
  private:
   bool is_forked() const;
-  bool must_be_read(std::chrono::steady_clock::time_point deadline) const;
-  void declare(Failure failure);
+  bool must_be_read(int64_t deadline_ns) const;
+  void declare(const Failure& failure);
   void await_lease_of_host();
   void look_for_failures(const std::optional<Wait>& wait);
-  void look_at_self();
+  void check_self();
   void explain_error_of_backend();
 
   const uint64_t forks_;  // when this was made
   const std::shared_ptr<GroupState> state_;
-  Wrappers wrappers_;
-  DeclaredFailure failure_;
+  os::FirstRecord<Failure> failure_{};
   const CauseSearch causes_;
   WaitSearch waits_;
   StallWatch stalls_;

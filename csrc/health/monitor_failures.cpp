@@ -11,28 +11,7 @@
 namespace ddpx::health {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr auto kFailurePoll = milliseconds(10);
-constexpr auto kTimeForStore = milliseconds(3500);  // if its answers stay late
-constexpr auto kTimeWithoutStore = milliseconds(500);
-constexpr int64_t kOutwaitedNs = 1'000'000'000;  // the least wait that a timeout can end
-constexpr std::size_t kMostHow = 7000;  // characters of a mismatch; a page has room for more
-
-// How long a rank looks for the cause of an error. gloo may see the end of a connection before the
-// kernel has ended the process. Ranks of other hosts have to be asked through the store.
-struct SearchTimes {
-  milliseconds until_all_had_time;
-  milliseconds on_one_host;
-  milliseconds between_hosts;
-};
-
-// The group's timeout ends one rank's wait, and breaks the connections of the others. So ranks that
-// know more report first. Between hosts, the times after other errors suffice for
-// PeerTable::find_silent.
-constexpr SearchTimes kAfterTimeout{milliseconds(200), milliseconds(200), milliseconds(2500)};
-constexpr SearchTimes kOutsideStep{milliseconds(500), milliseconds(500), milliseconds(5500)};
-constexpr SearchTimes kConnectionLost{milliseconds(500), milliseconds(800), milliseconds(6000)};
+constexpr std::size_t kMostHow = 7000;  // bytes of a mismatch, so that it fits into the host table
 
 // gloo, NCCL and shm say "Timed out waiting 1800000ms for recv operation to complete".
 bool says_timeout(const std::string& error) {
@@ -44,7 +23,7 @@ bool says_timeout(const std::string& error) {
 // ---- reports -----------------------------------------------------------------------------------
 
 std::optional<RankReport> Monitor::report() const {
-  const auto failure = failure_.get();
+  const auto* failure = failure_.get();
   if (!failure) {
     return std::nullopt;
   }
@@ -71,7 +50,7 @@ void Monitor::raise_if_failed(const std::string& said) {
   if (!found) {
     return;
   }
-  // Over shm, the error of a call may be the report of another rank, which tells nothing more.
+  // Over shm, the error of a call may be the report of another rank, which adds no facts.
   if (said.find("[ddpx rank ") == std::string::npos) {
     found->said = said;
   }
@@ -91,43 +70,50 @@ void Monitor::raise_if_failed(const std::string& said) {
 
 void Monitor::raise_mismatch(Failure mismatch) {
   mismatch.how.resize(cut_utf8(mismatch.how, kMostHow));
-  declare(std::move(mismatch));
+  declare(mismatch);
   raise_if_failed();
   throw std::logic_error("a failure that was declared was not raised");
 }
 
-void Monitor::declare(Failure failure) {
+void Monitor::declare(const Failure& failure) {
   const int rank = state_->group.rank;
   auto* table = state_->table();
-  if (!failure_.set(std::move(failure), table)) {
+  // If another rank of the host has declared a failure, this rank takes over that failure.
+  const bool is_first = failure_.declare([&](Failure& own) {
+    const auto standing = table == nullptr
+                              ? std::nullopt
+                              : Failure::decode(table->declare(failure.encode(), now_ns()));
+    own = standing.value_or(failure);
+  });
+  if (!is_first) {
     return;
   }
   const auto found = *report();
   auto message = found.failure.describe(found.names);
   std::replace(message.begin(), message.end(), '\n', ' ');
-  // No warning: each rank prints its report once, when it raises, or at SIGTERM.
+  // Not a warning: each rank prints its report when it raises, or after SIGTERM.
   state_->log("rank_failed", message, found.failure.first_rank());
   if (found.is_about_this_rank()) {
     state_->log("stack_wanted", {}, rank);  // for its report
   }
   state_->group.abort();
   if (table == nullptr) {
-    state_->channel->post_failure(found.failure.to_text());  // once the store answers
+    state_->channel->post_failure(found.failure.encode());  // once the store answers
   }
-  state_->channel->look(awake_.since_ns());  // the keeper posts it
+  state_->channel->check(awake_.since_ns());  // the keeper posts it
 }
 
 // ---- searches ----------------------------------------------------------------------------------
 
 void Monitor::look_for_failures(const std::optional<Wait>& wait) {
   const bool waits =
-      wait && (wait->on_device || waits_for_peers(wait->at.doing)) && !state_->is_terminated();
-  // A rank that has left may have done its part just before.
+      wait && (wait->on_device() || waits_for_peers(wait->at.doing)) && !state_->is_terminated();
+  // A rank that has left may have done its part before.
   const auto wait_ns =
-      !waits ? 0 : std::max(wait->at.since_ns, wait->is_certain ? 0 : wait->left_ns);
+      !waits ? 0 : std::max(wait->at.since_ns, wait->is_certain() ? 0 : wait->left_ns);
   const auto since_ns = std::max(wait_ns, awake_.since_ns());
   if (auto failure = causes_.find(waits ? Reason::kWaits : Reason::kWatches, since_ns, wait)) {
-    declare(std::move(*failure));
+    declare(*failure);
   }
 }
 
@@ -140,10 +126,10 @@ void Monitor::await_lease_of_host() {
       return;
     }
     if (auto failure = causes_.find(Reason::kHasNoLease, start)) {
-      declare(std::move(*failure));
+      declare(*failure);
     }
     raise_if_failed();
-    std::this_thread::sleep_for(kFailurePoll);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
 }
 
@@ -154,57 +140,59 @@ void Monitor::explain_error(const std::string& said) {
   const auto own = state_->activity();
   const auto waited_ns = awake_.lasted_ns(own.since_ns, now_ns());
   const bool in_step = may_wait(own.doing);
-  const bool timed_out = in_step && waited_ns >= kOutwaitedNs && says_timeout(said);
-  const auto& times = timed_out ? kAfterTimeout : in_step ? kConnectionLost : kOutsideStep;
-  // The ranks that are missing when the error comes. They may come during the search for the cause.
+  const bool timed_out = in_step && waited_ns >= times::kLeastTimeout && says_timeout(said);
+  const auto& search = timed_out ? times::kAfterTimeout
+                       : in_step ? times::kConnectionLost
+                                 : times::kOutsideStep;
+  // The ranks that are missing at the time of the error. They may arrive during the search.
   Wait wait{.at = own};
   wait.missing = timed_out ? peers().missing(own) : std::vector<int>();
   auto& channel = *state_->channel;
   channel.introduce();
   state_->want_states();
-  channel.look(awake_.since_ns());
-  AwakeTime awake;  // a rank that was stopped has not read yet what other ranks have written
+  channel.check(awake_.since_ns());
+  AwakeTime awake;  // a rank that was stopped has not read the messages of other ranks
   int64_t end_ns = INT64_MAX;
   while (true) {
     raise_if_failed(said);
     state_->meet();
     state_->want_states();
     const auto now = now_ns();
-    awake.look(now);
+    awake.update(now);
     const auto start = awake.since_ns();
-    const auto looked = std::chrono::nanoseconds(now - start);
+    const auto lasted = now - start;
     const auto store = channel.store_state();
-    const bool awaits_store = store == StoreState::kSlow && looked < kTimeForStore;
-    // Where there are many hosts or ranks, the keeper reads their states less often.
+    const bool awaits_store = store == StoreState::kSlow && lasted < times::kSlowStore;
+    // If there are many hosts or ranks, the keeper reads their states less often.
     const auto* table = state_->table();
-    const std::chrono::nanoseconds read(table != nullptr ? table->between_reads_ns.load() : 0);
-    const bool all_had_time = looked > times.until_all_had_time + read && !awaits_store;
+    const int64_t read = table != nullptr ? table->between_reads_ns.load() : 0;
+    const bool all_had_time = lasted > search.until_all_had_time + read && !awaits_store;
     // Ranks that are silent or unknown when a wait is given up may only be late.
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
     if (auto failure = causes_.find(reason, start)) {
-      declare(std::move(*failure));
+      declare(*failure);
       continue;
     }
-    if (store == StoreState::kEnded) {  // ranks of other hosts can write nothing more
-      end_ns = std::min(end_ns, now + std::chrono::nanoseconds(kTimeWithoutStore).count());
+    if (store == StoreState::kEnded) {  // no message of another host can arrive
+      end_ns = std::min(end_ns, now + times::kEndedStore);
     }
     const bool awaits_unknown = awaits_store && peers().find_unknown(/*store_answers=*/true);
     const auto limit =
-        peers().any_remote() ? times.between_hosts + 2 * read : times.on_one_host + read;
-    if (now > end_ns || (looked > limit && !awaits_unknown)) {
+        peers().any_remote() ? search.between_hosts + 2 * read : search.on_one_host + read;
+    if (now > end_ns || (lasted > limit && !awaits_unknown)) {
       break;
     }
-    failure_.wait_for(kFailurePoll);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
   auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
   if (!failure && timed_out) {
-    if (peers().any_remote()) {  // states of other hosts are known only now
+    if (peers().any_remote()) {  // other hosts have written their states meanwhile
       wait.missing = peers().missing(own);
     }
     failure = stalls_.find_stall(wait, waited_ns);
   }
   if (failure) {
-    declare(std::move(*failure));
+    declare(*failure);
     raise_if_failed(said);
   }
 }

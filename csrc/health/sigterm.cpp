@@ -14,12 +14,12 @@
 #include <system_error>
 #include <thread>
 
+#include "times.h"
+
 namespace ddpx::health {
 namespace {
 
-constexpr auto kTimeToDump = std::chrono::milliseconds(1000);
-
-// What the signal handler may touch.
+// Variables of the signal handler.
 std::atomic<int> wake_fd{-1};
 std::atomic<int> num_handlers{0};  // that run now
 std::atomic<pid_t> handler_owner{0};
@@ -82,7 +82,7 @@ void give_sigterm_back() {
   }
   wake_fd = -1;
   while (num_handlers != 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFlagPoll));
   }
 }
 
@@ -105,7 +105,7 @@ void write_to_stderr(const std::string& text) {
   } catch (const std::system_error&) {
     return;  // no thread can start
   }
-  end->get_future().wait_for(kTimeToDump);
+  end->get_future().wait_for(std::chrono::nanoseconds(times::kWriteReport));
 }
 
 }  // namespace ddpx::health

@@ -5,11 +5,11 @@
 
 namespace ddpx::health {
 
-// From now on SIGTERM makes the event descriptor `wake_fd` readable, and does not end the process.
-// Does nothing if the script has a handler of its own.
+// From now on, SIGTERM makes the event descriptor `wake_fd` readable, and does not end the process.
+// Has no effect if the script has its own handler.
 void take_sigterm(int wake_fd);
 
-// Afterwards, no handler uses the descriptor any more.
+// Restores the default handler. Afterwards, no handler uses the descriptor.
 void give_sigterm_back();
 
 bool has_got_sigterm();
@@ -17,8 +17,8 @@ bool has_got_sigterm();
 // Ends the process by the signal.
 void die_of_sigterm();
 
-// For a process that ends next. Another thread writes, because any write may block, as to a pipe
-// that other ranks fill. Gives up after a second, and if no thread can start.
+// For a process that is about to end. Another thread writes, because a write may block, for example
+// if a pipe is full. Gives up after a second, or if no thread can start.
 void write_to_stderr(const std::string& text);
 
 }  // namespace ddpx::health

@@ -10,50 +10,31 @@
 #include <thread>
 #include <utility>
 
-#include "forks.h"
+#include "../os/forks.h"
 #include "sigterm.h"
 
 namespace ddpx::health {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-constexpr int kBetweenLooksMs = 200;
-
-// After SIGTERM: a rank whose death was the reason is seen to be dead within this time.
-constexpr auto kTimeToSee = milliseconds(500);
-constexpr auto kTimeToPrint = milliseconds(1000);
-constexpr auto kTimeToEnd = milliseconds(2000);  // the write of the report gives up before
-constexpr auto kBetweenFastLooks = milliseconds(10);
-
-// Out of memory, for example: the next look tries again.
-void look_at(Monitor& monitor) noexcept {
+// After an error, such as a lack of memory, the next check tries again.
+void check(Monitor& monitor) noexcept {
   try {
-    monitor.look();
+    monitor.check();
   } catch (const std::exception&) {
-  }
-}
-
-template <class Condition>
-void wait_until(const Condition& condition, milliseconds at_most) {
-  const auto deadline = Clock::now() + at_most;
-  while (!condition() && Clock::now() < deadline) {
-    std::this_thread::sleep_for(kBetweenFastLooks);
   }
 }
 
 }  // namespace
 
 Watchdog& Watchdog::instance() {
-  return instance_in_process<Watchdog>();
+  return os::instance_in_process<Watchdog>();
 }
 
 std::shared_ptr<Monitor> Watchdog::watch(WatchedGroup group, StoreAccess store) {
   auto monitor = std::make_shared<Monitor>(std::move(group), std::move(store));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!running_) {
-    wake_ = shm::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    wake_ = os::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     std::thread([this] { work(); }).detach();  // may throw; waits for the lock
     running_ = true;
     take_sigterm(wake_.get());
@@ -71,7 +52,7 @@ std::vector<std::shared_ptr<Monitor>> Watchdog::monitors() const {
 
 void Watchdog::work() {
   while (true) {
-    look_at_all();
+    check_all();
     if (has_got_sigterm()) {
       answer_sigterm();
       return;
@@ -83,7 +64,7 @@ void Watchdog::work() {
         give_sigterm_back();
         wake_ = {};
         if (has_got_sigterm()) {
-          die_of_sigterm();  // it came meanwhile, and there is nothing to report
+          die_of_sigterm();  // the signal arrived meanwhile, and there is no failure
         }
         return;
       }
@@ -92,14 +73,14 @@ void Watchdog::work() {
   }
 }
 
-void Watchdog::look_at_all() {
+void Watchdog::check_all() {
   for (const auto& monitor : monitors()) {
     if (monitor->gone()) {
       monitor->leave();
       const std::lock_guard<std::mutex> lock(mutex_);
       std::erase(monitors_, monitor);
     } else {
-      look_at(*monitor);
+      check(*monitor);
     }
   }
 }
@@ -114,7 +95,7 @@ void Watchdog::await_event() {
       }
     }
   }
-  poll(events.data(), events.size(), kBetweenLooksMs);
+  poll(events.data(), events.size(), times::kWatchdogPeriod / times::kMillisecond);
   if ((events.front().revents & POLLIN) != 0) {
     uint64_t count = 0;
     (void)!read(wake_.get(), &count, sizeof(count));
@@ -128,16 +109,18 @@ void Watchdog::answer_sigterm() {
   }
   const auto any_failed = [&all] {
     for (const auto& monitor : all) {
-      look_at(*monitor);
+      check(*monitor);
     }
     return std::any_of(all.begin(), all.end(), [](const auto& each) { return each->failed(); });
   };
-  wait_until(any_failed, kTimeToSee);
+  poll_until(now_ns() + times::kFindReason, times::kFailurePoll, any_failed);
   auto report = Report::kNotBegun;
   if (report_.compare_exchange_strong(report, Report::kWatchdogWrites)) {
     write_report();
   } else {
-    wait_until([this] { return report_ == Report::kPrinted; }, kTimeToPrint);
+    poll_until(now_ns() + times::kPrintReport, times::kFailurePoll, [this] {
+      return report_ == Report::kPrinted;
+    });
   }
   die_of_sigterm();
 }
@@ -148,7 +131,7 @@ void Watchdog::begin_printing() {
          !report_.compare_exchange_weak(report, Report::kInterpreterPrints)) {
   }
   if (report == Report::kWatchdogWrites) {
-    std::this_thread::sleep_for(kTimeToEnd);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kAwaitEnd));
   }
 }
 
@@ -164,9 +147,9 @@ void Watchdog::write_report() {
 }
 
 void Watchdog::fail_all(const std::string& cause) {
-  const auto deadline = Monitor::delivery_deadline();
+  const auto deadline_ns = Monitor::delivery_deadline();
   for (const auto& monitor : monitors()) {
-    monitor->fail(cause, deadline);
+    monitor->fail(cause, deadline_ns);
   }
 }
 

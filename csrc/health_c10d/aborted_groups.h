@@ -1,4 +1,4 @@
-// What torch's threads of an aborted NCCL group need until the process ends.
+// Keeps aborted NCCL groups, whose threads torch needs until the process ends.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -7,7 +7,7 @@
 namespace ddpx {
 
 // Before an abort. Keeps the group forever: its destructor waits for torch's watchdog thread, which
-// sleeps for a minute once it has met an NCCL error. The process then ends with its exit code, but
+// sleeps for a minute after an NCCL error. The process then ends with its exit code, but
 // without the destructors of static objects. Has no effect for other groups. Thread-safe.
 void keep_aborted(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 

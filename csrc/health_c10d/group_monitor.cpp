@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -30,8 +32,8 @@ struct Transport {
   WeakBackend backend{BackendPtr()};
 };
 
-// Has no weak_intrusive_ptr: that would keep the group, or the transport, with its threads and its
-// memory, until the pointer is gone. The monitor has such pointers, and ends with the group.
+// Has no weak_intrusive_ptr, which would keep the memory of the group, and so its threads, until
+// the pointer is gone. The monitor has such pointers, and ends with the group.
 struct Entry {
   std::weak_ptr<health::Monitor> monitor;
   std::weak_ptr<Transport> transport;
@@ -81,28 +83,23 @@ MainBackend main_backend(ProcessGroup& group) {
   }
 }
 
-// The timeout of a call; 0 if the backend does not tell it.
-int64_t timeout_ns(c10d::Backend& backend) {
-  try {
-    return std::chrono::nanoseconds(backend.getBackendOptions()->timeout).count();
-  } catch (const std::exception&) {
-    return 0;
-  }
-}
-
-// Whether the backend has met an error, which the host may learn of only at its next call.
-bool has_error(c10d::Backend& backend) {
-  try {
-    return backend.getError() != c10d::ErrorType::SUCCESS;
-  } catch (const std::exception&) {
-    return false;  // it does not tell
-  }
+// A function that asks a backend. It returns `unknown` once the backend is gone, or if it throws.
+template <class Answer, class Question>
+std::function<Answer()> asks(const BackendPtr& backend, Answer unknown, Question question) {
+  return [weak = WeakBackend(backend), unknown, question] {
+    const auto held = weak.lock();
+    try {
+      return held ? Answer(question(*held)) : unknown;
+    } catch (const std::exception&) {
+      return unknown;
+    }
+  };
 }
 
 enum class Counting { kNone, kAllCalls, kCollectives };
 
-// How a backend counts its calls, by the name of its class. The type in the group does not tell:
-// the classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
+// How a backend counts its calls, by the name of its class. The type in the group is ambiguous: the
+// classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
 // backend in Python would need the GIL in each step.
 Counting counting_of(const BackendPtr& backend) {
   const auto name = backend ? backend->getBackendName() : "";
@@ -112,7 +109,7 @@ Counting counting_of(const BackendPtr& backend) {
   return name == "gloo" || name == "shm" ? Counting::kAllCalls : Counting::kNone;
 }
 
-// On a thread of its own: NCCL may take long, and the watchdog has more to do.
+// On a thread of its own: NCCL may take long, and the watchdog must not wait.
 void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transport) {
   std::thread([weak, transport] {
     const auto group = weak.lock();
@@ -130,7 +127,7 @@ void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transp
         group->abort();
       }
     } catch (const std::exception&) {
-      // A backend without it, or one that is aborted already: its calls end by their timeouts.
+      // The backend cannot abort, or is aborted already. Its calls end by their timeouts.
     }
   }).detach();
 }
@@ -154,23 +151,21 @@ health::WatchedGroup describe(
   const auto [backend, on_device] = main_backend(*group);
   described.on_device = on_device;
   if (on_device) {
-    described.timeout_ns = [weak = WeakBackend(backend)] {
-      const auto held = weak.lock();
-      return held ? timeout_ns(*held) : 0;
-    };
-    described.has_error = [weak = WeakBackend(backend)] {
-      const auto held = weak.lock();
-      return held && has_error(*held);
-    };
+    described.timeout_ns = asks(backend, int64_t{0}, [](c10d::Backend& asked) {
+      return std::chrono::nanoseconds(asked.getBackendOptions()->timeout).count();
+    });
+    // The host may get this error only at its next call.
+    described.has_error = asks(backend, false, [](c10d::Backend& asked) {
+      return asked.getError() != c10d::ErrorType::SUCCESS;
+    });
   }
   const auto counting = counting_of(backend);
   if (counting != Counting::kNone) {
-    described.sequence = [weak = WeakBackend(backend)] {
-      const auto held = weak.lock();
-      return held ? held->getSequenceNumberForGroup() : 0;
-    };
+    described.sequence = asks(backend, uint64_t{0}, [](c10d::Backend& asked) {
+      return asked.getSequenceNumberForGroup();
+    });
   }
-  // Others count calls between two ranks, too, so that their numbers differ where nothing is wrong.
+  // Other backends also count calls between two ranks, so correct ranks may have different numbers.
   described.same_sequence = counting == Counting::kCollectives;
   return described;
 }

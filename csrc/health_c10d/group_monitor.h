@@ -1,4 +1,4 @@
-// Which monitor watches over which process group.
+// The monitor of each process group.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -11,8 +11,8 @@
 
 namespace ddpx {
 
-// Made at the first call for a group. Null if there is nobody to watch, no store to meet through,
-// or DDPX_HEALTH=0. Does not wait for other ranks. Thread-safe.
+// The first call for a group creates its monitor. Null if the group has one rank or no store, or
+// with DDPX_HEALTH=0. Does not wait for other ranks. Thread-safe.
 std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 // From now on, an abort of the group by its monitor also aborts `backend`, which makes calls in

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "../shm/unique_fd.h"
+#include "../os/unique_fd.h"
 #include "store_text.h"
 
 namespace ddpx {
@@ -28,7 +28,7 @@ std::string to_text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-// The calls that only some stores have, such as TCPStore, are replaced for other stores: FileStore.
+// Stores without the extended interface, such as FileStore, get equivalent calls.
 class Connection final : public health::Store {
  public:
   explicit Connection(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -67,8 +67,8 @@ class Connection final : public health::Store {
     }
     return texts;
   }
-  // TCPStore logs two warnings when a wait times out, and a wait cannot be cancelled. So it takes
-  // the longest time that poll() can wait for, and the caller sets the key to end it.
+  // TCPStore logs two warnings when a wait times out, and a wait cannot be cancelled. So the
+  // timeout is the longest that poll() permits, and the caller sets the key to end the wait.
   void await(const std::string& key) override {
     if (store_->hasExtendedApi()) {
       store_->wait({key}, std::chrono::hours(24 * 20));
@@ -84,8 +84,8 @@ class Connection final : public health::Store {
   const c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// Throws if no server accepts connections. torch would try to connect to a store that is gone for
-// minutes, and warn each time.
+// Throws if no server accepts connections. torch itself would try for minutes to connect, and warn
+// each time.
 void check_server(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -96,7 +96,7 @@ void check_server(const std::string& host, uint16_t port) {
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
   bool all_refuse = true;
   for (const auto* address = found; address != nullptr; address = address->ai_next) {
-    const shm::UniqueFd fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const os::UniqueFd fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const timeval limit{4, 0};  // the answers of a link with long queues may take seconds
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // of connect(), too
     if (connect(fd.get(), address->ai_addr, address->ai_addrlen) == 0) {

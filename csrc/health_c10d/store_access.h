@@ -4,11 +4,11 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "../health/store.h"
+#include "../health/hosts/store.h"
 
 namespace ddpx {
 
-// Does not keep `store` alive: the store's server may be part of it.
+// Does not keep `store` alive, since the store may contain its server.
 health::StoreAccess access_to(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace ddpx

@@ -17,7 +17,7 @@ inline std::vector<uint8_t> to_bytes(const std::string& text) {
 
 // nullopt if the key does not exist. Does not wait for the key, and takes one request.
 inline std::optional<std::string> get_text(c10d::Store& store, const std::string& key) {
-  // Of a key that does not exist, compareSet returns the expected value.
+  // If the key does not exist, compareSet returns the expected value.
   const std::string none = "ddpx: no such key";
   const auto value = store.compareSet(key, to_bytes(none), to_bytes(none));
   const std::string text(value.begin(), value.end());
@@ -30,7 +30,7 @@ inline void append_text(c10d::Store& store, const std::string& key, const std::s
     store.append(key, to_bytes(text));
     return;
   }
-  // Only some stores can append: not FileStore.
+  // FileStore, for example, cannot append.
   auto before = get_text(store, key).value_or("");
   while (true) {
     const auto wanted = before + text;
@@ -43,7 +43,7 @@ inline void append_text(c10d::Store& store, const std::string& key, const std::s
   }
 }
 
-// Sets a key that does not exist. Returns its text afterwards.
+// Sets a key unless it exists. Returns its text afterwards.
 inline std::string set_first_text(
     c10d::Store& store, const std::string& key, const std::string& text) {
   const auto standing = store.compareSet(key, std::vector<uint8_t>(), to_bytes(text));

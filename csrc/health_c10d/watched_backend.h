@@ -20,7 +20,7 @@ class WatchedBackend : public c10d::Backend {
     monitor_ = monitor;
   }
 
-  // Null if nobody has asked for a monitor of the group, or if the group has none.
+  // Null if monitor_of() was not called, or if the group has no monitor.
   std::shared_ptr<health::Monitor> monitor() const {
     const std::lock_guard<std::mutex> lock(monitor_mutex_);
     return monitor_.lock();

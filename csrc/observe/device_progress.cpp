@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "../buckets/device_stream.h"
-#include "../health/forks.h"
+#include "../os/forks.h"
 
 namespace ddpx {
 namespace {
@@ -94,7 +94,7 @@ struct DeviceProgress::Steps {
 class DeviceProgress::Thread {
  public:
   static Thread& instance() {
-    return health::instance_in_process<Thread>();
+    return os::instance_in_process<Thread>();
   }
 
   // Of the group that the monitor watches over.

@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include "../health/step_tracker.h"
+#include "../health/calls/step_tracker.h"
 
 namespace ddpx {
 

@@ -9,7 +9,7 @@
 
 #include "../buckets/bucket_plan.h"
 #include "../comm/in_flight_reduction.h"
-#include "../health/step_tracker.h"
+#include "../health/calls/step_tracker.h"
 #include "device_progress.h"
 #include "recording.h"
 #include "step_clock.h"

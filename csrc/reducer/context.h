@@ -14,7 +14,7 @@
 #include "../buckets/bucket_set.h"
 #include "../buckets/low_precision.h"
 #include "../comm/collective.h"
-#include "../health/step_guard.h"
+#include "../health/calls/step_guard.h"
 #include "../observe/step_observer.h"
 #include "../readiness/arrival_order.h"
 #include "../readiness/arrival_tracker.h"

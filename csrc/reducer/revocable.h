@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "../health/forks.h"
+#include "../os/forks.h"
 
 namespace ddpx {
 
@@ -28,7 +28,7 @@ class Revocable {
 
   // When this returns, no call runs, and none will.
   void revoke() {
-    if (forks_ != health::num_forks()) {
+    if (forks_ != os::num_forks()) {
       return;  // in a forked child no other thread runs, and one may have held the mutex in the
                // parent
     }
@@ -37,7 +37,7 @@ class Revocable {
   }
 
  private:
-  const uint64_t forks_ = health::num_forks();
+  const uint64_t forks_ = os::num_forks();
   std::mutex mutex_;
   Object* object_;
 };

@@ -1,7 +1,6 @@
 // The place of an error, and parts of the texts of step_errors.h.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -18,19 +17,6 @@ struct Where {
   int64_t step;  // number of synchronized steps that ended before
   Phase phase;
 };
-
-// Up to `most` names, quoted and separated by commas, then "and N more".
-inline std::string join_names(const std::vector<std::string>& names, std::size_t most = 8) {
-  std::ostringstream out;
-  const auto shown = std::min(names.size(), most);
-  for (std::size_t i = 0; i < shown; ++i) {
-    out << (i == 0 ? "'" : ", '") << names[i] << "'";
-  }
-  if (names.size() > shown) {
-    out << " and " << names.size() - shown << " more";
-  }
-  return out.str();
-}
 
 inline std::string opening(const Where& where) {
   std::ostringstream out;

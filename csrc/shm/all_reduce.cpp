@@ -11,8 +11,8 @@
 // its staging copies.
 #include <algorithm>
 
+#include "../os/memory.h"
 #include "collectives.h"
-#include "memory.h"
 #include "range_reducer.h"
 
 namespace ddpx::shm {
@@ -32,7 +32,7 @@ struct Range {
 Range slice(
     std::size_t begin, std::size_t end, int index, int num_ranks, std::size_t element_bytes) {
   const auto ranks = static_cast<std::size_t>(num_ranks);
-  const auto share = round_up((end - begin + ranks - 1) / ranks, kLine / element_bytes);
+  const auto share = os::round_up((end - begin + ranks - 1) / ranks, kLine / element_bytes);
   const auto first = std::min(begin + static_cast<std::size_t>(index) * share, end);
   return {first, std::min(first + share, end)};
 }

@@ -64,13 +64,16 @@ bool Arena::Segment::free(void* block) {
 }
 
 void* Arena::allocate_in_new_segment(std::size_t num_bytes) {
-  const auto segment_bytes =
-      num_bytes >= kOwnSegmentBytes ? round_up(num_bytes, page_bytes()) : kSharedSegmentBytes;
+  const auto segment_bytes = num_bytes >= kOwnSegmentBytes
+                                 ? os::round_up(num_bytes, os::page_bytes())
+                                 : kSharedSegmentBytes;
   std::list<Segment> segments(1);
   auto& segment = segments.front();
   segment.id = next_id_++;
-  segment.fd = create_memory(segment_bytes, kPurpose, reserved_bytes_.get());
-  segment.mapping = map_shared(segment.fd.get());
+  with_own_errors([&] {
+    segment.fd = os::create_memory(segment_bytes, kPurpose, reserved_bytes_.get());
+    segment.mapping = os::map_shared(segment.fd.get());
+  });
   segment.free_ranges.emplace(0, segment_bytes);
   auto* block = segment.allocate(num_bytes);
   segments_.splice(segments_.end(), segments);
@@ -78,7 +81,7 @@ void* Arena::allocate_in_new_segment(std::size_t num_bytes) {
 }
 
 void* Arena::allocate(std::size_t num_bytes) {
-  const auto block_bytes = round_up(std::max(num_bytes, std::size_t{1}), kAlignment);
+  const auto block_bytes = os::round_up(std::max(num_bytes, std::size_t{1}), kAlignment);
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& segment : segments_) {
     if (auto* block = segment.allocate(block_bytes)) {
@@ -115,7 +118,7 @@ void Arena::drop_if_empty(std::list<Segment>::iterator segment) {
     return;
   }
   // Peers unmap the segment later, in `Peers::receive_segment`. The pages are released now.
-  release_pages(segment->fd.get(), 0, segment->mapping->num_bytes());
+  os::release_pages(segment->fd.get(), 0, segment->mapping->num_bytes());
   segments_.erase(segment);
 }
 

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "memory.h"
+#include "../os/memory.h"
 
 namespace ddpx::shm {
 
@@ -50,8 +50,8 @@ class Arena {
  private:
   struct Segment {
     uint32_t id;
-    UniqueFd fd;
-    std::shared_ptr<Mapping> mapping;
+    os::UniqueFd fd;
+    std::shared_ptr<os::Mapping> mapping;
     // Maps of offset to size. `free` moves the node of the block to `free_ranges`, which cannot
     // fail: tensors free their memory in destructors.
     std::map<std::size_t, std::size_t> free_ranges;  // no two of them are adjacent

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "memory.h"
+#include "../os/memory.h"
 
 namespace ddpx::shm {
 namespace {
@@ -14,8 +14,9 @@ std::size_t gloo_chunk_elements(int num_ranks, std::size_t count, std::size_t el
   const auto ranks = static_cast<std::size_t>(num_ranks);
   const auto num_bytes = count * element_bytes;
   const auto full_segments = (num_bytes + kGlooMaxSegmentBytes - 1) / kGlooMaxSegmentBytes;
-  const auto num_segments = round_up(std::max(full_segments, 2 * ranks), ranks);
-  const auto segment_bytes = round_up((num_bytes + num_segments - 1) / num_segments, element_bytes);
+  const auto num_segments = os::round_up(std::max(full_segments, 2 * ranks), ranks);
+  const auto segment_bytes =
+      os::round_up((num_bytes + num_segments - 1) / num_segments, element_bytes);
   return num_segments / ranks * segment_bytes / element_bytes;
 }
 

@@ -1,8 +1,5 @@
 #include "error.h"
 
-#include <cerrno>
-#include <cstring>
-
 namespace ddpx::shm {
 
 std::string opening(int rank, const std::string& phase) {
@@ -12,15 +9,6 @@ std::string opening(int rank, const std::string& phase) {
 std::string without_opening(const std::string& text) {
   const auto end = text.find("] ");
   return text.rfind("[ddpx shm", 0) == 0 && end != std::string::npos ? text.substr(end + 2) : text;
-}
-
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
 }
 
 std::string text_of(const std::exception_ptr& error) {
@@ -33,12 +21,15 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
-Error system_error(const std::string& call) {
-  const int code = errno;
-  return Error(
-      ErrorKind::kSystem,
-      "[ddpx shm] " + call + " failed: " + std::strerror(code) + " (errno " + std::to_string(code) +
-          ")");
+Error from_os(const os::Error& error) {
+  const auto text = std::string("[ddpx shm] ") + error.what();
+  return dynamic_cast<const os::OutOfMemory*>(&error) == nullptr
+             ? Error(ErrorKind::kSystem, text)
+             : Error(
+                   ErrorKind::kOutOfMemory,
+                   text +
+                       ". Reduce the number of ranks on this host or the size of the model, raise "
+                       "the memory limit of the container, or use the gloo backend.");
 }
 
 }  // namespace ddpx::shm

@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "../count.h"
+#include "../os/error.h"
+
 namespace ddpx::shm {
 
 enum class ErrorKind : int {
@@ -44,13 +47,24 @@ std::string opening(int rank, const std::string& phase);
 // failure adds its own opening.
 std::string without_opening(const std::string& text);
 
-// "rank 3", "ranks 1, 2 and 5".
-std::string list_ranks(const std::vector<int>& ranks);
-
 // The text of any exception. "an unknown error" if it has none.
 std::string text_of(const std::exception_ptr& error);
 
+Error from_os(const os::Error& error);
+
 // A kSystem error with the text of errno, which must still be that of the failed `call`.
-Error system_error(const std::string& call);
+inline Error system_error(const std::string& call) {
+  return from_os(os::system_error(call));
+}
+
+// Calls functions of os/. Rethrows their errors as an Error.
+template <class Call>
+auto with_own_errors(const Call& call) {
+  try {
+    return call();
+  } catch (const os::Error& error) {
+    throw from_os(error);
+  }
+}
 
 }  // namespace ddpx::shm

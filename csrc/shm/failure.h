@@ -17,18 +17,16 @@ struct Failure {
   int culprit = -1;  // the rank that caused the failure, or -1
 };
 
-// Writes a failure into the record. Returns false if the record holds a failure already. Allocates
-// no memory.
+// Declares a failure. Returns false if another failure is the first. Allocates no memory.
 bool record_failure(
-    FailureRecord& record, ErrorKind kind, std::string_view text, int culprit) noexcept;
+    FirstFailure& first, ErrorKind kind, std::string_view text, int culprit) noexcept;
 
-// The same, but returns the failure that the record holds afterwards.
-Failure record_failure(FailureRecord& record, const Failure& failure);
+// The same, but returns the first failure.
+Failure record_failure(FirstFailure& first, const Failure& failure);
 
-// Whether the record holds a failure, or a rank is writing one.
-bool has_failed(const FailureRecord& record) noexcept;
+// One atomic load.
+bool has_failed(const FirstFailure& first) noexcept;
 
-// Waits for a rank that is writing the record. Returns nullopt if there is no failure.
-std::optional<Failure> read_failure(const FailureRecord& record);
+std::optional<Failure> read_failure(const FirstFailure& first);
 
 }  // namespace ddpx::shm

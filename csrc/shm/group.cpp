@@ -22,7 +22,7 @@ std::unique_ptr<Team> make_team(
   }
   auto result = run_rendezvous(
       channel, rank, size, {options.sizes, options.rendezvous_timeout, options.host_identity});
-  std::vector<CpuLimits> limits;
+  std::vector<os::CpuLimits> limits;
   for (const auto& peer : result.local_peers) {
     limits.push_back(peer.home->home().cpu_limits);
   }

@@ -10,7 +10,7 @@ namespace ddpx::shm {
 namespace {
 
 std::size_t header_bytes() {
-  return round_up(sizeof(Home), page_bytes());
+  return os::round_up(sizeof(Home), os::page_bytes());
 }
 
 std::size_t half_bytes(const HomeSizes& sizes) {
@@ -18,13 +18,13 @@ std::size_t half_bytes(const HomeSizes& sizes) {
 }
 
 std::size_t total_bytes(const HomeSizes& sizes) {
-  return round_up(
-      header_bytes() + kRing * sizes.one_shot_bytes + 2 * half_bytes(sizes), page_bytes());
+  return os::round_up(
+      header_bytes() + kRing * sizes.one_shot_bytes + 2 * half_bytes(sizes), os::page_bytes());
 }
 
 HomeSizes aligned(HomeSizes sizes) {
-  sizes.one_shot_bytes = round_up(sizes.one_shot_bytes, kLine);
-  sizes.piece_bytes = round_up(sizes.piece_bytes, page_bytes());
+  sizes.one_shot_bytes = os::round_up(sizes.one_shot_bytes, kLine);
+  sizes.piece_bytes = os::round_up(sizes.piece_bytes, os::page_bytes());
   return sizes;
 }
 
@@ -37,30 +37,32 @@ HomeSegment HomeSegment::create(
     std::size_t num_local_ranks) {
   const auto sizes = aligned(wanted_sizes);
   const auto num_bytes = total_bytes(sizes);
-  check_memory(
-      num_local_ranks * num_bytes,
-      "the staging buffers of " + count(num_local_ranks, "local rank"));
-  auto fd = create_memory(num_bytes, "the staging buffers of rank " + std::to_string(rank));
-  auto mapping = map_shared(fd.get());
-  HomeSegment segment(std::move(fd), std::move(mapping), sizes);
+  auto segment = with_own_errors([&] {
+    os::check_memory(
+        num_local_ranks * num_bytes,
+        "the staging buffers of " + count(num_local_ranks, "local rank"));
+    auto fd = os::create_memory(num_bytes, "the staging buffers of rank " + std::to_string(rank));
+    auto mapping = os::map_shared(fd.get());
+    return HomeSegment(std::move(fd), std::move(mapping), sizes);
+  });
   auto& home = *new (&segment.home()) Home();
   home.version = kLayoutVersion;
   home.rank = rank;
   home.one_shot_bytes = sizes.one_shot_bytes;
   home.piece_bytes = sizes.piece_bytes;
   std::memcpy(home.token, token.data(), std::min(token.size(), kTokenBytes));
-  home.cpu_limits = cpu_limits();
+  home.cpu_limits = os::cpu_limits();
   home.magic = kHomeMagic;
   return segment;
 }
 
 std::shared_ptr<HomeSegment> HomeSegment::open(
-    UniqueFd fd, int rank, const HomeSizes& wanted_sizes, const std::string& token) {
+    os::UniqueFd fd, int rank, const HomeSizes& wanted_sizes, const std::string& token) {
   const auto sizes = aligned(wanted_sizes);
-  std::shared_ptr<Mapping> mapping;
+  std::shared_ptr<os::Mapping> mapping;
   try {
-    mapping = map_shared(fd.get(), PageTable::kAtAccess);
-  } catch (const Error&) {
+    mapping = os::map_shared(fd.get(), os::PageTable::kAtAccess);
+  } catch (const os::Error&) {
     return nullptr;
   }
   if (mapping->num_bytes() != total_bytes(sizes)) {
@@ -72,7 +74,7 @@ std::shared_ptr<HomeSegment> HomeSegment::open(
       token.size() != kTokenBytes || std::memcmp(home.token, token.data(), kTokenBytes) != 0) {
     return nullptr;
   }
-  return std::shared_ptr<HomeSegment>(new HomeSegment(UniqueFd(), std::move(mapping), sizes));
+  return std::shared_ptr<HomeSegment>(new HomeSegment(os::UniqueFd(), std::move(mapping), sizes));
 }
 
 std::byte* HomeSegment::one_shot(uint64_t sequence) const {

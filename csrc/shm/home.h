@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "../os/memory.h"
 #include "layout.h"
-#include "memory.h"
 
 namespace ddpx::shm {
 
@@ -27,7 +27,7 @@ class HomeSegment {
   // Maps the segment of a peer. Returns null unless the file is the home of that rank, with that
   // token and these sizes.
   static std::shared_ptr<HomeSegment> open(
-      UniqueFd fd, int rank, const HomeSizes& sizes, const std::string& token);
+      os::UniqueFd fd, int rank, const HomeSizes& sizes, const std::string& token);
 
   Home& home() const {
     return *reinterpret_cast<Home*>(mapping_->data());
@@ -50,11 +50,11 @@ class HomeSegment {
   }
 
  private:
-  HomeSegment(UniqueFd fd, std::shared_ptr<Mapping> mapping, const HomeSizes& sizes)
+  HomeSegment(os::UniqueFd fd, std::shared_ptr<os::Mapping> mapping, const HomeSizes& sizes)
       : fd_(std::move(fd)), mapping_(std::move(mapping)), sizes_(sizes) {}
 
-  UniqueFd fd_;
-  std::shared_ptr<Mapping> mapping_;
+  os::UniqueFd fd_;
+  std::shared_ptr<os::Mapping> mapping_;
   HomeSizes sizes_;
 };
 

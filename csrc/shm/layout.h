@@ -13,15 +13,16 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "futex.h"
-#include "limits.h"
+#include "../os/first_record.h"
+#include "../os/futex.h"
+#include "../os/limits.h"
 #include "types.h"
 
 namespace ddpx::shm {
 
 constexpr std::size_t kLine = 64;  // size of a cache line
 constexpr uint64_t kHomeMagic = 0x6464'7078'2d73'686d;
-constexpr uint32_t kLayoutVersion = 3;
+constexpr uint32_t kLayoutVersion = 4;
 constexpr std::size_t kTokenBytes = 32;
 
 // A rank can be one operation ahead of another rank (see steps.h), so two would be enough.
@@ -50,22 +51,23 @@ struct Descriptor {
 };
 
 struct alignas(kLine) StepCounter {
-  Word count;     // arrivals of all ranks at all steps
-  Word sleepers;  // ranks that sleep on `count`, or are about to
-  Word num_left;  // ranks that have left the group
+  os::Word count;     // arrivals of all ranks at all steps
+  os::Word sleepers;  // ranks that sleep on `count`, or are about to
+  os::Word num_left;  // ranks that have left the group
 };
 
-struct alignas(kLine) FailureRecord {
-  Word state;  // see failure.cpp
+struct FailureRecord {
   int32_t kind;
   int32_t culprit;
   char text[500];
 };
 
+using FirstFailure = os::FirstRecord<FailureRecord>;
+
 struct SharedState {
   StepCounter steps;
   std::atomic<int32_t> arrived_on_core[kCores];  // local rank of the last arrival, plus 1
-  FailureRecord failure;
+  alignas(kLine) FirstFailure failure;
   std::atomic<uint64_t> reserved_bytes;  // see `create_memory`
 };
 
@@ -78,9 +80,9 @@ struct Home {
   uint64_t one_shot_bytes;
   uint64_t piece_bytes;
   char token[kTokenBytes];
-  CpuLimits cpu_limits;
-  alignas(kLine) Word presence;           // a Presence
-  alignas(kLine) Word steps;              // number of steps at which the owner has arrived
+  os::CpuLimits cpu_limits;
+  alignas(kLine) os::Word presence;       // a Presence
+  alignas(kLine) os::Word steps;          // number of steps at which the owner has arrived
   std::atomic<int32_t> core;              // CPU of the owner's last arrival
   alignas(kLine) Descriptor ring[kRing];  // indexed by sequence number modulo kRing
   SharedState shared;

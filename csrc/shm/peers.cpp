@@ -104,7 +104,7 @@ bool Peers::receive_segment(int index, Clock::time_point deadline) {
   std::istringstream ids(message->bytes);
   uint32_t id = 0;
   ids >> id;
-  segments_[index][id] = map_shared(fd.get());
+  segments_[index][id] = with_own_errors([&] { return os::map_shared(fd.get()); });
   while (ids >> id) {
     segments_[index].erase(id);
   }

@@ -78,7 +78,7 @@ class Peers {
   Topology topology_;
   std::vector<int> ranks_;
   std::vector<LocalPeer> local_peers_;
-  std::vector<std::map<uint32_t, std::shared_ptr<Mapping>>> segments_;  // by local rank
+  std::vector<std::map<uint32_t, std::shared_ptr<os::Mapping>>> segments_;  // by local rank
   int own_index_;
   std::vector<uint32_t> announced_;  // ids of the own segments that peers have mapped
 };

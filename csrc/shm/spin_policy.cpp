@@ -4,7 +4,7 @@
 
 namespace ddpx::shm {
 
-SpinPolicy choose_spin_policy(const std::vector<CpuLimits>& local_ranks, int own_index) {
+SpinPolicy choose_spin_policy(const std::vector<os::CpuLimits>& local_ranks, int own_index) {
   const auto& own = local_ranks[own_index];
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -12,7 +12,7 @@ SpinPolicy choose_spin_policy(const std::vector<CpuLimits>& local_ranks, int own
     CPU_OR(&cores, &cores, &limits.cores);
   }
   const auto num_sharing =
-      std::count_if(local_ranks.begin(), local_ranks.end(), [&](const CpuLimits& limits) {
+      std::count_if(local_ranks.begin(), local_ranks.end(), [&](const os::CpuLimits& limits) {
         return limits.quota_group == own.quota_group;
       });
   if (static_cast<int>(local_ranks.size()) <= CPU_COUNT(&cores) &&

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <vector>
 
-#include "limits.h"
+#include "../os/limits.h"
 
 namespace ddpx::shm {
 
@@ -18,7 +18,7 @@ struct SpinPolicy {
 
 // Spins only if each local rank can have a core of its own, and the CPU quota of this rank is
 // enough for all local ranks that share the quota. Ranks may be bound to different cores.
-SpinPolicy choose_spin_policy(const std::vector<CpuLimits>& local_ranks, int own_index);
+SpinPolicy choose_spin_policy(const std::vector<os::CpuLimits>& local_ranks, int own_index);
 
 // Tells the core that the calling loop is a spin loop.
 inline void cpu_relax() {

@@ -33,7 +33,7 @@ void Steps::arrive() {
   // of the complete count acquires the data of all ranks.
   const auto count = counter_.count.fetch_add(1) + 1;
   if (count == complete_count_ && counter_.sleepers.load() > 0) {
-    futex_wake_all(counter_.count);
+    os::futex_wake_all(counter_.count);
   }
   // Must come after the increment: a rank that dies between the two has not arrived by `steps`,
   // and peers report its death unless the step is complete.
@@ -98,7 +98,7 @@ void Steps::await(const WaitContext& context) {
     const bool done = static_cast<int32_t>(seen - complete_count_) >= 0;
     // An interruption wakes only ranks that sleep already, so it is checked before each sleep.
     if (!done && !interrupted()) {
-      futex_wait(counter_.count, seen, kDeathPoll);
+      os::futex_wait(counter_.count, seen, kDeathPoll);
     }
     counter_.sleepers.fetch_sub(1);
     if (complete()) {
@@ -179,7 +179,7 @@ Error Steps::error_of(const Failure& failure, const std::string& phase) const {
 
 Error Steps::fail(const Failure& failure, const std::string& phase) {
   const auto first = record_failure(peers_.shared_state().failure, failure);
-  futex_wake_all(counter_.count);
+  os::futex_wake_all(counter_.count);
   return error_of(first, phase);
 }
 
@@ -205,9 +205,9 @@ std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcep
     std::snprintf(text, sizeof(text), "rank %d: %s failed with an unknown exception", rank, phase);
   }
   record_failure(peers_.shared_state().failure, kind, text, rank);
-  futex_wake_all(counter_.count);
+  os::futex_wake_all(counter_.count);
   try {
-    return std::make_exception_ptr(*failure(phase));
+    return std::make_exception_ptr(failure(phase).value());
   } catch (...) {
     return std::current_exception();
   }
@@ -232,7 +232,7 @@ void Steps::check(const Descriptor& current) const {
 
 void Steps::cancel() {
   cancelled_.store(true);
-  futex_wake_all(counter_.count);
+  os::futex_wake_all(counter_.count);
 }
 
 }  // namespace ddpx::shm

@@ -113,7 +113,7 @@ void Team::leave() {
   const auto left = static_cast<uint32_t>(Presence::kLeft);
   peers_.own_home().presence.store(left, std::memory_order_release);
   peers_.shared_state().steps.num_left.fetch_add(1);
-  futex_wake_all(peers_.shared_state().steps.count);
+  os::futex_wake_all(peers_.shared_state().steps.count);
 }
 
 void Team::step() {

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <fstream>
 #include <new>
 
+#include "../os/process.h"
 #include "error.h"
 
 namespace ddpx::shm {
@@ -39,8 +39,8 @@ constexpr const char* kManyFiles =
     ". This process, or all processes of its user together, have too many open files. Raise the "
     "limit (ulimit -n), or start fewer ranks on this host.";
 
-UniqueFd new_socket() {
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+os::UniqueFd new_socket() {
+  os::UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd) {
     throw system_error("socket");
   }
@@ -81,7 +81,7 @@ std::optional<ucred> credentials(int fd) {
 
 }  // namespace
 
-UniqueFd Message::take_fd() {
+os::UniqueFd Message::take_fd() {
   if (fd_lost) {
     throw Error(
         ErrorKind::kSystem,
@@ -139,14 +139,14 @@ std::optional<Message> Connection::receive(Clock::time_point deadline) const {
   }
   Message result{
       std::string(buffer, static_cast<std::size_t>(num_bytes)),
-      UniqueFd(),
+      os::UniqueFd(),
       (message.msg_flags & MSG_CTRUNC) != 0};
   for (auto* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
-      result.fd = UniqueFd(fd);
+      result.fd = os::UniqueFd(fd);
     }
   }
   return result;
@@ -163,17 +163,8 @@ bool Connection::same_user() const {
 }
 
 bool Connection::process_ended() const {
-#ifdef SYS_pidfd_open
   const auto peer = credentials(fd_.get());
-  if (!peer || peer->pid <= 0 || peer->pid == getpid()) {
-    return false;
-  }
-  const UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
-  pollfd entry{process.get(), POLLIN, 0};
-  return process ? poll(&entry, 1, 0) > 0 : errno == ESRCH;
-#else
-  return false;
-#endif
+  return peer && peer->pid > 0 && peer->pid != getpid() && os::has_ended(peer->pid);
 }
 
 Listener::Listener(const std::string& name, int backlog) : fd_(new_socket()) {
@@ -200,7 +191,7 @@ Listener::~Listener() {
 void Listener::accept_connections() noexcept {
   try {
     while (true) {
-      UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      os::UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (fd) {
         Connection connection(std::move(fd));
         if (connection.same_user()) {

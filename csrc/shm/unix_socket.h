@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "unique_fd.h"
+#include "../os/unique_fd.h"
 
 namespace ddpx::shm {
 
@@ -17,18 +17,18 @@ using Clock = std::chrono::steady_clock;
 
 struct Message {
   std::string bytes;
-  UniqueFd fd;  // empty if the message carried no descriptor
+  os::UniqueFd fd;  // empty if the message carried no descriptor
   bool fd_lost = false;
 
   // Throws kSystem if a descriptor was lost, since this process has too many open files.
-  UniqueFd take_fd();
+  os::UniqueFd take_fd();
 };
 
 // One end of a connection that keeps message boundaries. One thread may send while another thread
 // receives.
 class Connection {
  public:
-  explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
+  explicit Connection(os::UniqueFd fd) : fd_(std::move(fd)) {}
 
   // Returns false if the peer is gone. The kernel limits the descriptors that all processes of a
   // user have sent and not yet received (RLIMIT_NOFILE). At the limit, `send` calls `while_full`
@@ -53,7 +53,7 @@ class Connection {
   bool process_ended() const;
 
  private:
-  UniqueFd fd_;
+  os::UniqueFd fd_;
 };
 
 // A listening socket in Linux's abstract namespace. The socket has no file, and disappears with its
@@ -74,7 +74,7 @@ class Listener {
  private:
   void accept_connections() noexcept;
 
-  UniqueFd fd_;
+  os::UniqueFd fd_;
   std::vector<Connection> connections_;  // used by the thread until its end
   int error_ = 0;                        // errno at the end of the thread
   std::thread thread_;

@@ -214,7 +214,7 @@ void BetweenHosts::on_exchanged(Chunk& chunk, const std::exception_ptr& error) n
     std::erase(others, rank_);
     fail(
         {shm::ErrorKind::kPeerLost,
-         "the exchange with " + shm::list_ranks(others) +
+         "the exchange with " + list_ranks(others) +
              " on other hosts failed. A rank of their hosts died, failed or is late: see the "
              "output of the ranks there. The group cannot continue: restart the job. gloo said: " +
              shm::text_of(error)});

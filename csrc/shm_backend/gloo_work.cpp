@@ -57,7 +57,7 @@ std::exception_ptr GlooCall::explain(const std::exception_ptr& error) const {
   }
   const shm::Failure unknown{
       shm::ErrorKind::kPeerLost,
-      shm::list_ranks({rank}) + ": " + phase() +
+      list_ranks({rank}) + ": " + phase() +
           " failed. Another rank may have died, or may be late: see the output of all ranks. gloo "
           "said: " +
           said,

@@ -101,7 +101,7 @@ at::Tensor ShmBackend::allocate(long numel, const at::TensorOptions& options) {
     return at::from_blob(
         data, {numel}, [block = std::move(block)](void*) mutable { block.reset(); }, options);
   } catch (const shm::Error& error) {
-    const auto text = shm::list_ranks({rank_}) + ": " + shm::without_opening(error.what());
+    const auto text = list_ranks({rank_}) + ": " + shm::without_opening(error.what());
     const shm::Failure failure{error.kind(), text, rank_};
     if (!single_host()) {
       between_hosts()->fail(failure);

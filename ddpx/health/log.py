@@ -54,10 +54,8 @@ def _serve(record: _C.HealthRecord) -> None:
         _C.answer_stack_request(record.token, stacks)
     elif record.event == "calls_wanted":
         calls = recorded_calls.read(record.message)
-        # The number of each call, and the call. The newest first, since a long text is cut off.
-        newest_first = sorted(calls.items(), reverse=True)
-        texts = [text for number, call in newest_first for text in (str(number), call)]
-        _C.publish_recorded_calls(record.token, texts)
+        # The newest first, since a long record is cut off.
+        _C.publish_recorded_calls(record.token, sorted(calls.items(), reverse=True))
     else:
         message = record.message
         if record.event == "stack":

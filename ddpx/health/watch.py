@@ -1,4 +1,4 @@
-"""Watches over the ranks of a process group, from the first wrapper on; needs no call."""
+"""Starts the failure detector of a process group, with its first wrapper."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _started = threading.Lock()
 
 
 def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
-    """From here on; None if there is nobody to watch, or ``DDPX_HEALTH=0``."""
+    """Starts the failure detector. None if the group has one rank, or with ``DDPX_HEALTH=0``."""
     monitor = _C.monitor_of(group)
     if monitor is not None and not _started.locked():
-        settings.switch_of("DDPX_HEALTH")  # which the core takes for on unless it is 0
-        settings.seconds_of("DDPX_HOST_LEASE")  # which the core reads
+        settings.switch_of("DDPX_HEALTH")  # checks the value; the core reads the variable
+        settings.seconds_of("DDPX_HOST_LEASE")  # checks the value, too
         stall_timeout.apply()
         if _started.acquire(blocking=False):
             _start()
@@ -30,17 +30,17 @@ def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
 
 
 def begin(group: dist.ProcessGroup) -> _C.Monitor | None:
-    """As :func:`watch`, for a wrapper that is being made."""
+    """Calls :func:`watch` for a wrapper that is under construction."""
     monitor = watch(group)
     if monitor is not None and group is not dist.group.WORLD:
-        with suppress(KeyError, ValueError):  # torch's, for a group that it did not make itself
+        with suppress(KeyError, ValueError):  # torch did not create the group
             monitor.name_ranks(dist.get_process_group_ranks(group))
     return monitor
 
 
 @contextmanager
 def constructing(group: dist.ProcessGroup) -> Iterator[None]:
-    """Around the collective calls of a construction; see :func:`explained`."""
+    """A context for the collective calls of a construction; see :func:`explained`."""
     monitor = begin(group)
     if monitor is None:
         yield
@@ -56,11 +56,11 @@ def constructing(group: dist.ProcessGroup) -> Iterator[None]:
 def introduction(group: dist.ProcessGroup) -> bytes:
     """Returns ``_C.INTRODUCTION_BYTES`` bytes by which this rank introduces itself to the others.
 
-    All zero if the ranks know each other already, or if nobody watches over them.
+    All zero if the ranks know each other already, or if there is no failure detector.
     """
     monitor = watch(group)
-    text = b"" if monitor is None else monitor.introduction()
-    return text.ljust(_C.INTRODUCTION_BYTES, b"\0")
+    record = b"" if monitor is None else monitor.introduction()
+    return record.ljust(_C.INTRODUCTION_BYTES, b"\0")
 
 
 def meet(
@@ -68,7 +68,7 @@ def meet(
     group: dist.ProcessGroup,
     all_gather: Callable[[bytes], list[bytes]],
 ) -> None:
-    """Lets the ranks of a group know each other, so that they need no store for this.
+    """Introduces the ranks of a group to each other, without the store.
 
     A collective call, unless all ``introductions`` are zero.
 
@@ -80,16 +80,15 @@ def meet(
     if not any(map(any, introductions)):
         return
     monitor = watch(group)
-    texts = [text.rstrip(b"\0") for text in introductions]
-    host = 0 if monitor is None else monitor.find_host(texts)
+    host = 0 if monitor is None else monitor.find_host(introductions)
     hosts = [int.from_bytes(host, "little") for host in all_gather(host.to_bytes(8, "little"))]
     if monitor is not None:
-        monitor.meet(texts, hosts)
+        monitor.meet(introductions, hosts)
 
 
 @contextmanager
 def waiting_for_buffers(monitor: _C.Monitor | None) -> Iterator[None]:
-    """Around the collective calls for buffers, in a forward; see :func:`explained`."""
+    """A context for the collective calls for buffers, in a forward; see :func:`explained`."""
     if monitor is None:
         yield
         return
@@ -102,7 +101,7 @@ def waiting_for_buffers(monitor: _C.Monitor | None) -> Iterator[None]:
 
 
 def note_fault(monitor: _C.Monitor | None, error: Exception, is_of_module: bool) -> None:
-    """A forward has raised. Ranks that wait report this, unless the script trains on.
+    """Publishes that a forward has raised. Ranks that wait report it, unless training goes on.
 
     Args:
         monitor: The failure detector of the group, if there is one.
@@ -115,7 +114,7 @@ def note_fault(monitor: _C.Monitor | None, error: Exception, is_of_module: bool)
 
 @contextmanager
 def explained(monitor: _C.Monitor | None) -> Iterator[None]:
-    """Around a collective call: if it fails because ranks are gone, RankError says so."""
+    """A context for a collective call. Raises RankError if the call fails due to lost ranks."""
     try:
         yield
     except RankError:
@@ -128,11 +127,11 @@ def explained(monitor: _C.Monitor | None) -> Iterator[None]:
 
 @contextmanager
 def collective_call(group: dist.ProcessGroup) -> Iterator[None]:
-    """Around one of a construction, so that peers see who has come to it; nothing elsewhere."""
+    """Publishes that this rank is in a collective call of a construction. No effect elsewhere."""
     monitor = watch(group)
     if monitor is not None:
         monitor.begin_call()
-    yield  # who explains an error has to see that it came in the call
+    yield  # not in a finally block: explain_error() must find the rank in the call
     if monitor is not None:
         monitor.end_call()
 
@@ -143,7 +142,7 @@ def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.dev
     Not named ``wait``: pybind11 would take a function of this name with ``work`` as its first
     argument for ``work.wait()`` of a work in Python, and would call the base class instead.
     """
-    assert work is not None  # as for a rank that is no member of the group
+    assert work is not None  # only a rank outside the group gets None
     with explained(watch(group)):
         _C.wait(work, group, device)
 
@@ -158,6 +157,6 @@ def _start() -> None:
 
 
 def _forget() -> None:
-    """In a forked child, which is no rank: a wrapper that it makes starts anew."""
+    """Runs in a forked child, which is not a rank: its first wrapper starts a new detector."""
     global _started
     _started = threading.Lock()

@@ -107,7 +107,7 @@ TEST(ReducerLifetime, TheWatchdogNeverDestroysIt) {
   std::thread watchdog([&] {
     const health::Activity late{health::Doing::kBackward, health::kNotNumbered};
     while (!done) {
-      num_answers += watch->wrappers().describe_missing(late).empty() ? 0 : 1;
+      num_answers += watch->peers().names().describe_missing(late).empty() ? 0 : 1;
     }
   });
   const auto owner = std::this_thread::get_id();

@@ -234,4 +234,4 @@ def _come_back_late() -> tuple[str, str]:
 def test_a_rank_that_comes_back_late() -> None:
     texts = [ending.value for ending in run_ranks(2, _come_back_late)]
     assert all(kind == "RankFailure" for kind, _ in texts), texts
-    assert "this rank is the lost one, and the others have given it up" in texts[1][1], texts
+    assert "this rank is the lost one, and the other ranks have given it up" in texts[1][1], texts

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "health/fields.h"
+#include "health/machine/record.h"
 #include "health/monitor.h"
 #include "local_ranks.h"
 
@@ -273,12 +273,11 @@ TEST(DeviceWaitTest, WhoEndsWhileTheDeviceWaitsIsLost) {
 
 // What ddpx/health/recorded_calls.py publishes.
 void publish(Monitor& monitor, const std::vector<std::string>& calls) {
-  std::vector<std::string> fields;
+  std::string record;
   for (std::size_t number = 0; number < calls.size(); ++number) {
-    fields.push_back(std::to_string(number + 1));
-    fields.push_back(calls[number]);
+    record += encode(uint64_t{number} + 1, calls[number]);
   }
-  monitor.page().view().recorded.write(join_fields(fields));
+  monitor.page().view().recorded.write(record);
 }
 
 TEST(DeviceWaitTest, CallsThatDoNotFitTogetherAreNamed) {

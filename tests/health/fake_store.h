@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "health/store.h"
+#include "health/hosts/store.h"
 
 namespace ddpx::health {
 

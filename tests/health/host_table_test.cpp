@@ -1,5 +1,5 @@
 // The failure that stands for a host.
-#include "health/host_table.h"
+#include "health/machine/host_table.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <vector>
 
-#include "health/page.h"
+#include "health/machine/page.h"
 
 namespace ddpx::health {
 namespace {
@@ -72,7 +74,7 @@ class StoppingText {
 };
 
 TEST(HostTableTest, ARankThatIsStoppedWhileItDeclaresChangesNothingLater) {
-  if (2 * StoppingText::page_bytes() > decltype(HostTable::Draft::failure)::kMostBytes) {
+  if (2 * StoppingText::page_bytes() > sizeof(HostTable::DeclaredFailure::bytes)) {
     GTEST_SKIP() << "a failure is shorter than two pages of memory";
   }
   OwnPage page(1, 2);
@@ -90,14 +92,58 @@ TEST(HostTableTest, ARankThatIsStoppedWhileItDeclaresChangesNothingLater) {
   EXPECT_EQ(table.declare("late", 3), "quick");
 }
 
+TEST(HostTableTest, TheFirstFailureOfAHostStands) {
+  OwnPage page(1, 2);
+  auto& table = *page.host();
+  EXPECT_FALSE(table.declared());
+  EXPECT_EQ(table.declare("one", 1), "one");
+  EXPECT_EQ(table.declare("two", 2), "one");
+  EXPECT_EQ(table.declared_ns(), 1);
+}
+
+TEST(FirstRecordTest, OfManyThreadsOneIsTheFirst) {
+  os::FirstRecord<std::string> record{};
+  EXPECT_EQ(record.get(), nullptr);
+  std::atomic<int> num_first{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      num_first += record.declare([&](std::string& own) { own = std::to_string(i); }) ? 1 : 0;
+      ASSERT_NE(record.get(), nullptr);
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(num_first, 1);
+  EXPECT_EQ(record.get()->size(), 1u);
+}
+
 TEST(HostTableTest, ARankReportsItsOwnFailureIfAllOthersAreStopped) {
   OwnPage page(1, 2);
   auto& table = *page.host();
-  for (auto& draft : table.drafts) {
-    draft.taken = true;
+  std::vector<std::thread> stopped;
+  std::atomic<bool> may_end{false};
+  std::atomic<int> num_stopped{0};
+  for (int i = 0; i < 4; ++i) {
+    stopped.emplace_back([&] {
+      table.failure.declare([&](auto&) {
+        ++num_stopped;
+        while (!may_end) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      });
+    });
+  }
+  while (num_stopped < 4) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   EXPECT_EQ(table.declare("own", 1), "own");
   EXPECT_FALSE(table.declared());
+  may_end = true;
+  for (auto& each : stopped) {
+    each.join();
+  }
 }
 
 }  // namespace

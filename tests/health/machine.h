@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/channel_keys.h"
-#include "health/host_channel.h"
+#include "health/hosts/channel_keys.h"
+#include "health/hosts/host_channel.h"
 
 namespace ddpx::health {
 

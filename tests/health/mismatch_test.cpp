@@ -1,8 +1,8 @@
 // Ranks whose calls differ, and who says so.
 #include <gtest/gtest.h>
 
-#include "health/step_guard.h"
-#include "health/step_tracker.h"
+#include "health/calls/step_guard.h"
+#include "health/calls/step_tracker.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -190,7 +190,7 @@ class CountingRanks {
       group.same_sequence = true;
       group.sequence = [sequence = sequences[static_cast<std::size_t>(rank)]] { return sequence; };
       monitors_.push_back(watch(group, access_to(store_)));
-      monitors_.back()->wrappers().begin_construction();
+      monitors_.back()->page().begin_construction();
       notes.emplace_back(monitors_.back(), MissingParams());
       guards.emplace_back(monitors_.back());
       notes.back().number_as_constructed();

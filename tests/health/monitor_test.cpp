@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "health/calls.h"
-#include "health/fields.h"
-#include "health/stacks.h"
+#include "health/calls/calls.h"
+#include "health/machine/peer.h"
+#include "health/machine/record.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -212,8 +212,8 @@ TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitFor
   store->hang();
   const auto waits = watch(group_of(1, 3), access_to(store));
   const auto computes = watch(group_of(2, 3), access_to(store));
-  waits->wrappers().begin_construction();
-  waits->wrappers().begin_call();
+  waits->page().begin_construction();
+  waits->page().begin_call();
   std::this_thread::sleep_for(std::chrono::milliseconds(3500));
   EXPECT_FALSE(waits->failed()) << "though the store may only be slow";
   store->lose();
@@ -243,7 +243,7 @@ TEST(MonitorTest, WhatOneRankOfAMachineFindsTheOthersTakeOver) {
 TEST(MonitorTest, MalformedTextsInTheStoreAreIgnored) {
   Ranks ranks("AB");
   ranks.store->put("ddpx/health/event/0", "x:y");
-  ranks.store->put("ddpx/health/event/1", join_fields({"failure", "2:99"}));
+  ranks.store->put("ddpx/health/event/1", encode(uint8_t{1}, std::string("x")));
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
   EXPECT_FALSE(ranks[0].failed());
   EXPECT_FALSE(ranks[1].failed());
@@ -259,11 +259,11 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
     }
     ranks[1].page().view().stack.write("the stack");
   });
-  const auto stack = request_stack(ranks[0].peers().peer(1), std::chrono::milliseconds(5000));
+  const auto stack = request_stack(ranks[0].peers().peer(1), 5 * times::kSecond);
   asked.join();
   ASSERT_TRUE(stack);
   EXPECT_EQ(*stack, "the stack");
-  EXPECT_FALSE(request_stack(ranks[0].peers().peer(1), std::chrono::milliseconds(50)));
+  EXPECT_FALSE(request_stack(ranks[0].peers().peer(1), 50 * times::kMillisecond));
 }
 
 TEST(MonitorTest, AHostThatWritesSlowlyLivesAndOneThatIsSilentDoesNot) {

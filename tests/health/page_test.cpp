@@ -5,8 +5,8 @@
 #include <string>
 #include <thread>
 
-#include "health/page.h"
-#include "health/step_tracker.h"
+#include "health/calls/step_tracker.h"
+#include "health/machine/page.h"
 
 namespace ddpx::health {
 namespace {

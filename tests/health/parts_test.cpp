@@ -6,11 +6,10 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/awake_time.h"
-#include "health/cause_search.h"
-#include "health/declared_failure.h"
-#include "health/stall_watch.h"
-#include "health/wrappers.h"
+#include "health/machine/clock.h"
+#include "health/machine/names.h"
+#include "health/verdict/cause_search.h"
+#include "health/verdict/stall_watch.h"
 #include "local_ranks.h"
 #include "units.h"
 
@@ -19,44 +18,18 @@ namespace {
 
 TEST(AwakeTimeTest, TimeBeforeAStopDoesNotCount) {
   AwakeTime awake;
-  awake.look(10 * kSecond);
-  awake.look(11 * kSecond);
+  awake.update(10 * kSecond);
+  awake.update(11 * kSecond);
   EXPECT_EQ(awake.since_ns(), 10 * kSecond);
   EXPECT_EQ(awake.lasted_ns(5 * kSecond, 11 * kSecond), kSecond);
-  awake.look(13 * kSecond);
+  awake.update(13 * kSecond);
   EXPECT_EQ(awake.lasted_ns(5 * kSecond, 14 * kSecond), kSecond);
   EXPECT_EQ(awake.lasted_ns(15 * kSecond, 14 * kSecond), 0);
 }
 
-TEST(DeclaredFailureTest, TheFirstFailureOfAHostStands) {
-  OwnPage page(1, 2);
-  auto& host = *page.host();
-  DeclaredFailure first;
-  DeclaredFailure second;
-  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host));
-  EXPECT_FALSE(first.set({FailureKind::kMismatch, {}, "two"}, &host));
-  EXPECT_FALSE(second.exists());
-  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host));
-  EXPECT_EQ(first.get()->how, "one");
-  EXPECT_EQ(second.get()->how, "one");
-}
-
-TEST(DeclaredFailureTest, ARankTakesThePlaceOfOneThatDiedWhileItDeclared) {
-  OwnPage page(1, 3);
-  auto& host = *page.host();
-  host.drafts[0].taken = true;
-  DeclaredFailure first;
-  DeclaredFailure second;
-  EXPECT_TRUE(first.set({FailureKind::kMismatch, {}, "one"}, &host));
-  EXPECT_TRUE(second.set({FailureKind::kMismatch, {}, "two"}, &host));
-  EXPECT_TRUE(host.declared());
-  EXPECT_EQ(second.get()->how, "one");
-}
-
-TEST(WrappersTest, OnlyParamsOfALongBackwardAreMissing) {
-  OwnPage page(1, 2);
-  Wrappers wrappers(page);
-  wrappers.set_missing_params(3, [] { return std::vector<std::string>{"a", "b"}; });
+TEST(WrapperNamesTest, OnlyParamsOfALongBackwardAreMissing) {
+  WrapperNames wrappers;
+  wrappers.add(3, {}, [] { return std::vector<std::string>{"a", "b"}; });
   const Activity recent{Doing::kBackward, 3, 0, 0, now_ns()};
   const Activity late{Doing::kBackward, 3, 0, 0, now_ns() - 2 * kSecond};
   const Activity other{Doing::kBackward, 4, 0, 0, now_ns() - 2 * kSecond};
@@ -107,7 +80,7 @@ TEST(CauseSearchTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
   ASSERT_TRUE(failing);
   EXPECT_EQ(failing->first_rank(), 1);
   const Failure declared{FailureKind::kMismatch, {}, "declared"};
-  ranks[1].table()->declare(declared.to_text(), now_ns());
+  ranks[1].table()->declare(declared.encode(), now_ns());
   EXPECT_EQ(causes.find(Reason::kWatches, 0)->how, "declared");
 }
 

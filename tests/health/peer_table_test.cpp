@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "health/calls.h"
-#include "health/peer_table.h"
+#include "health/calls/calls.h"
+#include "health/machine/peer_table.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {
@@ -86,7 +86,7 @@ class Child {
 };
 
 std::shared_ptr<Peer> peer_of(const Introduction& introduction) {
-  return std::make_shared<Peer>(introduction, this_process(), nullptr);
+  return std::make_shared<Peer>(introduction, os::this_process(), nullptr);
 }
 
 bool differ(const PeerTable& peers, const StepCalls& ours) {
@@ -119,7 +119,7 @@ TEST_F(PeerTableTest, TheLivingAreNotMissed) {
 
 TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
   child.page().note({.doing = Doing::kHook, .bucket = 1, .step = 3});
-  peers.names().set(0, {{"a"}, {"b"}});
+  peers.names().name_buckets(0, {{"a"}, {"b"}});
   child.end(SIGKILL);
   child.await_end(true);
   const auto failure = peers.find_dead(Left::kNone);
@@ -153,7 +153,7 @@ TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
     if (!can) {
       _exit(2);
     }
-    const ProcessWatch watch(process);
+    const os::ProcessWatch watch(process);
     _exit(watch.state() == 0 && !watch.ended() ? 0 : 1);
   }
   int status = 0;
@@ -334,7 +334,7 @@ TEST(PeerTest, AMemberOfTheHostThatHasEndedIsDead) {
   ++introduction.process.start_time;
   ++introduction.token;
   PeerTable peers(0, 2);
-  peers.meet(table_with(introduction), this_process());
+  peers.meet(table_with(introduction), os::this_process());
   ASSERT_TRUE(peers.peer(1));
   EXPECT_TRUE(peers.find_dead(Left::kAll));
 }

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "health/fields.h"
-#include "health/host_channel.h"
+#include "health/hosts/host_channel.h"
+#include "health/machine/record.h"
 #include "units.h"
 
 namespace ddpx::health {
@@ -218,11 +218,7 @@ class Simulation::Probe final : public HostProbe {
     return !simulation_.ranks_[static_cast<std::size_t>(rank)].dead;
   }
   std::string describe_lost(const std::vector<int>& ranks, int64_t) override {
-    std::vector<std::string> texts;
-    for (const int rank : ranks) {
-      texts.push_back(std::to_string(rank));
-    }
-    return join_fields(texts);
+    return encode(ranks);
   }
   std::string calls() override {
     return std::string(500, 'c');
@@ -412,7 +408,7 @@ inline void Simulation::kill_rank(int number) {
   // The kernel tells the other ranks of the host.
   at(now_ns_ + 10 * kMillisecond, [this, number] {
     if (auto* table = table_of(host_of(number))) {
-      table->declare(join_fields({std::to_string(number)}), now_ns_);
+      table->declare(encode(std::vector<int>{number}), now_ns_);
     }
   });
 }
@@ -439,9 +435,8 @@ inline std::vector<int> Simulation::reported(int host) const {
   const auto* table = table_of(host);
   const auto text = table == nullptr ? std::nullopt : table->declared();
   std::vector<int> ranks;
-  for (const auto& field : split_fields(text.value_or(""))) {
-    ranks.push_back(std::atoi(field.c_str()));
-  }
+  std::string_view record = text ? *text : std::string_view();
+  decode(record, ranks);
   return ranks;
 }
 

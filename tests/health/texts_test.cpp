@@ -1,15 +1,18 @@
 // What ranks write for each other, and for people.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "health/failure.h"
-#include "health/fields.h"
-#include "health/host_table.h"
-#include "health/introduction.h"
-#include "health/names.h"
-#include "health/peer.h"
+#include "health/machine/host_table.h"
+#include "health/machine/introduction.h"
+#include "health/machine/names.h"
+#include "health/machine/peer.h"
+#include "health/machine/record.h"
+#include "health/verdict/failure.h"
 
 namespace ddpx::health {
 namespace {
@@ -23,7 +26,7 @@ Failure two_lost() {
 }
 
 TEST(TextsTest, FailuresOfAnyContentTravel) {
-  const auto found = Failure::from_text(two_lost().to_text());
+  const auto found = Failure::decode(two_lost().encode());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, FailureKind::kLeft);
   ASSERT_EQ(found->lost.size(), 2u);
@@ -33,9 +36,9 @@ TEST(TextsTest, FailuresOfAnyContentTravel) {
 }
 
 TEST(TextsTest, OfACutFailureAllLostRanksRemain) {
-  const auto text = two_lost().to_text();
+  const auto text = two_lost().encode();
   for (std::size_t length = 0; length < text.size(); ++length) {
-    if (const auto found = Failure::from_text(text.substr(0, length))) {
+    if (const auto found = Failure::decode(text.substr(0, length))) {
       ASSERT_EQ(found->lost.size(), 2u);
       EXPECT_EQ(found->lost[1].rank, 4);
       EXPECT_EQ(found->lost[1].what, "is lost, too");
@@ -51,9 +54,8 @@ TEST(TextsTest, AllRanksOfManyLostHostsFitIntoTheSlotOfAHost) {
     failure.lost.push_back(
         {rank, "a-name-of-a-host", 123456, std::string(86, 'x'), {}, std::string(110, 'y')});
   }
-  SharedText<decltype(HostTable::Draft::failure)::kMostBytes> slot{};
-  slot.write(failure.to_text());
-  const auto found = Failure::from_text(slot.read());
+  const auto table = std::make_unique<HostTable>();
+  const auto found = Failure::decode(table->declare(failure.encode(), 1));
   ASSERT_TRUE(found);
   std::vector<int> read;
   for (const auto& each : found->lost) {
@@ -67,7 +69,7 @@ TEST(TextsTest, AllRanksOfManyLostHostsFitIntoTheSlotOfAHost) {
 
 TEST(TextsTest, AFailureWithoutLostRanksOfTheGroupTravels) {
   const Failure failure{FailureKind::kDead, {}, "the launcher died"};
-  const auto found = Failure::from_text(failure.to_text());
+  const auto found = Failure::decode(failure.encode());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, FailureKind::kDead);
   EXPECT_EQ(found->describe(), "the launcher died");
@@ -75,16 +77,21 @@ TEST(TextsTest, AFailureWithoutLostRanksOfTheGroupTravels) {
 
 TEST(TextsTest, AMismatchHasNoCasualties) {
   const Failure failure{FailureKind::kMismatch, {}, "ranks made different calls"};
-  const auto found = Failure::from_text(failure.to_text());
+  const auto found = Failure::decode(failure.encode());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, FailureKind::kMismatch);
   EXPECT_EQ(found->describe(), "ranks made different calls");
 }
 
 TEST(TextsTest, RubbishIsNoFailure) {
-  for (const char* text :
-       {"", ":", "x:", "1:", "99:0", "18446744073709551615:0", "-1:0", "1:x", "1:0", "1:01:x0"}) {
-    EXPECT_FALSE(Failure::from_text(text)) << text;
+  for (const auto& record :
+       {std::string(),
+        std::string("x"),
+        std::string(7, '\0'),
+        std::string(100, '\xff'),
+        encode(FailureKind::kDead),
+        encode(FailureKind::kDead, std::string(), std::vector<health::Run>())}) {
+    EXPECT_FALSE(Failure::decode(record)) << record.size();
   }
 }
 
@@ -117,12 +124,12 @@ TEST(TextsTest, AReportSaysNothingOfWhatIsUnknown) {
 TEST(TextsTest, AReportsSentencesEndOnce) {
   const Failure failure{FailureKind::kMismatch, {}, "ranks must do the same."};
   const RankReport report{failure, 0, 5, Doing::kForward, std::nullopt, {}, {}, {}, false, {}};
-  EXPECT_NE(report.text().find("the same. Tensors"), std::string::npos) << report.text();
+  EXPECT_NE(report.text().find("the same. Sums"), std::string::npos) << report.text();
 }
 
 TEST(TextsTest, IntroductionsTravel) {
   const auto own = Introduction::own(3, "A", 7, 99);
-  const auto found = Introduction::from_text(own.to_text());
+  const auto found = Introduction::decode(own.encode());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->host, own.host);
   EXPECT_EQ(found->process.machine, own.process.machine);
@@ -132,23 +139,42 @@ TEST(TextsTest, IntroductionsTravel) {
   EXPECT_EQ(found->page_fd, 7);
   EXPECT_EQ(found->token, 99u);
   EXPECT_NE(Introduction::own(3, "B", 7, 99).process.machine, own.process.machine);
-  EXPECT_FALSE(Introduction::from_text("host\nmachine\n12 x"));
+  EXPECT_FALSE(Introduction::decode("host\nmachine\n12 x"));
+  EXPECT_FALSE(Introduction::decode(std::string(Introduction::kMostBytes, '\0')));
+  EXPECT_TRUE(Introduction::decode(own.encode() + std::string(9, '\0')));
 }
 
-TEST(TextsTest, FieldsTravel) {
-  const std::vector<std::string> fields{"", "a:b", std::string("\0\n", 2)};
-  EXPECT_EQ(split_fields(join_fields(fields)), fields);
-  EXPECT_EQ(split_fields(join_fields({"a"}) + join_fields({"b"})).size(), 2u);
-  for (const char* text : {"", "x", "3:ab", "-1:a", "99999999999999999999:a", "1:", ":"}) {
-    EXPECT_TRUE(split_fields(text).empty()) << text;
+TEST(TextsTest, RecordsTravel) {
+  const auto record = encode(std::string("\0a", 2), uint64_t{7}, std::vector<int>{1, 2});
+  std::string text;
+  uint64_t number = 0;
+  std::vector<int> numbers;
+  const auto two = record + record;
+  std::string_view rest = two;
+  ASSERT_TRUE(decode(rest, text, number, numbers));
+  EXPECT_EQ(text, std::string("\0a", 2));
+  EXPECT_EQ(number, 7u);
+  EXPECT_EQ(numbers, (std::vector<int>{1, 2}));
+  EXPECT_TRUE(decode(rest, text, number, numbers));
+  EXPECT_TRUE(rest.empty());
+  for (std::size_t length = 0; length < record.size(); ++length) {
+    rest = std::string_view(record).substr(0, length);
+    EXPECT_FALSE(decode(rest, text, number, numbers)) << length;
   }
 }
 
+TEST(TextsTest, RunsOfNumbersTravel) {
+  const std::vector<int> numbers{0, 1, 2, 7, 9, 10};
+  EXPECT_EQ(to_runs(numbers).size(), 3u);
+  EXPECT_EQ(from_runs<int>(to_runs(numbers), 100), numbers);
+  EXPECT_EQ(from_runs<int>(to_runs(numbers), 9), (std::vector<int>{0, 1, 2, 7}));
+  EXPECT_TRUE(from_runs<int>({{5, 3}}, 100).empty());
+}
+
 TEST(TextsTest, ValuesOfOtherProcessesAreChecked) {
-  EXPECT_FALSE(Failure::from_text(join_fields({"9", "", "1"})));
-  EXPECT_FALSE(Failure::from_text(join_fields({"-1", "", "1"})));
-  EXPECT_FALSE(Failure::from_text(join_fields({"0", "", "x-3,4-"})));
-  EXPECT_EQ(Failure::from_text(join_fields({"0", "", "3-2147483647"}))->lost.size(), 65533u);
+  const std::vector<health::Run> many{{3, UINT32_MAX}};
+  EXPECT_FALSE(Failure::decode(encode(uint8_t{9}, std::string(), many)));
+  EXPECT_EQ(Failure::decode(encode(uint8_t{0}, std::string(), many))->lost.size(), 65533u);
   EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kPending);
 }
 
@@ -171,8 +197,8 @@ TEST(TextsTest, SecondsHaveNoExponent) {
 
 TEST(TextsTest, LongListsOfNamesAreCut) {
   EXPECT_EQ(join_names({"a", "b", "c"}, 2), "'a', 'b' and 1 more");
-  BucketNames names;
-  names.set(1, {{"a"}, {"b", "c"}});
+  WrapperNames names;
+  names.name_buckets(1, {{"a"}, {"b", "c"}});
   EXPECT_EQ(
       names.describe({Doing::kWaiting, 1, 1, 3, 0}),
       "step 3, phase waiting for buckets of wrapper 1, bucket 1 ('b', 'c')");

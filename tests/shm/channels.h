@@ -16,8 +16,8 @@
 #include <string>
 #include <thread>
 
+#include "os/unique_fd.h"
 #include "shm/channel.h"
-#include "shm/unique_fd.h"
 
 namespace ddpx::shm {
 
@@ -91,7 +91,7 @@ class FileChannel : public Channel {
  private:
   // The kernel appends in one piece, and moves the offset to the end of this piece.
   int64_t size_after_append(const std::string& key, const std::string& value) {
-    const UniqueFd fd(open(path_of(key).c_str(), O_WRONLY | O_APPEND | O_CREAT, 0666));
+    const os::UniqueFd fd(open(path_of(key).c_str(), O_WRONLY | O_APPEND | O_CREAT, 0666));
     if (write(fd.get(), value.data(), value.size()) != static_cast<ssize_t>(value.size())) {
       throw std::runtime_error("write failed");
     }

@@ -216,11 +216,10 @@ TEST(MisuseTest, IsRefusedAtOnceAndTheGroupGoesOn) {
 }
 
 TEST(CorruptionTest, AnUnknownKindOfFailureIsASystemError) {
-  FailureRecord record{};
-  ASSERT_TRUE(record_failure(record, ErrorKind::kTimeout, "a text", 1));
-  record.kind = 1000;
-  record.culprit = -1000;
-  const auto failure = read_failure(record);
+  FirstFailure first{};
+  ASSERT_TRUE(record_failure(first, static_cast<ErrorKind>(1000), "a text", -1000));
+  EXPECT_FALSE(record_failure(first, ErrorKind::kTimeout, "another text", 1));
+  const auto failure = read_failure(first);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, ErrorKind::kSystem);
   EXPECT_EQ(failure->culprit, -1);

@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "channels.h"
-#include "shm/limits.h"
+#include "os/limits.h"
 #include "shm/spin_policy.h"
 
 namespace ddpx::shm {
@@ -26,8 +26,8 @@ class LimitsTest : public testing::Test {
   TemporaryDirectory directory_;
 };
 
-CpuLimits limits_of(const std::vector<int>& cores, uint64_t quota_group = 0, double quota = 0) {
-  CpuLimits limits{};
+os::CpuLimits limits_of(const std::vector<int>& cores, uint64_t quota_group = 0, double quota = 0) {
+  os::CpuLimits limits{};
   for (const int core : cores) {
     CPU_SET(core, &limits.cores);
   }
@@ -36,7 +36,7 @@ CpuLimits limits_of(const std::vector<int>& cores, uint64_t quota_group = 0, dou
   return limits;
 }
 
-bool spins(const std::vector<CpuLimits>& local_ranks, int own_index = 0) {
+bool spins(const std::vector<os::CpuLimits>& local_ranks, int own_index = 0) {
   return choose_spin_policy(local_ranks, own_index).spin.count() > 0;
 }
 
@@ -60,7 +60,7 @@ TEST(SpinPolicyTest, ThrottledRanksDoNotSpin) {
 
 TEST(CpuLimitsTest, TheAffinityMaskIsThatOfTheCallingThread) {
   std::thread([] {
-    const auto all = cpu_limits().cores;
+    const auto all = os::cpu_limits().cores;
     int core = 0;
     while (!CPU_ISSET(core, &all)) {
       ++core;
@@ -69,7 +69,7 @@ TEST(CpuLimitsTest, TheAffinityMaskIsThatOfTheCallingThread) {
     CPU_ZERO(&one);
     CPU_SET(core, &one);
     ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-    const auto limits = cpu_limits();
+    const auto limits = os::cpu_limits();
     EXPECT_TRUE(CPU_EQUAL(&limits.cores, &one));
   }).join();
 }
@@ -79,7 +79,7 @@ TEST_F(LimitsTest, TheSmallestQuotaOfVersion2Counts) {
   write("sys/fs/cgroup/pod/rank/cpu.max", "max 100000\n");
   write("sys/fs/cgroup/pod/cpu.max", "250000 100000\n");
   write("sys/fs/cgroup/cpu.max", "800000 100000\n");
-  const auto limits = cpu_limits(root());
+  const auto limits = os::cpu_limits(root());
   EXPECT_EQ(limits.quota_cores, 2.5);
   EXPECT_NE(limits.quota_group, 0u);
 }
@@ -90,31 +90,31 @@ TEST_F(LimitsTest, QuotaOfVersion1) {
   write("sys/fs/cgroup/cpu/pod/cpu.cfs_period_us", "100000\n");
   write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
-  EXPECT_EQ(cpu_limits(root()).quota_cores, 0.5);
+  EXPECT_EQ(os::cpu_limits(root()).quota_cores, 0.5);
 }
 
 TEST_F(LimitsTest, NoQuota) {
   write("proc/self/cgroup", "0::/\n");
-  EXPECT_EQ(cpu_limits(root()).quota_group, 0u);
+  EXPECT_EQ(os::cpu_limits(root()).quota_group, 0u);
 }
 
 TEST_F(LimitsTest, MemoryOfVersion2) {
   write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 4000 kB\n");
-  EXPECT_EQ(available_memory(root()).num_bytes, 4000u * 1024);
+  EXPECT_EQ(os::available_memory(root()).num_bytes, 4000u * 1024);
   write("proc/self/cgroup", "0::/pod\n");
   write("sys/fs/cgroup/pod/memory.max", "1000000\n");
   write("sys/fs/cgroup/pod/memory.current", "700000\n");
   write("sys/fs/cgroup/pod/memory.stat", "anon 5\nactive_file 3\ninactive_file 200000\n");
-  EXPECT_EQ(available_memory(root()).num_bytes, 500'000u);
+  EXPECT_EQ(os::available_memory(root()).num_bytes, 500'000u);
   write("sys/fs/cgroup/pod/memory.max", "max\n");
-  EXPECT_EQ(available_memory(root()).num_bytes, 4000u * 1024);
+  EXPECT_EQ(os::available_memory(root()).num_bytes, 4000u * 1024);
 }
 
 TEST_F(LimitsTest, MemoryOfVersion1) {
   write("proc/self/cgroup", "5:devices:/\n4:memory:/pod\n");
   write("sys/fs/cgroup/memory/pod/memory.limit_in_bytes", "1000\n");
   write("sys/fs/cgroup/memory/pod/memory.usage_in_bytes", "2000\n");
-  EXPECT_EQ(available_memory(root()).num_bytes, 0u);
+  EXPECT_EQ(os::available_memory(root()).num_bytes, 0u);
 }
 
 }  // namespace

@@ -16,45 +16,45 @@
 #include <thread>
 #include <vector>
 
+#include "os/limits.h"
 #include "shm/arena.h"
 #include "shm/error.h"
-#include "shm/limits.h"
 
 namespace ddpx::shm {
 namespace {
 
 TEST(MemoryTest, CannotBeResized) {
-  const auto fd = create_memory(1 << 16, "a test");
+  const auto fd = os::create_memory(1 << 16, "a test");
   EXPECT_NE(ftruncate(fd.get(), 0), 0);
   EXPECT_NE(ftruncate(fd.get(), 1 << 20), 0);
 }
 
 TEST(MemoryTest, UnsealedFilesAreRefused) {
-  const UniqueFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const os::UniqueFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(fd.get(), 4096), 0);
-  EXPECT_THROW(map_shared(fd.get()), Error);
+  EXPECT_THROW(os::map_shared(fd.get()), os::Error);
 }
 
 TEST(MemoryTest, IsMappedOnceInAProcess) {
-  const auto fd = create_memory(1 << 16, "a test");
-  const UniqueFd copy(dup(fd.get()));
+  const auto fd = os::create_memory(1 << 16, "a test");
+  const os::UniqueFd copy(dup(fd.get()));
 
-  const auto mapping = map_shared(fd.get());
-  EXPECT_EQ(mapping, map_shared(copy.get()));
+  const auto mapping = os::map_shared(fd.get());
+  EXPECT_EQ(mapping, os::map_shared(copy.get()));
 }
 
 TEST(MemoryTest, TooLittleIsAnErrorWithARemedy) {
-  override_available_memory(1 << 20);
+  os::override_available_memory(1 << 20);
   try {
-    create_memory(2 << 20, "a test");
+    Arena().allocate(2 << 20);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
     EXPECT_NE(std::string(error.what()).find("2097152 bytes"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("use the gloo backend"), std::string::npos);
   }
-  override_available_memory(0);
-  EXPECT_GT(available_memory().num_bytes, std::size_t{1} << 20);
+  os::override_available_memory(0);
+  EXPECT_GT(os::available_memory().num_bytes, std::size_t{1} << 20);
 }
 
 // Makes `memfd_create` fail with or without MFD_NOEXEC_SEAL in this process, by a seccomp filter.
@@ -85,8 +85,8 @@ TEST_P(MemoryFlagsTest, AreThoseThatTheKernelAccepts) {
       _exit(77);
     }
     try {
-      _exit(create_memory(1 << 16, "a test") ? 0 : 1);
-    } catch (const Error&) {
+      _exit(os::create_memory(1 << 16, "a test") ? 0 : 1);
+    } catch (const os::Error&) {
       _exit(1);
     }
   }
@@ -107,7 +107,7 @@ class ReservationTest : public testing::Test {
   static constexpr uint64_t kOther = 60 << 20;  // bytes that another rank is about to allocate
 
   ReservationTest() {
-    override_available_memory(100 << 20);
+    os::override_available_memory(100 << 20);
     *reserved_ = kOther;
     arena_.share_reservations(reserved_);
     thread_ = std::thread([this] {
@@ -121,7 +121,7 @@ class ReservationTest : public testing::Test {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
   ~ReservationTest() override {
-    override_available_memory(0);
+    os::override_available_memory(0);
   }
 
   std::shared_ptr<std::atomic<uint64_t>> reserved_ = std::make_shared<std::atomic<uint64_t>>(0);
@@ -140,7 +140,7 @@ TEST_F(ReservationTest, IsWaitedForAndThenTheMemoryIsFree) {
 
 TEST_F(ReservationTest, IsWaitedForAndThenTheMemoryIsTaken) {
   EXPECT_EQ(outcome_.load(), 0);
-  override_available_memory((100 << 20) - kOther);
+  os::override_available_memory((100 << 20) - kOther);
   reserved_->fetch_sub(kOther);
   thread_.join();
   EXPECT_EQ(outcome_.load(), 2);

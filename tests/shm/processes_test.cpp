@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "os/limits.h"
 #include "ranks.h"
-#include "shm/limits.h"
 
 namespace ddpx::shm {
 namespace {

@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "os/limits.h"
 #include "ranks.h"
-#include "shm/limits.h"
 #include "shm/unix_socket.h"
 
 namespace ddpx::shm {
@@ -60,16 +60,16 @@ TEST(RendezvousTest, OtherRanksHearOfAnErrorAtItsBeginning) {
 
 TEST(RendezvousTest, TooLittleMemoryIsAnErrorBeforeTheStart) {
   MemoryChannel channel;
-  override_available_memory(1000);
+  os::override_available_memory(1000);
   const auto error = error_of_group(channel, 0, 1);
-  override_available_memory(0);
+  os::override_available_memory(0);
   EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
 }
 
 // Ranks that check the memory at the same moment count the segments of all of them.
 TEST(RendezvousTest, MemoryMustSufficeForAllLocalRanks) {
   MemoryChannel channel;
-  override_available_memory(60'000);  // one home has 24 KiB
+  os::override_available_memory(60'000);  // one home has 24 KiB
   std::thread other(
       [&] { EXPECT_EQ(error_of_group(channel, 1, 3).kind(), ErrorKind::kOutOfMemory); });
   std::thread third(
@@ -77,7 +77,7 @@ TEST(RendezvousTest, MemoryMustSufficeForAllLocalRanks) {
   const auto error = error_of_group(channel, 0, 3);
   other.join();
   third.join();
-  override_available_memory(0);
+  os::override_available_memory(0);
   EXPECT_TRUE(contains(error.what(), "staging buffers of 3 local ranks")) << error.what();
 }
 
@@ -85,7 +85,7 @@ TEST(RendezvousTest, OtherRanksQuoteTheErrorOfARank) {
   const TemporaryDirectory directory;
   const auto child = fork();
   if (child == 0) {
-    override_available_memory(1000);
+    os::override_available_memory(1000);
     FileChannel channel(directory.path());
     _exit(error_of_group(channel, 1, 2).kind() == ErrorKind::kOutOfMemory ? 0 : 1);
   }
@@ -196,14 +196,14 @@ TEST(RendezvousTest, RequestsGrowWithRanksAndTextsToo) {
 }
 
 // A socket that is connected to the listener of a rank; empty if the queue is full.
-UniqueFd connect_stranger(const std::string& name) {
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+os::UniqueFd connect_stranger(const std::string& name) {
+  os::UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 ? std::move(fd)
-                                                                               : UniqueFd();
+                                                                               : os::UniqueFd();
 }
 
 // Calls `act` with the name of rank 0's socket, as soon as the socket exists.
@@ -238,7 +238,7 @@ void expect_rendezvous(Channel& channel) {
 
 // A process that knows the socket's name, but not the token, gets no reply.
 TEST(StrangerTest, GetsNoReply) {
-  UniqueFd fd;
+  os::UniqueFd fd;
   ChannelWithStranger channel([&](const std::string& name) {
     fd = connect_stranger(name);
     ASSERT_TRUE(fd);
@@ -252,7 +252,7 @@ TEST(StrangerTest, GetsNoReply) {
 }
 
 TEST(StrangerTest, ThatSendsNothingStopsNobody) {
-  UniqueFd stranger;
+  os::UniqueFd stranger;
   ChannelWithStranger channel([&](const std::string& name) {
     stranger = connect_stranger(name);
     ASSERT_TRUE(stranger);
@@ -261,7 +261,7 @@ TEST(StrangerTest, ThatSendsNothingStopsNobody) {
 }
 
 TEST(StrangerTest, ThatFillsTheQueueStopsNobody) {
-  std::vector<UniqueFd> strangers;
+  std::vector<os::UniqueFd> strangers;
   ChannelWithStranger channel([&](const std::string& name) {
     for (int i = 0; i < 100; ++i) {
       strangers.push_back(connect_stranger(name));
@@ -275,7 +275,7 @@ TEST(StrangerTest, AListenerThatAcceptsNothingIsNotAwaitedForever) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const os::UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   ASSERT_EQ(
       bind(
           listener.get(),
@@ -283,7 +283,7 @@ TEST(StrangerTest, AListenerThatAcceptsNothingIsNotAwaitedForever) {
           static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())),
       0);
   ASSERT_EQ(listen(listener.get(), 1), 0);
-  std::vector<UniqueFd> strangers;
+  std::vector<os::UniqueFd> strangers;
   while (auto stranger = connect_stranger(name)) {
     strangers.push_back(std::move(stranger));
   }

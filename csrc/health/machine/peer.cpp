@@ -1,0 +1,85 @@
+#include "peer.h"
+
+#include <fcntl.h>
+
+#include <utility>
+
+#include "../../os/error.h"
+#include "../../os/unique_fd.h"
+
+namespace ddpx::health {
+
+std::shared_ptr<StatusPage> open_page(const Introduction& rank, int world_size) {
+  const auto path =
+      "/proc/" + std::to_string(rank.process.pid) + "/fd/" + std::to_string(rank.page_fd);
+  const os::UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) {
+    return nullptr;
+  }
+  try {
+    auto page = map_page(fd.get(), world_size);
+    return page && page->token == rank.token ? page : nullptr;
+  } catch (const os::Error&) {
+    return nullptr;  // the descriptor is that of another file
+  }
+}
+
+Peer::Peer(Introduction introduction, const os::ProcessId& self, std::shared_ptr<HostTable> host)
+    : introduction_(std::move(introduction)), host_(std::move(host)) {
+  if (introduction_.process.machine != self.machine) {
+    return;
+  }
+  page_ = open_page(introduction_, /*world_size=*/1);
+  watch_.emplace(introduction_.process);
+  const bool is_member = host_ && host_->is_member(rank());
+  if (!page_ && !is_member && (watch_->ended() || watch_->state() == 0)) {
+    watch_.reset();
+  }
+}
+
+const HostTable::Rank* Peer::entry() const {
+  return host_ ? &host_->rank(rank()) : nullptr;
+}
+
+Presence Peer::presence() const {
+  if (page_) {
+    return page_->presence();
+  }
+  return entry() != nullptr && entry()->has_left ? Presence::kLeft : Presence::kThere;
+}
+
+std::optional<Activity> Peer::activity() const {
+  if (page_) {
+    return page_->activity();
+  }
+  const bool is_known = entry() != nullptr && entry()->activity.is_known();
+  return is_known ? std::make_optional(entry()->activity.load()) : std::nullopt;
+}
+
+uint64_t Peer::num_calls() const {
+  return page_ ? page_->num_calls.load() : entry() != nullptr ? entry()->num_calls.load() : 0;
+}
+
+std::optional<Activity> Peer::device() const {
+  const bool is_known = page_ && page_->device.is_known();
+  return is_known ? std::make_optional(page_->device.load()) : std::nullopt;
+}
+
+int64_t Peer::heard_ns() const {
+  return entry() != nullptr ? entry()->heard_ns.load() : 0;
+}
+
+std::optional<std::string> request_stack(const std::shared_ptr<Peer>& peer, int64_t timeout_ns) {
+  if (!peer || !peer->page()) {
+    return std::nullopt;
+  }
+  auto& page = *peer->page();
+  const auto before = page.stack.num_writes();
+  page.num_stack_requests.fetch_add(1);
+  const auto answered = [&] { return page.stack.num_writes() != before; };
+  poll_until(
+      now_ns() + timeout_ns, times::kFailurePoll, [&] { return answered() || peer->ended(); });
+  return answered() ? std::make_optional(page.stack.read()) : std::nullopt;
+}
+
+}  // namespace ddpx::health

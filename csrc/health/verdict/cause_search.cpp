@@ -1,0 +1,125 @@
+#include "cause_search.h"
+
+#include <algorithm>
+
+namespace ddpx::health {
+std::optional<Failure> CauseSearch::find(
+    Reason reason, int64_t since_ns, const std::optional<Wait>& wait) const {
+  const auto lasted_ns = now_ns() - since_ns;
+  const auto left_ns =
+      wait && !wait->is_certain() ? times::kUncertainLeftMatters : times::kLeftMatters;
+  const bool call_failed = reason >= Reason::kCallFailed;
+  const bool also_left = call_failed && !state_.is_terminated();
+  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
+  auto failure = find_ended(also_left);
+  if (!failure && reason == Reason::kWaits && lasted_ns > times::kFaultMatters) {
+    failure = find_fault(wait.value_or(Wait{state_.activity()}));
+  }
+  if (!failure && (waits_for_long || also_left)) {
+    failure = find_left(wait.value_or(Wait{state_.activity()}));
+  }
+  if (!failure && reason >= Reason::kAllHadTime) {
+    failure = find_silent_or_unknown(since_ns);
+  }
+  if (!failure && reason == Reason::kWaits && lasted_ns > times::kStoreMatters) {
+    failure = find_lost_store(StoreState::kSilent);
+  }
+  if (!failure && reason == Reason::kHasNoLease) {
+    failure = lasted_ns > times::lease_wait(state_.group.lease_ns)
+                  ? state_.peers.store_lost(/*silent=*/true)
+                  : find_lost_store(StoreState::kEnded);
+  }
+  if (!failure && reason == Reason::kSearchIsOver) {
+    const auto serving = state_.peers.store_rank();
+    const auto server = serving ? state_.peers.peer(*serving) : nullptr;
+    const bool is_far = !serving || (server && !server->local());
+    failure = is_far ? find_lost_store(StoreState::kLost) : std::nullopt;
+    if (!failure && also_left) {
+      failure = state_.peers.find_dead(Left::kAll);
+    }
+  }
+  return failure;
+}
+
+std::optional<Failure> CauseSearch::find_declared() const {
+  const auto* table = state_.table();
+  const auto text = table == nullptr ? std::nullopt : table->declared();
+  return text ? Failure::decode(*text) : std::nullopt;
+}
+
+std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
+  if (auto declared = find_declared()) {
+    return declared;
+  }
+  auto dead = state_.peers.find_dead(also_left ? Left::kOfThisHost : Left::kNone);
+  // A rank may have declared a failure meanwhile, and ended because of this failure.
+  auto declared = dead ? find_declared() : std::nullopt;
+  return declared ? declared : dead;
+}
+
+// Finds ranks whose scripts have caught an error of a step, and have not begun another step. An
+// error of the module's own code in a forward does not count: the script may need time to try the
+// step again, for example after a lack of memory. Warnings about the late rank have the error.
+std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
+  const auto is_faulty = [](const std::shared_ptr<Peer>& peer) {
+    const auto& page = *peer->page();
+    return page.fault == Fault::kOfStep && now_ns() - page.fault_ns > times::kNextStep;
+  };
+  const auto peers = state_.peers.with_page();
+  if (std::none_of(peers->begin(), peers->end(), is_faulty)) {
+    return std::nullopt;
+  }
+  Failure failure;
+  for (const int rank : missing_ranks(state_.peers, wait)) {
+    const auto peer = state_.peers.peer(rank);
+    if (peer && peer->page() != nullptr && is_faulty(peer)) {
+      auto lost = state_.peers.lost_rank(
+          rank, "raised an error in a step, and has not begun another step since");
+      lost.cause = peer->page()->fault_text.read();
+      failure.lost.push_back(std::move(lost));
+    }
+  }
+  return failure.lost.empty() ? std::nullopt : std::make_optional(failure);
+}
+
+// A rank that has left is lost only if it is missing in the call: it may have done its part before.
+std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
+  auto left = state_.peers.find_dead(Left::kAll);
+  const auto missing = left ? missing_ranks(state_.peers, wait) : std::vector<int>();
+  const bool matters =
+      left && std::any_of(left->lost.begin(), left->lost.end(), [&missing](const auto& each) {
+        return std::count(missing.begin(), missing.end(), each.rank) > 0;
+      });
+  return matters ? left : std::nullopt;
+}
+
+std::optional<Failure> CauseSearch::find_silent_or_unknown(int64_t since_ns) const {
+  const auto store = state_.channel->store_state();
+  const auto* table = state_.table();
+  const bool is_prompt = store == StoreState::kAnswers && table != nullptr;
+  auto silent = is_prompt ? state_.peers.find_silent(since_ns, table->read_ns) : std::nullopt;
+  return silent ? silent : state_.peers.find_unknown(/*store_answers=*/store < StoreState::kLost);
+}
+
+// Without the store, ranks do not learn of failures of other hosts. Before all ranks are known,
+// only the end of the store is a failure, and only if the rank that serves the store is unknown.
+std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
+  const auto store = state_.channel->store_state();
+  const auto* table = state_.table();
+  const auto stage = table == nullptr ? HostTable::Stage::kGathering : table->stage.load();
+  if (store < least || stage == HostTable::Stage::kOneHost ||
+      (table != nullptr && table->store_may_end)) {
+    return std::nullopt;
+  }
+  if (stage == HostTable::Stage::kManyHosts) {
+    return state_.peers.store_lost(store != StoreState::kEnded);
+  }
+  const auto serving = state_.peers.store_rank();
+  const bool server_is_unknown =
+      !serving || (*serving != state_.group.rank && !state_.peers.peer(*serving));
+  return server_is_unknown && store == StoreState::kEnded
+             ? state_.peers.find_unknown(/*store_answers=*/false)
+             : std::nullopt;
+}
+
+}  // namespace ddpx::health
