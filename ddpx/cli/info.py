@@ -25,7 +25,7 @@ _ENVIRONMENT = re.compile(
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|LD_PRELOAD"
 )
 _BACKENDS = "torch.distributed.backends"  # the group of entry points of torch 2.14 and newer
-_COUNTED = {"nccl", "nccl-legacy", "nccl2"}  # of NCCL's names; csrc/health_c10d/group_monitor.cpp
+_WITHOUT_COUNTER = {"nccl-lazy"}  # see csrc/health_c10d/group_monitor.cpp
 _PROBE_TIMEOUT_S = 60.0
 _DRIVER_TIMEOUT_S = 20.0
 
@@ -148,10 +148,11 @@ def _counted_calls() -> str:
     # torch registers some names only when they are used.
     names = {*dist.Backend.backend_list, *(each.name for each in entry_points(group=_BACKENDS))}
     nccl = {name for name in names if name.startswith("nccl")}
-    counted = ", ".join(["gloo", "shm", *sorted(nccl & _COUNTED)])
-    if not nccl - _COUNTED:
+    counted = ", ".join(["gloo", "shm", *sorted(nccl - _WITHOUT_COUNTER)])
+    if not nccl & _WITHOUT_COUNTER:
         return f"over {counted}"
-    return f"over {counted}; not over {', '.join(sorted(nccl - _COUNTED))}, for lack of a counter"
+    others = ", ".join(sorted(nccl & _WITHOUT_COUNTER))
+    return f"over {counted}; not over {others}, for lack of a counter"
 
 
 def _backends() -> str:

@@ -34,7 +34,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(accelerate|collections|datetime|lightning|pathlib|ray|torch|transformers)\..*"),
     (r"py:.*", r"(ddpx\._C|ddpx\.timeline\.record|ddpx\.health\.peers\.Wrapper|ddpx\.\S+\._)\w*.*"),
-    (r"py:.*", r"ddpx\.(ddp\.torch_only\.Logger|reducer\.reducer\.Reducer)"),
+    (r"py:.*", r"ddpx\.(ddp\.logging_data\.Logger|reducer\.reducer\.Reducer)"),
     (r"py:.*", r".*\b(PostSyncHook|Build|Wrap|StartMethod|MakeOptimizer|Stateful)"),
 ]
 

@@ -41,6 +41,22 @@ def run(
     )
 
 
+def start(*words: object) -> subprocess.Popen[str]:
+    """Starts a command in a session of its own, which a signal reaches as from a terminal.
+
+    The caller ends the command.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddpx", *(str(word) for word in words)],
+        cwd=SCRIPTS,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 def assert_code(done: subprocess.CompletedProcess[str], code: int) -> None:
     """Checks the exit code. Mistakes of the user, and verdicts, must not show as tracebacks."""
     text = f"exit code {done.returncode}; it printed:\n{done.stdout}\n{done.stderr}"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cli_process import assert_code, run
+from nccl_classes import BACKENDS, COUNTING
 
 import ddpx
 from ddpx.cli.group import run_command_line
@@ -60,6 +61,16 @@ def _entry_points(*names: str):
 def test_the_backends_whose_calls_are_counted(monkeypatch, names, told):
     monkeypatch.setattr("ddpx.cli.info.entry_points", _entry_points(*names))
     assert gather(probe=False)["communication"]["counted calls"].startswith(told)
+
+
+def test_these_are_the_backends_that_the_core_counts(monkeypatch):
+    """tests/devices/test_nccl_names.py compares this list with the core."""
+    names = {name for name in BACKENDS if " " not in name}
+    monkeypatch.setattr("ddpx.cli.info.entry_points", _entry_points(*names))
+    told = gather(probe=False)["communication"]["counted calls"]
+    counted, _, others = told.partition("; not over ")
+    assert set(counted.removeprefix("over gloo, shm, ").split(", ")) == names & set(COUNTING)
+    assert set(others.partition(", for lack")[0].split(", ")) == names - set(COUNTING)
 
 
 def _smi(folder, script: str) -> None:

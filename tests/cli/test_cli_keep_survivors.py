@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from cli_process import SCRIPTS, assert_code, environment, run
+from cli_process import assert_code, run, start
 
 
 def test_survivors_come_to_a_good_end():
@@ -42,15 +40,7 @@ def test_ranks_that_failed_before_a_restart_do_not_count_behind_it():
     [pytest.param(signal.SIGINT, marks=pytest.mark.full_only), signal.SIGTERM, signal.SIGKILL],
 )
 def test_nothing_is_left_behind(how):
-    command = subprocess.Popen(
-        [sys.executable, "-m", "ddpx", "run", "--keep-survivors", "waits.py"],
-        cwd=SCRIPTS,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = start("run", "--keep-survivors", "waits.py")
     try:
         assert command.stdout is not None
         ranks = []

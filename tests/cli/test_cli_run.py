@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from cli_process import ROOT, SCRIPTS, assert_code, environment, run
+from cli_process import ROOT, SCRIPTS, assert_code, environment, run, start
 
 from ddpx.cli.group import run_command_line
 
@@ -99,16 +99,7 @@ def test_script_that_starts_processes_gets_a_hint(script, hint):
     ],
 )
 def test_interrupt_ends_all_ranks(words):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddpx", "run", *words],
-        cwd=SCRIPTS,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # like a terminal, which sends the signal to all processes in the foreground
-        start_new_session=True,
-    )
+    process = start("run", *words)
     try:
         ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
         os.killpg(process.pid, signal.SIGINT)
