@@ -45,7 +45,10 @@ PYTHON_LAYERS: Layers = (
 CPP_LAYERS: Layers = (
     ("csrc/.",),
     ("csrc/os",),
-    ("csrc/shm", "csrc/health"),
+    ("csrc/shm", "csrc/health/times"),
+    ("csrc/health/machine",),
+    ("csrc/health/hosts",),
+    ("csrc/health",),
     ("csrc/health_c10d",),
     ("csrc/comm",),
     ("csrc/buckets",),

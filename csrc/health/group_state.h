@@ -11,7 +11,7 @@
 #include "hosts/channel_threads.h"
 #include "log_queue.h"
 #include "machine/page.h"
-#include "machine/peer_table.h"
+#include "verdict/peer_table.h"
 
 namespace ddpx::health {
 

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "health/calls/calls.h"
-#include "health/machine/peer_table.h"
+#include "health/verdict/peer_table.h"
 #include "local_ranks.h"
 
 namespace ddpx::health {

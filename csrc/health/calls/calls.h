@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../machine/peer_table.h"
-#include "recent_steps.h"
+#include "../machine/recent_steps.h"
+#include "../verdict/peer_table.h"
 
 namespace ddpx::health {
 

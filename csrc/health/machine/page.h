@@ -9,10 +9,10 @@
 #include <string>
 
 #include "../../os/memory.h"
-#include "../calls/frozen_params.h"
-#include "../calls/recent_steps.h"
 #include "activity.h"
+#include "frozen_params.h"
 #include "host_table.h"
+#include "recent_steps.h"
 #include "shared_text.h"
 
 namespace ddpx::health {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "../machine/names.h"
+#include "../machine/peer.h"
 #include "../verdict/failure.h"
-#include "names.h"
-#include "peer.h"
 
 namespace ddpx::health {
 
