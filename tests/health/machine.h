@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "fake_store.h"
-#include "health/hosts/channel_keys.h"
 #include "health/hosts/host_channel.h"
+#include "health/hosts/store.h"
 
 namespace ddpx::health {
 

@@ -15,7 +15,7 @@
 
 #include "../machine/activity.h"
 #include "host_channel.h"
-#include "measured_store.h"
+#include "store.h"
 
 namespace ddpx::health {
 

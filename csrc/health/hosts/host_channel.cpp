@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "../machine/record.h"
-#include "channel_keys.h"
 
 namespace ddpx::health {
 namespace {

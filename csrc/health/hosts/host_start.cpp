@@ -4,7 +4,6 @@
 #include <unordered_map>
 
 #include "../machine/record.h"
-#include "channel_keys.h"
 #include "host_channel.h"
 
 namespace ddpx::health {
