@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "../machine/recent_steps.h"
 #include "../monitor.h"
-#include "recent_steps.h"
 
 namespace ddpx::health {
 
