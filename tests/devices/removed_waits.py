@@ -197,7 +197,7 @@ PROOFS = (
     Proof(
         "write-back waits for the future of a communication hook",
         "STREAM",
-        ("ddpx::Collective::wait(c10::ivalue::Future",),
+        ("ddpx::Bucket::wait", "c10::ivalue::Future"),
         _as_on_cpu(usage_cases.with_a_hook, "a continuation"),
         slow="allreduce",
         slow_ms=200,
