@@ -72,7 +72,9 @@ void bind_collective(py::module_& module) {
         try {
           collective->wait(*work, device);
         } catch (const health::GroupFailed&) {
-          monitor_of(process_group)->raise_if_failed();
+          if (const auto monitor = monitor_of(process_group)) {
+            monitor->raise_if_failed();
+          }
           throw;
         }
       },

@@ -8,7 +8,6 @@
 
 #include <sstream>
 #include <string>
-#include <utility>
 
 #include "../count.h"
 #include "dense_copy.h"

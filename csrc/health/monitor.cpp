@@ -36,8 +36,7 @@ void Monitor::check_process() const {
         "[ddpx rank " + std::to_string(state_->group.rank) +
         "] this process was forked off after the model was wrapped, and is not a rank of the "
         "group. Use the module itself in this process (model.module), or start the process by "
-        "spawn "
-        "and create a group in it.");
+        "spawn and create a group in it.");
   }
 }
 
@@ -59,7 +58,7 @@ void Monitor::check() {
       look_for_failures(wait);
     }
     if (auto mismatch = failed() ? std::nullopt : find_uneven_forwards(peers(), page().view())) {
-      declare(std::move(*mismatch));
+      declare(*mismatch);
     }
     if (!failed() && state_->group.has_error()) {
       std::call_once(error_seen_, [this] { explain_error_of_backend(); });

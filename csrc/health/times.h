@@ -146,8 +146,11 @@ constexpr int64_t kStackAnswer = 2 * kSecond;
 constexpr int64_t kMissingGradients =
     1 * kSecond;                           // the backward after which warnings name gradients
 constexpr int64_t kNoCalls = 2 * kSecond;  // the pause after which ranks compare recorded calls
+constexpr int64_t kUnevenForwards =
+    400 * kMillisecond;                    // both waits, of ranks that wait for each other
 constexpr int64_t kStepEnd = 1 * kSecond;  // the wait for ranks that have not ended a step
 static_assert(kNoCalls > 2 * kWatchdogPeriod);
+static_assert(kUnevenForwards >= 2 * kWatchdogPeriod);
 
 // ---- the end of a rank --------------------------------------------------------------------------
 

@@ -99,15 +99,17 @@ struct ReducerContext {
 
   void go_to(Phase next);
 
-  // The step that ends has seen these params arrive. The arrival order of the first step determines
-  // the rebuilt buckets. In a static graph, that of the second step does. All ranks count the same
-  // step, also ranks that take part without gradients.
+  // These params have arrived in the step. The arrival order of the first step determines the
+  // rebuilt buckets. In a static graph, the arrival order of the second step does. All ranks count
+  // the same step, also ranks that take part without gradients.
   void complete_order(const std::vector<std::size_t>& arrived);
 
-  // The step has ended: on this rank, or on its peers while it broke off here. Peers count a step
-  // that broke off, so this rank counts the step, too. After an abort a static graph goes on
-  // learning: gradients may lack parts.
+  // The step has ended on this rank.
   void count_step();
+
+  // The step has ended on peers: it broke off on this rank, or this rank had no gradients. The
+  // clock gives no report of the step. After an abort a static graph goes on learning, because
+  // gradients may lack parts.
   void skip_step();
 
   // Bucket plans for these options.

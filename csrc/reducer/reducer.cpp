@@ -43,9 +43,8 @@ Reducer::~Reducer() {
 
 // Peers of this failure detector learn of this wrapper.
 void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
-  context_.guard = health::StepGuard(monitor);
   health::StepTracker peers(
-      std::move(monitor),
+      monitor,
       [access = for_watchdog_] {
         std::vector<std::string> missing;
         access->with([&](Reducer& reducer) { missing = reducer.missing_params(); });
@@ -53,6 +52,7 @@ void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
       },
       context_.params.names());
   context_.observer.publish(std::move(peers), context_.params.device());
+  context_.guard = health::StepGuard(std::move(monitor));
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }

@@ -16,8 +16,8 @@
 
 namespace ddpx {
 
-// The way of the gradients of one step from `param.grad` into buckets and back, from the first
-// gradient of a synchronized backward to the last write-back. StepCollectives makes the collective
+// A step moves the gradients of one synchronized backward from `param.grad` into buckets and back,
+// from the first gradient to the last write-back. StepCollectives makes the collective
 // calls. The reducer creates the step when it begins, and destroys the step when it ends or breaks
 // off.
 //

@@ -95,8 +95,8 @@ std::vector<std::size_t> StepCollectives::take_mispredicted() {
   return mispredicted;
 }
 
-// The same on all ranks: either all ranks read the used-map, or some rank used every param, and the
-// ranks that read the map find no unused param.
+// All ranks learn the same: either all ranks read the used-map, or some rank used every param, and
+// the ranks that read the map find no unused param.
 void StepCollectives::learn_use() {
   if (!context_.use_varies()) {
     return;

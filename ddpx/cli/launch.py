@@ -76,9 +76,9 @@ def local_options(num_ranks: int) -> argparse.Namespace:
 
 
 def _may_restart(options: argparse.Namespace) -> bool:
-    """Returns whether torchrun can start ranks again: after a failure, or with another number."""
-    fewest, _, most = options.nnodes.partition(":")
-    return options.max_restarts > 0 or most not in ("", fewest)
+    """Returns whether torchrun can start ranks again: after a failure, or when nodes join."""
+    one_node = options.nnodes in ("1", "1:1")
+    return options.max_restarts > 0 or not (one_node or options.rdzv_backend == "static")
 
 
 def launch(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from ddpx import params
+from ddpx import health, params
 from ddpx.comm import state_sync
 from ddpx.ddp.buffer_interface import BufferInterface
 
@@ -106,8 +106,8 @@ class JoinInterface(BufferInterface, Joinable):
     def _check_and_sync_module_buffers(self) -> None:
         """On a rank without batches: takes part in the synchronization of buffers."""
         if self._check_sync_bufs_pre_fwd():
-            source = self._find_common_rank(self._distributed_rank, False)
-            with torch.no_grad():
+            with health.waiting_for_buffers(self.reducer.monitor), torch.no_grad():
+                source = self._find_common_rank(self._distributed_rank, False)
                 self._sync_module_buffers(source)
 
     def _sync_final_model(self, is_last_joiner: bool) -> None:

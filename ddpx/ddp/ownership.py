@@ -76,7 +76,7 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     others = _sharing(owner, mine.keys())
     for other in others:
         if conflicts(other):
-            names = [name for param, name in mine.items() if param in other.param_ids]
+            names = [name for param_id, name in mine.items() if param_id in other.param_ids]
             raise ValueError(
                 f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
                 "The other wrapper averages a different set of parameters, or uses another process "

@@ -102,6 +102,34 @@ def _train_legally(case: str) -> str:
     return ""
 
 
+class _SlowBuffers(ReducerDDP):
+    """Rank 1 is slow after rank 0 has sent its buffers. Rank 0 waits for gradients meanwhile."""
+
+    def _sync_module_buffers(self, authoritative_rank: int) -> None:
+        super()._sync_module_buffers(authoritative_rank)
+        time.sleep(1.0 * (dist.get_rank() == 1))
+
+
+def _train_after_uneven_inputs() -> str:
+    """Ranks without inputs take part in the synchronization of buffers, too."""
+    model = ReducerDDP(_net())
+    try:
+        with model.join():
+            for _ in range(2 + 2 * dist.get_rank()):
+                model(torch.ones(2, 4)).sum().backward()
+        other = _SlowBuffers(_net())
+        for _ in range(3):
+            other(torch.ones(2, 4)).sum().backward()
+    except Exception as error:
+        return text_of(error)
+    return ""
+
+
+def test_slow_buffers_after_uneven_inputs() -> None:
+    endings = run_ranks(2, _train_after_uneven_inputs)
+    assert [ending.value for ending in endings] == ["", ""], endings
+
+
 @pytest.mark.parametrize("transport", ["auto", "group"])
 @pytest.mark.parametrize(
     "case", ["several forwards", "wrappers in turn", "evaluation", "uneven inputs"]

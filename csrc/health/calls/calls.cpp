@@ -4,6 +4,8 @@
 #include <iterator>
 #include <sstream>
 
+#include "../times.h"
+
 namespace ddpx::health {
 
 Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over) {
@@ -30,20 +32,24 @@ Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over) 
 }
 
 std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own) {
+  const uint64_t num_ours = own.num_syncs;  // read first, and theirs last: a late read is safe
   const auto ours = own.activity();
-  if (ours.doing != Doing::kBuffers || ours.model == kNoModel || ours.model == kNotNumbered) {
+  const auto latest_ns = now_ns() - times::kUnevenForwards;
+  if (ours.doing != Doing::kBuffers || ours.since_ns > latest_ns || ours.bucket != 0 ||
+      ours.model == kNoModel || ours.model == kNotNumbered) {
     return std::nullopt;
   }
-  // All ranks make their calls in the same order, so a rank that is further has made as many.
+  // This rank has launched no bucket of the step that the other rank waits for. All ranks make
+  // their calls in the same order, so the other rank has synchronized buffers at least as often.
   const auto with_page = peers.with_page();
   for (const auto& peer : *with_page) {
     const auto theirs = peer->page()->activity();
     const uint64_t num_theirs = peer->page()->num_syncs;
-    if (theirs.doing != Doing::kWaiting || theirs.model != ours.model || theirs.step != ours.step ||
-        num_theirs >= own.num_syncs) {
+    if (theirs.doing != Doing::kWaiting || theirs.since_ns > latest_ns ||
+        theirs.model != ours.model || theirs.step != ours.step || num_theirs >= num_ours) {
       continue;
     }
-    const auto num_more = own.num_syncs - num_theirs;
+    const auto num_more = num_ours - num_theirs;
     std::ostringstream out;
     out << "rank " << peers.rank() << " has begun " << num_more << " more forward"
         << (num_more == 1 ? "" : "s") << " than rank " << peer->rank() << " by step " << ours.step

@@ -22,8 +22,8 @@ enum class Comparison { kSame, kUndecided, kDifferent };
 // has ended this step. Called in every step, so copies no peers.
 Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over);
 
-// The failure of ranks that wait for each other since they made different numbers of forwards: this
-// rank synchronizes buffers in a forward, and another rank waits for a bucket of the same step
+// The failure of ranks that wait for each other because they made different numbers of forwards:
+// this rank synchronizes buffers in a forward, and another rank waits for a bucket of the same step
 // after fewer forwards.
 std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own);
 

@@ -38,7 +38,7 @@ struct StatusPage {
   SharedActivity current;           // of the host
   SharedActivity device;            // see DeviceProgress
   std::atomic<uint64_t> num_calls;  // to the group, at the last check of the watchdog; 0: unknown
-  std::atomic<uint64_t> num_syncs;  // forwards of all wrappers that have synchronized buffers
+  std::atomic<uint64_t> num_syncs;  // begun synchronizations of buffers, of all wrappers
   std::atomic<Presence> state;
   std::atomic<bool> blames_peer;  // a failing rank fails because of another rank
   SharedText<2048> cause;
