@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -11,13 +12,21 @@ from ddpx.cli import errors
 def main() -> NoReturn:
     """Runs the command that ``sys.argv`` names.
 
-    Exit codes: 0, success; 1, a negative verdict, or the script failed; 2, wrong usage.
+    Exit codes: 0, success; 1, a negative verdict, or the script failed; 2, wrong usage; 130, an
+    interrupt (SIGINT).
     """
     try:
         import click  # noqa: F401
     except ImportError:
         print(f"ddpx: {errors.needs_tools('click')}", file=sys.stderr)
         sys.exit(2)
-    from ddpx.cli.group import run_command_line
+    from ddpx.cli.group import INTERRUPTED, run_command_line
 
-    sys.exit(run_command_line(sys.argv[1:]))
+    code = run_command_line(sys.argv[1:])
+    if code == INTERRUPTED:
+        # The traceback of the interrupt may keep torch's store, whose thread still runs. The end of
+        # the interpreter would then abort the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -14,6 +14,8 @@ from ddpx.cli.parity import command as parity
 from ddpx.cli.timeline import command as timeline
 from ddpx.version import __version__
 
+INTERRUPTED = 130  # 128 + SIGINT, as of a shell
+
 
 @click.group()
 @click.version_option(__version__, prog_name="ddpx")
@@ -49,7 +51,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except click.ClickException as mistake:
         return _print_mistake(mistake.format_message(), mistake.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _print_mistake("interrupted", 130)
+        return _print_mistake("interrupted", INTERRUPTED)
 
 
 def _print_mistake(text: str, exit_code: int) -> int:
