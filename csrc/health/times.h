@@ -143,11 +143,11 @@ constexpr int64_t kWarn = 10 * kSecond;        // the default
 constexpr int64_t kLeastMargin = 1 * kSecond;  // between the stall error and the timeout
 constexpr int64_t kMarginShare = 20;  // a larger margin: the timeout divided by this number
 constexpr int64_t kStackAnswer = 2 * kSecond;
-constexpr int64_t kMissingGradients =
-    1 * kSecond;                           // the backward after which warnings name gradients
+// A backward runs for this time before warnings name its missing gradients.
+constexpr int64_t kMissingGradients = 1 * kSecond;
 constexpr int64_t kNoCalls = 2 * kSecond;  // the pause after which ranks compare recorded calls
-constexpr int64_t kUnevenForwards =
-    400 * kMillisecond;                    // both waits, of ranks that wait for each other
+// Ranks that made different numbers of forwards wait for each other for this time, at least.
+constexpr int64_t kUnevenForwards = 400 * kMillisecond;
 constexpr int64_t kStepEnd = 1 * kSecond;  // the wait for ranks that have not ended a step
 static_assert(kNoCalls > 2 * kWatchdogPeriod);
 static_assert(kUnevenForwards >= 2 * kWatchdogPeriod);

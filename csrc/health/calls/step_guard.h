@@ -1,4 +1,4 @@
-// Raises in the steps of one wrapper when the group cannot continue.
+// The guard of the steps of one wrapper: it raises when the group cannot continue.
 #pragma once
 
 #include <memory>
@@ -74,7 +74,7 @@ class StepGuard {
       const StepCalls& calls, bool is_over, const std::vector<std::string>& param_names) const;
 
   std::shared_ptr<Monitor> monitor_;
-  StepCalls last_;  // of the step before, if it came to its end
+  StepCalls last_;  // of the previous step, if that step ended
 };
 
 }  // namespace ddpx::health

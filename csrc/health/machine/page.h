@@ -69,7 +69,8 @@ struct StatusPage {
 // descriptor is that of a sealed memory file.
 std::shared_ptr<StatusPage> map_page(int fd, int world_size);
 
-// The status page of this rank. Owned by GroupState. Thread-safe.
+// The status page of this rank. Owned by GroupState. Any thread may call any method. If two threads
+// publish activities at the same moment, the page may have parts of both.
 class OwnPage {
  public:
   OwnPage(uint64_t token, int world_size);
