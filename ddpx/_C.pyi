@@ -566,6 +566,9 @@ class Reducer:
     def num_steps(self) -> int:
         """The number of finished synchronized steps."""
     @property
+    def num_steps_averaged(self) -> int:
+        """The number of steps whose averages are known to be right, also after an abort."""
+    @property
     def recorded(self) -> bool:
         """Whether a recording is active."""
     @property

@@ -25,6 +25,7 @@ from ddpx.ddp.functions import (
     set_check_finite,
     set_requires_gradient_sync,
     synchronized_grads,
+    wait_for_gradients,
 )
 from ddpx.ddp.module import ReducerDDP, call_on_construction
 from ddpx.elastic import Shrunk, shrink
@@ -70,4 +71,5 @@ __all__ = [
     "set_stall_timeout",
     "shrink",
     "synchronized_grads",
+    "wait_for_gradients",
 ]

@@ -183,11 +183,11 @@ def _num_workers(session: Session) -> int:
 
 
 def collect_tests(session: Session) -> tuple[list[str], set[str]]:
-    """Returns all tests and those of the short selection. Each one gets a row in the file."""
+    """Returns all tests, and those of the selection, which get a row in the file."""
     every, short, errors = collect()
     results = session.results
-    results.expect("tests", every, is_complete=not errors)
-    results.expect("sanitizer", sanitized(short), is_complete=not errors)
+    results.expect("tests", set(short), set(every), is_complete=not errors)
+    results.expect("sanitizer", set(sanitized(short)), (), is_complete=not errors)
     for file, text in errors.items():
         session.put("tests", file, {"outcome": "failed", "text": text, "seconds": 0.0}, "")
     session.save()
@@ -195,8 +195,14 @@ def collect_tests(session: Session) -> tuple[list[str], set[str]]:
 
 
 def run_missing(session: Session, every: list[str], short: set[str], states: States) -> None:
-    """Runs what is in one of these states: parts, short selection, sanitizer, all other tests."""
+    """Runs what is in one of these states: failed tests, parts, selection, sanitizer, others."""
     parts, results = session.arguments.parts, session.results
+    order = in_order(every, results, "tests", states)
+    if "tests" in parts:
+        rows = results.tests
+        run_tests(
+            session, "tests", [t for t in order if rows.get(t, {}).get("outcome") == "failed"]
+        )
     measure_parts(session, states)
     order = in_order(every, results, "tests", states)
     if "tests" in parts:

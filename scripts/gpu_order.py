@@ -12,7 +12,14 @@ from gpu_sources import digest_of_test
 # streams and captures without peers. More ranks rarely find more. gloo copies through the host.
 RANKS = ("nccl-2", "nccl-1", "nccl-3", "nccl-4", "gloo-2", "gloo-3", "gloo-8", "others")
 # What the late device cannot show comes before all other tests, of any number of ranks.
-FIRST = ("nccl_faults", "device_stalls", "device_graphs", "failed_captures", "test_cuda_graph")
+FIRST = (
+    "device_shrink",
+    "nccl_faults",
+    "device_stalls",
+    "device_graphs",
+    "failed_captures",
+    "test_cuda_graph",
+)
 # Wrong gradients are the worst defect, then a wait that is missing on a stream.
 FILES = ("parity", "capture", "streams", "aborts", "usages")
 # The sanitizer makes each operator slow, and more ranks have the same streams.

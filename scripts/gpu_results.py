@@ -7,6 +7,7 @@ is its date in UTC and its commit, so names sort by time. "+" after the commit m
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,19 +58,23 @@ class Results:
             return "missing"
         return "current" if row["sources"] == digest else "older"
 
-    def expect(self, table: str, names: list[str], is_complete: bool) -> None:
-        """Adds a row for each test without a result.
+    def expect(
+        self, table: str, expected: Collection[str], others: Collection[str], is_complete: bool
+    ) -> None:
+        """Adds a row for each expected test without a result.
 
         Args:
             table: The name of the table.
-            names: The tests that exist.
-            is_complete: Whether rows of other tests are removed.
+            expected: The tests that have to run.
+            others: Further tests that exist. Their results are kept.
+            is_complete: Whether no other test exists. Rows of others are then removed.
         """
         rows = self.tables[table]
-        if is_complete:
-            for name in rows.keys() - set(names):
+        for name in list(rows):
+            gone = is_complete and name not in expected and name not in others
+            if gone or (rows[name]["outcome"] == "not run" and name not in expected):
                 del rows[name]
-        for name in names:
+        for name in expected:
             rows.setdefault(name, {"outcome": "not run", "text": NO_TIME})
 
     def merge(self, other: Results) -> None:

@@ -24,6 +24,8 @@ struct WatchedGroup {
   std::function<bool()> gone;   // the process group was destroyed
   std::function<void()> abort;  // ends waits in collective calls of the group
   bool on_device = false;       // calls run on a device, and hosts do not wait for them
+  // Whether abort() has begun to end calls, so that their results may be wrong from now on.
+  std::function<bool()> aborted = [] { return false; };
   std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of each call; 0: unknown
   std::function<bool()> has_error = [] { return false; };  // on a device: a call has failed
   std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted

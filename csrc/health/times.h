@@ -17,6 +17,7 @@ constexpr int64_t kFailurePoll = 10 * kMillisecond;  // checks of processes, pag
 constexpr int64_t kPostPoll = 20 * kMillisecond;     // checks whether the store has all messages
 constexpr int64_t kReconnect = 200 * kMillisecond;   // attempts to connect to the store
 constexpr int64_t kCountPoll = 200 * kMillisecond;   // reads of the number of ranks that have come
+constexpr int64_t kDevicePoll = 100 * kMillisecond;  // queries of the steps of a device
 
 // A process whose watchdog has paused for this time was stopped.
 constexpr int64_t kStopped = 1500 * kMillisecond;
@@ -138,6 +139,11 @@ constexpr int64_t kEndedStore = 500 * kMillisecond;  // the search goes on witho
 static_assert(kSlowStore > kSlowestAnswer && kSlowStore < kOutsideStep.between_hosts);
 
 // ---- stalls and calls ---------------------------------------------------------------------------
+
+// Between a failure and the abort of calls on a device. The steps that the device has done until
+// then are known to be right.
+constexpr int64_t kBeforeAbort = 250 * kMillisecond;
+static_assert(kBeforeAbort > 2 * kDevicePoll);
 
 constexpr int64_t kWarn = 10 * kSecond;        // the default
 constexpr int64_t kLeastMargin = 1 * kSecond;  // between the stall error and the timeout

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "../health/times.h"
 #include "../health/watchdog.h"
 #include "aborted_groups.h"
 #include "store_access.h"
@@ -109,9 +111,18 @@ Counting counting_of(const BackendPtr& backend) {
   return name == "gloo" || name == "shm" ? Counting::kAllCalls : Counting::kNone;
 }
 
-// On a thread of its own: NCCL may take long, and the watchdog must not wait.
-void abort_group(const WeakGroup& weak, const std::shared_ptr<Transport>& transport) {
-  std::thread([weak, transport] {
+// On a thread of its own: NCCL may take long, and the watchdog must not wait. `begun` is set before
+// the first call can end by the abort.
+void abort_group(
+    const WeakGroup& weak,
+    const std::shared_ptr<Transport>& transport,
+    bool on_device,
+    const std::shared_ptr<std::atomic<bool>>& begun) {
+  std::thread([weak, transport, on_device, begun] {
+    if (on_device) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kBeforeAbort));
+    }
+    *begun = true;
     const auto group = weak.lock();
     try {
       if (group) {
@@ -146,10 +157,14 @@ health::WatchedGroup describe(
   described.survivors_live_on = !variable("DDPX_GUARD_FOLDER").empty();
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
-  described.abort = [weak, transport] { abort_group(weak, transport); };
   described.sequence = [] { return uint64_t{0}; };
   const auto [backend, on_device] = main_backend(*group);
   described.on_device = on_device;
+  const auto begun = std::make_shared<std::atomic<bool>>(false);
+  described.aborted = [begun] { return begun->load(); };
+  described.abort = [weak, transport, on_device = on_device, begun] {
+    abort_group(weak, transport, on_device, begun);
+  };
   if (on_device) {
     described.timeout_ns = asks(backend, int64_t{0}, [](c10d::Backend& asked) {
       return std::chrono::nanoseconds(asked.getBackendOptions()->timeout).count();

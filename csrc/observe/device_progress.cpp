@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../buckets/device_stream.h"
+#include "../health/times.h"
 #include "../os/forks.h"
 
 namespace ddpx {
@@ -23,7 +24,7 @@ namespace {
 using health::Activity;
 using health::Doing;
 
-constexpr auto kInterval = std::chrono::milliseconds(100);
+constexpr auto kInterval = std::chrono::nanoseconds(health::times::kDevicePoll);
 constexpr std::size_t kMostSteps = 4;
 
 // A query of an event from this thread spoils no capture of another thread, as in torch's own
@@ -43,11 +44,19 @@ void allow_captures_of_other_threads() {
 // The steps of a group's wrappers that the device has not done, as far as they have events.
 struct DeviceProgress::Steps {
   struct Marked {
-    Marked(c10::Event computed_, c10::Event reduced_, const Activity& waiting_)
-        : computed(std::move(computed_)), reduced(std::move(reduced_)), waiting(waiting_) {}
+    Marked(
+        c10::Event computed_,
+        c10::Event reduced_,
+        const Activity& waiting_,
+        std::shared_ptr<std::atomic<int64_t>> num_reduced_)
+        : computed(std::move(computed_)),
+          reduced(std::move(reduced_)),
+          waiting(waiting_),
+          num_reduced(std::move(num_reduced_)) {}
     const c10::Event computed;
     const c10::Event reduced;
     const Activity waiting;
+    const std::shared_ptr<std::atomic<int64_t>> num_reduced;  // of the step's wrapper
   };
 
   Steps(std::shared_ptr<health::Monitor> watching, c10::Device of_events)
@@ -77,6 +86,9 @@ struct DeviceProgress::Steps {
         return true;
       }
       activity_of_device.forget();
+      if (!monitor->state().group.aborted()) {  // nor was it when the step ended
+        *step->num_reduced = step->waiting.training_step() + 1;
+      }
       const std::lock_guard<std::mutex> lock(mutex);
       marked.pop_front();
     }
@@ -160,11 +172,17 @@ class DeviceProgress::Thread {
   bool running_ = false;
 };
 
-DeviceProgress::DeviceProgress(std::shared_ptr<health::Monitor> monitor, c10::Device device)
+DeviceProgress::DeviceProgress(
+    std::shared_ptr<health::Monitor> monitor, c10::Device device, int64_t num_steps)
     : device_(device) {
   if (monitor && !device.is_cpu() && monitor->state().group.on_device) {
     steps_ = Thread::instance().steps_of(monitor, device);
+    num_reduced_ = std::make_shared<std::atomic<int64_t>>(num_steps);
   }
+}
+
+std::optional<int64_t> DeviceProgress::num_reduced() const {
+  return num_reduced_ ? std::optional(num_reduced_->load()) : std::nullopt;
 }
 
 void DeviceProgress::mark_computed() {
@@ -212,7 +230,8 @@ void DeviceProgress::record_reduced(const Activity& waiting) {
     const std::lock_guard<std::mutex> lock(steps_->mutex);
     is_first = steps_->marked.empty();
     steps_->marked.push_back(
-        std::make_shared<Steps::Marked>(std::move(*computed_), std::move(reduced), waiting));
+        std::make_shared<Steps::Marked>(
+            std::move(*computed_), std::move(reduced), waiting, num_reduced_));
   }
   computed_.reset();
   if (is_first) {

@@ -4,6 +4,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -25,7 +27,8 @@ namespace ddpx {
 class DeviceProgress {
  public:
   DeviceProgress() = default;
-  DeviceProgress(std::shared_ptr<health::Monitor> monitor, c10::Device device);
+  // `num_steps`: how many steps the device has done already.
+  DeviceProgress(std::shared_ptr<health::Monitor> monitor, c10::Device device, int64_t num_steps);
 
   // Whether steps are captured from now on. torch 2.11 does not tell it of a stream, and a query of
   // a captured event makes the capture invalid.
@@ -40,6 +43,11 @@ class DeviceProgress {
   // until then, for peers.
   void mark_reduced(const health::Activity& waiting);
 
+  // How many steps the device is known to have done before an abort of the group. The averages of
+  // later steps may be wrong: an aborted all-reduce ends like a complete one. nullopt where the
+  // host waits for all-reduces.
+  std::optional<int64_t> num_reduced() const;
+
  private:
   struct Steps;
   class Thread;
@@ -50,6 +58,7 @@ class DeviceProgress {
   void record_reduced(const health::Activity& waiting);
 
   std::shared_ptr<Steps> steps_;  // null: no effect
+  std::shared_ptr<std::atomic<int64_t>> num_reduced_;  // null where the host waits
   c10::Device device_{c10::kCPU};
   bool captured_ = false;
   std::optional<c10::Event> computed_;  // of the step that ends

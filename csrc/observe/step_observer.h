@@ -75,10 +75,14 @@ class StepObserver {
     return !recordings_.empty();
   }
 
-  // Publishes this wrapper's steps to peers from now on.
-  void publish(health::StepTracker peers, c10::Device device) {
-    device_ = DeviceProgress(peers.monitor(), device);
+  // Publishes this wrapper's steps to peers from now on, after `num_steps` steps.
+  void publish(health::StepTracker peers, c10::Device device, int64_t num_steps) {
+    device_ = DeviceProgress(peers.monitor(), device, num_steps);
     peers_ = std::move(peers);
+  }
+
+  const DeviceProgress& device() const {
+    return device_;
   }
 
   // Whether the steps of this wrapper are captured from now on.

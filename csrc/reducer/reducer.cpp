@@ -51,7 +51,7 @@ void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
         return missing;
       },
       context_.params.names());
-  context_.observer.publish(std::move(peers), context_.params.device());
+  context_.observer.publish(std::move(peers), context_.params.device(), context_.num_steps);
   context_.guard = health::StepGuard(std::move(monitor));
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);

@@ -214,6 +214,13 @@ class Reducer final : public GradListener,
   int64_t num_steps() const {
     return look([](const auto& context) { return context.num_steps; });
   }
+  // The steps among them whose averages are known to be right. On a device, an abort may have ended
+  // the all-reduces of later steps.
+  int64_t num_steps_averaged() const {
+    return look([](const auto& context) {
+      return context.observer.device().num_reduced().value_or(context.num_steps);
+    });
+  }
   StepReport report() const {
     return look([](const auto& context) { return context.observer.clock().report(); });
   }

@@ -17,6 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
+# torch's watchdog otherwise ends a survivor about a minute after an error of NCCL, and the end of a
+# process group takes a minute.
+NCCL_SURVIVAL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+}
 FOLDER = "DDPX_GUARD_FOLDER"  # guards of this machine write exit codes there
 
 _PR_SET_PDEATHSIG = 1

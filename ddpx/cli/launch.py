@@ -124,6 +124,8 @@ def launch(
                 command = [guard.__file__, "-u", *command]
                 folder = tempfile.TemporaryDirectory(prefix="ddpx-guards-")
                 changes[guard.FOLDER] = stack.enter_context(folder)
+                for name, value in guard.NCCL_SURVIVAL.items():
+                    changes[name] = os.environ.get(name, value)
             options.training_script, *options.training_script_args = command
             stack.enter_context(_handlers_kept())
             stack.enter_context(_environment(changes))

@@ -82,6 +82,29 @@ def reset(model: nn.Module) -> None:
     replica_of(model).reducer.reset()
 
 
+def wait_for_gradients(model: nn.Module) -> None:
+    """Waits until the averages of the last backward are in ``param.grad``.
+
+    The call belongs between ``backward()`` and ``optimizer.step()``. Over NCCL the host queues
+    all-reduces, and does not wait for them. Without this call, the host also queues the optimizer's
+    step before it learns that a rank is lost, and the step may apply wrong gradients.
+    :func:`ddpx.shrink` then has no state to continue from. Over gloo and shared memory, backward
+    has waited already.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+
+    Raises:
+        RankError: The group cannot continue. The gradients may be wrong.
+
+    Example:
+        >>> model(inputs).sum().backward()
+        >>> ddpx.wait_for_gradients(model)
+        >>> optimizer.step()
+    """
+    replica_of(model).reducer.wait_for_gradients()
+
+
 def set_check_finite(model: nn.Module, enabled: bool = True) -> None:
     """Sets whether ``backward()`` raises if a gradient has NaN or infinity.
 

@@ -205,6 +205,7 @@ class ReducerDDP(Forward):
     set_check_finite = AsMethod(functions.set_check_finite)
     set_requires_gradient_sync = AsMethod(functions.set_requires_gradient_sync)
     synchronized_grads = AsMethod(functions.synchronized_grads)
+    wait_for_gradients = AsMethod(functions.wait_for_gradients)
 
     # ---- training ------------------------------------------------------------------------------
 

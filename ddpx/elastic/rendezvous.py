@@ -31,7 +31,8 @@ class Agreement:
     Attributes:
         members: The ranks that continue, by their old numbers, in ascending order.
         port: The port of the new store, on this machine.
-        source: The member whose state all members take over, by its old number.
+        source: The member whose state all members take over, by its old number. None: no member has
+            a state that is known to be right.
         step: The next step.
         num_steps: The number of steps of the source's reducer.
         same_state: Whether all members have the state of the source.
@@ -39,7 +40,7 @@ class Agreement:
 
     members: tuple[int, ...]
     port: int
-    source: int
+    source: int | None
     step: int
     num_steps: int
     same_state: bool
@@ -50,17 +51,19 @@ class SurvivorState:
     """The state that a survivor publishes.
 
     Attributes:
-        round: The number of the round. A new round begins if a rank is lost during a round.
-        stage: ARRIVED, ACCEPTED or READY.
         step: The next step of this rank.
         num_steps: The number of steps of this rank's reducer.
+        is_right: Whether the parameters and buffers contain no results of aborted calls.
+        round: The number of the round. A new round begins if a rank is lost during a round.
+        stage: ARRIVED, ACCEPTED or READY.
         agreement: The decision, if this rank leads the round.
     """
 
-    round: int
-    stage: int
     step: int
     num_steps: int
+    is_right: bool
+    round: int = -1
+    stage: int = ARRIVED
     agreement: Agreement | None = None
 
     @classmethod
@@ -93,13 +96,13 @@ class Rendezvous:
     """
 
     def __init__(
-        self, monitor: _C.Monitor, world_size: int, step: int, num_steps: int, timeout_s: float
+        self, monitor: _C.Monitor, world_size: int, state: SurvivorState, timeout_s: float
     ) -> None:
         self._monitor = monitor
         self._world_size = world_size
         self._timeout_s = timeout_s
         self._deadline = 0.0
-        self._own = SurvivorState(-1, ARRIVED, step, num_steps)
+        self._own = state
         self._store: dist.Store | None = None
 
     def agree(self) -> Agreement:
@@ -202,15 +205,16 @@ class Rendezvous:
 
     def _decide(self, others: dict[int, SurvivorState]) -> Agreement:
         states = {**others, self._monitor.rank: self._own}
-        newest = max(state.progress for state in states.values())
+        right = {rank: state.progress for rank, state in states.items() if state.is_right}
+        newest = max(right.values(), default=(0, 0))
         store = _tcp_store(0, is_master=True)
         agreement = Agreement(
             members=tuple(sorted(states)),
             port=store.port,
-            source=min(rank for rank, state in states.items() if state.progress == newest),
+            source=min((rank for rank in right if right[rank] == newest), default=None),
             step=newest[0],
             num_steps=newest[1],
-            same_state=all(state.step == newest[0] for state in states.values()),
+            same_state=all(state.is_right and state.step == newest[0] for state in states.values()),
         )
         self._write(replace(self._own, agreement=agreement))
         self._store = store

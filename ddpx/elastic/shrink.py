@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
@@ -18,12 +20,17 @@ from ddpx.ddp import ownership
 from ddpx.ddp.module import ReducerDDP
 from ddpx.elastic import errors
 from ddpx.elastic.regroup import Regrouping
-from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous
+from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
 from ddpx.errors import nobody_watches
 from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.settings import seconds
 
 _POLL_INTERVAL_S = 0.005
+# The device's last steps before the abort become known within this time.
+_DEVICE_STEPS_S = 0.5
+# torch reads the variable when a group is made. Another value lets its watchdog end this process
+# about a minute after an error of NCCL.
+_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class Stateful(Protocol):
@@ -44,7 +51,8 @@ class Shrunk:
         world_size: The number of ranks in the new group.
         lost: The lost ranks, by their old numbers.
         survivors: For each new rank, the old rank.
-        caught_up: True if this rank took over the state of a rank that was a step ahead.
+        caught_up: True if this rank took over the state of another rank. The other rank was a step
+            ahead, or the state of this rank was wrong.
 
     Example:
         >>> try:
@@ -79,12 +87,19 @@ def shrink(
     step, the training loop repeats the step. ``step`` of the result is the next step in both
     cases. A rank that is lost during the call is left out, too.
 
+    Over NCCL, the host queues the optimizer's step behind all-reduces that may be aborted. A
+    survivor whose parameters may contain the gradients of such an all-reduce gets the state of a
+    survivor whose parameters do not. A loop that calls :func:`ddpx.wait_for_gradients` before
+    ``optimizer.step()`` has such survivors. If the forward broadcasts buffers, only rank 0 counts
+    as such a survivor: an aborted broadcast may have changed the buffers of other ranks.
+
     Requirements:
 
     - All survivors are on one machine.
     - The launcher does not kill survivors. ``ddpx run --keep-survivors`` is such a launcher.
-    - All parameters are on the CPU. On a device, the host counts a step before the all-reduces of
-      the step have ended. A rank with an aborted all-reduce could then become the source of state.
+    - All parameters are on one device.
+    - Over NCCL, ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set before the process group is made.
+      ``ddpx run --keep-survivors`` sets it.
 
     Args:
         model: The only wrapper of its process group. The process group contains all ranks.
@@ -100,7 +115,7 @@ def shrink(
     Raises:
         RuntimeError: No rank was lost, as after RankMismatch. Or survivors did not call in time.
             The text names these ranks. Or this wrapper cannot change its process group. The text
-            names the reason.
+            names the reason. Or no survivor has a state that is known to be right.
         NotImplementedError: Ranks are on several machines, or the process group of ``model`` has
             only some of the ranks.
 
@@ -125,9 +140,18 @@ def shrink(
             "ddpx.shrink() cannot move this wrapper to another process group: "
             f"{reason}. {errors.FROM_CHECKPOINT}"
         )
+    if model._ddpx.device.type != "cpu":
+        torch.accelerator.synchronize(model._ddpx.device)  # the abort has ended all-reduces
     model.reducer.reset()
     num_steps = model.reducer.num_steps
-    move = _Move(model, stateful, monitor, num_steps if step is None else step, timeout_s)
+    if model.reducer.num_steps_given_up == num_steps:
+        num_steps -= 1
+    state = SurvivorState(
+        step=num_steps if step is None else step,
+        num_steps=num_steps,
+        is_right=_has_right_state(model, num_steps),
+    )
+    move = _Move(model, stateful, monitor, state, timeout_s)
     try:
         return move.run()
     except BaseException:
@@ -143,7 +167,7 @@ class _Move:
         model: ReducerDDP,
         stateful: Sequence[Stateful],
         monitor: _C.Monitor,
-        step: int,
+        state: SurvivorState,
         timeout_s: float,
     ) -> None:
         self._model = model
@@ -153,9 +177,7 @@ class _Move:
         # The time limit of each part of an attempt. Other ranks wait for a rank whose part fails.
         self._attempt = timedelta(seconds=timeout_s / 4)
         self._regrouping = Regrouping(model.process_group)
-        self.rendezvous = Rendezvous(
-            monitor, self._world_size, step, model.reducer.num_steps, timeout_s
-        )
+        self.rendezvous = Rendezvous(monitor, self._world_size, state, timeout_s)
 
     def run(self) -> Shrunk:
         """Makes attempts until the survivors have a group.
@@ -166,16 +188,12 @@ class _Move:
         cause: Exception | None = None
         for _ in range(self._world_size + 2):  # every other rank may be lost during an attempt
             agreement = self.rendezvous.agree()
-            if not (agreement.same_state or self._stateful):
+            refusal = _why_no_state(agreement, self._stateful)
+            if refusal is not None:
                 self.rendezvous.reach(
                     agreement, ACCEPTED
                 )  # all members must read the agreement first
-                raise RuntimeError(
-                    f"one rank is at step {agreement.step} already and other ranks are not. "
-                    "ddpx.shrink() got only the model, and cannot bring the other ranks to step "
-                    f"{agreement.step}. Pass all objects that change in every step: "
-                    "ddpx.shrink(model, optimizer, scheduler)."
-                )
+                raise refusal
             if not self.rendezvous.reach(agreement, ACCEPTED):
                 continue
             try:
@@ -202,7 +220,7 @@ class _Move:
         if monitor is not None:
             monitor.introduce()
             self._await_published_state(monitor, agreement)
-        transport.connect(self._model._ddpx.options.transport, group, torch.device("cpu"))
+        transport.connect(self._model._ddpx.options.transport, group, self._model._ddpx.device)
         return group
 
     def _await_published_state(self, monitor: _C.Monitor, agreement: Agreement) -> None:
@@ -225,20 +243,31 @@ class _Move:
         if agreement.same_state:
             return None
         model = self._model
+        assert agreement.source is not None  # see _why_no_state()
         source = agreement.members.index(agreement.source)
         state = params.module_state(model.module, model.parameters_to_ignore, with_buffers=True)
         fetched = [tensor.clone() for tensor in state]
         state_sync.broadcast(fetched, group, source)
-        dicts: list[Any] = [[item.state_dict() for item in self._stateful]]
-        dist.broadcast_object_list(dicts, src=source)
+        file = io.BytesIO()
+        torch.save([item.state_dict() for item in self._stateful], file)
+        sent: list[Any] = [file.getvalue()]
+        dist.broadcast_object_list(sent, src=source)
+        if model._ddpx.device.type != "cpu":
+            torch.accelerator.synchronize(model._ddpx.device)
+            monitor = _C.monitor_of(group)
+            if monitor is not None:
+                monitor.raise_if_failed()  # the broadcasts may have been aborted
         if group.rank() == source:
             return None
+
+        # The source's device may not be this rank's.
+        dicts = torch.load(io.BytesIO(sent[0]), map_location="cpu", weights_only=False)
 
         def take_over() -> None:
             with torch.no_grad():
                 for tensor, new in zip(state, fetched, strict=True):
                     tensor.copy_(new)
-            for item, saved in zip(self._stateful, dicts[0], strict=True):
+            for item, saved in zip(self._stateful, dicts, strict=True):
                 item.load_state_dict(saved)
 
         return take_over
@@ -294,9 +323,39 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     )
 
 
-def _all_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether all tensors are on the CPU, so that a step has ended when the host has ended it."""
-    return all(tensor.device.type == "cpu" for tensor in tensors)
+def _has_right_state(model: ReducerDDP, num_steps: int) -> bool:
+    """Whether parameters and buffers of this rank contain no results of aborted calls."""
+    reducer = model.reducer
+    deadline = time.monotonic() + _DEVICE_STEPS_S
+    while reducer.num_steps_averaged < num_steps and time.monotonic() < deadline:
+        time.sleep(_POLL_INTERVAL_S)
+    buffers = model._ddpx.buffers
+    gets_buffers = buffers.enabled and buffers.tensors and model.process_group.rank() != 0
+    if gets_buffers and model._ddpx.device.type != "cpu":
+        return False
+    return reducer.num_steps_averaged >= num_steps
+
+
+def _uses_nccl(group: dist.ProcessGroup) -> bool:
+    return "nccl" in str(dist.get_backend_config(group))
+
+
+def _why_no_state(agreement: Agreement, stateful: Sequence[Stateful]) -> RuntimeError | None:
+    """The error if not all members can have the same right state. The same on all members."""
+    if agreement.source is None:
+        return RuntimeError(
+            "no survivor has parameters that are known to be right: all-reduces of the last step "
+            "were aborted on the device, and the optimizer's step may have been queued behind "
+            f"them. {errors.FROM_CHECKPOINT} Call ddpx.wait_for_gradients(model) before "
+            "optimizer.step(), so that ddpx.shrink() can continue after the next loss."
+        )
+    if agreement.same_state or stateful:
+        return None
+    return RuntimeError(
+        f"only some ranks have the right state of step {agreement.step}. ddpx.shrink() got only "
+        f"the model, and cannot bring the other ranks to step {agreement.step}. Pass all objects "
+        "that change in every step: ddpx.shrink(model, optimizer, scheduler)."
+    )
 
 
 def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
@@ -306,10 +365,14 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
     """
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    if not _all_on_cpu(model.module.parameters()):
+    devices = sorted({str(param.device) for param in model.module.parameters()})
+    if len(devices) > 1:
+        return f"its parameters are on several devices ({', '.join(devices)})"
+    if _uses_nccl(model.process_group) and os.environ.get(_WATCHDOG) != "0":
         return (
-            "not all parameters of the wrapper are on the CPU. A device may still be running a "
-            "step that the host has counted, so no rank knows which rank has the last complete step"
+            f"{_WATCHDOG} is not 0, so torch's watchdog ends this process about a minute after the "
+            "loss. Set the variable to 0 before the process group is made, or start the script by "
+            "`ddpx run --keep-survivors`"
         )
     if model._ddpx.comm_hook.has_group:
         return (

@@ -48,6 +48,8 @@ class Reducer(_C.Reducer):
         settings: What was set after construction.
         first_buckets: The buckets of the first step.
         delays_all_params: Whether the all-reduce of all parameters is delayed.
+        num_steps_given_up: ``num_steps`` after a step whose averages :meth:`wait_for_gradients`
+            has given up. None: no step was given up.
         wait_for: Makes the end of the next synchronized backward of a reducer wait for futures. The
             wrapper sets this attribute.
 
@@ -82,6 +84,7 @@ class Reducer(_C.Reducer):
         self._device = managed[0].tensor.device
         self.settings = Settings()
         self.wait_for: Callable[[Reducer, Futures], None] | None = None
+        self.num_steps_given_up: int | None = None
         self.delays_all_params = all(p.delayed for p in managed)
 
     @property
@@ -116,6 +119,14 @@ class Reducer(_C.Reducer):
             self.number_as_constructed()
         self._process_group = process_group
         self._transport = transport
+
+    def wait_for_gradients(self) -> None:
+        """Waits for the averages of the last backward. Raises if the group cannot continue."""
+        if self._device.type != "cpu":
+            torch.accelerator.current_stream(self._device).synchronize()
+        if self.monitor is not None and self.monitor.failed:
+            self.num_steps_given_up = self.num_steps
+            self.monitor.raise_if_failed()
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """Sums the bucket over all ranks, without a division."""

@@ -65,7 +65,7 @@ def test_the_file_has_one_line_for_each_test(tmp_path: Path) -> None:
 def test_the_newer_result_wins_a_merge() -> None:
     old = _results({"both": _row(), "newer here": _row(run=SECOND), "gone": _row()})
     new = _results({"both": _row("failed", run=SECOND), "newer here": _row("failed")})
-    new.expect("tests", ["both", "newer here", "added"], is_complete=True)
+    new.expect("tests", ["both", "newer here", "added"], (), is_complete=True)
     old.merge(new)
     outcomes = {name: row["outcome"] for name, row in old.tests.items()}
     assert outcomes == {"both": "failed", "newer here": "passed", "added": "not run"}
@@ -74,9 +74,16 @@ def test_the_newer_result_wins_a_merge() -> None:
     assert new.tests["both"]["outcome"] == "failed" and "added" in new.tests
 
 
+def test_results_beyond_the_selection_are_kept() -> None:
+    results = _results({"passed": _row(), "late": {"outcome": "not run"}, "gone": _row()})
+    results.expect("tests", ["selected"], ["passed", "late", "never run"], is_complete=True)
+    outcomes = {name: row["outcome"] for name, row in results.tests.items()}
+    assert outcomes == {"passed": "passed", "selected": "not run"}
+
+
 def test_a_result_is_current_older_or_missing() -> None:
     results = _results({"passed": _row(), "skipped": _row("skipped"), "failed": _row("failed")})
-    results.expect("tests", ["passed", "skipped", "failed", "new"], is_complete=True)
+    results.expect("tests", ["passed", "skipped", "failed", "new"], (), is_complete=True)
     states = {name: results.state("tests", name, "old") for name in results.tests}
     assert states == dict(passed="current", skipped="current", failed="missing", new="missing")
     assert results.state("tests", "passed", "other") == "older"
@@ -135,7 +142,7 @@ def test_tests_are_ordered_by_ranks_and_file() -> None:
         f"{FILE}::test_it[cuda-nccl-2-MLP]",
     ]
     results = Results()
-    results.expect("tests", tests, is_complete=True)
+    results.expect("tests", tests, (), is_complete=True)
     found = in_order(tests, results, "tests", {"missing"})
     assert found == [tests[i] for i in (5, 4, 1, 3, 2, 0)]
     assert sanitized(tests) == [tests[1], tests[4], tests[5]]
@@ -290,8 +297,8 @@ def _made_up() -> Results:
         }
     )
     names = [*results.tests, f"{FILE}::test_it[cuda-gloo-2-b]"]
-    results.expect("tests", names, is_complete=True)
-    results.expect("sanitizer", [names[0]], is_complete=True)
+    results.expect("tests", names, (), is_complete=True)
+    results.expect("sanitizer", [names[0]], (), is_complete=True)
     steps = {"rounds": 9, "best_ddp": "DDP, views", "contenders": CONTENDERS}
     models = {"ranks": 1, "backend": "nccl", "models": {"made-up model": steps}}
     results.parts["step"] = _row(results=models)

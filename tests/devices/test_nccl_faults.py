@@ -17,6 +17,8 @@ from free_port import free_port
 from mistakes import Outcome
 from nccl_mistakes import MISTAKES, make_mistake
 
+from ddpx.cli.guard import NCCL_SURVIVAL
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -116,8 +118,6 @@ def _time_of(name: str, text: str) -> float:
 
 # torch's watchdog of a group that met an error sleeps for a minute, which a call of
 # destroy_process_group() waits for, and then ends the process. With these settings it does not.
-LIVES_ON = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
-
 
 SCRIPTS: dict[str, dict[str, str]] = {
     "kill": {},
@@ -125,8 +125,8 @@ SCRIPTS: dict[str, dict[str, str]] = {
     "exit 0": {},
     "leave": {},
     "leave early": {},
-    "kill, destroy": LIVES_ON,
-    "exit 0, destroy": LIVES_ON,
+    "kill, destroy": NCCL_SURVIVAL,
+    "exit 0, destroy": NCCL_SURVIVAL,
 }
 
 

@@ -32,6 +32,7 @@ PYBIND11_MODULE(late_device_C, m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   m.attr("NUM_DEVICES") = kNumDevices;
   m.def("set_hold", &set_hold, py::arg("max_hold"), py::arg("seed") = 0);
+  m.def("set_failures_hang", &set_failures_hang, py::arg("hang"));
   m.def("set_delay", &set_delay, py::arg("part"), py::arg("delay"));
   m.def("begin_capture", &begin_capture);
   m.def("end_capture", &end_capture, NoGil());

@@ -6,10 +6,12 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <thread>
 #include <utility>
 
 #include "capture.h"
 #include "launch.h"
+#include "settings.h"
 
 namespace late {
 namespace {
@@ -64,6 +66,25 @@ class LateWork final : public c10d::Work {
   c10::Event done_;
 };
 
+// Waits until the call has succeeded, or until an abort.
+void end_by_abort(
+    const std::function<c10::intrusive_ptr<c10d::Work>()>& call, const std::atomic<int>& num_aborts) {
+  c10::intrusive_ptr<c10d::Work> work;
+  bool succeeded = false;
+  try {
+    work = call();
+  } catch (const std::exception&) {
+    // The backend was aborted before, or has lost a rank.
+  }
+  while (!succeeded && num_aborts == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    succeeded = work && work->isCompleted() && work->isSuccess();
+  }
+  if (!succeeded && work) {
+    work.release();  // gloo's thread may still write into the tensors
+  }
+}
+
 std::vector<at::Tensor> views_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> views;
   for (const auto& tensor : tensors) {
@@ -104,7 +125,13 @@ c10::intrusive_ptr<c10d::Work> LateBackend::queue(
       queue,
       tensors,
       tensors,
-      [gloo, call = std::move(call)] { call(*gloo)->wait(); },
+      [gloo, call = std::move(call), num_aborts = num_aborts_] {
+        if (failures_hang()) {
+          end_by_abort([&] { return call(*gloo); }, *num_aborts);
+        } else {
+          call(*gloo)->wait();
+        }
+      },
       Kind::kCollective);
   const c10::impl::VirtualGuardImpl guard(kType);
   for (const auto& tensor : tensors) {

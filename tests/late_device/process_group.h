@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,10 @@ class LateBackend final : public c10d::Backend {
     return true;
   }
   at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
+  // Without `override`: torch 2.11 has another name.
+  void setTimeout(std::chrono::milliseconds) {}  // each call of gloo has the first timeout
   void abort() override {
-    ++num_aborts_;
+    ++*num_aborts_;
   }
 
   uint64_t num_calls() const {
@@ -48,7 +51,7 @@ class LateBackend final : public c10d::Backend {
     return num_allocations_;
   }
   int num_aborts() const {
-    return num_aborts_;
+    return *num_aborts_;
   }
 
   c10::intrusive_ptr<c10d::Work> allreduce(
@@ -72,7 +75,7 @@ class LateBackend final : public c10d::Backend {
   std::string name_;
   uint64_t num_calls_ = 0;
   int num_allocations_ = 0;
-  std::atomic<int> num_aborts_{0};
+  std::shared_ptr<std::atomic<int>> num_aborts_ = std::make_shared<std::atomic<int>>(0);
 };
 
 }  // namespace late

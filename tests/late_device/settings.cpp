@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <random>
@@ -13,6 +14,7 @@ struct Settings {
   uint64_t seed = 0;
   std::mt19937_64 random;
   std::map<std::string, std::chrono::milliseconds> delays;
+  std::atomic<bool> failures_hang{false};
 };
 
 Settings& settings() {
@@ -59,6 +61,14 @@ std::chrono::milliseconds delay_of(const std::string& task_name) {
     }
   }
   return delay;
+}
+
+void set_failures_hang(bool hang) {
+  settings().failures_hang = hang;
+}
+
+bool failures_hang() {
+  return settings().failures_hang;
 }
 
 }  // namespace late

@@ -18,4 +18,9 @@ std::chrono::microseconds next_hold();
 void set_delay(const std::string& part, std::chrono::milliseconds delay);
 std::chrono::milliseconds delay_of(const std::string& task_name);
 
+// Whether a collective call that fails lasts until the backend is aborted, and then ends without an
+// error, as NCCL's kernels do. Otherwise the next wait of the host throws gloo's error.
+void set_failures_hang(bool hang);
+bool failures_hang();
+
 }  // namespace late

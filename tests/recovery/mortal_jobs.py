@@ -16,14 +16,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import late_device
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ddpx
+from ddpx.cli.guard import NCCL_SURVIVAL
 from ddpx.elastic import rendezvous
-from ddpx.testing.rank_pool import forking_context
+from ddpx.testing.rank_pool import choose_gpu, forking_context
 
 shrink = sys.modules["ddpx.elastic.shrink"]  # the package also has a function of this name
 
@@ -67,6 +69,8 @@ class Job:
         start: The initial state and its step. None: made from the seed.
         until: The step before which the training ends.
         stop_before_optimizer: A rank that waits between backward and optimizer.
+        device: "cpu", "late" or "cuda".
+        waits: Whether ranks call :func:`ddpx.wait_for_gradients`.
     """
 
     world_size: int
@@ -77,6 +81,8 @@ class Job:
     with_hook: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     stop_before_optimizer: int | None = None
+    device: str = "cpu"
+    waits: bool = False
 
 
 @dataclass
@@ -143,7 +149,7 @@ class Trainer:
         self.job = job
         self.first_rank = first_rank
         torch.manual_seed(7)
-        self.net = Net()
+        self.net = Net().to(job.device)
         self.model = ddpx.ReducerDDP(self.net, bucket_cap_mb=0.001, **job.options)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.7)
@@ -183,8 +189,9 @@ class Trainer:
         self.report.states.append(self._state())
         assert dist.get_rank() == shrunk.rank and dist.get_world_size() == shrunk.world_size
         assert all(param.grad is None for param in self.model.parameters())
-        expected = "shm" if shrunk.world_size > 1 else self.job.backend
-        assert self.model.reducer.transport == expected
+        if self.job.device == "cpu":
+            expected = "shm" if shrunk.world_size > 1 else self.job.backend
+            assert self.model.reducer.transport == expected
 
     def _make_step(self) -> None:
         phase = next(
@@ -195,8 +202,8 @@ class Trainer:
         self.net.on_hidden = self._on_hidden(phase)
         self.dies_in_hook = phase == "hook"
         generator = torch.Generator().manual_seed(1000 * self.step + dist.get_rank())
-        x = torch.randn(6, 8, generator=generator)
-        y = torch.randn(6, 4, generator=generator)
+        x = torch.randn(6, 8, generator=generator).to(self.job.device)
+        y = torch.randn(6, 4, generator=generator).to(self.job.device)
         loss = nn.functional.mse_loss(self.model(x), y)
         if phase == "backward":
             loss.register_hook(lambda grad: die())
@@ -214,6 +221,8 @@ class Trainer:
                 self.net.first.weight.add_(1)
             die()
         self._look_after_peers()
+        if self.job.waits:
+            ddpx.wait_for_gradients(self.model)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
@@ -242,7 +251,8 @@ class Trainer:
 
     def _state(self) -> State:
         parts = {"net": self.net, "optimizer": self.optimizer, "schedule": self.schedule}
-        return copy.deepcopy({name: dict(part.state_dict()) for name, part in parts.items()})
+        state = {name: dict(part.state_dict()) for name, part in parts.items()}
+        return copy.deepcopy(_on_cpu(state))
 
     def _load(self, state: State) -> None:
         # tensors sent by multiprocessing are in memory shared with other ranks
@@ -309,6 +319,7 @@ def _serve(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     try:
+        _enter_device(job, rank)
         dist.init_process_group(
             job.backend,
             init_method=f"file://{folder}/store",
@@ -321,6 +332,27 @@ def _serve(
     except BaseException:
         Path(folder, f"error{rank}").write_text(traceback.format_exc())
         os._exit(1)
+
+
+def _enter_device(job: Job, rank: int) -> None:
+    if job.device == "late":
+        controls = late_device.load()
+        controls.set_failures_hang(True)
+        controls.set_hold(late_device.milliseconds(5))
+        torch.accelerator.set_device_index(0)
+    elif job.device == "cuda":
+        os.environ |= {**NCCL_SURVIVAL, "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+        choose_gpu(rank, job.world_size)
+
+
+def _on_cpu(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_on_cpu(value) for value in state)
+    return state
 
 
 def assert_same(a: Any, b: Any, where: str = "") -> None:

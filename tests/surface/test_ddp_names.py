@@ -213,6 +213,7 @@ ONLY_HERE = {
     "set_check_finite",
     "set_requires_gradient_sync",
     "synchronized_grads",
+    "wait_for_gradients",
 }
 # Intended differences of signatures of the reducer's methods: the names of arguments, by method.
 # DDP's reducer takes the outputs, or one output. Ours ignores them, and may be called without.
