@@ -18,7 +18,7 @@ FIRST = (
     "device_stalls",
     "device_graphs",
     "failed_captures",
-    "test_cuda_graph",
+    "test_examples",
 )
 # Wrong gradients are the worst defect, then a wait that is missing on a stream.
 FILES = ("parity", "capture", "streams", "aborts", "usages")

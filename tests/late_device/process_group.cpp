@@ -68,7 +68,8 @@ class LateWork final : public c10d::Work {
 
 // Waits until the call has succeeded, or until an abort.
 void end_by_abort(
-    const std::function<c10::intrusive_ptr<c10d::Work>()>& call, const std::atomic<int>& num_aborts) {
+    const std::function<c10::intrusive_ptr<c10d::Work>()>& call,
+    const std::atomic<int>& num_aborts) {
   c10::intrusive_ptr<c10d::Work> work;
   bool succeeded = false;
   try {
