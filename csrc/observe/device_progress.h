@@ -57,7 +57,7 @@ class DeviceProgress {
   void record_computed();
   void record_reduced(const health::Activity& waiting);
 
-  std::shared_ptr<Steps> steps_;  // null: no effect
+  std::shared_ptr<Steps> steps_;                       // null: no effect
   std::shared_ptr<std::atomic<int64_t>> num_reduced_;  // null where the host waits
   c10::Device device_{c10::kCPU};
   bool captured_ = false;

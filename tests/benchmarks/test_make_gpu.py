@@ -144,7 +144,7 @@ def test_tests_are_ordered_by_ranks_and_file() -> None:
     results = Results()
     results.expect("tests", tests, (), is_complete=True)
     found = in_order(tests, results, "tests", {"missing"})
-    assert found == [tests[i] for i in (5, 4, 1, 3, 2, 0)]
+    assert found == [tests[i] for i in (0, 5, 4, 1, 3, 2)]
     assert sanitized(tests) == [tests[1], tests[4], tests[5]]
 
     results.tests[tests[5]] = _row(sources=digest_of_test(tests[5]))
