@@ -314,6 +314,9 @@ def set_health_log_reader(start: Callable[[], object] | None) -> None:
     """``start`` starts a thread that reads records. With None, no further thread starts."""
 
 def answer_stack_request(token: int, stack: str) -> None: ...
+def raise_in_main_thread(token: int) -> None:
+    """Raises the failure of the group with this token in the main thread, unless it has raised."""
+
 def await_watchdogs_of_aborted() -> None: ...
 def publish_recorded_calls(token: int, calls: Sequence[tuple[int, str]]) -> None: ...
 def explain_error(said: str) -> None:

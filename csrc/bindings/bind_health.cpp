@@ -159,6 +159,28 @@ void set_log_reader(const std::optional<py::function>& start) {
   health::LogQueue::instance().set_reader(std::move(with_gil));
 }
 
+// Raises the failure of a group in the main thread, at its next bytecode.
+void raise_in_main_thread(uint64_t token) {
+  static auto* raise = new py::function(py::cpp_function([](uint64_t failed) {
+    for (const auto& monitor : health::Watchdog::instance().monitors()) {
+      const bool has_raised = monitor->page().view().presence() == health::Presence::kFailing;
+      if (monitor->state().own.token == failed && !has_raised) {
+        const py::gil_scoped_release no_gil;
+        monitor->raise_if_failed();
+      }
+    }
+  }));
+  const auto call = [](void* argument) {
+    auto* result = PyObject_CallOneArg(raise->ptr(), static_cast<PyObject*>(argument));
+    Py_DECREF(static_cast<PyObject*>(argument));
+    Py_XDECREF(result);
+    return result == nullptr ? -1 : 0;
+  };
+  if (Py_AddPendingCall(call, py::int_(token).release().ptr()) != 0) {
+    throw std::runtime_error("the interpreter has too many pending calls");
+  }
+}
+
 }  // namespace
 
 void bind_health(py::module_& module) {
@@ -324,6 +346,7 @@ void bind_health(py::module_& module) {
       py::arg("token"),
       py::arg("calls"),
       NoGil());
+  module.def("raise_in_main_thread", &raise_in_main_thread, py::arg("token"));
   module.def("await_watchdogs_of_aborted", &await_watchdogs_of_aborted, NoGil());
   module.def(
       "fail_rank",

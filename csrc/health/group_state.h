@@ -20,10 +20,11 @@ struct WatchedGroup {
   int rank = 0;
   int world_size = 1;
   std::string name;
-  std::string identity;         // see Introduction::own
-  std::function<bool()> gone;   // the process group was destroyed
-  std::function<void()> abort;  // ends waits in collective calls of the group
-  bool on_device = false;       // calls run on a device, and hosts do not wait for them
+  std::string identity;        // see Introduction::own
+  std::function<bool()> gone;  // the process group was destroyed
+  // Ends waits in collective calls of the group, on another thread. Calls `before` first.
+  std::function<void(std::function<void()> before)> abort;
+  bool on_device = false;  // calls run on a device, and hosts do not wait for them
   // Whether abort() has begun to end calls, so that their results may be wrong from now on.
   std::function<bool()> aborted = [] { return false; };
   std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of each call; 0: unknown

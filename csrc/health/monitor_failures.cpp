@@ -96,7 +96,13 @@ void Monitor::declare(const Failure& failure) {
   if (found.is_about_this_rank()) {
     state_->log("stack_wanted", {}, rank);  // for its report
   }
-  state_->group.abort();
+  // The host has queued work behind the aborted calls, and must not use its results.
+  state_->group.abort([weak = std::weak_ptr(state_)] {
+    const auto state = weak.lock();
+    if (state && (state->page.view().device.is_known() || state->page.view().captures)) {
+      state->log("results_wrong", {}, state->group.rank);
+    }
+  });
   if (table == nullptr) {
     state_->channel->post_failure(found.failure.encode());  // once the store answers
   }

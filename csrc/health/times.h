@@ -144,6 +144,8 @@ static_assert(kSlowStore > kSlowestAnswer && kSlowStore < kOutsideStep.between_h
 // then are known to be right.
 constexpr int64_t kBeforeAbort = 250 * kMillisecond;
 static_assert(kBeforeAbort > 2 * kDevicePoll);
+// Until the interpreter knows that it must raise an error before it uses results of aborted calls.
+constexpr int64_t kTellInterpreter = 50 * kMillisecond;
 
 constexpr int64_t kWarn = 10 * kSecond;        // the default
 constexpr int64_t kLeastMargin = 1 * kSecond;  // between the stall error and the timeout

@@ -117,10 +117,13 @@ void abort_group(
     const WeakGroup& weak,
     const std::shared_ptr<Transport>& transport,
     bool on_device,
-    const std::shared_ptr<std::atomic<bool>>& begun) {
-  std::thread([weak, transport, on_device, begun] {
+    const std::shared_ptr<std::atomic<bool>>& begun,
+    std::function<void()> before) {
+  std::thread([weak, transport, on_device, begun, before = std::move(before)] {
     if (on_device) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kBeforeAbort));
+      before();
+      std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kTellInterpreter));
     }
     *begun = true;
     const auto group = weak.lock();
@@ -162,8 +165,8 @@ health::WatchedGroup describe(
   described.on_device = on_device;
   const auto begun = std::make_shared<std::atomic<bool>>(false);
   described.aborted = [begun] { return begun->load(); };
-  described.abort = [weak, transport, on_device = on_device, begun] {
-    abort_group(weak, transport, on_device, begun);
+  described.abort = [weak, transport, on_device = on_device, begun](std::function<void()> before) {
+    abort_group(weak, transport, on_device, begun, std::move(before));
   };
   if (on_device) {
     described.timeout_ns = asks(backend, int64_t{0}, [](c10d::Backend& asked) {

@@ -3,12 +3,14 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -141,15 +143,13 @@ class DeviceProgress::Thread {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       changed_.wait(lock, [this] { return !busy_.empty(); });
-      const auto busy = std::exchange(busy_, {});
+      auto busy = std::exchange(busy_, {});
       lock.unlock();
       std::this_thread::sleep_for(kInterval);
-      std::vector<std::weak_ptr<Steps>> still_busy;
-      for (const auto& weak : busy) {
-        if (const auto steps = weak.lock(); steps && is_busy(*steps)) {
-          still_busy.push_back(weak);
-        }
-      }
+      decltype(busy_) still_busy;
+      std::copy_if(busy.begin(), busy.end(), std::back_inserter(still_busy), [](const auto& steps) {
+        return is_busy(*steps);
+      });
       lock.lock();
       busy_.insert(busy_.end(), still_busy.begin(), still_busy.end());
     }
@@ -168,7 +168,7 @@ class DeviceProgress::Thread {
   std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
   std::vector<std::weak_ptr<Steps>> all_;
-  std::vector<std::weak_ptr<Steps>> busy_;
+  std::vector<std::shared_ptr<Steps>> busy_;  // also of wrappers that are gone
   bool running_ = false;
 };
 
@@ -183,6 +183,13 @@ DeviceProgress::DeviceProgress(
 
 std::optional<int64_t> DeviceProgress::num_reduced() const {
   return num_reduced_ ? std::optional(num_reduced_->load()) : std::nullopt;
+}
+
+void DeviceProgress::set_captured(bool captured) {
+  captured_ = captured;
+  if (captured && steps_) {
+    steps_->monitor->page().view().captures = true;
+  }
 }
 
 void DeviceProgress::mark_computed() {

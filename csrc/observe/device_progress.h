@@ -32,9 +32,7 @@ class DeviceProgress {
 
   // Whether steps are captured from now on. torch 2.11 does not tell it of a stream, and a query of
   // a captured event makes the capture invalid.
-  void set_captured(bool captured) {
-    captured_ = captured;
-  }
+  void set_captured(bool captured);
 
   // On the stream that ends the step: the gradients of this rank come before.
   void mark_computed();

@@ -56,6 +56,8 @@ def _serve(record: _C.HealthRecord) -> None:
         calls = recorded_calls.read(record.message)
         # The newest first, since a long record is cut off.
         _C.publish_recorded_calls(record.token, sorted(calls.items(), reverse=True))
+    elif record.event == "results_wrong":
+        _C.raise_in_main_thread(record.token)
     else:
         message = record.message
         if record.event == "stack":

@@ -122,11 +122,14 @@ class Reducer(_C.Reducer):
 
     def wait_for_gradients(self) -> None:
         """Waits for the averages of the last backward. Raises if the group cannot continue."""
-        if self._device.type != "cpu":
-            torch.accelerator.current_stream(self._device).synchronize()
-        if self.monitor is not None and self.monitor.failed:
+        try:
+            if self._device.type != "cpu":
+                torch.accelerator.current_stream(self._device).synchronize()
+            if self.monitor is not None:
+                self.monitor.raise_if_failed()
+        except health.RankError:
             self.num_steps_given_up = self.num_steps
-            self.monitor.raise_if_failed()
+            raise
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """Sums the bucket over all ranks, without a division."""

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddpx import _C
 from ddpx.testing import RankPool
 from ddpx.testing.rank_pool import StartMethod
 
@@ -139,7 +140,12 @@ def _run_on_device(device: str, rendezvous: str, call: Callable[[], Any]) -> Any
         for index in range(controls().NUM_DEVICES):  # work of the previous function
             controls().synchronize(index)
     torch.accelerator.set_device_index(0)
-    return call()
+    result = call()
+    group = dist.group.WORLD
+    monitor = None if group is None else _C.monitor_of(group)
+    if monitor is not None:
+        monitor.raise_if_failed()  # after an abort, results may be wrong
+    return result
 
 
 def _enter_late_group(rendezvous: str) -> None:

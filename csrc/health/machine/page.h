@@ -37,6 +37,7 @@ struct StatusPage {
   std::atomic<uint64_t> token;      // identifies the page to a process that maps it
   SharedActivity current;           // of the host
   SharedActivity device;            // see DeviceProgress
+  std::atomic<bool> captures;       // a step was captured, so `device` does not have all steps
   std::atomic<uint64_t> num_calls;  // to the group, at the last check of the watchdog; 0: unknown
   std::atomic<uint64_t> num_syncs;  // begun synchronizations of buffers, of all wrappers
   std::atomic<Presence> state;

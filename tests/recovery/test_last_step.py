@@ -1,0 +1,61 @@
+"""A rank is lost in the last step: no survivor uses the results of aborted calls."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from mortal_jobs import Job, Kill, Trainer, die, run_job
+from test_device_shrink import BACKENDS, CUDA, SIZE
+
+import ddpx
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.parametrize("device", ["late", CUDA]),
+    pytest.mark.usefixtures("late_library"),
+]
+LAST = 2
+
+
+class _Saved(list[torch.Tensor]):
+    """The weights that a script would write into its checkpoint."""
+
+
+def _train_and_save(job: Job, rank: int) -> _Saved | str:
+    """A script that calls nothing of ddpx after its last step."""
+    trainer = Trainer(job, rank)
+    try:
+        while trainer.step < job.until:
+            trainer._make_step()
+            trainer.step += 1
+        return _Saved(param.detach().cpu() for param in trainer.net.parameters())
+    except ddpx.RankError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("phase", ["backward", "in flight"])
+def test_a_survivor_saves_no_wrong_weights(device, phase):
+    job = Job(SIZE, BACKENDS[device], LAST + 1, (Kill(1, LAST, phase),), device=device)
+    for result in run_job(job, _train_and_save).values():
+        assert isinstance(result, str), "a survivor saved weights of an aborted step"
+        assert result.startswith("RankFailure") and "rank 1 " in result, result
+
+
+def _train_die_and_save(job: Job, rank: int) -> _Saved | str:
+    saved = _train_and_save(job, rank)
+    if any(kill.rank == rank for kill in job.kills):
+        die()
+    time.sleep(1.5)  # survivors detect the loss, which concerns no step
+    return saved
+
+
+def test_a_survivor_with_right_weights_saves_them(device):
+    job = Job(SIZE, BACKENDS[device], LAST + 1, (Kill(1, LAST + 1, "end"),), device=device)
+    expected = run_job(replace(job, kills=()), _train_and_save)
+    for rank, result in run_job(job, _train_die_and_save).items():
+        assert isinstance(result, _Saved), result
+        for mine, theirs in zip(result, expected[rank], strict=True):
+            assert torch.equal(mine, theirs)
