@@ -5,6 +5,7 @@ The functions run on every rank, on "late" or "cuda". The last rank is the late 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -123,3 +124,33 @@ def _read_or_go_on(device: str, error: bool) -> None:
         torch.accelerator.synchronize()
     elif error:
         time.sleep(0.05)
+
+
+def evaluate_after_an_error(device: str) -> float:
+    """All ranks catch an error of a step. Then one rank is late in calls of the script.
+
+    Returns:
+        The sum of the results of the calls.
+    """
+    group = make_group("nccl2")[0] if device == "late" else None
+    module = layers(device)
+    model = ddpx.ReducerDDP(module, process_group=group, bucket_cap_mb=0.0005)
+    inputs = batch(device, 0)
+    model(inputs).square().mean().backward()
+    hook = next(module.parameters()).register_hook(_raise)
+    with contextlib.suppress(ValueError):
+        model(inputs).square().mean().backward()
+    hook.remove()
+    total = torch.zeros(1, device=device)
+    for _ in range(3):
+        if dist.get_rank() == dist.get_world_size() - 1:
+            time.sleep(1.2)
+        part = torch.ones(1, device=device)
+        dist.all_reduce(part, group=group)
+        total += part
+    model(inputs).square().mean().backward()
+    return float(total.item())
+
+
+def _raise(_: torch.Tensor) -> None:
+    raise ValueError("of the script")

@@ -73,3 +73,7 @@ def test_the_stall_error_names_the_late_rank(ranks, device, place):
         assert " has not come for " in each.text, (rank, each)
         if rank != LATE:
             assert each.seconds < cases.ERROR_S + 2, (rank, each)
+
+
+def test_a_caught_error_is_no_failure_of_later_calls(ranks, device):
+    assert ranks.run(cases.evaluate_after_an_error, device) == [3.0 * SIZE] * SIZE

@@ -11,8 +11,10 @@ std::optional<Failure> CauseSearch::find(
   const bool call_failed = reason >= Reason::kCallFailed;
   const bool also_left = call_failed && !state_.is_terminated();
   const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
+  const bool waits_in_step =
+      reason == Reason::kWaits && !(wait && wait->kind == Wait::Kind::kCalls);
   auto failure = find_ended(also_left);
-  if (!failure && reason == Reason::kWaits && lasted_ns > times::kFaultMatters) {
+  if (!failure && waits_in_step && lasted_ns > times::kFaultMatters) {
     failure = find_fault(wait.value_or(Wait{state_.activity()}));
   }
   if (!failure && (waits_for_long || also_left)) {
