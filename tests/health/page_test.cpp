@@ -28,6 +28,30 @@ TEST(PageTest, NotesAreSeen) {
   EXPECT_GT(seen.since_ns, 0);
 }
 
+TEST(PageTest, ActivitiesOfTwoThreadsAreNeverMixed) {
+  OwnPage page(1, /*world_size=*/1);
+  const Activity first{.doing = Doing::kBackward, .model = 1, .bucket = 1, .step = 1};
+  const Activity second{.doing = Doing::kWaiting, .model = 2, .bucket = 2, .step = 2};
+  page.note(first);
+  std::atomic<bool> stop{false};
+  const auto publish = [&](const Activity& activity) {
+    while (!stop) {
+      page.note(activity);
+    }
+  };
+  std::thread one(publish, first);
+  std::thread other(publish, second);
+  int num_second = 0;
+  for (int i = 0; i < 20'000 || num_second == 0; ++i) {
+    const auto seen = page.view().activity();
+    num_second += seen.model == 2 ? 1 : 0;
+    EXPECT_EQ(seen.packed(), seen.model == 2 ? second.packed() : first.packed());
+  }
+  stop = true;
+  one.join();
+  other.join();
+}
+
 TEST(PageTest, ABackwardGoesOnAtALaunch) {
   OwnPage page(1, /*world_size=*/1);
   const auto since = [&page](const Activity& activity) {
