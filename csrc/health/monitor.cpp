@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "../os/forks.h"
-#include "calls/calls.h"
+#include "calls/call_comparison.h"
 
 namespace ddpx::health {
 namespace {
@@ -17,7 +17,7 @@ constexpr const char* kRaised = "raised an exception that ended its script";
 Monitor::Monitor(WatchedGroup group, StoreAccess store)
     : forks_(os::num_forks()),
       state_(GroupState::create(std::move(group), std::move(store))),
-      causes_(*state_),
+      failure_search_(*state_),
       waits_(*state_),
       stalls_(*state_),
       recorded_(*state_) {}
