@@ -17,7 +17,7 @@ constexpr const char* kRaised = "raised an exception that ended its script";
 Monitor::Monitor(WatchedGroup group, StoreAccess store)
     : forks_(os::num_forks()),
       state_(GroupState::create(std::move(group), std::move(store))),
-      failure_search_(*state_),
+      causes_(*state_),
       waits_(*state_),
       stalls_(*state_),
       recorded_(*state_) {}

@@ -11,7 +11,7 @@
 
 #include "calls/recorded_calls.h"
 #include "group_state.h"
-#include "verdict/failure_search.h"
+#include "verdict/cause_search.h"
 #include "verdict/stall_watch.h"
 #include "verdict/wait_search.h"
 
@@ -110,7 +110,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   const uint64_t forks_;  // when this was made
   const std::shared_ptr<GroupState> state_;
   os::FirstRecord<Failure> failure_{};
-  const FailureSearch failure_search_;
+  const CauseSearch causes_;
   WaitSearch waits_;
   StallWatch stalls_;
   RecordedCalls recorded_;

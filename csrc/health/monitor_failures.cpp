@@ -112,8 +112,7 @@ void Monitor::look_for_failures(const std::optional<Wait>& wait) {
   const auto wait_ns =
       !waits ? 0 : std::max(wait->at.since_ns, wait->is_certain() ? 0 : wait->left_ns);
   const auto since_ns = std::max(wait_ns, awake_.since_ns());
-  if (auto failure =
-          failure_search_.find(waits ? Reason::kWaits : Reason::kWatches, since_ns, wait)) {
+  if (auto failure = causes_.find(waits ? Reason::kWaits : Reason::kWatches, since_ns, wait)) {
     declare(*failure);
   }
 }
@@ -126,7 +125,7 @@ void Monitor::await_lease_of_host() {
     if (table.store_may_end) {
       return;
     }
-    if (auto failure = failure_search_.find(Reason::kHasNoLease, start)) {
+    if (auto failure = causes_.find(Reason::kHasNoLease, start)) {
       declare(*failure);
     }
     raise_if_failed();
@@ -170,7 +169,7 @@ void Monitor::explain_error(const std::string& said) {
     const bool all_had_time = lasted > search.until_all_had_time + read && !awaits_store;
     // Ranks that are silent or unknown when a wait is given up may only be late.
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
-    if (auto failure = failure_search_.find(reason, start)) {
+    if (auto failure = causes_.find(reason, start)) {
       declare(*failure);
       continue;
     }
@@ -185,8 +184,7 @@ void Monitor::explain_error(const std::string& said) {
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
-  auto failure =
-      failure_search_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
+  auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
   if (!failure && timed_out) {
     if (peers().any_remote()) {  // other hosts have written their states meanwhile
       wait.missing = peers().missing(own);

@@ -8,7 +8,7 @@
 #include "fake_store.h"
 #include "health/machine/clock.h"
 #include "health/machine/names.h"
-#include "health/verdict/failure_search.h"
+#include "health/verdict/cause_search.h"
 #include "health/verdict/stall_watch.h"
 #include "local_ranks.h"
 #include "units.h"
@@ -54,42 +54,42 @@ struct TwoRanks {
   std::vector<std::shared_ptr<GroupState>> states;
 };
 
-TEST(FailureSearchTest, ARankThatHasLeftMattersIfItIsMissing) {
+TEST(CauseSearchTest, ARankThatHasLeftMattersIfItIsMissing) {
   TwoRanks ranks;
-  const FailureSearch search(ranks[0]);
+  const CauseSearch causes(ranks[0]);
   ranks[1].page.leave();
   ranks[0].page.note({.doing = Doing::kWaiting, .step = 3});
-  EXPECT_FALSE(search.find(Reason::kWatches, 0));
-  EXPECT_FALSE(search.find(Reason::kHasNoLease, now_ns()));
-  EXPECT_FALSE(search.find(Reason::kWaits, now_ns()));
-  const auto left = search.find(Reason::kWaits, now_ns() - kSecond);
+  EXPECT_FALSE(causes.find(Reason::kWatches, 0));
+  EXPECT_FALSE(causes.find(Reason::kHasNoLease, now_ns()));
+  EXPECT_FALSE(causes.find(Reason::kWaits, now_ns()));
+  const auto left = causes.find(Reason::kWaits, now_ns() - kSecond);
   ASSERT_TRUE(left);
   EXPECT_EQ(left->kind, FailureKind::kLeft);
   ranks[1].page.note({.doing = Doing::kOutside, .step = 4});  // it has done its part
-  EXPECT_FALSE(search.find(Reason::kWaits, now_ns() - kSecond));
-  EXPECT_TRUE(search.find(Reason::kCallFailed, now_ns()));
+  EXPECT_FALSE(causes.find(Reason::kWaits, now_ns() - kSecond));
+  EXPECT_TRUE(causes.find(Reason::kCallFailed, now_ns()));
   ranks[0].page.mark_terminated();
-  EXPECT_FALSE(search.find(Reason::kCallFailed, now_ns()));
+  EXPECT_FALSE(causes.find(Reason::kCallFailed, now_ns()));
 }
 
-TEST(FailureSearchTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
+TEST(CauseSearchTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
   TwoRanks ranks;
-  const FailureSearch search(ranks[0]);
+  const CauseSearch causes(ranks[0]);
   ranks[1].page.fail("ValueError: no", /*blames_peer=*/false);
-  const auto failing = search.find(Reason::kWatches, 0);
+  const auto failing = causes.find(Reason::kWatches, 0);
   ASSERT_TRUE(failing);
   EXPECT_EQ(failing->first_rank(), 1);
   const Failure declared{FailureKind::kMismatch, {}, "declared"};
   ranks[1].table()->declare(declared.encode(), now_ns());
-  EXPECT_EQ(search.find(Reason::kWatches, 0)->how, "declared");
+  EXPECT_EQ(causes.find(Reason::kWatches, 0)->how, "declared");
 }
 
-TEST(FailureSearchTest, AnUnknownRankMattersAfterAllHadTime) {
+TEST(CauseSearchTest, AnUnknownRankMattersAfterAllHadTime) {
   const auto store = std::make_shared<FakeStore>();
   const auto state = GroupState::create(group_of(0, 2), access_to(store));
-  const FailureSearch search(*state);
-  EXPECT_FALSE(search.find(Reason::kCallFailed, now_ns()));
-  const auto unknown = search.find(Reason::kAllHadTime, now_ns());
+  const CauseSearch causes(*state);
+  EXPECT_FALSE(causes.find(Reason::kCallFailed, now_ns()));
+  const auto unknown = causes.find(Reason::kAllHadTime, now_ns());
   ASSERT_TRUE(unknown);
   EXPECT_EQ(unknown->first_rank(), 1);
 }

@@ -45,9 +45,9 @@ enum class Reason {
 //
 // After a timeout of the backend, kAllHadTime is left out, and kWaits replaces kSearchIsOver: ranks
 // that are silent or unknown may only be late.
-class FailureSearch {
+class CauseSearch {
  public:
-  explicit FailureSearch(const GroupState& state) : state_(state) {}
+  explicit CauseSearch(const GroupState& state) : state_(state) {}
 
   // The failure, if there is one. `reason` has lasted since `since_ns`. `wait`: the wait of this
   // rank, if this rank waits on its device.

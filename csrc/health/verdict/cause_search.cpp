@@ -1,9 +1,9 @@
-#include "failure_search.h"
+#include "cause_search.h"
 
 #include <algorithm>
 
 namespace ddpx::health {
-std::optional<Failure> FailureSearch::find(
+std::optional<Failure> CauseSearch::find(
     Reason reason, int64_t since_ns, const std::optional<Wait>& wait) const {
   const auto lasted_ns = now_ns() - since_ns;
   const auto left_ns =
@@ -41,13 +41,13 @@ std::optional<Failure> FailureSearch::find(
   return failure;
 }
 
-std::optional<Failure> FailureSearch::find_declared() const {
+std::optional<Failure> CauseSearch::find_declared() const {
   const auto* table = state_.table();
   const auto text = table == nullptr ? std::nullopt : table->declared();
   return text ? Failure::decode(*text) : std::nullopt;
 }
 
-std::optional<Failure> FailureSearch::find_ended(bool also_left) const {
+std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
   if (auto declared = find_declared()) {
     return declared;
   }
@@ -60,7 +60,7 @@ std::optional<Failure> FailureSearch::find_ended(bool also_left) const {
 // Finds ranks whose scripts have caught an error of a step, and have not begun another step. An
 // error of the module's own code in a forward does not count: the script may need time to try the
 // step again, for example after a lack of memory. Warnings about the late rank have the error.
-std::optional<Failure> FailureSearch::find_fault(const Wait& wait) const {
+std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
   const auto is_faulty = [](const std::shared_ptr<Peer>& peer) {
     const auto& page = *peer->page();
     return page.fault == Fault::kOfStep && now_ns() - page.fault_ns > times::kNextStep;
@@ -83,7 +83,7 @@ std::optional<Failure> FailureSearch::find_fault(const Wait& wait) const {
 }
 
 // A rank that has left is lost only if it is missing in the call: it may have done its part before.
-std::optional<Failure> FailureSearch::find_left(const Wait& wait) const {
+std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
   auto left = state_.peers.find_dead(Left::kAll);
   const auto missing = left ? missing_ranks(state_.peers, wait) : std::vector<int>();
   const bool matters =
@@ -93,7 +93,7 @@ std::optional<Failure> FailureSearch::find_left(const Wait& wait) const {
   return matters ? left : std::nullopt;
 }
 
-std::optional<Failure> FailureSearch::find_silent_or_unknown(int64_t since_ns) const {
+std::optional<Failure> CauseSearch::find_silent_or_unknown(int64_t since_ns) const {
   const auto store = state_.channel->store_state();
   const auto* table = state_.table();
   const bool is_prompt = store == StoreState::kAnswers && table != nullptr;
@@ -103,7 +103,7 @@ std::optional<Failure> FailureSearch::find_silent_or_unknown(int64_t since_ns) c
 
 // Without the store, ranks do not learn of failures of other hosts. Before all ranks are known,
 // only the end of the store is a failure, and only if the rank that serves the store is unknown.
-std::optional<Failure> FailureSearch::find_lost_store(StoreState least) const {
+std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
   const auto store = state_.channel->store_state();
   const auto* table = state_.table();
   const auto stage = table == nullptr ? HostTable::Stage::kGathering : table->stage.load();
