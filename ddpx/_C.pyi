@@ -35,8 +35,6 @@ class GraphMode:
     DEFAULT: ClassVar[GraphMode]
     FIND_UNUSED: ClassVar[GraphMode]
     STATIC: ClassVar[GraphMode]
-    @property
-    def name(self) -> str: ...
 
 class ParamMeta:
     """The facts about a parameter from which a bucket plan is made."""
@@ -165,9 +163,6 @@ class Doing:
     WAITING: ClassVar[Doing]
     AGREEING: ClassVar[Doing]
     PENDING: ClassVar[Doing]
-    @property
-    def name(self) -> str: ...
-    def __int__(self) -> int: ...
 
 class FailureKind:
     """``health::FailureKind`` of ``csrc/health/verdict/failure.h``."""
@@ -178,9 +173,6 @@ class FailureKind:
     MISMATCH: ClassVar[FailureKind]
     FROZEN: ClassVar[FailureKind]
     FORWARDS: ClassVar[FailureKind]
-    @property
-    def name(self) -> str: ...
-    def __int__(self) -> int: ...
 
 class LostRank:
     """``health::LostRank`` of ``csrc/health/verdict/failure.h``: a rank that is lost."""
@@ -344,8 +336,6 @@ class ShmOrder:
 
     GLOO: ClassVar[ShmOrder]
     FIXED: ClassVar[ShmOrder]
-    @property
-    def name(self) -> str: ...
 
 class ShmBackend(Backend):
     """A backend of torch over shared memory. See ``csrc/shm_backend/shm_backend.h``."""

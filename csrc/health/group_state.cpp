@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "calls/calls.h"
+#include "calls/call_comparison.h"
 #include "machine/record.h"
 
 namespace ddpx::health {

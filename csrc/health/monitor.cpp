@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "../os/forks.h"
-#include "calls/calls.h"
+#include "calls/call_comparison.h"
 
 namespace ddpx::health {
 namespace {

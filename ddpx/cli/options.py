@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddpx.cli.launch import DEFAULT_NUM_RANKS
+from ddpx.cli.torchrun import DEFAULT_NUM_RANKS
 
 NUM_RANKS = click.option(
     "--nproc-per-node",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddpx.cli.launch import launch, torchrun_options
+from ddpx.cli.torchrun import launch, torchrun_options
 
 
 @click.command(

@@ -16,8 +16,8 @@ from ddpx.health import recorded_calls
 logger = logging.getLogger("ddpx.health")
 
 _NUMBERS = ("rank", "about_rank", "step")
-_JOIN_S = 1.0
-_thread: threading.Thread | None = None
+_WAIT_S = 1.0  # a handler of the script may hang
+_reading = threading.Lock()  # held from the time when a message is taken until it is logged
 
 
 def start() -> None:
@@ -28,19 +28,22 @@ def start() -> None:
 def stop() -> None:
     """Logs what waits already. Later messages are lost."""
     _C.set_health_log_reader(None)
-    if _thread is not None:
-        _thread.join(_JOIN_S)
-    _work()
+    is_alone = _reading.acquire(timeout=_WAIT_S)
+    _log_all()
+    if is_alone:
+        _reading.release()
 
 
 def _start_thread() -> None:
-    global _thread
-    thread = threading.Thread(target=_work, name="ddpx-health-log", daemon=True)
-    thread.start()  # stop() cannot join a thread that has not started
-    _thread = thread
+    threading.Thread(target=_work, name="ddpx-health-log", daemon=True).start()
 
 
 def _work() -> None:
+    with _reading:
+        _log_all()
+
+
+def _log_all() -> None:
     while (record := _C.take_health_record()) is not None:
         try:
             _serve(record)

@@ -6,32 +6,10 @@ import copy
 from collections.abc import Callable, Iterator
 
 import pytest
+import slow_ddp as ref
 import torch
 import torch.distributed as dist
 from fake_groups import RecordingGroup
-from slow_ddp import (
-    MODES,
-    SMALL_CAP,
-    Net,
-    SlowDDP,
-    assert_in_step,
-    assert_names,
-    assert_same,
-    backward,
-    bare,
-    build_same,
-    check_steps,
-    data,
-    error_of,
-    loss_of,
-    make_pair,
-    modes,
-    on_ranks,
-    plain_step,
-    run_both,
-    seed,
-    zero_grads,
-)
 from torch import nn
 from torch.func import functional_call
 
@@ -46,7 +24,7 @@ def _freeze(frozen: bool, *modules: nn.Module) -> None:
 
 
 def _frozen_first() -> nn.Module:
-    net = Net()
+    net = ref.Net()
     _freeze(True, net.second)
     return net
 
@@ -56,25 +34,25 @@ def _check_unfrozen(bypass: bool, mode: str) -> None:
 
     Then they are frozen again.
     """
-    ours, slow = make_pair(_frozen_first, mode)
+    ours, slow = ref.make_pair(_frozen_first, mode)
 
     def step(model: nn.Module, number: int) -> None:
-        backward(model, loss_of((bare(model) if bypass else model)(data())))
+        ref.backward(model, ref.loss_of((ref.bare(model) if bypass else model)(ref.data())))
 
     for number in range(2):
-        check_steps(ours, slow, step, 2)
-        zero_grads("none", ours)
+        ref.check_steps(ours, slow, step, 2)
+        ref.zero_grads("none", ours)
         _freeze(False, ours.module.second)
-        text = error_of(step, ours, number) if bypass else error_of(ours, data())
-        assert_names(text, SECOND, "wrap")
+        text = ref.error_of(step, ours, number) if bypass else ref.error_of(ours, ref.data())
+        ref.assert_names(text, SECOND, "wrap")
         _freeze(True, ours.module.second)
-    check_steps(ours, slow, step, 2)
+    ref.check_steps(ours, slow, step, 2)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("bypass", [False, True], ids=["wrapper", "module"])
 def test_unfrozen(ranks, bypass, mode, world):
-    on_ranks(ranks, world, _check_unfrozen, bypass, mode)
+    ref.on_ranks(ranks, world, _check_unfrozen, bypass, mode)
 
 
 WHERE: dict[str, Callable[[int], bool]] = {
@@ -87,7 +65,7 @@ WHERE: dict[str, Callable[[int], bool]] = {
 
 def _cases_of_freezing() -> list[tuple[str, str]]:
     """Where parameters are frozen, and modes: some need the same frozen parameters on all ranks."""
-    return [(where, mode) for where in WHERE for mode in MODES if not _differs(where, mode)]
+    return [(where, mode) for where in WHERE for mode in ref.MODES if not _differs(where, mode)]
 
 
 def _differs(where: str, mode: str) -> bool:
@@ -99,21 +77,21 @@ def _check_frozen(where: str, mode: str, num_before: int) -> None:
 
     If a rank still trains the parameter, all ranks get the mean, which counts zeros for the others.
     """
-    ours, slow = make_pair(Net, mode)
-    check_steps(ours, slow, plain_step, num_before)
+    ours, slow = ref.make_pair(ref.Net, mode)
+    ref.check_steps(ours, slow, ref.plain_step, num_before)
     for number in range(4):
         for model in (ours, slow):
             _freeze(WHERE[where](number), model.module.second)
-        check_steps(ours, slow, plain_step, 1, first=number)
+        ref.check_steps(ours, slow, ref.plain_step, 1, first=number)
         for model in (ours, slow):
             _freeze(False, model.module.second)
-    check_steps(ours, slow, plain_step, 3)
+    ref.check_steps(ours, slow, ref.plain_step, 3)
 
 
 @pytest.mark.parametrize("num_before", [0, 2], ids=["first step", "third step"])
 @pytest.mark.parametrize(("where", "mode"), _cases_of_freezing())
 def test_frozen(ranks, where, num_before, mode, world):
-    on_ranks(ranks, world, _check_frozen, where, mode, num_before)
+    ref.on_ranks(ranks, world, _check_frozen, where, mode, num_before)
 
 
 def _check_frozen_keeps_grad(mode: str) -> None:
@@ -121,16 +99,16 @@ def _check_frozen_keeps_grad(mode: str) -> None:
 
     The test of frozen adapters compares kept gradients with those of DDP.
     """
-    ours, slow = make_pair(Net, mode)
-    check_steps(ours, slow, plain_step, 2)
+    ours, slow = ref.make_pair(ref.Net, mode)
+    ref.check_steps(ours, slow, ref.plain_step, 2)
     held = copy.deepcopy([param.grad for param in ours.module.second.parameters()])
     for number in range(2):
         for model in (ours, slow):
             model.module.first.zero_grad()
             model.module.third.zero_grad()
             _freeze(True, model.module.second)
-        run_both(ours, slow, plain_step, number)
-        assert_same(ours, slow, SECOND)
+        ref.run_both(ours, slow, ref.plain_step, number)
+        ref.assert_same(ours, slow, SECOND)
         for param, before in zip(ours.module.second.parameters(), held, strict=True):
             if mode == "unused-view":  # averaged where it lies, as in DDP
                 torch.testing.assert_close(param.grad, before, rtol=1e-12, atol=1e-12)
@@ -138,24 +116,24 @@ def _check_frozen_keeps_grad(mode: str) -> None:
                 assert torch.equal(param.grad, before)
     for model in (ours, slow):
         _freeze(False, model.module.second)
-    check_steps(ours, slow, plain_step)
+    ref.check_steps(ours, slow, ref.plain_step)
 
 
-@modes
+@ref.modes
 def test_frozen_keeps_its_gradient(ranks, mode, world):
-    on_ranks(ranks, world, _check_frozen_keeps_grad, mode)
+    ref.on_ranks(ranks, world, _check_frozen_keeps_grad, mode)
 
 
 def _adversarial_step(generator: nn.Module, critic: nn.Module, log: list[str]) -> None:
-    noise = data()
+    noise = ref.data()
     loss = critic(torch.randn(3, 3).double()).mean() - critic(generator(noise).detach()).mean()
-    backward(critic, loss)
+    ref.backward(critic, loss)
     _freeze(True, critic)
     before = log.count("launch")
-    loss = loss_of(critic(generator(noise)))
+    loss = ref.loss_of(critic(generator(noise)))
     # The backwards of both wrappers end here. The critic has nothing to average.
     loss.backward()
-    if isinstance(generator, SlowDDP):
+    if isinstance(generator, ref.SlowDDP):
         generator.average()
     _freeze(False, critic)
     assert log.count("launch") == before
@@ -163,29 +141,29 @@ def _adversarial_step(generator: nn.Module, critic: nn.Module, log: list[str]) -
 
 def _check_adversarial(mode: str) -> None:
     """The generator's step goes through the frozen critic, which does not communicate."""
-    generator, slow_generator = make_pair(Net, mode)
-    critic = build_same(lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
-    slow_critic = SlowDDP(copy.deepcopy(critic))
+    generator, slow_generator = ref.make_pair(ref.Net, mode)
+    critic = ref.build_same(lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
+    slow_critic = ref.SlowDDP(copy.deepcopy(critic))
     log: list[str] = []
     group = RecordingGroup(log)
     our_critic = ReducerDDP(
-        critic, process_group=group, init_sync=False, bucket_cap_mb=SMALL_CAP, **MODES[mode]
+        critic, process_group=group, init_sync=False, bucket_cap_mb=ref.SMALL_CAP, **ref.MODES[mode]
     )
     for number in range(4):
-        zero_grads("none", generator, slow_generator, our_critic, slow_critic)
-        seed(number)
+        ref.zero_grads("none", generator, slow_generator, our_critic, slow_critic)
+        ref.seed(number)
         _adversarial_step(slow_generator, slow_critic, [])
-        seed(number)
+        ref.seed(number)
         _adversarial_step(generator, our_critic, log)
-        assert_same(generator, slow_generator)
-        assert_same(our_critic, slow_critic)
+        ref.assert_same(generator, slow_generator)
+        ref.assert_same(our_critic, slow_critic)
     assert log
-    assert_in_step()
+    ref.assert_in_step()
 
 
-@modes
+@ref.modes
 def test_all_frozen_in_turn(ranks, mode, world):
-    on_ranks(ranks, world, _check_adversarial, mode)
+    ref.on_ranks(ranks, world, _check_adversarial, mode)
 
 
 def _new_layer(net: nn.Module) -> None:
@@ -221,42 +199,42 @@ CHANGES_BY_NAME = {change.__name__.strip("_"): change for change in CHANGES}
 
 
 def _check_replaced(change: str, mode: str) -> None:
-    ours, slow = make_pair(Net, mode)
-    check_steps(ours, slow, plain_step, 2)
-    zero_grads("none", ours, slow)
+    ours, slow = ref.make_pair(ref.Net, mode)
+    ref.check_steps(ours, slow, ref.plain_step, 2)
+    ref.zero_grads("none", ours, slow)
     make_change = CHANGES_BY_NAME[change]
     make_change(ours.module)
     # accepted, since functional_call does the same for the time of a forward
-    loss = loss_of(ours(data()))
-    assert_names(error_of(loss.backward), CHANGES[make_change], "wrap")
+    loss = ref.loss_of(ours(ref.data()))
+    ref.assert_names(ref.error_of(loss.backward), CHANGES[make_change], "wrap")
     module = ours.module
     module.zero_grad()
-    again = ReducerDDP(module, bucket_cap_mb=SMALL_CAP, **MODES[mode])
-    slow = SlowDDP(copy.deepcopy(module))
+    again = ReducerDDP(module, bucket_cap_mb=ref.SMALL_CAP, **ref.MODES[mode])
+    slow = ref.SlowDDP(copy.deepcopy(module))
     if change == "added_parameter":
-        assert_in_step()
+        ref.assert_in_step()
         return
-    check_steps(again, slow, plain_step)
+    ref.check_steps(again, slow, ref.plain_step)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("change", CHANGES_BY_NAME)
 def test_replaced_or_added(ranks, change, mode, world):
     """The start of the next backward names the parameter. Wrapping again works."""
-    on_ranks(ranks, world, _check_replaced, change, mode)
+    ref.on_ranks(ranks, world, _check_replaced, change, mode)
 
 
 def _check_cast(mode: str) -> None:
     for cast in (nn.Module.half, nn.Module.float):
-        ours, slow = make_pair(Net, mode)
-        check_steps(ours, slow, plain_step, 2)
+        ours, slow = ref.make_pair(ref.Net, mode)
+        ref.check_steps(ours, slow, ref.plain_step, 2)
         cast(ours.module)
-        assert_names(error_of(ours, data()), {"first.weight"}, "wrap")
+        ref.assert_names(ref.error_of(ours, ref.data()), {"first.weight"}, "wrap")
 
 
-@modes
+@ref.modes
 def test_cast(ranks, mode, world):
-    on_ranks(ranks, world, _check_cast, mode)
+    ref.on_ranks(ranks, world, _check_cast, mode)
 
 
 class ConvNet(nn.Sequential):
@@ -267,7 +245,7 @@ class ConvNet(nn.Sequential):
 
 
 def _conv_step(model: nn.Module, number: int) -> None:
-    backward(model, loss_of(model(data(2, 3, 6, 6))))
+    ref.backward(model, ref.loss_of(model(ref.data(2, 3, 6, 6))))
 
 
 def _cast_and_back(model: nn.Module) -> None:
@@ -292,65 +270,65 @@ def _check_moved(move: str, mode: str) -> None:
     Each then holds a graph, unless ``grad`` is set to None.
     """
     for zero_style in ("none", "zeros"):
-        ours, slow = make_pair(ConvNet, mode)
-        check_steps(ours, slow, _conv_step, 1, zero_style)
+        ours, slow = ref.make_pair(ConvNet, mode)
+        ref.check_steps(ours, slow, _conv_step, 1, zero_style)
         for model in (ours, slow):
             MOVES[move](model)
-        check_steps(ours, slow, _conv_step, 2, zero_style)
+        ref.check_steps(ours, slow, _conv_step, 2, zero_style)
         for model in (ours, slow):
             _contiguous(model)
-        check_steps(ours, slow, _conv_step, 2, zero_style)
+        ref.check_steps(ours, slow, _conv_step, 2, zero_style)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("move", MOVES)
 def test_moved(ranks, move, mode, world):
-    on_ranks(ranks, world, _check_moved, move, mode)
+    ref.on_ranks(ranks, world, _check_moved, move, mode)
 
 
 def _check_functional_call(mode: str) -> None:
     """With other tensors there is nothing to average. With the wrapped parameters there is."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
 
     def with_own(model: nn.Module, number: int) -> None:
         own = dict(model.named_parameters())
-        backward(model, loss_of(functional_call(model, own, (data(),))))
+        ref.backward(model, ref.loss_of(functional_call(model, own, (ref.data(),))))
 
     def with_functions_of_own(model: nn.Module, number: int) -> None:
         doubled = {name: 2 * param for name, param in model.named_parameters()}
-        backward(model, loss_of(functional_call(model, doubled, (data(),))))
+        ref.backward(model, ref.loss_of(functional_call(model, doubled, (ref.data(),))))
 
     def with_others(requires_grad: bool, cls: type = torch.Tensor) -> None:
         others = {
             name: param.detach().clone().as_subclass(cls).requires_grad_(requires_grad)
             for name, param in ours.named_parameters()
         }
-        loss = loss_of(functional_call(ours, others, (data(),)))
+        loss = ref.loss_of(functional_call(ours, others, (ref.data(),)))
         if requires_grad:
             loss.backward()
             expected = {f"module.{n}": p.grad for n, p in local.named_parameters()}
             for name, tensor in others.items():
                 torch.testing.assert_close(tensor.grad, expected[name], msg=name)
 
-    for step in (plain_step, with_own, with_functions_of_own):
-        check_steps(ours, slow, step, 2)
-        zero_grads("none", ours)
-        seed(5)
+    for step in (ref.plain_step, with_own, with_functions_of_own):
+        ref.check_steps(ours, slow, step, 2)
+        ref.zero_grads("none", ours)
+        ref.seed(5)
         local = copy.deepcopy(slow.module)
         local.zero_grad()
-        loss_of(local(data())).backward()
-        seed(5)
+        ref.loss_of(local(ref.data())).backward()
+        ref.seed(5)
         with_others(True)
-        seed(5)
+        ref.seed(5)
         with_others(True, nn.Parameter)
         with_others(False)
         assert all(param.grad is None for param in ours.parameters())
-    check_steps(ours, slow, plain_step)
+    ref.check_steps(ours, slow, ref.plain_step)
 
 
 def _check_hidden_outputs() -> None:
     """A replaced layer is reported at forward if no output can be watched."""
-    model = build_same(Net)
+    model = ref.build_same(ref.Net)
 
     class Hidden(nn.Module):
         def __init__(self) -> None:
@@ -362,13 +340,15 @@ def _check_hidden_outputs() -> None:
 
     ours = ReducerDDP(Hidden())
     _new_layer(model)
-    assert_names(error_of(ours, data()), {"net.second.weight", "net.second.bias"}, "wrap")
+    ref.assert_names(
+        ref.error_of(ours, ref.data()), {"net.second.weight", "net.second.bias"}, "wrap"
+    )
 
 
 def test_replaced_with_hidden_outputs(ranks):
-    on_ranks(ranks, 2, _check_hidden_outputs)
+    ref.on_ranks(ranks, 2, _check_hidden_outputs)
 
 
-@modes
+@ref.modes
 def test_functional_call(ranks, mode, world):
-    on_ranks(ranks, world, _check_functional_call, mode)
+    ref.on_ranks(ranks, world, _check_functional_call, mode)

@@ -7,25 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import slow_ddp as ref
 import torch
 import torch.distributed as dist
-from slow_ddp import (
-    MODES,
-    anywhere,
-    assert_in_step,
-    assert_same,
-    backward,
-    bare,
-    check_steps,
-    data,
-    error_of,
-    loss_of,
-    make_pair,
-    modes,
-    on_ranks,
-    seed,
-    zero_grads,
-)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -62,7 +46,7 @@ def _layers_of(program: str) -> str:
 
 
 def _chain_step(program: str, model: nn.Module) -> None:
-    backward(model, loss_of(model(data().requires_grad_(), program)))
+    ref.backward(model, ref.loss_of(model(ref.data().requires_grad_(), program)))
 
 
 PROGRAMS = (
@@ -87,49 +71,49 @@ PROGRAMS = (
 
 
 def _check_program(program: str, mode: str) -> None:
-    ours, slow = make_pair(lambda: Chain(_layers_of(program)), mode)
-    check_steps(ours, slow, lambda model, _: _chain_step(program, model), 4)
+    ours, slow = ref.make_pair(lambda: Chain(_layers_of(program)), mode)
+    ref.check_steps(ours, slow, lambda model, _: _chain_step(program, model), 4)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_layer_used_several_times(ranks, program, mode, world):
-    on_ranks(ranks, world, _check_program, program, mode)
+    ref.on_ranks(ranks, world, _check_program, program, mode)
 
 
 def _check_bypassed(program: str, mode: str) -> None:
     def step(model: nn.Module, number: int) -> None:
-        backward(model, loss_of(bare(model)(data().requires_grad_(), program)))
+        ref.backward(model, ref.loss_of(ref.bare(model)(ref.data().requires_grad_(), program)))
 
-    ours, slow = make_pair(lambda: Chain(_layers_of(program)), mode)
-    check_steps(ours, slow, step)
+    ours, slow = ref.make_pair(lambda: Chain(_layers_of(program)), mode)
+    ref.check_steps(ours, slow, step)
 
 
 BYPASSED = ("r(L) r(L)", "r(L) r(L) r(L)", "A r(L) B r(L) C", "A r(L) B L C", "r(LA) B r(LA)")
 bypassed = pytest.mark.parametrize("program", BYPASSED)
 
 
-@modes
+@ref.modes
 @bypassed
 def test_bypassed(ranks, program, mode, world):
     """The forward bypasses the wrapper, so no output shows where the backward begins."""
-    on_ranks(ranks, world, _check_bypassed, program, mode)
+    ref.on_ranks(ranks, world, _check_bypassed, program, mode)
 
 
 def _check_bypassed_with_unused(program: str, mode: str) -> None:
     """At the end of a checkpoint's own backward, missing parameters may still come."""
 
     def step(model: nn.Module, number: int) -> None:
-        backward(model, loss_of(bare(model)(data().requires_grad_(), program)))
+        ref.backward(model, ref.loss_of(ref.bare(model)(ref.data().requires_grad_(), program)))
 
-    ours, slow = make_pair(lambda: Chain(_layers_of(program) + "XY"), mode)
-    check_steps(ours, slow, step, 4)
+    ours, slow = ref.make_pair(lambda: Chain(_layers_of(program) + "XY"), mode)
+    ref.check_steps(ours, slow, step, 4)
 
 
 @pytest.mark.parametrize("mode", ["static", "static-view", "unused", "unused-view"])
 @bypassed
 def test_bypassed_with_unused_params(ranks, program, mode, world):
-    on_ranks(ranks, world, _check_bypassed_with_unused, program, mode)
+    ref.on_ranks(ranks, world, _check_bypassed_with_unused, program, mode)
 
 
 class Nested(nn.Module):
@@ -149,17 +133,19 @@ class Nested(nn.Module):
 
 def _check_deep(bypass: bool, mode: str) -> None:
     def step(model: nn.Module, number: int) -> None:
-        module = bare(model) if bypass else model
-        backward(model, loss_of(module(torch.randn(4, 3, dtype=torch.float64).requires_grad_())))
+        module = ref.bare(model) if bypass else model
+        ref.backward(
+            model, ref.loss_of(module(torch.randn(4, 3, dtype=torch.float64).requires_grad_()))
+        )
 
-    ours, slow = make_pair(Nested, mode)
-    check_steps(ours, slow, step)
+    ours, slow = ref.make_pair(Nested, mode)
+    ref.check_steps(ours, slow, step)
     assert ours.reducer.num_steps == 3
 
 
 def _deep_cases() -> Iterator[Any]:
     """All cases. `make test` runs each mode once, and each graph mode with and without bypass."""
-    for number, mode in enumerate(MODES):
+    for number, mode in enumerate(ref.MODES):
         for bypass, name in ((False, "wrapper"), (True, "module")):
             # The modes come in pairs, without and with views.
             marks = [] if (number + number // 2) % 2 == bypass else [pytest.mark.full_only]
@@ -168,7 +154,7 @@ def _deep_cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("bypass", "mode"), _deep_cases())
 def test_nested_more_than_60_deep(ranks, bypass, mode):
-    on_ranks(ranks, 2, _check_deep, bypass, mode)
+    ref.on_ranks(ranks, 2, _check_deep, bypass, mode)
 
 
 DROPPED = ("A r(B) r(C) L", "A r(C) L", "A r(B) L", "A L", "r(B) r(C) L", "A r(B) r(C) L")
@@ -182,14 +168,14 @@ def _check_dropped(per_rank: bool, mode: str) -> None:
         _chain_step(DROPPED[(number + shift) % len(DROPPED)], model)
 
     for first in range(3):
-        ours, slow = make_pair(Chain, mode)
-        check_steps(ours, slow, step, 6, first=first)
+        ours, slow = ref.make_pair(Chain, mode)
+        ref.check_steps(ours, slow, step, 6, first=first)
 
 
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 @pytest.mark.parametrize("per_rank", [False, True], ids=["everywhere", "per rank"])
 def test_checkpointed_layers_are_dropped(ranks, per_rank, mode, world):
-    on_ranks(ranks, world, _check_dropped, per_rank, mode)
+    ref.on_ranks(ranks, world, _check_dropped, per_rank, mode)
 
 
 def _check_branches_in_turn(bypass: bool, mode: str) -> None:
@@ -203,16 +189,16 @@ def _check_branches_in_turn(bypass: bool, mode: str) -> None:
 
     def bypassed(model: nn.Module, number: int) -> None:
         program = ("r(B) r(A)", "r(A) r(B)")[number % 2]
-        backward(model, loss_of(bare(model)(data().requires_grad_(), program)))
+        ref.backward(model, ref.loss_of(ref.bare(model)(ref.data().requires_grad_(), program)))
 
-    ours, slow = make_pair(Chain, mode)
-    check_steps(ours, slow, bypassed if bypass else accumulated, 5)
+    ours, slow = ref.make_pair(Chain, mode)
+    ref.check_steps(ours, slow, bypassed if bypass else accumulated, 5)
 
 
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 @pytest.mark.parametrize("bypass", [False, True], ids=["no_sync", "bypassed"])
 def test_checkpointed_branches_in_turn(ranks, bypass, mode, world):
-    on_ranks(ranks, world, _check_branches_in_turn, bypass, mode)
+    ref.on_ranks(ranks, world, _check_branches_in_turn, bypass, mode)
 
 
 def _check_first_checkpoint(mode: str) -> None:
@@ -220,24 +206,24 @@ def _check_first_checkpoint(mode: str) -> None:
 
     The next step is correct.
     """
-    ours, slow = make_pair(Chain, mode)
+    ours, slow = ref.make_pair(Chain, mode)
     programs = ("A L", "A r(B) L", "A r(B) L", "A L", "A r(B) r(C) L")
     for number, program in enumerate(programs):
-        zero_grads("none", ours, slow)
-        seed(number)
+        ref.zero_grads("none", ours, slow)
+        ref.seed(number)
         _chain_step(program, slow)
-        seed(number)
-        text = error_of(_chain_step, program, ours)
+        ref.seed(number)
+        text = ref.error_of(_chain_step, program, ours)
         assert bool(text) == (number == 1), text
         if text:
             assert re.search(r"'layers\.B\.(weight|bias)'", text), text
-        assert_same(ours, slow, {"layers.B.weight", "layers.B.bias"} if text else set())
-    assert_in_step()
+        ref.assert_same(ours, slow, {"layers.B.weight", "layers.B.bias"} if text else set())
+    ref.assert_in_step()
 
 
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 def test_first_checkpoint_in_a_later_step(ranks, mode, world):
-    on_ranks(ranks, world, _check_first_checkpoint, mode)
+    ref.on_ranks(ranks, world, _check_first_checkpoint, mode)
 
 
 def _check_accumulation(mode: str) -> None:
@@ -246,14 +232,14 @@ def _check_accumulation(mode: str) -> None:
             _chain_step("A r(L) B r(L)", model)
         _chain_step("A r(L) B r(L)", model)
 
-    ours, slow = make_pair(lambda: Chain("ABL"), mode)
+    ours, slow = ref.make_pair(lambda: Chain("ABL"), mode)
     for zero_style in ("none", "keep"):
-        check_steps(ours, slow, step, 3, zero_style)
+        ref.check_steps(ours, slow, step, 3, zero_style)
 
 
-@modes
+@ref.modes
 def test_accumulation(ranks, mode, world):
-    on_ranks(ranks, world, _check_accumulation, mode)
+    ref.on_ranks(ranks, world, _check_accumulation, mode)
 
 
 TWICE = "A r(L) B r(L) C"
@@ -264,53 +250,53 @@ THRICE = "A r(L) B r(L) r(L) C"
 def _check_fewer(mode: str) -> None:
     """Gradients are correct. A static graph may instead raise an error that names the layer."""
     programs = (TWICE, ONCE, TWICE, ONCE, ONCE, TWICE)
-    ours, slow = make_pair(Chain, mode)
+    ours, slow = ref.make_pair(Chain, mode)
     for number, program in enumerate(programs):
-        zero_grads("none", ours, slow)
-        seed(number)
+        ref.zero_grads("none", ours, slow)
+        ref.seed(number)
         _chain_step(program, slow)
-        seed(number)
-        text = error_of(_chain_step, program, ours)
+        ref.seed(number)
+        text = ref.error_of(_chain_step, program, ours)
         if text:
             assert "static" in mode, text
             assert "static_graph" in text, text
             assert re.search(r"'layers\.L\.(weight|bias)'", text), text
-        assert_same(ours, slow)
-    assert_in_step()
+        ref.assert_same(ours, slow)
+    ref.assert_in_step()
 
 
-@modes
+@ref.modes
 def test_used_fewer_times(ranks, mode, world):
-    on_ranks(ranks, world, _check_fewer, mode)
+    ref.on_ranks(ranks, world, _check_fewer, mode)
 
 
 def _check_more(where: str, mode: str) -> None:
     """The same backward names the layer, on ranks with more parts than ever before."""
-    ours, slow = make_pair(Chain, mode)
+    ours, slow = ref.make_pair(Chain, mode)
     programs = (TWICE, TWICE, THRICE, TWICE, THRICE, TWICE)
     for number, program in enumerate(programs):
-        zero_grads("none", ours, slow)
+        ref.zero_grads("none", ours, slow)
         here = program
         if where == "rank 1" and dist.get_rank() != 1:
             here = TWICE
-        seed(number)
+        ref.seed(number)
         _chain_step(here, slow)
-        seed(number)
-        text = error_of(_chain_step, here, ours)
+        ref.seed(number)
+        text = ref.error_of(_chain_step, here, ours)
         # A static graph learns the number of parts from its first step only.
         unheard_of = here == THRICE and ("static" in mode or number == programs.index(THRICE))
         assert bool(text) == unheard_of, text
         if text:
             assert re.search(r"'layers\.L\.(weight|bias)'", text), text
-        unspecified = {"layers.L.weight", "layers.L.bias"} if anywhere(unheard_of) else set()
-        assert_same(ours, slow, unspecified)
-    assert_in_step()
+        unspecified = {"layers.L.weight", "layers.L.bias"} if ref.anywhere(unheard_of) else set()
+        ref.assert_same(ours, slow, unspecified)
+    ref.assert_in_step()
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("where", ["everywhere", "rank 1"])
 def test_used_more_often_than_before(ranks, where, mode, world):
-    on_ranks(ranks, world, _check_more, where, mode)
+    ref.on_ranks(ranks, world, _check_more, where, mode)
 
 
 def _check_more_while_in_flight() -> None:
@@ -326,11 +312,11 @@ def _check_more_while_in_flight() -> None:
             model = ReducerDDP(Chain("L", width), gradient_as_bucket_view=True)
         program = "r(L) r(L) r(L)" if surplus else "r(L) r(L)"
         inputs = torch.randn(3, width, requires_grad=True)
-        text = error_of(backward, model, loss_of(model(inputs, program)))
+        text = ref.error_of(ref.backward, model, ref.loss_of(model(inputs, program)))
         assert ("'layers.L." in text) == surplus, text
         assert ("different averages" in text) == surplus, text
-    assert_in_step()
+    ref.assert_in_step()
 
 
 def test_used_more_often_while_in_flight(ranks):
-    on_ranks(ranks, 3, _check_more_while_in_flight)
+    ref.on_ranks(ranks, 3, _check_more_while_in_flight)

@@ -5,28 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import slow_ddp as ref
 import torch
 import torch.distributed as dist
-from slow_ddp import (
-    Net,
-    SlowDDP,
-    assert_in_step,
-    assert_names,
-    assert_same,
-    backward,
-    bare,
-    check_steps,
-    data,
-    error_of,
-    loss_of,
-    make_pair,
-    modes,
-    on_ranks,
-    plain_step,
-    run_both,
-    seed,
-    zero_grads,
-)
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -35,12 +16,14 @@ NAMES = [f"{layer}.{kind}" for layer in ("first", "second", "third") for kind in
 
 
 def _params(model: nn.Module, names: Sequence[str] = NAMES) -> list[nn.Parameter]:
-    return [bare(model).get_parameter(name) for name in names]
+    return [ref.bare(model).get_parameter(name) for name in names]
 
 
-def _local_grads(slow: SlowDDP, number: int, names: Sequence[str] = NAMES) -> list[torch.Tensor]:
-    seed(number)
-    return list(torch.autograd.grad(loss_of(slow(data())), _params(slow, names)))
+def _local_grads(
+    slow: ref.SlowDDP, number: int, names: Sequence[str] = NAMES
+) -> list[torch.Tensor]:
+    ref.seed(number)
+    return list(torch.autograd.grad(ref.loss_of(slow(ref.data())), _params(slow, names)))
 
 
 def _mean(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,53 +36,53 @@ def _mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _grad_of_inputs(model: nn.Module, number: int) -> torch.Tensor:
-    x = data().requires_grad_()
-    return torch.autograd.grad(loss_of(model(x)), x)[0]
+    x = ref.data().requires_grad_()
+    return torch.autograd.grad(ref.loss_of(model(x)), x)[0]
 
 
 def _check_inputs(mode: str) -> None:
     """Gradients of inputs are local. They need no communication and leave no step open."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
     for number in range(3):
-        seed(number)
+        ref.seed(number)
         expected = _grad_of_inputs(slow, number)
-        seed(number)
+        ref.seed(number)
         torch.testing.assert_close(_grad_of_inputs(ours, number), expected)
         if dist.get_rank() == 1:  # other ranks need not take part
             _grad_of_inputs(ours, number)
         assert all(param.grad is None for param in ours.parameters()) or number
-        check_steps(ours, slow, plain_step, 1, first=number)
+        ref.check_steps(ours, slow, ref.plain_step, 1, first=number)
 
 
-@modes
+@ref.modes
 def test_autograd_grad_of_inputs(ranks, mode, world):
-    on_ranks(ranks, world, _check_inputs, mode)
+    ref.on_ranks(ranks, world, _check_inputs, mode)
 
 
 def _gradient_penalty(model: nn.Module, number: int) -> None:
-    x = data().requires_grad_()
+    x = ref.data().requires_grad_()
     output = model(x)
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    backward(model, loss_of(output) + (grad.norm(dim=1) - 1).square().mean())
+    ref.backward(model, ref.loss_of(output) + (grad.norm(dim=1) - 1).square().mean())
 
 
 def _gradient_penalty_of_a_second_forward(model: nn.Module, number: int) -> None:
-    x = data().requires_grad_()
+    x = ref.data().requires_grad_()
     (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    backward(model, loss_of(model(data())) + grad.square().mean())
+    ref.backward(model, ref.loss_of(model(ref.data())) + grad.square().mean())
 
 
 def _gradient_penalty_alone(model: nn.Module, number: int) -> None:
     """The second of two backwards reaches no bias of the last layer by itself."""
-    x = data().requires_grad_()
+    x = ref.data().requires_grad_()
     (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    backward(model, grad.square().mean() + 0 * model(data()).sum())
+    ref.backward(model, grad.square().mean() + 0 * model(ref.data()).sum())
 
 
 def _gradient_penalty_of_the_bare_module(model: nn.Module, number: int) -> None:
-    x = data().requires_grad_()
-    (grad,) = torch.autograd.grad(bare(model)(x).sum(), x, create_graph=True)
-    backward(model, loss_of(model(data())) + grad.square().mean())
+    x = ref.data().requires_grad_()
+    (grad,) = torch.autograd.grad(ref.bare(model)(x).sum(), x, create_graph=True)
+    ref.backward(model, ref.loss_of(model(ref.data())) + grad.square().mean())
 
 
 PENALTIES = {
@@ -114,15 +97,17 @@ PENALTIES = {
 
 
 def _check_penalty(name: str, mode: str) -> None:
-    ours, slow = make_pair(Net, mode)
-    check_steps(ours, slow, PENALTIES[name])
-    check_steps(ours, slow, plain_step if "static" not in mode else PENALTIES[name], 2, "zeros")
+    ours, slow = ref.make_pair(ref.Net, mode)
+    ref.check_steps(ours, slow, PENALTIES[name])
+    ref.check_steps(
+        ours, slow, ref.plain_step if "static" not in mode else PENALTIES[name], 2, "zeros"
+    )
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("name", PENALTIES)
 def test_gradient_penalty(ranks, name, mode, world):
-    on_ranks(ranks, world, _check_penalty, name, mode)
+    ref.on_ranks(ranks, world, _check_penalty, name, mode)
 
 
 # ---- synchronized_grads ------------------------------------------------------------------------
@@ -130,36 +115,36 @@ def test_gradient_penalty(ranks, name, mode, world):
 
 def _check_synchronized_grads(mode: str) -> None:
     """The mean over ranks, for params and for inputs. ``grad`` and the next step do not change."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
     for number in range(3):
-        check_steps(ours, slow, plain_step, 1, first=number)
+        ref.check_steps(ours, slow, ref.plain_step, 1, first=number)
         held = [param.grad.clone() for param in ours.parameters()]
         for names in (NAMES, ["third.bias", "first.weight"]):
             expected = [_mean(grad) for grad in _local_grads(slow, number, names)]
-            seed(number)
-            loss = loss_of(ours(data()))
+            ref.seed(number)
+            loss = ref.loss_of(ours(ref.data()))
             found = ours.synchronized_grads(loss, _params(ours, names), retain_graph=True)
             torch.testing.assert_close(list(found), expected)
             again = ours.synchronized_grads(loss, _params(ours, names))
             torch.testing.assert_close(again, found, rtol=0, atol=0)
-        x = data().requires_grad_()
-        (grad,) = ours.synchronized_grads(loss_of(ours(x)), [x])
+        x = ref.data().requires_grad_()
+        (grad,) = ours.synchronized_grads(ref.loss_of(ours(x)), [x])
         torch.testing.assert_close(grad, _mean(_grad_of(slow, x)))
         assert all(
             torch.equal(param.grad, before)
             for param, before in zip(ours.parameters(), held, strict=True)
         )
         assert ours.require_backward_grad_sync
-    check_steps(ours, slow, plain_step, 2, "keep")
+    ref.check_steps(ours, slow, ref.plain_step, 2, "keep")
 
 
 def _grad_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(loss_of(model(x)), x)[0]
+    return torch.autograd.grad(ref.loss_of(model(x)), x)[0]
 
 
-@modes
+@ref.modes
 def test_synchronized_grads(ranks, mode, world):
-    on_ranks(ranks, world, _check_synchronized_grads, mode)
+    ref.on_ranks(ranks, world, _check_synchronized_grads, mode)
 
 
 def _check_synchronized_grads_of_unused(mode: str) -> None:
@@ -167,59 +152,59 @@ def _check_synchronized_grads_of_unused(mode: str) -> None:
 
     An error unless unused params are allowed.
     """
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
     rank, world = dist.get_rank(), dist.get_world_size()
     outside = torch.ones(2, dtype=torch.float64, requires_grad=True)
     here_and_there = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    loss = loss_of(ours(data())) + (here_and_there.sum() * 6 if rank == 1 else 0)
+    loss = ref.loss_of(ours(ref.data())) + (here_and_there.sum() * 6 if rank == 1 else 0)
     found = ours.synchronized_grads(loss, [outside, here_and_there], allow_unused=True)
     assert found[0] is None
     torch.testing.assert_close(found[1], torch.full_like(here_and_there, 6 / world))
-    text = error_of(ours.synchronized_grads, loss_of(ours(data())), [outside])
+    text = ref.error_of(ours.synchronized_grads, ref.loss_of(ours(ref.data())), [outside])
     assert "unused" in text.lower() or "not have been used" in text, text
     assert ours.require_backward_grad_sync
-    check_steps(ours, slow, plain_step)
+    ref.check_steps(ours, slow, ref.plain_step)
 
 
-@modes
+@ref.modes
 def test_synchronized_grads_of_unused(ranks, mode, world):
-    on_ranks(ranks, world, _check_synchronized_grads_of_unused, mode)
+    ref.on_ranks(ranks, world, _check_synchronized_grads_of_unused, mode)
 
 
 # ---- backward(inputs=...) ----------------------------------------------------------------------
 
 
 def _backward_to(names: Sequence[str], model: nn.Module) -> None:
-    x = data().requires_grad_()
-    loss = loss_of(model(x))
-    backward(model, loss, inputs=[x, *_params(model, names)])
+    x = ref.data().requires_grad_()
+    loss = ref.loss_of(model(x))
+    ref.backward(model, loss, inputs=[x, *_params(model, names)])
 
 
 def _check_backward_inputs(mode: str) -> None:
     """Params in ``inputs`` are averaged or named by an error. Other params count as unused."""
     for names in (NAMES, ["third.weight"], ["first.bias", "second.bias"]):
-        ours, slow = make_pair(Net, mode)
-        check_steps(ours, slow, plain_step, 2)
+        ours, slow = ref.make_pair(ref.Net, mode)
+        ref.check_steps(ours, slow, ref.plain_step, 2)
         for number in range(2):
-            zero_grads("none", ours, slow)
-            seed(number)
+            ref.zero_grads("none", ours, slow)
+            ref.seed(number)
             _backward_to(names, slow)
-            seed(number)
-            text = error_of(_backward_to, names, ours)
+            ref.seed(number)
+            text = ref.error_of(_backward_to, names, ours)
             left_out = [name for name in NAMES if name not in names]
             if "unused" in mode or not left_out:
                 assert not text, text
-                assert_same(ours, slow)
+                ref.assert_same(ours, slow)
             else:
-                assert_names(text, left_out)
-                assert_same(ours, slow, left_out)
-        assert_in_step()
-        check_steps(ours, slow, plain_step, 2)
+                ref.assert_names(text, left_out)
+                ref.assert_same(ours, slow, left_out)
+        ref.assert_in_step()
+        ref.check_steps(ours, slow, ref.plain_step, 2)
 
 
-@modes
+@ref.modes
 def test_backward_with_inputs(ranks, mode, world):
-    on_ranks(ranks, world, _check_backward_inputs, mode)
+    ref.on_ranks(ranks, world, _check_backward_inputs, mode)
 
 
 # ---- set_requires_gradient_sync, register_post_sync_hook ----------------------------------------
@@ -227,35 +212,35 @@ def test_backward_with_inputs(ranks, mode, world):
 
 def _check_switch(mode: str) -> None:
     """The switch has the effect of no_sync(), without a block."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
 
-    def step(model: SlowDDP | ReducerDDP, number: int) -> None:
+    def step(model: ref.SlowDDP | ReducerDDP, number: int) -> None:
         if isinstance(model, ReducerDDP):
             model.set_requires_gradient_sync(False)
             assert not model.require_backward_grad_sync
         model.require_backward_grad_sync = False
-        plain_step(model, number)
+        ref.plain_step(model, number)
         if isinstance(model, ReducerDDP):
             local = [param.grad.clone() for param in model.parameters()]
             assert any(not torch.equal(grad, _mean(grad)) for grad in local)
             model.set_requires_gradient_sync(True)
             assert model.require_backward_grad_sync
         model.require_backward_grad_sync = True
-        plain_step(model, number)
+        ref.plain_step(model, number)
 
     for zero_style in ("none", "zeros", "keep"):
-        check_steps(ours, slow, step, 2, zero_style)
-        check_steps(ours, slow, plain_step, 1, zero_style)
+        ref.check_steps(ours, slow, step, 2, zero_style)
+        ref.check_steps(ours, slow, ref.plain_step, 1, zero_style)
 
 
-@modes
+@ref.modes
 def test_set_requires_gradient_sync(ranks, mode, world):
-    on_ranks(ranks, world, _check_switch, mode)
+    ref.on_ranks(ranks, world, _check_switch, mode)
 
 
 def _check_post_sync_hooks(mode: str) -> None:
     """Each hook sees the averaged ``grad`` once per synchronized backward, until it is removed."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
     module = ours.module
     names = {id(param): name for name, param in module.named_parameters()}
     seen: dict[str, dict[str, torch.Tensor]] = {"param": {}, "layer": {}, "wrapper": {}}
@@ -280,32 +265,32 @@ def _check_post_sync_hooks(mode: str) -> None:
             found.clear()
 
     for number in range(3):
-        zero_grads("none", ours, slow)
+        ref.zero_grads("none", ours, slow)
         for model in (slow, ours):
-            seed(number)
+            ref.seed(number)
             with model.no_sync():
-                plain_step(model, number)
+                ref.plain_step(model, number)
         assert not any(seen.values())
-        run_both(ours, slow, plain_step, number)
+        ref.run_both(ours, slow, ref.plain_step, number)
         check()
     handles[1].remove()
-    zero_grads("none", ours, slow)
-    run_both(ours, slow, plain_step, 7)
+    ref.zero_grads("none", ours, slow)
+    ref.run_both(ours, slow, ref.plain_step, 7)
     check(layer=())
     for handle in handles:
         handle.remove()
-    check_steps(ours, slow, plain_step)
+    ref.check_steps(ours, slow, ref.plain_step)
     assert not any(seen.values())
 
 
-@modes
+@ref.modes
 def test_post_sync_hooks(ranks, mode, world):
-    on_ranks(ranks, world, _check_post_sync_hooks, mode)
+    ref.on_ranks(ranks, world, _check_post_sync_hooks, mode)
 
 
 def _check_post_sync_hook_steps(mode: str) -> None:
     """A hook may change ``grad``, release it, or raise. The next step is not affected."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
 
     def halve_and_raise(param: torch.Tensor) -> None:
         param.grad.mul_(0.5)
@@ -316,24 +301,24 @@ def _check_post_sync_hook_steps(mode: str) -> None:
 
     for number in range(3):
         handle = ours.register_post_sync_hook(ours.module.first.bias, halve_and_raise)
-        zero_grads("none", ours, slow)
-        seed(number)
-        plain_step(slow, number)
-        seed(number)
+        ref.zero_grads("none", ours, slow)
+        ref.seed(number)
+        ref.plain_step(slow, number)
+        ref.seed(number)
         with pytest.raises(ValueError, match="my own check failed"):
-            plain_step(ours, number)
+            ref.plain_step(ours, number)
         slow.module.first.bias.grad.mul_(0.5)
-        assert_same(ours, slow)
+        ref.assert_same(ours, slow)
         handle.remove()
         handle = ours.register_post_sync_hook(ours, let_go)
-        run_both(ours, slow, plain_step, number)
+        ref.run_both(ours, slow, ref.plain_step, number)
         assert all(param.grad is None for param in ours.parameters())
         handle.remove()
-        check_steps(ours, slow, plain_step, 1, first=number)
+        ref.check_steps(ours, slow, ref.plain_step, 1, first=number)
     with pytest.raises(ValueError, match="register_post_sync_hook"):
         ours.register_post_sync_hook(nn.Linear(2, 2), let_go)
 
 
-@modes
+@ref.modes
 def test_post_sync_hooks_that_interfere(ranks, mode, world):
-    on_ranks(ranks, world, _check_post_sync_hook_steps, mode)
+    ref.on_ranks(ranks, world, _check_post_sync_hook_steps, mode)

@@ -12,21 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import slow_ddp as ref
 import torch
 import torch.distributed as dist
 from ddp_arguments import skip_unless_ddp_takes
-from slow_ddp import (
-    Net,
-    SlowDDP,
-    assert_in_step,
-    assert_same,
-    build_same,
-    data,
-    error_of,
-    loss_of,
-    on_ranks,
-    seed,
-)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -95,7 +84,7 @@ def _train(cls: Any, mode: str, place: str, manual: bool, zeros: bool) -> list[t
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found: list[torch.Tensor] = []
     for number in range(6):
-        seed(number)
+        ref.seed(number)
         optimizer.zero_grad(set_to_none=not zeros)
         x = torch.randn(6, 16, requires_grad=True)
         if number == 3:
@@ -122,7 +111,7 @@ def _check_bits(mode: str, place: str, zeros: bool) -> None:
     for theirs in references:
         assert len(theirs) == len(ours)
         assert all(map(torch.equal, ours, theirs))
-    assert_in_step()
+    ref.assert_in_step()
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -131,26 +120,26 @@ def _check_bits(mode: str, place: str, zeros: bool) -> None:
 def test_bits_equal_ddp(ranks, world: int, mode: str, place: str):
     skip_unless_ddp_takes(MODES[mode])
     for zeros in (False, True):
-        on_ranks(ranks, world, _check_bits, mode, place, zeros)
+        ref.on_ranks(ranks, world, _check_bits, mode, place, zeros)
 
 
 # ---- calls of the script between backward and finalize_backward() --------------------------------
 
 
 def _check_users_calls(mode: str, further: dict[str, Any], check_finite: bool) -> None:
-    slow = SlowDDP(copy.deepcopy(build_same(_Model)), "unused" in mode)
+    slow = ref.SlowDDP(copy.deepcopy(ref.build_same(_Model)), "unused" in mode)
     ours = ReducerDDP(
-        build_same(_Model), bucket_cap_mb=SMALL_CAP, transport="group", **MODES[mode], **further
+        ref.build_same(_Model), bucket_cap_mb=SMALL_CAP, transport="group", **MODES[mode], **further
     )
     ours.require_manual_backward_finalization = True
     ours.set_check_finite(check_finite)
     rank, world = dist.get_rank(), dist.get_world_size()
     for number in range(6):
         for model in (slow, ours):
-            seed(number)
+            ref.seed(number)
             model.zero_grad()
-            x = data(6, 16).requires_grad_()
-            loss = loss_of(model(x, spare="unused" not in mode or number == 4))
+            x = ref.data(6, 16).requires_grad_()
+            loss = ref.loss_of(model(x, spare="unused" not in mode or number == 4))
             if model is slow:
                 loss.backward()
                 slow.average()
@@ -169,8 +158,8 @@ def _check_users_calls(mode: str, further: dict[str, Any], check_finite: bool) -
             assert gathered == [(other, number) for other in range(world)]
             if rank != 1 and not in_hook:
                 ours.finalize_backward()
-        assert_same(ours, slow)
-    assert_in_step()
+        ref.assert_same(ours, slow)
+    ref.assert_in_step()
 
 
 @pytest.mark.parametrize("check_finite", [False, True])
@@ -178,12 +167,12 @@ def _check_users_calls(mode: str, further: dict[str, Any], check_finite: bool) -
 def test_ranks_finalize_at_different_places_between_calls_of_the_script(
     ranks, mode: str, check_finite: bool
 ):
-    on_ranks(ranks, 3, _check_users_calls, mode, {}, check_finite)
+    ref.on_ranks(ranks, 3, _check_users_calls, mode, {}, check_finite)
 
 
 def test_skipped_buckets_between_calls_of_the_script(ranks):
     further = {"skip_all_reduce_unused_params": True}
-    on_ranks(ranks, 3, _check_users_calls, "unused", further, False)
+    ref.on_ranks(ranks, 3, _check_users_calls, "unused", further, False)
 
 
 # ---- forbidden orders ----------------------------------------------------------------------------
@@ -266,7 +255,7 @@ def _before_the_last_gradient(model: Any) -> None:
         model.finalize_backward()
     errors: list[str] = []
     handle = model.module.third.bias.register_hook(
-        lambda _: errors.append(error_of(model.finalize_backward))
+        lambda _: errors.append(ref.error_of(model.finalize_backward))
     )
     _step(model)
     handle.remove()
@@ -310,7 +299,7 @@ FORBIDDEN: dict[Callable[[Any], None], str] = {
 def _check_forbidden(order: Callable[[Any], None], words: str, views: bool) -> None:
     mode = "view" if views else "default"
     if DDP_HAS_IT:
-        assert error_of(order, _wrap(DistributedDataParallel, mode, manual=True))
+        assert ref.error_of(order, _wrap(DistributedDataParallel, mode, manual=True))
     model = _wrap(ReducerDDP, mode, manual=True)
     with pytest.raises(RuntimeError, match=words) as caught:
         order(model)
@@ -321,7 +310,7 @@ def _check_forbidden(order: Callable[[Any], None], words: str, views: bool) -> N
     plain = _wrap(ReducerDDP, mode, manual=False)
     plain.load_state_dict(model.state_dict())
     for each in (model, plain):
-        seed(1)
+        ref.seed(1)
         _step(each)
     model.finalize_backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -333,36 +322,39 @@ def _check_forbidden(order: Callable[[Any], None], words: str, views: bool) -> N
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("order", FORBIDDEN)
 def test_forbidden_orders(ranks, world: int, order: Callable[[Any], None], views: bool):
-    on_ranks(ranks, world, _check_forbidden, order, FORBIDDEN[order], views)
+    ref.on_ranks(ranks, world, _check_forbidden, order, FORBIDDEN[order], views)
 
 
 def _check_pending_survives() -> None:
     """A refused call does not change the pending step."""
-    model, slow = ReducerDDP(build_same(Net), bucket_cap_mb=0.0005), SlowDDP(build_same(Net))
+    model, slow = (
+        ReducerDDP(ref.build_same(ref.Net), bucket_cap_mb=0.0005),
+        ref.SlowDDP(ref.build_same(ref.Net)),
+    )
     model.require_manual_backward_finalization = True
     for number in range(3):
-        seed(number)
+        ref.seed(number)
         model.zero_grad()
-        loss_of(model(data())).backward()
+        ref.loss_of(model(ref.data())).backward()
         model.require_manual_backward_finalization = True  # no change
-        assert error_of(model, data())
+        assert ref.error_of(model, ref.data())
         with torch.no_grad():
-            model(data())  # evaluation is allowed
-        assert error_of(model.reducer.prepare_for_backward)
-        assert error_of(model._update_process_group, dist.group.WORLD)
-        assert error_of(model.register_comm_hook, None, lambda state, bucket: None)
+            model(ref.data())  # evaluation is allowed
+        assert ref.error_of(model.reducer.prepare_for_backward)
+        assert ref.error_of(model._update_process_group, dist.group.WORLD)
+        assert ref.error_of(model.register_comm_hook, None, lambda state, bucket: None)
         model.finalize_backward()
-        seed(number)
+        ref.seed(number)
         slow.zero_grad()
-        loss_of(slow(data())).backward()
+        ref.loss_of(slow(ref.data())).backward()
         slow.average()
-        assert_same(model, slow)
-    assert_in_step()
+        ref.assert_same(model, slow)
+    ref.assert_in_step()
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_refused_calls_leave_the_pending_step(ranks, world: int):
-    on_ranks(ranks, world, _check_pending_survives)
+    ref.on_ranks(ranks, world, _check_pending_survives)
 
 
 def _check_repeated_gradient() -> None:
@@ -383,18 +375,18 @@ def _check_repeated_gradient() -> None:
         model(x).sum().backward()
     _step(model)
     model.finalize_backward()
-    assert_in_step()
+    ref.assert_in_step()
 
 
 def test_a_gradient_after_finalization_in_the_same_backward(ranks):
-    on_ranks(ranks, 2, _check_repeated_gradient)
+    ref.on_ranks(ranks, 2, _check_repeated_gradient)
 
 
 # ---- beside other features -----------------------------------------------------------------------
 
 
 def _check_all_delayed() -> None:
-    module = Net()
+    module = ref.Net()
     named = list(module.named_parameters())
     module.scale = nn.Parameter(torch.ones(1), requires_grad=False)  # DDP needs another parameter
     for cls in (ReducerDDP, DistributedDataParallel)[: 1 + DDP_HAS_IT]:
@@ -414,23 +406,23 @@ def _check_all_delayed() -> None:
 
 
 def test_all_parameters_delayed(ranks):
-    on_ranks(ranks, 1, _check_all_delayed)
+    ref.on_ranks(ranks, 1, _check_all_delayed)
 
 
 def _check_copies() -> None:
-    model = ReducerDDP(Net())
+    model = ReducerDDP(ref.Net())
     model.require_manual_backward_finalization = True
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
     for twin in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
         assert twin.require_manual_backward_finalization
-        loss_of(twin(torch.randn(3, 6))).backward()
+        ref.loss_of(twin(torch.randn(3, 6))).backward()
         twin.finalize_backward()
 
 
 def test_a_copy_keeps_the_mode(ranks):
-    on_ranks(ranks, 2, _check_copies)
+    ref.on_ranks(ranks, 2, _check_copies)
 
 
 def _check_hooks() -> None:
@@ -440,13 +432,13 @@ def _check_hooks() -> None:
     model.register_comm_hook(None, _average)
     plain = _wrap(ReducerDDP, "default", manual=False)
     for number in range(3):
-        seed(number)
+        ref.seed(number)
         model.zero_grad()
         _step(model)
         assert len(calls) == number
         model.finalize_backward()
         assert len(calls) == number + 1
-        seed(number)
+        ref.seed(number)
         plain.zero_grad()
         _step(plain)
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -461,7 +453,7 @@ def _average(state, bucket):  # DDP refuses annotations as text
 
 
 def test_post_sync_and_communication_hooks(ranks):
-    on_ranks(ranks, 2, _check_hooks)
+    ref.on_ranks(ranks, 2, _check_hooks)
 
 
 def _check_finite_report() -> None:
@@ -477,7 +469,7 @@ def _check_finite_report() -> None:
 
 
 def test_check_finite_raises_in_finalize(ranks):
-    on_ranks(ranks, 2, _check_finite_report)
+    ref.on_ranks(ranks, 2, _check_finite_report)
 
 
 def _check_join(cls: Any, manual: bool) -> list[torch.Tensor]:
@@ -485,7 +477,7 @@ def _check_join(cls: Any, manual: bool) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     with model.join():
         for number in range(2 + dist.get_rank()):
-            seed(number)
+            ref.seed(number)
             model.zero_grad()
             model(torch.randn(6, 16), spare=number == 1).square().mean().backward()
             if manual:
@@ -505,7 +497,7 @@ def _check_joins() -> None:
 
 
 def test_uneven_inputs(ranks):
-    on_ranks(ranks, 3, _check_joins)
+    ref.on_ranks(ranks, 3, _check_joins)
 
 
 def _check_pipeline() -> None:
@@ -515,7 +507,7 @@ def _check_pipeline() -> None:
         plain = _wrap(ReducerDDP, "default", manual=False)
         for number in range(4):
             for each in (model, plain):
-                seed(number)
+                ref.seed(number)
                 each.zero_grad()
                 inputs = [torch.randn(6, 16, requires_grad=True) for _ in range(3)]
                 with each.no_sync():
@@ -529,11 +521,11 @@ def _check_pipeline() -> None:
                     losses[2].backward()
             for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
                 assert theirs.grad is None or torch.equal(ours.grad, theirs.grad)
-    assert_in_step()
+    ref.assert_in_step()
 
 
 def test_prepare_for_backward(ranks):
-    on_ranks(ranks, 2, _check_pipeline)
+    ref.on_ranks(ranks, 2, _check_pipeline)
 
 
 def _check_recording(place: str) -> None:
@@ -556,7 +548,7 @@ def _check_recording(place: str) -> None:
 
 @places
 def test_recordings(ranks, place: str):
-    on_ranks(ranks, 2, _check_recording, place)
+    ref.on_ranks(ranks, 2, _check_recording, place)
 
 
 def _check_mixed_precision(place: str) -> None:
@@ -576,7 +568,7 @@ def _check_mixed_precision(place: str) -> None:
     for number in range(3):
         refused.clear()
         for each in (model, plain):
-            seed(number)
+            ref.seed(number)
             each.zero_grad()
             x = torch.randn(6, 16, requires_grad=True)
             loss = each(x).sum()
@@ -595,7 +587,7 @@ def _check_mixed_precision(place: str) -> None:
 @places
 def test_mixed_precision(ranks, place: str):
     """A hook is too early: a gradient of the full-precision parameter may come after it."""
-    on_ranks(ranks, 2, _check_mixed_precision, place)
+    ref.on_ranks(ranks, 2, _check_mixed_precision, place)
 
 
 def _check_two_wrappers() -> None:
@@ -616,28 +608,28 @@ def _check_two_wrappers() -> None:
 
 
 def test_two_wrappers_in_one_backward(ranks):
-    on_ranks(ranks, 2, _check_two_wrappers)
+    ref.on_ranks(ranks, 2, _check_two_wrappers)
 
 
 def _check_slow(mode: str) -> None:
     from slow_ddp import MODES as SLOW_MODES
 
-    ours = ReducerDDP(build_same(Net), bucket_cap_mb=0.0005, **SLOW_MODES[mode])
-    slow = SlowDDP(build_same(Net), "unused" in mode)
+    ours = ReducerDDP(ref.build_same(ref.Net), bucket_cap_mb=0.0005, **SLOW_MODES[mode])
+    slow = ref.SlowDDP(ref.build_same(ref.Net), "unused" in mode)
     ours.require_manual_backward_finalization = True
     for number in range(4):
         for model in (slow, ours):
-            seed(number)
+            ref.seed(number)
             model.zero_grad()
-            loss_of(model(data())).backward()
+            ref.loss_of(model(ref.data())).backward()
         slow.average()
         ours.zero_grad(set_to_none=False)  # before the averages are written
         ours.finalize_backward()
-        assert_same(ours, slow)
-    assert_in_step()
+        ref.assert_same(ours, slow)
+    ref.assert_in_step()
 
 
 @pytest.mark.parametrize("mode", ["default", "static", "unused"])
 def test_zeroed_between(ranks, mode: str):
     """Without views, the averages replace what the script does with ``param.grad`` meanwhile."""
-    on_ranks(ranks, 2, _check_slow, mode)
+    ref.on_ranks(ranks, 2, _check_slow, mode)

@@ -6,93 +6,73 @@ import re
 import warnings
 
 import pytest
+import slow_ddp as ref
 import torch
-from slow_ddp import (
-    ZERO_STYLES,
-    Net,
-    SlowDDP,
-    assert_in_step,
-    assert_names,
-    assert_same,
-    backward,
-    bare,
-    check_steps,
-    data,
-    error_of,
-    loss_of,
-    make_pair,
-    modes,
-    on_ranks,
-    plain_step,
-    run_both,
-    seed,
-    zero_grads,
-)
 from torch import nn
 
 from ddpx import ReducerDDP
 
 
 def _bypass(model: nn.Module, number: int) -> None:
-    backward(model, loss_of(bare(model)(data())))
+    ref.backward(model, ref.loss_of(ref.bare(model)(ref.data())))
 
 
 def _bypass_now_and_then(model: nn.Module, number: int) -> None:
-    backward(model, loss_of((bare(model) if number % 2 else model)(data())))
+    ref.backward(model, ref.loss_of((ref.bare(model) if number % 2 else model)(ref.data())))
 
 
 def _two_forwards_two_backwards(model: nn.Module, number: int) -> None:
-    losses = [loss_of(model(data())) for _ in range(2)]
+    losses = [ref.loss_of(model(ref.data())) for _ in range(2)]
     for loss in losses:
-        backward(model, loss)
+        ref.backward(model, loss)
 
 
 def _two_forwards_backwards_in_reverse(model: nn.Module, number: int) -> None:
-    first, second = loss_of(model(data())), loss_of(model(data()))
-    backward(model, second)
-    backward(model, first)
+    first, second = ref.loss_of(model(ref.data())), ref.loss_of(model(ref.data()))
+    ref.backward(model, second)
+    ref.backward(model, first)
 
 
 def _two_forwards_one_bypassed(model: nn.Module, number: int) -> None:
-    losses = [loss_of(model(data())), loss_of(bare(model)(data()))]
+    losses = [ref.loss_of(model(ref.data())), ref.loss_of(ref.bare(model)(ref.data()))]
     for loss in losses:
-        backward(model, loss)
+        ref.backward(model, loss)
 
 
 def _two_forwards_one_backward(model: nn.Module, number: int) -> None:
-    backward(model, loss_of(model(data())) + loss_of(model(data())).square())
+    ref.backward(model, ref.loss_of(model(ref.data())) + ref.loss_of(model(ref.data())).square())
 
 
 def _one_of_two_forwards(model: nn.Module, number: int) -> None:
     """The graph of the other forward is dropped."""
-    loss, _ = loss_of(model(data())), model(data())
-    backward(model, loss)
+    loss, _ = ref.loss_of(model(ref.data())), model(ref.data())
+    ref.backward(model, loss)
 
 
 def _one_forward_two_backwards(model: nn.Module, number: int) -> None:
-    loss = loss_of(model(data()))
-    backward(model, loss, retain_graph=True)
-    backward(model, loss)
+    loss = ref.loss_of(model(ref.data()))
+    ref.backward(model, loss, retain_graph=True)
+    ref.backward(model, loss)
 
 
 def _two_losses_over_one_output(model: nn.Module, number: int) -> None:
-    output = model(data())
-    backward(model, output.square().mean(), retain_graph=True)
-    backward(model, output.sum())
+    output = model(ref.data())
+    ref.backward(model, output.square().mean(), retain_graph=True)
+    ref.backward(model, output.sum())
 
 
 def _evaluation_between(model: nn.Module, number: int) -> None:
-    loss = loss_of(model(data()))
+    loss = ref.loss_of(model(ref.data()))
     with torch.no_grad():
-        model(data())
-    backward(model, loss)
+        model(ref.data())
+    ref.backward(model, loss)
 
 
-def _first_of_two_backwards_in_no_sync(model: SlowDDP | ReducerDDP, number: int) -> None:
-    first, second = loss_of(model(data())), loss_of(model(data()))
+def _first_of_two_backwards_in_no_sync(model: ref.SlowDDP | ReducerDDP, number: int) -> None:
+    first, second = ref.loss_of(model(ref.data())), ref.loss_of(model(ref.data()))
     with model.no_sync():
-        backward(model, first)
-    backward(model, second)
+        ref.backward(model, first)
+    ref.backward(model, second)
 
 
 USAGES = {
@@ -114,15 +94,15 @@ USAGES = {
 
 
 def _check_usage(usage: str, mode: str) -> None:
-    ours, slow = make_pair(Net, mode)
-    check_steps(ours, slow, USAGES[usage])
-    check_steps(ours, slow, plain_step, num_steps=1)
+    ours, slow = ref.make_pair(ref.Net, mode)
+    ref.check_steps(ours, slow, USAGES[usage])
+    ref.check_steps(ours, slow, ref.plain_step, num_steps=1)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("usage", USAGES)
 def test_usage(ranks, usage, mode, world):
-    on_ranks(ranks, world, _check_usage, usage, mode)
+    ref.on_ranks(ranks, world, _check_usage, usage, mode)
 
 
 # For each step: whether each of its backwards is synchronized.
@@ -139,22 +119,22 @@ ACCUMULATIONS = {
 def _check_accumulation(name: str, mode: str) -> None:
     steps = ACCUMULATIONS[name]
 
-    def step(model: SlowDDP | ReducerDDP, number: int) -> None:
+    def step(model: ref.SlowDDP | ReducerDDP, number: int) -> None:
         for sign in steps[number]:
             model.require_backward_grad_sync = sign == "+"
-            plain_step(model, number)
+            ref.plain_step(model, number)
         model.require_backward_grad_sync = True
 
-    for zero_style in ZERO_STYLES:
-        ours, slow = make_pair(Net, mode)
-        check_steps(ours, slow, step, len(steps), zero_style)
-        check_steps(ours, slow, plain_step, 2, zero_style)
+    for zero_style in ref.ZERO_STYLES:
+        ours, slow = ref.make_pair(ref.Net, mode)
+        ref.check_steps(ours, slow, step, len(steps), zero_style)
+        ref.check_steps(ours, slow, ref.plain_step, 2, zero_style)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("name", ACCUMULATIONS)
 def test_accumulation(ranks, name, mode, world):
-    on_ranks(ranks, world, _check_accumulation, name, mode)
+    ref.on_ranks(ranks, world, _check_accumulation, name, mode)
 
 
 class Heads(nn.Module):
@@ -177,99 +157,99 @@ heads = pytest.mark.parametrize("kind", HEADS)
 
 
 def _backward_each(model: nn.Module, number: int) -> None:
-    outputs = list(model(data()))
+    outputs = list(model(ref.data()))
     if number % 2:
         outputs.reverse()
     for output in outputs:
-        backward(model, loss_of(output), retain_graph=output is not outputs[-1])
+        ref.backward(model, ref.loss_of(output), retain_graph=output is not outputs[-1])
 
 
 def _backward_of_two_then_one(model: nn.Module, number: int) -> None:
-    left, right, third = model(data())
-    backward(model, loss_of(left) + loss_of(third), retain_graph=True)
-    backward(model, loss_of(right))
+    left, right, third = model(ref.data())
+    ref.backward(model, ref.loss_of(left) + ref.loss_of(third), retain_graph=True)
+    ref.backward(model, ref.loss_of(right))
 
 
 ORDERS = {"one by one": _backward_each, "two, then one": _backward_of_two_then_one}
 
 
 def _check_outputs(kind: str, order: str, mode: str) -> None:
-    ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
-    text = error_of(check_steps, ours, slow, ORDERS[order])
+    ours, slow = ref.make_pair(lambda: Heads(HEADS[kind]), mode)
+    text = ref.error_of(ref.check_steps, ours, slow, ORDERS[order])
     if "static" in mode and text:
         assert "static_graph" in text, text
         assert re.search(r"'(left|right|third)\.(weight|bias)'", text), text
-        assert_in_step()
+        ref.assert_in_step()
     else:
         assert not text, text
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("order", ORDERS)
 @heads
 def test_several_outputs_with_a_backward_each(ranks, kind, order, mode, world):
     """A static graph may instead raise an error that names the difference."""
-    on_ranks(ranks, world, _check_outputs, kind, order, mode)
+    ref.on_ranks(ranks, world, _check_outputs, kind, order, mode)
 
 
 RIGHT = {"right.weight", "right.bias"}
 
 
 def _all_outputs(model: nn.Module, number: int) -> None:
-    backward(model, sum(loss_of(output) for output in model(data())))
+    ref.backward(model, sum(ref.loss_of(output) for output in model(ref.data())))
 
 
 def _check_output_never_used(kind: str, mode: str) -> None:
     """While ``right`` may still have a backward, there is no error. The next forward raises it."""
-    ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
-    check_steps(ours, slow, _all_outputs, 2)
-    zero_grads("none", ours, slow)
+    ours, slow = ref.make_pair(lambda: Heads(HEADS[kind]), mode)
+    ref.check_steps(ours, slow, _all_outputs, 2)
+    ref.zero_grads("none", ours, slow)
     outputs = {}
 
     def without_right(model: nn.Module, number: int) -> None:
-        outputs[model] = left, _, third = model(data())
-        backward(model, loss_of(left) + loss_of(third))
+        outputs[model] = left, _, third = model(ref.data())
+        ref.backward(model, ref.loss_of(left) + ref.loss_of(third))
 
-    run_both(ours, slow, without_right, 5)
-    assert_same(ours, slow, RIGHT)
+    ref.run_both(ours, slow, without_right, 5)
+    ref.assert_same(ours, slow, RIGHT)
     if "unused" in mode:
-        check_steps(ours, slow, without_right)
+        ref.check_steps(ours, slow, without_right)
     else:
-        assert_names(error_of(ours, data()), RIGHT, "find_unused_parameters=True")
-    check_steps(ours, slow, _all_outputs)
+        ref.assert_names(ref.error_of(ours, ref.data()), RIGHT, "find_unused_parameters=True")
+    ref.check_steps(ours, slow, _all_outputs)
 
 
 @pytest.mark.parametrize("mode", ["default", "view", "unused", "unused-view"])
 @heads
 def test_output_that_never_had_a_backward(ranks, kind, mode, world):
-    on_ranks(ranks, world, _check_output_never_used, kind, mode)
+    ref.on_ranks(ranks, world, _check_output_never_used, kind, mode)
 
 
 def _check_output_dropped(kind: str, mode: str) -> None:
     """``right`` can have no backward any more, so the same backward reports the missing
     parameters."""
-    ours, slow = make_pair(lambda: Heads(HEADS[kind]), mode)
+    ours, slow = ref.make_pair(lambda: Heads(HEADS[kind]), mode)
 
     def without_right(model: nn.Module, number: int) -> None:
-        left, right, third = model(data())
+        left, right, third = model(ref.data())
         del right
-        backward(model, loss_of(left) + loss_of(third))
+        ref.backward(model, ref.loss_of(left) + ref.loss_of(third))
 
     for number in (0, 1):
-        zero_grads("none", ours, slow)
-        seed(number)
+        ref.zero_grads("none", ours, slow)
+        ref.seed(number)
         without_right(slow, number)
-        seed(number)
-        text = error_of(without_right, ours, number)
-        assert_names(text, RIGHT, "find_unused_parameters=True")
-        assert_same(ours, slow, RIGHT)
-        check_steps(ours, slow, _all_outputs, 2)
+        ref.seed(number)
+        text = ref.error_of(without_right, ours, number)
+        ref.assert_names(text, RIGHT, "find_unused_parameters=True")
+        ref.assert_same(ours, slow, RIGHT)
+        ref.check_steps(ours, slow, _all_outputs, 2)
 
 
 @pytest.mark.parametrize("mode", ["default", "view"])
 @heads
 def test_output_that_was_dropped(ranks, kind, mode, world):
-    on_ranks(ranks, world, _check_output_dropped, kind, mode)
+    ref.on_ranks(ranks, world, _check_output_dropped, kind, mode)
 
 
 def _check_create_graph(mode: str) -> None:
@@ -277,20 +257,20 @@ def _check_create_graph(mode: str) -> None:
 
     Each then holds a graph, unless ``grad`` is set to None.
     """
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
 
     def step(model: nn.Module, number: int) -> None:
-        backward(model, loss_of(model(data())), create_graph=True)
+        ref.backward(model, ref.loss_of(model(ref.data())), create_graph=True)
 
     for zero_style in ("none", "zeros"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of torch about reference cycles, and of ddpx
-            check_steps(ours, slow, step, 2, zero_style)
+            ref.check_steps(ours, slow, step, 2, zero_style)
         for param in [*ours.parameters(), *slow.parameters()]:
             param.grad = None if param.grad is None else param.grad.detach()
-        check_steps(ours, slow, plain_step, 2, zero_style)
+        ref.check_steps(ours, slow, ref.plain_step, 2, zero_style)
 
 
-@modes
+@ref.modes
 def test_create_graph(ranks, mode, world):
-    on_ranks(ranks, world, _check_create_graph, mode)
+    ref.on_ranks(ranks, world, _check_create_graph, mode)

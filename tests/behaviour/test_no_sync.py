@@ -7,61 +7,46 @@ import copy
 from collections.abc import Callable
 
 import pytest
+import slow_ddp as ref
 import torch
 import torch.distributed as dist
 from raising import TEXT, Raises
-from slow_ddp import (
-    Net,
-    SlowDDP,
-    assert_same,
-    backward,
-    build_same,
-    check_steps,
-    data,
-    error_of,
-    loss_of,
-    make_pair,
-    modes,
-    on_ranks,
-    plain_step,
-    seed,
-)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
 
-Model = SlowDDP | ReducerDDP | DistributedDataParallel
+Model = ref.SlowDDP | ReducerDDP | DistributedDataParallel
 
 
 def _local(model: Model, loss: torch.Tensor) -> None:
     """The rule for ReducerDDP, written out for the reference."""
-    if isinstance(model, SlowDDP):
+    if isinstance(model, ref.SlowDDP):
         with model.no_sync():
-            backward(model, loss)
+            ref.backward(model, loss)
     else:
-        backward(model, loss)
+        ref.backward(model, loss)
 
 
 def _prepare(model: Model) -> None:
-    if not isinstance(model, SlowDDP):
+    if not isinstance(model, ref.SlowDDP):
         model.reducer.prepare_for_backward([])
 
 
 def _forward_inside(model: Model, forward: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     with model.no_sync():
-        return loss_of(forward(data()))
+        return ref.loss_of(forward(ref.data()))
 
 
 def _both_inside(model: Model) -> None:
     with model.no_sync():
-        backward(model, loss_of(model(data())))
+        ref.backward(model, ref.loss_of(model(ref.data())))
 
 
 def _backward_inside(model: Model) -> None:
-    loss = loss_of(model(data()))
+    loss = ref.loss_of(model(ref.data()))
     with model.no_sync():
-        backward(model, loss)
+        ref.backward(model, loss)
 
 
 def _forward_inside_alone(model: Model) -> None:
@@ -76,28 +61,28 @@ def _prepared_backward_inside(model: Model) -> None:
     """prepare_for_backward() announces a later backward."""
     _prepare(model)
     _both_inside(model)
-    backward(model, _forward_inside(model, model))
+    ref.backward(model, _forward_inside(model, model))
 
 
 def _prepared_before_a_penalty(model: Model) -> None:
     """autograd.grad() for inputs is not the announced backward."""
     loss = _forward_inside(model, model)
     _prepare(model)
-    x = data().requires_grad_()
+    x = ref.data().requires_grad_()
     with model.no_sync():
         output = model(x).sum()
     (grad,) = torch.autograd.grad(output, x, create_graph=True)
-    backward(model, loss + grad.square().mean())
+    ref.backward(model, loss + grad.square().mean())
 
 
 def _both_outside(model: Model) -> None:
-    backward(model, loss_of(model(data())))
+    ref.backward(model, ref.loss_of(model(ref.data())))
 
 
 def _prepared(model: Model) -> None:
     loss = _forward_inside(model, model)
     _prepare(model)
-    backward(model, loss)
+    ref.backward(model, loss)
 
 
 def _prepared_once(model: Model) -> None:
@@ -106,33 +91,33 @@ def _prepared_once(model: Model) -> None:
 
 
 def _bypass_inside(model: Model) -> None:
-    backward(model, _forward_inside(model, model.module))
+    ref.backward(model, _forward_inside(model, model.module))
 
 
 def _bypass_outside(model: Model) -> None:
-    backward(model, loss_of(model.module(data())))
+    ref.backward(model, ref.loss_of(model.module(ref.data())))
 
 
 def _bypass_after_outside(model: Model) -> None:
     """The output of the forward outside no_sync has no backward."""
-    model(data())
+    model(ref.data())
     _bypass_outside(model)
 
 
 def _inside_after_outside(model: Model) -> None:
     """The output of the forward outside no_sync has no backward."""
-    model(data())
+    model(ref.data())
     _forward_inside_alone(model)
 
 
 def _inside_then_outside(model: Model) -> None:
     """Backward goes through the later forward first, so the first forward's gradients come late."""
-    backward(model, _forward_inside(model, model) + loss_of(model(data())))
+    ref.backward(model, _forward_inside(model, model) + ref.loss_of(model(ref.data())))
 
 
 def _outside_then_inside(model: Model) -> None:
-    loss = loss_of(model(data()))
-    backward(model, loss + _forward_inside(model, model))
+    loss = ref.loss_of(model(ref.data()))
+    ref.backward(model, loss + _forward_inside(model, model))
 
 
 LOCAL = (
@@ -156,29 +141,29 @@ MIXED = (_prepared_once, _prepared_backward_inside)
 
 
 def _check(usage: Callable[[Model], None], mode: str) -> None:
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
 
     def step(model: Model, number: int) -> None:
         usage(model)
 
     def accumulated(model: Model, number: int) -> None:
         usage(model)
-        plain_step(model, number)
+        ref.plain_step(model, number)
 
-    check_steps(ours, slow, step, num_steps=4)
-    check_steps(ours, slow, accumulated, num_steps=2)
+    ref.check_steps(ours, slow, step, num_steps=4)
+    ref.check_steps(ours, slow, accumulated, num_steps=2)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("usage", LOCAL + AVERAGED + MIXED, ids=lambda usage: usage.__name__)
 def test_gradients(ranks, usage, mode, world):
-    on_ranks(ranks, world, _check, usage, mode)
+    ref.on_ranks(ranks, world, _check, usage, mode)
 
 
 def _check_communication(usage: Callable[[Model], None], mode: str, num_steps: int) -> None:
-    ours, _ = make_pair(Net, mode)
+    ours, _ = ref.make_pair(ref.Net, mode)
     for number in range(3):  # buckets are rebuilt after the first or second step
-        plain_step(ours, number)
+        ref.plain_step(ours, number)
     before = ours.reducer.num_steps
     with torch.profiler.profile() as profile:
         usage(ours)
@@ -188,16 +173,16 @@ def _check_communication(usage: Callable[[Model], None], mode: str, num_steps: i
     assert sends == (num_steps > 0)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("usage", LOCAL, ids=lambda usage: usage.__name__)
 def test_a_local_micro_step_communicates_nothing(ranks, usage, mode):
-    on_ranks(ranks, 2, _check_communication, usage, mode, 0)
+    ref.on_ranks(ranks, 2, _check_communication, usage, mode, 0)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("usage", AVERAGED, ids=lambda usage: usage.__name__)
 def test_an_averaged_one_is_one_step(ranks, usage, mode):
-    on_ranks(ranks, 2, _check_communication, usage, mode, 1)
+    ref.on_ranks(ranks, 2, _check_communication, usage, mode, 1)
 
 
 class TwoParts(nn.Module):
@@ -214,26 +199,26 @@ class TwoParts(nn.Module):
 
 def _check_parts(mode: str, first_inside: bool) -> None:
     """Params that only the part inside no_sync uses count when backward reaches the other part."""
-    ours, slow = make_pair(TwoParts, mode)
+    ours, slow = ref.make_pair(TwoParts, mode)
 
     def step(model: Model, number: int) -> None:
         if first_inside:
             with model.no_sync():
-                loss = loss_of(model("first", data()))
-            loss = loss + loss_of(model("second", data()))
+                loss = ref.loss_of(model("first", ref.data()))
+            loss = loss + ref.loss_of(model("second", ref.data()))
         else:
-            loss = loss_of(model("second", data()))
+            loss = ref.loss_of(model("second", ref.data()))
             with model.no_sync():
-                loss = loss + loss_of(model("first", data()))
-        backward(model, loss)
+                loss = loss + ref.loss_of(model("first", ref.data()))
+        ref.backward(model, loss)
 
-    check_steps(ours, slow, step, num_steps=4)
+    ref.check_steps(ours, slow, step, num_steps=4)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("first_inside", [True, False])
 def test_parts_of_a_module(ranks, mode, first_inside):
-    on_ranks(ranks, 2, _check_parts, mode, first_inside)
+    ref.on_ranks(ranks, 2, _check_parts, mode, first_inside)
 
 
 class Hidden:
@@ -243,30 +228,30 @@ class Hidden:
         self.tensor = tensor
 
 
-class Hides(Net):
+class Hides(ref.Net):
     def forward(self, x: torch.Tensor) -> Hidden:
         return Hidden(super().forward(x))
 
 
 def _hidden_inside(model: Model) -> None:
     with model.no_sync():
-        output = model(data())
-    backward(model, loss_of(output.tensor))
+        output = model(ref.data())
+    ref.backward(model, ref.loss_of(output.tensor))
 
 
 def _check_hidden(mode: str) -> None:
-    ours, slow = make_pair(Hides, mode)
-    check_steps(ours, slow, lambda model, number: _hidden_inside(model))
+    ours, slow = ref.make_pair(Hides, mode)
+    ref.check_steps(ours, slow, lambda model, number: _hidden_inside(model))
 
 
-@modes
+@ref.modes
 def test_an_output_that_cannot_be_watched_counts_as_outside(ranks, mode):
-    on_ranks(ranks, 2, _check_hidden, mode)
+    ref.on_ranks(ranks, 2, _check_hidden, mode)
 
 
 def _check_failed_backward(mode: str) -> None:
     """A failed backward has no effect on the rule. The next backward follows its own forward."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
 
     def fail(grad: torch.Tensor) -> None:
         raise RuntimeError("on purpose")
@@ -276,40 +261,40 @@ def _check_failed_backward(mode: str) -> None:
         handle = ours.module.first.weight.register_hook(fail)
         if prepared:
             _prepare(ours)
-        assert "on purpose" in error_of(loss.backward)
+        assert "on purpose" in ref.error_of(loss.backward)
         handle.remove()
         ours.zero_grad()
         slow.zero_grad()
         for model in (slow, ours):
-            seed(3)
+            ref.seed(3)
             _forward_inside_alone(model)
-        assert_same(ours, slow)
-    check_steps(ours, slow, plain_step)
+        ref.assert_same(ours, slow)
+    ref.check_steps(ours, slow, ref.plain_step)
 
 
 def _check_failed_above(mode: str) -> None:
     """reset() discards an announcement whose backward failed before it reached the wrapper."""
-    ours, slow = make_pair(Net, mode)
+    ours, slow = ref.make_pair(ref.Net, mode)
     loss = Raises.apply(_forward_inside(ours, ours))
     _prepare(ours)
-    assert TEXT in error_of(loss.backward)
+    assert TEXT in ref.error_of(loss.backward)
     ours.reset()
     for model in (slow, ours):
-        seed(3)
+        ref.seed(3)
         _forward_inside_alone(model)
-    assert_same(ours, slow)
+    ref.assert_same(ours, slow)
     assert ours.reducer.num_steps == 0
-    check_steps(ours, slow, plain_step)
+    ref.check_steps(ours, slow, ref.plain_step)
 
 
-@modes
+@ref.modes
 def test_after_a_backward_that_raised_above_the_wrapper(ranks, mode):
-    on_ranks(ranks, 2, _check_failed_above, mode)
+    ref.on_ranks(ranks, 2, _check_failed_above, mode)
 
 
-@modes
+@ref.modes
 def test_after_a_backward_that_raised(ranks, mode):
-    on_ranks(ranks, 2, _check_failed_backward, mode)
+    ref.on_ranks(ranks, 2, _check_failed_backward, mode)
 
 
 def _check_refused_gradients() -> None:
@@ -317,35 +302,35 @@ def _check_refused_gradients() -> None:
 
     With an announced backward, autograd.grad() is refused, even if forward bypasses the wrapper.
     """
-    ours, slow = make_pair(Net, "default")
+    ours, slow = ref.make_pair(ref.Net, "default")
     params = list(ours.parameters())
     for bypass in (False, True):
-        loss = loss_of((ours.module if bypass else ours)(data()))
+        loss = ref.loss_of((ours.module if bypass else ours)(ref.data()))
         params[0].register_hook(lambda grad: None)  # the first Python hook drops C++ hooks
         _prepare(ours)
-        text = error_of(lambda loss=loss: torch.autograd.grad(loss, params))
+        text = ref.error_of(lambda loss=loss: torch.autograd.grad(loss, params))
         assert "prepare_for_backward()" in text, text
         for model in (slow, ours):
-            seed(3)
+            ref.seed(3)
             model.zero_grad()
             _forward_inside_alone(model)
-        assert_same(ours, slow)
-    check_steps(ours, slow, plain_step)
+        ref.assert_same(ours, slow)
+    ref.check_steps(ours, slow, ref.plain_step)
 
 
 def test_after_gradients_that_were_refused(ranks):
-    on_ranks(ranks, 2, _check_refused_gradients)
+    ref.on_ranks(ranks, 2, _check_refused_gradients)
 
 
 def _check_inside_backward() -> None:
-    ours, _ = make_pair(Net, "default")
-    output = ours(data())
+    ours, _ = ref.make_pair(ref.Net, "default")
+    output = ours(ref.data())
     output.register_hook(lambda grad: _prepare(ours))
-    assert "prepare_for_backward()" in error_of(loss_of(output).backward)
+    assert "prepare_for_backward()" in ref.error_of(ref.loss_of(output).backward)
 
 
 def test_prepare_within_a_backward_is_an_error(ranks):
-    on_ranks(ranks, 2, _check_inside_backward)
+    ref.on_ranks(ranks, 2, _check_inside_backward)
 
 
 # The column DDP of the table in docs/gradient_accumulation.md: whether DDP averages.
@@ -367,14 +352,14 @@ OF_DDP: dict[Callable[[Model], None], bool] = {
 
 def _check_ddp(usage: Callable[[Model], None], averages: bool) -> None:
     """Compares DDP's gradients with those of a module that is never averaged."""
-    module = build_same(Hides if usage is _hidden_inside else Net)
-    local = SlowDDP(copy.deepcopy(module))
+    module = ref.build_same(Hides if usage is _hidden_inside else ref.Net)
+    local = ref.SlowDDP(copy.deepcopy(module))
     local.require_backward_grad_sync = False
     ddp = DistributedDataParallel(module)
     for number in range(4):
         for model in (local, ddp):
             model.zero_grad()
-            seed(number)
+            ref.seed(number)
             usage(model)
         for param, expected in zip(ddp.parameters(), local.parameters(), strict=True):
             grad = expected.grad
@@ -386,10 +371,10 @@ def _check_ddp(usage: Callable[[Model], None], averages: bool) -> None:
 
 @pytest.mark.parametrize("usage", OF_DDP, ids=lambda usage: usage.__name__)
 def test_what_the_page_says_of_ddp(ranks, usage):
-    on_ranks(ranks, 2, _check_ddp, usage, OF_DDP[usage])
+    ref.on_ranks(ranks, 2, _check_ddp, usage, OF_DDP[usage])
 
 
-class Normed(Net):
+class Normed(ref.Net):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(6)
@@ -406,14 +391,14 @@ def _num_broadcasts(model: Model, usage: Callable[[Model], None]) -> int:
 
 def _check_buffers() -> None:
     """Buffers are broadcast at the same forwards as in DDP."""
-    module = build_same(Normed)
+    module = ref.build_same(Normed)
     ours = ReducerDDP(copy.deepcopy(module))
     silent = ReducerDDP(copy.deepcopy(module), forward_sync_buffers=False)
     ddp = DistributedDataParallel(copy.deepcopy(module))
     for usage in (_both_outside, _forward_inside_alone, _both_inside, _backward_inside):
         for model in (ours, silent, ddp):
             for _ in range(3):
-                plain_step(model, 0)
+                ref.plain_step(model, 0)
         counts = [[_num_broadcasts(m, usage) for _ in range(3)] for m in (ours, silent, ddp)]
         assert counts[0] == counts[2] and not any(counts[1]), (usage.__name__, counts)
         # One broadcast of floats, and one of integers.
@@ -422,4 +407,4 @@ def _check_buffers() -> None:
 
 
 def test_buffers_follow_ddp(ranks):
-    on_ranks(ranks, 2, _check_buffers)
+    ref.on_ranks(ranks, 2, _check_buffers)

@@ -5,24 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import slow_ddp as ref
 import torch
 from raising import Raises
-from slow_ddp import (
-    SlowDDP,
-    assert_in_step,
-    assert_same,
-    backward,
-    check_steps,
-    data,
-    error_of,
-    loss_of,
-    make_pair,
-    modes,
-    on_ranks,
-    run_both,
-    seed,
-    zero_grads,
-)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -80,10 +65,10 @@ Between = Callable[[ReducerDDP], None]
 
 
 def _step(model: nn.Module, number: int) -> None:
-    backward(model, loss_of(model(data())))
+    ref.backward(model, ref.loss_of(model(ref.data())))
 
 
-def _accumulating_step(model: SlowDDP | ReducerDDP, number: int) -> None:
+def _accumulating_step(model: ref.SlowDDP | ReducerDDP, number: int) -> None:
     with model.no_sync():
         _step(model, number)
     _step(model, number)
@@ -92,82 +77,82 @@ def _accumulating_step(model: SlowDDP | ReducerDDP, number: int) -> None:
 def _fail(ours: ReducerDDP, failure: str) -> None:
     expected = torch.OutOfMemoryError if failure == "out of memory" else RuntimeError
     with pytest.raises(expected, match=r"user code failed|out of memory"):
-        loss_of(ours(data(), failure)).backward()
+        ref.loss_of(ours(ref.data(), failure)).backward()
 
 
 def _check_failure(failure: str, mode: str) -> None:
     """A failure on all ranks, in the first, second and fourth step, also within ``no_sync()``."""
     for when, reset in ((0, False), (1, True), (3, False)):
-        ours, slow = make_pair(Fragile, mode)
-        check_steps(ours, slow, _step, when)
+        ours, slow = ref.make_pair(Fragile, mode)
+        ref.check_steps(ours, slow, _step, when)
         _fail(ours, failure)
         if reset:
             ours.reset()
-        check_steps(ours, slow, _step, 2)
+        ref.check_steps(ours, slow, _step, 2)
         with ours.no_sync():
             _fail(ours, failure)
-        check_steps(ours, slow, _accumulating_step, 2)
+        ref.check_steps(ours, slow, _accumulating_step, 2)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("failure", FAILURES)
 def test_step_after_a_failure(ranks, failure, mode, world):
-    on_ranks(ranks, world, _check_failure, failure, mode)
+    ref.on_ranks(ranks, world, _check_failure, failure, mode)
 
 
 def _check_kept_gradients(failure: str, mode: str) -> None:
     """A loop that zeroes its gradients in place after a failure."""
-    ours, slow = make_pair(Fragile, mode)
+    ours, slow = ref.make_pair(Fragile, mode)
     for _ in range(2):
-        check_steps(ours, slow, _step, 2, "zeros")
+        ref.check_steps(ours, slow, _step, 2, "zeros")
         _fail(ours, failure)
-        zero_grads("zeros", ours, slow)
-        check_steps(ours, slow, _step, 2, "keep")
+        ref.zero_grads("zeros", ours, slow)
+        ref.check_steps(ours, slow, _step, 2, "keep")
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("failure", ["function", "out of memory"])
 def test_gradients_zeroed_after_a_failure(ranks, failure, mode, world):
-    on_ranks(ranks, world, _check_kept_gradients, failure, mode)
+    ref.on_ranks(ranks, world, _check_kept_gradients, failure, mode)
 
 
 def _check_reset(mode: str) -> None:
     """reset() changes no gradient and costs no step, wherever it is called between backwards."""
-    ours, slow = make_pair(Fragile, mode)
+    ours, slow = ref.make_pair(Fragile, mode)
 
     def reset(model: nn.Module) -> None:
         if isinstance(model, ReducerDDP):
             model.reset()
 
-    def with_resets(model: SlowDDP | ReducerDDP, number: int) -> None:
+    def with_resets(model: ref.SlowDDP | ReducerDDP, number: int) -> None:
         reset(model)
         with model.no_sync():
             _step(model, number)
             reset(model)
-        loss = loss_of(model(data()))
+        loss = ref.loss_of(model(ref.data()))
         if number % 2:
             reset(model)
-        backward(model, loss)
+        ref.backward(model, loss)
         reset(model)
         reset(model)
 
     reset(ours)
     for zero_style in ("none", "zeros", "keep"):
-        check_steps(ours, slow, with_resets, 3, zero_style)
-    check_steps(ours, slow, _step, 2)
+        ref.check_steps(ours, slow, with_resets, 3, zero_style)
+    ref.check_steps(ours, slow, _step, 2)
     for number in range(2):
-        zero_grads("none", ours, slow)
-        run_both(ours, slow, with_resets, number)
+        ref.zero_grads("none", ours, slow)
+        ref.run_both(ours, slow, with_resets, number)
         held = [param.grad for param in ours.parameters()]
         ours.reset()
-        assert_same(ours, slow)
+        ref.assert_same(ours, slow)
         assert all(a is b for a, b in zip(held, (p.grad for p in ours.parameters()), strict=True))
-    assert_in_step()
+    ref.assert_in_step()
 
 
-@modes
+@ref.modes
 def test_reset_between_steps(ranks, mode, world):
-    on_ranks(ranks, world, _check_reset, mode)
+    ref.on_ranks(ranks, world, _check_reset, mode)
 
 
 def _check_reset_within_backward(mode: str) -> None:
@@ -175,18 +160,18 @@ def _check_reset_within_backward(mode: str) -> None:
 
     The backward continues if its caller catches the error.
     """
-    ours, slow = make_pair(Fragile, mode)
+    ours, slow = ref.make_pair(Fragile, mode)
     texts: list[str] = []
     handle = ours.module.second.weight.register_hook(
-        lambda grad: texts.append(error_of(ours.reset))
+        lambda grad: texts.append(ref.error_of(ours.reset))
     )
-    check_steps(ours, slow, _step, 2)
+    ref.check_steps(ours, slow, _step, 2)
     assert len(texts) == 2 and all("backward" in text for text in texts), texts
     handle.remove()
-    seed(0)
-    check_steps(ours, slow, _step, 2)
+    ref.seed(0)
+    ref.check_steps(ours, slow, _step, 2)
 
 
-@modes
+@ref.modes
 def test_reset_within_backward(ranks, mode, world):
-    on_ranks(ranks, world, _check_reset_within_backward, mode)
+    ref.on_ranks(ranks, world, _check_reset_within_backward, mode)

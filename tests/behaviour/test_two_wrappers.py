@@ -6,44 +6,29 @@ import copy
 import gc
 
 import pytest
+import slow_ddp as ref
 import torch
-from slow_ddp import (
-    MODES,
-    SMALL_CAP,
-    Net,
-    SlowDDP,
-    assert_names,
-    bare,
-    build_same,
-    check_steps,
-    data,
-    error_of,
-    make_pair,
-    modes,
-    on_ranks,
-    plain_step,
-)
 from torch import nn
 
 from ddpx import ReducerDDP
 
 
 def _wrap(module: nn.Module, mode: str) -> ReducerDDP:
-    return ReducerDDP(module, bucket_cap_mb=SMALL_CAP, **MODES[mode])
+    return ReducerDDP(module, bucket_cap_mb=ref.SMALL_CAP, **ref.MODES[mode])
 
 
 def _check_nested(mode: str) -> None:
-    module = build_same(Net)
-    slow = SlowDDP(copy.deepcopy(module))
+    module = ref.build_same(ref.Net)
+    slow = ref.SlowDDP(copy.deepcopy(module))
     inner = _wrap(module, mode)
-    check_steps(inner, slow, plain_step, 2)
+    ref.check_steps(inner, slow, ref.plain_step, 2)
     outer = _wrap(inner, mode)
-    check_steps(outer, slow, plain_step, 4)
+    ref.check_steps(outer, slow, ref.plain_step, 4)
 
 
-@modes
+@ref.modes
 def test_wrapper_in_a_wrapper(ranks, mode, world):
-    on_ranks(ranks, world, _check_nested, mode)
+    ref.on_ranks(ranks, world, _check_nested, mode)
 
 
 # The wrapper of each step, and the number of steps before the second wrapper exists.
@@ -59,120 +44,122 @@ ORDERS = {
 
 def _check_beside(order: str, num_before: int, mode: str) -> None:
     """Both wrappers exist. Then the newer one is dropped, and the older one still works."""
-    module = build_same(Net)
-    slow = SlowDDP(copy.deepcopy(module))
+    module = ref.build_same(ref.Net)
+    slow = ref.SlowDDP(copy.deepcopy(module))
     a = _wrap(module, mode)
-    check_steps(a, slow, plain_step, num_before)
+    ref.check_steps(a, slow, ref.plain_step, num_before)
     wrappers = {"a": a, "b": _wrap(module, mode)}
     for number, name in enumerate(order):
-        check_steps(wrappers[name], slow, plain_step, 1, first=number)
+        ref.check_steps(wrappers[name], slow, ref.plain_step, 1, first=number)
     del wrappers
     gc.collect()
-    check_steps(a, slow, plain_step)
+    ref.check_steps(a, slow, ref.plain_step)
 
 
-@modes
+@ref.modes
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_alive(ranks, order, mode, world):
-    on_ranks(ranks, world, _check_beside, *ORDERS[order], mode)
+    ref.on_ranks(ranks, world, _check_beside, *ORDERS[order], mode)
 
 
 def _check_other_mode(mode: str) -> None:
     """The newer wrapper has another mode than the older one."""
     for other in ("default", "static-view", "unused"):
-        module = build_same(Net)
-        slow = SlowDDP(copy.deepcopy(module))
+        module = ref.build_same(ref.Net)
+        slow = ref.SlowDDP(copy.deepcopy(module))
         a = _wrap(module, mode)
-        check_steps(a, slow, plain_step, 2, "zeros")
+        ref.check_steps(a, slow, ref.plain_step, 2, "zeros")
         b = _wrap(module, other)
-        check_steps(b, slow, plain_step, 2, "zeros")
-        check_steps(a, slow, plain_step, 1, "zeros")
+        ref.check_steps(b, slow, ref.plain_step, 2, "zeros")
+        ref.check_steps(a, slow, ref.plain_step, 1, "zeros")
         del b
         gc.collect()
-        check_steps(a, slow, plain_step, 2, "zeros")
+        ref.check_steps(a, slow, ref.plain_step, 2, "zeros")
 
 
-@modes
+@ref.modes
 def test_two_of_different_modes(ranks, mode, world):
-    on_ranks(ranks, world, _check_other_mode, mode)
+    ref.on_ranks(ranks, world, _check_other_mode, mode)
 
 
 def _check_forward_through_both(mode: str) -> None:
     """An evaluation through one wrapper, and a step through the other."""
-    module = build_same(Net)
-    slow = SlowDDP(copy.deepcopy(module))
+    module = ref.build_same(ref.Net)
+    slow = ref.SlowDDP(copy.deepcopy(module))
     a, b = _wrap(module, mode), _wrap(module, mode)
 
     def step(model: nn.Module, number: int) -> None:
         with torch.no_grad():
-            model(data())
-        if bare(model) is module:
-            a(data())  # the graph of this forward is dropped
+            model(ref.data())
+        if ref.bare(model) is module:
+            a(ref.data())  # the graph of this forward is dropped
         else:
-            model(data())
-        plain_step(b if bare(model) is module else model, number)
+            model(ref.data())
+        ref.plain_step(b if ref.bare(model) is module else model, number)
 
-    check_steps(b, slow, step)
+    ref.check_steps(b, slow, step)
 
 
-@modes
+@ref.modes
 def test_forward_through_both(ranks, mode, world):
-    on_ranks(ranks, world, _check_forward_through_both, mode)
+    ref.on_ranks(ranks, world, _check_forward_through_both, mode)
 
 
 def _check_shares_some(mode: str) -> None:
     """The construction is refused with names. The first wrapper does not change."""
-    ours, slow = make_pair(Net, mode)
-    check_steps(ours, slow, plain_step, 2)
+    ours, slow = ref.make_pair(ref.Net, mode)
+    ref.check_steps(ours, slow, ref.plain_step, 2)
     shared, extra = ours.module.second, nn.Linear(3, 3).double()
     for module in (shared, nn.Sequential(shared, extra)):
         with pytest.raises(ValueError) as refused:
             _wrap(module, mode)
         names = {id(param): name for name, param in module.named_parameters()}
-        assert_names(str(refused.value), [names[id(param)] for param in shared.parameters()])
-    check_steps(ours, slow, plain_step)
+        ref.assert_names(str(refused.value), [names[id(param)] for param in shared.parameters()])
+    ref.check_steps(ours, slow, ref.plain_step)
 
 
-@modes
+@ref.modes
 def test_sharing_some_params(ranks, mode, world):
-    on_ranks(ranks, world, _check_shares_some, mode)
+    ref.on_ranks(ranks, world, _check_shares_some, mode)
 
 
 def _check_within_a_larger(mode: str) -> None:
     """The newer wrapper averages the older wrapper's parameters and others, each once."""
-    inner, _ = make_pair(Net, mode)
+    inner, _ = ref.make_pair(ref.Net, mode)
     module = nn.Sequential(inner.module, nn.Linear(3, 3).double())
     for number in range(2):
-        slow = SlowDDP(copy.deepcopy(module))
+        slow = ref.SlowDDP(copy.deepcopy(module))
         outer = _wrap(module, mode)
-        check_steps(outer, slow, plain_step)
+        ref.check_steps(outer, slow, ref.plain_step)
         del outer
         gc.collect()
-        check_steps(inner, SlowDDP(copy.deepcopy(inner.module)), plain_step, first=number)
+        ref.check_steps(
+            inner, ref.SlowDDP(copy.deepcopy(inner.module)), ref.plain_step, first=number
+        )
 
 
-@modes
+@ref.modes
 def test_within_a_larger_module(ranks, mode, world):
-    on_ranks(ranks, world, _check_within_a_larger, mode)
+    ref.on_ranks(ranks, world, _check_within_a_larger, mode)
 
 
 def _check_bypassed_after_a_deletion(mode: str) -> None:
     """Ranks may delete the newer wrapper at different times. So the older wrapper averages only
     after its own forward."""
-    older, slow = make_pair(Net, mode)
+    older, slow = ref.make_pair(ref.Net, mode)
     newer = _wrap(older.module, mode)
-    check_steps(newer, slow, plain_step, 1)
+    ref.check_steps(newer, slow, ref.plain_step, 1)
     del newer
     gc.collect()
     for _ in range(2):
-        text = error_of(lambda: older.module(data()).sum().backward())
+        text = ref.error_of(lambda: older.module(ref.data()).sum().backward())
         assert "the wrapper that averaged these parameters last no longer exists" in text
         assert "Call this wrapper instead of its module" in text
     with older.no_sync():
-        older.module(data()).sum().backward()
-    check_steps(older, SlowDDP(copy.deepcopy(older.module)), plain_step, first=1)
+        older.module(ref.data()).sum().backward()
+    ref.check_steps(older, ref.SlowDDP(copy.deepcopy(older.module)), ref.plain_step, first=1)
 
 
-@modes
+@ref.modes
 def test_bypassed_after_a_deletion(ranks, mode, world):
-    on_ranks(ranks, world, _check_bypassed_after_a_deletion, mode)
+    ref.on_ranks(ranks, world, _check_bypassed_after_a_deletion, mode)

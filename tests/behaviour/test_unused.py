@@ -8,28 +8,9 @@ import threading
 from typing import Any
 
 import pytest
+import slow_ddp as ref
 import torch
 import torch.distributed as dist
-from slow_ddp import (
-    MODES,
-    SMALL_CAP,
-    ZERO_STYLES,
-    SlowDDP,
-    anywhere,
-    assert_in_step,
-    assert_names,
-    assert_same,
-    backward,
-    build_same,
-    check_steps,
-    data,
-    error_of,
-    loss_of,
-    make_pair,
-    on_ranks,
-    seed,
-    zero_grads,
-)
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -131,64 +112,66 @@ def _names(branches: str) -> set[str]:
 
 
 def _step(model: nn.Module, used: str, output_type: str = "tensor") -> None:
-    output = model(data(), used, output_type)
-    backward(model, loss_of(_tensor_of(output, model)))
+    output = model(ref.data(), used, output_type)
+    ref.backward(model, ref.loss_of(_tensor_of(output, model)))
 
 
 def _check_default(pattern: str, mode: str) -> None:
     """On ranks that did not use a parameter, the same backward names it. It names no other."""
-    ours, slow = make_pair(Branches, mode)
+    ours, slow = ref.make_pair(Branches, mode)
     for number in range(len(PATTERNS[pattern])):
         used = _used(pattern, number)
         missing = _names(BRANCHES) - _names(used)
-        zero_grads("none", ours, slow)
-        seed(number)
+        ref.zero_grads("none", ours, slow)
+        ref.seed(number)
         _step(slow, used)
-        seed(number)
-        text = error_of(_step, ours, used)
+        ref.seed(number)
+        text = ref.error_of(_step, ours, used)
         if missing:
-            assert_names(text, missing, "find_unused_parameters=True")
+            ref.assert_names(text, missing, "find_unused_parameters=True")
             assert not [name for name in _names(used) if f"'{name}'" in text]
         else:
             assert not text, text
-        assert_same(ours, slow, missing)
-    check_steps(ours, slow, lambda model, _: _step(model, BRANCHES))
+        ref.assert_same(ours, slow, missing)
+    ref.check_steps(ours, slow, lambda model, _: _step(model, BRANCHES))
 
 
 @pytest.mark.parametrize("mode", ["default", "view"])
 @patterns
 def test_named_by_default(ranks, pattern, mode, world):
-    on_ranks(ranks, world, _check_default, pattern, mode)
+    ref.on_ranks(ranks, world, _check_default, pattern, mode)
 
 
 def _check_static(pattern: str, mode: str) -> None:
     """Parameters without use in the first step are ignored. Later differences are named."""
-    ours, slow = make_pair(Branches, mode)
+    ours, slow = ref.make_pair(Branches, mode)
     first = _used(pattern, 0)
     for number in range(len(PATTERNS[pattern])):
         used = _used(pattern, number)
-        zero_grads("none", ours, slow)
-        seed(number)
+        ref.zero_grads("none", ours, slow)
+        ref.seed(number)
         _step(slow, used)
-        seed(number)
-        text = error_of(_step, ours, used)
+        ref.seed(number)
+        text = ref.error_of(_step, ours, used)
         missing, extra = _names(first) - _names(used), _names(used) - _names(first)
         if extra and text:
             assert "static_graph" in text, text
             assert [name for name in missing | extra if f"'{name}'" in text], text
         elif missing or text:
-            assert_names(text, missing, "static_graph")
+            ref.assert_names(text, missing, "static_graph")
         unspecified = missing | (extra if text else set())
         # If a peer has reported other use of a parameter, its mean is not specified.
-        unspecified = {name for name in sorted(_names(BRANCHES)) if anywhere(name in unspecified)}
-        assert_same(ours, slow, unspecified)
-    check_steps(ours, slow, lambda model, _: _step(model, _used(pattern, 0)))
+        unspecified = {
+            name for name in sorted(_names(BRANCHES)) if ref.anywhere(name in unspecified)
+        }
+        ref.assert_same(ours, slow, unspecified)
+    ref.check_steps(ours, slow, lambda model, _: _step(model, _used(pattern, 0)))
 
 
 @pytest.mark.parametrize("mode", ["static", "static-view"])
 @patterns
 def test_named_in_a_static_graph(ranks, pattern, mode, world):
-    on_ranks(ranks, world, _check_static, pattern, mode)
+    ref.on_ranks(ranks, world, _check_static, pattern, mode)
 
 
 def _check_find_unused(pattern: str, mode: str) -> None:
@@ -196,9 +179,9 @@ def _check_find_unused(pattern: str, mode: str) -> None:
 
     Without use on any rank, ``grad`` stays unchanged.
     """
-    for zero_style in ZERO_STYLES:
-        ours, slow = make_pair(Branches, mode)
-        check_steps(
+    for zero_style in ref.ZERO_STYLES:
+        ours, slow = ref.make_pair(Branches, mode)
+        ref.check_steps(
             ours,
             slow,
             lambda model, number: _step(model, _used(pattern, number)),
@@ -210,10 +193,10 @@ def _check_find_unused(pattern: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 @patterns
 def test_find_unused(ranks, pattern, mode, world):
-    on_ranks(ranks, world, _check_find_unused, pattern, mode)
+    ref.on_ranks(ranks, world, _check_find_unused, pattern, mode)
 
 
-def _accumulate(model: SlowDDP | ReducerDDP, pattern: str, number: int) -> None:
+def _accumulate(model: ref.SlowDDP | ReducerDDP, pattern: str, number: int) -> None:
     """One micro-batch with the branches of the last step, one with those of this step."""
     with model.no_sync():
         _step(model, _used(pattern, number - 1))
@@ -222,33 +205,33 @@ def _accumulate(model: SlowDDP | ReducerDDP, pattern: str, number: int) -> None:
 
 def _check_accumulation(pattern: str, mode: str) -> None:
     for zero_style in ("none", "keep"):
-        ours, slow = make_pair(Branches, mode)
+        ours, slow = ref.make_pair(Branches, mode)
         num_steps = len(PATTERNS[pattern])
-        check_steps(ours, slow, lambda m, n: _accumulate(m, pattern, n), num_steps, zero_style)
+        ref.check_steps(ours, slow, lambda m, n: _accumulate(m, pattern, n), num_steps, zero_style)
 
 
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 @patterns
 def test_find_unused_with_accumulation(ranks, pattern, mode, world):
-    on_ranks(ranks, world, _check_accumulation, pattern, mode)
+    ref.on_ranks(ranks, world, _check_accumulation, pattern, mode)
 
 
 def _check_output_type(output_type: str, mode: str) -> None:
     patterns = ["never", "different on each rank and step"]
     for pattern in patterns if "unused" in mode else [None]:
-        ours, slow = make_pair(Branches, mode)
+        ours, slow = ref.make_pair(Branches, mode)
 
         def step(model: nn.Module, number: int, pattern: str | None = pattern) -> None:
             _step(model, BRANCHES if pattern is None else _used(pattern, number), output_type)
 
-        check_steps(ours, slow, step)
+        ref.check_steps(ours, slow, step)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ref.MODES)
 @pytest.mark.parametrize("output_type", OUTPUT_TYPES)
 def test_output_types(ranks, output_type, mode, world):
     """The type of the output makes no difference, since ddpx does not search it for graphs."""
-    on_ranks(ranks, world, _check_output_type, output_type, mode)
+    ref.on_ranks(ranks, world, _check_output_type, output_type, mode)
 
 
 def _check_against_ddp(pattern: str, mode: str, accumulate: bool) -> None:
@@ -258,14 +241,14 @@ def _check_against_ddp(pattern: str, mode: str, accumulate: bool) -> None:
                 _step(model, _used(pattern, number - 1))
         _step(model, _used(pattern, number))
 
-    for cap, set_to_none in ((SMALL_CAP, True), (SMALL_CAP, None), (25.0, False)):
+    for cap, set_to_none in ((ref.SMALL_CAP, True), (ref.SMALL_CAP, None), (25.0, False)):
         compare_with_ddp(
-            lambda: build_same(Branches),
+            lambda: ref.build_same(Branches),
             step,
             num_steps=len(PATTERNS[pattern]),
             set_to_none=set_to_none,
             bucket_cap_mb=cap,
-            **MODES[mode],
+            **ref.MODES[mode],
         ).raise_if_different()
 
 
@@ -274,7 +257,7 @@ def _check_against_ddp(pattern: str, mode: str, accumulate: bool) -> None:
 @patterns
 def test_same_bits_as_ddp(ranks, pattern, mode, accumulate, world):
     """Parameters that this rank does not use have no effect on the bits of the results."""
-    on_ranks(ranks, world, _check_against_ddp, pattern, mode, accumulate)
+    ref.on_ranks(ranks, world, _check_against_ddp, pattern, mode, accumulate)
 
 
 class BesideTheModel(Branches):
@@ -286,66 +269,66 @@ class BesideTheModel(Branches):
 
 def _backward_beside(model: nn.Module, kept: list[torch.Tensor] | None = None) -> None:
     """Rank 1's loss reaches no parameter. ``kept`` keeps the output that does."""
-    output, beside = model(data().requires_grad_())
+    output, beside = model(ref.data().requires_grad_())
     if kept is not None:
         kept.append(output)
-    loss = beside.sum() if dist.get_rank() == 1 else loss_of(output)
+    loss = beside.sum() if dist.get_rank() == 1 else ref.loss_of(output)
     del output, beside
-    backward(model, loss)
+    ref.backward(model, loss)
 
 
 def _everything(model: nn.Module, number: int) -> None:
-    backward(model, loss_of(model(data())[0]))
+    ref.backward(model, ref.loss_of(model(ref.data())[0]))
 
 
 def _check_beside(mode: str, when: int) -> None:
     """The peers of rank 1 get their means, and no rank waits."""
-    ours, slow = make_pair(BesideTheModel, mode)
-    check_steps(ours, slow, _everything, when)
+    ours, slow = ref.make_pair(BesideTheModel, mode)
+    ref.check_steps(ours, slow, _everything, when)
     names = {name for name, _ in ours.module.named_parameters()}
     static = "static" in mode
     for number in (7, 8):
-        zero_grads("none", ours, slow)
-        seed(number)
+        ref.zero_grads("none", ours, slow)
+        ref.seed(number)
         _backward_beside(slow)
-        seed(number)
-        text = error_of(_backward_beside, ours)
+        ref.seed(number)
+        text = ref.error_of(_backward_beside, ours)
         if dist.get_rank() != 1 or "unused" in mode:
             assert not text, text
         elif when or not static:
-            assert_names(text, names)
-        assert_same(ours, slow, names if text else ())
+            ref.assert_names(text, names)
+        ref.assert_same(ours, slow, names if text else ())
     if when or not static:
-        check_steps(ours, slow, _everything)
-    assert_in_step()
+        ref.check_steps(ours, slow, _everything)
+    ref.assert_in_step()
 
 
 @pytest.mark.parametrize("when", [0, 2])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ref.MODES)
 def test_loss_that_reaches_no_parameter(ranks, mode, when, world):
-    on_ranks(ranks, world, _check_beside, mode, when)
+    ref.on_ranks(ranks, world, _check_beside, mode, when)
 
 
 def _check_beside_kept(mode: str) -> None:
     """While the other output exists, the error may be delayed until the next forward."""
-    ours, slow = make_pair(BesideTheModel, mode)
+    ours, slow = ref.make_pair(BesideTheModel, mode)
     names = {name for name, _ in ours.module.named_parameters()}
     kept: list[torch.Tensor] = []
-    seed(0)
+    ref.seed(0)
     _backward_beside(slow)
-    seed(0)
-    text = error_of(_backward_beside, ours, kept)
-    assert_same(ours, slow, names if dist.get_rank() == 1 else ())
+    ref.seed(0)
+    text = ref.error_of(_backward_beside, ours, kept)
+    ref.assert_same(ours, slow, names if dist.get_rank() == 1 else ())
     if dist.get_rank() == 1:
-        assert_names(text or error_of(ours, data()), names)
+        ref.assert_names(text or ref.error_of(ours, ref.data()), names)
     else:
         assert not text, text
-    assert_in_step()
+    ref.assert_in_step()
 
 
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_loss_that_reaches_no_parameter_beside_a_live_output(ranks, mode, world):
-    on_ranks(ranks, world, _check_beside_kept, mode)
+    ref.on_ranks(ranks, world, _check_beside_kept, mode)
 
 
 class TwoInputs(nn.Module):
@@ -363,7 +346,7 @@ class TwoInputs(nn.Module):
 
 def _backwards_at_once(model: nn.Module) -> None:
     """Each output has a backward on its own thread. Both run when a gradient arrives."""
-    outputs = [output * 1.0 for output in model(data())]
+    outputs = [output * 1.0 for output in model(ref.data())]
     both = threading.Barrier(2, timeout=10)
     errors: list[Exception] = []
 
@@ -378,7 +361,7 @@ def _backwards_at_once(model: nn.Module) -> None:
 
     module = model.module
     hooks = [layer.weight.register_hook(wait) for layer in (module.left, module.right)]
-    threads = [threading.Thread(target=run, args=(loss_of(output),)) for output in outputs]
+    threads = [threading.Thread(target=run, args=(ref.loss_of(output),)) for output in outputs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -386,16 +369,16 @@ def _backwards_at_once(model: nn.Module) -> None:
     for hook in hooks:
         hook.remove()
     assert not errors, errors
-    if isinstance(model, SlowDDP):
+    if isinstance(model, ref.SlowDDP):
         model.average()
 
 
 def _check_two_threads(mode: str) -> None:
-    ours, slow = make_pair(TwoInputs, mode)
-    check_steps(ours, slow, lambda model, _: _backwards_at_once(model), 4)
+    ours, slow = ref.make_pair(TwoInputs, mode)
+    ref.check_steps(ours, slow, lambda model, _: _backwards_at_once(model), 4)
 
 
 @pytest.mark.parametrize("mode", ["unused", "unused-view"])
 def test_two_backwards_at_once(ranks, mode, world):
     """The graph of each output leads to a part of the parameters. DDP raises."""
-    on_ranks(ranks, world, _check_two_threads, mode)
+    ref.on_ranks(ranks, world, _check_two_threads, mode)

@@ -135,6 +135,24 @@ TEST(Step, ASecondArrivalIsReportedAtTheEnd) {
   expect_mentions(step.error()->what(), {"'w1'", "another gradient"});
 }
 
+// match_peers() completes the buckets of a first step that broke off. No gradient may follow.
+TEST(Step, OneGradientTooManyIsABug) {
+  Ranks ranks;
+  Step step(*ranks.context);
+  step.begin();
+  for (std::size_t i = 0; i < kStepParams; ++i) {
+    ranks.arrive(step, i, 4);
+  }
+  ASSERT_TRUE(step.match_peers());
+  try {
+    step.finish();
+    FAIL() << "the buckets were launched twice";
+  } catch (const InternalError& error) {
+    expect_mentions(error.what(), {"bucket 2", "has all gradients", "one more"});
+  }
+  EXPECT_EQ(ranks.collective->all_reduces().size(), kStepParams);
+}
+
 TEST(EmptyStep, MakesTheSameCallsAndKeepsGrads) {
   Ranks ranks;
   ranks.learn();

@@ -1,5 +1,5 @@
 // What ranks of several machines tell each other of the calls that they made.
-#include "health/calls/calls.h"
+#include "health/calls/call_comparison.h"
 
 #include <gtest/gtest.h>
 #include <cstring>

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "health/calls/calls.h"
+#include "health/calls/call_comparison.h"
 #include "health/machine/peer.h"
 #include "health/machine/record.h"
 #include "local_ranks.h"

@@ -28,6 +28,28 @@ TEST(PageTest, NotesAreSeen) {
   EXPECT_GT(seen.since_ns, 0);
 }
 
+TEST(PageTest, ActivitiesOfTwoThreadsAreNeverMixed) {
+  OwnPage page(1, /*world_size=*/1);
+  const Activity first{.doing = Doing::kBackward, .model = 1, .bucket = 1, .step = 1};
+  const Activity second{.doing = Doing::kWaiting, .model = 2, .bucket = 2, .step = 2};
+  page.note(first);
+  std::atomic<bool> stop{false};
+  const auto publish = [&](const Activity& activity) {
+    while (!stop) {
+      page.note(activity);
+    }
+  };
+  std::thread one(publish, first);
+  std::thread other(publish, second);
+  for (const auto begin_ns = now_ns(); now_ns() - begin_ns < 300'000'000;) {
+    const auto seen = page.view().activity();
+    EXPECT_EQ(seen.packed(), seen.model == 2 ? second.packed() : first.packed());
+  }
+  stop = true;
+  one.join();
+  other.join();
+}
+
 TEST(PageTest, ABackwardGoesOnAtALaunch) {
   OwnPage page(1, /*world_size=*/1);
   const auto since = [&page](const Activity& activity) {

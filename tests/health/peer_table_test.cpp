@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "health/calls/calls.h"
+#include "health/calls/call_comparison.h"
 #include "health/verdict/peer_table.h"
 #include "local_ranks.h"
 

@@ -217,6 +217,10 @@ class Program:
             if kind == "Callable":
                 chosen = self._draw(st.sampled_from(list(CALLABLES)))
                 return Drawn(CALLABLES[chosen], f"<function: {chosen}>")
+            if kind == "tuple":
+                assert isinstance(annotation.slice, ast.Tuple)
+                parts = [self._right("", part) for part in annotation.slice.elts]
+                return Drawn(tuple(p.value for p in parts), f"({', '.join(p.text for p in parts)})")
             assert kind == "Sequence", kind
             items = [
                 self._right("", annotation.slice) for _ in range(self._draw(st.integers(0, 4)))

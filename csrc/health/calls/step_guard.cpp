@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "../times.h"
-#include "calls.h"
+#include "call_comparison.h"
 
 namespace ddpx::health {
 

@@ -70,8 +70,14 @@ struct StatusPage {
 // descriptor is that of a sealed memory file.
 std::shared_ptr<StatusPage> map_page(int fd, int world_size);
 
-// The status page of this rank. Owned by GroupState. Any thread may call any method. If two threads
-// publish activities at the same moment, the page may have parts of both.
+// The status page of this rank. Owned by GroupState. Any thread may call any method.
+//
+// A page has the activity that was published last. note(Doing), begin_call() and end_call() keep
+// the wrapper and the step of the last activity. So they are for the thread that makes the
+// collective calls of the group: in a script that makes these calls on several threads, no order of
+// calls would be the same on all ranks. Threads that publish at the same moment, such as those of
+// two devices with a wrapper each, never publish a mixture; only the start time may be that of the
+// other thread.
 class OwnPage {
  public:
   OwnPage(uint64_t token, int world_size);

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "../calls/calls.h"
+#include "../calls/call_comparison.h"
 
 namespace ddpx::health {
 namespace {

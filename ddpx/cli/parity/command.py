@@ -15,11 +15,11 @@ import torch
 
 from ddpx.cli import errors, options
 from ddpx.cli.build import build, find_wrapper
-from ddpx.cli.launch import launch, local_options
 from ddpx.cli.parity import text as parity_text
 from ddpx.cli.parity.record import RankRecord, Settings
 from ddpx.cli.parity.training import Training
 from ddpx.cli.script import Script
+from ddpx.cli.torchrun import launch, local_options
 from ddpx.ddp.module import ReducerDDP
 from ddpx.errors import count
 from ddpx.testing.events import Difference, Event, Verdict, compare

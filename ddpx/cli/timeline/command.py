@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from ddpx.cli import errors, options
-from ddpx.cli.launch import launch, local_options
 from ddpx.cli.script import Script
 from ddpx.cli.timeline import launches as files
 from ddpx.cli.timeline.compare import comparison_text
 from ddpx.cli.timeline.launches import Launch
 from ddpx.cli.timeline.verdict import compare_steps
+from ddpx.cli.torchrun import launch, local_options
 from ddpx.timeline.environment import FOLDER, STEPS
 from ddpx.timeline.export.trace_file import models_in
 

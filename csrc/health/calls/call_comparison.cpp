@@ -1,4 +1,4 @@
-#include "calls.h"
+#include "call_comparison.h"
 
 #include <algorithm>
 #include <iterator>
