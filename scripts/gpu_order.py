@@ -13,6 +13,7 @@ from gpu_sources import digest_of_test
 RANKS = ("nccl-2", "nccl-1", "nccl-3", "nccl-4", "gloo-2", "gloo-3", "gloo-8", "others")
 # What the late device cannot show comes before all other tests, of any number of ranks.
 FIRST = (
+    "last_step",
     "device_shrink",
     "nccl_faults",
     "device_stalls",
@@ -24,6 +25,8 @@ FIRST = (
 FILES = ("parity", "capture", "streams", "aborts", "usages")
 # The sanitizer makes each operator slow, and more ranks have the same streams.
 SANITIZED = ("nccl-1", "nccl-2")
+# The sanitizer does not follow the replays of CUDA graphs.
+NOT_SANITIZED = ("device_graphs", "captures", "capture.py")
 
 
 def ranks_of(test: str) -> str:
@@ -42,7 +45,11 @@ def _value(test: str) -> tuple[bool, int, int, str]:
 
 def sanitized(short: Iterable[str]) -> list[str]:
     """The tests that run under TORCH_CUDA_SANITIZER=1, of pytest's short selection."""
-    return [test for test in short if ranks_of(test) in SANITIZED]
+    return [
+        test
+        for test in short
+        if ranks_of(test) in SANITIZED and not any(name in test for name in NOT_SANITIZED)
+    ]
 
 
 def in_order(

@@ -22,9 +22,11 @@ def _compare(ranks, case, device, *args, same_buckets=True, **options):
 
     The order in which three ranks are summed depends on a gradient's position in its bucket.
     """
+    of_cuda = {"rtol": 1e-4, "atol": 1e-4}  # sums of 4 ranks in 16 bits
     expected = ranks.run(case, "cpu", *args, **options)
     actual = ranks.run(case, device, *args, **options)
-    tolerance = {"rtol": 0, "atol": 0} if device == "late" and same_buckets else {}
+    exact = device == "late" and same_buckets
+    tolerance = {"rtol": 0, "atol": 0} if exact else of_cuda
     torch.testing.assert_close(actual, expected, **tolerance)
 
 
@@ -126,9 +128,15 @@ def test_reads_on_the_host_are_refused_under_capture(device_ranks, options, chec
             assert "CUDA graph" in texts[3] and refused in texts[3]
 
 
+def _skip_turns_of_many_ranks(device, world_size):
+    if device == "cuda" and world_size > max(2, torch.cuda.device_count()):
+        pytest.skip("more than two ranks take turns on a GPU, so their times say nothing")
+
+
 @on_devices(1, 2)
 def test_times_are_the_devices(device_ranks, device, world_size):
     """The host finishes long before the device reaches the last layer."""
+    _skip_turns_of_many_ranks(device, world_size)
     ranks = device_ranks(device, world_size)
     timeline, busy_ns = ranks.run(cases.recorded_busy_layers, device, 20)[0]
     assert len(timeline.steps) == 4
@@ -148,6 +156,7 @@ def test_times_are_the_devices(device_ranks, device, world_size):
 def test_communication_overlaps_backward(device_ranks, device, world_size):
     """A bucket is reduced while the device computes the gradients of later buckets."""
     skip_gloo_on_cuda(device, world_size, "gloo copies to the host on the same stream")
+    _skip_turns_of_many_ranks(device, world_size)
     ranks = device_ranks(device, world_size)
     timeline, _ = ranks.run(cases.recorded_busy_layers, device, 20)[0]
     for step in timeline.steps:
