@@ -439,6 +439,7 @@ class ReducerOptions:
         delay_trigger: int | None = None,
         precision: Precision = ...,
         lazy_buckets: bool = False,
+        listed_buckets: Sequence[Sequence[int]] = ...,
     ) -> None:
         """``csrc/reducer/context.h`` describes each option."""
 

@@ -20,6 +20,7 @@ from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
 from ddpx.ddp import dynamo
 from ddpx.ddp.functions import (
+    bucket_plan,
     register_post_sync_hook,
     reset,
     set_check_finite,
@@ -40,6 +41,7 @@ from ddpx.health import (
 )
 from ddpx.health.ending import tell_peers
 from ddpx.integrations.patch import Patch, patch_ddp
+from ddpx.planning import BucketPlan
 from ddpx.timeline import Timeline, record
 from ddpx.timeline.environment import record_if_asked
 from ddpx.version import __version__
@@ -50,6 +52,7 @@ tell_peers()
 call_on_construction(record_if_asked)
 
 __all__ = [
+    "BucketPlan",
     "Patch",
     "RankError",
     "RankFailure",
@@ -60,6 +63,7 @@ __all__ = [
     "Shrunk",
     "Timeline",
     "__version__",
+    "bucket_plan",
     "patch_ddp",
     "peer_stack",
     "peer_status",

@@ -27,7 +27,7 @@ PYTHON_LAYERS: Layers = (
     ("ddpx.build_info", "ddpx.settings"),
     ("ddpx.health",),
     ("ddpx.params",),
-    ("ddpx.comm",),
+    ("ddpx.comm", "ddpx.planning"),
     ("ddpx.reducer",),
     ("ddpx.ddp",),
     ("ddpx.timeline.model", "ddpx.timeline.texts"),

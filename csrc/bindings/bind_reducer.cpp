@@ -189,7 +189,8 @@ void bind_reducer(py::module_& module) {
                       bool skip_unused_buckets,
                       std::optional<std::size_t> delay_trigger,
                       const Precision& precision,
-                      bool lazy_buckets) {
+                      bool lazy_buckets,
+                      std::vector<std::vector<std::size_t>> listed_buckets) {
             return ReducerOptions{
                 std::move(caps),
                 mode,
@@ -198,7 +199,8 @@ void bind_reducer(py::module_& module) {
                 skip_unused_buckets,
                 delay_trigger,
                 precision,
-                lazy_buckets};
+                lazy_buckets,
+                std::move(listed_buckets)};
           }),
           py::arg("caps"),
           py::arg("mode"),
@@ -207,7 +209,8 @@ void bind_reducer(py::module_& module) {
           py::arg("skip_unused_buckets") = false,
           py::arg("delay_trigger") = py::none(),
           py::arg("precision") = Precision(),
-          py::arg("lazy_buckets") = false);
+          py::arg("lazy_buckets") = false,
+          py::arg("listed_buckets") = std::vector<std::vector<std::size_t>>());
 
   module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
 

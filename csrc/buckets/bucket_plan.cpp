@@ -104,6 +104,20 @@ BucketPlan BucketPlan::by_arrival(
   return BucketPlan(params, assign(params, arrival_order, limits));
 }
 
+BucketPlan BucketPlan::listed(
+    const std::vector<ParamMeta>& params, std::vector<std::vector<std::size_t>> buckets) {
+  std::vector<BucketSpec> specs;
+  for (auto& indices : buckets) {
+    for (const auto param_index : indices) {
+      if (param_index >= params.size()) {
+        throw InternalError("a listed bucket names param " + std::to_string(param_index));
+      }
+    }
+    specs.push_back(BucketSpec{std::move(indices)});
+  }
+  return BucketPlan(params, std::move(specs));
+}
+
 BucketPlan BucketPlan::delayed_behind(
     const std::vector<ParamMeta>& params, std::size_t trigger) const {
   const auto trigger_bucket = location(trigger).bucket_index;

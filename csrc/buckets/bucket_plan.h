@@ -56,6 +56,10 @@ class BucketPlan {
       const BucketCaps& caps,
       const std::vector<std::size_t>& arrival_order);
 
+  // With these buckets of param indices, in this order.
+  static BucketPlan listed(
+      const std::vector<ParamMeta>& params, std::vector<std::vector<std::size_t>> buckets);
+
   // The same buckets, with the buckets of delayed params directly behind the bucket of `trigger`.
   BucketPlan delayed_behind(const std::vector<ParamMeta>& params, std::size_t trigger) const;
 

@@ -18,7 +18,7 @@ ReducerContext::ReducerContext(
       params(std::move(wrapped_params)),
       buckets(initial_plan(options.mode)),
       arrivals(params.size(), options.mode),
-      order(params.size(), /*wanted=*/options.mode != GraphMode::kFindUnused),
+      order(params.size(), options.rebuilds_buckets(options.mode)),
       use(params.size(), params.device()) {}
 
 void ReducerContext::go_to(Phase next) {
@@ -45,6 +45,9 @@ void ReducerContext::skip_step() {
 // ---- buckets ------------------------------------------------------------------------------------
 
 BucketPlan ReducerContext::initial_plan(GraphMode mode) const {
+  if (!options.listed_buckets.empty()) {
+    return BucketPlan::listed(params.metas(), options.listed_buckets);
+  }
   auto plan = BucketPlan::initial(params.metas(), options.caps, mode);
   return options.delay_trigger ? plan.delayed_behind(params.metas(), *options.delay_trigger) : plan;
 }
@@ -88,7 +91,7 @@ void ReducerContext::start_over(
   num_steps = steps_ended;
   collective = std::move(group);
   arrivals = ArrivalHistory(params.size(), mode);
-  order = ArrivalOrder(params.size(), /*wanted=*/mode != GraphMode::kFindUnused);
+  order = ArrivalOrder(params.size(), options.rebuilds_buckets(mode));
   use.forget(params.device());
   use.static_use_known = false;
   taken_grads.clear();

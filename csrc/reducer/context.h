@@ -38,6 +38,14 @@ struct ReducerOptions {
   std::optional<std::size_t> delay_trigger = std::nullopt;  // index of a param; see ReducerParam
   Precision precision = {};
   bool lazy_buckets = false;  // dense buckets have memory only within steps
+  // The param indices of each bucket, from the first step on. Empty: by `caps`, and by the order in
+  // which gradients arrive.
+  std::vector<std::vector<std::size_t>> listed_buckets = {};
+
+  // Whether buckets are rebuilt once the order of arrival is known.
+  bool rebuilds_buckets(GraphMode of_mode) const {
+    return of_mode != GraphMode::kFindUnused && listed_buckets.empty();
+  }
 };
 
 // What a step works with. The reducer owns the context; its mutex guards all other members.

@@ -17,6 +17,7 @@ from ddpx import errors
 from ddpx.ddp.post_sync import PostSyncHook
 from ddpx.ddp.replica import replica_of
 from ddpx.ddp.synchronized_grads import average_grads
+from ddpx.planning import BucketPlan, plan_of
 
 
 class AsMethod:
@@ -80,6 +81,23 @@ def reset(model: nn.Module) -> None:
         >>> model(inputs).sum().backward()
     """
     replica_of(model).reducer.reset()
+
+
+def bucket_plan(model: nn.Module) -> BucketPlan:
+    """Returns the buckets of a wrapper, as they are now.
+
+    Buckets are rebuilt once, at the begin of the second step in most modes. So make some steps
+    before the call.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+
+    Example:
+        >>> ddpx.bucket_plan(model).buckets
+        (('weight', 'bias'),)
+    """
+    replica = replica_of(model)
+    return plan_of(replica.reducer.plan.buckets, replica.managed)
 
 
 def wait_for_gradients(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ddpx.ddp.torch_only import check_overrides
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
 from ddpx.params.grad_dtypes import check_grad_dtype
+from ddpx.planning import BucketPlan, indices_of
 
 # Called with a new wrapper, and with True if all ranks make the wrapper and agree on it.
 ConstructionCallback = Callable[["ReducerDDP", bool], None]
@@ -107,6 +109,9 @@ class ReducerDDP(Forward):
             ``"shm"``: shared memory, or an error. Default: the value of ``DDPX_TRANSPORT``,
             otherwise ``"auto"``. Communication hooks, sparse gradients, copies of a wrapper and
             wrappers with ``init_sync=False`` use the group. Not in DDP.
+        bucket_plan: A :class:`ddpx.BucketPlan`, or the path of its file: the buckets of all steps,
+            in place of bucket sizes. Default: the file in ``DDPX_BUCKET_PLAN``, if it is set. Not
+            in DDP.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -150,6 +155,7 @@ class ReducerDDP(Forward):
         reduce_dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
         transport: str | None = None,
+        bucket_plan: BucketPlan | str | Path | None = None,
     ) -> None:
         check_overrides(type(self), ReducerDDP)
         checks.check_module(module)
@@ -170,6 +176,7 @@ class ReducerDDP(Forward):
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
             transport=transport,
+            bucket_plan=bucket_plan,
             delayed=delayed,
             mixed_precision=mixed_precision,
         )
@@ -187,6 +194,8 @@ class ReducerDDP(Forward):
         rivals = ownership.rivals(replica, managed)
         delayed.mark(managed)
         check_grad_dtype(managed, grad_dtype)
+        if options.bucket_plan is not None:
+            indices_of(options.bucket_plan, managed)
         if options.init_sync:
             replica.agree(managed[0].tensor.device)
         replica.attach(managed, rivals)
@@ -200,6 +209,7 @@ class ReducerDDP(Forward):
             callback(self, options.init_sync)
 
     # Beyond DDP. A method is absent if the module has an attribute of its name.
+    bucket_plan = AsMethod(functions.bucket_plan)
     register_post_sync_hook = AsMethod(functions.register_post_sync_hook)
     reset = AsMethod(functions.reset)
     set_check_finite = AsMethod(functions.set_check_finite)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +15,16 @@ from torch import nn
 from ddpx import _C, errors
 from ddpx.comm.transport import checked_choice
 from ddpx.ddp.mixed_precision import check_config
+from ddpx.params import ManagedParam
 from ddpx.params.delayed import DelayedParams
+from ddpx.planning import BucketPlan, indices_of
 
 _MIB = 1024 * 1024
 _DEFAULT_CAP_MB = 25
 _DEFAULT_FIRST_CAP_BYTES = _MIB
 _LARGEST_CAP_BYTES = 2**63 - 1
 _NOT_DELAYED = DelayedParams(None, None)
+PLAN_VARIABLE = "DDPX_BUCKET_PLAN"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,7 @@ class Options:
     transport: str
     delayed: DelayedParams
     mixed_precision: Any
+    bucket_plan: BucketPlan | None = None
 
     def describe(self, module: nn.Module) -> dict[str, object]:
         """The options by name, to be compared between ranks."""
@@ -50,7 +56,8 @@ class Options:
         values = {**vars(self), **self.delayed.describe(module)}
         del values["delayed"]
         dtypes = config and (config.param_dtype, config.reduce_dtype, config.buffer_dtype)
-        return {**values, "mixed_precision": dtypes}
+        plan = self.bucket_plan and self.bucket_plan.digest
+        return {**values, "mixed_precision": dtypes, "bucket_plan": plan}
 
     @property
     def mode(self) -> _C.GraphMode:
@@ -66,10 +73,13 @@ class Options:
         """Bucket sizes in bytes."""
         return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, self.listed_cap_bytes)
 
-    def of_reducer(self, delay_trigger: int | None) -> _C.ReducerOptions:
+    def of_reducer(
+        self, managed: Sequence[ManagedParam], delay_trigger: int | None
+    ) -> _C.ReducerOptions:
         """The options that the reducer needs.
 
         Args:
+            managed: The averaged parameters.
             delay_trigger: The index of the parameter that delayed parameters wait for, or None.
         """
         # Local sums are at least as precise as the sums over ranks.
@@ -84,6 +94,7 @@ class Options:
             delay_trigger=delay_trigger,
             precision=_C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype),
             lazy_buckets=self.lazy_bucket_allocation,
+            listed_buckets=indices_of(self.bucket_plan, managed) if self.bucket_plan else [],
         )
 
 
@@ -97,6 +108,7 @@ def make_options(
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
     transport: str | None = None,
+    bucket_plan: BucketPlan | str | Path | None = None,
     delayed: DelayedParams = _NOT_DELAYED,
     mixed_precision: Any = None,
     **flags: object,
@@ -113,7 +125,8 @@ def make_options(
         TypeError: A flag has no truth value of its own, a list of caps is not a list, or a dtype is
             not a floating-point dtype.
         ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport
-            exists; or arguments contradict each other.
+            exists; a file has no bucket plan; or arguments contradict each other.
+        OSError: The file of a bucket plan cannot be read.
     """
     delayed.check()
     if mixed_precision is not None:
@@ -142,6 +155,7 @@ def make_options(
 
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
+    plan = _plan(bucket_plan, bucket_cap_mb, bucket_cap_mb_list, delayed)
     choice = checked_choice(transport)
     if choice == "shm" and not chosen.get("init_sync", True):
         raise ValueError(
@@ -159,7 +173,46 @@ def make_options(
         transport=choice,
         delayed=delayed,
         mixed_precision=mixed_precision,
+        bucket_plan=plan,
         **chosen,
+    )
+
+
+def _plan(
+    argument: BucketPlan | str | Path | None,
+    cap_mb: object,
+    listed_caps_mb: object,
+    delayed: DelayedParams,
+) -> BucketPlan | None:
+    """The plan of the argument, or of the environment, which takes precedence over caps."""
+    if argument is None:
+        path = os.environ.get(PLAN_VARIABLE)
+        if not path:
+            return None
+        if delayed.is_used:
+            warnings.warn(
+                f"{PLAN_VARIABLE} has no effect on a wrapper with delay_all_reduce_named_params.",
+                UserWarning,
+                stacklevel=5,
+            )
+            return None
+        return BucketPlan.load(path)
+    if cap_mb is not None or listed_caps_mb is not None:
+        raise ValueError(
+            "bucket_plan= has the size of each bucket. Leave out bucket_cap_mb and "
+            "bucket_cap_mb_list."
+        )
+    if delayed.is_used:
+        raise ValueError(
+            "bucket_plan= and delay_all_reduce_named_params exclude each other: delayed parameters "
+            "have buckets of their own. Leave out one of them."
+        )
+    if isinstance(argument, BucketPlan):
+        return argument
+    if isinstance(argument, (str, Path)):
+        return BucketPlan.load(argument)
+    raise TypeError(
+        f"bucket_plan must be a ddpx.BucketPlan or the path of its file, but got {argument!r}."
     )
 
 

@@ -22,6 +22,11 @@ class DelayedParams:
     named_params: Sequence[tuple[str, nn.Parameter]] | None
     trigger: nn.Parameter | None
 
+    @property
+    def is_used(self) -> bool:
+        """Whether an argument was given."""
+        return self.named_params is not None or self.trigger is not None
+
     def check(self) -> None:
         """Raises ValueError if one of the two arguments is given without the other."""
         if (self.named_params is None) != (self.trigger is None):

@@ -159,6 +159,14 @@ TEST(PlanByArrival, RejectsAnOrderThatIsNoPermutation) {
   }
 }
 
+TEST(ListedBuckets, AreTakenAsTheyAre) {
+  const std::vector<ParamMeta> params = {bytes(4), bytes(4), floats(1)};
+  EXPECT_EQ(buckets_of(BucketPlan::listed(params, {{1}, {2}, {0}})), (Buckets{{1}, {2}, {0}}));
+  for (const Buckets& wrong : {Buckets{{0, 1}}, Buckets{{0, 2}, {1}}, Buckets{{0, 1}, {2}, {3}}}) {
+    EXPECT_THROW(BucketPlan::listed(params, wrong), InternalError);
+  }
+}
+
 ParamMeta delayed(ParamMeta param) {
   param.delayed = true;
   return param;

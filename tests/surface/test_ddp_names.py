@@ -205,7 +205,7 @@ INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
 NEWER = _2_15 if INSTALLED < (2, 15) else set()
 
 # Arguments of ReducerDDP alone. They are keyword-only, so that DDP may add arguments.
-OF_DDPX = ["reduce_dtype", "grad_dtype", "transport"]
+OF_DDPX = ["reduce_dtype", "grad_dtype", "transport", "bucket_plan"]
 # Methods that ddpx adds to those of DDP and of nn.Module.
 ONLY_HERE = {
     "register_post_sync_hook",
@@ -213,6 +213,7 @@ ONLY_HERE = {
     "set_check_finite",
     "set_requires_gradient_sync",
     "synchronized_grads",
+    "bucket_plan",
     "wait_for_gradients",
 }
 # Intended differences of signatures of the reducer's methods: the names of arguments, by method.

@@ -25,6 +25,7 @@ FUNCTIONS = (
     "set_check_finite",
     "set_requires_gradient_sync",
     "synchronized_grads",
+    "bucket_plan",
     "wait_for_gradients",
 )
 # DDP keeps these attributes only in some modes.

@@ -8,6 +8,7 @@ from torch import nn
 
 from ddpx import _C, errors, params
 from ddpx.ddp.options import Options
+from ddpx.planning import indices_of
 
 MIB = 1 << 20
 
@@ -66,6 +67,10 @@ def plan_buckets(module: nn.Module, options: Options, caps: str) -> Plan:
             for bucket in plan.buckets
         )
 
+    if options.bucket_plan is not None:
+        indices_of(options.bucket_plan, managed)
+        listed = zip(options.bucket_plan.buckets, options.bucket_plan.num_bytes, strict=True)
+        return Plan(caps, tuple(Bucket(*bucket) for bucket in listed), None)
     first = named(_C.BucketPlan.initial(metas, options.caps, options.mode))
     if options.find_unused_parameters:  # buckets are never rebuilt in this mode
         return Plan(caps, first, None)

@@ -1,0 +1,15 @@
+"""Plans of buckets: files, costs of all-reduces, and the search for the best plan."""
+
+from ddpx.planning.bucket_plan import BucketPlan, indices_of, plan_of
+from ddpx.planning.cost import ReduceCost
+from ddpx.planning.partition import Gradient, best_partition, end_of_communication
+
+__all__ = [
+    "BucketPlan",
+    "Gradient",
+    "ReduceCost",
+    "best_partition",
+    "end_of_communication",
+    "indices_of",
+    "plan_of",
+]

@@ -1,0 +1,51 @@
+"""The time of an all-reduce, by its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+class ReduceCost:
+    """Interpolates measured times of all-reduces.
+
+    Between two sizes the time is linear in the size. Beyond the largest size, the last slope
+    continues. Below the smallest size, the time is that of the smallest size.
+
+    Args:
+        points: Pairs of a size in bytes and a time in seconds. Sizes differ.
+
+    Raises:
+        ValueError: There are fewer than two points, or a size or a time is not positive.
+
+    Example:
+        >>> from ddpx.planning import ReduceCost
+        >>> cost = ReduceCost([(1_000, 0.001), (3_000, 0.002)])
+        >>> cost(2_000), cost(5_000), cost(1)
+        (0.0015, 0.003, 0.001)
+    """
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        points = sorted(points)
+        if len(points) < 2 or any(size <= 0 or time <= 0 for size, time in points):
+            raise ValueError(
+                f"the cost of all-reduces needs two positive sizes and times, but got {points}"
+            )
+        self._sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
+        self._times = torch.tensor([time for _, time in points], dtype=torch.float64)
+        # A noisy measurement must not make a larger all-reduce the faster one.
+        self._times = self._times.cummax(0).values
+        self._slopes = self._times.diff() / self._sizes.diff()
+
+    def of(self, num_bytes: torch.Tensor) -> torch.Tensor:
+        """The times in seconds of all-reduces with these sizes in bytes, as float64."""
+        sizes = num_bytes.to(torch.float64).clamp(min=float(self._sizes[0]))
+        left = (torch.searchsorted(self._sizes, sizes, right=True) - 1).clamp(
+            max=len(self._slopes) - 1
+        )
+        return self._times[left] + (sizes - self._sizes[left]) * self._slopes[left]
+
+    def __call__(self, num_bytes: float) -> float:
+        """The time in seconds of one all-reduce."""
+        return float(self.of(torch.tensor([num_bytes]))[0])

@@ -1,0 +1,88 @@
+"""The best partition of gradients into buckets, for one channel that reduces buckets in order.
+
+Gradients arrive in a fixed order. A bucket has consecutive gradients, and can start when its last
+gradient is ready and the bucket before it is reduced. With F[j] as the end of the communication of
+the first j gradients:
+
+    F[j] = min over i of  max(ready of gradient j, F[i]) + T(bytes of gradients i+1 to j)
+
+This holds for any T, because a partition of the first i gradients that ends later is never better.
+The greedy rule of MG-WFBP (Shi et al., INFOCOM 2019) assumes T = a + b * bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ddpx.planning.cost import ReduceCost
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient, in the order of arrival.
+
+    Attributes:
+        num_bytes: Its size.
+        ready_s: The time in seconds from the begin of the backward until it is ready on all ranks.
+    """
+
+    num_bytes: int
+    ready_s: float
+
+
+def best_partition(gradients: Sequence[Gradient], cost: ReduceCost) -> list[int]:
+    """The sizes of buckets, as numbers of gradients, with which communication ends first.
+
+    Takes time proportional to the square of the number of gradients. Of several best partitions,
+    the one whose last buckets are largest.
+
+    Args:
+        gradients: In the order of arrival.
+        cost: The time of an all-reduce.
+
+    Example:
+        >>> from ddpx.planning import Gradient, ReduceCost, best_partition
+        >>> cost = ReduceCost([(1, 1.0), (1_000_000, 1.1)])  # nearly the same for each size
+        >>> gradients = [Gradient(100, 0.1 * number) for number in range(4)]
+        >>> best_partition(gradients, cost)
+        [4]
+    """
+    count = len(gradients)
+    ends = torch.zeros(count + 1, dtype=torch.float64)
+    starts = [0] * (count + 1)  # of the last bucket of the best partition
+    sizes = torch.tensor([0, *(g.num_bytes for g in gradients)], dtype=torch.float64).cumsum(0)
+    ready = itertools.accumulate((g.ready_s for g in gradients), max)
+    for end, ready_s in enumerate(ready, start=1):
+        times = ends[:end].clamp(min=ready_s) + cost.of(sizes[end] - sizes[:end])
+        starts[end] = int(times.argmin())
+        ends[end] = times[starts[end]]
+    partition = []
+    end = count
+    while end > 0:
+        partition.append(end - starts[end])
+        end = starts[end]
+    return partition[::-1]
+
+
+def end_of_communication(
+    gradients: Sequence[Gradient], partition: Sequence[int], cost: ReduceCost
+) -> float:
+    """The time in seconds from the begin of the backward until all buckets are reduced.
+
+    Args:
+        gradients: In the order of arrival.
+        partition: The number of gradients in each bucket.
+        cost: The time of an all-reduce.
+    """
+    end_s = 0.0
+    ready_s = 0.0
+    rest = iter(gradients)
+    for count in partition:
+        bucket = list(itertools.islice(rest, count))
+        ready_s = max(ready_s, *(gradient.ready_s for gradient in bucket))
+        end_s = max(ready_s, end_s) + cost(sum(gradient.num_bytes for gradient in bucket))
+    return end_s
