@@ -24,6 +24,7 @@ from ddpx.ddp.functions import (
     reset,
     set_check_finite,
     set_requires_gradient_sync,
+    set_weight,
     synchronized_grads,
 )
 from ddpx.ddp.module import ReducerDDP, call_on_construction
@@ -68,6 +69,7 @@ __all__ = [
     "set_check_finite",
     "set_requires_gradient_sync",
     "set_stall_timeout",
+    "set_weight",
     "shrink",
     "synchronized_grads",
 ]

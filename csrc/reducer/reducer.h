@@ -83,6 +83,11 @@ class Reducer final : public GradListener,
   // gradient then makes no step, except in a join() context, where ranks without inputs expect one.
   void watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced = false);
 
+  // The weight of the next forward, for averages by weight: a number that is 0 or more, or a tensor
+  // with one element.
+  void set_weight(double number);
+  void set_weight(const at::Tensor& tensor);
+
   // ---- which backward averages ----
 
   // Whether backwards are synchronized. A backward reads this when its first gradient arrives, and
@@ -290,6 +295,8 @@ class Reducer final : public GradListener,
   void take_grads();
   void check_owner() const;
   void check_joined_step();
+  void check_weights();
+  void check_kept_averages();
   void refuse_capture() const;
   void check_params();
   void check_peers();

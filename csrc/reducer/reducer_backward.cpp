@@ -8,6 +8,8 @@
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
+#include "../buckets/grad_values.h"
+#include "../buckets/param_grad.h"
 #include "empty_step.h"
 #include "reducer.h"
 
@@ -29,6 +31,9 @@ void Reducer::on_output_grad(ForwardSync forward) {
     check_not_pending("a backward");
   }
   emit(StepEvent::kOutputReached);
+  if (!context_.kept_averages.empty()) {
+    check_kept_averages();
+  }
   if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
       running_task::runs_whole_graph()) {
     throw errors::joined_step_is_local(context_.where());
@@ -39,8 +44,9 @@ void Reducer::on_output_grad(ForwardSync forward) {
     take_grads();
   }
   if (!averages || returns_grads) {
-    if (context_.observer.recorded() && context_.phase == Phase::kIdle) {
-      scope_.track(weak_from_this());  // to record the end of the local backward
+    const bool weighs = context_.options.average == Average::kWeights && !returns_grads;
+    if ((context_.observer.recorded() || weighs) && context_.phase == Phase::kIdle) {
+      scope_.track(weak_from_this());  // to record the end of the local backward; for its abort
     }
     return;
   }
@@ -191,6 +197,7 @@ void Reducer::begin_step() {
   }
   check_params();
   check_joined_step();
+  check_weights();
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
@@ -218,6 +225,45 @@ void Reducer::check_joined_step() {
   joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);
 }
 
+// The weights of the last step, whose sum a device had not computed when that step ended, and of
+// the step that begins.
+void Reducer::check_weights() {
+  if (context_.options.average != Average::kWeights) {
+    return;
+  }
+  if (const auto last = std::exchange(context_.unread_weights, std::nullopt)) {
+    if (const auto error = last->error()) {
+      context_.raise(*error);
+    }
+  }
+  if (!context_.weights.counted()) {
+    context_.weights.count();  // set for a forward that bypassed the wrapper
+  }
+  if (!context_.weights.counted()) {
+    context_.raise(
+        errors::weight_missing(
+            context_.where(), context_.options.module_name, /*in_backward=*/true));
+  }
+}
+
+// Before the first gradient of the first backward after a step. The values are read only if nothing
+// is known to have changed them: a script may clear a gradient behind torch's back.
+void Reducer::check_kept_averages() {
+  const auto& params = context_.params;
+  Indices kept;
+  for (const auto param_index : context_.kept_averages.pop_unchanged(params.leaves())) {
+    params.links().pull(param_index);
+    const auto& grad = grad_of(params[param_index]);
+    if (is_capturing(params.device()) || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
+      kept.push_back(param_index);
+    }
+  }
+  if (!kept.empty()) {
+    scope_.track(weak_from_this());  // the backward aborts
+    context_.raise(errors::averages_kept(context_.where(), params.names_of(kept)));
+  }
+}
+
 // UserError if the step that begins cannot be captured. Raised before a capture contains any work
 // of ddpx, so that the capture stays valid.
 void Reducer::refuse_capture() const {
@@ -233,6 +279,9 @@ void Reducer::refuse_capture() const {
   }
   if (!context_.communicates()) {
     return;
+  }
+  if (sync_enabled_ && context_.weights.has_number()) {
+    throw errors::number_under_capture(where);
   }
   const auto& metas = context_.params.metas();
   for (std::size_t i = 0; sync_enabled_ && i < metas.size(); ++i) {
@@ -345,6 +394,9 @@ void Reducer::finish_step() {
   context_.dist_grads.end(context_.params.leaves(), /*averaged=*/true);
   forward_.record(step_->arrivals());
   context_.arrivals.learn(step_->arrivals());
+  if (context_.options.average != Average::kMean) {
+    context_.kept_averages.record(context_.params.leaves());
+  }
   const auto error = step_->error();
   step_.reset();
   end_step();

@@ -46,7 +46,9 @@ class Averaging:
         self.managed, trigger = options.delayed.mark(managed)
         self.param_ids = frozenset(id(param.tensor) for param in self.managed)
         frozen = params.frozen_params(module, ignored)
-        self.reducer = Reducer(self.managed, frozen, group, transport, options.of_reducer(trigger))
+        self.reducer = Reducer(
+            self.managed, frozen, group, transport, options.of_reducer(trigger, module)
+        )
         self.precision: MixedPrecision | None = None
         if options.mixed_precision is not None:
             self.precision = MixedPrecision(module, options.mixed_precision, ignored)

@@ -102,6 +102,10 @@ class ReducerDDP(Forward):
             parameter's dtype. ``torch.float32`` avoids the last rounding, too. Also the dtype of
             sums, unless ``reduce_dtype`` is given. The optimizer must accept such gradients. Not
             in DDP.
+        average: What a step makes of the gradients of all ranks. ``"mean"``: their sum, divided by
+            the number of ranks, as DDP. ``"sum"``: their sum. ``"weights"``: their sum, divided by
+            the sum of the weights that ``ddpx.set_weight()`` sets before each forward. The page
+            docs/averages.md has the rules. Default ``"mean"``. Not in DDP.
         transport: ``"auto"``: over a gloo group, buckets move through shared memory if all ranks
             of the group can share memory. ``"group"``: buckets move over the process group.
             ``"shm"``: shared memory, or an error. Default: the value of ``DDPX_TRANSPORT``,
@@ -149,6 +153,7 @@ class ReducerDDP(Forward):
         *,
         reduce_dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
+        average: str = "mean",
         transport: str | None = None,
     ) -> None:
         check_overrides(type(self), ReducerDDP)
@@ -169,6 +174,7 @@ class ReducerDDP(Forward):
             lazy_bucket_allocation=lazy_bucket_allocation,
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
+            average=average,
             transport=transport,
             delayed=delayed,
             mixed_precision=mixed_precision,
@@ -204,6 +210,7 @@ class ReducerDDP(Forward):
     reset = AsMethod(functions.reset)
     set_check_finite = AsMethod(functions.set_check_finite)
     set_requires_gradient_sync = AsMethod(functions.set_requires_gradient_sync)
+    set_weight = AsMethod(functions.set_weight)
     synchronized_grads = AsMethod(functions.synchronized_grads)
 
     # ---- training ------------------------------------------------------------------------------

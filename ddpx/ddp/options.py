@@ -19,6 +19,7 @@ _MIB = 1024 * 1024
 _DEFAULT_CAP_MB = 25
 _DEFAULT_FIRST_CAP_BYTES = _MIB
 _LARGEST_CAP_BYTES = 2**63 - 1
+AVERAGES = ("mean", "sum", "weights")
 _NOT_DELAYED = DelayedParams(None, None)
 
 
@@ -40,6 +41,7 @@ class Options:
     lazy_bucket_allocation: bool = False
     reduce_dtype: torch.dtype | None
     grad_dtype: torch.dtype | None
+    average: str
     transport: str
     delayed: DelayedParams
     mixed_precision: Any
@@ -66,11 +68,12 @@ class Options:
         """Bucket sizes in bytes."""
         return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, self.listed_cap_bytes)
 
-    def of_reducer(self, delay_trigger: int | None) -> _C.ReducerOptions:
+    def of_reducer(self, delay_trigger: int | None, module: nn.Module) -> _C.ReducerOptions:
         """The options that the reducer needs.
 
         Args:
             delay_trigger: The index of the parameter that delayed parameters wait for, or None.
+            module: The wrapped module. Error texts name its class.
         """
         # Local sums are at least as precise as the sums over ranks.
         reduce = self.reduce_dtype or self.grad_dtype
@@ -84,6 +87,8 @@ class Options:
             delay_trigger=delay_trigger,
             precision=_C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype),
             lazy_buckets=self.lazy_bucket_allocation,
+            average=_C.Average.__members__[self.average.upper()],
+            module_name=type(module).__name__,
         )
 
 
@@ -96,6 +101,7 @@ def make_options(
     bucket_cap_mb_list: list[float] | None = None,
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
+    average: str = "mean",
     transport: str | None = None,
     delayed: DelayedParams = _NOT_DELAYED,
     mixed_precision: Any = None,
@@ -112,8 +118,8 @@ def make_options(
     Raises:
         TypeError: A flag has no truth value of its own, a list of caps is not a list, or a dtype is
             not a floating-point dtype.
-        ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport
-            exists; or arguments contradict each other.
+        ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport or
+            average exists; or arguments contradict each other.
     """
     delayed.check()
     if mixed_precision is not None:
@@ -140,6 +146,10 @@ def make_options(
             stacklevel=4,
         )
 
+    if not (isinstance(average, str) and average in AVERAGES):
+        raise ValueError(
+            f"average={average!r} is not an average. Pass one of {', '.join(map(repr, AVERAGES))}."
+        )
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
     choice = checked_choice(transport)
@@ -156,6 +166,7 @@ def make_options(
         listed_cap_bytes=listed,
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
+        average=average,
         transport=choice,
         delayed=delayed,
         mixed_precision=mixed_precision,
