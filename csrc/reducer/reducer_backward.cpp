@@ -225,16 +225,9 @@ void Reducer::check_joined_step() {
   joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);
 }
 
-// The weights of the last step, whose sum a device had not computed when that step ended, and of
-// the step that begins.
 void Reducer::check_weights() {
   if (context_.options.average != Average::kWeights) {
     return;
-  }
-  if (const auto last = std::exchange(context_.unread_weights, std::nullopt)) {
-    if (const auto error = last->error()) {
-      context_.raise(*error);
-    }
   }
   if (!context_.weights.counted()) {
     context_.weights.count();  // set for a forward that bypassed the wrapper

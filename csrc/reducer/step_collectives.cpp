@@ -80,16 +80,16 @@ void StepCollectives::divide(Bucket& bucket) {
 }
 
 std::optional<UserError> StepCollectives::weight_error() {
-  if (!weights_) {
+  if (!weights_ || is_capturing(context_.params.device())) {
     return std::nullopt;
   }
-  auto unread =
-      is_capturing(context_.params.device()) ? std::nullopt : weights_->unread(context_.where());
-  if (unread && finite_check_) {
-    return unread->error();
+  auto& unread = context_.unread_weights;
+  const auto last = std::exchange(unread, weights_->unread(context_.where()));
+  auto error = last ? last->error() : weights_->error(context_.where());
+  if (!error && unread && finite_check_) {
+    error = std::exchange(unread, std::nullopt)->error();
   }
-  context_.unread_weights = std::move(unread);
-  return weights_->error(context_.where());
+  return error;
 }
 
 // ---- the use of params --------------------------------------------------------------------------

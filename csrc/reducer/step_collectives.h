@@ -35,8 +35,9 @@ class StepCollectives {
   // Waits for the reduction of `bucket`, and makes the average of it.
   void wait(std::size_t bucket_index, Bucket& bucket);
 
-  // After all buckets: the error of weights without an average. On a device, the next step raises
-  // the error, unless the host has waited for the device anyway.
+  // After all buckets: the error of weights without an average. On a device, this is the error of
+  // the last step, because the host does not wait for the sum of this step. The check for finite
+  // gradients waits anyway.
   std::optional<UserError> weight_error();
 
   // Launches the exchange of the use of params, if the step needs it.

@@ -31,7 +31,9 @@ UnreadWeights::UnreadWeights(
 }
 
 std::optional<UserError> UnreadWeights::error() const {
-  arrived_.synchronize();
+  if (!arrived_.query()) {
+    arrived_.synchronize();
+  }
   const auto* values = copied_.const_data_ptr<double>();
   return error_of(where_, values[0], values[1]);
 }
