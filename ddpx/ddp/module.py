@@ -153,7 +153,7 @@ class ReducerDDP(Forward):
         *,
         reduce_dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
-        average: str = "mean",
+        average: str | None = None,
         transport: str | None = None,
     ) -> None:
         check_overrides(type(self), ReducerDDP)
@@ -262,10 +262,12 @@ class ReducerDDP(Forward):
             )
         """
         group, buckets = self.process_group, self.reducer.plan.buckets
+        average = self._ddpx.options.average
         return (
             f"ddpx, rank {group.rank()} of {group.size()}, "
             f"{errors.count(sum(map(len, buckets)), 'parameter')} in "
             f"{errors.count(len(buckets), 'bucket')}"
+            f"{'' if average == 'mean' else f', average={average!r}'}"
         )
 
     # ---- copies --------------------------------------------------------------------------------

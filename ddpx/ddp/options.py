@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,7 @@ _DEFAULT_CAP_MB = 25
 _DEFAULT_FIRST_CAP_BYTES = _MIB
 _LARGEST_CAP_BYTES = 2**63 - 1
 AVERAGES = ("mean", "sum", "weights")
+_default_average: ContextVar[str] = ContextVar("_default_average", default="mean")
 _NOT_DELAYED = DelayedParams(None, None)
 
 
@@ -92,6 +95,16 @@ class Options:
         )
 
 
+@contextmanager
+def default_average(average: str) -> Iterator[None]:
+    """Makes wrappers that the block constructs without ``average`` use this one."""
+    token = _default_average.set(average)
+    try:
+        yield
+    finally:
+        _default_average.reset(token)
+
+
 def make_options(
     *,
     broadcast_buffers: bool | None = None,
@@ -101,7 +114,7 @@ def make_options(
     bucket_cap_mb_list: list[float] | None = None,
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
-    average: str = "mean",
+    average: str | None = None,
     transport: str | None = None,
     delayed: DelayedParams = _NOT_DELAYED,
     mixed_precision: Any = None,
@@ -146,6 +159,8 @@ def make_options(
             stacklevel=4,
         )
 
+    if average is None:
+        average = _default_average.get()
     if not (isinstance(average, str) and average in AVERAGES):
         raise ValueError(
             f"average={average!r} is not an average. Pass one of {', '.join(map(repr, AVERAGES))}."

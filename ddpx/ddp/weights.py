@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import nn
 
 from ddpx import health
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.replica import Replica, replica_of
 
 
 def set_weight(replica: Replica, weight: object) -> None:
@@ -17,6 +18,11 @@ def set_weight(replica: Replica, weight: object) -> None:
     except Exception as error:
         health.note_fault(replica.reducer.monitor, error, is_of_module=False)
         raise
+
+
+def averages_by_weight(model: nn.Module) -> bool:
+    """Whether the wrapper ``model`` has ``average="weights"``."""
+    return replica_of(model).options.average == "weights"
 
 
 def _checked(replica: Replica, weight: object) -> float | torch.Tensor:

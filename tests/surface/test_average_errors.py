@@ -204,13 +204,15 @@ def test_kept_gradients(ranks, mode, average):
 
 
 def _arguments() -> None:
-    for average in ("median", None, 3, ["mean"]):
+    for average in ("median", 3, ["mean"]):
         with pytest.raises(ValueError, match="Pass one of 'mean', 'sum', 'weights'"):
             ReducerDDP(nn.Linear(2, 2), average=average)  # type: ignore[arg-type]
     for other in ("mean", "sum"):
         model = ReducerDDP(nn.Linear(2, 2), average=other)
         with pytest.raises(RuntimeError, match=f"average='{other}'.*Pass average=\"weights\""):
             model.set_weight(3)
+        assert model._get_ddp_logging_data()["average"] == other
+        assert ("average='sum'" in repr(model)) == (other == "sum")
         if other == "sum":
             with pytest.raises(ValueError, match="does not work with average='sum'"):
                 model._register_fused_optim(torch.optim.SGD, lr=0.1)

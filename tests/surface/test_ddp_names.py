@@ -205,7 +205,7 @@ INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
 NEWER = _2_15 if INSTALLED < (2, 15) else set()
 
 # Arguments of ReducerDDP alone. They are keyword-only, so that DDP may add arguments.
-OF_DDPX = {"reduce_dtype": None, "grad_dtype": None, "average": "mean", "transport": None}
+OF_DDPX = ["reduce_dtype", "grad_dtype", "average", "transport"]
 # Methods that ddpx adds to those of DDP and of nn.Module.
 ONLY_HERE = {
     "register_post_sync_hook",
@@ -274,7 +274,7 @@ def test_arguments_of_the_constructor():
     positional = [p for p in ours if p[1] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     assert theirs == [p for p in positional if p[0] not in NEWER]
     assert [p[0] for p in positional][-1] == "lazy_bucket_allocation"
-    keyword_only = [(n, inspect.Parameter.KEYWORD_ONLY, v) for n, v in OF_DDPX.items()]
+    keyword_only = [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in OF_DDPX]
     assert ours == positional + keyword_only
 
 
