@@ -70,7 +70,8 @@ void StepCollectives::divide(Bucket& bucket) {
   const double num_ranks = context_.settings.comm_hook ? context_.collective->world_size() : 1;
   if (!weights_) {
     if (num_ranks != 1) {
-      bucket.divide_reduced(at::full({1}, 1 / num_ranks, at::TensorOptions(at::kDouble)));
+      const auto options = at::TensorOptions(at::kDouble).device(bucket.device());
+      bucket.divide_reduced(at::full({1}, 1 / num_ranks, options));
     }
     return;
   }

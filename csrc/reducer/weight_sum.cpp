@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
@@ -64,7 +65,8 @@ void WeightSum::wait(Collective& collective) {
     collective.wait(*work, own_.device());
   }
   keep_for_current_stream(sum_);
-  divisor_ = at::where(sum_.gt(0), sum_, std::numeric_limits<double>::quiet_NaN());
+  const auto nan = at::full_like(sum_, std::numeric_limits<double>::quiet_NaN());
+  divisor_ = at::where(sum_.gt(0), sum_, nan);
 }
 
 std::optional<UserError> WeightSum::error(const errors::Where& where) const {

@@ -1,6 +1,7 @@
 #include "weights.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
@@ -19,8 +20,10 @@ void Weights::set(const at::Tensor& tensor, c10::Device device) {
   const at::NoGradGuard no_grad;
   const auto value = tensor.detach().to(device, at::kDouble, /*non_blocking=*/true).reshape({1});
   const auto valid = value.ge(0).logical_and(value.lt(std::numeric_limits<double>::infinity()));
-  // A new tensor, because the script may change its own.
-  next_ = Weight{std::nullopt, at::where(valid, value, std::numeric_limits<double>::quiet_NaN())};
+  // A new tensor, because the script may change its own. A number in place of the tensor `nan`
+  // would be copied to the device, for which the host waits.
+  const auto nan = at::full_like(value, std::numeric_limits<double>::quiet_NaN());
+  next_ = Weight{std::nullopt, at::where(valid, value, nan)};
   streams_.add(device);
 }
 

@@ -14,6 +14,7 @@ from graph_cases import deterministic
 from stream_cases import backward, batch, layers
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from usage_cases import _OnTwoDevices as OnTwoDevices
 
 import ddpx
 from ddpx import ReducerDDP
@@ -64,6 +65,11 @@ def weighted(device: str, tensors: bool, average: str = "weights", **options: An
 def weighted_with_a_hook(device: str, **options: Any) -> State:
     model = ReducerDDP(layers(device), bucket_cap_mb=0.0015, average="weights", **options)
     model.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+    return _train(model, device, tensors=True)
+
+
+def weighted_on_two_devices(device: str, **options: Any) -> State:
+    model = ReducerDDP(OnTwoDevices(device), average="weights", **options)
     return _train(model, device, tensors=True)
 
 
@@ -134,33 +140,37 @@ def no_synchronisation(device: str, **options: Any) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def bad_weights(device: str, weights: list[float], finite_check: bool, **options: Any) -> None:
+def bad_weights(device: str, weights: list[float], finite_check: bool, pauses: bool = True) -> None:
     """The next step raises on all ranks. Before, gradients are NaN."""
     module = layers(device)
-    model = ReducerDDP(module, average="weights", **options)
+    model = ReducerDDP(module, average="weights")
     rank = dist.get_rank()
 
-    def step(weight: float) -> None:
+    def step(weight: torch.Tensor) -> None:
         model.zero_grad()
-        ddpx.set_weight(model, torch.tensor(weight, device=device))
-        backward(_loss_sum(model, batch(device, 0)))
+        ddpx.set_weight(model, weight)
+        loss = _loss_sum(model, x)
+        backward(loss) if pauses else loss.backward()
 
-    step(1.0)
+    # Copies to the device make the host wait, and come first.
+    x, right = batch(device, 0), torch.tensor(1.0, device=device)
+    wrong = torch.tensor(weights[rank], device=device)
+    step(right)
     if finite_check:
         model.set_check_finite(True)
     own = "of this rank" if not weights[rank] >= 0 else "of another rank"
     text = "sum to 0" if not any(weights) else f"a weight {own} is negative, infinite or NaN"
     if finite_check:
         with pytest.raises(RuntimeError, match=f"step 1.*{text}"):
-            step(weights[rank])
+            step(wrong)
     else:
-        step(weights[rank])
-    for param in module.parameters():
+        step(wrong)
+    for param in module.parameters() if pauses else ():
         assert param.grad is not None and param.grad.isnan().all()
     if not finite_check:
         with pytest.raises(RuntimeError, match=f"step 1.*{text}"):
-            step(1.0)
-    step(1.0)
+            step(right)
+    step(right)
     for param in module.parameters():
         assert param.grad is not None and param.grad.isfinite().all()
 
@@ -168,10 +178,12 @@ def bad_weights(device: str, weights: list[float], finite_check: bool, **options
 class _Training:
     """Steps with static inputs and weights, which a graph can repeat."""
 
-    def __init__(self, device: str, **options: Any) -> None:
+    def __init__(self, device: str, hook: bool = False, **options: Any) -> None:
         self.device = device
         self.module = layers(device)
         self.model = ReducerDDP(self.module, bucket_cap_mb=0.0015, average="weights", **options)
+        if hook:
+            self.model.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
         self.x = [batch(device, 0) for _ in range(2)]
         self.weights = [torch.zeros((), device=device) for _ in range(2)]
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.01)

@@ -50,6 +50,15 @@ def test_weights_beyond_the_range_of_half(device_ranks, device, world_size, mode
     _compare(ranks, cases.weighted_in_half, device, tensors, **MODES[mode])
 
 
+@on_devices(2)
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_two_devices_in_one_module(device_ranks, device, world_size, mode):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+    ranks = device_ranks(device, world_size)
+    _compare(ranks, cases.weighted_on_two_devices, device, **MODES[mode])
+
+
 @on_devices(2, 3)
 @pytest.mark.parametrize("mode", ["default", "view", "find unused"])
 def test_uneven_inputs(device_ranks, device, world_size, mode):
@@ -82,10 +91,10 @@ def test_bad_weights(device_ranks, device, world_size, weights, finite_check):
 
 
 @on_nccl(1, 2)
-@pytest.mark.parametrize("mode", ["default", "view", "static"])
+@pytest.mark.parametrize("mode", ["default", "view", "static", "hook"])
 def test_weights_in_a_graph(device_ranks, device, world_size, mode):
     for eager, replayed in device_ranks(device, world_size).run(
-        cases.in_a_graph, device, **MODES[mode]
+        cases.in_a_graph, device, hook=mode == "hook", **MODES.get(mode, {})
     ):
         torch.testing.assert_close(replayed, eager, rtol=0, atol=0)
 
