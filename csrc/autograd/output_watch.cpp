@@ -81,10 +81,16 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
 
 }  // namespace
 
+bool WatchedForward::left_out() const {
+  const auto reached = [](const auto& output) { return output->reached(); };
+  return !outputs_.empty() && std::none_of(outputs_.begin(), outputs_.end(), reached);
+}
+
 void OutputWatch::watch(
     const std::vector<at::Tensor>& outputs,
     ForwardSync forward,
-    const std::weak_ptr<GraphTaskObserver>& observer) {
+    const std::weak_ptr<GraphTaskObserver>& observer,
+    WatchedForward* watched_forward) {
   if (outputs_.size() >= prune_at_) {
     const auto done = [](const auto& weak) {
       const auto output = weak.lock();
@@ -97,6 +103,9 @@ void OutputWatch::watch(
     if (const auto& grad_fn = output.grad_fn()) {
       auto watched = std::make_shared<WatchedOutput>(grad_fn);
       outputs_.push_back(watched);
+      if (watched_forward != nullptr) {
+        watched_forward->outputs_.push_back(watched);
+      }
       grad_fn->add_pre_hook(std::make_unique<OutputHook>(std::move(watched), forward, observer));
     }
   }

@@ -167,13 +167,19 @@ void Reducer::begin_forward() {
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced) {
   const auto lock = lock_after_abort();
   emit(StepEvent::kForwardEnd);
-  context_.weights.count();
   const bool may_be_local = params_replaced && joined_step_ != JoinedStep::kAverages;
   const auto averaging = may_be_local ? ForwardSync::kReplaced : ForwardSync::kOn;
   if (sync_enabled_) {
     forward_.await_backward();
   }
-  outputs_.watch(outputs, sync_enabled_ ? averaging : ForwardSync::kOff, weak_from_this());
+  const auto forward = sync_enabled_ ? averaging : ForwardSync::kOff;
+  if (context_.weights.is_set()) {
+    WatchedForward watched;
+    outputs_.watch(outputs, forward, weak_from_this(), &watched);
+    context_.weights.count(std::move(watched));
+  } else {
+    outputs_.watch(outputs, forward, weak_from_this());
+  }
 }
 
 // Before a forward or a step.

@@ -90,6 +90,9 @@ std::optional<UserError> StepCollectives::weight_error() {
   if (!error && unread && finite_check_) {
     error = std::exchange(unread, std::nullopt)->error();
   }
+  if (context_.weights.took_too_much() && !error) {
+    error = errors::forward_left_out(context_.where(), context_.options.module_name);
+  }
   return error;
 }
 

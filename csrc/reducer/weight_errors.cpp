@@ -28,7 +28,7 @@ UserError no_weights(const Where& where, double own, double sum) {
     out << "the weights of all ranks and micro-steps of this step sum to 0, so the average does "
            "not exist. At least one rank needs a loss over 1 or more items. Skip the step on all "
            "ranks otherwise.";
-  } else if (sum == sum) {
+  } else if (sum < 0) {
     out << "the weights of all ranks and micro-steps of this step sum to " << sum << ".";
   } else if (own != own) {
     out << "a weight of this rank is negative, infinite or NaN.";
@@ -37,6 +37,17 @@ UserError no_weights(const Where& where, double own, double sum) {
   }
   out << " All gradients of this step are NaN. " << kRemedy;
   return UserError(out.str());
+}
+
+UserError forward_left_out(const Where& where, const std::string& module_name) {
+  return UserError(
+      opening(where) + "the gradients of the wrapper of " + module_name +
+      " were divided by the weights of all forwards since the last averaged backward, but no "
+      "backward has reached an output of one of these forwards. All gradients of this step are too "
+      "small. Run a forward that needs no backward in torch.no_grad(), or set its weight to 0. "
+      "Average the outputs of several forwards in one backward, or run all but the last backward "
+      "in "
+      "model.no_sync(). To skip a backward, call ddpx.reset(model) and clear the gradients.");
 }
 
 UserError averages_kept(const Where& where, const std::vector<std::string>& names) {

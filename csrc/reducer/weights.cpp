@@ -5,6 +5,7 @@
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -27,11 +28,14 @@ void Weights::set(const at::Tensor& tensor, c10::Device device) {
   streams_.add(device);
 }
 
-void Weights::count() {
+void Weights::count(WatchedForward forward) {
   if (!next_) {
     return;
   }
   auto next = *std::exchange(next_, std::nullopt);
+  if (next.number != 0) {
+    forwards_.push_back(std::move(forward));
+  }
   if (!sum_) {
     sum_ = std::move(next);
     return;
@@ -56,8 +60,15 @@ bool Weights::has_number() const {
   return (next_ && next_->number) || (sum_ && sum_->number);
 }
 
+bool Weights::took_too_much() {
+  const auto taken = std::exchange(taken_, {});
+  return std::any_of(
+      taken.begin(), taken.end(), [](const auto& forward) { return forward.left_out(); });
+}
+
 at::Tensor Weights::take(c10::Device device) {
   const at::NoGradGuard no_grad;
+  taken_ = std::exchange(forwards_, {});
   const auto sum = std::exchange(sum_, std::nullopt).value_or(Weight{});
   const auto options = at::TensorOptions(at::kDouble).device(device);
   if (!sum.tensor.defined()) {

@@ -5,7 +5,9 @@
 #include <c10/core/Device.h>
 
 #include <optional>
+#include <vector>
 
+#include "../autograd/output_watch.h"
 #include "../buckets/stream_set.h"
 
 namespace ddpx {
@@ -37,7 +39,7 @@ class Weights {
   }
 
   // A forward has ended, and takes the weight that was set.
-  void count();
+  void count(WatchedForward forward = {});
 
   // Whether a forward has taken a weight since the last take().
   bool counted() const {
@@ -50,9 +52,13 @@ class Weights {
   // Returns the sum as a new float64 tensor with one element on `device`, and forgets the sum.
   at::Tensor take(c10::Device device);
 
+  // Whether take() took the weight of a forward that no backward has reached. Forgets the forwards.
+  bool took_too_much();
+
   // Forgets the sum: the gradients of these forwards are lost.
   void forget() {
     sum_.reset();
+    forwards_.clear();
   }
 
  private:
@@ -63,7 +69,9 @@ class Weights {
 
   std::optional<Weight> next_;
   std::optional<Weight> sum_;
-  StreamSet streams_;  // that computed the tensors
+  std::vector<WatchedForward> forwards_;  // of `sum_`, without weights of 0
+  std::vector<WatchedForward> taken_;     // of the last take()
+  StreamSet streams_;                     // that computed the tensors
 };
 
 }  // namespace ddpx

@@ -115,6 +115,23 @@ TEST(ReducerAverage, ASecondBackwardOfOneForwardRaises) {
   EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
 }
 
+TEST(ReducerAverage, TheWeightOfAForwardWithoutABackwardRaises) {
+  for (const double weight : {5., 0.}) {
+    auto replica = with_average(Average::kWeights);
+    replica.reducer->set_weight(weight);
+    replica.forward({2, 1, 0});
+    replica.reducer->set_weight(2);
+    if (weight == 0) {
+      replica.step();
+      EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+    } else {
+      expect_mentions(replica.failing_step(), {"Net", "no backward has reached", "no_grad()"});
+      weighted_step(replica, 2);
+      EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+    }
+  }
+}
+
 TEST(ReducerAverage, ASumOfZeroRaisesAtTheEnd) {
   auto replica = with_average(Average::kWeights);
   replica.reducer->set_weight(0);

@@ -124,6 +124,22 @@ def test_a_sum_of_zero_in_join(ranks):
     ranks(2).run(_zero_in_join)
 
 
+def _backward_of_each_forward() -> None:
+    """The first of two averaged backwards would take the weights of both forwards."""
+    model = ReducerDDP(averages.make_module(), average="weights")
+    losses = []
+    for weight in (2, 3):
+        ddpx.set_weight(model, weight)
+        losses.append(averages.loss_sum(model(torch.ones(weight, 6, dtype=torch.float64))))
+    with pytest.raises(RuntimeError, match="no backward has reached an output of one"):
+        losses[0].backward()
+    _right_step(model, 1)
+
+
+def test_a_backward_of_each_of_two_forwards(ranks):
+    ranks(2).run(_backward_of_each_forward)
+
+
 def _reset_forgets() -> None:
     model = ReducerDDP(averages.make_module(), average="weights")
     with model.no_sync():
