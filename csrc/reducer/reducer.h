@@ -32,9 +32,9 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // ReducerContext holds what outlives steps.
 //
 // The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
-// for settings, observers and state are in reducer_settings.cpp. The methods for manual
-// finalization are in reducer_manual.cpp. The methods for several reducers of the same params are
-// in reducer_owner.cpp. reducer.cpp has the others.
+// for settings, observers and state are in reducer_settings.cpp. The methods for averages are in
+// reducer_average.cpp. The methods for manual finalization are in reducer_manual.cpp. The methods
+// for several reducers of the same params are in reducer_owner.cpp. reducer.cpp has the others.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the

@@ -8,8 +8,6 @@
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
-#include "../buckets/grad_values.h"
-#include "../buckets/param_grad.h"
 #include "empty_step.h"
 #include "reducer.h"
 
@@ -223,38 +221,6 @@ void Reducer::check_joined_step() {
   }
   auto announced = JoinedStep::kAverages;  // leave_join() may come in between
   joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);
-}
-
-void Reducer::check_weights() {
-  if (context_.options.average != Average::kWeights) {
-    return;
-  }
-  if (!context_.weights.counted()) {
-    context_.weights.count();  // set for a forward that bypassed the wrapper
-  }
-  if (!context_.weights.counted()) {
-    context_.raise(
-        errors::weight_missing(
-            context_.where(), context_.options.module_name, /*in_backward=*/true));
-  }
-}
-
-// Before the first gradient of the first backward after a step. The values are read only if nothing
-// is known to have changed them: a script may clear a gradient behind torch's back.
-void Reducer::check_kept_averages() {
-  const auto& params = context_.params;
-  Indices kept;
-  for (const auto param_index : context_.kept_averages.pop_unchanged(params.leaves())) {
-    params.links().pull(param_index);
-    const auto& grad = grad_of(params[param_index]);
-    if (is_capturing(params.device()) || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
-      kept.push_back(param_index);
-    }
-  }
-  if (!kept.empty()) {
-    scope_.track(weak_from_this());  // the backward aborts
-    context_.raise(errors::averages_kept(context_.where(), params.names_of(kept)));
-  }
 }
 
 // UserError if the step that begins cannot be captured. Raised before a capture contains any work

@@ -40,16 +40,6 @@ void Reducer::install_comm_hook(
   }
 }
 
-void Reducer::set_weight(double number) {
-  const auto lock = lock_after_abort();
-  context_.weights.set(number);
-}
-
-void Reducer::set_weight(const at::Tensor& tensor) {
-  const auto lock = lock_after_abort();
-  context_.weights.set(tensor, context_.params.device());
-}
-
 void Reducer::set_divisor(std::optional<int> divisor) {
   const auto lock = context_.mutex.lock();
   context_.settings.set_divisor(divisor);

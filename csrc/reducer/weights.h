@@ -59,6 +59,7 @@ class Weights {
   void forget() {
     sum_.reset();
     forwards_.clear();
+    taken_.clear();
   }
 
  private:
