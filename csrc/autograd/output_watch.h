@@ -18,7 +18,8 @@ class WatchedOutput;
 // The watched outputs of one forward.
 class WatchedForward {
  public:
-  // Whether the forward has outputs, and no backward has reached any of them.
+  // Whether the forward has outputs, and no backward has reached any of them. A backward of
+  // autograd.grad() counts if it records a graph.
   bool left_out() const;
 
  private:
