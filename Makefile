@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test foreign-test docs wheel test-torch lock lint format parity-table advice-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test foreign-test docs wheel test-torch lock lint format parity-table average-table advice-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ format: $(VENV)/.extra-lint  ## format and fix with ruff and clang-format
 
 parity-table: build $(VENV)/.extra-test  ## run the parity matrix and write its table into docs/parity.md
 	$(BIN)/python scripts/parity_table.py
+
+average-table: build $(VENV)/.extra-test  ## compare averages with one process over all items, and write docs/averages.md
+	$(BIN)/python scripts/average_table.py
 
 advice-table: build $(VENV)/.extra-test  ## record runs with a known cause, and write what ddpx advises into docs/advice.md (5 min)
 	$(BIN)/python scripts/advice_table.py

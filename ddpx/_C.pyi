@@ -426,6 +426,16 @@ class Recording:
     def device_error_ns(self) -> int:
         """The error bound of a device's times against the host's clock."""
 
+class Average:
+    """What a step makes of the gradients of all ranks; see ``csrc/reducer/weights.h``."""
+
+    MEAN: ClassVar[Average]
+    SUM: ClassVar[Average]
+    WEIGHTS: ClassVar[Average]
+    __members__: ClassVar[dict[str, Average]]
+    @property
+    def name(self) -> str: ...
+
 class ReducerOptions:
     """How a reducer groups, copies and sums gradients."""
 
@@ -440,6 +450,8 @@ class ReducerOptions:
         precision: Precision = ...,
         lazy_buckets: bool = False,
         listed_buckets: Sequence[Sequence[int]] = ...,
+        average: Average = ...,
+        module_name: str = "a module",
     ) -> None:
         """``csrc/reducer/context.h`` describes each option."""
 
@@ -472,6 +484,11 @@ class Reducer:
 
         A backward without a gradient makes no step if ``params_replaced`` is set: other tensors
         were in the places of all parameters.
+        """
+    def set_weight(self, weight: float | torch.Tensor) -> None:
+        """Sets the weight of the next forward: a number, or a tensor with one element.
+
+        A number is 0 or more, and finite.
         """
     def prepare_for_backward(self) -> None:
         """Makes the next backward average, even if its forward was not synchronized."""

@@ -25,6 +25,7 @@ from ddpx.ddp.functions import (
     reset,
     set_check_finite,
     set_requires_gradient_sync,
+    set_weight,
     synchronized_grads,
     wait_for_gradients,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "set_check_finite",
     "set_requires_gradient_sync",
     "set_stall_timeout",
+    "set_weight",
     "shrink",
     "synchronized_grads",
     "wait_for_gradients",

@@ -1,5 +1,7 @@
 #include "output_watch.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <atomic>
 #include <type_traits>
@@ -43,6 +45,13 @@ class WatchedOutput {
   bool reached() const {
     return reached_;
   }
+  // Also by autograd.grad(create_graph=True), whose result may be a part of a loss.
+  void use() {
+    used_ = true;
+  }
+  bool used() const {
+    return used_;
+  }
   // Null if the node is being destroyed.
   NodePtr node() const {
     return node_.lock();
@@ -51,6 +60,7 @@ class WatchedOutput {
  private:
   WeakNodePtr node_;
   std::atomic<bool> reached_{false};
+  std::atomic<bool> used_{false};
 };
 
 namespace {
@@ -67,6 +77,9 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
     if (const auto observer = observer_.lock()) {
       if (!running_task::returns_grads()) {  // the output keeps its backward
         output_->reach();
+        output_->use();
+      } else if (at::GradMode::is_enabled()) {
+        output_->use();
       }
       observer->on_output_grad(forward_);
     }
@@ -81,10 +94,16 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
 
 }  // namespace
 
+bool WatchedForward::left_out() const {
+  const auto used = [](const auto& output) { return output->used(); };
+  return !outputs_.empty() && std::none_of(outputs_.begin(), outputs_.end(), used);
+}
+
 void OutputWatch::watch(
     const std::vector<at::Tensor>& outputs,
     ForwardSync forward,
-    const std::weak_ptr<GraphTaskObserver>& observer) {
+    const std::weak_ptr<GraphTaskObserver>& observer,
+    WatchedForward* watched_forward) {
   if (outputs_.size() >= prune_at_) {
     const auto done = [](const auto& weak) {
       const auto output = weak.lock();
@@ -97,6 +116,9 @@ void OutputWatch::watch(
     if (const auto& grad_fn = output.grad_fn()) {
       auto watched = std::make_shared<WatchedOutput>(grad_fn);
       outputs_.push_back(watched);
+      if (watched_forward != nullptr) {
+        watched_forward->outputs_.push_back(watched);
+      }
       grad_fn->add_pre_hook(std::make_unique<OutputHook>(std::move(watched), forward, observer));
     }
   }

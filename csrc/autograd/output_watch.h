@@ -15,15 +15,30 @@ namespace ddpx {
 
 class WatchedOutput;
 
+// The watched outputs of one forward.
+class WatchedForward {
+ public:
+  // Whether the forward has outputs, and no backward has reached any of them. A backward of
+  // autograd.grad() counts if it records a graph.
+  bool left_out() const;
+
+ private:
+  friend class OutputWatch;
+
+  std::vector<std::shared_ptr<WatchedOutput>> outputs_;
+};
+
 // The reducer owns this object, under its mutex.
 class OutputWatch {
  public:
   // From now on observer->on_output_grad(forward) is called when a backward reaches one of
   // `outputs`, before the nodes behind the output run. Ignores tensors without history.
+  // `watched_forward`, if not null, gets the outputs.
   void watch(
       const std::vector<at::Tensor>& outputs,
       ForwardSync forward,
-      const std::weak_ptr<GraphTaskObserver>& observer);
+      const std::weak_ptr<GraphTaskObserver>& observer,
+      WatchedForward* watched_forward = nullptr);
 
   // All nodes of the graph behind outputs that are alive and that no backward has reached. Walks
   // the graph.

@@ -180,6 +180,11 @@ void bind_reducer(py::module_& module) {
           py::arg("local") = py::none(),
           py::arg("averaged") = py::none());
 
+  py::enum_<Average>(module, "Average")
+      .value("MEAN", Average::kMean)
+      .value("SUM", Average::kSum)
+      .value("WEIGHTS", Average::kWeights);
+
   py::class_<ReducerOptions>(module, "ReducerOptions")
       .def(
           py::init([](BucketCaps caps,
@@ -190,7 +195,9 @@ void bind_reducer(py::module_& module) {
                       std::optional<std::size_t> delay_trigger,
                       const Precision& precision,
                       bool lazy_buckets,
-                      std::vector<std::vector<std::size_t>> listed_buckets) {
+                      std::vector<std::vector<std::size_t>> listed_buckets,
+                      Average average,
+                      std::string module_name) {
             return ReducerOptions{
                 std::move(caps),
                 mode,
@@ -200,7 +207,9 @@ void bind_reducer(py::module_& module) {
                 delay_trigger,
                 precision,
                 lazy_buckets,
-                std::move(listed_buckets)};
+                std::move(listed_buckets),
+                average,
+                std::move(module_name)};
           }),
           py::arg("caps"),
           py::arg("mode"),
@@ -210,7 +219,9 @@ void bind_reducer(py::module_& module) {
           py::arg("delay_trigger") = py::none(),
           py::arg("precision") = Precision(),
           py::arg("lazy_buckets") = false,
-          py::arg("listed_buckets") = std::vector<std::vector<std::size_t>>());
+          py::arg("listed_buckets") = std::vector<std::vector<std::size_t>>(),
+          py::arg("average") = Average::kMean,
+          py::arg("module_name") = "a module");
 
   module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
 
@@ -246,6 +257,13 @@ void bind_reducer(py::module_& module) {
           &Reducer::watch_outputs,
           py::arg("outputs"),
           py::arg("params_replaced") = false,
+          NoGil())
+      .def(
+          "set_weight", py::overload_cast<double>(&Reducer::set_weight), py::arg("weight"), NoGil())
+      .def(
+          "set_weight",
+          py::overload_cast<const at::Tensor&>(&Reducer::set_weight),
+          py::arg("weight"),
           NoGil())
       .def("prepare_for_backward", &Reducer::prepare_for_backward, NoGil())
       .def("rebuild_buckets", &Reducer::rebuild_buckets, NoGil())

@@ -1,5 +1,6 @@
 #include "bucket.h"
 
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -216,6 +217,27 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result, const std::string& sourc
     return at::view_as_complex(real.reshape({-1, 2}).contiguous());
   }
   return values.contiguous();
+}
+
+void Bucket::divide_reduced(const at::Tensor& divisor) {
+  const at::NoGradGuard no_grad;
+  const auto type = reduced_.scalar_type();
+  const bool is_double = type == at::kDouble || type == at::kComplexDouble;
+  const auto real_divisor = divisor.to(device_, is_double ? at::kDouble : at::kFloat, true);
+  const auto values = sparse_ ? reduced_._values() : reduced_;
+  const auto real = values.is_complex() ? at::view_as_real(values) : values;
+  if (!sparse_ && reduced_.is_alias_of(buffer_)) {
+    real.div_(real_divisor);
+    return;
+  }
+  auto quotient = real.div(real_divisor);
+  if (values.is_complex()) {
+    quotient = at::view_as_complex(quotient);
+  }
+  reduced_ = sparse_ ? at::_sparse_coo_tensor_unsafe(
+                           reduced_._indices(), quotient.to(type), reduced_.sizes())
+                           ._coalesced_(reduced_.is_coalesced())
+                     : quotient;
 }
 
 at::Tensor Bucket::reduced_slot(const Slot& slot) const {

@@ -151,6 +151,11 @@ class Bucket {
     return reduced_;
   }
 
+  // After wait(): divides the result by a float64 tensor with one element. Rounds once, also in 16
+  // bits. The result of a hook outside the buffer stays as it is, and the bucket takes a new
+  // tensor.
+  void divide_reduced(const at::Tensor& divisor);
+
   // Drops the result of wait(): that of a hook, or a sum in another dtype, has memory of its own.
   void release_reduced() {
     reduced_.reset();

@@ -59,7 +59,7 @@ BucketPlan ReducerContext::plan_by_arrival(
 }
 
 std::vector<Bucket> ReducerContext::allocate(const BucketPlan& plan, Collective& group) const {
-  if (!settings.comm_hook && group.alone()) {
+  if (!communicates_over(group)) {
     return {};
   }
   return BucketSet::allocate(
@@ -72,9 +72,11 @@ void ReducerContext::install(BucketPlan plan, std::vector<Bucket> allocated) {
   buckets.install(std::move(plan), std::move(allocated));
   publish_bucket_names();
   if (options.gradient_as_bucket_view) {
+    const auto kept = kept_averages.pop_unchanged(params.leaves());
     params.links().pull_all();
     buckets.take_grads(params.tensors());
     params.links().push_all();
+    kept_averages.record(params.leaves(), kept);
   }
 }
 
@@ -95,6 +97,8 @@ void ReducerContext::start_over(
   use.forget(params.device());
   use.static_use_known = false;
   taken_grads.clear();
+  weights.forget();
+  unread_weights.reset();
   install(std::move(plan), std::move(allocated));
 }
 

@@ -18,6 +18,7 @@
 #include "../observe/step_observer.h"
 #include "../readiness/arrival_order.h"
 #include "../readiness/arrival_tracker.h"
+#include "../readiness/kept_averages.h"
 #include "../readiness/param_use.h"
 #include "../readiness/taken_grads.h"
 #include "exclusive_mutex.h"
@@ -25,6 +26,8 @@
 #include "phase.h"
 #include "settings.h"
 #include "step_errors.h"
+#include "weight_sum.h"
+#include "weights.h"
 
 namespace ddpx {
 
@@ -41,6 +44,8 @@ struct ReducerOptions {
   // The param indices of each bucket, from the first step on. Empty: by `caps`, and by the order in
   // which gradients arrive.
   std::vector<std::vector<std::size_t>> listed_buckets = {};
+  Average average = Average::kMean;
+  std::string module_name = "a module";  // in error texts
 
   // Whether buckets are rebuilt once the order of arrival is known.
   bool rebuilds_buckets(GraphMode of_mode) const {
@@ -53,10 +58,10 @@ struct ReducerContext {
   ReducerContext(
       Params wrapped_params, ReducerOptions wrapped_options, std::shared_ptr<Collective> group);
 
-  // False where no other rank exists and no hook stands in for the all-reduce: there are no buckets
-  // then, and nothing is copied.
+  // False where no other rank exists, no hook stands in for the all-reduce, and no weight divides:
+  // there are no buckets then, and nothing is copied.
   bool communicates() const {
-    return settings.comm_hook || !collective->alone();
+    return communicates_over(*collective);
   }
   // Whether each step may leave params unused: with find_unused_parameters, and in default mode
   // until the first forward. A container of layers that act within another model has no forward.
@@ -148,12 +153,18 @@ struct ReducerContext {
   ArrivalOrder order;
   ParamUse use;
   TakenGrads taken_grads;
+  KeptAverages kept_averages;  // not of means
+  Weights weights;
+  std::optional<UnreadWeights> unread_weights;  // of the last step
   DistGrads dist_grads;
   StepObserver observer;
   health::StepGuard guard;
   std::string last_error;
 
  private:
+  bool communicates_over(const Collective& group) const {
+    return settings.comm_hook || !group.alone() || options.average == Average::kWeights;
+  }
   std::vector<Bucket> allocate(const BucketPlan& plan, Collective& group) const;
   void install(BucketPlan plan, std::vector<Bucket> allocated);
   [[noreturn]] void explain(const errors::Where& where, const std::string& what) const;

@@ -4,6 +4,20 @@
 
 namespace ddpx {
 
+namespace {
+
+// A rank without inputs has the weight 0.
+std::optional<WeightSum> no_weight(const ReducerContext& context) {
+  return context.options.average == Average::kWeights
+             ? std::make_optional<WeightSum>(Weights().take(context.params.device()))
+             : std::nullopt;
+}
+
+}  // namespace
+
+EmptyStep::EmptyStep(ReducerContext& context)
+    : context_(context), collectives_(context, no_weight(context)) {}
+
 std::optional<UserError> EmptyStep::run() {
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
     if (!collectives_.predicted_unused(b)) {
@@ -34,7 +48,9 @@ std::optional<UserError> EmptyStep::run() {
     }
   }
   collectives_.learn_use();
-  return collectives_.finite_error();
+  auto error = collectives_.finite_error();
+  auto of_weights = collectives_.weight_error();
+  return error ? std::move(error) : std::move(of_weights);
 }
 
 void EmptyStep::launch(std::size_t bucket_index) {

@@ -16,7 +16,7 @@ namespace ddpx {
 class EmptyStep {
  public:
   // `context` must outlive the step.
-  explicit EmptyStep(ReducerContext& context) : context_(context), collectives_(context) {}
+  explicit EmptyStep(ReducerContext& context);
 
   // Makes all calls, and waits for them. Returns the error that all ranks find in the step.
   std::optional<UserError> run();

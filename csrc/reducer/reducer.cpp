@@ -140,6 +140,12 @@ bool Reducer::prepare_forward(bool captured) {
         errors::params_without_gradient(
             context_.where(), context_.params.names_of(never_came), never_came));
   }
+  const bool weighs = context_.options.average == Average::kWeights;
+  if (weighs && !context_.weights.is_set() && !running_task::in_backward()) {
+    context_.raise(
+        errors::weight_missing(
+            context_.where(), context_.options.module_name, /*in_backward=*/false));
+  }
   context_.had_forward = true;
   context_.observer.collect();
   emit(StepEvent::kForwardBegin);
@@ -166,7 +172,14 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
   if (sync_enabled_) {
     forward_.await_backward();
   }
-  outputs_.watch(outputs, sync_enabled_ ? averaging : ForwardSync::kOff, weak_from_this());
+  const auto forward = sync_enabled_ ? averaging : ForwardSync::kOff;
+  if (context_.weights.is_set()) {
+    WatchedForward watched;
+    outputs_.watch(outputs, forward, weak_from_this(), &watched);
+    context_.weights.count(std::move(watched));
+  } else {
+    outputs_.watch(outputs, forward, weak_from_this());
+  }
 }
 
 // Before a forward or a step.
@@ -245,6 +258,7 @@ void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcep
   if (context_.phase == Phase::kCollecting) {
     abandon_step();
   }
+  context_.weights.forget();
   if (sync_enabled_) {
     context_.guard.note_fault(cause);
   }
@@ -309,6 +323,7 @@ void Reducer::reset() {
   backward_sync_ = {};
   forward_.give_up();
   context_.taken_grads.clear();
+  context_.weights.forget();
   if (context_.phase == Phase::kReady) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     abandon_step();

@@ -32,9 +32,9 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // ReducerContext holds what outlives steps.
 //
 // The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
-// for settings, observers and state are in reducer_settings.cpp. The methods for manual
-// finalization are in reducer_manual.cpp. The methods for several reducers of the same params are
-// in reducer_owner.cpp. reducer.cpp has the others.
+// for settings, observers and state are in reducer_settings.cpp. The methods for averages are in
+// reducer_average.cpp. The methods for manual finalization are in reducer_manual.cpp. The methods
+// for several reducers of the same params are in reducer_owner.cpp. reducer.cpp has the others.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -82,6 +82,11 @@ class Reducer final : public GradListener,
   // `params_replaced`: other tensors were in the places of all params. A backward that brings no
   // gradient then makes no step, except in a join() context, where ranks without inputs expect one.
   void watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced = false);
+
+  // The weight of the next forward, for averages by weight: a number that is 0 or more, or a tensor
+  // with one element.
+  void set_weight(double number);
+  void set_weight(const at::Tensor& tensor);
 
   // ---- which backward averages ----
 
@@ -297,6 +302,8 @@ class Reducer final : public GradListener,
   void take_grads();
   void check_owner() const;
   void check_joined_step();
+  void check_weights();
+  void check_kept_averages();
   void refuse_capture() const;
   void check_params();
   void check_peers();

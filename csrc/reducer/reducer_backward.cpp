@@ -29,6 +29,9 @@ void Reducer::on_output_grad(ForwardSync forward) {
     check_not_pending("a backward");
   }
   emit(StepEvent::kOutputReached);
+  if (!context_.kept_averages.empty()) {
+    check_kept_averages();
+  }
   if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
       running_task::runs_whole_graph()) {
     throw errors::joined_step_is_local(context_.where());
@@ -39,8 +42,9 @@ void Reducer::on_output_grad(ForwardSync forward) {
     take_grads();
   }
   if (!averages || returns_grads) {
-    if (context_.observer.recorded() && context_.phase == Phase::kIdle) {
-      scope_.track(weak_from_this());  // to record the end of the local backward
+    const bool weighs = context_.options.average == Average::kWeights && !returns_grads;
+    if ((context_.observer.recorded() || weighs) && context_.phase == Phase::kIdle) {
+      scope_.track(weak_from_this());  // to record the end of the local backward; for its abort
     }
     return;
   }
@@ -191,6 +195,7 @@ void Reducer::begin_step() {
   }
   check_params();
   check_joined_step();
+  check_weights();
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
@@ -233,6 +238,9 @@ void Reducer::refuse_capture() const {
   }
   if (!context_.communicates()) {
     return;
+  }
+  if (sync_enabled_ && context_.weights.has_number()) {
+    throw errors::number_under_capture(where);
   }
   const auto& metas = context_.params.metas();
   for (std::size_t i = 0; sync_enabled_ && i < metas.size(); ++i) {
@@ -345,6 +353,9 @@ void Reducer::finish_step() {
   context_.dist_grads.end(context_.params.leaves(), /*averaged=*/true);
   forward_.record(step_->arrivals());
   context_.arrivals.learn(step_->arrivals());
+  if (context_.options.average != Average::kMean) {
+    context_.kept_averages.record(context_.params.leaves());
+  }
   const auto error = step_->error();
   step_.reset();
   end_step();

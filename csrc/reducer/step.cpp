@@ -33,16 +33,24 @@ bool is_delayed(const ReducerContext& context, std::size_t bucket_index) {
          plan.location(*trigger).bucket_index != bucket_index;
 }
 
+// The divisor that gradients are packed with.
 int divisor_of(const ReducerContext& context) {
   const auto& settings = context.settings;
-  return settings.comm_hook ? 1 : settings.divisor.value_or(context.collective->world_size());
+  const bool divides_later = settings.comm_hook || context.options.average != Average::kMean;
+  return divides_later ? 1 : settings.divisor.value_or(context.collective->world_size());
+}
+
+std::optional<WeightSum> take_weight(ReducerContext& context) {
+  return context.options.average == Average::kWeights
+             ? std::make_optional<WeightSum>(context.weights.take(context.params.device()))
+             : std::nullopt;
 }
 
 }  // namespace
 
 Step::Step(ReducerContext& context)
     : context_(context),
-      collectives_(context),
+      collectives_(context, take_weight(context)),
       divisor_(divisor_of(context)),
       frozen_(frozen_params(context)),
       arrivals_(context.arrivals, frozen_, unused_params(context)),

@@ -123,7 +123,7 @@ class Step {
 
   ReducerContext& context_;
   StepCollectives collectives_;
-  const int divisor_;  // of gradients; 1 where a communication hook divides
+  const int divisor_;  // of gradients; 1 where a hook divides, or what follows the reduction
   const Indices frozen_;
   ArrivalTracker arrivals_;
   Indices order_;  // params of arrivals, while the order counts

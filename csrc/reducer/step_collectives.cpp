@@ -1,12 +1,17 @@
 #include "step_collectives.h"
 
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "../buckets/device_stream.h"
+
 namespace ddpx {
 
-StepCollectives::StepCollectives(ReducerContext& context) : context_(context) {
+StepCollectives::StepCollectives(ReducerContext& context, std::optional<WeightSum> weight)
+    : context_(context), weights_(std::move(weight)) {
   const auto& plan = context_.buckets.plan().buckets();
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
     unused_.push_back(context_.use.predicts_unused(plan[b]));
@@ -24,6 +29,9 @@ StepCollectives::StepCollectives(ReducerContext& context) : context_(context) {
 // ---- buckets ------------------------------------------------------------------------------------
 
 void StepCollectives::launch(std::size_t bucket_index, Bucket& bucket) {
+  if (weights_ && !weights_->launched()) {
+    context_.communicate([&] { weights_->launch(*context_.collective); }, errors::weight_sum);
+  }
   const auto& hook = context_.settings.comm_hook;
   // The device passes a recorded launch when the gradients of all streams are packed.
   bucket.prepare_launch();
@@ -52,6 +60,40 @@ void StepCollectives::wait(std::size_t bucket_index, Bucket& bucket) {
   context_.communicate(
       [&] { bucket.wait(*context_.collective); },
       [&] { return context_.describe_bucket(bucket_index); });
+  if (context_.options.average != Average::kMean) {
+    divide(bucket);
+  }
+}
+
+// A communication hook gives the mean over ranks, an all-reduce the sum.
+void StepCollectives::divide(Bucket& bucket) {
+  const double num_ranks = context_.settings.comm_hook ? context_.collective->world_size() : 1;
+  if (!weights_) {
+    if (num_ranks != 1) {
+      const auto options = at::TensorOptions(at::kDouble).device(bucket.device());
+      bucket.divide_reduced(at::full({1}, 1 / num_ranks, options));
+    }
+    return;
+  }
+  context_.communicate([&] { weights_->wait(*context_.collective); }, errors::weight_sum);
+  const auto& sum = weights_->divisor();
+  bucket.divide_reduced(num_ranks == 1 ? sum : sum.div(num_ranks));
+}
+
+std::optional<UserError> StepCollectives::weight_error() {
+  if (!weights_ || is_capturing(context_.params.device())) {
+    return std::nullopt;
+  }
+  auto& unread = context_.unread_weights;
+  const auto last = std::exchange(unread, weights_->unread(context_.where()));
+  auto error = last ? last->error() : weights_->error(context_.where());
+  if (!error && unread && finite_check_) {
+    error = std::exchange(unread, std::nullopt)->error();
+  }
+  if (context_.weights.took_too_much() && !error) {
+    error = errors::forward_left_out(context_.where(), context_.options.module_name);
+  }
+  return error;
 }
 
 // ---- the use of params --------------------------------------------------------------------------

@@ -12,16 +12,16 @@
 
 namespace ddpx {
 
-// All ranks make the same calls in the same order: the buckets in plan order, the exchange of the
-// use of params, the buckets that were predicted to be unused and are used by some rank, and the
-// check for finite gradients. A call is made only where the settings need it.
+// All ranks make the same calls in the same order: the sum of weights, the buckets in plan order,
+// the exchange of the use of params, the buckets that were predicted to be unused and are used by
+// some rank, and the check for finite gradients. A call is made only where the settings need it.
 //
 // Owned by a step, which has the buckets and knows when they are ready. Every method needs the
 // mutex of the context, and releases the mutex while it waits.
 class StepCollectives {
  public:
-  // `context` must outlive the calls.
-  explicit StepCollectives(ReducerContext& context);
+  // `context` must outlive the calls. `weight`: of this rank, for averages by weight.
+  StepCollectives(ReducerContext& context, std::optional<WeightSum> weight);
 
   // Whether the bucket is launched at the end of the step, and only if some rank used it.
   bool predicted_unused(std::size_t bucket_index) const {
@@ -32,8 +32,13 @@ class StepCollectives {
   // of the bucket with this index.
   void launch(std::size_t bucket_index, Bucket& bucket);
 
-  // Waits for the reduction of `bucket`.
+  // Waits for the reduction of `bucket`, and makes the average of it.
   void wait(std::size_t bucket_index, Bucket& bucket);
+
+  // After all buckets: the error of weights without an average. On a device, this is the error of
+  // the last step, because the host does not wait for the sum of this step. The check for finite
+  // gradients waits anyway.
+  std::optional<UserError> weight_error();
 
   // Launches the exchange of the use of params, if the step needs it.
   void exchange_use();
@@ -57,8 +62,11 @@ class StepCollectives {
   std::optional<UserError> finite_error();
 
  private:
+  void divide(Bucket& bucket);
+
   ReducerContext& context_;
-  std::vector<bool> unused_;  // per bucket
+  std::vector<bool> unused_;          // per bucket
+  std::optional<WeightSum> weights_;  // for averages by weight
   std::optional<FiniteCheck> finite_check_;
 };
 

@@ -47,6 +47,9 @@ void Step::finish() {
   if (auto error = collectives_.finite_error()) {
     report(std::move(*error));
   }
+  if (auto error = collectives_.weight_error()) {
+    report(std::move(*error));
+  }
   if (agrees) {
     context_.emit(StepEvent::kAgreeEnd);
   }

@@ -66,6 +66,19 @@ std::string used_map_exchange();
 std::string order_broadcast();
 std::string bucket_all_reduce(std::size_t bucket_index, const std::vector<std::string>& names);
 
+// Averages by weight: no forward, or not this forward, has a weight.
+UserError weight_missing(const Where& where, const std::string& module_name, bool in_backward);
+// The sum of the weights of all ranks is not positive. `own`: the weight of this rank.
+UserError no_weights(const Where& where, double own, double sum);
+// The sum of weights has the weight of a forward without a backward.
+UserError forward_left_out(const Where& where, const std::string& module_name);
+// A weight of a captured step is a number.
+UserError number_under_capture(const Where& where);
+std::string weight_sum();
+
+// Sums over ranks: gradients of the last averaged backward were not cleared.
+UserError averages_kept(const Where& where, const std::vector<std::string>& names);
+
 // autograd.grad() returned local gradients of params, which changed afterwards.
 UserError local_grads_applied(const Where& where, const std::vector<std::string>& names);
 

@@ -47,7 +47,11 @@ class Averaging:
         self.param_ids = frozenset(id(param.tensor) for param in self.managed)
         frozen = params.frozen_params(module, ignored)
         self.reducer = Reducer(
-            self.managed, frozen, group, transport, options.of_reducer(self.managed, trigger)
+            self.managed,
+            frozen,
+            group,
+            transport,
+            options.of_reducer(self.managed, trigger, module),
         )
         self.precision: MixedPrecision | None = None
         if options.mixed_precision is not None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ddpx import errors
+from ddpx.ddp import weights
 from ddpx.ddp.post_sync import PostSyncHook
 from ddpx.ddp.replica import replica_of
 from ddpx.ddp.synchronized_grads import average_grads
@@ -152,6 +153,37 @@ def set_check_finite(model: nn.Module, enabled: bool = True) -> None:
     if not isinstance(enabled, bool):
         raise errors.not_a_flag("enabled", enabled)
     replica_of(model).reducer.set_check_finite(enabled)
+
+
+def set_weight(model: nn.Module, weight: float | torch.Tensor) -> None:
+    """Sets how many items the loss of the next forward sums over.
+
+    The wrapper needs ``average="weights"``, and each forward that records a graph needs a weight.
+    ``param.grad`` is then the sum of the gradients of all ranks, divided by the sum of their
+    weights. Both sums include the micro-steps in ``no_sync()`` since the last averaged backward.
+
+    The host does not wait for a tensor on a device. A negative, infinite or undefined number in
+    such a tensor makes all gradients NaN, and the next averaged backward raises the error. The
+    same holds if all weights are 0.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+        weight: The number of items, such as tokens: a number, or a tensor with one element. 0 if
+            this rank has no items.
+
+    Raises:
+        TypeError: ``weight`` is not a number.
+        ValueError: ``weight`` is negative, infinite or NaN.
+        RuntimeError: The wrapper has another ``average``.
+
+    Example:
+        >>> weighted = ddpx.ReducerDDP(nn.Linear(4, 1), average="weights")
+        >>> ddpx.set_weight(weighted, 8 * (1 + dist.get_rank()))  # 8 items, or 16
+        >>> (weighted(inputs).sum() * (1 + dist.get_rank())).backward()
+        >>> weighted.module.bias.grad
+        tensor([1.])
+    """
+    weights.set_weight(replica_of(model), weight)
 
 
 def register_post_sync_hook(

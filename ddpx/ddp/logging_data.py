@@ -67,6 +67,7 @@ def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
         "static_graph": int(wrapper.static_graph),
         "backend_name": backend_name(wrapper.process_group),
         "transport": wrapper.reducer.transport,
+        "average": wrapper._ddpx.options.average,
         "dtypes": _join(sorted(_DTYPE_NAMES.get(name, name) for name in dtypes)),
         "total_parameter_size_bytes": sum(t.numel() * t.element_size() for t in tensors),
         "num_parameter_tensors": len(tensors),

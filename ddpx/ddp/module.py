@@ -104,6 +104,10 @@ class ReducerDDP(Forward):
             parameter's dtype. ``torch.float32`` avoids the last rounding, too. Also the dtype of
             sums, unless ``reduce_dtype`` is given. The optimizer must accept such gradients. Not
             in DDP.
+        average: What a step makes of the gradients of all ranks. ``"mean"``: their sum, divided by
+            the number of ranks, as DDP. ``"sum"``: their sum. ``"weights"``: their sum, divided by
+            the sum of the weights that ``ddpx.set_weight()`` sets before each forward. The page
+            docs/averages.md has the rules. Default ``"mean"``. Not in DDP.
         transport: ``"auto"``: over a gloo group, buckets move through shared memory if all ranks
             of the group can share memory. ``"group"``: buckets move over the process group.
             ``"shm"``: shared memory, or an error. Default: the value of ``DDPX_TRANSPORT``,
@@ -154,6 +158,7 @@ class ReducerDDP(Forward):
         *,
         reduce_dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
+        average: str | None = None,
         transport: str | None = None,
         bucket_plan: BucketPlan | str | Path | None = None,
     ) -> None:
@@ -175,6 +180,7 @@ class ReducerDDP(Forward):
             lazy_bucket_allocation=lazy_bucket_allocation,
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
+            average=average,
             transport=transport,
             bucket_plan=bucket_plan,
             delayed=delayed,
@@ -214,6 +220,7 @@ class ReducerDDP(Forward):
     reset = AsMethod(functions.reset)
     set_check_finite = AsMethod(functions.set_check_finite)
     set_requires_gradient_sync = AsMethod(functions.set_requires_gradient_sync)
+    set_weight = AsMethod(functions.set_weight)
     synchronized_grads = AsMethod(functions.synchronized_grads)
     wait_for_gradients = AsMethod(functions.wait_for_gradients)
 
@@ -266,10 +273,12 @@ class ReducerDDP(Forward):
             )
         """
         group, buckets = self.process_group, self.reducer.plan.buckets
+        average = self._ddpx.options.average
         return (
             f"ddpx, rank {group.rank()} of {group.size()}, "
             f"{errors.count(sum(map(len, buckets)), 'parameter')} in "
             f"{errors.count(len(buckets), 'bucket')}"
+            f"{'' if average == 'mean' else f', average={average!r}'}"
         )
 
     # ---- copies --------------------------------------------------------------------------------

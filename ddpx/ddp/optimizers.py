@@ -35,7 +35,8 @@ def register_fused(
 
     Raises:
         RuntimeError: torch has no functional form of the optimizer.
-        ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
+        ValueError: Parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set; or the
+            average is not the mean.
     """
     from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
 
@@ -81,7 +82,8 @@ def take_over(wrapper: HookedWrapper, options: Options) -> bool:
 def _check_allowed(name: str, module: nn.Module, options: Options) -> None:
     """Raises ValueError if buckets do not hold what the optimizer needs.
 
-    Buckets hold the local shards of DTensors, and sums in ``reduce_dtype``.
+    Buckets hold the local shards of DTensors, and sums in ``reduce_dtype``. The optimizer runs in a
+    communication hook, before the reducer makes another average than the mean.
     """
     dtensors = [name for name, p in module.named_parameters() if is_dtensor(p)]
     if dtensors:
@@ -94,4 +96,9 @@ def _check_allowed(name: str, module: nn.Module, options: Options) -> None:
         raise ValueError(
             f"{name} does not work with reduce_dtype= or grad_dtype=. The optimizer would get "
             "gradients in a dtype that it does not expect. Run the optimizer after backward."
+        )
+    if options.average != "mean":
+        raise ValueError(
+            f"{name} does not work with average={options.average!r}. The optimizer would get means "
+            "over ranks. Run the optimizer after backward."
         )

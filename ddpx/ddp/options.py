@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ _MIB = 1024 * 1024
 _DEFAULT_CAP_MB = 25
 _DEFAULT_FIRST_CAP_BYTES = _MIB
 _LARGEST_CAP_BYTES = 2**63 - 1
+AVERAGES = ("mean", "sum", "weights")
+_default_average: ContextVar[str] = ContextVar("_default_average", default="mean")
 _NOT_DELAYED = DelayedParams(None, None)
 PLAN_VARIABLE = "DDPX_BUCKET_PLAN"
 
@@ -45,6 +49,7 @@ class Options:
     lazy_bucket_allocation: bool = False
     reduce_dtype: torch.dtype | None
     grad_dtype: torch.dtype | None
+    average: str
     transport: str
     delayed: DelayedParams
     mixed_precision: Any
@@ -74,13 +79,14 @@ class Options:
         return _C.BucketCaps(self.first_cap_bytes, self.cap_bytes, self.listed_cap_bytes)
 
     def of_reducer(
-        self, managed: Sequence[ManagedParam], delay_trigger: int | None
+        self, managed: Sequence[ManagedParam], delay_trigger: int | None, module: nn.Module
     ) -> _C.ReducerOptions:
         """The options that the reducer needs.
 
         Args:
             managed: The averaged parameters.
             delay_trigger: The index of the parameter that delayed parameters wait for, or None.
+            module: The wrapped module. Error texts name its class.
         """
         # Local sums are at least as precise as the sums over ranks.
         reduce = self.reduce_dtype or self.grad_dtype
@@ -95,7 +101,19 @@ class Options:
             precision=_C.Precision(reduce=reduce, local=local, averaged=self.grad_dtype),
             lazy_buckets=self.lazy_bucket_allocation,
             listed_buckets=indices_of(self.bucket_plan, managed) if self.bucket_plan else [],
+            average=_C.Average.__members__[self.average.upper()],
+            module_name=type(module).__name__,
         )
+
+
+@contextmanager
+def default_average(average: str) -> Iterator[None]:
+    """Makes wrappers that the block constructs without ``average`` use this one."""
+    token = _default_average.set(average)
+    try:
+        yield
+    finally:
+        _default_average.reset(token)
 
 
 def make_options(
@@ -107,6 +125,7 @@ def make_options(
     bucket_cap_mb_list: list[float] | None = None,
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
+    average: str | None = None,
     transport: str | None = None,
     bucket_plan: BucketPlan | str | Path | None = None,
     delayed: DelayedParams = _NOT_DELAYED,
@@ -124,8 +143,8 @@ def make_options(
     Raises:
         TypeError: A flag has no truth value of its own, a list of caps is not a list, or a dtype is
             not a floating-point dtype.
-        ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport
-            exists; a file has no bucket plan; or arguments contradict each other.
+        ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport or
+            average exists; a file has no bucket plan; or arguments contradict each other.
         OSError: The file of a bucket plan cannot be read.
     """
     delayed.check()
@@ -153,6 +172,12 @@ def make_options(
             stacklevel=4,
         )
 
+    if average is None:
+        average = _default_average.get()
+    if not (isinstance(average, str) and average in AVERAGES):
+        raise ValueError(
+            f"average={average!r} is not an average. Pass one of {', '.join(map(repr, AVERAGES))}."
+        )
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
     first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
     plan = _plan(bucket_plan, bucket_cap_mb, bucket_cap_mb_list, delayed)
@@ -170,6 +195,7 @@ def make_options(
         listed_cap_bytes=listed,
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
+        average=average,
         transport=choice,
         delayed=delayed,
         mixed_precision=mixed_precision,

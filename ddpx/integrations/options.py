@@ -1,4 +1,4 @@
-"""Options of all adapters: the backend and the timeline."""
+"""Options of all adapters: the backend, the timeline and the average."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.options import default_average
 from ddpx.integrations.patch import patch_ddp
 from ddpx.timeline.environment import record_into
 
@@ -20,20 +21,22 @@ _Wrapped = TypeVar("_Wrapped", bound=nn.Module)
 
 @dataclass(frozen=True)
 class WrapOptions:
-    """The timeline of an adapter.
+    """What an adapter adds to the arguments of DDP.
 
     Attributes:
         timeline: The folder into which each rank writes its part of a timeline. None: no timeline.
         timeline_steps: The number of recorded steps. None: as ``max_steps`` of
             :func:`ddpx.record`.
+        average: The argument of this name of :class:`ReducerDDP`.
     """
 
     timeline: str | Path | None = None
     timeline_steps: int | None = None
+    average: str = "mean"
 
     def wrap(self, make: Callable[[], _Wrapped]) -> _Wrapped:
         """Returns the result of ``make``, in which a call of DDP creates a ReducerDDP."""
-        with patch_ddp():
+        with patch_ddp(), default_average(self.average):
             model = make()
         if isinstance(model, ReducerDDP) and self.timeline is not None:
             record_into(self.timeline, model, self.timeline_steps, agreed=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import abort_cases
+import average_cases
 import late_device
 import stream_cases
 import torch
@@ -78,6 +79,21 @@ def _reads_the_use_of_all_ranks() -> None:
 def _peers_hear_what_is_not_finite() -> None:
     texts = abort_cases.not_finite_before_an_abort("late")
     assert dist.get_rank() == 0 or "finite" in texts[2], "no error is raised"
+
+
+def _reports_weights_of_zero() -> None:
+    weights = [0.0] * dist.get_world_size()
+    try:
+        average_cases.bad_weights("late", weights, finite_check=False, pauses=False)
+    except Exception as error:
+        raise AssertionError("the report is wrong, or does not come") from error
+
+
+def _divides_by_weights_of_other_streams() -> None:
+    try:
+        _check_as_on_cpu(average_cases.weighted_on_side_streams, ())
+    except RuntimeError as error:
+        raise AssertionError("a weight is read before it is computed") from error
 
 
 def _records_all_steps() -> None:
@@ -231,6 +247,21 @@ PROOFS = (
         ("ddpx::FiniteCheck::agree",),
         _finds_what_is_not_finite,
         slow="allreduce",
+    ),
+    Proof(
+        "the sum of weights waits for the streams that computed the weights of this rank",
+        "STREAM",
+        ("ddpx::StreamSet::wait", "ddpx::Weights::take"),
+        _divides_by_weights_of_other_streams,
+        slow="sub",
+    ),
+    Proof(
+        "the report of weights without an average waits for the sum of the step before",
+        "HOST",
+        ("ddpx::UnreadWeights::error",),
+        _reports_weights_of_zero,
+        slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "the rebuild of buckets waits for rank 0's order of arrival",

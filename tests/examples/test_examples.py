@@ -109,6 +109,7 @@ def assert_printed(output: str, *patterns: str) -> None:
             "zero_redundancy.py",
             [r"plain Adam: \d+ bytes", r"bytes on rank 1", r"OK: same weights .* 50% of its state"],
         ),
+        ("token_average.py", [r"OK: 2 ranks on cpu have the weights of one process after 10 step"]),
         pytest.param(
             "data_parallel_comparison.py",
             [r"DataParallel: .* runs on cpu", r"OK: same weights after 20 steps"],
@@ -250,7 +251,13 @@ def test_cuda_graph(launcher: tuple[str, ...], ranks: str, tmp_path: Path) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize(
     "script",
-    ["basic_spawn.py", "checkpoint.py", "zero_redundancy.py", "data_parallel_comparison.py"],
+    [
+        "basic_spawn.py",
+        "checkpoint.py",
+        "zero_redundancy.py",
+        "token_average.py",
+        "data_parallel_comparison.py",
+    ],
 )
 def test_spawned_on_gpus(script: str, tmp_path: Path) -> None:
     """With GPUs, the same scripts run on NCCL with one rank per GPU."""

@@ -48,3 +48,13 @@ def test_adapter_trains_as_with_ddp_over_shm_and_writes_a_timeline(
     for rank in ranks:
         steps = {int(step) for _, step, *_ in rank.events}
         assert {0, 1} <= steps <= {0, 1, 2}, steps
+
+
+def test_averages_over_tokens(tmp_path):
+    for library in ("accelerate", "transformers"):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed; `make setup` installs it")
+    done = run("average_of_tokens.py", tmp_path, cwd=SCRIPTS, start=_UNDER_TORCHRUN, limit_s=280)
+    assert done.returncode == 0, f"it printed:\n{done.stdout}\n{done.stderr}"
+    for name in ("Trainer", "Accelerate"):
+        assert done.stdout.count(f"{name}: as with DDP") == 2, done.stdout

@@ -268,6 +268,7 @@ constexpr const char* kOperators[] = {
     "ne.Tensor",
     "ge.Scalar",
     "lt.Scalar",
+    "gt.Scalar",
     "gt.Tensor",
     "logical_and",
     "logical_not",

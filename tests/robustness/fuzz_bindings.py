@@ -208,19 +208,23 @@ class Program:
         """A value of the type that the stub declares, though not always a sensible one."""
         if name in BY_NAME:
             return literal(self._draw(BY_NAME[name]))
-        if isinstance(annotation, ast.BinOp):  # X | None
+        if isinstance(annotation, ast.BinOp):  # X | None, X | Y
             if self._draw(st.booleans()):
-                return literal(None)
+                return self._right(name, annotation.right)
             return self._right(name, annotation.left)
+        if isinstance(annotation, ast.Constant) and annotation.value is None:
+            return literal(None)
         if isinstance(annotation, ast.Subscript):
             kind = ast.unparse(annotation.value)
             if kind == "Callable":
                 chosen = self._draw(st.sampled_from(list(CALLABLES)))
                 return Drawn(CALLABLES[chosen], f"<function: {chosen}>")
             if kind == "tuple":
-                assert isinstance(annotation.slice, ast.Tuple)
-                parts = [self._right("", part) for part in annotation.slice.elts]
-                return Drawn(tuple(p.value for p in parts), f"({', '.join(p.text for p in parts)})")
+                elements = ast.Tuple([annotation.slice])
+                if isinstance(annotation.slice, ast.Tuple):
+                    elements = annotation.slice
+                each = [self._right("", element) for element in elements.elts]
+                return Drawn(tuple(e.value for e in each), f"({', '.join(e.text for e in each)},)")
             assert kind == "Sequence", kind
             items = [
                 self._right("", annotation.slice) for _ in range(self._draw(st.integers(0, 4)))

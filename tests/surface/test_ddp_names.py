@@ -205,13 +205,14 @@ INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
 NEWER = _2_15 if INSTALLED < (2, 15) else set()
 
 # Arguments of ReducerDDP alone. They are keyword-only, so that DDP may add arguments.
-OF_DDPX = ["reduce_dtype", "grad_dtype", "transport", "bucket_plan"]
+OF_DDPX = ["reduce_dtype", "grad_dtype", "average", "transport", "bucket_plan"]
 # Methods that ddpx adds to those of DDP and of nn.Module.
 ONLY_HERE = {
     "register_post_sync_hook",
     "reset",
     "set_check_finite",
     "set_requires_gradient_sync",
+    "set_weight",
     "synchronized_grads",
     "bucket_plan",
     "wait_for_gradients",

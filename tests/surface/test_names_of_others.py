@@ -24,6 +24,7 @@ FUNCTIONS = (
     "reset",
     "set_check_finite",
     "set_requires_gradient_sync",
+    "set_weight",
     "synchronized_grads",
     "bucket_plan",
     "wait_for_gradients",

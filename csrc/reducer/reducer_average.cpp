@@ -1,0 +1,54 @@
+// The methods of Reducer for other averages than the mean.
+#include <ATen/ops/any.h>
+#include <ATen/ops/ne.h>
+
+#include "../buckets/device_stream.h"
+#include "../buckets/grad_values.h"
+#include "../buckets/param_grad.h"
+#include "reducer.h"
+
+namespace ddpx {
+
+void Reducer::set_weight(double number) {
+  const auto lock = lock_after_abort();
+  context_.weights.set(number);
+}
+
+void Reducer::set_weight(const at::Tensor& tensor) {
+  const auto lock = lock_after_abort();
+  context_.weights.set(tensor, context_.params.device());
+}
+
+void Reducer::check_weights() {
+  if (context_.options.average != Average::kWeights) {
+    return;
+  }
+  if (!context_.weights.counted()) {
+    context_.weights.count();  // set for a forward that bypassed the wrapper
+  }
+  if (!context_.weights.counted()) {
+    context_.raise(
+        errors::weight_missing(
+            context_.where(), context_.options.module_name, /*in_backward=*/true));
+  }
+}
+
+// Before the first gradient of the first backward after a step. The values are read only if nothing
+// is known to have changed them: `param.grad.data.zero_()` does not change the version.
+void Reducer::check_kept_averages() {
+  const auto& params = context_.params;
+  Indices kept;
+  for (const auto param_index : context_.kept_averages.pop_unchanged(params.leaves())) {
+    params.links().pull(param_index);
+    const auto& grad = grad_of(params[param_index]);
+    if (is_capturing(params.device()) || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
+      kept.push_back(param_index);
+    }
+  }
+  if (!kept.empty()) {
+    scope_.track(weak_from_this());  // the backward aborts
+    context_.raise(errors::averages_kept(context_.where(), params.names_of(kept)));
+  }
+}
+
+}  // namespace ddpx

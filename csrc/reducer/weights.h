@@ -1,0 +1,78 @@
+// The weights of the items of this rank, for averages by weight.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <optional>
+#include <vector>
+
+#include "../autograd/output_watch.h"
+#include "../buckets/stream_set.h"
+
+namespace ddpx {
+
+// What a step makes of the gradients of all ranks.
+enum class Average {
+  kMean,     // their sum, divided by the number of ranks
+  kSum,      // their sum
+  kWeights,  // their sum, divided by the sum of the weights of all ranks
+};
+
+// Each forward has a weight: the number of items that its loss sums over. A step divides by the
+// weights of all forwards since the last step, because gradients of local backwards add up, too.
+//
+// A weight is a number, or a tensor on the device of the params, which the host does not read. A
+// tensor with a negative, infinite or undefined number counts as NaN.
+//
+// The reducer owns this object, under its mutex.
+class Weights {
+ public:
+  // Sets the weight of the next forward, in place of a weight that no forward has taken. A number
+  // is 0 or more, and finite. A tensor has one element on `device`.
+  void set(double number);
+  void set(const at::Tensor& tensor, c10::Device device);
+
+  // Whether the next forward has a weight.
+  bool is_set() const {
+    return next_.has_value();
+  }
+
+  // A forward has ended, and takes the weight that was set.
+  void count(WatchedForward forward = {});
+
+  // Whether a forward has taken a weight since the last take().
+  bool counted() const {
+    return sum_.has_value();
+  }
+
+  // Whether set() or count() got a number since the last take(). A captured step must not have one.
+  bool has_number() const;
+
+  // Returns the sum as a new float64 tensor with one element on `device`, and forgets the sum.
+  at::Tensor take(c10::Device device);
+
+  // Whether take() took the weight of a forward that no backward has reached. Forgets the forwards.
+  bool took_too_much();
+
+  // Forgets the sum: the gradients of these forwards are lost.
+  void forget() {
+    sum_.reset();
+    forwards_.clear();
+    taken_.clear();
+  }
+
+ private:
+  struct Weight {
+    std::optional<double> number;
+    at::Tensor tensor;
+  };
+
+  std::optional<Weight> next_;
+  std::optional<Weight> sum_;
+  std::vector<WatchedForward> forwards_;  // of `sum_`, without weights of 0
+  std::vector<WatchedForward> taken_;     // of the last take()
+  StreamSet streams_;                     // that computed the tensors
+};
+
+}  // namespace ddpx

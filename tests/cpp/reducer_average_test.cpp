@@ -1,0 +1,219 @@
+// Sums over ranks, and averages by weight.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "readiness/kept_averages.h"
+#include "replica.h"
+
+namespace ddpx {
+namespace {
+
+Replica with_average(Average average, bool view = false, GraphMode mode = GraphMode::kDefault) {
+  ReducerOptions options{kParamABucket, mode, view};
+  options.average = average;
+  options.module_name = "Net";
+  return Replica(options);
+}
+
+void weighted_step(Replica& replica, double weight) {
+  replica.clear_grads();
+  replica.reducer->set_weight(weight);
+  replica.step();
+}
+
+// Of 4 ranks, each sends (its rank + 1) times what this rank sends, so sums are 10 times its own.
+TEST(ReducerAverage, SumsAreNotDivided) {
+  for (const bool view : {false, true}) {
+    auto replica = with_average(Average::kSum, view);
+    for (int step = 0; step < 3; ++step) {
+      replica.clear_grads();
+      replica.step();
+      EXPECT_EQ(replica.grads(), (Grads{120., 80., 60.})) << "step " << step;
+    }
+  }
+}
+
+TEST(ReducerAverage, SumsAreDividedByTheSumOfWeights) {
+  for (const auto mode : {GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic}) {
+    for (const bool view : {false, true}) {
+      auto replica = with_average(Average::kWeights, view, mode);
+      for (int step = 0; step < 3; ++step) {
+        weighted_step(replica, 2);  // 20 on all ranks
+        EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.})) << mode_name(mode) << ", step " << step;
+      }
+    }
+  }
+}
+
+TEST(ReducerAverage, TheSumOfWeightsTravelsBeforeTheFirstBucket) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(2);
+  replica.step();
+  replica.collective->clear();
+  weighted_step(replica, 2);
+  ASSERT_EQ(replica.collective->all_reduces().size(), 4U);
+  EXPECT_EQ(replica.collective->all_reduces()[0].tensor.numel(), 1);
+  EXPECT_EQ(
+      replica.collective->log,
+      (
+          Log{"broadcast",
+              "grad 2",
+              "launch 0",
+              "launch 1",
+              "grad 1",
+              "launch 2",
+              "grad 0",
+              "launch 3",
+              "wait 1",
+              "wait 0",
+              "wait 2",
+              "wait 3"}));
+}
+
+TEST(ReducerAverage, AMeanMakesNoFurtherCall) {
+  Replica replica;
+  replica.learn();
+  replica.step();
+  EXPECT_EQ(replica.collective->all_reduces().size(), Replica::kNumParams);
+}
+
+TEST(ReducerAverage, WeightsOfLocalBackwardsAddUp) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_sync_enabled(false);
+  replica.reducer->set_weight(1);
+  replica.step();
+  replica.reducer->set_sync_enabled(true);
+  replica.reducer->set_weight(3);
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));  // 240 / 40
+}
+
+TEST(ReducerAverage, AForwardWithoutAWeightRaises) {
+  auto replica = with_average(Average::kWeights);
+  expect_mentions(
+      replica.failing_step(), {"rank 0", "Net", "this forward has no weight", "set_weight"});
+  weighted_step(replica, 2);
+  expect_mentions(replica.failing_step(), {"this forward has no weight"});
+}
+
+TEST(ReducerAverage, ASecondBackwardOfOneForwardRaises) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(2);
+  const auto loss = replica.forward({2, 1, 0});
+  loss.backward({}, /*retain_graph=*/true);
+  replica.clear_grads();
+  try {
+    loss.backward();
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    expect_mentions(error.what(), {"Net", "no forward since the last averaged backward"});
+  }
+  weighted_step(replica, 2);
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+}
+
+TEST(ReducerAverage, TheWeightOfAForwardWithoutABackwardRaises) {
+  for (const double weight : {5., 0.}) {
+    auto replica = with_average(Average::kWeights);
+    replica.reducer->set_weight(weight);
+    replica.forward({2, 1, 0});
+    replica.reducer->set_weight(2);
+    if (weight == 0) {
+      replica.step();
+      EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+    } else {
+      expect_mentions(replica.failing_step(), {"Net", "no backward has reached", "no_grad()"});
+      weighted_step(replica, 2);
+      EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+    }
+  }
+}
+
+TEST(ReducerAverage, ASumOfZeroRaisesAtTheEnd) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(0);
+  expect_mentions(replica.failing_step(), {"sum to 0", "NaN"});
+  for (const auto& param : replica.params) {
+    EXPECT_TRUE(std::isnan(param.grad().sum().item<double>()));
+  }
+  weighted_step(replica, 2);
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+}
+
+TEST(ReducerAverage, ABadWeightOfAPeerRaises) {
+  auto replica = with_average(Average::kWeights);
+  replica.collective->peer_sends = [](const at::Tensor& own, int) {
+    return own.numel() == 1 ? own * std::nan("") : own;
+  };
+  replica.reducer->set_weight(2);
+  expect_mentions(replica.failing_step(), {"a weight of another rank"});
+}
+
+TEST(ReducerAverage, AnAbortForgetsTheWeights) {
+  auto replica = with_average(Average::kWeights);
+  weighted_step(replica, 2);
+  replica.clear_grads();
+  replica.reducer->set_sync_enabled(false);
+  replica.reducer->set_weight(100);
+  const auto key = replica.params[0].register_hook(
+      [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("on purpose"); });
+  EXPECT_THROW(replica.step(), std::runtime_error);
+  replica.params[0].remove_hook(key);
+  replica.reducer->set_sync_enabled(true);
+  weighted_step(replica, 2);
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+}
+
+TEST(ReducerAverage, KeptSumsRaise) {
+  for (const auto average : {Average::kSum, Average::kWeights}) {
+    auto replica = with_average(average);
+    weighted_step(replica, 2);
+    replica.reducer->set_weight(2);
+    expect_mentions(replica.failing_step(), {"3 parameters still have", "'w0'", "zero_grad()"});
+  }
+}
+
+TEST(ReducerAverage, ClearedSumsDoNotRaise) {
+  auto replica = with_average(Average::kSum);
+  for (int step = 0; step < 3; ++step) {
+    replica.step();
+    EXPECT_EQ(replica.grads(), (Grads{120., 80., 60.}));
+    for (const auto& param : replica.params) {
+      step == 0 ? param.grad().zero_() : param.grad().variable_data().zero_();  // as .data
+    }
+  }
+}
+
+TEST(ReducerAverage, AStepWithoutInputsHasWeightZero) {
+  auto replica = with_average(Average::kWeights);
+  at::Tensor sent;
+  replica.collective->on_launch = [&](std::size_t index) {
+    if (index == 0) {
+      sent = replica.collective->all_reduces()[0].tensor.clone();
+    }
+  };
+  replica.collective->peer_sends = [](const at::Tensor& own, int) { return own + 1; };
+  replica.reducer->shadow_step();
+  EXPECT_EQ(sent.item<double>(), 0);
+  EXPECT_EQ(replica.collective->all_reduces().size(), 1 + Replica::kNumParams);
+}
+
+TEST(KeptAverages, AReplacedGradientIsNotKept) {
+  auto param = at::ones({2}, at::kDouble);
+  param.set_requires_grad(true);
+  param.mutable_grad() = at::ones({2}, at::kDouble);
+  KeptAverages kept;
+  EXPECT_TRUE(kept.empty());
+  kept.record({param});
+  EXPECT_EQ(kept.pop_unchanged({param}), Indices{0});
+  EXPECT_TRUE(kept.empty());
+  kept.record({param});
+  param.mutable_grad() = at::ones({2}, at::kDouble);
+  EXPECT_EQ(kept.pop_unchanged({param}), Indices{});
+}
+
+}  // namespace
+}  // namespace ddpx

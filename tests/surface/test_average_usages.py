@@ -1,0 +1,162 @@
+"""``average="weights"`` in several usages of forward and backward, and with other options."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import averages
+import pytest
+import torch
+import torch.distributed as dist
+from modes import MODES_OF_DDPX
+from torch import nn
+
+import ddpx
+from ddpx import ReducerDDP
+
+
+def _two_forwards() -> None:
+    """One backward of two forwards, the second of which uses another branch."""
+    module = averages.make_module()
+    model = ReducerDDP(
+        module, bucket_cap_mb=averages.SMALL_CAP, average="weights", find_unused_parameters=True
+    )
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for step in range(4):
+        alone = copy.deepcopy(module)
+        alone.zero_grad()
+        model.zero_grad()
+        parts = [(averages.batch(step, r, m), m == 1) for r in range(world) for m in (0, 1)]
+        total = sum(len(items) for items, _ in parts)
+        for items, branch in parts:
+            (averages.loss_sum(alone(items, branch)) / total).backward()
+        loss = torch.zeros((), dtype=torch.float64)
+        for micro_step in (0, 1):
+            ddpx.set_weight(model, averages.num_items(step, rank, micro_step))
+            items = averages.batch(step, rank, micro_step)
+            loss = loss + averages.loss_sum(model(items, micro_step == 1))
+        loss.backward()
+        averages.assert_close(averages.gradients(module), averages.gradients(alone))
+
+
+def test_two_forwards_and_one_backward(ranks, world):
+    ranks(world).run(_two_forwards)
+
+
+def _penalty() -> None:
+    """The loss is a norm of gradients, so backward does not begin at the output of the forward."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights", find_unused_parameters=True)
+
+    def loss_of(wrapper: nn.Module, items: torch.Tensor) -> torch.Tensor:
+        inputs = items.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(wrapper(inputs).sum(), inputs, create_graph=True)
+        return averages.loss_sum(grad)
+
+    for step in range(2):
+        model.zero_grad()
+        alone = copy.deepcopy(module)
+        parts = [averages.batch(step, rank, 0) for rank in range(dist.get_world_size())]
+        (loss_of(alone, torch.cat(parts)) / sum(map(len, parts))).backward()
+        mine = parts[dist.get_rank()]
+        ddpx.set_weight(model, len(mine))
+        loss_of(model, mine).backward()
+        averages.assert_close(averages.gradients(module), averages.gradients(alone))
+
+
+def test_a_penalty(ranks):
+    ranks(2).run(_penalty)
+
+
+def _bypass() -> None:
+    """A forward of the module itself takes the weight that was set."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights")
+    for step in range(3):
+        model.zero_grad()
+        ranks = range(dist.get_world_size())
+        expected = averages.in_one_process(module, step, ranks, 1, "weights")
+        items = averages.batch(step, dist.get_rank(), 0)
+        ddpx.set_weight(model, len(items))
+        averages.loss_sum(module(items)).backward()
+        averages.assert_close(averages.gradients(module), expected)
+
+
+def test_a_forward_that_bypasses_the_wrapper(ranks):
+    ranks(2).run(_bypass)
+
+
+def _without_a_graph() -> None:
+    """A forward without a graph needs no weight, and takes none."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights")
+    expected = averages.in_one_process(module, 0, range(dist.get_world_size()), 1, "weights")
+    items = averages.batch(0, dist.get_rank(), 0)
+    with torch.no_grad():
+        model(items)
+    model.set_weight(torch.tensor(len(items)))
+    with torch.no_grad():
+        model(items)
+    averages.loss_sum(model(items)).backward()
+    averages.assert_close(averages.gradients(module), expected)
+
+
+def test_forwards_without_a_graph(ranks):
+    ranks(2).run(_without_a_graph)
+
+
+def _manual() -> None:
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights")
+    model.require_manual_backward_finalization = True
+    for step in range(4):
+        model.zero_grad()
+        ranks = range(dist.get_world_size())
+        expected = averages.in_one_process(module, step, ranks, 2, "weights")
+        averages.train_step(model, step, 2, weighs=True)
+        model.finalize_backward()
+        averages.assert_close(averages.gradients(module), expected)
+
+
+def test_manual_finalization(ranks):
+    ranks(2).run(_manual)
+
+
+def _recorded() -> None:
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights")
+    with ddpx.record(model) as timeline:
+        for step in range(4):
+            model.zero_grad()
+            averages.train_step(model, step, 2, weighs=True)
+    if dist.get_rank() == 0:
+        assert len(timeline.steps) == 4
+
+
+def test_a_recording(ranks):
+    ranks(2).run(_recorded)
+
+
+def _lazy(**options: Any) -> None:
+    averages.compare_steps(2, "weights", lazy_bucket_allocation=True, **options)
+
+
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_lazy_buckets(ranks, mode):
+    ranks(2).run(_lazy, **MODES_OF_DDPX[mode])
+
+
+def _copied() -> None:
+    """A copy has the same average, and no weight."""
+    model = copy.deepcopy(ReducerDDP(averages.make_module(), average="weights"))
+    for step in range(3):
+        model.zero_grad()
+        ranks = range(dist.get_world_size())
+        expected = averages.in_one_process(model.module, step, ranks, 1, "weights")
+        averages.train_step(model, step, 1, weighs=True)
+        averages.assert_close(averages.gradients(model.module), expected)
+
+
+def test_a_copy(ranks):
+    ranks(2).run(_copied)
