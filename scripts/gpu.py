@@ -24,6 +24,7 @@ import collections
 import datetime
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -239,7 +240,7 @@ def _parse() -> argparse.Namespace:
     add("--merge", type=Path, metavar="FILE", help="take the newer results of FILE, run nothing")
     add("--status", action="store_true", help="print what is missing, run nothing")
     add("--total-s", type=float, default=TOTAL_S, help="time limit in s, with the build")
-    add("--tests", nargs="+", default=[], help="tests with one of these texts in their id, again")
+    add("--tests", nargs="+", default=[], help="tests whose id one of these regular expressions finds, again")
     add("--changed", action="store_true", help="do not put results of older sources last")
     add("--commit", help="the commit of the sources; default: of git")
     add("--workers", type=int, help="number of test processes")
@@ -272,7 +273,8 @@ def main() -> int:
         if {"tests", "sanitizer"} & set(arguments.parts):
             every, short = collect_tests(session)
         if arguments.tests:
-            named = [test for test in every if any(text in test for text in arguments.tests)]
+            patterns = [re.compile(text) for text in arguments.tests]
+            named = [test for test in every if any(each.search(test) for each in patterns)]
             run_tests(session, "tests", named)
         else:
             rounds: list[States] = [{"missing"}, {"older"}]
