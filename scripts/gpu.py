@@ -240,7 +240,12 @@ def _parse() -> argparse.Namespace:
     add("--merge", type=Path, metavar="FILE", help="take the newer results of FILE, run nothing")
     add("--status", action="store_true", help="print what is missing, run nothing")
     add("--total-s", type=float, default=TOTAL_S, help="time limit in s, with the build")
-    add("--tests", nargs="+", default=[], help="tests whose id one of these regular expressions finds, again")
+    add(
+        "--tests",
+        nargs="+",
+        default=[],
+        help="tests whose id one of these regular expressions finds, again",
+    )
     add("--changed", action="store_true", help="do not put results of older sources last")
     add("--commit", help="the commit of the sources; default: of git")
     add("--workers", type=int, help="number of test processes")
