@@ -244,7 +244,7 @@ def _parse() -> argparse.Namespace:
         "--tests",
         nargs="+",
         default=[],
-        help="tests whose id one of these regular expressions finds, again",
+        help="tests, by regular expressions, again",
     )
     add("--changed", action="store_true", help="do not put results of older sources last")
     add("--commit", help="the commit of the sources; default: of git")
