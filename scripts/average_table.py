@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from averages import (  # type: ignore[import-not-found]  # noqa: E402
     TOLERANCE,
-    outcome_of_zero,
+    outcome_of,
     worst_error,
 )
 from modes import MODES_OF_DDPX  # type: ignore[import-not-found]  # noqa: E402
@@ -35,6 +35,8 @@ MODES: dict[str, dict[str, Any]] = {
     "view, find unused": {"gradient_as_bucket_view": True, "find_unused_parameters": True},
     "lazy": {"lazy_bucket_allocation": True},
 }
+BAD_WEIGHTS = {"weight 0": 0.0, "weight -1": -1.0, "no weight": None}
+EXPECTED = ("backward raises, gradients are NaN", "set_weight() raises", "forward raises")
 
 
 def errors_of(mode: str, average: str, pools: dict[int, RankPool]) -> float:
@@ -51,6 +53,12 @@ def errors_of(mode: str, average: str, pools: dict[int, RankPool]) -> float:
     return max(found)
 
 
+def outcome_on_all(weight: float | None, mode: str, pools: dict[int, RankPool]) -> str:
+    """What the weight does. The outcomes of different ranks are joined."""
+    per_pool = [pool.run(outcome_of, weight, **MODES[mode]) for pool in pools.values()]
+    return "; ".join(sorted({outcome for per_rank in per_pool for outcome in per_rank}))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "averages.md")
@@ -60,20 +68,19 @@ def main() -> int:
     try:
         for mode in MODES:
             errors = [errors_of(mode, average, pools) for average in AVERAGES]
-            per_pool = [pool.run(outcome_of_zero, **MODES[mode]) for pool in pools.values()]
-            zeros = {outcome for per_rank in per_pool for outcome in per_rank}
-            right = right and max(errors) <= TOLERANCE and zeros == {"NaN, an error"}
-            rows.append([mode, *(f"{error:.0e}" for error in errors), "; ".join(sorted(zeros))])
+            outcomes = [outcome_on_all(weight, mode, pools) for weight in BAD_WEIGHTS.values()]
+            right = right and max(errors) <= TOLERANCE and tuple(outcomes) == EXPECTED
+            rows.append([mode, *(f"{error:.0e}" for error in errors), *outcomes])
             print(*rows[-1], sep=", ", flush=True)
     finally:
         for pool in pools.values():
             pool.close()
-    headers = ["", *(f'"{average}"' for average in AVERAGES), "0 on all ranks"]
+    headers = ["", *(f'"{average}"' for average in AVERAGES), *BAD_WEIGHTS]
     text = (
         f"torch {torch.__version__}, {', '.join(map(str, WORLD_SIZES))} ranks over gloo and shared "
         "memory, 1 and 3 micro-steps, several buckets. Cells: the largest error of an element, "
-        "relative to the largest element of the gradient. Last column: the gradients, and what the "
-        "step raises, if all weights are 0.\n\n" + tabulate(rows, headers, tablefmt="github")
+        "relative to the largest element of the gradient. Last columns: what happens on each rank "
+        "if the weights of all ranks are wrong.\n\n" + tabulate(rows, headers, tablefmt="github")
     )
     write_between_marks(arguments.page, "average table", text)
     return 0 if right else 1

@@ -130,16 +130,21 @@ def worst_error(
     return max(errors)
 
 
-def outcome_of_zero(**options: Any) -> str:
-    """The gradients if the weights of all ranks are 0, and whether the backward raises."""
+def outcome_of(weight: float | None, **options: Any) -> str:
+    """What a weight does that all ranks pass: which call raises, or what the gradients are."""
     module = make_module()
     model = ReducerDDP(module, average="weights", **options)
-    ddpx.set_weight(model, 0)
-    error = "no error"
+    call = "set_weight()"
     try:
-        loss_sum(model(torch.ones(3, 6, dtype=torch.float64))).backward()
-    except RuntimeError as caught:
-        error = "an error" if "sum to 0" in str(caught) else "another error"
-    values = [grad for grad in gradients(module) if grad is not None]
-    grads = "NaN" if all(grad.isnan().all() for grad in values) else "not NaN"
-    return f"{grads}, {error}"
+        if weight is not None:
+            ddpx.set_weight(model, weight)
+        call = "forward"
+        loss = loss_sum(model(torch.ones(3, 6, dtype=torch.float64)))
+        call = "backward"
+        loss.backward()
+    except (RuntimeError, ValueError) as error:
+        assert "set_weight(" in str(error), error
+        found = [grad for grad in gradients(module) if grad is not None]
+        all_nan = bool(found) and all(bool(grad.isnan().all()) for grad in found)
+        return f"{call} raises" + (", gradients are NaN" if all_nan else "")
+    return "no error"

@@ -60,6 +60,9 @@ class Weights {
     sum_.reset();
     forwards_.clear();
     taken_.clear();
+    if (!next_) {
+      streams_.forget();  // a captured step could not wait for them
+    }
   }
 
  private:
