@@ -143,6 +143,7 @@ struct ReducerContext {
   ExclusiveMutex mutex;
   Phase phase = Phase::kIdle;
   bool had_forward = false;
+  bool captured = false;  // the last forward, or the running step, is captured into a graph
   int64_t num_steps = 0;  // synchronized steps that ended, on this rank or for its peers
   ReducerOptions options;
   ReducerSettings settings;

@@ -117,9 +117,9 @@ void Reducer::settle(const char* call) {
 
 bool Reducer::prepare_forward(bool captured) {
   const auto lock = lock_after_abort();
-  captured_ = captured || is_capturing(context_.params.device());
-  context_.observer.set_captured(captured_);
-  if (captured_) {
+  context_.captured = captured || is_capturing(context_.params.device());
+  context_.observer.set_captured(context_.captured);
+  if (context_.captured) {
     refuse_capture();
   }
   settle("a forward");
@@ -278,7 +278,7 @@ void Reducer::abandon_step() noexcept {
 void Reducer::fail() noexcept {
   try {
     context_.go_to(Phase::kFailed);
-    recover(captured_);
+    recover(context_.captured);
   } catch (...) {
     // Out of memory, for example. The next step calls recover() again and raises its error.
   }

@@ -330,7 +330,6 @@ class Reducer final : public GradListener,
   BackwardSync backward_sync_;
   OutputWatch outputs_;
   ForwardGrads forward_;
-  bool captured_ = false;  // the last forward, or the running step, is captured into a graph
   std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };

@@ -2,7 +2,6 @@
 #include <ATen/ops/any.h>
 #include <ATen/ops/ne.h>
 
-#include "../buckets/device_stream.h"
 #include "../buckets/grad_values.h"
 #include "../buckets/param_grad.h"
 #include "reducer.h"
@@ -41,7 +40,7 @@ void Reducer::check_kept_averages() {
   for (const auto param_index : context_.kept_averages.pop_unchanged(params.leaves())) {
     params.links().pull(param_index);
     const auto& grad = grad_of(params[param_index]);
-    if (is_capturing(params.device()) || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
+    if (context_.captured || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
       kept.push_back(param_index);
     }
   }

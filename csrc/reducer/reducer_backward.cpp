@@ -190,7 +190,7 @@ void Reducer::begin_step() {
   check_peers();
   check_owner();
   if (is_capturing(context_.params.device())) {
-    captured_ = true;
+    context_.captured = true;
     refuse_capture();
   }
   check_params();
@@ -371,7 +371,7 @@ void Reducer::finish_step() {
 
 void Reducer::end_step() {
   context_.buckets.forget_streams();
-  captured_ = false;
+  context_.captured = false;
   context_.go_to(Phase::kIdle);
 }
 

@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "../buckets/device_stream.h"
 
 namespace ddpx {
 
@@ -81,7 +80,7 @@ void StepCollectives::divide(Bucket& bucket) {
 }
 
 std::optional<UserError> StepCollectives::weight_error() {
-  if (!weights_ || is_capturing(context_.params.device())) {
+  if (!weights_ || context_.captured) {
     return std::nullopt;
   }
   auto& unread = context_.unread_weights;
