@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-
 namespace ddpx {
 
 StepCollectives::StepCollectives(ReducerContext& context, std::optional<WeightSum> weight)
