@@ -38,7 +38,7 @@ std::vector<std::shared_ptr<Monitor>> make_ranks(int size) {
     group.rank = rank;
     group.world_size = size;
     group.gone = [] { return false; };
-    group.abort = [] {};
+    group.abort = [](const auto&) {};
     group.sequence = [] { return uint64_t{0}; };
     monitors.push_back(Watchdog::instance().watch(group, access_to(store)));
   }

@@ -28,7 +28,7 @@ class DeviceRanks {
       group.same_sequence = true;
       group.sequence = [calls = num_calls.back()] { return calls->load(); };
       group.gone = [gone = gone_.back()] { return gone->load(); };
-      group.abort = [count = aborts.back()] { ++*count; };
+      group.abort = [count = aborts.back()](const auto&) { ++*count; };
       group.timeout_ns = [this] { return timeout_ns.load(); };
       monitors_.push_back(watch(group, access_to(store)));
     }

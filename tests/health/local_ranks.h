@@ -59,7 +59,7 @@ inline WatchedGroup group_of(int rank, int world_size, std::string identity = {}
   group.world_size = world_size;
   group.identity = std::move(identity);
   group.gone = [] { return false; };
-  group.abort = [] {};
+  group.abort = [](const auto&) {};
   group.sequence = [] { return uint64_t{0}; };
   return group;
 }
@@ -109,7 +109,7 @@ class Ranks {
       auto group = group_of(rank, size, std::string(1, hosts[static_cast<std::size_t>(rank)]));
       group.lease_ns = lease_ns;
       group.gone = [gone = gone_.back()] { return gone->load(); };
-      group.abort = [aborts = aborts_.back()] { ++*aborts; };
+      group.abort = [aborts = aborts_.back()](const auto&) { ++*aborts; };
       monitors_.push_back(watch(group, access_to(store)));
     }
     if (start == Start::kTogether) {
