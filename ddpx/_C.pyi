@@ -242,6 +242,9 @@ class Monitor:
     def has_raised(self) -> bool:
         """``RankFailure``, on this rank."""
     @property
+    def interrupted(self) -> bool:
+        """Whether the main thread has raised the failure between calls of ddpx."""
+    @property
     def report(self) -> RankReport | None:
         """What this rank would raise now."""
     def raise_if_failed(self) -> None:
@@ -306,9 +309,6 @@ def set_health_log_reader(start: Callable[[], object] | None) -> None:
     """``start`` starts a thread that reads records. With None, no further thread starts."""
 
 def answer_stack_request(token: int, stack: str) -> None: ...
-def raise_in_main_thread(token: int) -> None:
-    """Raises the failure of the group with this token in the main thread, unless it has raised."""
-
 def await_watchdogs_of_aborted() -> None: ...
 def publish_recorded_calls(token: int, calls: Sequence[tuple[int, str]]) -> None: ...
 def explain_error(said: str) -> None:
@@ -576,6 +576,11 @@ class Reducer:
     @property
     def num_steps(self) -> int:
         """The number of finished synchronized steps."""
+    def note_waited(self) -> None:
+        """The script has waited for the averages of the last step."""
+    @property
+    def num_steps_waited(self) -> int | None:
+        """The number of steps that the script has waited for. None: it does not always wait."""
     @property
     def num_steps_averaged(self) -> int:
         """The number of steps whose averages are known to be right, also after an abort."""

@@ -15,6 +15,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
+#include "../health/interrupt.h"
 #include "../health/machine/peer.h"
 #include "../health/machine/record.h"
 #include "../health/watchdog.h"
@@ -159,25 +160,36 @@ void set_log_reader(const std::optional<py::function>& start) {
   health::LogQueue::instance().set_reader(std::move(with_gil));
 }
 
-// Raises the failure of a group in the main thread, at its next bytecode.
-void raise_in_main_thread(uint64_t token) {
-  static auto* raise = new py::function(py::cpp_function([](uint64_t failed) {
-    for (const auto& monitor : health::Watchdog::instance().monitors()) {
-      const bool has_raised = monitor->page().view().presence() == health::Presence::kFailing;
-      if (monitor->state().own.token == failed && !has_raised) {
-        const py::gil_scoped_release no_gil;
-        monitor->raise_if_failed();
-      }
+// Raises the failure of the group with this token, unless the script has met it or has ended.
+void raise_between_calls(uint64_t token) {
+  for (const auto& monitor : health::Watchdog::instance().monitors()) {
+    const bool is_there = monitor->page().view().presence() == health::Presence::kThere;
+    if (monitor->state().own.token == token && is_there) {
+      const py::gil_scoped_release no_gil;
+      monitor->note_interrupt();
+      monitor->raise_if_failed();
     }
-  }));
-  const auto call = [](void* argument) {
-    auto* result = PyObject_CallOneArg(raise->ptr(), static_cast<PyObject*>(argument));
-    Py_DECREF(static_cast<PyObject*>(argument));
+  }
+}
+
+// See health::interrupt. A pending call of Python runs in the main thread, at its next bytecode.
+void raise_in_main_thread(uint64_t token) {
+  static constexpr int kAttempts = 100;  // the interpreter keeps 32 calls
+  static const auto call = [](void* argument) {
+    static auto* raise = new py::function(py::cpp_function(&raise_between_calls));
+    const std::unique_ptr<uint64_t> failed(static_cast<uint64_t*>(argument));
+    const auto number = py::int_(*failed);
+    auto* result = PyObject_CallOneArg(raise->ptr(), number.ptr());
     Py_XDECREF(result);
     return result == nullptr ? -1 : 0;
   };
-  if (Py_AddPendingCall(call, py::int_(token).release().ptr()) != 0) {
-    throw std::runtime_error("the interpreter has too many pending calls");
+  auto argument = std::make_unique<uint64_t>(token);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (Py_AddPendingCall(call, argument.get()) == 0) {
+      (void)argument.release();
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
@@ -253,6 +265,7 @@ void bind_health(py::module_& module) {
       .def_property_readonly(
           "has_raised",
           [](Monitor& self) { return self.page().view().presence() == health::Presence::kFailing; })
+      .def_property_readonly("interrupted", &Monitor::interrupted)
       .def_property_readonly("report", py::cpp_function(&Monitor::report, NoGil()))
       .def(
           "raise_if_failed", [](Monitor& self) { self.raise_if_failed(); }, NoGil())
@@ -346,7 +359,7 @@ void bind_health(py::module_& module) {
       py::arg("token"),
       py::arg("calls"),
       NoGil());
-  module.def("raise_in_main_thread", &raise_in_main_thread, py::arg("token"));
+  health::interrupt = &raise_in_main_thread;
   module.def("await_watchdogs_of_aborted", &await_watchdogs_of_aborted, NoGil());
   module.def(
       "fail_rank",

@@ -360,6 +360,9 @@ void bind_reducer(py::module_& module) {
       .def_property_readonly("last_error", py::cpp_function(&Reducer::last_error, NoGil()))
       .def_property_readonly("report", py::cpp_function(&Reducer::report, NoGil()))
       .def_property_readonly("num_steps", py::cpp_function(&Reducer::num_steps, NoGil()))
+      .def("note_waited", &Reducer::note_waited, NoGil())
+      .def_property_readonly(
+          "num_steps_waited", py::cpp_function(&Reducer::num_steps_waited, NoGil()))
       .def_property_readonly(
           "num_steps_averaged", py::cpp_function(&Reducer::num_steps_averaged, NoGil()))
       .def_property_readonly("recorded", py::cpp_function(&Reducer::recorded, NoGil()))

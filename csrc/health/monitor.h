@@ -69,6 +69,14 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     }
   }
 
+  // The main thread has raised the failure between calls of ddpx; see interrupt.h.
+  void note_interrupt() {
+    interrupted_ = true;
+  }
+  bool interrupted() const {
+    return interrupted_;
+  }
+
   // The failure as this rank raises it. nullopt if the group has not failed.
   std::optional<RankReport> report() const;
 
@@ -118,6 +126,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::once_flag error_seen_;       // of the backend
   uint32_t num_stacks_served_ = 0;  // of the watchdog's thread
   std::atomic<bool> retired_{false};
+  std::atomic<bool> interrupted_{false};
 };
 
 }  // namespace ddpx::health

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "interrupt.h"
 #include "monitor.h"
 
 namespace ddpx::health {
@@ -99,8 +100,11 @@ void Monitor::declare(const Failure& failure) {
   // The host has queued work behind the aborted calls, and must not use its results.
   state_->group.abort([weak = std::weak_ptr(state_)] {
     const auto state = weak.lock();
-    if (state && (state->page.view().device.is_known() || state->page.view().captures)) {
-      state->log("results_wrong", {}, state->group.rank);
+    const auto raise = interrupt.load();
+    const auto* page = state ? &state->page.view() : nullptr;
+    const bool has_work = page != nullptr && (page->device.is_known() || page->captures);
+    if (raise != nullptr && has_work && !page->trains_in_thread) {
+      raise(state->own.token);
     }
   });
   if (table == nullptr) {

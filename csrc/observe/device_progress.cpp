@@ -88,7 +88,7 @@ struct DeviceProgress::Steps {
         return true;
       }
       activity_of_device.forget();
-      if (!monitor->state().group.aborted()) {  // nor was it when the step ended
+      if (!monitor->state().group.aborted()) {  // the step ended before an abort
         *step->num_reduced = step->waiting.training_step() + 1;
       }
       const std::lock_guard<std::mutex> lock(mutex);
@@ -158,7 +158,10 @@ class DeviceProgress::Thread {
   // The device may have failed, or may be shutting down: nothing more is known of it.
   static bool is_busy(Steps& steps) noexcept {
     try {
-      return steps.monitor->page().view().presence() == health::Presence::kThere && steps.look();
+      const auto presence = steps.monitor->page().view().presence();
+      const bool ends =
+          presence != health::Presence::kThere && presence != health::Presence::kFailing;
+      return !ends && steps.look();
     } catch (const std::exception&) {
       steps.monitor->page().view().device.forget();
       return false;
@@ -216,12 +219,6 @@ void DeviceProgress::record_computed() {
   if (!steps_ || captured_ || is_capturing(device_)) {
     return;
   }
-  {
-    const std::lock_guard<std::mutex> lock(steps_->mutex);
-    if (steps_->marked.size() >= kMostSteps) {
-      return;
-    }
-  }
   computed_.emplace(device_.type());
   computed_->record(*current_stream(device_));
 }
@@ -236,6 +233,9 @@ void DeviceProgress::record_reduced(const Activity& waiting) {
   {
     const std::lock_guard<std::mutex> lock(steps_->mutex);
     is_first = steps_->marked.empty();
+    if (steps_->marked.size() >= kMostSteps) {
+      steps_->marked.pop_back();
+    }
     steps_->marked.push_back(
         std::make_shared<Steps::Marked>(
             std::move(*computed_), std::move(reduced), waiting, num_reduced_));

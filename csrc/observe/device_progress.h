@@ -20,7 +20,7 @@ namespace ddpx {
 // A step has two events in the stream that ends it: before and after its waits for buckets. A
 // thread of the process asks for them ten times a second. It asks in the capture mode in which
 // other threads may capture graphs. A stream that is captured gets no events. Up to kMostSteps
-// steps have events at a time: later steps then have none until the device has done one.
+// steps have events at a time: the oldest ones and the newest one.
 //
 // Owned by the observer of steps, under the reducer's mutex. Has no effect without a monitor, and
 // on CPU.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "../autograd/running_task.h"
+#include "../buckets/param_grad.h"
 #include "step_errors.h"
 
 namespace ddpx {
@@ -116,6 +117,11 @@ std::vector<std::string> Params::unfrozen() const {
     }
   }
   return names;
+}
+
+bool Params::no_grads() const {
+  return std::none_of(
+      leaves_.begin(), leaves_.end(), [](const auto& leaf) { return grad_of(leaf).defined(); });
 }
 
 }  // namespace ddpx

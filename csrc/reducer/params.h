@@ -70,6 +70,9 @@ class Params {
     return metas_;
   }
 
+  // Whether no param has a gradient.
+  bool no_grads() const;
+
   // The params as autograd knows them: a DTensor in place of its shard.
   const std::vector<at::Tensor>& leaves() const {
     return leaves_;

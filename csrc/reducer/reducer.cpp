@@ -122,6 +122,8 @@ bool Reducer::prepare_forward(bool captured) {
   if (context_.captured) {
     refuse_capture();
   }
+  context_.guard.note_thread();
+  awaited_.begin_forward(context_.num_steps);
   settle("a forward");
   if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalized) {
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
@@ -174,6 +176,9 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
   }
   const auto forward = sync_enabled_ ? averaging : ForwardSync::kOff;
   if (context_.weights.is_set()) {
+    if (context_.weights.belongs_to_grads() && context_.params.no_grads()) {
+      context_.weights.forget();
+    }
     WatchedForward watched;
     outputs_.watch(outputs, forward, weak_from_this(), &watched);
     context_.weights.count(std::move(watched));
@@ -258,7 +263,7 @@ void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcep
   if (context_.phase == Phase::kCollecting) {
     abandon_step();
   }
-  context_.weights.forget();
+  context_.weights.break_off();
   if (sync_enabled_) {
     context_.guard.note_fault(cause);
   }
@@ -315,6 +320,11 @@ void Reducer::recover(bool captured) {
   context_.go_to(Phase::kIdle);
   context.observer.clock().skip_step();
   context.observer.peers().break_off();
+}
+
+void Reducer::note_waited() {
+  const auto lock = context_.mutex.lock();
+  awaited_.note_waited(context_.num_steps);
 }
 
 void Reducer::reset() {

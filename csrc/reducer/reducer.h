@@ -16,6 +16,7 @@
 #include "../autograd/backward_scope.h"
 #include "../autograd/backward_sync.h"
 #include "../autograd/output_watch.h"
+#include "../readiness/awaited_steps.h"
 #include "../readiness/forward_grads.h"
 #include "context.h"
 #include "revocable.h"
@@ -219,6 +220,12 @@ class Reducer final : public GradListener,
   int64_t num_steps() const {
     return look([](const auto& context) { return context.num_steps; });
   }
+  // The script has waited for the averages of the last step, before it applies them.
+  void note_waited();
+  // See AwaitedSteps::number().
+  std::optional<int64_t> num_steps_waited() const {
+    return look([this](const auto& /*context*/) { return awaited_.number(); });
+  }
   // The steps among them whose averages are known to be right. On a device, an abort may have ended
   // the all-reduces of later steps.
   int64_t num_steps_averaged() const {
@@ -330,6 +337,7 @@ class Reducer final : public GradListener,
   BackwardSync backward_sync_;
   OutputWatch outputs_;
   ForwardGrads forward_;
+  AwaitedSteps awaited_;
   std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };

@@ -22,6 +22,9 @@ void Reducer::check_weights() {
   if (context_.options.average != Average::kWeights) {
     return;
   }
+  if (context_.weights.has_lost()) {
+    context_.raise(errors::weights_lost(context_.where()));
+  }
   if (!context_.weights.counted()) {
     context_.weights.count();  // set for a forward that bypassed the wrapper
   }
@@ -36,16 +39,23 @@ void Reducer::check_weights() {
 // is known to have changed them: `param.grad.data.zero_()` does not change the version.
 void Reducer::check_kept_averages() {
   const auto& params = context_.params;
+  if (context_.options.mode == GraphMode::kFindUnused) {
+    return;  // a param that no rank uses keeps its gradient
+  }
   Indices kept;
   for (const auto param_index : context_.kept_averages.pop_unchanged(params.leaves())) {
     params.links().pull(param_index);
     const auto& grad = grad_of(params[param_index]);
+    if (!params.leaves()[param_index].requires_grad()) {
+      continue;  // frozen since: not averaged
+    }
     if (context_.captured || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
       kept.push_back(param_index);
     }
   }
   if (!kept.empty()) {
-    scope_.track(weak_from_this());  // the backward aborts
+    context_.kept_averages.record(params.leaves(), kept);  // for another try
+    scope_.track(weak_from_this());                        // the backward aborts
     context_.raise(errors::averages_kept(context_.where(), params.names_of(kept)));
   }
 }

@@ -29,15 +29,15 @@ void Reducer::on_output_grad(ForwardSync forward) {
     check_not_pending("a backward");
   }
   emit(StepEvent::kOutputReached);
-  if (!context_.kept_averages.empty()) {
-    check_kept_averages();
-  }
   if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
       running_task::runs_whole_graph()) {
     throw errors::joined_step_is_local(context_.where());
   }
   const bool averages = sync_enabled_ && !params.hooks().empty();
   const bool returns_grads = running_task::returns_grads();
+  if (!context_.kept_averages.empty() && !returns_grads) {
+    check_kept_averages();
+  }
   if (averages && returns_grads && (forward != ForwardSync::kOff || backward_sync_.prepared())) {
     take_grads();
   }

@@ -129,6 +129,7 @@ void Reducer::set_collective(
   context_.start_over(
       context_.options.mode, std::move(collective), num_steps.value_or(context_.num_steps));
   forward_.restart();
+  awaited_.move_to(context_.num_steps);
   publish_to(std::move(monitor));
   if (context_.phase == Phase::kFailed) {
     recover();

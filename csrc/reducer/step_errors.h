@@ -71,6 +71,7 @@ UserError weight_missing(const Where& where, const std::string& module_name, boo
 // The sum of the weights of all ranks is not positive. `own`: the weight of this rank.
 UserError no_weights(const Where& where, double own, double sum);
 // The sum of weights has the weight of a forward without a backward.
+UserError weights_lost(const Where& where);
 UserError forward_left_out(const Where& where, const std::string& module_name);
 // A weight of a captured step is a number.
 UserError number_under_capture(const Where& where);

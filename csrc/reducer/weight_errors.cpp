@@ -46,8 +46,15 @@ UserError forward_left_out(const Where& where, const std::string& module_name) {
       "backward has reached an output of one of these forwards. All gradients of this step are too "
       "small. Run a forward that needs no backward in torch.no_grad(), or set its weight to 0. "
       "Average the outputs of several forwards in one backward, or run all but the last backward "
-      "in "
-      "model.no_sync(). To skip a backward, call ddpx.reset(model) and clear the gradients.");
+      "in model.no_sync(). To skip a backward, call ddpx.reset(model) and clear the gradients.");
+}
+
+UserError weights_lost(const Where& where) {
+  return UserError(
+      opening(where) +
+      "a backward in no_sync() has raised an error, and the weights of earlier forwards are "
+      "forgotten, but gradients of these forwards may remain. Clear the gradients "
+      "(optimizer.zero_grad()) and call ddpx.reset(model) after the error.");
 }
 
 UserError averages_kept(const Where& where, const std::vector<std::string>& names) {
@@ -65,8 +72,7 @@ UserError number_under_capture(const Where& where) {
   return UserError(
       opening(where) +
       "a step is captured into a CUDA graph, but a weight of this step is a number. The graph "
-      "would "
-      "repeat the number. Pass a tensor on the device: ddpx.set_weight(model, tensor).");
+      "would repeat the number. Pass a tensor on the device: ddpx.set_weight(model, tensor).");
 }
 
 std::string weight_sum() {

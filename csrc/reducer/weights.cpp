@@ -60,6 +60,12 @@ bool Weights::has_number() const {
   return (next_ && next_->number) || (sum_ && sum_->number);
 }
 
+bool Weights::belongs_to_grads() const {
+  const auto left_out = [](const auto& forward) { return forward.left_out(); };
+  return has_lost_ ||
+         (!forwards_.empty() && std::none_of(forwards_.begin(), forwards_.end(), left_out));
+}
+
 bool Weights::took_too_much() {
   const auto taken = std::exchange(taken_, {});
   return std::any_of(

@@ -12,7 +12,7 @@
 
 namespace ddpx {
 
-// What a step makes of the gradients of all ranks.
+// How a step combines the gradients of all ranks.
 enum class Average {
   kMean,     // their sum, divided by the number of ranks
   kSum,      // their sum
@@ -55,8 +55,24 @@ class Weights {
   // Whether take() took the weight of a forward that no backward has reached. Forgets the forwards.
   bool took_too_much();
 
+  // A backward of the last forward has raised. Gradients of earlier forwards may remain, without
+  // their weights.
+  void break_off() {
+    const bool lost = has_lost_ || forwards_.size() > 1;
+    forget();
+    has_lost_ = lost;
+  }
+  bool has_lost() const {
+    return has_lost_;
+  }
+
+  // Whether the sum is of no use if all gradients are undefined: backwards have made gradients of
+  // all its forwards, and the script has cleared them.
+  bool belongs_to_grads() const;
+
   // Forgets the sum: the gradients of these forwards are lost.
   void forget() {
+    has_lost_ = false;
     sum_.reset();
     forwards_.clear();
     taken_.clear();
@@ -75,6 +91,7 @@ class Weights {
   std::optional<Weight> sum_;
   std::vector<WatchedForward> forwards_;  // of `sum_`, without weights of 0
   std::vector<WatchedForward> taken_;     // of the last take()
+  bool has_lost_ = false;                 // see break_off()
   StreamSet streams_;                     // that computed the tensors
 };
 

@@ -144,8 +144,8 @@ def make_options(
         TypeError: A flag has no truth value of its own, a list of caps is not a list, or a dtype is
             not a floating-point dtype.
         ValueError: A cap is not a finite number of MiB; a dtype has 8 bits; no such transport or
-            average exists; a file has no bucket plan; or arguments contradict each other.
-        OSError: The file of a bucket plan cannot be read.
+            average exists; a file has no bucket plan, or cannot be read; or arguments contradict
+            each other.
     """
     delayed.check()
     if mixed_precision is not None:
@@ -222,7 +222,7 @@ def _plan(
                 stacklevel=5,
             )
             return None
-        return BucketPlan.load(path)
+        return _loaded(PLAN_VARIABLE, path)
     if cap_mb is not None or listed_caps_mb is not None:
         raise ValueError(
             "bucket_plan= has the size of each bucket. Leave out bucket_cap_mb and "
@@ -236,10 +236,19 @@ def _plan(
     if isinstance(argument, BucketPlan):
         return argument
     if isinstance(argument, (str, Path)):
-        return BucketPlan.load(argument)
+        return _loaded("bucket_plan", argument)
     raise TypeError(
         f"bucket_plan must be a ddpx.BucketPlan or the path of its file, but got {argument!r}."
     )
+
+
+def _loaded(name: str, path: str | Path) -> BucketPlan:
+    try:
+        return BucketPlan.load(path)
+    except OSError as error:
+        raise ValueError(
+            f"{name}={str(path)!r} is not the path of a bucket plan: {error}"
+        ) from error
 
 
 def _flag(name: str, value: object) -> bool:

@@ -143,9 +143,7 @@ def shrink(
     if model._ddpx.device.type != "cpu":
         torch.accelerator.synchronize(model._ddpx.device)  # the abort has ended all-reduces
     model.reducer.reset()
-    num_steps = model.reducer.num_steps
-    if model.reducer.num_steps_given_up == num_steps:
-        num_steps -= 1
+    num_steps = _num_applied_steps(model)
     state = SurvivorState(
         step=num_steps if step is None else step,
         num_steps=num_steps,
@@ -299,7 +297,7 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     if monitor is None:
         raise nobody_watches()
     # If False, the error came from another call, maybe between backward and optimizer step.
-    raised_here = monitor.has_raised
+    knows_steps = monitor.has_raised and (not monitor.interrupted or _waits_in_each_step(model))
     try:
         monitor.explain_error("")
     except RankMismatch:
@@ -309,7 +307,7 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
             f"{errors.FROM_CHECKPOINT}"
         ) from None
     except (RankFailure, RankStalled):
-        if step is None and not raised_here:
+        if step is None and not knows_steps:
             raise RuntimeError(
                 "ddpx.shrink() was called after an error that did not come from forward or "
                 "backward of the wrapper. ddpx.shrink() cannot tell whether the optimizer made the "
@@ -323,9 +321,27 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     )
 
 
+def _waits_in_each_step(model: ReducerDDP) -> bool:
+    """Whether the loop calls wait_for_gradients(), so that it applies only averages it has."""
+    reducer = model.reducer
+    waited = reducer.num_steps_waited
+    return waited is not None and reducer.num_steps - waited in (0, 1)
+
+
+def _num_applied_steps(model: ReducerDDP) -> int:
+    """The number of steps whose averages the parameters may contain."""
+    waited = model.reducer.num_steps_waited
+    if waited is not None and _waits_in_each_step(model):
+        return waited
+    return model.reducer.num_steps
+
+
 def _has_right_state(model: ReducerDDP, num_steps: int) -> bool:
     """Whether parameters and buffers of this rank contain no results of aborted calls."""
     reducer = model.reducer
+    monitor = reducer.monitor
+    if monitor is not None and monitor.interrupted and not _waits_in_each_step(model):
+        return False  # the error may have been raised within the optimizer's step
     deadline = time.monotonic() + _DEVICE_STEPS_S
     while reducer.num_steps_averaged < num_steps and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL_S)
@@ -333,6 +349,8 @@ def _has_right_state(model: ReducerDDP, num_steps: int) -> bool:
     gets_buffers = buffers.enabled and buffers.tensors and model.process_group.rank() != 0
     if gets_buffers and model._ddpx.device.type != "cpu":
         return False
+    if _waits_in_each_step(model):
+        return True
     return reducer.num_steps_averaged >= num_steps
 
 

@@ -29,9 +29,11 @@ def stop() -> None:
     """Logs what waits already. Later messages are lost."""
     _C.set_health_log_reader(None)
     is_alone = _reading.acquire(timeout=_WAIT_S)
-    _log_all()
-    if is_alone:
-        _reading.release()
+    try:
+        _log_all()
+    finally:
+        if is_alone:
+            _reading.release()
 
 
 def _start_thread() -> None:
@@ -59,8 +61,6 @@ def _serve(record: _C.HealthRecord) -> None:
         calls = recorded_calls.read(record.message)
         # The newest first, since a long record is cut off.
         _C.publish_recorded_calls(record.token, sorted(calls.items(), reverse=True))
-    elif record.event == "results_wrong":
-        _C.raise_in_main_thread(record.token)
     else:
         message = record.message
         if record.event == "stack":

@@ -121,7 +121,8 @@ class TrainerMixin:
 
 
 def _weighs(model: object) -> bool:
-    return isinstance(model, ReducerDDP) and model.training and averages_by_weight(model)
+    wrapper = getattr(model, "_orig_mod", model)  # torch.compile() wraps the wrapper
+    return isinstance(wrapper, ReducerDDP) and wrapper.training and averages_by_weight(wrapper)
 
 
 @dataclass

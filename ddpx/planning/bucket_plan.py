@@ -120,6 +120,8 @@ def indices_of(plan: BucketPlan, managed: Sequence[ManagedParam]) -> list[list[i
     by_name = {param.name: index for index, param in enumerate(managed)}
     named = [name for bucket in plan.buckets for name in bucket]
     _check_names(named, set(by_name))
+    if not all(plan.buckets):
+        raise _does_not_fit(f"bucket {plan.buckets.index(())} is empty")
     buckets = [[by_name[name] for name in bucket] for bucket in plan.buckets]
     for number, bucket in enumerate(buckets):
         kinds = {(managed[i].tensor.dtype, managed[i].tensor.device) for i in bucket}

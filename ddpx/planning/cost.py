@@ -17,7 +17,8 @@ class ReduceCost:
         points: Pairs of a size in bytes and a time in seconds. Sizes differ.
 
     Raises:
-        ValueError: There are fewer than two points, or a size or a time is not positive.
+        ValueError: There are fewer than two points, two points have one size, or a size or a time is
+            not positive.
 
     Example:
         >>> from ddpx.planning import ReduceCost
@@ -28,9 +29,10 @@ class ReduceCost:
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         points = sorted(points)
-        if len(points) < 2 or any(size <= 0 or time <= 0 for size, time in points):
+        sizes = {size for size, _ in points}
+        if len(sizes) < max(2, len(points)) or any(s <= 0 or t <= 0 for s, t in points):
             raise ValueError(
-                f"the cost of all-reduces needs two positive sizes and times, but got {points}"
+                f"the cost of all-reduces needs two positive sizes and times, and one time for each size, but got {points}"
             )
         self._sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
         self._times = torch.tensor([time for _, time in points], dtype=torch.float64)

@@ -77,7 +77,12 @@ def end_of_communication(
         gradients: In the order of arrival.
         partition: The number of gradients in each bucket.
         cost: The time of an all-reduce.
+
+    Raises:
+        ValueError: A bucket is empty, or the buckets have another number of gradients.
     """
+    if sum(partition) != len(gradients) or min(partition, default=1) < 1:
+        raise ValueError(f"{partition} is no partition of {len(gradients)} gradients")
     end_s = 0.0
     ready_s = 0.0
     rest = iter(gradients)

@@ -48,8 +48,6 @@ class Reducer(_C.Reducer):
         settings: What was set after construction.
         first_buckets: The buckets of the first step.
         delays_all_params: Whether the all-reduce of all parameters is delayed.
-        num_steps_given_up: ``num_steps`` after a step whose averages :meth:`wait_for_gradients`
-            has given up. None: no step was given up.
         wait_for: Makes the end of the next synchronized backward of a reducer wait for futures. The
             wrapper sets this attribute.
 
@@ -84,7 +82,6 @@ class Reducer(_C.Reducer):
         self._device = managed[0].tensor.device
         self.settings = Settings()
         self.wait_for: Callable[[Reducer, Futures], None] | None = None
-        self.num_steps_given_up: int | None = None
         self.delays_all_params = all(p.delayed for p in managed)
 
     @property
@@ -122,14 +119,11 @@ class Reducer(_C.Reducer):
 
     def wait_for_gradients(self) -> None:
         """Waits for the averages of the last backward. Raises if the group cannot continue."""
-        try:
-            if self._device.type != "cpu":
-                torch.accelerator.current_stream(self._device).synchronize()
-            if self.monitor is not None:
-                self.monitor.raise_if_failed()
-        except health.RankError:
-            self.num_steps_given_up = self.num_steps
-            raise
+        if self._device.type != "cpu":
+            torch.accelerator.current_stream(self._device).synchronize()
+        if self.monitor is not None:
+            self.monitor.raise_if_failed()
+        self.note_waited()
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """Sums the bucket over all ranks, without a division."""

@@ -96,6 +96,12 @@ def test_costs():
     assert cost(2_000) == 0.002  # never less than for a smaller size
     assert cost(3_000) == pytest.approx(0.003) and cost(6_000) == pytest.approx(0.006)
     assert cost.of(torch.tensor([500, 6_000])).tolist() == pytest.approx([0.002, 0.006])
-    for points in ([], [(1, 1.0)], [(0, 1.0), (2, 1.0)], [(1, 0.0), (2, 1.0)]):
+    for points in (
+        [],
+        [(1, 1.0)],
+        [(1, 1.0), (1, 2.0)],
+        [(0, 1.0), (2, 1.0)],
+        [(1, 0.0), (2, 1.0)],
+    ):
         with pytest.raises(ValueError, match="two positive sizes"):
             ReduceCost(points)

@@ -145,6 +145,7 @@ MISFITS = {
     "does not average 'nobody'": [NAMES, ["nobody"]],
     "lacks '4.bias'": [NAMES[:-1]],
     "several buckets have '0.weight'": [NAMES, NAMES[:1]],
+    "bucket 1 is empty": [NAMES, []],
 }
 
 

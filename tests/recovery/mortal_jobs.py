@@ -181,7 +181,11 @@ class Trainer:
                 _die_in_shrink(kill.phase)
         start = time.monotonic()
         shrunk = ddpx.shrink(
-            self.model, self.optimizer, self.schedule, step=self.step, timeout_s=20
+            self.model,
+            self.optimizer,
+            self.schedule,
+            step=None if self.job.waits else self.step,
+            timeout_s=20,
         )
         self.report.seconds.append(time.monotonic() - start)
         self.step = shrunk.step

@@ -59,6 +59,29 @@ def test_two_losses_after_each_other(device):
     assert [shrunk.lost for shrunk in reports[1].shrunk] == [(0,), (1,)]  # rank 2 was rank 1 then
 
 
+def test_a_loss_after_many_fast_steps(device):
+    job = _job(device, Kill(1, 24, "in flight"), options=NO_BUFFERS, waits=True)
+    for report in check(replace(job, until=27)).values():
+        assert report.shrunk[0].step in (24, 25)
+
+
+def _read_before_the_wait(job: Job, rank: int) -> Report:
+    wait = ddpx.wait_for_gradients
+
+    def read_and_wait(model: ddpx.ReducerDDP) -> None:
+        model.module.first.weight.grad.sum().item()  # as a scaler or clipping does
+        wait(model)
+
+    ddpx.wait_for_gradients = read_and_wait
+    return train(job, rank)
+
+
+def test_a_script_that_reads_gradients_before_the_wait(device):
+    job = _job(device, Kill(1, 2, "in flight"), options=NO_BUFFERS, waits=True)
+    for report in run_job(job, _read_before_the_wait).values():
+        assert report.shrunk[0].step in (2, 3)
+
+
 def _train_or_give_up(job: Job, rank: int) -> Report | str:
     try:
         return train(job, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
@@ -36,10 +37,27 @@ def _train_and_save(job: Job, rank: int) -> _Saved | str:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("phase", ["backward", "in flight"])
-def test_a_survivor_saves_no_wrong_weights(device, phase):
-    job = Job(SIZE, BACKENDS[device], LAST + 1, (Kill(1, LAST, phase),), device=device)
-    for result in run_job(job, _train_and_save).values():
+def _with_a_slow_handler(job: Job, rank: int) -> _Saved | str:
+    handler = logging.Handler()
+    handler.emit = lambda record: time.sleep(1)  # type: ignore[method-assign]
+    logger = logging.getLogger("ddpx.health")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return _train_and_save(job, rank)
+
+
+@pytest.mark.parametrize(
+    "last, phase, function",
+    [
+        (LAST, "backward", _train_and_save),
+        (25, "in flight", _train_and_save),  # the host is many steps ahead
+        (LAST, "in flight", _with_a_slow_handler),
+    ],
+    ids=["backward", "in flight", "slow handler"],
+)
+def test_a_survivor_saves_no_wrong_weights(device, last, phase, function):
+    job = Job(SIZE, BACKENDS[device], last + 1, (Kill(1, last, phase),), device=device)
+    for result in run_job(job, function).values():
         assert isinstance(result, str), "a survivor saved weights of an aborted step"
         assert result.startswith("RankFailure") and "rank 1 " in result, result
 

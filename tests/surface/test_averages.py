@@ -264,3 +264,77 @@ def _complex(hook: str | None, **options: Any) -> None:
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_complex_parameters(ranks, world, mode, hook):
     ranks(world).run(_complex, hook, **MODES_OF_DDPX[mode])
+
+
+# ---- weights whose gradients are gone -----------------------------------------------------------
+
+
+def _leftover_micro_step() -> float:
+    """An epoch ends within an accumulation, and the script clears the gradients."""
+    module = torch.nn.Linear(2, 1, bias=False)
+    model = ddpx.ReducerDDP(module, average="weights")
+    with model.no_sync():
+        ddpx.set_weight(model, 4)
+        model(torch.ones(4, 2)).sum().backward()
+    model.zero_grad()
+    ddpx.set_weight(model, 4)
+    model(torch.ones(4, 2)).sum().backward()
+    return float(module.weight.grad[0, 0])
+
+
+def test_weights_of_cleared_gradients_are_forgotten(ranks):
+    assert ranks(2).run(_leftover_micro_step) == [1.0, 1.0]
+
+
+def _abort_in_a_micro_step(clear: bool) -> float | str:
+    module = torch.nn.Linear(2, 1, bias=False)
+    model = ddpx.ReducerDDP(module, average="weights")
+    with model.no_sync():
+        ddpx.set_weight(model, 4)
+        model(torch.ones(4, 2)).sum().backward()
+        ddpx.set_weight(model, 4)
+        loss = model(torch.ones(4, 2)).sum()
+        hook = module.weight.register_hook(_raise)
+        with pytest.raises(ValueError):
+            loss.backward()
+        hook.remove()
+    if clear:
+        model.zero_grad()
+    ddpx.set_weight(model, 4)
+    loss = model(torch.ones(4, 2)).sum()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return float(module.weight.grad[0, 0])
+
+
+def _raise(_: torch.Tensor) -> None:
+    raise ValueError("in a micro-step")
+
+
+def test_an_abort_in_a_micro_step_loses_no_weight_silently(ranks):
+    assert ranks(2).run(_abort_in_a_micro_step, True) == [1.0, 1.0]
+    for text in ranks(2).run(_abort_in_a_micro_step, False):
+        assert "weights of earlier forwards are forgotten" in text and "ddpx.reset(model)" in text
+
+
+def _legitimate_backwards() -> list[float]:
+    """An input gradient before zero_grad(), and a frozen parameter that still has a gradient."""
+    module = torch.nn.Sequential(
+        torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False)
+    )
+    model = ddpx.ReducerDDP(module, average="sum")
+    x = torch.ones(4, 2, requires_grad=True)
+    model(x).sum().backward()
+    (grad,) = torch.autograd.grad(model(x).sum(), x)
+    kept = module[0].weight.grad.clone()
+    module[0].weight.requires_grad_(False)
+    module[1].weight.grad = None
+    model(x).sum().backward()
+    assert torch.equal(module[0].weight.grad, kept)
+    return [float(grad.sum())]
+
+
+def test_backwards_that_sum_no_kept_average(ranks):
+    ranks(2).run(_legitimate_backwards)

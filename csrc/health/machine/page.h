@@ -34,10 +34,11 @@ enum class Fault : uint32_t {
 // All peers on the machine map the page. Zeroed at first. Any thread of any rank of the machine may
 // use all members. OwnPage has the functions that only the owner may call.
 struct StatusPage {
-  std::atomic<uint64_t> token;      // identifies the page to a process that maps it
-  SharedActivity current;           // of the host
-  SharedActivity device;            // see DeviceProgress
-  std::atomic<bool> captures;       // a step was captured, so `device` does not have all steps
+  std::atomic<uint64_t> token;         // identifies the page to a process that maps it
+  SharedActivity current;              // of the host
+  SharedActivity device;               // see DeviceProgress
+  std::atomic<bool> captures;          // a step was captured, so `device` does not have all steps
+  std::atomic<bool> trains_in_thread;  // the last forward ran in another thread than the main one
   std::atomic<uint64_t> num_calls;  // to the group, at the last check of the watchdog; 0: unknown
   std::atomic<uint64_t> num_syncs;  // begun synchronizations of buffers, of all wrappers
   std::atomic<Presence> state;
