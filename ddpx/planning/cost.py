@@ -17,8 +17,8 @@ class ReduceCost:
         points: Pairs of a size in bytes and a time in seconds. Sizes differ.
 
     Raises:
-        ValueError: There are fewer than two points, two points have one size, or a size or a time is
-            not positive.
+        ValueError: There are fewer than two points, two points have the same size, or a size or a
+            time is not positive.
 
     Example:
         >>> from ddpx.planning import ReduceCost
@@ -32,7 +32,8 @@ class ReduceCost:
         sizes = {size for size, _ in points}
         if len(sizes) < max(2, len(points)) or any(s <= 0 or t <= 0 for s, t in points):
             raise ValueError(
-                f"the cost of all-reduces needs two positive sizes and times, and one time for each size, but got {points}"
+                "the cost of all-reduces needs two positive sizes and times, and one time for each "
+                f"size, but got {points}"
             )
         self._sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
         self._times = torch.tensor([time for _, time in points], dtype=torch.float64)
