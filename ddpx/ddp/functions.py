@@ -104,9 +104,9 @@ def bucket_plan(model: nn.Module) -> BucketPlan:
 def wait_for_gradients(model: nn.Module) -> None:
     """Waits until the averages of the last backward are in ``param.grad``.
 
-    The call belongs between ``backward()`` and ``optimizer.step()``, in each step. Over NCCL the host queues
-    all-reduces, and does not wait for them. Without this call, the host also queues the optimizer's
-    step before it learns that a rank is lost, and the step may apply wrong gradients.
+    The call belongs between ``backward()`` and ``optimizer.step()``, in each step. Over NCCL the
+    host queues all-reduces, and does not wait for them. Without this call, the host also queues the
+    optimizer's step before it learns that a rank is lost, and the step may apply wrong gradients.
     :func:`ddpx.shrink` then has no state to continue from. Over gloo and shared memory, backward
     has waited already.
 
