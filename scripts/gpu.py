@@ -71,6 +71,8 @@ class Session:
     def put(self, table: str, name: str, row: Row, digest: str) -> None:
         """Adds a result, and writes the file if the last write is some seconds ago."""
         row = {key: value for key, value in row.items() if value != ""}
+        if "text" in row:
+            row["text"] = _without_folders(row["text"])
         row |= {"seconds": round(row["seconds"], 1), "run": self.name, "sources": digest}
         self.results.tables[table][name] = row
         if row["outcome"] == "failed":
@@ -82,6 +84,11 @@ class Session:
     def save(self) -> None:
         self.results.save(self.out)
         self._save_time = time.monotonic() + _SAVE_S
+
+
+def _without_folders(text: str) -> str:
+    """The text without the folders of this machine."""
+    return re.sub(r"/[^\s\"]*/site-packages/", "", text).replace(f"{ROOT}/", "")
 
 
 def _commit() -> str:

@@ -370,3 +370,8 @@ def test_the_pages_have_the_committed_results() -> None:
     readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/gpu.md"))
     assert gpu_report.status(results) in readme[:2000]
     assert gpu_report.report(results) in page
+
+
+def test_texts_of_results_have_no_folders_of_a_machine() -> None:
+    text = f'File "/a/lib/python3.12/site-packages/torch/b.py"\n  File "{gpu.ROOT}/ddpx/c.py"'
+    assert gpu._without_folders(text) == 'File "torch/b.py"\n  File "ddpx/c.py"'
