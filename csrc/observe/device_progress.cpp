@@ -27,7 +27,7 @@ using health::Activity;
 using health::Doing;
 
 constexpr auto kInterval = std::chrono::nanoseconds(health::times::kDevicePoll);
-constexpr std::size_t kMostSteps = 4;
+constexpr std::size_t kMostSteps = 16;
 
 // A query of an event from this thread spoils no capture of another thread, as in torch's own
 // watchdog. The extension does not link CUDA, and finds the function where CUDA is loaded.

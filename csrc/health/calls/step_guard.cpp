@@ -1,5 +1,6 @@
 #include "step_guard.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <utility>
@@ -10,7 +11,7 @@
 namespace ddpx::health {
 
 void StepGuard::note_thread() const {
-  static thread_local const bool is_main = gettid() == getpid();
+  static thread_local const bool is_main = syscall(SYS_gettid) == getpid();
   if (monitor_ && monitor_->page().view().trains_in_thread == is_main) {
     monitor_->page().view().trains_in_thread = !is_main;
   }
