@@ -22,7 +22,8 @@ struct WatchedGroup {
   std::string name;
   std::string identity;        // see Introduction::own
   std::function<bool()> gone;  // the process group was destroyed
-  // Ends waits in collective calls of the group, on another thread. Calls `before` first.
+  // Ends waits in collective calls of the group, on another thread. On a device, calls
+  // `before` first.
   std::function<void(std::function<void()> before)> abort;
   bool on_device = false;  // calls run on a device, and hosts do not wait for them
   // Whether abort() has begun to end calls, so that their results may be wrong from now on.

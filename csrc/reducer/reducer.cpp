@@ -122,7 +122,7 @@ bool Reducer::prepare_forward(bool captured) {
   if (context_.captured) {
     refuse_capture();
   }
-  context_.guard.note_thread();
+  context_.observer.peers().note_thread();
   awaited_.begin_forward(context_.num_steps);
   settle("a forward");
   if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalized) {

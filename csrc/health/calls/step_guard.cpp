@@ -1,21 +1,11 @@
 #include "step_guard.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <utility>
 
 #include "../times.h"
 #include "call_comparison.h"
 
 namespace ddpx::health {
-
-void StepGuard::note_thread() const {
-  static thread_local const bool is_main = syscall(SYS_gettid) == getpid();
-  if (monitor_ && monitor_->page().view().trains_in_thread == is_main) {
-    monitor_->page().view().trains_in_thread = !is_main;
-  }
-}
 
 void StepGuard::compare_calls(const StepCalls& calls, const std::vector<std::string>& param_names) {
   if (!monitor_ || calls.num_launched == 0) {

@@ -31,9 +31,6 @@ class StepGuard {
     }
   }
 
-  // A forward begins in this thread.
-  void note_thread() const;
-
   // After check(), if there are several hosts. Waits while other hosts may have declared this host
   // lost.
   bool has_lease() const {

@@ -1,5 +1,8 @@
 #include "step_tracker.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -29,6 +32,13 @@ StepTracker::StepTracker(
       param_names_(std::move(param_names)) {
   if (monitor_) {
     set_number(kUnnumbered);
+  }
+}
+
+void StepTracker::note_thread() const {
+  static thread_local const bool is_main = syscall(SYS_gettid) == getpid();
+  if (monitor_ && monitor_->page().view().trains_in_thread == is_main) {
+    monitor_->page().view().trains_in_thread = !is_main;
   }
 }
 

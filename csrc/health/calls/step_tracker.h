@@ -30,6 +30,9 @@ class StepTracker {
   // Publishes the activity of this rank from now on. `bucket`: see is_about_a_bucket().
   void note(Doing doing, std::size_t bucket = 0);
 
+  // A forward begins in this thread. Publishes whether it is the main thread.
+  void note_thread() const;
+
   // A step begins. `step` is the same on all ranks.
   void begin_step(uint32_t step) {
     calls_ = StepCalls{.wrapper = calls_.wrapper, .step = step};
