@@ -17,24 +17,17 @@ ReducerContext::ReducerContext(
       collective(std::move(group)),
       params(std::move(wrapped_params)),
       buckets(initial_plan(options.mode)),
-      arrivals(params.size(), options.mode),
-      order(params.size(), options.rebuilds_buckets(options.mode)),
-      use(params.size(), params.device()) {}
+      history(
+          params.size(), params.device(), options.mode, options.rebuilds_buckets(options.mode)) {}
 
 void ReducerContext::go_to(Phase next) {
-  phase = transition(phase, next);
+  progress.phase = transition(progress.phase, next);
   observer.emit_phase(step_number(), static_cast<std::size_t>(next));
 }
 
-void ReducerContext::complete_order(const std::vector<std::size_t>& arrived) {
-  if (options.mode != GraphMode::kStatic || use.static_use_known) {
-    order.complete(arrived);
-  }
-}
-
 void ReducerContext::count_step() {
-  use.static_use_known = true;
-  ++num_steps;
+  history.use.static_use_known = true;
+  ++progress.num_steps;
 }
 
 void ReducerContext::skip_step() {
@@ -72,11 +65,11 @@ void ReducerContext::install(BucketPlan plan, std::vector<Bucket> allocated) {
   buckets.install(std::move(plan), std::move(allocated));
   publish_bucket_names();
   if (options.gradient_as_bucket_view) {
-    const auto kept = kept_averages.pop_unchanged(params.leaves());
+    const auto kept = script_grads.kept.pop_unchanged(params.leaves());
     params.links().pull_all();
     buckets.take_grads(params.tensors());
     params.links().push_all();
-    kept_averages.record(params.leaves(), kept);
+    script_grads.kept.record(params.leaves(), kept);
   }
 }
 
@@ -90,15 +83,12 @@ void ReducerContext::start_over(
   auto plan = initial_plan(mode);
   auto allocated = allocate(plan, *group);
   options.mode = mode;
-  num_steps = steps_ended;
+  progress.num_steps = steps_ended;
   collective = std::move(group);
-  arrivals = ArrivalHistory(params.size(), mode);
-  order = ArrivalOrder(params.size(), options.rebuilds_buckets(mode));
-  use.forget(params.device());
-  use.static_use_known = false;
-  taken_grads.clear();
+  history.start_over(params.device(), mode, options.rebuilds_buckets(mode));
+  script_grads.taken.clear();
   weights.forget();
-  unread_weights.reset();
+  weights.replace_unread(std::nullopt);
   install(std::move(plan), std::move(allocated));
 }
 
@@ -122,7 +112,7 @@ std::string ReducerContext::describe_bucket(std::size_t bucket_index) const {
 
 void ReducerContext::mark_used(std::size_t param_index) {
   if (use_is_exchanged() && grad_of(params[param_index]).defined()) {
-    use.map.mark(param_index);
+    history.use.map.mark(param_index);
   }
 }
 
@@ -147,13 +137,9 @@ void ReducerContext::add_stream_of(std::size_t param_index) {
 // The reducer is idle until the first gradient of a backward arrives. Errors count this time as
 // part of backward.
 errors::Where ReducerContext::where() const {
+  const auto phase = progress.phase;
   const bool begins = phase == Phase::kIdle && running_task::in_backward();
-  return {collective->rank(), num_steps, begins ? Phase::kCollecting : phase};
-}
-
-void ReducerContext::raise(const UserError& error) {
-  last_error = error.what();
-  throw UserError(error);
+  return {collective->rank(), progress.num_steps, begins ? Phase::kCollecting : phase};
 }
 
 // To be called in a catch block. Throws an InternalError as it is. If ranks are gone, the error

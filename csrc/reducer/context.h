@@ -10,23 +10,18 @@
 #include <string>
 #include <vector>
 
-#include "../autograd/dist_grads.h"
 #include "../buckets/bucket_set.h"
 #include "../buckets/low_precision.h"
 #include "../comm/collective.h"
 #include "../health/calls/step_guard.h"
 #include "../observe/step_observer.h"
-#include "../readiness/arrival_order.h"
-#include "../readiness/arrival_tracker.h"
-#include "../readiness/kept_averages.h"
-#include "../readiness/param_use.h"
-#include "../readiness/taken_grads.h"
+#include "../readiness/script_grads.h"
+#include "../readiness/step_history.h"
 #include "exclusive_mutex.h"
 #include "params.h"
-#include "phase.h"
+#include "progress.h"
 #include "settings.h"
 #include "step_errors.h"
-#include "weight_sum.h"
 #include "weights.h"
 
 namespace ddpx {
@@ -63,15 +58,11 @@ struct ReducerContext {
   bool communicates() const {
     return communicates_over(*collective);
   }
-  // Whether each step may leave params unused: with find_unused_parameters, and in default mode
-  // until the first forward. A container of layers that act within another model has no forward.
   bool use_varies() const {
-    return options.mode == GraphMode::kFindUnused ||
-           (options.mode == GraphMode::kDefault && !had_forward);
+    return history.use_varies(options.mode);
   }
-  // Whether ranks exchange at the end of this step which params they used.
   bool use_is_exchanged() const {
-    return use_varies() || (options.mode == GraphMode::kStatic && !use.static_use_known);
+    return history.use_is_exchanged(options.mode);
   }
 
   // Marks the param as used by this rank, if ranks exchange that.
@@ -85,7 +76,7 @@ struct ReducerContext {
   void add_stream_of(std::size_t param_index);
 
   uint32_t step_number() const {
-    return static_cast<uint32_t>(num_steps);
+    return static_cast<uint32_t>(progress.num_steps);
   }
   void emit(StepEvent event, std::size_t index = 0) {
     observer.emit(event, step_number(), index);
@@ -93,9 +84,6 @@ struct ReducerContext {
 
   errors::Where where() const;
   std::string describe_bucket(std::size_t bucket_index) const;
-
-  // Remembers the error for logging data, and throws it.
-  [[noreturn]] void raise(const UserError& error);
 
   // Runs `call` without the mutex. Turns an error of a backend into an error with rank, step, phase
   // and the text of describe(), which names the collective call.
@@ -111,11 +99,6 @@ struct ReducerContext {
   }
 
   void go_to(Phase next);
-
-  // These params have arrived in the step. The arrival order of the first step determines the
-  // rebuilt buckets. In a static graph, the arrival order of the second step does. All ranks count
-  // the same step, also ranks that take part without gradients.
-  void complete_order(const std::vector<std::size_t>& arrived);
 
   // The step has ended on this rank.
   void count_step();
@@ -141,26 +124,17 @@ struct ReducerContext {
   void publish_bucket_names();
 
   ExclusiveMutex mutex;
-  Phase phase = Phase::kIdle;
-  bool had_forward = false;
-  bool captured = false;  // the last forward, or the running step, is captured into a graph
-  int64_t num_steps = 0;  // synchronized steps that ended, on this rank or for its peers
+  Progress progress;
   ReducerOptions options;
   ReducerSettings settings;
   std::shared_ptr<Collective> collective;
   Params params;
   BucketSet buckets;
-  ArrivalHistory arrivals;
-  ArrivalOrder order;
-  ParamUse use;
-  TakenGrads taken_grads;
-  KeptAverages kept_averages;  // not of means
+  StepHistory history;
+  ScriptGrads script_grads;
   Weights weights;
-  std::optional<UnreadWeights> unread_weights;  // of the last step
-  DistGrads dist_grads;
   StepObserver observer;
   health::StepGuard guard;
-  std::string last_error;
 
  private:
   bool communicates_over(const Collective& group) const {

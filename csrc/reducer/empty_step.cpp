@@ -24,7 +24,7 @@ std::optional<UserError> EmptyStep::run() {
       launch(b);
     }
   }
-  context_.complete_order({});
+  context_.history.complete_order(context_.options.mode, {});
   collectives_.exchange_use();
   // With manual finalization, the other ranks launch all calls before they wait.
   if (context_.settings.manual_finalization) {

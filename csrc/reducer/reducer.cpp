@@ -35,7 +35,8 @@ Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collecti
 
 Reducer::~Reducer() {
   for_watchdog_->revoke();
-  const bool in_step = context_.phase != Phase::kIdle && context_.phase != Phase::kReady;
+  const bool in_step =
+      context_.progress.phase != Phase::kIdle && context_.progress.phase != Phase::kReady;
   if (in_step || in_backward()) {
     context_.params.abandon_hooks();
   }
@@ -51,15 +52,21 @@ void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
         return missing;
       },
       context_.params.names());
-  context_.observer.publish(std::move(peers), context_.params.device(), context_.num_steps);
+  context_.observer.publish(
+      std::move(peers), context_.params.device(), context_.progress.num_steps);
   context_.guard = health::StepGuard(std::move(monitor));
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);
 }
 
+void Reducer::raise(const UserError& error) {
+  last_error_ = error.what();
+  throw UserError(error);
+}
+
 void Reducer::check_idle(const char* call) const {
   check_not_pending(call);
-  if (context_.phase != Phase::kIdle) {
+  if (context_.progress.phase != Phase::kIdle) {
     throw errors::inside_backward(context_.where(), call);
   }
 }
@@ -91,8 +98,8 @@ Reducer::Lock Reducer::lock_after_abort() const {
 // For calls that raise within a backward, also on a thread for which this backward waits.
 Reducer::Lock Reducer::lock_between_steps() const {
   return context_.mutex.lock_when([this] {
-    const bool in_step =
-        context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalizing;
+    const bool in_step = context_.progress.phase == Phase::kCollecting ||
+                         context_.progress.phase == Phase::kFinalizing;
     return !awaits_abort() && (in_step || !context_.mutex.occupied_by_other());
   });
 }
@@ -103,10 +110,11 @@ Reducer::Lock Reducer::lock_between_steps() const {
 // step awaits finalize_backward().
 void Reducer::settle(const char* call) {
   check_not_pending(call);
-  if (context_.phase == Phase::kFailed) {
+  if (context_.progress.phase == Phase::kFailed) {
     recover();
   }
-  if (context_.phase == Phase::kCollecting && scope_.empty() && !running_task::in_backward()) {
+  if (context_.progress.phase == Phase::kCollecting && scope_.empty() &&
+      !running_task::in_backward()) {
     const auto missing = step_->missing();
     const auto error =
         errors::backward_incomplete(context_.where(), context_.params.names_of(missing), missing);
@@ -117,38 +125,38 @@ void Reducer::settle(const char* call) {
 
 bool Reducer::prepare_forward(bool captured) {
   const auto lock = lock_after_abort();
-  context_.captured = captured || is_capturing(context_.params.device());
-  context_.observer.set_captured(context_.captured);
-  if (context_.captured) {
+  context_.progress.captured = captured || is_capturing(context_.params.device());
+  context_.observer.set_captured(context_.progress.captured);
+  if (context_.progress.captured) {
     refuse_capture();
   }
   context_.observer.peers().note_thread();
-  awaited_.begin_forward(context_.num_steps);
+  awaited_.begin_forward(context_.progress.num_steps);
   settle("a forward");
-  if (context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalized) {
+  if (context_.progress.phase == Phase::kCollecting ||
+      context_.progress.phase == Phase::kFinalized) {
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
   check_peers();
   check_params();
-  const auto diverged = context_.taken_grads.pop_changed(context_.params.leaves());
+  const auto diverged = context_.script_grads.taken.pop_changed(context_.params.leaves());
   if (!diverged.empty()) {
-    context_.raise(
-        errors::local_grads_applied(context_.where(), context_.params.names_of(diverged)));
+    raise(errors::local_grads_applied(context_.where(), context_.params.names_of(diverged)));
   }
   const auto never_came = forward_.never_came();
   forward_.restart();
   if (!never_came.empty()) {
-    context_.raise(
+    raise(
         errors::params_without_gradient(
             context_.where(), context_.params.names_of(never_came), never_came));
   }
   const bool weighs = context_.options.average == Average::kWeights;
   if (weighs && !context_.weights.is_set() && !running_task::in_backward()) {
-    context_.raise(
+    raise(
         errors::weight_missing(
             context_.where(), context_.options.module_name, /*in_backward=*/false));
   }
-  context_.had_forward = true;
+  context_.history.had_forward = true;
   context_.observer.collect();
   emit(StepEvent::kForwardBegin);
   return rebuild_if_due();
@@ -203,11 +211,11 @@ void Reducer::check_peers() {
 void Reducer::check_params() {
   const auto changed = context_.params.restore_hooks(weak_from_this());
   if (!changed.empty()) {
-    context_.raise(errors::params_changed(context_.where(), context_.params.names_of(changed)));
+    raise(errors::params_changed(context_.where(), context_.params.names_of(changed)));
   }
   const auto unfrozen = context_.params.unfrozen();
   if (!unfrozen.empty()) {
-    context_.raise(errors::params_unfrozen(context_.where(), unfrozen));
+    raise(errors::params_unfrozen(context_.where(), unfrozen));
   }
 }
 
@@ -216,14 +224,14 @@ void Reducer::check_params() {
 bool Reducer::rebuild_buckets() {
   const auto lock = lock_after_abort();
   check_not_pending("_rebuild_buckets()");
-  if (context_.phase == Phase::kFailed) {
+  if (context_.progress.phase == Phase::kFailed) {
     recover();
   }
-  return context_.phase == Phase::kIdle && rebuild_if_due();
+  return context_.progress.phase == Phase::kIdle && rebuild_if_due();
 }
 
 bool Reducer::rebuild_if_due() {
-  if (!context_.order.due()) {
+  if (!context_.history.order.due()) {
     return false;
   }
   const ExclusiveMutex::Occupation occupation(context_.mutex);
@@ -231,12 +239,14 @@ bool Reducer::rebuild_if_due() {
   emit(StepEvent::kRebuildBegin);
   try {
     auto agreed = context_.communicate(
-        [&] { return context_.order.agree(*context_.collective, context_.params.device()); },
+        [&] {
+          return context_.history.order.agree(*context_.collective, context_.params.device());
+        },
         errors::order_broadcast);
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
     // old buckets are dropped first, so that no step needs the memory of both.
     context_.buckets.set_plan(context_.plan_by_arrival(agreed));
-    context_.order.retire(std::move(agreed));
+    context_.history.order.retire(std::move(agreed));
     context_.replace_buckets(context_.buckets.plan());
   } catch (...) {
     fail();
@@ -257,10 +267,10 @@ void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcep
     return;
   }
   backward_sync_.end(sync_enabled_);
-  if (context_.phase == Phase::kFinalized) {
+  if (context_.progress.phase == Phase::kFinalized) {
     context_.go_to(Phase::kIdle);
   }
-  if (context_.phase == Phase::kCollecting) {
+  if (context_.progress.phase == Phase::kCollecting) {
     abandon_step();
   }
   context_.weights.break_off();
@@ -273,17 +283,17 @@ void Reducer::abandon_step() noexcept {
   context_.go_to(Phase::kFinalizing);
   // If the group has failed, peers finish no step either.
   const bool matched = !context_.guard.failed() && step_->match_peers();
-  auto unused_streaks = context_.use.unused_streaks;
+  auto unused_streaks = context_.history.use.unused_streaks;
   fail();
   if (matched) {
-    context_.use.unused_streaks = std::move(unused_streaks);
+    context_.history.use.unused_streaks = std::move(unused_streaks);
   }
 }
 
 void Reducer::fail() noexcept {
   try {
     context_.go_to(Phase::kFailed);
-    recover(context_.captured);
+    recover(context_.progress.captured);
   } catch (...) {
     // Out of memory, for example. The next step calls recover() again and raises its error.
   }
@@ -292,7 +302,7 @@ void Reducer::fail() noexcept {
 void Reducer::recover(bool captured) {
   auto& context = context_;
   step_.reset();
-  context.dist_grads.end(context.params.leaves(), /*averaged=*/false);
+  dist_grads_.end(context.params.leaves(), /*averaged=*/false);
   if (captured) {
     // Captured work never runs. Memory that is allocated now might belong to the graph.
     context.buckets.drop_captured();
@@ -314,7 +324,7 @@ void Reducer::recover(bool captured) {
     context.replace_buckets(context.buckets.plan());
   }
   if (context.use_is_exchanged()) {
-    context.use.forget(context.params.device());
+    context.history.use.forget(context.params.device());
   }
   forward_.give_up();
   context_.go_to(Phase::kIdle);
@@ -324,7 +334,7 @@ void Reducer::recover(bool captured) {
 
 void Reducer::note_waited() {
   const auto lock = context_.mutex.lock();
-  awaited_.note_waited(context_.num_steps);
+  awaited_.note_waited(context_.progress.num_steps);
 }
 
 void Reducer::reset() {
@@ -332,16 +342,16 @@ void Reducer::reset() {
   check_outside_backward("reset()");
   backward_sync_ = {};
   forward_.give_up();
-  context_.taken_grads.clear();
+  context_.script_grads.taken.clear();
   context_.weights.forget();
-  if (context_.phase == Phase::kReady) {
+  if (context_.progress.phase == Phase::kReady) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     abandon_step();
   }
-  if (context_.phase == Phase::kCollecting) {
+  if (context_.progress.phase == Phase::kCollecting) {
     context_.go_to(Phase::kFailed);
   }
-  if (context_.phase == Phase::kFailed) {
+  if (context_.progress.phase == Phase::kFailed) {
     recover();
   }
 }

@@ -15,6 +15,7 @@
 
 #include "../autograd/backward_scope.h"
 #include "../autograd/backward_sync.h"
+#include "../autograd/dist_grads.h"
 #include "../autograd/output_watch.h"
 #include "../readiness/awaited_steps.h"
 #include "../readiness/forward_grads.h"
@@ -203,22 +204,22 @@ class Reducer final : public GradListener,
   // ---- state ----
 
   Phase phase() const {
-    return look([](const auto& context) { return context.phase; });
+    return look([](const auto& context) { return context.progress.phase; });
   }
   BucketPlan plan() const {
     return look([](const auto& context) { return context.buckets.plan(); });
   }
   // The order of arrival by which buckets were rebuilt; empty before the rebuild.
   std::vector<std::size_t> arrival_order() const {
-    return look([](const auto& context) { return context.order.agreed(); });
+    return look([](const auto& context) { return context.history.order.agreed(); });
   }
   // Whether every step so far used the same params equally often.
   bool graph_was_static() const {
-    return look([](const auto& context) { return context.arrivals.always_the_same(); });
+    return look([](const auto& context) { return context.history.arrivals.always_the_same(); });
   }
   // Synchronized steps that ended, on this rank or for its peers.
   int64_t num_steps() const {
-    return look([](const auto& context) { return context.num_steps; });
+    return look([](const auto& context) { return context.progress.num_steps; });
   }
   // The script has waited for the averages of the last step, before it applies them.
   void note_waited();
@@ -230,7 +231,7 @@ class Reducer final : public GradListener,
   // the all-reduces of later steps.
   int64_t num_steps_averaged() const {
     return look([](const auto& context) {
-      return context.observer.device().num_reduced().value_or(context.num_steps);
+      return context.observer.device().num_reduced().value_or(context.progress.num_steps);
     });
   }
   StepReport report() const {
@@ -241,7 +242,7 @@ class Reducer final : public GradListener,
   }
   // Empty if no step and no setting has failed.
   std::string last_error() const {
-    return look([](const auto& context) { return context.last_error; });
+    return look([this](const auto& /*context*/) { return last_error_; });
   }
 
   // Per param, the number of ranks that used it in the last step with an exchange. While another
@@ -274,6 +275,8 @@ class Reducer final : public GradListener,
   }
 
   // All of these need the mutex.
+  // Remembers the error for logging data, and throws it.
+  [[noreturn]] void raise(const UserError& error);
   void emit(StepEvent event, std::size_t index = 0) {
     context_.emit(event, index);
   }
@@ -338,6 +341,8 @@ class Reducer final : public GradListener,
   OutputWatch outputs_;
   ForwardGrads forward_;
   AwaitedSteps awaited_;
+  DistGrads dist_grads_;
+  std::string last_error_;
   std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };

@@ -23,13 +23,13 @@ void Reducer::check_weights() {
     return;
   }
   if (context_.weights.has_lost()) {
-    context_.raise(errors::weights_lost(context_.where()));
+    raise(errors::weights_lost(context_.where()));
   }
   if (!context_.weights.counted()) {
     context_.weights.count();  // set for a forward that bypassed the wrapper
   }
   if (!context_.weights.counted()) {
-    context_.raise(
+    raise(
         errors::weight_missing(
             context_.where(), context_.options.module_name, /*in_backward=*/true));
   }
@@ -43,20 +43,20 @@ void Reducer::check_kept_averages() {
     return;  // a param that no rank uses keeps its gradient
   }
   Indices kept;
-  for (const auto param_index : context_.kept_averages.pop_unchanged(params.leaves())) {
+  for (const auto param_index : context_.script_grads.kept.pop_unchanged(params.leaves())) {
     params.links().pull(param_index);
     const auto& grad = grad_of(params[param_index]);
     if (!params.leaves()[param_index].requires_grad()) {
       continue;  // frozen since: not averaged
     }
-    if (context_.captured || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
+    if (context_.progress.captured || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
       kept.push_back(param_index);
     }
   }
   if (!kept.empty()) {
-    context_.kept_averages.record(params.leaves(), kept);  // for another try
-    scope_.track(weak_from_this());                        // the backward aborts
-    context_.raise(errors::averages_kept(context_.where(), params.names_of(kept)));
+    context_.script_grads.kept.record(params.leaves(), kept);  // for another try
+    scope_.track(weak_from_this());                            // the backward aborts
+    raise(errors::averages_kept(context_.where(), params.names_of(kept)));
   }
 }
 

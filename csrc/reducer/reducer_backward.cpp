@@ -35,7 +35,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
   }
   const bool averages = sync_enabled_ && !params.hooks().empty();
   const bool returns_grads = running_task::returns_grads();
-  if (!context_.kept_averages.empty() && !returns_grads) {
+  if (!context_.script_grads.kept.empty() && !returns_grads) {
     check_kept_averages();
   }
   if (averages && returns_grads && (forward != ForwardSync::kOff || backward_sync_.prepared())) {
@@ -43,7 +43,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
   }
   if (!averages || returns_grads) {
     const bool weighs = context_.options.average == Average::kWeights && !returns_grads;
-    if ((context_.observer.recorded() || weighs) && context_.phase == Phase::kIdle) {
+    if ((context_.observer.recorded() || weighs) && context_.progress.phase == Phase::kIdle) {
       scope_.track(weak_from_this());  // to record the end of the local backward; for its abort
     }
     return;
@@ -60,10 +60,10 @@ void Reducer::on_output_grad(ForwardSync forward) {
     }
   }
   const auto local_arrivals = backward_sync_.take_local_arrivals();
-  if (context_.phase == Phase::kIdle) {
+  if (context_.progress.phase == Phase::kIdle) {
     predict_unused();  // here, where the outermost graph task runs
   }
-  if (context_.phase == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
+  if (context_.progress.phase == Phase::kIdle && (!local_arrivals.empty() || reaches_nothing())) {
     begin_step();  // peers launch their buckets in the middle of backward: so must this rank
     context_.buckets.wait_for_streams();
   }
@@ -89,18 +89,19 @@ void Reducer::take_grads() {
   if (taken.empty() || context_.collective->alone() || has_yielded()) {
     return;
   }
-  if (context_.taken_grads.empty()) {
-    context_.taken_grads.start(params.leaves(), /*averaged=*/context_.num_steps > 0);
+  if (context_.script_grads.taken.empty()) {
+    context_.script_grads.taken.start(
+        params.leaves(), /*averaged=*/context_.progress.num_steps > 0);
   }
   for (const auto i : taken) {
     const auto& leaf = params.leaves()[i];
-    context_.taken_grads.take(i, leaf, leaf.grad().defined() || forward_.arrived(i));
+    context_.script_grads.taken.take(i, leaf, leaf.grad().defined() || forward_.arrived(i));
   }
 }
 
 // Once per backward: the first tracked graph task counts.
 void Reducer::predict_unused() {
-  auto& prediction = context_.use.prediction;
+  auto& prediction = context_.history.use.prediction;
   if (context_.options.mode == GraphMode::kFindUnused && !scope_.contains(prediction.task_id())) {
     prediction.begin(current_task_id(), running_task::unreached(context_.params.hooks()));
   }
@@ -108,9 +109,9 @@ void Reducer::predict_unused() {
 
 // Whether the backward on this thread is known to bring no gradient at all.
 bool Reducer::reaches_nothing() const {
-  return context_.options.mode == GraphMode::kFindUnused && !context_.arrivals.learning() &&
+  return context_.options.mode == GraphMode::kFindUnused && !context_.history.arrivals.learning() &&
          backward_sync_.expects_grads() && running_task::runs_whole_graph() &&
-         !context_.params.all_frozen() && context_.use.prediction.reaches_nothing();
+         !context_.params.all_frozen() && context_.history.use.prediction.reaches_nothing();
 }
 
 void Reducer::on_grad(std::size_t param_index) {
@@ -118,22 +119,23 @@ void Reducer::on_grad(std::size_t param_index) {
   if (has_yielded()) {
     return;
   }
-  if (context_.phase == Phase::kFailed) {
+  if (context_.progress.phase == Phase::kFailed) {
     recover();
-  } else if (context_.phase != Phase::kCollecting && context_.phase != Phase::kIdle) {
+  } else if (
+      context_.progress.phase != Phase::kCollecting && context_.progress.phase != Phase::kIdle) {
     refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);
-  if (context_.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
+  if (context_.progress.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
     keep_local(param_index);
     return;
   }
   scope_.track(weak_from_this());  // first, so that an error below is reported as an abort
-  if (context_.phase == Phase::kIdle) {
+  if (context_.progress.phase == Phase::kIdle) {
     predict_unused();
     if (context_.options.mode == GraphMode::kFindUnused) {
       // Before the step begins: an arrival in a nested task changes the prediction of other params.
-      context_.use.prediction.record_arrival(param_index, current_task_id());
+      context_.history.use.prediction.record_arrival(param_index, current_task_id());
     }
     begin_step();
   }
@@ -142,7 +144,7 @@ void Reducer::on_grad(std::size_t param_index) {
 
 void Reducer::keep_local(std::size_t param_index) {
   if (running_task::is_distributed()) {
-    context_.dist_grads.remember_context();
+    dist_grads_.remember_context();
     if (sync_enabled_) {
       backward_sync_.keep_local(param_index);
     }
@@ -150,7 +152,7 @@ void Reducer::keep_local(std::size_t param_index) {
   }
   context_.mark_used(param_index);
   if (context_.options.mode == GraphMode::kFindUnused) {
-    context_.use.prediction.record_local_arrival(param_index, current_task_id());
+    context_.history.use.prediction.record_local_arrival(param_index, current_task_id());
   }
   context_.cast_grad_to_local(param_index);
   context_.params.links().push(param_index);
@@ -162,11 +164,11 @@ void Reducer::keep_local(std::size_t param_index) {
 
 void Reducer::arrive(std::size_t param_index) {
   if (context_.options.mode == GraphMode::kFindUnused) {
-    context_.use.prediction.record_arrival(param_index, current_task_id());
+    context_.history.use.prediction.record_arrival(param_index, current_task_id());
   }
-  if (context_.dist_grads.active()) {
-    context_.dist_grads.remember_context();
-    context_.dist_grads.pull(context_.params.leaves()[param_index]);
+  if (dist_grads_.active()) {
+    dist_grads_.remember_context();
+    dist_grads_.pull(context_.params.leaves()[param_index]);
   }
   step_->arrive(param_index);
 }
@@ -190,7 +192,7 @@ void Reducer::begin_step() {
   check_peers();
   check_owner();
   if (is_capturing(context_.params.device())) {
-    context_.captured = true;
+    context_.progress.captured = true;
     refuse_capture();
   }
   check_params();
@@ -204,7 +206,7 @@ void Reducer::begin_step() {
   }
   context_.observer.collect();
   if (running_task::is_distributed()) {
-    context_.dist_grads.begin(context_.params.leaves());
+    dist_grads_.begin(context_.params.leaves());
   }
   context_.params.links().pull_all();
   predict_unused();
@@ -248,7 +250,7 @@ void Reducer::refuse_capture() const {
       throw errors::sparse_under_capture(where, context_.params.name(i));
     }
   }
-  if (context_.order.due() || (sync_enabled_ && context_.order.wanted())) {
+  if (context_.history.order.due() || (sync_enabled_ && context_.history.order.wanted())) {
     throw errors::capture_too_early(where);
   }
 }
@@ -257,7 +259,7 @@ void Reducer::refuse_capture() const {
 
 void Reducer::on_outer_task() {
   const auto lock = context_.mutex.lock_to_change();
-  if (context_.phase == Phase::kCollecting) {
+  if (context_.progress.phase == Phase::kCollecting) {
     scope_.track(weak_from_this());
   }
 }
@@ -273,19 +275,19 @@ void Reducer::on_graph_task_end(int task_id) {
     const bool whole_graph = running_task::runs_whole_graph();
     const bool output_reached = backward_sync_.output_reached();
     const bool expects_grads = backward_sync_.expects_grads();
-    const bool made_step =
-        context_.phase == Phase::kCollecting || context_.phase == Phase::kFinalized;
+    const bool made_step = context_.progress.phase == Phase::kCollecting ||
+                           context_.progress.phase == Phase::kFinalized;
     backward_sync_.end(sync_enabled_ && (made_step || whole_graph));
-    if (context_.phase == Phase::kFinalized) {
+    if (context_.progress.phase == Phase::kFinalized) {
       context_.go_to(Phase::kIdle);
       return;
     }
-    if (context_.phase == Phase::kIdle && expects_grads && sync_enabled_ && whole_graph &&
+    if (context_.progress.phase == Phase::kIdle && expects_grads && sync_enabled_ && whole_graph &&
         !has_yielded() && !context_.params.all_frozen()) {
       const ExclusiveMutex::Occupation occupation(context_.mutex);  // no task is tracked any more
       begin_empty_step();
     }
-    if (context_.phase != Phase::kCollecting) {
+    if (context_.progress.phase != Phase::kCollecting) {
       if (!running_task::is_nested()) {  // a step may begin later in the outer task
         context_.buckets.forget_streams();
       }
@@ -327,7 +329,7 @@ void Reducer::begin_empty_step() {
   try {
     begin_step();
   } catch (...) {
-    if (context_.phase == Phase::kCollecting) {
+    if (context_.progress.phase == Phase::kCollecting) {
       fail();
     }
     throw;
@@ -350,11 +352,11 @@ void Reducer::finish_step() {
     context_.guard.note_fault(error.what());
     throw;
   }
-  context_.dist_grads.end(context_.params.leaves(), /*averaged=*/true);
+  dist_grads_.end(context_.params.leaves(), /*averaged=*/true);
   forward_.record(step_->arrivals());
-  context_.arrivals.learn(step_->arrivals());
+  context_.history.arrivals.learn(step_->arrivals());
   if (context_.options.average != Average::kMean) {
-    context_.kept_averages.record(context_.params.leaves());
+    context_.script_grads.kept.record(context_.params.leaves());
   }
   const auto error = step_->error();
   step_.reset();
@@ -365,20 +367,20 @@ void Reducer::finish_step() {
   // Raised last, when the reducer can be used again.
   if (error) {
     context_.guard.note_fault(error->what());
-    context_.raise(*error);
+    raise(*error);
   }
 }
 
 void Reducer::end_step() {
   context_.buckets.forget_streams();
-  context_.captured = false;
+  context_.progress.captured = false;
   context_.go_to(Phase::kIdle);
 }
 
 // Delayed params may be unused, as in DDP.
 Reducer::Indices Reducer::missing_at_end() const {
   if (context_.use_varies() ||
-      (context_.arrivals.learning() && context_.options.mode != GraphMode::kDefault)) {
+      (context_.history.arrivals.learning() && context_.options.mode != GraphMode::kDefault)) {
     return {};
   }
   auto missing = step_->missing();
@@ -419,13 +421,13 @@ void Reducer::report_missing(bool output_reached) {
 void Reducer::shadow_step() {
   const auto lock = lock_after_abort();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
-  if (context_.phase == Phase::kFailed) {
+  if (context_.progress.phase == Phase::kFailed) {
     recover();
   }
   check_peers();
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
-  context_.had_forward = true;  // on the ranks with inputs
+  context_.history.had_forward = true;  // on the ranks with inputs
   context_.observer.clock().begin_step();
   context_.observer.peers().begin_step(context_.step_number());
   context_.go_to(Phase::kFinalizing);
@@ -440,7 +442,7 @@ void Reducer::shadow_step() {
   context_.skip_step();
   emit(StepEvent::kIdle);
   if (error) {
-    context_.raise(*error);
+    raise(*error);
   }
 }
 

@@ -10,8 +10,8 @@ namespace ddpx {
 
 bool Reducer::should_finalize_after_backward() const {
   return look([](const ReducerContext& context) {
-    const bool at_end = context.arrivals.learning() || context.order.wanted() ||
-                        context.order.due() || context.options.precision.compute;
+    const bool at_end = context.history.arrivals.learning() || context.history.order.wanted() ||
+                        context.history.order.due() || context.options.precision.compute;
     return context.settings.manual_finalization && at_end;
   });
 }
@@ -21,16 +21,16 @@ void Reducer::finalize_backward() {
   {
     const auto lock = context_.mutex.lock_when([this] {
       return !awaits_abort() &&
-             (context_.phase == Phase::kFinalizing || !context_.mutex.occupied_by_other());
+             (context_.progress.phase == Phase::kFinalizing || !context_.mutex.occupied_by_other());
     });
     check_can_finalize();
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     const auto stay_in_backward = [this] {
-      if (!scope_.empty() && context_.phase == Phase::kIdle) {
+      if (!scope_.empty() && context_.progress.phase == Phase::kIdle) {
         context_.go_to(Phase::kFinalized);
       }
     };
-    if (context_.phase == Phase::kReady) {
+    if (context_.progress.phase == Phase::kReady) {
       context_.go_to(Phase::kFinalizing);
     } else {
       context_.buckets.wait_for_streams();
@@ -55,14 +55,14 @@ void Reducer::check_can_finalize() const {
   if (!context_.settings.manual_finalization) {
     throw errors::finalization_not_manual(where);
   }
-  const bool at_end = context_.arrivals.learning();
+  const bool at_end = context_.history.arrivals.learning();
   // The backward of a watched output runs, and no gradient has come yet.
-  const bool begins = context_.phase == Phase::kIdle && sync_enabled_ && !scope_.empty() &&
+  const bool begins = context_.progress.phase == Phase::kIdle && sync_enabled_ && !scope_.empty() &&
                       backward_sync_.output_reached();
   if (begins) {
     throw errors::buckets_not_ready(where, context_.params.names(), at_end);
   }
-  switch (context_.phase) {
+  switch (context_.progress.phase) {
     case Phase::kReady:
       return;
     case Phase::kCollecting:
@@ -82,7 +82,7 @@ void Reducer::check_can_finalize() const {
 }
 
 void Reducer::check_not_pending(const char* call) const {
-  if (context_.phase == Phase::kReady) {
+  if (context_.progress.phase == Phase::kReady) {
     throw errors::finalization_pending(context_.where(), call);
   }
 }
@@ -104,10 +104,10 @@ void Reducer::await_finalization(bool output_reached) {
 // A gradient that arrives between the end of one step and the begin of another one. The gradient is
 // in `param.grad` already.
 void Reducer::refuse_grad(std::size_t param_index) {
-  if (context_.phase == Phase::kFinalized) {
+  if (context_.progress.phase == Phase::kFinalized) {
     throw errors::grad_after_finalization(context_.where(), context_.params.name(param_index));
   }
-  if (context_.phase == Phase::kReady) {
+  if (context_.progress.phase == Phase::kReady) {
     if (context_.options.gradient_as_bucket_view) {
       step_->report_late(param_index);
     }

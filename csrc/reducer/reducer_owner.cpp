@@ -31,7 +31,7 @@ std::vector<std::size_t> missing_from(const Params& others, const Params& params
 void Reducer::yield_to(Reducer& owner) {
   const auto lock = lock_after_abort();
   settle("a construction or a forward of another wrapper of the same parameters");
-  if (context_.phase != Phase::kIdle || in_backward()) {
+  if (context_.progress.phase != Phase::kIdle || in_backward()) {
     throw errors::params_in_use(context_.where());
   }
   forward_.give_up();  // the owner gets these gradients
@@ -64,7 +64,7 @@ void Reducer::reclaim() {
   }
   if (missing_from(context_.params, owner->context_.params).empty()) {
     const auto lock = owner->context_.mutex.try_lock();
-    if (lock && owner->context_.phase == Phase::kIdle &&
+    if (lock && owner->context_.progress.phase == Phase::kIdle &&
         !owner->context_.mutex.occupied_by_other()) {
       owner->owner_ = weak_from_this();
       owner_.reset();

@@ -22,7 +22,7 @@ void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook>
 void Reducer::install_comm_hook(
     std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision) {
   if (context_.settings.comm_hook) {
-    context_.raise(errors::second_comm_hook(context_.where()));
+    raise(errors::second_comm_hook(context_.where()));
   }
   check_idle("register_comm_hook()");
   const bool keeps_buckets = context_.communicates() && !precision;
@@ -69,8 +69,8 @@ void Reducer::set_manual_finalization(bool required) {
     return;
   }
   check_not_pending("a change of require_manual_backward_finalization");
-  if (context_.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
-    context_.raise(errors::finalization_in_use(context_.where()));
+  if (context_.progress.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
+    raise(errors::finalization_in_use(context_.where()));
   }
   context_.settings.manual_finalization = required;
 }
@@ -87,10 +87,10 @@ void Reducer::set_static_graph() {
   }
   check_idle("_set_static_graph()");
   check_outside_backward("_set_static_graph()");
-  if (!context_.arrivals.learning()) {
-    context_.raise(errors::static_graph_too_late(context_.where()));
+  if (!context_.history.arrivals.learning()) {
+    raise(errors::static_graph_too_late(context_.where()));
   }
-  context_.start_over(GraphMode::kStatic, context_.collective, context_.num_steps);
+  context_.start_over(GraphMode::kStatic, context_.collective, context_.progress.num_steps);
   forward_.restart();
 }
 
@@ -108,7 +108,7 @@ void Reducer::prepare_for_backward() {
 void Reducer::remove_hooks() {
   const auto lock = lock_after_abort();
   check_not_pending("_remove_autograd_hooks()");
-  if (context_.phase != Phase::kIdle || in_backward()) {
+  if (context_.progress.phase != Phase::kIdle || in_backward()) {
     throw errors::hooks_in_use(context_.where());
   }
   context_.params.remove_hooks();
@@ -122,16 +122,18 @@ void Reducer::set_collective(
   std::shared_ptr<Collective> before;  // destroyed without the mutex: a group joins its threads
   const auto lock = lock_after_abort();
   check_outside_backward("_update_process_group()");
-  if (context_.phase != Phase::kFailed) {
+  if (context_.progress.phase != Phase::kFailed) {
     check_idle("_update_process_group()");
   }
   before = context_.collective;
   context_.start_over(
-      context_.options.mode, std::move(collective), num_steps.value_or(context_.num_steps));
+      context_.options.mode,
+      std::move(collective),
+      num_steps.value_or(context_.progress.num_steps));
   forward_.restart();
-  awaited_.move_to(context_.num_steps);
+  awaited_.move_to(context_.progress.num_steps);
   publish_to(std::move(monitor));
-  if (context_.phase == Phase::kFailed) {
+  if (context_.progress.phase == Phase::kFailed) {
     recover();
   }
 }
@@ -166,11 +168,11 @@ void Reducer::number_as_constructed() {
 
 std::vector<int32_t> Reducer::used_by_ranks() {
   const auto lock = context_.mutex.lock();
-  auto& use = context_.use;
+  auto& use = context_.history.use;
   // A thread that finalizes a step may wait for this one, as for the continuation of a hook's
   // future. With manual finalization, a backward may launch the map without an occupation.
   const bool may_be_launched =
-      context_.phase == Phase::kCollecting && context_.settings.manual_finalization;
+      context_.progress.phase == Phase::kCollecting && context_.settings.manual_finalization;
   if (!context_.mutex.occupied_by_other() && !may_be_launched) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     context_.communicate([&] { use.map.wait(); }, errors::used_map_exchange);
@@ -182,7 +184,7 @@ std::vector<int32_t> Reducer::used_by_ranks() {
 
 std::vector<std::string> Reducer::missing_params() {
   const auto lock = context_.mutex.try_lock();
-  return lock && context_.phase == Phase::kCollecting && step_
+  return lock && context_.progress.phase == Phase::kCollecting && step_
              ? context_.params.names_of(step_->missing())
              : std::vector<std::string>();
 }

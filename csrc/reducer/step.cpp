@@ -20,7 +20,7 @@ std::vector<std::size_t> frozen_params(const ReducerContext& context) {
 }
 
 std::vector<std::size_t> unused_params(const ReducerContext& context) {
-  return context.options.mode == GraphMode::kFindUnused ? context.use.prediction.unused()
+  return context.options.mode == GraphMode::kFindUnused ? context.history.use.prediction.unused()
                                                         : std::vector<std::size_t>();
 }
 
@@ -53,7 +53,7 @@ Step::Step(ReducerContext& context)
       collectives_(context, take_weight(context)),
       divisor_(divisor_of(context)),
       frozen_(frozen_params(context)),
-      arrivals_(context.arrivals, frozen_, unused_params(context)),
+      arrivals_(context.history.arrivals, frozen_, unused_params(context)),
       params_(context.params.size()),
       launches_(context.buckets.size()) {
   const auto& plan = context_.buckets.plan().buckets();
@@ -95,7 +95,7 @@ void Step::begin() {
   for (const auto param_index : arrivals_.unused()) {
     mark_param_ready(param_index);
   }
-  for (const auto param_index : context_.arrivals.known_unused()) {
+  for (const auto param_index : context_.history.arrivals.known_unused()) {
     if (!params_[param_index].excluded) {
       mark_param_ready(param_index);
     }
@@ -107,7 +107,8 @@ void Step::exclude_frozen() {
     params_[param_index].excluded = true;
     context_.cast_grad_to_averaged(param_index);
     if (context_.options.mode == GraphMode::kStatic && context_.use_is_exchanged()) {
-      context_.use.map.mark(param_index);  // exchanged once for all steps: it may be thawed later
+      context_.history.use.map.mark(
+          param_index);  // exchanged once for all steps: it may be thawed later
     }
   }
   context_.observer.peers().note_frozen(frozen_);
@@ -117,7 +118,7 @@ void Step::exclude_frozen() {
 void Step::unmark_dropped() {
   for (const auto param_index : frozen_) {
     if (!grad_of(context_.params[param_index]).defined()) {
-      context_.use.map.unmark(param_index);
+      context_.history.use.map.unmark(param_index);
     }
   }
 }
@@ -128,7 +129,7 @@ void Step::arrive(std::size_t param_index) {
   if (auto* check = collectives_.finite_check()) {
     check->record_arrival(param_index);
   }
-  const bool order_counts = context_.order.wanted();
+  const bool order_counts = context_.history.order.wanted();
   switch (arrivals_.arrive(param_index)) {
     case Arrival::kFinal:
       if (order_counts) {
@@ -139,12 +140,12 @@ void Step::arrive(std::size_t param_index) {
       break;
     case Arrival::kPartial:
       context_.add_stream_of(param_index);
-      if (order_counts && context_.arrivals.learning() &&
-          (context_.options.mode != GraphMode::kStatic || context_.use.static_use_known)) {
+      if (order_counts && context_.history.arrivals.learning() &&
+          (context_.options.mode != GraphMode::kStatic || context_.history.use.static_use_known)) {
         order_.push_back(param_index);
       }
       context_.cast_grad_to_local(param_index);
-      if (context_.arrivals.learning()) {
+      if (context_.history.arrivals.learning()) {
         move_into_bucket(param_index);
       }
       keep(param_index, grad_of(context_.params[param_index]));

@@ -12,7 +12,7 @@ StepCollectives::StepCollectives(ReducerContext& context, std::optional<WeightSu
     : context_(context), weights_(std::move(weight)) {
   const auto& plan = context_.buckets.plan().buckets();
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
-    unused_.push_back(context_.use.predicts_unused(plan[b]));
+    unused_.push_back(context_.history.use.predicts_unused(plan[b]));
   }
   if (context_.settings.check_finite) {
     finite_check_.emplace();
@@ -79,16 +79,18 @@ void StepCollectives::divide(Bucket& bucket) {
 }
 
 std::optional<UserError> StepCollectives::weight_error() {
-  if (!weights_ || context_.captured) {
+  if (!weights_ || context_.progress.captured) {
     return std::nullopt;
   }
-  auto& unread = context_.unread_weights;
-  const auto last = std::exchange(unread, weights_->unread(context_.where()));
+  auto& weights = context_.weights;
+  const auto last = weights.replace_unread(weights_->unread(context_.where()));
   auto error = last ? last->error() : weights_->error(context_.where());
-  if (!error && unread && finite_check_) {
-    error = std::exchange(unread, std::nullopt)->error();
+  if (!error && finite_check_) {
+    if (const auto unread = weights.replace_unread(std::nullopt)) {
+      error = unread->error();
+    }
   }
-  if (context_.weights.took_too_much() && !error) {
+  if (weights.took_too_much() && !error) {
     error = errors::forward_left_out(context_.where(), context_.options.module_name);
   }
   return error;
@@ -100,7 +102,7 @@ void StepCollectives::exchange_use() {
   if (!context_.use_is_exchanged()) {
     return;
   }
-  auto& use = context_.use;
+  auto& use = context_.history.use;
   context_.emit(StepEvent::kUseAgreement);
   for (const auto param_index : use.prediction.nested()) {
     use.map.mark_nested(param_index);
@@ -110,7 +112,7 @@ void StepCollectives::exchange_use() {
 }
 
 const std::vector<int32_t>& StepCollectives::num_ranks_using() {
-  auto& use = context_.use;
+  auto& use = context_.history.use;
   const auto& users = context_.communicate(
       [&]() -> const auto& { return use.map.num_ranks_using(); }, errors::used_map_exchange);
   if (!use.last_sums.of_ranks.is_same(use.map.last_sums().of_ranks)) {
@@ -141,7 +143,7 @@ void StepCollectives::learn_use() {
   if (!context_.use_varies()) {
     return;
   }
-  auto& use = context_.use;
+  auto& use = context_.history.use;
   if (context_.options.skip_unused_buckets && context_.communicates()) {
     for (std::size_t i = 0; i < use.unused_streaks.size(); ++i) {
       use.unused_streaks[i].learn(use.map.marked(i) || num_ranks_using()[i] != 0);

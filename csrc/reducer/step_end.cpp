@@ -16,7 +16,7 @@ void Step::launch_rest() {
     context_.params.links().pull(param_index);
     mark_param_ready(param_index);
   }
-  context_.complete_order(order_);
+  context_.history.complete_order(context_.options.mode, order_);
   if (context_.settings.manual_finalization && !agreements_launched_) {
     launch_agreements();  // of a rank without buckets
   }
@@ -83,8 +83,8 @@ void Step::finalize_all() {
     // The result of a hook can be wrong on one rank alone. Peers then wait for nothing more.
     if (context_.settings.comm_hook && collectives_.finite_check() == nullptr &&
         !context_.guard.failed()) {
-      if (context_.options.mode == GraphMode::kStatic && context_.arrivals.learning()) {
-        context_.arrivals.learn(arrivals_);
+      if (context_.options.mode == GraphMode::kStatic && context_.history.arrivals.learning()) {
+        context_.history.arrivals.learn(arrivals_);
       }
       context_.skip_step();
     }
@@ -123,7 +123,7 @@ void Step::finalize(std::size_t bucket_index) {
 bool Step::use_decides(const Slot& slot) const {
   const bool may_be_unused = context_.use_varies() || context_.options.mode == GraphMode::kStatic;
   return may_be_unused && !params_[slot.param_index].excluded &&
-         !context_.use.map.marked(slot.param_index);
+         !context_.history.use.map.marked(slot.param_index);
 }
 
 void Step::write_back_params_of_peers() {
@@ -145,7 +145,7 @@ void Step::write_back_params_of_peers() {
 
 void Step::write_back(const Bucket& bucket, const std::vector<const Slot*>& slots) {
   ddpx::write_back(bucket, slots, context_.params.tensors(), place_in(bucket));
-  auto& taken_grads = context_.taken_grads;
+  auto& taken_grads = context_.script_grads.taken;
   for (std::size_t i = 0; !taken_grads.empty() && i < slots.size(); ++i) {
     const auto param_index = slots[i]->param_index;
     taken_grads.record_average(param_index, context_.params.leaves()[param_index]);
@@ -196,7 +196,7 @@ Step::Indices Step::launch_mispredicted() {
 
 bool Step::match_peers() noexcept {
   try {
-    if (context_.arrivals.learning() && !rest_launched_) {
+    if (context_.history.arrivals.learning() && !rest_launched_) {
       // On a device, the caller of backward may have changed the gradients by now.
       if (!context_.params.device().is_cpu() || !missing().empty()) {
         return false;
@@ -211,11 +211,11 @@ bool Step::match_peers() noexcept {
         return false;  // peers wait for this bucket, and would pair it with another call
       }
     }
-    context_.complete_order(order_);
+    context_.history.complete_order(context_.options.mode, order_);
     // This may run in the destructor of a graph task, so it waits only where peers launch further
     // buckets by the result. It does not wait for sums that peers only read.
     if (!agreements_launched_) {
-      context_.use.map.abandon();
+      context_.history.use.map.abandon();
       launch_agreements();
     }
     if (context_.options.skip_unused_buckets) {

@@ -5,10 +5,12 @@
 #include <c10/core/Device.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "../autograd/output_watch.h"
 #include "../buckets/stream_set.h"
+#include "weight_sum.h"
 
 namespace ddpx {
 
@@ -70,6 +72,11 @@ class Weights {
   // all its forwards, and the script has cleared them.
   bool belongs_to_grads() const;
 
+  // Keeps the sum of a step, which the next step reads. Returns the sum of the last step.
+  std::optional<UnreadWeights> replace_unread(std::optional<UnreadWeights> unread) {
+    return std::exchange(unread_, std::move(unread));
+  }
+
   // Forgets the sum: the gradients of these forwards are lost.
   void forget() {
     has_lost_ = false;
@@ -91,8 +98,9 @@ class Weights {
   std::optional<Weight> sum_;
   std::vector<WatchedForward> forwards_;  // of `sum_`, without weights of 0
   std::vector<WatchedForward> taken_;     // of the last take()
-  bool has_lost_ = false;                 // see break_off()
-  StreamSet streams_;                     // that computed the tensors
+  std::optional<UnreadWeights> unread_;
+  bool has_lost_ = false;  // see break_off()
+  StreamSet streams_;      // that computed the tensors
 };
 
 }  // namespace ddpx

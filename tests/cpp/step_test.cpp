@@ -28,7 +28,7 @@ struct Ranks {
     }
     context = std::make_unique<ReducerContext>(Params(params, {}), options, collective);
     context->replace_buckets(context->buckets.plan());
-    context->had_forward = true;
+    context->history.had_forward = true;
     lock = context->mutex.lock_to_change();
   }
 
@@ -47,9 +47,9 @@ struct Ranks {
       arrive(step, i, 4);
     }
     step.finish();
-    context->arrivals.learn(step.arrivals());
-    context->use.static_use_known = true;
-    ++context->num_steps;
+    context->history.arrivals.learn(step.arrivals());
+    context->history.use.static_use_known = true;
+    ++context->progress.num_steps;
     collective->clear();
   }
 
@@ -166,21 +166,21 @@ TEST(EmptyStep, MakesTheSameCallsAndKeepsGrads) {
 TEST(Step, AStepThatBrokeOffAfterAllLaunchesMatchesPeers) {
   Ranks ranks;
   ranks.learn();
-  const auto num_steps = ranks.context->num_steps;
+  const auto num_steps = ranks.context->progress.num_steps;
   {
     Step step(*ranks.context);
     step.begin();
     ranks.arrive(step, 2, 4);
     EXPECT_FALSE(step.match_peers()) << "peers wait for two buckets";
   }
-  EXPECT_EQ(ranks.context->num_steps, num_steps);
+  EXPECT_EQ(ranks.context->progress.num_steps, num_steps);
   Step step(*ranks.context);
   step.begin();
   for (std::size_t i = 0; i < kStepParams; ++i) {
     ranks.arrive(step, i, 4);
   }
   EXPECT_TRUE(step.match_peers());
-  EXPECT_EQ(ranks.context->num_steps, num_steps + 1);
+  EXPECT_EQ(ranks.context->progress.num_steps, num_steps + 1);
 }
 
 TEST(Step, AFrozenParamIsSentAndNotWritten) {

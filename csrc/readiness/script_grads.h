@@ -1,0 +1,16 @@
+// Gradients that the script has, and may use in a wrong way.
+#pragma once
+
+#include "kept_averages.h"
+#include "taken_grads.h"
+
+namespace ddpx {
+
+// Both members compare versions of tensors, to see what the script did since the last step.
+// The reducer owns this object, under its mutex.
+struct ScriptGrads {
+  KeptAverages kept;  // averages other than means, which must be cleared
+  TakenGrads taken;   // local gradients, which must not be applied
+};
+
+}  // namespace ddpx
