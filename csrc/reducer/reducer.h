@@ -33,10 +33,11 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // passes gradients to the step, and ends the step with the backward. Step does the work of a step;
 // ReducerContext holds what outlives steps.
 //
-// The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
-// for settings, observers and state are in reducer_settings.cpp. The methods for averages are in
-// reducer_average.cpp. The methods for manual finalization are in reducer_manual.cpp. The methods
-// for several reducers of the same params are in reducer_owner.cpp. reducer.cpp has the others.
+// The methods of one idea are in one file: reducer_backward.cpp, reducer_unused.cpp,
+// reducer_rebuild.cpp, reducer_capture.cpp, reducer_failure.cpp, reducer_manual.cpp (manual
+// finalization), reducer_average.cpp (averages other than the mean), reducer_owner.cpp (several
+// reducers of the same params), reducer_join.cpp (uneven inputs), and reducer_settings.cpp
+// (settings, observers and state). reducer.cpp has the construction and the forward.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -249,12 +250,13 @@ class Reducer final : public GradListener,
   // thread waits for communication at the end of a step: in the last exchange that was waited for.
   std::vector<int32_t> used_by_ranks();
 
-  // The params that this backward still waits for; empty while another thread holds the mutex. Does
-  // not wait. The watchdog calls it.
-  std::vector<std::string> missing_params();
+ private:
+  using Indices = std::vector<std::size_t>;
+  using Lock = ExclusiveMutex::Lock;
 
-  // ---- called by autograd ----
+  Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective);
 
+  // Called by autograd.
   void on_grad(std::size_t param_index) override;
   void on_grad_to_come(std::size_t param_index) override;
   void on_output_grad(ForwardSync forward) override;
@@ -262,11 +264,9 @@ class Reducer final : public GradListener,
   void on_graph_task_end(int task_id) override;
   void on_graph_task_abort(int task_id, const std::string& cause) noexcept override;
 
- private:
-  using Indices = std::vector<std::size_t>;
-  using Lock = ExclusiveMutex::Lock;
-
-  Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective);
+  // The params that this backward still waits for; empty while another thread holds the mutex. Does
+  // not wait. The watchdog calls it.
+  std::vector<std::string> missing_params();
 
   template <typename Function>
   std::invoke_result_t<Function, const ReducerContext&> look(const Function& function) const {
@@ -308,6 +308,7 @@ class Reducer final : public GradListener,
   void refuse_grad(std::size_t param_index);
 
   void predict_unused();
+  void record_arrival(std::size_t param_index, bool kept_local = false);
   bool reaches_nothing() const;
   void take_grads();
   void check_owner() const;

@@ -2,23 +2,14 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
-#include "empty_step.h"
 #include "reducer.h"
 
 namespace ddpx {
-namespace {
-
-GraphTaskId current_task_id() {
-  return {running_task::id(), running_task::depth()};
-}
-
-}  // namespace
 
 // ---- gradients arrive ---------------------------------------------------------------------------
 
@@ -99,21 +90,6 @@ void Reducer::take_grads() {
   }
 }
 
-// Once per backward: the first tracked graph task counts.
-void Reducer::predict_unused() {
-  auto& prediction = context_.history.use.prediction;
-  if (context_.options.mode == GraphMode::kFindUnused && !scope_.contains(prediction.task_id())) {
-    prediction.begin(current_task_id(), running_task::unreached(context_.params.hooks()));
-  }
-}
-
-// Whether the backward on this thread is known to bring no gradient at all.
-bool Reducer::reaches_nothing() const {
-  return context_.options.mode == GraphMode::kFindUnused && !context_.history.arrivals.learning() &&
-         backward_sync_.expects_grads() && running_task::runs_whole_graph() &&
-         !context_.params.all_frozen() && context_.history.use.prediction.reaches_nothing();
-}
-
 void Reducer::on_grad(std::size_t param_index) {
   const auto lock = context_.mutex.lock_to_change();
   if (has_yielded()) {
@@ -133,10 +109,8 @@ void Reducer::on_grad(std::size_t param_index) {
   scope_.track(weak_from_this());  // first, so that an error below is reported as an abort
   if (context_.progress.phase == Phase::kIdle) {
     predict_unused();
-    if (context_.options.mode == GraphMode::kFindUnused) {
-      // Before the step begins: an arrival in a nested task changes the prediction of other params.
-      context_.history.use.prediction.record_arrival(param_index, current_task_id());
-    }
+    // Before the step begins: an arrival in a nested task changes the prediction of other params.
+    record_arrival(param_index);
     begin_step();
   }
   arrive(param_index);
@@ -151,9 +125,7 @@ void Reducer::keep_local(std::size_t param_index) {
     return;
   }
   context_.mark_used(param_index);
-  if (context_.options.mode == GraphMode::kFindUnused) {
-    context_.history.use.prediction.record_local_arrival(param_index, current_task_id());
-  }
+  record_arrival(param_index, /*kept_local=*/true);
   context_.cast_grad_to_local(param_index);
   context_.params.links().push(param_index);
   if (sync_enabled_) {
@@ -163,9 +135,7 @@ void Reducer::keep_local(std::size_t param_index) {
 }
 
 void Reducer::arrive(std::size_t param_index) {
-  if (context_.options.mode == GraphMode::kFindUnused) {
-    context_.history.use.prediction.record_arrival(param_index, current_task_id());
-  }
+  record_arrival(param_index);
   if (dist_grads_.active()) {
     dist_grads_.remember_context();
     dist_grads_.pull(context_.params.leaves()[param_index]);
@@ -214,45 +184,6 @@ void Reducer::begin_step() {
   context_.go_to(Phase::kCollecting);
   emit(StepEvent::kStepBegin);
   step_->begin();
-}
-
-// Ranks without inputs make the step that the forward of this rank has announced.
-void Reducer::check_joined_step() {
-  if (joined_step_ == JoinedStep::kLocal) {
-    throw errors::joined_step_averages(context_.where());
-  }
-  auto announced = JoinedStep::kAverages;  // leave_join() may come in between
-  joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);
-}
-
-// UserError if the step that begins cannot be captured. Raised before a capture contains any work
-// of ddpx, so that the capture stays valid.
-void Reducer::refuse_capture() const {
-  const auto where = context_.where();
-  if (context_.observer.recorded() && !is_capturing(context_.params.device())) {
-    throw errors::capture_while_recording(where);
-  }
-  if (sync_enabled_ && context_.settings.check_finite) {
-    throw errors::host_read_under_capture(where, "set_check_finite()");
-  }
-  if (sync_enabled_ && context_.options.mode == GraphMode::kFindUnused) {
-    throw errors::host_read_under_capture(where, "find_unused_parameters");
-  }
-  if (!context_.communicates()) {
-    return;
-  }
-  if (sync_enabled_ && context_.weights.has_number()) {
-    throw errors::number_under_capture(where);
-  }
-  const auto& metas = context_.params.metas();
-  for (std::size_t i = 0; sync_enabled_ && i < metas.size(); ++i) {
-    if (metas[i].expect_sparse) {
-      throw errors::sparse_under_capture(where, context_.params.name(i));
-    }
-  }
-  if (context_.history.order.due() || (sync_enabled_ && context_.history.order.wanted())) {
-    throw errors::capture_too_early(where);
-  }
 }
 
 // ---- the end of backward ------------------------------------------------------------------------
@@ -375,75 +306,6 @@ void Reducer::end_step() {
   context_.buckets.forget_streams();
   context_.progress.captured = false;
   context_.go_to(Phase::kIdle);
-}
-
-// Delayed params may be unused, as in DDP.
-Reducer::Indices Reducer::missing_at_end() const {
-  if (context_.use_varies() ||
-      (context_.history.arrivals.learning() && context_.options.mode != GraphMode::kDefault)) {
-    return {};
-  }
-  auto missing = step_->missing();
-  const auto is_delayed = [this](std::size_t i) { return context_.params.metas()[i].delayed; };
-  missing.erase(std::remove_if(missing.begin(), missing.end(), is_delayed), missing.end());
-  return missing;
-}
-
-// The step raises the error when it ends.
-void Reducer::report_missing(bool output_reached) {
-  const auto missing = missing_at_end();
-  if (missing.empty()) {
-    return;
-  }
-  const auto where = context_.where();
-  const auto& params = context_.params;
-  if (context_.options.mode == GraphMode::kStatic) {
-    step_->report_missing(errors::static_graph_changed(where, params.names_of(missing), missing));
-    return;
-  }
-  // Another output of the same forward may have brought them, or may still bring them.
-  const auto nodes_to_come = outputs_.nodes_to_come();
-  Indices unused;
-  Indices possibly_late;
-  for (const auto param_index : missing) {
-    if (output_reached && forward_.arrived(param_index)) {
-      continue;
-    }
-    const bool to_come = nodes_to_come.count(params.hooks()[param_index].accumulator()) != 0;
-    (to_come ? possibly_late : unused).push_back(param_index);
-  }
-  forward_.expect(std::move(possibly_late));
-  if (!unused.empty()) {
-    step_->report_missing(errors::params_without_gradient(where, params.names_of(unused), unused));
-  }
-}
-
-void Reducer::shadow_step() {
-  const auto lock = lock_after_abort();
-  const ExclusiveMutex::Occupation occupation(context_.mutex);
-  if (context_.progress.phase == Phase::kFailed) {
-    recover();
-  }
-  check_peers();
-  check_idle("join()");
-  context_.go_to(Phase::kCollecting);
-  context_.history.had_forward = true;  // on the ranks with inputs
-  context_.observer.clock().begin_step();
-  context_.observer.peers().begin_step(context_.step_number());
-  context_.go_to(Phase::kFinalizing);
-  std::optional<UserError> error;
-  try {
-    error = EmptyStep(context_).run();
-  } catch (...) {
-    fail();
-    throw;
-  }
-  end_step();
-  context_.skip_step();
-  emit(StepEvent::kIdle);
-  if (error) {
-    raise(*error);
-  }
 }
 
 }  // namespace ddpx

@@ -50,13 +50,6 @@ void Reducer::set_sparse_rows(std::size_t param_index, const at::Tensor& rows) {
   context_.settings.set_sparse_rows(context_.params, param_index, rows);
 }
 
-void Reducer::announce_joined_step(bool averages) {
-  const auto lock = lock_after_abort();
-  if (averages || joined_step_ != JoinedStep::kAverages) {
-    joined_step_ = averages ? JoinedStep::kAverages : JoinedStep::kLocal;
-  }
-}
-
 void Reducer::set_check_finite(bool enabled) {
   const auto lock = lock_between_steps();
   check_idle("set_check_finite()");

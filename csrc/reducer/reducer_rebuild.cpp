@@ -1,0 +1,44 @@
+// The methods of Reducer that rebuild buckets, by the order in which gradients arrive.
+#include <utility>
+
+#include "reducer.h"
+
+namespace ddpx {
+
+bool Reducer::rebuild_buckets() {
+  const auto lock = lock_after_abort();
+  check_not_pending("_rebuild_buckets()");
+  if (context_.progress.phase == Phase::kFailed) {
+    recover();
+  }
+  return context_.progress.phase == Phase::kIdle && rebuild_if_due();
+}
+
+bool Reducer::rebuild_if_due() {
+  if (!context_.history.order.due()) {
+    return false;
+  }
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  context_.go_to(Phase::kRebuilding);
+  emit(StepEvent::kRebuildBegin);
+  try {
+    auto agreed = context_.communicate(
+        [&] {
+          return context_.history.order.agree(*context_.collective, context_.params.device());
+        },
+        errors::order_broadcast);
+    // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
+    // old buckets are dropped first, so that no step needs the memory of both.
+    context_.buckets.set_plan(context_.plan_by_arrival(agreed));
+    context_.history.order.retire(std::move(agreed));
+    context_.replace_buckets(context_.buckets.plan());
+  } catch (...) {
+    fail();
+    throw;
+  }
+  context_.go_to(Phase::kIdle);
+  emit(StepEvent::kRebuildEnd);
+  return true;
+}
+
+}  // namespace ddpx
