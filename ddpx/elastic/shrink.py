@@ -18,7 +18,7 @@ from ddpx import _C, params
 from ddpx.comm import state_sync, transport
 from ddpx.ddp import ownership
 from ddpx.ddp.module import ReducerDDP
-from ddpx.elastic import errors
+from ddpx.elastic import errors, right_state
 from ddpx.elastic.regroup import Regrouping
 from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
 from ddpx.errors import nobody_watches
@@ -26,8 +26,6 @@ from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.settings import seconds
 
 _POLL_INTERVAL_S = 0.005
-# The device's last steps before the abort become known within this time.
-_DEVICE_STEPS_S = 0.5
 # torch reads the variable when a group is made. Another value lets its watchdog end this process
 # about a minute after an error of NCCL.
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -143,11 +141,11 @@ def shrink(
     if model._ddpx.device.type != "cpu":
         torch.accelerator.synchronize(model._ddpx.device)  # the abort has ended all-reduces
     model.reducer.reset()
-    num_steps = _num_applied_steps(model)
+    num_steps = right_state.num_applied_steps(model)
     state = SurvivorState(
         step=num_steps if step is None else step,
         num_steps=num_steps,
-        is_right=_has_right_state(model, num_steps),
+        is_right=right_state.is_right(model, num_steps),
     )
     move = _Move(model, stateful, monitor, state, timeout_s)
     try:
@@ -186,7 +184,7 @@ class _Move:
         cause: Exception | None = None
         for _ in range(self._world_size + 2):  # every other rank may be lost during an attempt
             agreement = self.rendezvous.agree()
-            refusal = _why_no_state(agreement, self._stateful)
+            refusal = right_state.why_no_state(agreement, self._stateful)
             if refusal is not None:
                 self.rendezvous.reach(
                     agreement, ACCEPTED
@@ -241,7 +239,7 @@ class _Move:
         if agreement.same_state:
             return None
         model = self._model
-        assert agreement.source is not None  # see _why_no_state()
+        assert agreement.source is not None  # see why_no_state()
         source = agreement.members.index(agreement.source)
         state = params.module_state(model.module, model.parameters_to_ignore, with_buffers=True)
         fetched = [tensor.clone() for tensor in state]
@@ -297,7 +295,9 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     if monitor is None:
         raise nobody_watches()
     # If False, the error came from another call, maybe between backward and optimizer step.
-    knows_steps = monitor.has_raised and (not monitor.interrupted or _waits_in_each_step(model))
+    knows_steps = monitor.has_raised and (
+        not monitor.interrupted or right_state.waits_in_each_step(model)
+    )
     try:
         monitor.explain_error("")
     except RankMismatch:
@@ -321,59 +321,8 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     )
 
 
-def _waits_in_each_step(model: ReducerDDP) -> bool:
-    """Whether the loop calls wait_for_gradients(), so that it applies only averages it has."""
-    reducer = model.reducer
-    waited = reducer.num_steps_waited
-    return waited is not None and reducer.num_steps - waited in (0, 1)
-
-
-def _num_applied_steps(model: ReducerDDP) -> int:
-    """The number of steps whose averages the parameters may contain."""
-    waited = model.reducer.num_steps_waited
-    if waited is not None and _waits_in_each_step(model):
-        return waited
-    return model.reducer.num_steps
-
-
-def _has_right_state(model: ReducerDDP, num_steps: int) -> bool:
-    """Whether parameters and buffers of this rank contain no results of aborted calls."""
-    reducer = model.reducer
-    monitor = reducer.monitor
-    if monitor is not None and monitor.interrupted and not _waits_in_each_step(model):
-        return False  # the error may have been raised within the optimizer's step
-    deadline = time.monotonic() + _DEVICE_STEPS_S
-    while reducer.num_steps_averaged < num_steps and time.monotonic() < deadline:
-        time.sleep(_POLL_INTERVAL_S)
-    buffers = model._ddpx.buffers
-    gets_buffers = buffers.enabled and buffers.tensors and model.process_group.rank() != 0
-    if gets_buffers and model._ddpx.device.type != "cpu":
-        return False
-    if _waits_in_each_step(model):
-        return True
-    return reducer.num_steps_averaged >= num_steps
-
-
 def _uses_nccl(group: dist.ProcessGroup) -> bool:
     return "nccl" in str(dist.get_backend_config(group))
-
-
-def _why_no_state(agreement: Agreement, stateful: Sequence[Stateful]) -> RuntimeError | None:
-    """The error if not all members can have the same right state. The same on all members."""
-    if agreement.source is None:
-        return RuntimeError(
-            "no survivor has parameters that are known to be right: all-reduces of the last step "
-            "were aborted on the device, and the optimizer's step may have been queued behind "
-            f"them. {errors.FROM_CHECKPOINT} Call ddpx.wait_for_gradients(model) before "
-            "optimizer.step(), so that ddpx.shrink() can continue after the next loss."
-        )
-    if agreement.same_state or stateful:
-        return None
-    return RuntimeError(
-        f"only some ranks have the right state of step {agreement.step}. ddpx.shrink() got only "
-        f"the model, and cannot bring the other ranks to step {agreement.step}. Pass all objects "
-        "that change in every step: ddpx.shrink(model, optimizer, scheduler)."
-    )
 
 
 def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
