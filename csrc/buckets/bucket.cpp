@@ -76,7 +76,7 @@ Bucket::Bucket(
 }
 
 void Bucket::find_small_slots(const std::vector<at::Tensor>& params) {
-  static const int64_t limit = small_grad_bytes();
+  const int64_t limit = small_grad_bytes();
   if (device_.is_cpu() || c10::isComplexType(dtypes_.summed)) {
     return;
   }

@@ -292,11 +292,17 @@ void pack_small(
   if (!zeros.empty()) {
     at::_foreach_zero_(zeros.tensors());
   }
-  if (divisor != 1 && !multiplied.empty()) {
-    at::_foreach_mul_(multiplied.tensors(), 1.0 / divisor);
+  // DDP's bits: torch's grouped product of 16 bits rounds the factor to 16 bits on some devices,
+  // and the grouped quotient divides where div_() multiplies by the inverse.
+  const auto products = multiplied.tensors();
+  if (divisor != 1 && !products.empty() && products[0].element_size() > 2) {
+    at::_foreach_mul_(products, 1.0 / divisor);
+  } else if (divisor != 1) {
+    for (const auto& range : products) {
+      pack_scaled(range, range, divisor);
+    }
   }
   for (const auto& range : divided.tensors()) {
-    // torch's grouped quotient has other bits on CUDA, where div_() multiplies by the inverse.
     divide_in_place(range, divisor);
   }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,7 @@ def cost_of(name: str, wrapper: str, num_large: int = 0) -> Cost | str:
     A text if it does not run on the device. ``num_large`` parameters of 1 MiB lie between others.
     """
     measure = functools.partial(_measure, num_large=num_large)
+    os.environ["DDPX_SMALL_GRAD_BYTES"] = ""
     controls().set_hold(late_device.milliseconds(0))  # the counts do not depend on the hold time
     setting = SETTINGS[name]
     dtype = torch.bfloat16 if "mixed_precision" in setting.options else torch.float32

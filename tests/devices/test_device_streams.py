@@ -63,7 +63,7 @@ def test_the_gradient_that_arrived_counts(ranks, device, mode, batched, what):
     cases.check(ranks.run(cases.a_replaced_gradient, device, what, **options))
 
 
-@on_devices(2)
+@on_devices(1)
 @pytest.mark.parametrize("mode", ["default", "find unused"])
 def test_a_gradient_that_another_hook_changes(ranks, device, mode):
     for texts in ranks.run(cases.a_changed_gradient, device, **MODES[mode]):
