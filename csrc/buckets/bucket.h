@@ -25,6 +25,7 @@ struct Slot {
   int64_t offset;   // in the buffer, in elements
   at::Tensor view;  // of the bucket's buffer, with the sizes and, if dense, strides of the param
   mutable at::Tensor grad_alias;  // alias of `view` for `param.grad`; user code may change it
+  bool small = false;  // packed with the other small gradients of the bucket, by pack_small()
 };
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding
@@ -62,6 +63,12 @@ class Bucket {
   const std::vector<Slot>& slots() const {
     return slots_;
   }
+  bool has_small_slots() const {
+    return has_small_slots_;
+  }
+  // The part of a dense buffer with the slots from `first` to the one before `end`.
+  at::Tensor slots_between(std::size_t first, std::size_t end) const;
+
   bool sparse() const {
     return sparse_;
   }
@@ -106,6 +113,11 @@ class Bucket {
 
   // The current stream of the device waits for the streams of add_stream().
   void wait_for_streams();
+
+  // Whether these streams are the current one.
+  bool on_current_stream() const {
+    return streams_.only_current(device_);
+  }
 
   // A captured step has failed. Captured work never runs, so the memory stays in use.
   void drop_captured() {
@@ -180,6 +192,7 @@ class Bucket {
   Bucket() = default;
 
   void allocate(Collective& collective, const std::vector<at::Tensor>& params);
+  void find_small_slots(const std::vector<at::Tensor>& params);
 
   // The result of `source`, as elements of the buffer. UserError if it does not fit.
   at::Tensor as_reduced(const at::Tensor& result, const std::string& source) const;
@@ -193,6 +206,7 @@ class Bucket {
   at::Tensor rows_;
   at::Tensor row_values_;  // in flight, if there are rows
   std::vector<Slot> slots_;
+  bool has_small_slots_ = false;
   std::vector<std::vector<int64_t>> real_sizes_;  // of complex params; a hook's bucket refers to it
   StreamSet streams_;
   std::optional<InFlightReduction> in_flight_;

@@ -1,6 +1,8 @@
 #include "packing.h"
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/alias.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -75,6 +77,73 @@ bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   replace_grad(param, unpack_new(values, param, bucket.dtypes().averaged));
   return true;
 }
+
+// Gradients that are copied into their slots together. The current stream waits for the streams
+// that the gradients arrived on.
+class CopiesIntoSlots {
+ public:
+  CopiesIntoSlots(Bucket& bucket, GradPlace place)
+      : place_(place), on_current_stream_(bucket.on_current_stream()) {
+    bucket.wait_for_streams();
+  }
+
+  void add(const Slot& slot, const at::Tensor& param, const at::Tensor& grad) {
+    const bool present = grad_of(param).is_same(grad);
+    const bool alias = place_ == GradPlace::kInSlot && present;
+    if (alias) {
+      alias_slot(param, slot);
+    }
+    views_.push_back(slot.view);
+    sources_.push_back(*values_for(slot, grad));
+    if (alias || !present || !on_current_stream_) {
+      keep_for_current_stream(grad);
+    }
+  }
+
+  void run() {
+    if (!views_.empty()) {
+      at::_foreach_copy_(views_, sources_);
+    }
+  }
+
+ private:
+  GradPlace place_;
+  bool on_current_stream_;
+  std::vector<at::Tensor> views_;
+  std::vector<at::Tensor> sources_;
+};
+
+// Slots side by side are one range of the buffer.
+class SlotRanges {
+ public:
+  explicit SlotRanges(const Bucket& bucket) : bucket_(bucket) {}
+
+  // Slots are added in ascending order.
+  void add(std::size_t slot) {
+    if (ends_.empty() || ends_.back() != slot) {
+      begins_.push_back(slot);
+      ends_.push_back(slot);
+    }
+    ++ends_.back();
+  }
+
+  bool empty() const {
+    return begins_.empty();
+  }
+
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> ranges;
+    for (std::size_t i = 0; i < begins_.size(); ++i) {
+      ranges.push_back(bucket_.slots_between(begins_[i], ends_[i]));
+    }
+    return ranges;
+  }
+
+ private:
+  const Bucket& bucket_;
+  std::vector<std::size_t> begins_;
+  std::vector<std::size_t> ends_;
+};
 
 std::optional<Misfit> find_sparse_misfit(const Bucket& bucket, const at::Tensor& grad) {
   if (!grad.is_sparse() || grad.device() != bucket.device() || !bucket.takes(grad.scalar_type())) {
@@ -179,31 +248,63 @@ void pack_all(
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
-  bucket.wait_for_streams();
-  std::vector<at::Tensor> sources;
-  std::vector<at::Tensor> views;
+  CopiesIntoSlots copies(bucket, place);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     const auto& slot = bucket.slots()[i];
     const auto& grad = grads[i];
-    if (!grad) {
+    if (grad && !grad->defined()) {
+      slot.view.zero_();
+    } else if (grad && !lies_in(slot, *grad)) {
+      copies.add(slot, params[slot.param_index], *grad);
+    }
+  }
+  copies.run();
+}
+
+void pack_small(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    const std::vector<std::optional<SmallGrad>>& grads,
+    int divisor,
+    GradPlace place) {
+  RECORD_FUNCTION("ddpx::pack", {});
+  const at::NoGradGuard no_grad;
+  CopiesIntoSlots copies(bucket, place);
+  SlotRanges zeros(bucket);
+  SlotRanges multiplied(bucket);
+  SlotRanges divided(bucket);
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const auto& slot = bucket.slots()[i];
+    if (!grads[i]) {
       continue;
     }
-    if (!grad->defined()) {
-      slot.view.zero_();
-    } else if (!lies_in(slot, *grad)) {
-      const auto& param = params[slot.param_index];
-      if (place == GradPlace::kInSlot && grad_of(param).is_same(*grad)) {
-        alias_slot(param, slot);
-      }
-      views.push_back(slot.view);
-      sources.push_back(*values_for(slot, *grad));
-      keep_for_current_stream(*grad);
+    const auto& grad = grads[i]->grad;
+    if (!grad.defined()) {
+      zeros.add(i);
+    } else if (!lies_in(slot, grad)) {
+      copies.add(slot, params[slot.param_index], grad);
+      multiplied.add(i);
+    } else {
+      (grads[i]->moved ? multiplied : divided).add(i);
     }
   }
-  if (sources.empty()) {
-    return;
+  copies.run();
+  if (!zeros.empty()) {
+    at::_foreach_zero_(zeros.tensors());
   }
-  at::_foreach_copy_(views, sources);
+  // DDP's bits: torch's grouped product of 16 bits rounds the factor to 16 bits on some devices,
+  // and the grouped quotient divides where div_() multiplies by the inverse.
+  const auto products = multiplied.tensors();
+  if (divisor != 1 && !products.empty() && products[0].element_size() > 2) {
+    at::_foreach_mul_(products, 1.0 / divisor);
+  } else if (divisor != 1) {
+    for (const auto& range : products) {
+      pack_scaled(range, range, divisor);
+    }
+  }
+  for (const auto& range : divided.tensors()) {
+    divide_in_place(range, divisor);
+  }
 }
 
 void write_back(

@@ -50,6 +50,21 @@ void pack_all(
     const std::vector<std::optional<at::Tensor>>& grads,
     GradPlace place);
 
+// What pack_small() does with a slot.
+struct SmallGrad {
+  at::Tensor grad;     // undefined: zeros
+  bool moved = false;  // into the slot, in this step: as kMovedIn
+};
+
+// Does for the slots with an entry in `grads` (per slot) what pack() does, in a few operations. The
+// current stream waits for the streams that the gradients arrived on.
+void pack_small(
+    Bucket& bucket,
+    const std::vector<at::Tensor>& params,
+    const std::vector<std::optional<SmallGrad>>& grads,
+    int divisor,
+    GradPlace place);
+
 // Gives the gradients of `params` the reduced values of these slots.
 void write_back(
     const Bucket& bucket,

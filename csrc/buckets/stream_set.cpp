@@ -33,6 +33,12 @@ void StreamSet::wait(c10::Device device) {
   awaited_.clear();
 }
 
+bool StreamSet::only_current(c10::Device device) const {
+  const auto current = current_stream(device);
+  return std::all_of(
+      awaited_.begin(), awaited_.end(), [&](const auto& stream) { return stream == current; });
+}
+
 void StreamSet::keep_alive(const at::Tensor& tensor) const {
   for (const auto& stream : all_) {
     tensor.record_stream(stream);

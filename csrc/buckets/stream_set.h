@@ -24,6 +24,9 @@ class StreamSet {
   // Makes the current stream of `device` wait for all added streams, and forgets these streams.
   void wait(c10::Device device);
 
+  // Whether no added stream is another one than the current stream of `device`.
+  bool only_current(c10::Device device) const;
+
   // No later work needs to wait for the added streams. For the end of a backward: autograd then
   // makes the stream of the caller wait for the streams of all gradients, and the caller orders its
   // own streams between steps, as with DDP. During the capture of a graph, no stream can wait for

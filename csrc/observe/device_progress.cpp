@@ -46,28 +46,35 @@ void allow_captures_of_other_threads() {
 // The steps of a group's wrappers that the device has not done, as far as they have events.
 struct DeviceProgress::Steps {
   struct Marked {
-    Marked(
-        c10::Event computed_,
-        c10::Event reduced_,
-        const Activity& waiting_,
-        std::shared_ptr<std::atomic<int64_t>> num_reduced_)
-        : computed(std::move(computed_)),
-          reduced(std::move(reduced_)),
-          waiting(waiting_),
-          num_reduced(std::move(num_reduced_)) {}
-    const c10::Event computed;
-    const c10::Event reduced;
-    const Activity waiting;
-    const std::shared_ptr<std::atomic<int64_t>> num_reduced;  // of the step's wrapper
+    c10::Event computed;
+    c10::Event reduced;
+    Activity waiting;
+    std::shared_ptr<std::atomic<int64_t>> num_reduced;  // of the step's wrapper
   };
 
   Steps(std::shared_ptr<health::Monitor> watching, c10::Device of_events)
       : monitor(std::move(watching)), device(of_events) {}
 
-  // The oldest step; null if there is none.
-  std::shared_ptr<Marked> front() {
+  // The oldest step; null if there is none. Valid until look() removes the step.
+  Marked* front() {
     const std::lock_guard<std::mutex> lock(mutex);
-    return marked.empty() ? nullptr : marked.front();
+    return marked.empty() ? nullptr : &marked.front();
+  }
+
+  c10::Event take_event() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (spare.empty()) {
+      return c10::Event(device.type());
+    }
+    auto event = std::move(spare.back());
+    spare.pop_back();
+    return event;
+  }
+
+  // With the mutex.
+  void recycle(Marked& step) {
+    spare.push_back(std::move(step.computed));
+    spare.push_back(std::move(step.reduced));
   }
 
   // Returns whether steps are left. For one thread, without the mutex: a query may block.
@@ -75,7 +82,7 @@ struct DeviceProgress::Steps {
     // A thread without a device would be given device 0 when an event of another device ends.
     c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
     auto& activity_of_device = monitor->page().view().device;
-    while (const auto step = front()) {
+    while (auto* step = front()) {
       const bool computed = step->computed.query();
       if (!computed || !step->reduced.query()) {
         auto activity = step->waiting;
@@ -92,6 +99,7 @@ struct DeviceProgress::Steps {
         *step->num_reduced = step->waiting.training_step() + 1;
       }
       const std::lock_guard<std::mutex> lock(mutex);
+      recycle(*step);
       marked.pop_front();
     }
     return false;
@@ -99,8 +107,9 @@ struct DeviceProgress::Steps {
 
   const std::shared_ptr<health::Monitor> monitor;
   const c10::Device device;
-  std::mutex mutex;  // guards `marked`
-  std::deque<std::shared_ptr<Marked>> marked;
+  std::mutex mutex;  // guards what follows
+  std::deque<Marked> marked;
+  std::vector<c10::Event> spare;  // to record again, since making an event takes longer
 };
 
 // One a process. A call to a device may block for as long as a kernel runs, so the watchdog does
@@ -215,11 +224,13 @@ void DeviceProgress::without_errors(const Record& record) {
 }
 
 void DeviceProgress::record_computed() {
-  computed_.reset();
   if (!steps_ || captured_ || is_capturing(device_)) {
+    computed_.reset();
     return;
   }
-  computed_.emplace(device_.type());
+  if (!computed_) {
+    computed_.emplace(steps_->take_event());
+  }
   computed_->record(*current_stream(device_));
 }
 
@@ -227,18 +238,17 @@ void DeviceProgress::record_reduced(const Activity& waiting) {
   if (!computed_ || captured_ || is_capturing(device_)) {
     return;
   }
-  c10::Event reduced(device_.type());
+  auto reduced = steps_->take_event();
   reduced.record(*current_stream(device_));
   bool is_first = false;
   {
     const std::lock_guard<std::mutex> lock(steps_->mutex);
     is_first = steps_->marked.empty();
     if (steps_->marked.size() >= kMostSteps) {
+      steps_->recycle(steps_->marked.back());
       steps_->marked.pop_back();
     }
-    steps_->marked.push_back(
-        std::make_shared<Steps::Marked>(
-            std::move(*computed_), std::move(reduced), waiting, num_reduced_));
+    steps_->marked.push_back({std::move(*computed_), std::move(reduced), waiting, num_reduced_});
   }
   computed_.reset();
   if (is_first) {

@@ -46,6 +46,11 @@ std::optional<WeightSum> take_weight(ReducerContext& context) {
              : std::nullopt;
 }
 
+uint32_t version_of(const at::Tensor& grad) {
+  const auto* impl = grad.unsafeGetTensorImpl();  // that of an undefined tensor counts nothing
+  return impl->version_counter().enabled() ? impl->version_counter().current_version() : 0;
+}
+
 }  // namespace
 
 Step::Step(ReducerContext& context)
@@ -187,7 +192,9 @@ void Step::move_into_bucket(std::size_t param_index) {
 // A hook of the user may replace or clear `param.grad` before the gradient is packed.
 void Step::keep(std::size_t param_index, at::Tensor grad) {
   if (context_.communicates()) {
-    params_[param_index].kept = std::move(grad);
+    auto& state = params_[param_index];
+    state.version = version_of(grad);
+    state.kept = std::move(grad);
   }
 }
 
@@ -252,13 +259,16 @@ void Step::pack_param(std::size_t param_index) {
       buckets_[context_.buckets.plan().location(param_index).bucket_index].when_full;
   const auto kept = std::exchange(state.kept, std::nullopt);
   const auto& grad = kept ? *kept : grad_of(param);
+  if (kept && context_.options.mode != GraphMode::kStatic) {
+    check_unchanged(param_index, grad);
+  }
   const bool fits = check_fit(bucket, slot, grad);
   if (state.excluded) {
     const auto frozen = fits ? grad_of(param) : at::Tensor();
     // A batched bucket is divided as a whole.
     pack(bucket, slot, param, frozen, when_full ? 1 : divisor_, GradPlace::kMovedOut);
-  } else if (when_full) {
-    state.kept = grad;
+  } else if (when_full || slot.small) {
+    keep(param_index, grad);
   } else {
     const auto place = state.moved ? GradPlace::kMovedIn : place_in(bucket);
     pack(bucket, slot, param, grad, divisor_, place);
@@ -298,6 +308,34 @@ void Step::pack_together(std::size_t bucket_index) {
   bucket.add_stream();  // another stream may launch the bucket
 }
 
+void Step::pack_small(std::size_t bucket_index) {
+  auto& bucket = context_.buckets[bucket_index];
+  std::vector<std::optional<SmallGrad>> grads;  // per slot
+  grads.reserve(bucket.slots().size());
+  for (const auto& slot : bucket.slots()) {
+    auto& state = params_[slot.param_index];
+    auto kept = std::exchange(state.kept, std::nullopt);
+    if (!slot.small || state.excluded) {
+      grads.emplace_back();
+    } else {
+      check_unchanged(slot.param_index, *kept);
+      grads.emplace_back(SmallGrad{std::move(*kept), state.moved});
+    }
+  }
+  ddpx::pack_small(bucket, context_.params.tensors(), grads, divisor_, place_in(bucket));
+  bucket.add_stream();  // another stream may launch the bucket
+}
+
+// DDP copies a gradient when it arrives, except in the first step of a static graph. A script that
+// changed a gradient in place since then would get another average. A gradient that shares its
+// memory may have been changed by autograd.
+void Step::check_unchanged(std::size_t param_index, const at::Tensor& grad) {
+  if (version_of(grad) != params_[param_index].version &&
+      grad.unsafeGetTensorImpl()->unique_version()) {
+    report(errors::grad_changed(context_.where(), context_.params.name(param_index)));
+  }
+}
+
 // ---- launching ----------------------------------------------------------------------------------
 
 void Step::count_down(std::size_t bucket_index) {
@@ -322,6 +360,8 @@ void Step::count_down(std::size_t bucket_index) {
 void Step::complete(std::size_t bucket_index) {
   if (buckets_[bucket_index].when_full) {
     pack_together(bucket_index);
+  } else if (context_.buckets[bucket_index].has_small_slots()) {
+    pack_small(bucket_index);
   }
   if (collectives_.finite_check() != nullptr) {
     check_finite(context_.buckets[bucket_index]);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -86,6 +87,7 @@ class Step {
     std::optional<at::Tensor> kept;  // arrived, to be packed later
     bool moved = false;              // into its slot, in this step
     bool excluded = false;           // not written back: does not fit, or frozen
+    uint32_t version = 0;            // of `kept`, when it arrived
   };
   struct BucketState {
     std::size_t outstanding;  // gradients that the bucket waits for, and the delay trigger
@@ -101,6 +103,8 @@ class Step {
   void pack_param(std::size_t param_index);
   bool check_fit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad);
   void pack_together(std::size_t bucket_index);
+  void pack_small(std::size_t bucket_index);
+  void check_unchanged(std::size_t param_index, const at::Tensor& grad);
   void check_finite(Bucket& bucket);
   void count_down(std::size_t bucket_index);
   void complete(std::size_t bucket_index);

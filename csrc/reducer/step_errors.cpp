@@ -66,6 +66,15 @@ UserError static_graph_changed(
   return UserError(out.str());
 }
 
+UserError grad_changed(const Where& where, const std::string& name) {
+  return UserError(
+      opening(where) + "the gradient of parameter '" + name +
+      "' was changed in place after it had arrived and before it was copied into its bucket, for "
+      "example by a hook of another parameter. The average has the changed gradient. Change a "
+      "gradient in a hook of its own parameter, or after backward(). On a device, "
+      "DDPX_SMALL_GRAD_BYTES=0 copies each gradient when it arrives, but for the first step.");
+}
+
 UserError param_arrived_again(
     const Where& where,
     const std::string& name,

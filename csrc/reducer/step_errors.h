@@ -32,6 +32,9 @@ UserError param_arrived_again(
     bool static_graph,
     bool as_view);
 
+// A gradient was changed in place between its arrival and the copy into its bucket.
+UserError grad_changed(const Where& where, const std::string& name);
+
 // find_unused_parameters: a gradient arrived, but its param was not in the graph of the backward.
 UserError param_unforeseen(const Where& where, const std::string& name);
 

@@ -75,6 +75,36 @@ def _first_of_two_backwards_in_no_sync(model: ref.SlowDDP | ReducerDDP, number: 
     ref.backward(model, second)
 
 
+def changed_in_place(**options: object) -> list[str]:
+    """The errors of three steps in which a hook changes the gradient of another parameter."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)))
+    model = ReducerDDP(module, **options)
+
+    def change(_: torch.Tensor) -> None:
+        grad = module[1].weight.grad
+        assert grad is not None
+        grad.fill_(7.0)
+
+    module[0].weight.register_post_accumulate_grad_hook(change)
+    errors = []
+    for _ in range(3):
+        model.zero_grad()
+        try:
+            model(torch.ones(2, 4)).sum().backward()
+            errors.append("")
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["", "unused"])
+def test_a_gradient_that_another_hook_changes_in_the_first_step(ranks, options):
+    for first, *later in ranks(2).run(changed_in_place, **options):
+        assert "the gradient of parameter '1.weight' was changed in place" in first
+        assert later == ["", ""]
+
+
 USAGES = {
     usage.__name__.strip("_"): usage
     for usage in (

@@ -72,7 +72,8 @@ def skip_gloo_on_cuda(device: str, world_size: int, reason: str) -> None:
 class DeviceRanks:
     """A :class:`RankPool` whose default group communicates on ``device``.
 
-    Several ranks share a GPU, over NCCL or gloo. gloo supports CUDA tensors.
+    Several ranks share a GPU, over NCCL or gloo. gloo supports CUDA tensors. Two ranks copy each
+    gradient when it arrives, so that tests cover this way, too, although their gradients are small.
     """
 
     def __init__(self, device: str, world_size: int) -> None:
@@ -93,7 +94,8 @@ class DeviceRanks:
         """See :meth:`RankPool.run`."""
         rendezvous = str(Path(self._directory.name, str(next(self._numbers))))
         call = functools.partial(function, *args, **kwargs)
-        run = functools.partial(_run_on_device, self._device, rendezvous, call)
+        small_bytes = "0" if self._pool.world_size == 2 else ""
+        run = functools.partial(_run_on_device, self._device, rendezvous, small_bytes, call)
         run.__name__ = function.__name__  # type: ignore[attr-defined]
         return self._pool.run(run, timeout=timeout)
 
@@ -132,8 +134,9 @@ class OnePool:
         self._kind = self._ranks = None
 
 
-def _run_on_device(device: str, rendezvous: str, call: Callable[[], Any]) -> Any:
+def _run_on_device(device: str, rendezvous: str, small_bytes: str, call: Callable[[], Any]) -> Any:
     os.environ["DDPX_FORCE_COMM"] = "1"  # a single rank runs the whole communication path, too
+    os.environ["DDPX_SMALL_GRAD_BYTES"] = small_bytes
     if device == "late":
         _enter_late_group(rendezvous)
         controls().set_hold(late_device.milliseconds(HOLD_MS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import late_device
 import torch
 from device_ranks import controls
+from nccl_classes import make_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -68,22 +70,41 @@ class Cost:
         return Cost(*(getattr(self, name) - getattr(other, name) for name in vars(self)))
 
 
-def cost_of(name: str, wrapper: str) -> Cost | str:
+def cost_of(name: str, wrapper: str, num_large: int = 0) -> Cost | str:
     """The cost of ``wrapper``, "ddpx" or "DDP", on every rank.
 
-    A text if it does not run on the device.
+    A text if it does not run on the device. ``num_large`` parameters of 1 MiB lie between others.
     """
+    measure = functools.partial(_measure, num_large=num_large)
+    os.environ["DDPX_SMALL_GRAD_BYTES"] = ""
     controls().set_hold(late_device.milliseconds(0))  # the counts do not depend on the hold time
     setting = SETTINGS[name]
     dtype = torch.bfloat16 if "mixed_precision" in setting.options else torch.float32
-    bare = _measure(lambda module: module.to(dtype), dtype)
+    bare = measure(lambda module: module.to(dtype), dtype)
     if wrapper == "ddpx":
-        return _measure(functools.partial(_ours, setting), torch.float32) - bare
+        return measure(functools.partial(_ours, setting), torch.float32) - bare
     try:
         wrap = functools.partial(DistributedDataParallel, **setting.options)
-        return _measure(wrap, torch.float32) - bare
+        return measure(wrap, torch.float32) - bare
     except Exception as error:
         return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def events_of_later_steps() -> tuple[int, int]:
+    """The events that five steps make after many steps, and their collective calls."""
+    controls().set_hold(late_device.milliseconds(0))
+    module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to("late")
+    group = make_group("nccl2")[0]  # as over NCCL, ranks publish the progress of their devices
+    model = ReducerDDP(module, process_group=group)
+    x = torch.randn(4, 8, device="late")
+    for _ in range(40):
+        _measure_step(model, x)
+    controls().reset_counts()
+    for _ in range(5):
+        model(x).sum().backward()
+    made = controls().num_events_made()
+    torch.accelerator.synchronize()
+    return made, sum(calls for calls, _ in controls().counts(0)["collective"].values())
 
 
 def _ours(setting: Setting, module: nn.Module) -> nn.Module:
@@ -92,10 +113,24 @@ def _ours(setting: Setting, module: nn.Module) -> nn.Module:
     return ours
 
 
-def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype) -> Cost:
+class _Large(nn.Module):
+    """One parameter of 1 MiB in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1024 * 1024 // 4 // WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight.sum()
+
+
+def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype, num_large: int) -> Cost:
     gc.collect()  # modules of earlier measurements hold memory
     torch.manual_seed(0)
-    module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_PARAMS // 2))).to("late")
+    layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH) for _ in range(NUM_PARAMS // 2)]
+    for number in range(num_large):
+        layers.insert(10 * (number + 1), _Large())
+    module = nn.Sequential(*layers).to("late")
     model = wrap(module)
     x = torch.randn(4, WIDTH, device="late", dtype=dtype)
     for _ in range(4):

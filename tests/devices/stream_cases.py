@@ -373,6 +373,28 @@ def a_replaced_gradient(device: str, what: str, wrapper: Any = ReducerDDP, **opt
     return pairs
 
 
+def a_changed_gradient(device: str, **options: Any) -> list[str]:
+    """The errors of steps in which a hook of a later param changes an earlier param's gradient."""
+    module = layers(device, 2)
+    ours = ReducerDDP(module, **options)
+
+    def change(_: torch.Tensor) -> None:
+        grad = module[1].weight.grad
+        assert grad is not None
+        grad.fill_(7.0)
+
+    module[0].weight.register_post_accumulate_grad_hook(change)
+    texts = []
+    for step in range(3):
+        ours.zero_grad()
+        try:
+            backward(loss_of(ours, batch(device, step)))
+            texts.append("")
+        except RuntimeError as error:
+            texts.append(str(error))
+    return texts
+
+
 def arrived_in_another_order(device: str, **options: Any) -> Pairs:
     """Ranks agree on the arrival order of rank 0."""
     module = layers(device, 3)

@@ -21,10 +21,26 @@ def test_no_more_than_ddp(device_ranks, name):
         assert getattr(ours, quantity) <= allowed, quantity
 
 
+@pytest.mark.parametrize("num_large", [0, 3])
+@pytest.mark.parametrize("name", ["default", "view"])
+def test_six_operations_a_bucket_and_one_a_large_gradient(device_ranks, name, num_large):
+    cost = device_ranks("late", 2).run(step_costs.cost_of, name, "ddpx", num_large=num_large)[0]
+    # One bucket of small gradients; with large ones, two buckets.
+    assert cost.operations <= 6 * (1 + (num_large > 0)) + num_large
+
+
+def test_later_steps_make_the_events_of_all_reduces_only(device_ranks):
+    assert device_ranks("late", 2).run(step_costs.events_of_later_steps) == [(10, 5)] * 2
+
+
 def _allowance(name: str, quantity: str) -> int:
-    """The additional cost of checking once whether gradients are finite, which DDP does not do."""
+    """The additional cost of checking once whether gradients are finite, which DDP does not do.
+
+    Small gradients are multiplied in a pass of its own: few operations, but more bytes.
+    """
+    product = 2 * FLOAT_BYTES * (quantity == "bytes")
     if "check_finite" not in name:
-        return 0
+        return product
     # The norms of 200 gradients, and the results of all ranks.
     allowances = {
         "operations": 16,
@@ -32,4 +48,4 @@ def _allowance(name: str, quantity: str) -> int:
         "synchronisations": 3,
         "collective_bytes": 64,
     }
-    return allowances.get(quantity, 1024 * (quantity == "memory_bytes"))
+    return product + allowances.get(quantity, 1024 * (quantity == "memory_bytes"))

@@ -63,6 +63,14 @@ def test_the_gradient_that_arrived_counts(ranks, device, mode, batched, what):
     cases.check(ranks.run(cases.a_replaced_gradient, device, what, **options))
 
 
+@on_devices(1)
+@pytest.mark.parametrize("mode", ["default", "find unused"])
+def test_a_gradient_that_another_hook_changes(ranks, device, mode):
+    for texts in ranks.run(cases.a_changed_gradient, device, **MODES[mode]):
+        for text in texts:
+            assert "the gradient of parameter '1.weight' was changed in place" in text
+
+
 @on_devices(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_order_of_arrival_that_differs_by_rank(ranks, device, mode):

@@ -55,6 +55,7 @@ PYBIND11_MODULE(late_device_C, m) {
     return result;
   });
   m.def("num_synchronisations", &num_synchronisations);
+  m.def("num_events_made", &num_events_made);
   m.def("reset_counts", &reset_counts);
 
   m.def("memory_in_use", &num_bytes_in_use);

@@ -11,6 +11,7 @@ struct Counters {
   std::mutex mutex;
   std::array<Counts, kNumDevices> devices;
   int64_t num_synchronisations = 0;
+  int64_t num_events_made = 0;
 };
 
 Counters& counters() {
@@ -50,11 +51,24 @@ int64_t num_synchronisations() {
   return c.num_synchronisations;
 }
 
+void count_event() {
+  auto& c = counters();
+  const std::lock_guard<std::mutex> lock(c.mutex);
+  ++c.num_events_made;
+}
+
+int64_t num_events_made() {
+  auto& c = counters();
+  const std::lock_guard<std::mutex> lock(c.mutex);
+  return c.num_events_made;
+}
+
 void reset_counts() {
   auto& c = counters();
   const std::lock_guard<std::mutex> lock(c.mutex);
   c.devices = {};
   c.num_synchronisations = 0;
+  c.num_events_made = 0;
 }
 
 }  // namespace late

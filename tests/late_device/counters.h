@@ -29,6 +29,9 @@ Counts counts_of(int device);
 void count_synchronisation();
 int64_t num_synchronisations();
 
+void count_event();
+int64_t num_events_made();
+
 void reset_counts();
 
 }  // namespace late

@@ -99,6 +99,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       const c10::EventFlag flag) const override {
     if (*event == nullptr) {
       *event = new Event{nullptr, flag == c10::EventFlag::BACKEND_DEFAULT};
+      count_event();
     }
     auto& queue = queue_of(stream);
     const auto recording = std::make_shared<Recording>();
