@@ -116,10 +116,25 @@ def gpt(
     return build
 
 
+def small_layers(number: int, width: int = 16) -> Build:
+    """Linear layers, whose step takes the time of the host."""
+
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        layers = (nn.Linear(width, width) for _ in range(number))
+        return nn.Sequential(*layers), torch.randn(4, width)
+
+    return build
+
+
 def models(tiny: bool) -> dict[str, Build]:
     if tiny:
         return {
             "ResNet-like": resnet(2, 32, (1, 1)),
             "GPT-like": gpt(2, 16, vocabulary=100, width=32, heads=2, depth=2),
+            "10 small layers": small_layers(10),
         }
-    return {"ResNet-50": resnet(32, 224), "GPT-2 124 M": gpt(4, 1024)}
+    return {
+        "ResNet-50": resnet(32, 224),
+        "GPT-2 124 M": gpt(4, 1024),
+        "1,000 small layers": small_layers(1000),
+    }

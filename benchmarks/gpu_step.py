@@ -37,6 +37,8 @@ from ddpx.testing import RankPool
 VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}
 STATIC: dict[str, Any] = {**VIEWS, "static_graph": True}
 BATCHED: dict[str, Any] = {"batched_grad_copy": True}
+# Gradients below this size are packed together. 0: each is packed when it arrives.
+SMALL_BYTES = {"at arrival": 0, "64 KiB": 64 * 1024, "16 MiB": 16 * 1024 * 1024}
 WHAT = ("time", "counts", "overlap", "graph")
 _START_S = 25.0  # for the imports of torch, and the first connections
 _PROFILED_STEPS = 3
@@ -65,13 +67,14 @@ def ddp_settings() -> dict[str, dict[str, Any]]:
     }
 
 
-def _forced(module: nn.Module, **options: Any) -> nn.Module:
+def _forced(module: nn.Module, small_bytes: int | None = None, **options: Any) -> nn.Module:
     """A wrapper that communicates even in a group of one rank."""
     os.environ["DDPX_FORCE_COMM"] = "1"
+    os.environ["DDPX_SMALL_GRAD_BYTES"] = "" if small_bytes is None else str(small_bytes)
     try:
         return ReducerDDP(module, **options)
     finally:
-        del os.environ["DDPX_FORCE_COMM"]
+        del os.environ["DDPX_FORCE_COMM"], os.environ["DDPX_SMALL_GRAD_BYTES"]
 
 
 def wraps(ranks: int) -> dict[str, Wrap]:
@@ -84,6 +87,9 @@ def wraps(ranks: int) -> dict[str, Wrap]:
         made[f"ddpx, {name}"] = functools.partial(ReducerDDP, **options)
         if ranks == 1:
             made[f"ddpx, {name}, forced"] = functools.partial(_forced, **options)
+    if ranks == 1:
+        for limit, small_bytes in SMALL_BYTES.items():
+            made[f"ddpx, default, forced, {limit}"] = functools.partial(_forced, small_bytes)
     return made
 
 
@@ -198,8 +204,8 @@ def main() -> None:
     def save() -> None:
         arguments.json.write_text(json.dumps(figures, indent=1))
 
-    # Over gloo, a step of the second model would take seconds.
-    names = list(models(arguments.tiny))[: 2 if arguments.ranks == 1 else 1]
+    # Over gloo, a step of the other models would take seconds.
+    names = list(models(arguments.tiny))[: None if arguments.ranks == 1 else 1]
     if set(arguments.what) - {"graph"}:
         left_s = max(arguments.limit_s - _START_S, 1.0)
         seconds = 0.1 if arguments.tiny else 0.3 * left_s / len(names)

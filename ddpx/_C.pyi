@@ -452,6 +452,7 @@ class ReducerOptions:
         listed_buckets: Sequence[Sequence[int]] = ...,
         average: Average = ...,
         module_name: str = "a module",
+        small_grad_bytes: int = 0,
     ) -> None:
         """``csrc/reducer/context.h`` describes each option."""
 

@@ -48,6 +48,19 @@ def seconds_of(variable: str) -> float | None:
     return seconds(variable, value)
 
 
+def bytes_of(variable: str, default: int) -> int:
+    """Returns the number of bytes in an environment variable."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise ValueError(
+            f"{variable}={text} is not a number of bytes. Set {variable} to 0 or more, such as "
+            f"{default}."
+        )
+    return int(text)
+
+
 def switch_of(variable: str) -> bool | None:
     """Returns the switch in an environment variable. None if the variable is unset or empty."""
     text = os.environ.get(variable)

@@ -197,7 +197,8 @@ void bind_reducer(py::module_& module) {
                       bool lazy_buckets,
                       std::vector<std::vector<std::size_t>> listed_buckets,
                       Average average,
-                      std::string module_name) {
+                      std::string module_name,
+                      int64_t small_grad_bytes) {
             return ReducerOptions{
                 std::move(caps),
                 mode,
@@ -209,7 +210,8 @@ void bind_reducer(py::module_& module) {
                 lazy_buckets,
                 std::move(listed_buckets),
                 average,
-                std::move(module_name)};
+                std::move(module_name),
+                small_grad_bytes};
           }),
           py::arg("caps"),
           py::arg("mode"),
@@ -221,7 +223,8 @@ void bind_reducer(py::module_& module) {
           py::arg("lazy_buckets") = false,
           py::arg("listed_buckets") = std::vector<std::vector<std::size_t>>(),
           py::arg("average") = Average::kMean,
-          py::arg("module_name") = "a module");
+          py::arg("module_name") = "a module",
+          py::arg("small_grad_bytes") = 0);
 
   module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
 

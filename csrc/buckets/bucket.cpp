@@ -7,11 +7,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
-#include <charconv>
-#include <cstdlib>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "../count.h"
@@ -30,23 +26,6 @@ at::Tensor slot_view(const at::Tensor& buffer, int64_t offset, const at::Tensor&
     return buffer.as_strided(param.sizes(), param.strides(), buffer.storage_offset() + offset);
   }
   return buffer.narrow(0, offset, param.numel()).view(param.sizes());
-}
-
-// For a gradient below this size, a device takes longer to start a kernel than to copy.
-int64_t small_grad_bytes() {
-  constexpr int64_t kDefault = 1024 * 1024;
-  const char* given = std::getenv("DDPX_SMALL_GRAD_BYTES");
-  const std::string_view text = given == nullptr ? "" : given;
-  if (text.empty()) {
-    return kDefault;
-  }
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
-    throw UserError(
-        "DDPX_SMALL_GRAD_BYTES must be a number of bytes, but is '" + std::string(text) + "'");
-  }
-  return value;
 }
 
 }  // namespace
@@ -69,28 +48,26 @@ Bucket::Bucket(
     slots_.push_back(Slot{param_index, numel_, {}, {}});
     numel_ += params[param_index].numel();
   }
-  find_small_slots(params);
   if (!lazy) {
     allocate(collective, params);
   }
 }
 
-void Bucket::find_small_slots(const std::vector<at::Tensor>& params) {
-  const int64_t limit = small_grad_bytes();
-  if (device_.is_cpu() || c10::isComplexType(dtypes_.summed)) {
+void Bucket::pack_small_together(int64_t below) {
+  if (device_.is_cpu() || sparse_ || c10::isComplexType(dtypes_.summed)) {
     return;
   }
   const auto size = static_cast<int64_t>(c10::elementSize(dtypes_.summed));
-  int num_small = 0;
-  for (auto& slot : slots_) {
-    slot.small = params[slot.param_index].numel() * size < limit;
-    num_small += slot.small;
-  }
-  has_small_slots_ = num_small > 1;
-  if (!has_small_slots_) {
-    for (auto& slot : slots_) {
-      slot.small = false;
+  std::vector<Slot*> small;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const auto end = i + 1 < slots_.size() ? slots_[i + 1].offset : numel_;
+    if ((end - slots_[i].offset) * size < below) {
+      small.push_back(&slots_[i]);
     }
+  }
+  has_small_slots_ = small.size() > 1;
+  for (auto* slot : small) {
+    slot->small = has_small_slots_;
   }
 }
 

@@ -63,6 +63,8 @@ class Bucket {
   const std::vector<Slot>& slots() const {
     return slots_;
   }
+  // On a device, gradients of fewer bytes are packed together from now on, if there are several.
+  void pack_small_together(int64_t below);
   bool has_small_slots() const {
     return has_small_slots_;
   }
@@ -192,7 +194,6 @@ class Bucket {
   Bucket() = default;
 
   void allocate(Collective& collective, const std::vector<at::Tensor>& params);
-  void find_small_slots(const std::vector<at::Tensor>& params);
 
   // The result of `source`, as elements of the buffer. UserError if it does not fit.
   at::Tensor as_reduced(const at::Tensor& result, const std::string& source) const;

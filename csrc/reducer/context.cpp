@@ -55,8 +55,12 @@ std::vector<Bucket> ReducerContext::allocate(const BucketPlan& plan, Collective&
   if (!communicates_over(group)) {
     return {};
   }
-  return BucketSet::allocate(
+  auto buckets = BucketSet::allocate(
       plan, params.tensors(), params.metas(), group, options.precision, options.lazy_buckets);
+  for (auto& bucket : buckets) {
+    bucket.pack_small_together(options.batched_copy ? 0 : options.small_grad_bytes);
+  }
+  return buckets;
 }
 
 void ReducerContext::install(BucketPlan plan, std::vector<Bucket> allocated) {

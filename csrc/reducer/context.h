@@ -41,6 +41,7 @@ struct ReducerOptions {
   std::vector<std::vector<std::size_t>> listed_buckets = {};
   Average average = Average::kMean;
   std::string module_name = "a module";  // in error texts
+  int64_t small_grad_bytes = 0;  // on a device, smaller gradients of a bucket are packed together
 
   // Whether buckets are rebuilt once the order of arrival is known.
   bool rebuilds_buckets(GraphMode of_mode) const {

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpx import _C, errors
+from ddpx import _C, errors, settings
 from ddpx.comm.transport import checked_choice
 from ddpx.ddp.mixed_precision import check_config
 from ddpx.params import ManagedParam
@@ -25,6 +25,7 @@ _MIB = 1024 * 1024
 _DEFAULT_CAP_MB = 25
 _DEFAULT_FIRST_CAP_BYTES = _MIB
 _LARGEST_CAP_BYTES = 2**63 - 1
+_SMALL_GRAD_BYTES = _MIB  # a device starts a kernel as fast as it copies so much
 AVERAGES = ("mean", "sum", "weights")
 _default_average: ContextVar[str] = ContextVar("_default_average", default="mean")
 _NOT_DELAYED = DelayedParams(None, None)
@@ -103,6 +104,7 @@ class Options:
             listed_buckets=indices_of(self.bucket_plan, managed) if self.bucket_plan else [],
             average=_C.Average.__members__[self.average.upper()],
             module_name=type(module).__name__,
+            small_grad_bytes=settings.bytes_of("DDPX_SMALL_GRAD_BYTES", _SMALL_GRAD_BYTES),
         )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from ddpx import ReducerDDP
+from ddpx import ReducerDDP, settings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -233,3 +233,16 @@ def test_a_construction_that_failed_claims_no_parameter():
     model = ReducerDDP(nn.Sequential(module))
     model(torch.ones(1, 2)).sum().backward()
     assert error.value.__traceback__ is not None  # which holds the wrapper that failed
+
+
+@pytest.mark.parametrize("text, expected", [("", 7), ("0", 0), ("4096", 4096)])
+def test_a_number_of_bytes(monkeypatch, text, expected):
+    monkeypatch.setenv("DDPX_SMALL_GRAD_BYTES", text)
+    assert settings.bytes_of("DDPX_SMALL_GRAD_BYTES", default=7) == expected
+
+
+@pytest.mark.parametrize("text", ["-1", "1 MiB", "1e3"])
+def test_no_number_of_bytes(monkeypatch, text):
+    monkeypatch.setenv("DDPX_SMALL_GRAD_BYTES", text)
+    with pytest.raises(ValueError, match=f"DDPX_SMALL_GRAD_BYTES={text} is not a number of bytes"):
+        settings.bytes_of("DDPX_SMALL_GRAD_BYTES", default=7)
