@@ -3,8 +3,8 @@
 python benchmarks/between_hosts.py [--seconds 20] [--only '2x4 *'] [--dry]
 
 Needs root, util-linux and iproute2. Each row starts new ranks. All contenders run in the same
-ranks, in turns. A time is that of the slowest rank. docs/shm.md gets all rows; README.md and
-docs/multi_node.md get one row. With ``--only``, only pages whose rows were all measured change.
+ranks, in turns. A time is that of the slowest rank. docs/shm.md gets all rows, docs/multi_node.md a
+few. With ``--only``, only pages whose rows were all measured change.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from host_ranks import RankedHosts  # type: ignore[import-not-found]  # noqa: E4
 from marked_page import write_between_marks  # noqa: E402
 
 _PAGE = ROOT / "docs" / "shm.md"
-_PAGES_OF_ONE_ROW = [ROOT / "README.md", ROOT / "docs" / "multi_node.md"]
+_PAGE_OF_FEW_ROWS = ROOT / "docs" / "multi_node.md"
 _STORE_PORT = 29500
 _START_LIMIT_S = 120.0
 _LAYERS, _LAYER_NUMEL = 12, 1 << 17  # 6.3 MB of float32
@@ -69,16 +69,15 @@ class Row:
         return share * num_bytes * 8 / (self.mbit_per_s * 1e6)
 
 
-ONE_ROW = Row(2, 2, 500, models.TRANSFORMER)
+FEW_ROWS = [Row(2, 2, 500), Row(2, 2, 500, models.TRANSFORMER)]
 ROWS = [
     Row(2, 1, 500),
     Row(2, 2, 200),
-    Row(2, 2, 500),
     Row(2, 2, 1000),
     Row(2, 4, 500),
     Row(4, 2, 500),
-    ONE_ROW,
     Row(2, 2, 1000, models.TRANSFORMER),
+    *FEW_ROWS,
 ]
 
 
@@ -132,7 +131,7 @@ def _run_rank(row: Row, rank: int, address: str, seconds: float) -> None:
         _OURS_SHM: contenders.ours_over_shm(**contenders.VIEWS),
     }
     steps = contenders.make_steps(lambda: _build(row), wraps)
-    times = time_rounds(steps, Effort(seconds, min_rounds=5))
+    times = time_rounds(steps, Effort(seconds, min_rounds=7))
     os.write(1, f"{json.dumps({'event': 'times', 'times': times})}\n".encode())
     time.sleep(3600)
 
@@ -188,10 +187,10 @@ def _ratio(times: Seconds, name: str, base: str) -> str:
 
 
 def _about() -> str:
-    about = machine.describe()
+    about, now = machine.describe(), machine.now()
     return (
         f"on {about['cores']} cores ({about['processor']}), {about['versions']}, "
-        f"{machine.now()['date'].split()[0]}"
+        f"{now['date'].split()[0]}, load average at the end {now['load']}"
     )
 
 
@@ -200,23 +199,30 @@ def _text(cells: list[list[str]]) -> str:
     return f"Steps as multiples of the bound, {_about()}:\n\n{table(headers, cells)}"
 
 
-def _text_of_one_row(row: Row, times: Seconds) -> str:
+def _text_of_few_rows(times: dict[Row, Seconds]) -> str:
     names = [_OURS_GLOO, _OURS_WITH_SHM, _DDP_SHM]
-    base = _best_of_ddp(times)
-    cells = [_ratio(times, name, base) for name in names]
-    headers = ["step / step of the best DDP over gloo", *names, "DDP against itself"]
-    place = (
-        f"{row.model}, {row.num_hosts} hosts of {row.ranks_per_host} ranks, {row.mbit_per_s} Mbit/s"
-    )
-    note = f"`python benchmarks/between_hosts.py`, emulated hosts {_about()}:"
-    return f"{note}\n\n{table(headers, [[place, *cells, _ratio(times, _AGAIN, _GLOO)]])}"
+    headers = ["step / step of the best DDP over gloo", *names, "DDP against itself", "rounds"]
+    cells = []
+    for row in FEW_ROWS:
+        base = _best_of_ddp(times[row])
+        place = f"{row.num_hosts} hosts of {row.ranks_per_host} ranks"
+        cells.append(
+            [
+                f"{row.model}, {place}, {row.mbit_per_s} Mbit/s",
+                *(_ratio(times[row], name, base) for name in names),
+                _ratio(times[row], _AGAIN, _GLOO),
+                str(len(times[row]["bare"])),
+            ]
+        )
+    note = f"`python benchmarks/between_hosts.py`, emulated hosts {_about()}, medians (quartiles):"
+    return f"{note}\n\n{table(headers, cells)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="the time of a row's rounds")
     parser.add_argument("--only", default="*", help="a pattern for rows, such as '2x2 *'")
-    parser.add_argument("--dry", action="store_true", help="print the table only")
+    parser.add_argument("--dry", action="store_true", help="print the tables only")
     arguments = parser.parse_args()
     times: dict[Row, Seconds] = {}
     try:
@@ -226,18 +232,14 @@ def main() -> None:
                 print(" | ".join(_cells(row, times[row])), flush=True)
     except CannotEmulate as reason:
         raise SystemExit(f"hosts cannot be emulated here: {reason}") from None
-    if ONE_ROW in times:
-        print(_text_of_one_row(ONE_ROW, times[ONE_ROW]))
-    if arguments.dry:
-        return
-    if ONE_ROW in times:
-        for page in _PAGES_OF_ONE_ROW:
-            write_between_marks(
-                page, "one row between hosts", _text_of_one_row(ONE_ROW, times[ONE_ROW])
-            )
-    if len(times) == len(ROWS):
-        cells = [_cells(row, times[row]) for row in ROWS]
-        write_between_marks(_PAGE, "between hosts", _text(cells))
+    pages: dict[Path, tuple[str, str]] = {}
+    if times.keys() >= {*FEW_ROWS}:
+        pages[_PAGE_OF_FEW_ROWS] = "few rows between hosts", _text_of_few_rows(times)
+        print(pages[_PAGE_OF_FEW_ROWS][1])
+    if times.keys() >= {*ROWS}:
+        pages[_PAGE] = "between hosts", _text([_cells(row, times[row]) for row in ROWS])
+    for page, (name, text) in pages.items() if not arguments.dry else ():
+        write_between_marks(page, name, text)
 
 
 if __name__ == "__main__":
