@@ -72,6 +72,11 @@ def ours_automatic(**options: Any) -> Wrap:
     return functools.partial(ReducerDDP, transport="auto", **options)
 
 
+def ours_with_shm(**options: Any) -> Wrap:
+    """ReducerDDP over a gloo group, with shared memory also if there are several hosts."""
+    return functools.partial(ReducerDDP, transport="shm", **options)
+
+
 def ours_over_shm(**options: Any) -> Wrap:
     return lambda module: ReducerDDP(module, process_group=shm_group(), **options)
 

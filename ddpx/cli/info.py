@@ -60,6 +60,7 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
             "counted calls": _counted_calls(),
             "shared memory": shared_memory,
             "buckets over gloo": _transport(shared_memory),
+            "between hosts": _transport_of_hosts(shared_memory),
         },
         "environment": {
             name: value
@@ -190,6 +191,17 @@ def _transport(shared_memory: str) -> str:
     if choice == "group":
         return f"gloo ({transport.VARIABLE}=group)"
     return {"yes": "shm", "no": "gloo"}.get(shared_memory.partition(":")[0], "not tested")
+
+
+def _transport_of_hosts(shared_memory: str) -> str:
+    """The transport of buckets over a gloo group of several hosts."""
+    choice = os.environ.get(transport.VARIABLE) or "auto"
+    if choice == "group":
+        return f"gloo ({transport.VARIABLE}=group)"
+    if choice == "shm":
+        within = {"yes": "shm", "no": "an error"}.get(shared_memory.partition(":")[0], "not tested")
+        return f"{within} ({transport.VARIABLE}=shm; sums over three or more ranks differ in bits)"
+    return f"gloo, for DDP's bits ({transport.VARIABLE}=shm: shm within hosts, with other bits)"
 
 
 def _hosts() -> list[list[int]]:

@@ -115,26 +115,44 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
         rank,
         size,
         timeout,
-        _gloo("gloo", store, rank, size, timeout),
+        dist.ProcessGroupGloo(
+            dist.PrefixStore("gloo", store), rank, size, one_thread_options(timeout)
+        ),
         order,
         identity,
     )
-    for index, ranks in enumerate(backend.lanes):
-        if rank in ranks:
-            lane = _gloo(f"lane{index}", store, ranks.index(rank), len(ranks), timeout)
-            backend.set_lane(index, lane)
+    connect_lanes(backend, store, timeout)
     return backend
 
 
-def _gloo(
-    name: str, store: dist.Store, rank: int, size: int, timeout: timedelta
-) -> dist.ProcessGroupGloo:
-    return dist.ProcessGroupGloo(
-        dist.PrefixStore(name, store), rank, size, one_thread_options(timeout)
-    )
+def connect_lanes(
+    backend: _C.ShmBackend,
+    store: dist.Store,
+    timeout: timedelta,
+    devices: list[dist.ProcessGroupGloo.Device] | None = None,
+) -> None:
+    """Connects the ranks of each lane between hosts. A collective call over all ranks.
+
+    Args:
+        devices: The network devices of this rank. Default: those that torch would choose for gloo.
+
+    Raises:
+        RuntimeError: A rank of another host does not connect in time.
+    """
+    for index, ranks in enumerate(backend.lanes):
+        if backend.rank() in ranks:
+            lane = dist.ProcessGroupGloo(
+                dist.PrefixStore(f"lane{index}", store),
+                ranks.index(backend.rank()),
+                len(ranks),
+                one_thread_options(timeout, devices),
+            )
+            backend.set_lane(index, lane)
 
 
-def one_thread_options(timeout: timedelta) -> Any:
+def one_thread_options(
+    timeout: timedelta, devices: list[dist.ProcessGroupGloo.Device] | None = None
+) -> Any:
     """Options of a gloo group with one thread instead of torch's two threads.
 
     torch's threads write the name of the last operation to one string without a lock. A long name,
@@ -143,7 +161,7 @@ def one_thread_options(timeout: timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stub
     options._timeout = timeout
     options._threads = 1
-    options._devices = _devices()
+    options._devices = _devices() if devices is None else devices
     return options
 
 

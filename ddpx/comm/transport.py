@@ -1,10 +1,12 @@
-"""The transport of buckets: shared memory in place of a gloo group whose ranks are on one host."""
+"""The transport of buckets in place of a gloo group: shared memory, and lanes between hosts."""
 
 from __future__ import annotations
 
 import logging
 import os
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -12,8 +14,7 @@ import torch.distributed as dist
 
 from ddpx import _C, health
 from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job
-from ddpx.comm.shm import ShmOptions
-from ddpx.comm.state_sync import highest
+from ddpx.comm.shm import ShmOptions, connect_lanes
 
 Transport = _C.ShmBackend
 
@@ -26,12 +27,32 @@ _LONGEST_RENDEZVOUS = timedelta(seconds=20)
 # Of each peer: its connection, its memory and its process.
 _FILES_PER_RANK = 3
 _MOST_LOCAL_RANKS = 256
+_MOST_NAMED_RANKS = 3
+_TEXT_BYTES = 1000  # of the text of one rank
 
 _logger = logging.getLogger("ddpx.comm")
-# None: the ranks of the group have tried to share memory, and cannot.
-_transports: weakref.WeakKeyDictionary[dist.ProcessGroup, Transport | None] = (
-    weakref.WeakKeyDictionary()
-)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What the first wrapper of a group has found. Equal on all ranks.
+
+    Attributes:
+        transport: None: the group averages gradients.
+        num_hosts: The number of hosts of the ranks. 0 if a rank has a fault.
+        faults: The ranks that cannot use shared memory, each with the phase and the cause.
+    """
+
+    transport: Transport | None = None
+    num_hosts: int = 0
+    faults: str = ""
+
+    def serves(self, choice: str) -> bool:
+        """Whether a wrapper with this choice uses the transport: ``auto`` keeps gloo's bits."""
+        return self.transport is not None and (choice == "shm" or self.num_hosts == 1)
+
+
+_attempts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Attempt] = weakref.WeakKeyDictionary()
 
 
 def checked_choice(argument: object) -> str:
@@ -46,9 +67,10 @@ def checked_choice(argument: object) -> str:
         name, choice = VARIABLE, os.environ.get(VARIABLE) or "auto"
     if not isinstance(choice, str) or choice not in CHOICES:
         raise ValueError(
-            f"{name}={choice!r} is not a transport. Pass 'auto' (shared memory where the ranks of "
-            "a gloo group can share memory), 'group' (the process group) or 'shm' (shared memory, "
-            f"or an error). Set the transport by ReducerDDP(transport=...) or by {VARIABLE}."
+            f"{name}={choice!r} is not a transport. Pass 'auto' (shared memory where all ranks of "
+            "a gloo group can share memory), 'group' (the process group) or 'shm' (shared memory "
+            "within hosts, or an error). Set the transport by ReducerDDP(transport=...) or by "
+            f"{VARIABLE}."
         )
     return choice
 
@@ -57,7 +79,8 @@ def connect(choice: str, group: dist.ProcessGroup, device: torch.device) -> Tran
     """Returns the transport of ``group``, which is made in the first call for this group.
 
     A collective call. All ranks return a transport, or all return None. All wrappers of the group
-    share the transport. It ends with the group.
+    share the transport. It ends with the group. Over several hosts, only the choice ``"shm"`` gets
+    a transport, since its order of summation is not gloo's.
 
     Args:
         choice: The same on all ranks, see :func:`checked_choice`.
@@ -65,22 +88,35 @@ def connect(choice: str, group: dist.ProcessGroup, device: torch.device) -> Tran
         device: The device of the gradients.
 
     Raises:
-        ValueError: The choice is ``"shm"``, but ranks cannot share memory.
+        ValueError: The choice is ``"shm"``, but a rank cannot use shared memory.
     """
     if choice == "group" or is_alone(group) or name_of(None, group, device) == "shm":
         return None
     gloo = _gloo_of(group) if device.type == "cpu" else None
-    if gloo is not None and group not in _transports:
-        _transports[group] = _share_memory(group, gloo)
-    transport = of(group)
-    if choice == "shm" and transport is None:
-        raise _no_shared_memory(group, device, gloo is None)
-    return transport
+    if gloo is None:
+        if choice == "shm":
+            raise _wrong_group(group, device)
+        return None
+    attempt = _attempts.get(group)
+    is_declined = attempt is not None and attempt.transport is None and attempt.num_hosts > 1
+    if attempt is None or (choice == "shm" and is_declined):
+        attempt = _attempts[group] = _try(choice, group, gloo)
+        if choice == "auto" and attempt.transport is None and group.rank() == 0:
+            _log_reason(group, attempt)
+    if attempt.serves(choice):
+        return attempt.transport
+    if choice == "shm":
+        raise ValueError(
+            f"transport='shm' cannot be used: {attempt.faults}. Remove the cause, or pass "
+            "transport='auto', which then uses the process group."
+        )
+    return None
 
 
 def of(group: dist.ProcessGroup) -> Transport | None:
     """Returns the transport that :func:`connect` has made for the group."""
-    return _transports.get(group)
+    attempt = _attempts.get(group)
+    return None if attempt is None else attempt.transport
 
 
 def name_of(transport: Transport | None, group: dist.ProcessGroup, device: torch.device) -> str:
@@ -107,76 +143,117 @@ def _gloo_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo | None:
     return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
 
-def _share_memory(group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> Transport | None:
+def _try(choice: str, group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> _Attempt:
     options = ShmOptions()
-    transport = None
-    with health.collective_call(group):
-        if not _all_can(_why_no_files(group.size()), group):
-            return None
-        cause = None
-        try:
-            transport = _C.ShmBackend(
-                dist.PrefixStore("ddpx/transport", group.get_group_store()),
+    store = dist.PrefixStore(f"ddpx/transport/{choice}", group.get_group_store())
+    timeout = min(gloo.options._timeout, _LONGEST_RENDEZVOUS)
+    made: list[Transport] = []
+
+    def share_memory() -> None:
+        made.append(
+            _C.ShmBackend(
+                store,
                 group.rank(),
                 group.size(),
-                min(gloo.options._timeout, _LONGEST_RENDEZVOUS),
+                timeout,
                 gloo,
                 options.chosen_order(),
                 options.chosen_identity(),
             )
-            if len(transport.hosts) > 1:
-                cause = f"the ranks are on {len(transport.hosts)} hosts"
-        except (RuntimeError, MemoryError) as error:
-            cause = str(error)
-        return transport if _all_can(cause, group) else None
+        )
+
+    def connect_hosts() -> None:
+        # The devices of the group, over which the hosts have reached each other.
+        devices = gloo.options._devices  # type: ignore[attr-defined]  # not in torch's stub
+        connect_lanes(made[0], store, timeout, devices)
+
+    with health.collective_call(group):
+        # With several hosts, a rank has a second set of files for stage 3 of an all-reduce.
+        num_files = _FILES_PER_RANK * min(group.size(), _MOST_LOCAL_RANKS) * (1 + (choice == "shm"))
+        faults = _faults("open files", lambda: _open_files(num_files), group)
+        faults = faults or _faults("rendezvous", share_memory, group)
+        if faults:
+            return _Attempt(faults=faults)
+        num_hosts = len(made[0].hosts)
+        if num_hosts > 1 and choice == "auto":
+            return _Attempt(num_hosts=num_hosts)
+        if num_hosts > 1:
+            faults = _faults("connection of hosts", connect_hosts, group)
+            if faults:
+                return _Attempt(faults=faults)
+        return _Attempt(made[0], num_hosts)
 
 
-def _why_no_files(num_ranks: int) -> str | None:
-    """Returns why this process cannot open the files of a transport. None if it can.
+def _open_files(num_files: int) -> None:
+    """Raises OSError if this process cannot open the files of a transport.
 
     Peers of a rank that fails in the rendezvous itself would wait for that rank.
     """
     files = []
     try:
-        for _ in range(_FILES_PER_RANK * min(num_ranks, _MOST_LOCAL_RANKS)):
+        for _ in range(num_files):
             files.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return str(error.strerror)
     finally:
         for file in files:
             os.close(file)
-    return None
 
 
-def _all_can(cause: str | None, group: dist.ProcessGroup) -> bool:
-    """Whether no rank has a cause that keeps it from sharing memory. One such rank logs its cause.
+def _faults(phase: str, run: Callable[[], None], group: dist.ProcessGroup) -> str:
+    """Runs a phase of an attempt. Returns the ranks on which the phase raised, each with the cause.
 
-    A collective call.
+    A collective call, which returns the same text on all ranks. Empty: no rank has a fault.
     """
-    witness = highest(-1 if cause is None else group.rank(), group, _CPU)
-    if witness == group.rank():
-        _logger.warning(
-            "[ddpx rank %d] gradients are averaged over gloo, because ranks cannot share memory: "
-            "%s. Set %s=group to omit the attempt.",
-            rank_of_job(group),
-            cause,
-            VARIABLE,
-        )
-    return witness < 0
+    rank = group.rank()
+    cause = ""
+    try:
+        run()
+    except (RuntimeError, MemoryError, OSError) as error:
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    found = torch.zeros(group.size(), dtype=torch.int32)
+    found[rank] = bool(cause)
+    ranks = _sum(found, group).nonzero().flatten().tolist()
+    if not ranks:
+        return ""
+    # Over the group, since a rank without files may not reach the store.
+    named = ranks[:_MOST_NAMED_RANKS]
+    rows = torch.zeros(len(named), _TEXT_BYTES, dtype=torch.uint8)
+    if rank in named:
+        text = f"{phase} failed on rank {rank_of_job(group)}: {cause}".encode()[:_TEXT_BYTES]
+        rows[named.index(rank), : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    texts = [bytes(row.tolist()).rstrip(b"\0.") for row in _sum(rows, group)]
+    faults = b"; ".join(texts).decode(errors="replace")
+    if len(ranks) > len(named):
+        faults += f"; and on {len(ranks) - len(named)} further ranks"
+    return faults
 
 
-# ---- errors --------------------------------------------------------------------------------------
+def _sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    health.wait_for(dist.all_reduce(values, group=group, async_op=True), group, _CPU)
+    return values
 
 
-def _no_shared_memory(
-    group: dist.ProcessGroup, device: torch.device, wrong_group: bool
-) -> ValueError:
-    if wrong_group:
-        cause = (
-            f"the gradients are on {device}, and the backend of the process group is "
-            f"{name_of(None, group, device)}. Shared memory takes the place of a gloo group for "
-            "gradients on the CPU, unless TORCH_DISTRIBUTED_DEBUG=DETAIL is set"
-        )
+def _log_reason(group: dist.ProcessGroup, attempt: _Attempt) -> None:
+    if attempt.faults:
+        reason = f"ranks cannot share memory: {attempt.faults}"
     else:
-        cause = "ranks cannot share memory. The log of one rank has the cause"
-    return ValueError(f"transport='shm' cannot be used: {cause}. Pass transport='auto'.")
+        reason = (
+            f"the ranks are on {attempt.num_hosts} hosts. Set {VARIABLE}=shm to use shared memory "
+            "within hosts: steps are faster, but sums over three or more ranks are rounded "
+            "differently"
+        )
+    _logger.warning(
+        "[ddpx rank %d] gradients are averaged over gloo, because %s. Set %s=group to omit the "
+        "attempt.",
+        rank_of_job(group),
+        reason,
+        VARIABLE,
+    )
+
+
+def _wrong_group(group: dist.ProcessGroup, device: torch.device) -> ValueError:
+    return ValueError(
+        f"transport='shm' cannot be used: the gradients are on {device}, and the backend of the "
+        f"process group is {name_of(None, group, device)}. Shared memory takes the place of a gloo "
+        "group for gradients on the CPU, unless TORCH_DISTRIBUTED_DEBUG=DETAIL is set. Pass "
+        "transport='auto'."
+    )

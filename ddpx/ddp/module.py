@@ -110,9 +110,11 @@ class ReducerDDP(Forward):
             docs/averages.md has the rules. Default ``"mean"``. Not in DDP.
         transport: ``"auto"``: over a gloo group, buckets move through shared memory if all ranks
             of the group can share memory. ``"group"``: buckets move over the process group.
-            ``"shm"``: shared memory, or an error. Default: the value of ``DDPX_TRANSPORT``,
-            otherwise ``"auto"``. Communication hooks, sparse gradients, copies of a wrapper and
-            wrappers with ``init_sync=False`` use the group. Not in DDP.
+            ``"shm"``: shared memory, or an error; over several hosts, shared memory within hosts,
+            where sums over three or more ranks have other roundings than over gloo. Default: the
+            value of ``DDPX_TRANSPORT``, otherwise ``"auto"``. Communication hooks, sparse
+            gradients, copies of a wrapper and wrappers with ``init_sync=False`` use the group. Not
+            in DDP.
         bucket_plan: A :class:`ddpx.BucketPlan`, or the path of its file: the buckets of all steps,
             in place of bucket sizes. Default: the file in ``DDPX_BUCKET_PLAN``, if it is set. Not
             in DDP.

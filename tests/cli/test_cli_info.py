@@ -25,6 +25,7 @@ def test_json_has_all_sections(monkeypatch):
     assert "shm yes" in facts["communication"]["backends"]
     assert facts["communication"]["shared memory"] == "yes: two test processes shared memory"
     assert facts["communication"]["buckets over gloo"] == "shm"
+    assert facts["communication"]["between hosts"].startswith("gloo, for DDP's bits")
     assert facts["environment"]["DDPX_SHM_ORDER"] == "fixed"
     has_cuda = torch.version.cuda is not None
     assert has_cuda or (facts["communication"]["NCCL"], facts["build"]["CUDA of torch"]) == (
@@ -37,6 +38,14 @@ def test_the_transport_may_be_switched_off(monkeypatch):
     monkeypatch.setenv("DDPX_TRANSPORT", "group")
     facts = gather(probe=False)["communication"]
     assert facts["buckets over gloo"] == "gloo (DDPX_TRANSPORT=group)"
+    assert facts["between hosts"] == "gloo (DDPX_TRANSPORT=group)"
+
+
+def test_the_transport_between_hosts_may_be_switched_on(monkeypatch):
+    monkeypatch.setenv("DDPX_TRANSPORT", "shm")
+    facts = gather()["communication"]
+    assert facts["buckets over gloo"] == "shm"
+    assert facts["between hosts"].startswith("shm (DDPX_TRANSPORT=shm; sums over three or more")
 
 
 def test_text_is_the_same_to_read(capsys):

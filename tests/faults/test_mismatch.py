@@ -115,11 +115,17 @@ def test_an_extra_call_that_fits_by_chance(transport: str) -> None:
 
 
 @pytest.mark.parametrize("identities", ["AB", "AAB", "ABAC", "AABB"])
-@pytest.mark.parametrize("transport", ["gloo", "shm"])
-def test_swapped_backwards_between_hosts(transport: str, identities: str) -> None:
+@pytest.mark.parametrize("transport, choice", [("gloo", "auto"), ("gloo", "shm"), ("shm", "auto")])
+def test_swapped_backwards_between_hosts(transport: str, choice: str, identities: str) -> None:
     name = "runs two backwards the other way round, on another host"
     endings = run_ranks(
-        len(identities), make_mistake, name, ReducerDDP, backend=transport, identities=identities
+        len(identities),
+        make_mistake,
+        name,
+        ReducerDDP,
+        backend=transport,
+        identities=identities,
+        environment={"DDPX_TRANSPORT": choice},
     )
     _check_same_report(_outcomes(endings))
 

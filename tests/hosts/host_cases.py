@@ -17,7 +17,8 @@ from tracing import Debugger
 
 # Ranks for each host. Rank 0, with the store, is on the first host.
 TOPOLOGIES = {"2x2": (2, 2), "3x1": (1, 1, 1)}
-TRANSPORTS = ("gloo", "shm")
+# Backends of the group; the last one is a gloo group whose buckets use transport="shm".
+TRANSPORTS = ("gloo", "shm", "gloo+shm")
 _STALL_S = 12.0  # longer than the time until a rank that waits warns
 _USER = 60_000  # the first of the users that ranks become
 
@@ -211,14 +212,17 @@ TROUBLES = [
     ),
 ]
 
-# The cases that `make test` runs: each kind of trouble once.
+# The cases that `make test` runs: each kind of trouble once, and losses with each transport.
 DEFAULT = {
     "train-2x2-shm-other",
     "killed-2x2-gloo-store",
+    "killed-2x2-gloo+shm-other",
     "ranks_killed-2x2-shm-store",
     "cut-2x2-shm-other",
+    "cut-2x2-gloo+shm-store",
     "frozen-3x1-gloo-other",
     "one_killed-2x2-gloo-other",
+    "one_killed-2x2-gloo+shm-other",
     "stopped-2x2-shm-other",
     "store_stopped-2x2-shm-store",
     "debugged-2x2-gloo-other",

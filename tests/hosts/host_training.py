@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 import logging
@@ -43,6 +44,7 @@ class Training:
     """The settings of one rank.
 
     Attributes:
+        transport: One of TRANSPORTS in host_cases.py.
         store_host: The address of the host of rank 0, which serves the store.
         through_proxy: Whether the ranks reach the store through a proxy on the same host.
         num_steps: The number of steps, after which the weights are compared with DDP's. None: the
@@ -76,7 +78,7 @@ def run(training: Training) -> None:
     if training.num_steps is not None:
         _compare_with_ddp(training, training.num_steps)
     else:
-        _Loop(training, ddpx.ReducerDDP).run()
+        _Loop(training, _ours(training)).run()
     time.sleep(3600)
 
 
@@ -134,12 +136,20 @@ def _join_group(training: Training) -> dist.TCPStore | None:
     else:
         client = own
     dist.init_process_group(
-        training.transport, store=client, rank=training.rank, world_size=training.world_size
+        training.transport.partition("+")[0],
+        store=client,
+        rank=training.rank,
+        world_size=training.world_size,
     )
     return own
 
 
 # ---- the training --------------------------------------------------------------------------------
+
+
+def _ours(training: Training) -> Callable[[nn.Module], nn.Module]:
+    choice = "shm" if training.transport == "gloo+shm" else "auto"
+    return functools.partial(ddpx.ReducerDDP, transport=choice)
 
 
 class _Loop:
@@ -199,7 +209,7 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 def _compare_with_ddp(training: Training, num_steps: int) -> None:
     gloo = dist.new_group(backend="gloo")
     wrappers: list[Callable[[nn.Module], nn.Module]] = [
-        ddpx.ReducerDDP,
+        _ours(training),
         lambda module: DistributedDataParallel(module, process_group=gloo),
     ]
     weights = []

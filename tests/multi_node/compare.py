@@ -21,6 +21,7 @@ def main() -> None:
     wrappers = {
         "DDP over gloo": DistributedDataParallel,
         "ReducerDDP over gloo": ReducerDDP,
+        "ReducerDDP with shm": lambda module: ReducerDDP(module, transport="shm"),
         "ReducerDDP over shm": lambda module: ReducerDDP(module, process_group=shm),
     }
     weights = {}

@@ -63,25 +63,33 @@ def test_torchrun_on_two_hosts_trains_as_ddp(network, tmp_path):
         weights = rank["weights"]
         ddp = weights["DDP over gloo"]
         assert torch.equal(weights["ReducerDDP over gloo"], ddp)
-        torch.testing.assert_close(weights["ReducerDDP over shm"], ddp, rtol=1e-4, atol=1e-5)
-        assert torch.equal(
-            weights["ReducerDDP over shm"], ranks[0]["weights"]["ReducerDDP over shm"]
-        )
+        over_shm = weights["ReducerDDP over shm"]
+        torch.testing.assert_close(over_shm, ddp, rtol=1e-4, atol=1e-5)
+        assert torch.equal(over_shm, ranks[0]["weights"]["ReducerDDP over shm"])
+        assert torch.equal(over_shm, weights["ReducerDDP with shm"])
 
 
 @pytest.mark.full_only
 @pytest.mark.parametrize(
-    ("launcher", "backend"),
+    ("launcher", "backend", "transport"),
     [
-        pytest.param("torchrun", "gloo", id="torchrun"),
-        pytest.param(f"{sys.executable} -m ddpx run", "shm", id="ddpx run"),
+        pytest.param("torchrun", "gloo", "auto", id="torchrun"),
+        pytest.param(f"{sys.executable} -m ddpx run", "shm", "auto", id="ddpx run"),
+        pytest.param(f"{sys.executable} -m ddpx run", "gloo", "shm", id="ddpx run with shm"),
     ],
 )
-def test_restart_from_the_checkpoint(network, launcher, backend, tmp_path):
-    env = _environment(HEAD_NODE=POD_NAMES[0], RANKS_PER_NODE="2", LAUNCHER=launcher)
+def test_restart_from_the_checkpoint(network, launcher, backend, transport, tmp_path):
+    env = _environment(
+        HEAD_NODE=POD_NAMES[0],
+        RANKS_PER_NODE="2",
+        LAUNCHER=launcher,
+        DDPX_TRANSPORT=transport,
+    )
     arguments = [f"--checkpoint={tmp_path / 'run.pt'}", f"--backend={backend}", "--steps=200"]
     text = _run(network, [*LAUNCH, str(HERE / "killed_once.py"), TRAIN, *arguments], env)
     assert "RankFailure" in text and "rank 3" in text, text
+    stays_on_gloo = "averaged over gloo, because the ranks are on 2 hosts" in text
+    assert stays_on_gloo == (backend == "gloo" and transport == "auto"), text
     for rank in range(4):
         assert f"rank {rank} resumes at step " in text, text
     assert "the same weights on 4 ranks of 2 nodes" in text, text

@@ -63,9 +63,15 @@ def slow_link(evidence: Evidence) -> Iterator[str]:
         f"hide only {found.hideable_ms:.1f} ms of it: {_exposed(evidence, found)}. Send less "
         "(bf16_compress_hook, or several backwards in no_sync() for one that averages)"
     )
-    one_host = len(set(recording.hosts.values())) == 1
-    if recording.backend == "gloo" and recording.device == "cpu" and one_host:
+    num_hosts = len(set(recording.hosts.values()))
+    can_share = recording.backend == "gloo" and recording.device == "cpu"
+    if can_share and num_hosts == 1:
         advice += ', or through shared memory: transport="shm" of ReducerDDP'
+    elif can_share and num_hosts < len(recording.hosts):
+        advice += (
+            ', or through shared memory within hosts: transport="shm" of ReducerDDP, with which '
+            "sums are rounded differently"
+        )
     yield advice + "."
 
 
