@@ -19,6 +19,7 @@ check_build()
 from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
 from ddpx.ddp import dynamo
+from ddpx.ddp.construction import call_on_construction
 from ddpx.ddp.functions import (
     bucket_plan,
     register_post_sync_hook,
@@ -29,7 +30,7 @@ from ddpx.ddp.functions import (
     synchronized_grads,
     wait_for_gradients,
 )
-from ddpx.ddp.module import ReducerDDP, call_on_construction
+from ddpx.ddp.module import ReducerDDP
 from ddpx.elastic import Shrunk, shrink
 from ddpx.health import (
     RankError,

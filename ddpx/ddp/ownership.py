@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Protocol
 
 import torch.distributed as dist
@@ -26,13 +26,15 @@ from ddpx.params.managed import ManagedParam
 class Owner(Protocol):
     """The object of a wrapper that averages parameters: the members that this module uses."""
 
-    module: nn.Module
     group: dist.ProcessGroup
 
+    @property
+    def module(self) -> nn.Module: ...
     @property
     def reducer(self) -> _C.Reducer: ...
     @property
     def param_ids(self) -> frozenset[int]: ...
+    def is_part_of(self, modules: Collection[nn.Module]) -> bool: ...
     def averages(self) -> bool: ...
     def make_room(self) -> None: ...
     def yield_to(self, owner: Owner) -> None: ...
@@ -67,7 +69,7 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     submodules = set(owner.module.modules())
 
     def conflicts(other: Owner) -> bool:
-        has_more = not other.param_ids <= mine.keys() and other.module not in submodules
+        has_more = not other.param_ids <= mine.keys() and not other.is_part_of(submodules)
         other_ranks = other.group is not owner.group and made_by_torch(other.group)
         return other.averages() and (has_more or other_ranks) and not has_ended(other)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ddpx import errors
+from ddpx.ddp.module_ref import ModuleRef
 
 
 class Structure:
@@ -20,8 +21,9 @@ class Structure:
     containers, such as those of TorchScript, have ``items()``, which nn.Module needs.
     """
 
-    def __init__(self, module: nn.Module, ignored: Collection[str]) -> None:
-        self._module = module
+    def __init__(self, reference: ModuleRef, ignored: Collection[str]) -> None:
+        self._module = reference
+        module = reference()
         self._ignored = ignored
         self._dicts: list[dict[str, Any]] = []
         self._others: list[Any] = []
@@ -53,14 +55,14 @@ class Structure:
         """
         return not any(
             id(param) in self._known and param.requires_grad and name not in self._ignored
-            for name, param in self._module.named_parameters()
+            for name, param in self._module().named_parameters()
         )
 
     def replaced(self) -> list[str]:
         """Names of parameters that are new since construction, and would not be averaged."""
         return [
             name
-            for name, param in self._module.named_parameters()
+            for name, param in self._module().named_parameters()
             if isinstance(param, nn.Parameter)
             and param.requires_grad
             and id(param) not in self._known
