@@ -1,4 +1,4 @@
-"""Finds the front of a model."""
+"""Finds the front of a model: a wrapper, or the hooks of ``ddpx.replicate``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from torch import nn
 
 from ddpx import errors
 from ddpx.ddp.front import ATTRIBUTE, Front
+from ddpx.ddp.hooks import Before, HookFront
 from ddpx.ddp.replica import Replica
+
+
+def hooks_of(module: nn.Module) -> HookFront | None:
+    """The front whose hooks are on ``module``. None without such hooks."""
+    hooks = module.__dict__.get("_forward_pre_hooks", {}).values()
+    return next((hook.front for hook in hooks if isinstance(hook, Before)), None)
 
 
 def front_of(model: object) -> Front:
@@ -22,6 +29,8 @@ def front_of(model: object) -> Front:
     for module in modules:
         if isinstance(module.__dict__.get(ATTRIBUTE), Replica):
             found.append(cast(Front, module))
+        if (front := hooks_of(module)) is not None:
+            found.append(front)
     if len(found) != 1:
         raise errors.not_one_wrapper(model, len(found))
     return found[0]

@@ -31,6 +31,10 @@ class Owner(Protocol):
     @property
     def module(self) -> nn.Module: ...
     @property
+    def name(self) -> str: ...
+    @property
+    def way_to_end(self) -> str: ...
+    @property
     def reducer(self) -> _C.Reducer: ...
     @property
     def param_ids(self) -> frozenset[int]: ...
@@ -80,10 +84,9 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
         if conflicts(other):
             names = [name for param_id, name in mine.items() if param_id in other.param_ids]
             raise ValueError(
-                f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
-                "The other wrapper averages a different set of parameters, or uses another process "
-                "group. Wrap one module that holds all parameters, or delete the other wrapper "
-                "first."
+                f"another {other.name} already averages {errors.count_names(names, 'parameter')}. "
+                "The other one averages a different set of parameters, or uses another process "
+                f"group. Pass one module that holds all parameters, or first {other.way_to_end}."
             )
     return [other for other in others if other.averages() or has_ended(other)]
 

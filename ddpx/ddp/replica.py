@@ -67,6 +67,18 @@ class Replica:
         return self._module()
 
     @property
+    def name(self) -> str:
+        """The module as errors name it: "ReducerDDP of Net", or "replicated Net"."""
+        return self._module.name
+
+    @property
+    def way_to_end(self) -> str:
+        """What the user does to end the averaging, for errors."""
+        if self._module.keeps:
+            return "delete the other wrapper"
+        return "call ddpx.unreplicate() with the other module"
+
+    @property
     def reducer(self) -> Reducer:
         """The reducer."""
         return self.averaging.reducer

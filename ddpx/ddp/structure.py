@@ -12,6 +12,7 @@ from torch import nn
 
 from ddpx import errors
 from ddpx.ddp.module_ref import ModuleRef
+from ddpx.params.dtensors import params_under_fsdp
 
 
 class Structure:
@@ -81,21 +82,28 @@ class Structure:
 
         def check(_: torch.Tensor) -> None:
             if self.replaced():
-                raise _params_replaced(replaced)
+                raise self._params_replaced(replaced)
 
         # Attributes of a tensor of a subclass may raise.
         with torch._C.DisableTorchFunctionSubclass():
             watched = [tensor for tensor in outputs if tensor.requires_grad]
             if not watched:
-                raise _params_replaced(replaced)
+                raise self._params_replaced(replaced)
             for tensor in watched:
                 tensor.register_hook(check)
 
-
-def _params_replaced(names: Sequence[str]) -> RuntimeError:
-    gradients = "Its gradient" if len(names) == 1 else "Their gradients"
-    return RuntimeError(
-        f"the wrapped module now has {errors.count_names(names, 'new parameter')}. {gradients} "
-        "would not be averaged. Replace layers before wrapping, or wrap the module again: "
-        "model = ReducerDDP(model.module, ...)."
-    )
+    def _params_replaced(self, names: Sequence[str]) -> RuntimeError:
+        kind, again = "replicated", "call ddpx.replicate(model, ...) again"
+        if self._module.keeps:
+            kind, again = "wrapped", "wrap the module again: model = ReducerDDP(model.module, ...)"
+        gradients = "Its gradient" if len(names) == 1 else "Their gradients"
+        if not set(params_under_fsdp(self._module())).isdisjoint(names):
+            return RuntimeError(
+                f"FSDP has taken the parameters of a {kind} module: {', '.join(names)}. FSDP "
+                "averages gradients itself. Use FSDP alone, with a mesh of two dimensions to "
+                "shard over one of them and replicate over the other."
+            )
+        return RuntimeError(
+            f"the {kind} module now has {errors.count_names(names, 'new parameter')}. {gradients} "
+            f"would not be averaged. Replace layers before construction, or {again}."
+        )

@@ -31,7 +31,7 @@ def _checked(replica: Replica, weight: object) -> float | torch.Tensor:
     if replica.options.average != "weights":
         raise RuntimeError(
             f"{_place(replica)} averages with average={replica.options.average!r}, which needs no "
-            'weights. Pass average="weights" to ReducerDDP.'
+            'weights. Pass average="weights" at construction.'
         )
     number: object = weight
     if isinstance(weight, torch.Tensor):
@@ -53,7 +53,7 @@ def _checked(replica: Replica, weight: object) -> float | torch.Tensor:
 
 
 def _place(replica: Replica) -> str:
-    return f"[ddpx rank {replica.group.rank()}] the wrapper of {type(replica.module).__name__}"
+    return f"[ddpx rank {replica.group.rank()}] the {replica.name}"
 
 
 def _no_weight(replica: Replica, value: str) -> TypeError:

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ddpx import _C, params
 from ddpx.comm import state_sync, transport
 from ddpx.ddp import ownership
-from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.front import Front
+from ddpx.ddp.lookup import front_of
 from ddpx.elastic import errors
 from ddpx.elastic.regroup import Regrouping
 from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
@@ -72,7 +74,7 @@ class Shrunk:
 
 
 def shrink(
-    model: ReducerDDP, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
+    model: nn.Module, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
 ) -> Shrunk:
     """Continues training without the lost ranks. Every survivor calls this.
 
@@ -102,7 +104,8 @@ def shrink(
       ``ddpx run --keep-survivors`` sets it.
 
     Args:
-        model: The only wrapper of its process group. The process group contains all ranks.
+        model: The only wrapper or replicated module of its process group. The process group
+            contains all ranks.
         stateful: All other objects that change with every step: optimizers, schedules, scalers.
         step: The next step of this rank, which is the number of optimizer steps in its
             parameters. Default: the number of synchronized backwards. Pass the number if a step
@@ -133,23 +136,24 @@ def shrink(
     """
     step = None if step is None else index(step)
     seconds("timeout_s", timeout_s)
-    monitor = _monitor_of_failure(model, step)
-    reason = _why_not(model, stateful)
+    front = front_of(model)
+    monitor = _monitor_of_failure(front, step)
+    reason = _why_not(front, stateful)
     if reason is not None:
         raise RuntimeError(
             "ddpx.shrink() cannot move this wrapper to another process group: "
             f"{reason}. {errors.FROM_CHECKPOINT}"
         )
-    if model._ddpx.device.type != "cpu":
-        torch.accelerator.synchronize(model._ddpx.device)  # the abort has ended all-reduces
-    model.reducer.reset()
-    num_steps = _num_applied_steps(model)
+    if front._ddpx.device.type != "cpu":
+        torch.accelerator.synchronize(front._ddpx.device)  # the abort has ended all-reduces
+    front.reducer.reset()
+    num_steps = _num_applied_steps(front)
     state = SurvivorState(
         step=num_steps if step is None else step,
         num_steps=num_steps,
-        is_right=_has_right_state(model, num_steps),
+        is_right=_has_right_state(front, num_steps),
     )
-    move = _Move(model, stateful, monitor, state, timeout_s)
+    move = _Move(front, stateful, monitor, state, timeout_s)
     try:
         return move.run()
     except BaseException:
@@ -162,7 +166,7 @@ class _Move:
 
     def __init__(
         self,
-        model: ReducerDDP,
+        model: Front,
         stateful: Sequence[Stateful],
         monitor: _C.Monitor,
         state: SurvivorState,
@@ -288,7 +292,7 @@ class _Move:
         )
 
 
-def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
+def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:
     """Returns the monitor of the model's group, which has lost ranks.
 
     Peers then see that this rank knows of the failure.
@@ -321,14 +325,14 @@ def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
     )
 
 
-def _waits_in_each_step(model: ReducerDDP) -> bool:
+def _waits_in_each_step(model: Front) -> bool:
     """Whether the loop calls wait_for_gradients(), so that it applies only averages it has."""
     reducer = model.reducer
     waited = reducer.num_steps_waited
     return waited is not None and reducer.num_steps - waited in (0, 1)
 
 
-def _num_applied_steps(model: ReducerDDP) -> int:
+def _num_applied_steps(model: Front) -> int:
     """The number of steps whose averages the parameters may contain."""
     waited = model.reducer.num_steps_waited
     if waited is not None and _waits_in_each_step(model):
@@ -336,7 +340,7 @@ def _num_applied_steps(model: ReducerDDP) -> int:
     return model.reducer.num_steps
 
 
-def _has_right_state(model: ReducerDDP, num_steps: int) -> bool:
+def _has_right_state(model: Front, num_steps: int) -> bool:
     """Whether parameters and buffers of this rank contain no results of aborted calls."""
     reducer = model.reducer
     monitor = reducer.monitor
@@ -376,7 +380,7 @@ def _why_no_state(agreement: Agreement, stateful: Sequence[Stateful]) -> Runtime
     )
 
 
-def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
+def _why_not(model: Front, stateful: Sequence[Stateful]) -> str | None:
     """The reason why this wrapper cannot change its group. None if it can.
 
     The answer is the same on every rank.
@@ -417,5 +421,8 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
             "the lost ranks are lost"
         )
     if ownership.others_than(model._ddpx):
-        return "there is another ReducerDDP, which would be left without a process group"
+        return (
+            "there is another ReducerDDP or replicated module, which would be left without a "
+            "process group"
+        )
     return None
