@@ -49,10 +49,7 @@ class HookFront(Front):
 
 
 class Hook:
-    """A hook of a front. Its copy is a hook without effect, so that copies of modules are plain."""
-
-    def __init__(self, front: HookFront) -> None:
-        self.front = front
+    """A hook of ddpx. Its copy is a hook without effect, so that copies of modules are plain."""
 
     def __deepcopy__(self, memo: object) -> NoHook:
         return NoHook()
@@ -69,8 +66,8 @@ class Hook:
         """
         if sys._getframe(1).f_globals.get("__name__", "").startswith("torch.jit"):
             raise RuntimeError(
-                f"torch.jit.script cannot compile a {type(self.front.module).__name__} after "
-                "ddpx.replicate(), because its hooks are written in Python. Compile a copy: "
+                "torch.jit.script cannot compile a module after ddpx.replicate(), because its "
+                "hooks are written in Python. Compile a copy: "
                 "torch.jit.script(copy.deepcopy(module)). Or call ddpx.unreplicate(module) first."
             )
         return "ddpx_hook"
@@ -79,7 +76,23 @@ class Hook:
 class Before(Hook):
     """The hook that runs before the forward of a module."""
 
+    def __init__(self, front: HookFront) -> None:
+        self.front = front
+
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return self.begin(sys._getframe(1), args, kwargs)
+
+    def begin(self, frame: FrameType, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Begins the forward.
+
+        Args:
+            frame: The frame that calls the hook.
+            args: Arguments of the module.
+            kwargs: Keyword arguments of the module.
+
+        Returns:
+            The arguments with which the module's own forward runs.
+        """
         front = self.front
         calls = _running.calls
         is_nested = False
@@ -87,7 +100,7 @@ class Before(Hook):
             _close_ended(calls)
             # A module that calls itself is one forward, as in a wrapper.
             is_nested = any(call.front is front for call in calls)
-        call = _Call(front, sys._getframe(1), is_nested)
+        call = _Call(front, frame, is_nested)
         calls.append(call)
         if is_nested:
             return args, kwargs
@@ -99,6 +112,9 @@ class Before(Hook):
 
 class After(Hook):
     """The hook that runs after the forward of a module, also if the forward raised."""
+
+    def __init__(self, front: HookFront) -> None:
+        self.front = front
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         front = self.front

@@ -191,7 +191,7 @@ def _parametrized() -> None:
 
 def _scripted() -> None:
     module = ddpx.replicate(Net())
-    with pytest.raises(RuntimeError, match=r"cannot compile a Net after ddpx\.replicate\(\)"):
+    with pytest.raises(RuntimeError, match=r"cannot compile a module after ddpx\.replicate\(\)"):
         torch.jit.script(module)
     twin = torch.jit.script(copy.deepcopy(module))
     assert torch.allclose(twin(torch.ones(1, 4)), module(torch.ones(1, 4)))
