@@ -89,7 +89,9 @@ def wraps(ranks: int) -> dict[str, Wrap]:
             made[f"ddpx, {name}, forced"] = functools.partial(_forced, **options)
     if ranks == 1:
         for limit, small_bytes in SMALL_BYTES.items():
-            made[f"ddpx, default, forced, {limit}"] = functools.partial(_forced, small_bytes)
+            made[f"ddpx, default, forced, {limit}"] = functools.partial(
+                _forced, small_bytes=small_bytes
+            )
     return made
 
 

@@ -19,6 +19,27 @@ check_build()
 from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
 from ddpx.ddp import dynamo
+from ddpx.ddp.construction import call_on_construction
+from ddpx.ddp.ddp_functions import (
+    finalize_backward,
+    join,
+    joinable,
+    logging_data,
+    no_sync,
+    process_group,
+    register_buffer_comm_hook,
+    register_builtin_comm_hook,
+    register_comm_hook,
+    register_fused_optim,
+    set_forward_sync_buffers,
+    set_logging_sample_rate,
+    set_manual_finalization,
+    set_sparse_metadata,
+    set_static_graph,
+    should_finalize_after_backward,
+    update_process_group,
+    will_sync_module_buffers,
+)
 from ddpx.ddp.functions import (
     bucket_plan,
     register_post_sync_hook,
@@ -29,7 +50,8 @@ from ddpx.ddp.functions import (
     synchronized_grads,
     wait_for_gradients,
 )
-from ddpx.ddp.module import ReducerDDP, call_on_construction
+from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.replicate import replicate, unreplicate
 from ddpx.elastic import Shrunk, shrink
 from ddpx.health import (
     RankError,
@@ -65,17 +87,37 @@ __all__ = [
     "Timeline",
     "__version__",
     "bucket_plan",
+    "finalize_backward",
+    "join",
+    "joinable",
+    "logging_data",
+    "no_sync",
     "patch_ddp",
     "peer_stack",
     "peer_status",
+    "process_group",
     "record",
+    "register_buffer_comm_hook",
+    "register_builtin_comm_hook",
+    "register_comm_hook",
+    "register_fused_optim",
     "register_post_sync_hook",
+    "replicate",
     "reset",
     "set_check_finite",
+    "set_forward_sync_buffers",
+    "set_logging_sample_rate",
+    "set_manual_finalization",
     "set_requires_gradient_sync",
+    "set_sparse_metadata",
     "set_stall_timeout",
+    "set_static_graph",
     "set_weight",
+    "should_finalize_after_backward",
     "shrink",
     "synchronized_grads",
+    "unreplicate",
+    "update_process_group",
     "wait_for_gradients",
+    "will_sync_module_buffers",
 ]

@@ -32,8 +32,9 @@ def not_a_flag(name: str, value: object) -> TypeError:
 
 def not_one_wrapper(value: object, number: int) -> TypeError:
     return TypeError(
-        f"expected one ReducerDDP, or a module around one, but {type(value).__name__} contains "
-        f"{number or 'none'}. Pass the ReducerDDP that wraps the model."
+        "expected one ReducerDDP or replicated module, or a module around one, but "
+        f"{type(value).__name__} contains {number or 'none'}. Pass the ReducerDDP that wraps the "
+        "model, or the module that was passed to ddpx.replicate()."
     )
 
 

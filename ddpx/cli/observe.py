@@ -1,4 +1,4 @@
-"""Callbacks for new wrappers of DDP and ReducerDDP, and the end of their process groups."""
+"""Callbacks for new wrappers and replicated modules, and the end of their process groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpx.ddp.construction import call_on_construction
+from ddpx.ddp.hooks import HookFront
 from ddpx.ddp.module import ReducerDDP
 
 _GRACE_S = 0.1
@@ -25,6 +27,16 @@ def on_wrap(
     """Calls ``callback`` with each later wrapper of this process."""
     for cls in wrappers:
         cls.__init__ = _observed(cls, callback, wrappers)  # type: ignore[method-assign]
+
+
+def on_replicate(callback: Callable[[HookFront], None]) -> None:
+    """Calls ``callback`` with the front of each module that is later passed to ddpx.replicate()."""
+
+    def call(front: object, _: bool) -> None:
+        if isinstance(front, HookFront):
+            callback(front)
+
+    call_on_construction(call)
 
 
 def _observed(
@@ -56,7 +68,7 @@ class HeldGroups:
         self.num_wrappers = 0
         self._groups: list[dist.ProcessGroup] = []
 
-    def add(self, wrapper: nn.Module) -> None:
+    def add(self, wrapper: object) -> None:
         """Holds the group of ``wrapper``."""
         self.num_wrappers += 1
         group = getattr(wrapper, "process_group", None)

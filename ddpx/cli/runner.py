@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch.multiprocessing.spawn import ProcessException
 
 from ddpx.cli import errors
-from ddpx.cli.observe import HeldGroups, on_wrap
+from ddpx.cli.observe import HeldGroups, on_replicate, on_wrap
 from ddpx.cli.script import Script
 from ddpx.integrations.patch import patch_ddp
 
@@ -20,6 +20,7 @@ def main(words: Sequence[str]) -> None:
     patch_ddp()
     groups = HeldGroups()
     on_wrap(groups.add)
+    on_replicate(groups.add)
     try:
         script.run()
     finally:

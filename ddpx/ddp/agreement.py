@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,7 @@ _KINDS: Mapping[str, type[Exception]] = {
     kind.__name__: kind for kind in (RuntimeError, TypeError, ValueError)
 }
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 # These environment variables decide which collective calls a rank makes.
 _VARIABLES = (
     "DDPX_CHECK_FINITE",
@@ -55,8 +56,8 @@ class _Construction(threading.local):
 _construction = _Construction()
 
 
-def faults_reach_all_ranks(construct: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates the constructor of a wrapper: an error of one rank becomes an error of all ranks.
+def faults_reach_all_ranks(construct: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates the construction of a front: an error of one rank becomes an error of all ranks.
 
     The decorator concerns errors before :func:`make_ranks_agree` compares the ranks, unless the
     arguments turn the comparison off.
@@ -64,10 +65,10 @@ def faults_reach_all_ranks(construct: Callable[_P, None]) -> Callable[_P, None]:
     signature = inspect.signature(construct)
 
     @functools.wraps(construct)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         _construction.compared = False
         try:
-            construct(*args, **kwargs)
+            return construct(*args, **kwargs)
         except Exception as error:
             if not _construction.compared:
                 _tell(error, functools.partial(signature.bind, *args, **kwargs))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import torch.distributed as dist
-from torch import nn
 
 from ddpx import params
 from ddpx.comm.transport import Transport
 from ddpx.ddp.mixed_precision import MixedPrecision
+from ddpx.ddp.module_ref import ModuleRef
 from ddpx.ddp.options import Options
 from ddpx.ddp.structure import Structure
 from ddpx.params.grad_dtypes import GradDtypes
@@ -31,7 +31,7 @@ class Averaging:
 
     def __init__(
         self,
-        module: nn.Module,
+        reference: ModuleRef,
         ignored: Collection[str],
         managed: Sequence[params.ManagedParam],
         group: dist.ProcessGroup,
@@ -39,7 +39,8 @@ class Averaging:
         options: Options,
     ) -> None:
         param_dtype = getattr(options.mixed_precision, "param_dtype", None)
-        self.structure = Structure(module, ignored)
+        module = reference()
+        self.structure = Structure(reference, ignored)
         self._grad_dtypes = GradDtypes(
             managed, options.reduce_dtype, options.grad_dtype, param_dtype
         )
@@ -55,7 +56,7 @@ class Averaging:
         )
         self.precision: MixedPrecision | None = None
         if options.mixed_precision is not None:
-            self.precision = MixedPrecision(module, options.mixed_precision, ignored)
+            self.precision = MixedPrecision(reference, options.mixed_precision, ignored)
         self.may_have_yielded = False
 
     @property

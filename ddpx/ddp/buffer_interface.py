@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 from ddpx import health
@@ -32,7 +31,7 @@ def _of_buffers(name: str, meaning: str) -> Any:
     return property(get, assign, doc=meaning)
 
 
-class BufferInterface(nn.Module):
+class BufferInterface:
     """Attributes and methods of DDP that concern buffers."""
 
     device: torch.device

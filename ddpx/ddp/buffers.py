@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 from ddpx import params
+from ddpx.ddp.module_ref import ModuleRef
 
 
 class BufferSync:
@@ -18,7 +18,7 @@ class BufferSync:
     A wrapper owns this object.
 
     Args:
-        module: The wrapped module.
+        module: The module.
         ignored: Names of buffers that ranks do not synchronize.
         enabled: Whether forwards synchronize buffers (``forward_sync_buffers``).
 
@@ -28,7 +28,7 @@ class BufferSync:
         hook: The hook in place of the broadcast. None without a hook.
     """
 
-    def __init__(self, module: nn.Module, ignored: Collection[str], enabled: bool) -> None:
+    def __init__(self, module: ModuleRef, ignored: Collection[str], enabled: bool) -> None:
         self._module = module
         self._ignored = ignored
         self.enabled = enabled
@@ -40,7 +40,7 @@ class BufferSync:
 
     def refresh(self) -> None:
         """Reads the buffers of the module again, because user code may have replaced them."""
-        self.named = dict(params.named_managed_buffers(self._module, self._ignored))
+        self.named = dict(params.named_managed_buffers(self._module(), self._ignored))
         self.tensors = list(self.named.values())
 
     def will_sync(self) -> bool:

@@ -1,9 +1,8 @@
-"""The names that DDP has, in public and in private, delegated to the parts of a wrapper."""
+"""The names of DDP, in public and in private, that only a wrapper has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -13,23 +12,17 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from ddpx import errors, params
-from ddpx.comm import state_sync
-from ddpx.ddp import nested, optimizers
-from ddpx.ddp.comm_hooks import check_hook
-from ddpx.ddp.dynamo import ActiveWrapper
-from ddpx.ddp.finalization import Finalization
-from ddpx.ddp.join_interface import JoinInterface
+from ddpx.ddp import nested
+from ddpx.ddp.front import Front, set_attributes
 from ddpx.ddp.placement import Placement
 from ddpx.ddp.replica import Replica
 from ddpx.ddp.torch_only import TorchOnlyNames
-from ddpx.params.dtensors import check_dtensors
 
 
-class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
-    """Attributes and methods of DDP besides ``forward`` and ``no_sync``.
+class DDPInterface(nn.Module, Front, TorchOnlyNames):
+    """Attributes and methods of DDP that only a wrapper has.
 
-    Trainers and torch's own code use them. A wrapper derives from this class and makes the parts.
+    Trainers and torch's own code use them.
     """
 
     def __init__(
@@ -49,28 +42,14 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             return
         Joinable.__init__(self)
         options = replica.options
-        self._ddpx = replica
+        set_attributes(self, replica, place, device_mesh)
         self.module = replica.module
-        self.parameters_to_ignore = replica.ignored
-        self.mixed_precision = options.mixed_precision
-        self.device_mesh = device_mesh
         self.dim = dim
-        self.device = place.device
-        self.device_type = place.device.type
-        self.is_multi_device_module = place.is_multi_device
-        self.device_ids = place.device_ids
-        self.output_device = place.output_device
-        self.find_unused_parameters = options.find_unused_parameters
-        self.gradient_as_bucket_view = options.gradient_as_bucket_view
-        self.static_graph = options.static_graph
         self.batched_grad_copy = options.batched_grad_copy
         self.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params
         self.lazy_bucket_allocation = options.lazy_bucket_allocation
-        self.bucket_bytes_cap = options.cap_bytes
         self.bucket_bytes_cap_list = list(options.listed_cap_bytes)
         self.bucket_bytes_cap_default = options.first_cap_bytes < options.cap_bytes
-        self.broadcast_bucket_size = state_sync.BROADCAST_BYTES
-        self._lazy_init_ran = False
         # Switches of DDP that have no effect here: no reducer in Python, no copies of outputs, no
         # second stream for copies of inputs, no hooks of torch.compile.
         self._use_python_reducer = False
@@ -95,157 +74,6 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
                 "process group. Other process groups cannot be pickled or copied. Save "
                 "wrapper.module.state_dict() instead."
             )
-
-    def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
-        """Checks that the layers of ``module`` work on its device. The constructor calls this.
-
-        Raises:
-            ValueError: A module on the CPU has SyncBatchNorm layers.
-        """
-        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
-        if names and self.device_type == "cpu":
-            raise ValueError(
-                "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and "
-                f"has {errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an "
-                "accelerator before wrapping, or do not call convert_sync_batchnorm() on CPU."
-            )
-
-    # ---- synchronization of gradients ----------------------------------------------------------
-
-    @property
-    def require_backward_grad_sync(self) -> bool:
-        """Whether the next backward averages gradients. Assignment is allowed, as in DDP."""
-        return self.reducer.sync_enabled
-
-    @require_backward_grad_sync.setter
-    def require_backward_grad_sync(self, value: bool) -> None:
-        self.reducer.sync_enabled = bool(value)
-
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Makes ``hook(state, bucket)`` communicate each bucket, in place of the all-reduce.
-
-        The interface is that of DDP.
-
-        Args:
-            state: The first argument of the hook.
-            hook: A function. ``bucket`` is a ``torch.distributed.GradBucket`` with gradients that
-                are not divided by the number of ranks. The function returns a
-                ``torch.futures.Future`` of a tensor with the averaged gradients, in the shape of
-                ``bucket.buffer()``.
-
-        Raises:
-            TypeError: The hook is not callable.
-            ValueError: The hook has annotations of other types.
-            RuntimeError: The wrapper has a hook already, or a backward is running.
-
-        Example:
-            >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-            >>> model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-            >>> model(inputs).sum().backward()
-            >>> model.module.weight.grad
-            tensor([[16., 16., 16., 16.]])
-        """
-        self._check_comm_hook(hook)
-        self._ddpx.comm_hook.register(self.reducer, state, hook)
-
-    def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
-        """Raises TypeError or ValueError if ``hook`` cannot be a communication hook."""
-        try:
-            check_hook(hook)
-        except (TypeError, ValueError) as error:
-            self._ddpx.error = f"{type(error).__name__}: {error}"
-            raise
-
-    @property
-    def _comm_hooks(self) -> list[tuple[Callable[..., Any], object]]:
-        """The communication hook in Python, with its state."""
-        registered = self._ddpx.comm_hook.registered
-        return [] if registered is None else [registered]
-
-    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
-        """Makes a hook in C++ communicate each bucket: ``ALLREDUCE`` or ``FP16_COMPRESS``."""
-        self._ddpx.comm_hook.register_builtin(self.reducer, comm_hook_type)
-
-    def _register_fused_optim(
-        self,
-        optim: type[torch.optim.Optimizer],
-        *args: Any,
-        optim_params: Iterable[torch.Tensor] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Runs an optimizer on each bucket as soon as the bucket is averaged, as in DDP.
-
-        Raises:
-            RuntimeError: torch has no functional form of ``optim``.
-            ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
-        """
-        optimizers.register_fused(self, self._ddpx.options, optim, args, kwargs, optim_params)
-        self._ddpx.comm_hook.runs_optimizer = True
-
-    def _lazy_init(self) -> None:
-        """Called by the first forward: what user code may set up until then."""
-        self._setup_in_backward_optimizers()
-        self._lazy_init_ran = True
-
-    def _setup_in_backward_optimizers(self) -> None:
-        """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients."""
-        if optimizers.take_over(self, self._ddpx.options):
-            self._ddpx.comm_hook.runs_optimizer = True
-
-    @property
-    def _has_rebuilt_buckets(self) -> bool:
-        """Whether buckets are in arrival order. torch's hooks for ZeRO optimizers read this."""
-        return bool(self.reducer.arrival_order)
-
-    @_has_rebuilt_buckets.setter
-    def _has_rebuilt_buckets(self, value: bool) -> None:
-        """Has no effect: the reducer knows. Code of DDP's forward assigns this attribute."""
-
-    def _set_static_graph(self) -> None:
-        """Has the effect of ``static_graph=True``. Allowed before the first backward."""
-        self.reducer.set_static_graph()
-        self.static_graph = True
-
-    def _set_sparse_metadata(self, global_unique_ids: Mapping[str, torch.Tensor]) -> None:
-        """Sets the rows in which sparse gradients have entries, from the next backward on.
-
-        The sparse gradients of these parameters are then summed as dense blocks of these rows.
-        Every rank passes the same rows. An entry in another row is an error that names the row.
-
-        Args:
-            global_unique_ids: The rows in which any rank has entries, by parameter name.
-        """
-        self.reducer._set_sparse_metadata(global_unique_ids)
-
-    def _remove_autograd_hooks(self) -> None:
-        """Removes the hooks on parameters. No later backward is synchronized."""
-        self._ddpx.averaging.end()
-
-    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Averages over other ranks from here on. The caller makes these ranks agree."""
-        if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
-            return
-        replica = self._ddpx
-        replica.comm_hook.check_group_can_change()
-        check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
-        replica.reducer.move_to(new_process_group)
-        replica.group = new_process_group
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Measures the times of the first ten steps, and then of every ``sample_rate``-th step."""
-        if sample_rate < 1:
-            raise ValueError(
-                "DDP runtime logging sample rate should be equal or greater than 1, but got "
-                f"{sample_rate!r}."
-            )
-        self.reducer.set_sample_rate(sample_rate)
-
-    def _check_reducer_finalized(self) -> None:
-        """Has no effect: a backward that does not finish raises by itself."""
-
-    def _set_ddp_sink_clone(self, val: bool) -> None:
-        """Has no effect: outputs are never copied."""
-        self._ddp_sink_clone = val
 
     # ---- parameters and inputs -----------------------------------------------------------------
 
@@ -288,14 +116,17 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         """Whether the all-reduce of all parameters is delayed."""
         return self.reducer.delays_all_params
 
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Has no effect: outputs are never copied."""
+        self._ddp_sink_clone = val
+
+    def _check_reducer_finalized(self) -> None:
+        """Has no effect: a backward that does not finish raises by itself."""
+
     def _get_parameters(self, m: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Yields the parameters of ``m``. A shared parameter occurs several times, as in DDP."""
         for module in m.modules() if recurse else [m]:
             yield from module.parameters(recurse=False)
-
-    def _inside_ddp_forward(self) -> AbstractContextManager[None]:
-        """A context in which this wrapper is the active wrapper, as for torch.compile."""
-        return ActiveWrapper(self)
 
     @property
     def _active_ddp_module(self) -> nn.Module | None:
@@ -306,18 +137,6 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
     def _get_active_ddp_module(cls) -> nn.Module | None:
         """The wrapper whose forward runs. Dynamo splits graphs at the buckets of this wrapper."""
         return DistributedDataParallel._active_ddp_module
-
-    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        """The averaged parameters, and which of them get sparse gradients."""
-        managed = params.managed_params(self.module, self.parameters_to_ignore)
-        return [p.tensor for p in managed], [p.expect_sparse for p in managed]
-
-    def _build_debug_param_to_name_mapping(
-        self, parameters: Sequence[nn.Parameter]
-    ) -> dict[int, str]:
-        """The name of each of ``parameters``, by index."""
-        managed = params.managed_params(self.module, self.parameters_to_ignore)
-        return params.names_by_index(managed, parameters)
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int]) -> Any:
         """Splits tensors along the batch dimension over accelerators, as in DDP.

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, TracebackType
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _REASON = "ddpx does not run within a graph. torch.compile compiles the wrapped module."
@@ -74,7 +73,7 @@ class _Running(threading.local):
     """The wrappers of one thread whose forward runs. The outermost wrapper is first."""
 
     def __init__(self) -> None:
-        self.wrappers: list[nn.Module] = []
+        self.wrappers: list[object] = []
 
 
 _running = _Running()
@@ -90,9 +89,9 @@ class ActiveWrapper:
 
     __slots__ = ("_outer", "_wrapper")
 
-    def __init__(self, wrapper: nn.Module) -> None:
+    def __init__(self, wrapper: object) -> None:
         self._wrapper = wrapper
-        self._outer: nn.Module | None = None
+        self._outer: object | None = None
 
     def __enter__(self) -> None:
         wrappers = _running.wrappers

@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ddpx import errors
 from ddpx.ddp import weights
+from ddpx.ddp.lookup import replica_of
 from ddpx.ddp.post_sync import PostSyncHook
-from ddpx.ddp.replica import replica_of
 from ddpx.ddp.synchronized_grads import average_grads
 from ddpx.planning import BucketPlan, plan_of
 

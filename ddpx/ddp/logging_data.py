@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from torch import nn
 
 from ddpx.comm.process_group import backend_name, world_size
-from ddpx.ddp.ddp_interface import DDPInterface
+from ddpx.ddp.gradient_interface import GradientInterface
 from ddpx.reducer.torch_only import refuse
 
 # DDP uses the names of C++, which differ from torch's names for these dtypes.
@@ -36,7 +36,7 @@ _OF_LOGGER = {
 }
 
 
-def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
+def logging_data(wrapper: GradientInterface) -> dict[str, str | int]:
     """Returns arguments, buckets and the times of the last sampled step of a wrapper.
 
     Sizes are in bytes, and times in nanoseconds. On a device, times are the times of calls on the
@@ -51,7 +51,7 @@ def logging_data(wrapper: DDPInterface) -> dict[str, str | int]:
     return {**data, **_times(wrapper)}
 
 
-def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
+def _construction(wrapper: GradientInterface) -> dict[str, str | int]:
     tensors = [param.tensor for param in wrapper._ddpx.managed]
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
     return {
@@ -77,7 +77,7 @@ def _construction(wrapper: DDPInterface) -> dict[str, str | int]:
     }
 
 
-def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
+def _environment(wrapper: GradientInterface) -> dict[str, str | int]:
     names = ["MASTER_PORT", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "TORCH_DISTRIBUTED_DEBUG"]
     backend = backend_name(wrapper.process_group)
     data: dict[str, str | int] = {}
@@ -91,7 +91,7 @@ def _environment(wrapper: DDPInterface) -> dict[str, str | int]:
     return data | {name.lower(): os.environ.get(name, "N/A") for name in names}
 
 
-def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
+def _buckets(wrapper: GradientInterface) -> dict[str, str | int]:
     reducer = wrapper.reducer
     order = reducer.arrival_order
     sizes = _join(_bucket_bytes(wrapper, reducer.first_buckets))
@@ -107,12 +107,12 @@ def _buckets(wrapper: DDPInterface) -> dict[str, str | int]:
     }
 
 
-def _bucket_bytes(wrapper: DDPInterface, buckets: Sequence[Sequence[int]]) -> list[int]:
+def _bucket_bytes(wrapper: GradientInterface, buckets: Sequence[Sequence[int]]) -> list[int]:
     tensors = [param.tensor for param in wrapper._ddpx.managed]
     return [sum(tensors[i].numel() * tensors[i].element_size() for i in b) for b in buckets]
 
 
-def _times(wrapper: DDPInterface) -> dict[str, str | int]:
+def _times(wrapper: GradientInterface) -> dict[str, str | int]:
     report = wrapper.reducer.report
     if report.step < 0:
         return {"iteration": 0}
@@ -137,7 +137,7 @@ def _join(values: object) -> str:
 class Logger:
     """In the place of the object of torch's C++ core that DDP has as ``logger``."""
 
-    def __init__(self, wrapper: DDPInterface) -> None:
+    def __init__(self, wrapper: GradientInterface) -> None:
         self._wrapper = weakref.proxy(wrapper)
 
     def _get_ddp_logging_data(self) -> SimpleNamespace:

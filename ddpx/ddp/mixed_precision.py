@@ -22,6 +22,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from ddpx import _C
 from ddpx.ddp import nested
+from ddpx.ddp.module_ref import ModuleRef
 
 _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 # Where a module holds a parameter: the container of a submodule, a dict or what TorchScript has
@@ -63,14 +64,15 @@ class MixedPrecision:
     checkpointed layers repeat their forward in backward.
 
     Args:
-        module: The wrapped module. The constructor casts its floating-point buffers.
+        reference: The module. The constructor casts its floating-point buffers.
         config: An object with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype``. None means
             no change. ``reduce_dtype`` None means ``param_dtype``.
         ignored: Names of parameters and buffers that do not change.
     """
 
-    def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
-        self._module = module
+    def __init__(self, reference: ModuleRef, config: Any, ignored: Collection[str]) -> None:
+        self._module = reference
+        module = reference()
         self.param_dtype: torch.dtype | None = config.param_dtype
         self.reduce_dtype: torch.dtype | None = config.reduce_dtype or config.param_dtype
         self._ignored = {id(p) for name, p in module.named_parameters() if name in ignored}
@@ -122,7 +124,7 @@ class MixedPrecision:
             self._update_rnns()
 
     def _lowerable(self) -> Iterator[tuple[_Place, nn.Parameter]]:
-        for submodule in self._module.modules():
+        for submodule in self._module().modules():
             for name, param in submodule._parameters.items():
                 if param is None or id(param) in self._ignored:
                     continue
@@ -153,7 +155,7 @@ class MixedPrecision:
 
     def _update_rnns(self) -> None:
         """Updates the lists of weights that recurrent layers keep in addition."""
-        for submodule in self._module.modules():
+        for submodule in self._module().modules():
             if isinstance(submodule, nn.RNNBase):
                 submodule.__dict__["_flat_weights"] = [
                     getattr(submodule, name, None) for name in submodule._flat_weights_names

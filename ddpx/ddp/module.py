@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ddpx import errors, params, settings
+from ddpx import errors, health
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import agreement, checks, functions, ownership, placement
-from ddpx.ddp.forward import Forward
+from ddpx.ddp import agreement, construction, functions, nested, ownership
+from ddpx.ddp.ddp_interface import DDPInterface
 from ddpx.ddp.functions import AsMethod
-from ddpx.ddp.logging_data import Logger, logging_data
-from ddpx.ddp.options import make_options
-from ddpx.ddp.replica import Replica
 from ddpx.ddp.torch_only import check_overrides
-from ddpx.params.delayed import DelayedParams
-from ddpx.params.dtensors import check_dtensors
-from ddpx.params.grad_dtypes import check_grad_dtype
-from ddpx.planning import BucketPlan, indices_of
-
-# Called with a new wrapper, and with True if all ranks make the wrapper and agree on it.
-ConstructionCallback = Callable[["ReducerDDP", bool], None]
-_construction_callbacks: list[ConstructionCallback] = []
+from ddpx.planning import BucketPlan
 
 
-def call_on_construction(callback: ConstructionCallback) -> None:
-    """Calls ``callback`` with each later wrapper of this process."""
-    _construction_callbacks.append(callback)
-
-
-class ReducerDDP(Forward):
+class ReducerDDP(DDPInterface):
     """Averages the gradients of ``module`` over all ranks while backward runs.
 
     The first 21 arguments are those of ``torch.nn.parallel.DistributedDataParallel`` (DDP) of
@@ -165,56 +149,36 @@ class ReducerDDP(Forward):
         bucket_plan: BucketPlan | str | Path | None = None,
     ) -> None:
         check_overrides(type(self), ReducerDDP)
-        checks.check_module(module)
-        delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
-        options = make_options(
+        replica, place = construction.prepare(
+            module,
+            keeps_module=True,
+            device_ids=device_ids,
+            output_device=output_device,
             broadcast_buffers=broadcast_buffers,
             init_sync=init_sync,
+            process_group=process_group,
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused_parameters,
             check_reduction=check_reduction,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
-            bucket_cap_mb_list=bucket_cap_mb_list,
-            forward_sync_buffers=forward_sync_buffers,
-            batched_grad_copy=batched_grad_copy,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
+            mixed_precision=mixed_precision,
+            device_mesh=device_mesh,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            bucket_cap_mb_list=bucket_cap_mb_list,
+            batched_grad_copy=batched_grad_copy,
+            forward_sync_buffers=forward_sync_buffers,
             lazy_bucket_allocation=lazy_bucket_allocation,
             reduce_dtype=reduce_dtype,
             grad_dtype=grad_dtype,
             average=average,
             transport=transport,
             bucket_plan=bucket_plan,
-            delayed=delayed,
-            mixed_precision=mixed_precision,
         )
-        group = resolve_group(process_group, device_mesh)
-        replica = Replica(module, group, options)
-        place = placement.place(module, replica.ignored, device_ids, output_device)
         super().__init__(replica, place, device_mesh, dim)
-        managed = _params_to_average(self)
-        checks.check_trainable(module, managed)
-        check_dtensors(module, replica.ignored, group)
-        self._passing_sync_batchnorm_handle(module)
-        self._assign_modules_buffers()
-
-        # Errors of one rank precede the calls in which other ranks rely on this rank.
-        rivals = ownership.rivals(replica, managed)
-        delayed.mark(managed)
-        check_grad_dtype(managed, grad_dtype)
-        if options.bucket_plan is not None:
-            indices_of(options.bucket_plan, managed)
-        if options.init_sync:
-            replica.agree(managed[0].tensor.device)
-        replica.attach(managed, rivals)
-        if settings.switch_of("DDPX_CHECK_FINITE"):
-            self.reducer.set_check_finite(True)
-        if self.static_graph:
-            self._set_static_graph()
-        if options.init_sync:
-            self.reducer.number_as_constructed()
-        for callback in _construction_callbacks:
-            callback(self, options.init_sync)
+        construction.complete(self)
 
     # Beyond DDP. A method is absent if the module has an attribute of its name.
     bucket_plan = AsMethod(functions.bucket_plan)
@@ -228,41 +192,47 @@ class ReducerDDP(Forward):
 
     # ---- training ------------------------------------------------------------------------------
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keeps gradients local if forward, backward or both run in this context.
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the module on this rank's inputs, as ``model(*inputs, **kwargs)``.
 
-        Local gradients add up in ``param.grad``. The next backward that averages gradients
-        averages the sum. A local micro-step communicates no gradients. The page
-        docs/gradient_accumulation.md has the exact rule, and a comparison with DDP.
+        The forward first broadcasts the buffers of rank 0, if ``forward_sync_buffers`` is set. If
+        ``device_ids`` is given, the forward moves tensors in the inputs to this device.
+
+        Args:
+            inputs: Positional arguments of the module.
+            kwargs: Keyword arguments of the module.
 
         Returns:
-            A context manager.
+            The output of the module.
+
+        Raises:
+            RuntimeError: A parameter of the module was replaced after wrapping, and no output
+                requires a gradient. Otherwise the backward raises this error.
+            RankFailure: A rank was lost, or communication failed.
 
         Example:
-            >>> with model.no_sync():
-            ...     model(inputs).sum().backward()
-            >>> model.module.weight.grad
-            tensor([[8., 8., 8., 8.]])
-            >>> model(inputs).sum().backward()  # averages the sum of both backwards
-            >>> model.module.weight.grad
-            tensor([[32., 32., 32., 32.]])
+            >>> model(inputs).shape
+            torch.Size([8, 1])
         """
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
+        running = ownership.forwards.running
+        running.append(self._ddpx)
+        module_runs = False
         try:
-            yield
+            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+            module_runs = True
+            output = _run(self, inputs, kwargs)
+            module_runs = False
+            return self._post_forward(output)
+        except Exception as error:
+            health.note_fault(self._ddpx.reducer.monitor, error, module_runs)
+            raise
         finally:
-            self.require_backward_grad_sync = before
+            running.pop()
 
-    @property
-    def logger(self) -> Logger:
-        """Logging data, under the names of DDP's logger."""
-        return Logger(self)
-
-    def _get_ddp_logging_data(self) -> dict[str, str | int]:
-        """Arguments, buckets and times of the last sampled step, under DDP's names."""
-        return logging_data(self)
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the module."""
+        with self._inside_ddp_forward():
+            return self.module(*inputs, **kwargs)
 
     def extra_repr(self) -> str:
         """Returns the line of ``repr()`` that describes the wrapper.
@@ -299,32 +269,28 @@ class ReducerDDP(Forward):
         super().__setstate__(state)
         self._lazy_init_ran = False
         replica = self._ddpx
-        replica.continue_with(self.module, resolve_group(None))
-        managed = _params_to_average(self)
+        replica.continue_with(resolve_group(None))
+        managed = construction.params_to_average(self)
         replica.attach(managed, ownership.rivals(replica, managed))
         if self.static_graph:
             self.reducer.set_static_graph()
         self.reducer.apply(settings_of_reducer)
         replica.comm_hook.continue_with(self.reducer)
         replica.post_sync.continue_with(self.reducer)
-        for callback in _construction_callbacks:
-            callback(self, False)  # only some ranks may make a copy
+        construction.announce(self, False)  # only some ranks may make a copy
         self.require_backward_grad_sync = sync
 
 
-def _params_to_average(wrapper: ReducerDDP) -> list[params.ManagedParam]:
-    """The parameters that a new reducer averages.
-
-    A derived class may choose them in ``_build_params_for_reducer``, and give them names in
-    ``_build_debug_param_to_name_mapping``.
-    """
-    managed = params.managed_params(wrapper.module, wrapper.parameters_to_ignore)
-    choosers = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping")
-    if all(getattr(type(wrapper), name) is getattr(ReducerDDP, name) for name in choosers):
-        return managed
-    chosen, expect_sparse = wrapper._build_params_for_reducer()
-    names = wrapper._build_debug_param_to_name_mapping(chosen)
-    return params.choose(managed, chosen, expect_sparse, names)
+def _run(wrapper: ReducerDDP, inputs: Any, kwargs: Any) -> Any:
+    """Runs the module, with cast parameters if ``mixed_precision`` is set."""
+    replica = wrapper._ddpx
+    precision = replica.averaging.precision
+    if precision is None or replica.is_part_of_another():
+        return wrapper._run_ddp_forward(*inputs, **kwargs)
+    with precision.forward() as outputs:
+        output = wrapper._run_ddp_forward(*inputs, **kwargs)
+        outputs += nested.tensors_in(output)
+    return output
 
 
 # isinstance(model, TorchDDP) is true, although no code of DDP is inherited.

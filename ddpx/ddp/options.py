@@ -171,7 +171,7 @@ def make_options(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. It "
             "has no effect.",
             FutureWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
     if average is None:
@@ -221,7 +221,7 @@ def _plan(
             warnings.warn(
                 f"{PLAN_VARIABLE} has no effect on a wrapper with delay_all_reduce_named_params.",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
             return None
         return _loaded(PLAN_VARIABLE, path)
@@ -277,7 +277,7 @@ def _buffer_sync(
                 "Both `broadcast_buffers` and `forward_sync_buffers` were specified. "
                 "broadcast_buffers has no effect. Pass only forward_sync_buffers.",
                 FutureWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return True, bool(forward_sync_buffers)
     if broadcast_buffers is not None:
@@ -286,7 +286,7 @@ def _buffer_sync(
             "forward_sync_buffers controls the synchronisation of buffers in forward only: "
             "construction then always synchronises buffers.",
             FutureWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     sync = True if broadcast_buffers is None else bool(broadcast_buffers)
     return sync, sync

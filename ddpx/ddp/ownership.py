@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Protocol
 
 import torch.distributed as dist
@@ -26,13 +26,19 @@ from ddpx.params.managed import ManagedParam
 class Owner(Protocol):
     """The object of a wrapper that averages parameters: the members that this module uses."""
 
-    module: nn.Module
     group: dist.ProcessGroup
 
+    @property
+    def module(self) -> nn.Module: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def way_to_end(self) -> str: ...
     @property
     def reducer(self) -> _C.Reducer: ...
     @property
     def param_ids(self) -> frozenset[int]: ...
+    def is_part_of(self, modules: Collection[nn.Module]) -> bool: ...
     def averages(self) -> bool: ...
     def make_room(self) -> None: ...
     def yield_to(self, owner: Owner) -> None: ...
@@ -67,7 +73,7 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     submodules = set(owner.module.modules())
 
     def conflicts(other: Owner) -> bool:
-        has_more = not other.param_ids <= mine.keys() and other.module not in submodules
+        has_more = not other.param_ids <= mine.keys() and not other.is_part_of(submodules)
         other_ranks = other.group is not owner.group and made_by_torch(other.group)
         return other.averages() and (has_more or other_ranks) and not has_ended(other)
 
@@ -78,10 +84,9 @@ def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
         if conflicts(other):
             names = [name for param_id, name in mine.items() if param_id in other.param_ids]
             raise ValueError(
-                f"another ReducerDDP already averages {errors.count_names(names, 'parameter')}. "
-                "The other wrapper averages a different set of parameters, or uses another process "
-                "group. Wrap one module that holds all parameters, or delete the other wrapper "
-                "first."
+                f"another {other.name} already averages {errors.count_names(names, 'parameter')}. "
+                "The other one averages a different set of parameters, or uses another process "
+                f"group. Pass one module that holds all parameters, or first {other.way_to_end}."
             )
     return [other for other in others if other.averages() or has_ended(other)]
 

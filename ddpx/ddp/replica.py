@@ -1,15 +1,15 @@
-"""This rank's replica of a module: everything that ddpx keeps for a wrapper."""
+"""This rank's replica of a module: everything that ddpx keeps for the front of a module."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpx import errors, params
+from ddpx import params
 from ddpx.comm import transport as transports
 from ddpx.comm.ended_group import EndedGroup
 from ddpx.ddp import agreement, ownership
@@ -17,25 +17,22 @@ from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.buffers import BufferSync
 from ddpx.ddp.comm_hooks import CommHook
 from ddpx.ddp.join import UnevenInputs
+from ddpx.ddp.module_ref import ModuleRef
 from ddpx.ddp.options import Options
 from ddpx.ddp.post_sync import PostSync
 from ddpx.reducer import Reducer
-
-ATTRIBUTE = "_ddpx"  # a wrapper has its replica under this name, and nothing else of ddpx
 
 
 class Replica:
     """One rank's copy of a module, whose gradients are averaged over ranks.
 
-    A wrapper owns this object as its attribute ``_ddpx``. The other attributes of a wrapper have
-    names of DDP, so that names of a derived class collide with DDP's names only.
+    A front owns this object: a wrapper, or the hooks of :func:`ddpx.replicate`.
 
     Attributes:
-        module: The module.
         ignored: Names of parameters and buffers that take no part.
         group: The ranks to average over.
         transport: The transport of buckets. None: the group.
-        options: The arguments of the wrapper.
+        options: The options of the front.
         averaging: The reducer and what belongs to it, after :meth:`attach`.
         buffers: The buffers that forwards broadcast.
         comm_hook: The hook in place of the all-reduce.
@@ -48,12 +45,13 @@ class Replica:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: ModuleRef,
+        ignored: frozenset[str],
         group: dist.ProcessGroup,
         options: Options,
     ) -> None:
-        self.module = module
-        self.ignored = params.ignored_names(module)
+        self._module = module
+        self.ignored = ignored
         self.group = group
         self.transport: transports.Transport | None = None
         self.options = options
@@ -62,6 +60,23 @@ class Replica:
         self.post_sync = PostSync()
         self.uneven = UnevenInputs()
         self.error: str | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        """The module."""
+        return self._module()
+
+    @property
+    def name(self) -> str:
+        """The module as errors name it: "ReducerDDP of Net", or "replicated Net"."""
+        return self._module.name
+
+    @property
+    def way_to_end(self) -> str:
+        """What the user does to end the averaging, for errors."""
+        if self._module.keeps:
+            return "delete the other wrapper"
+        return "call ddpx.unreplicate() with the other module"
 
     @property
     def reducer(self) -> Reducer:
@@ -112,7 +127,7 @@ class Replica:
         for rival in rivals:
             rival.make_room()
         self.averaging = Averaging(
-            self.module,
+            self._module,
             self.ignored,
             managed,
             self.group,
@@ -149,18 +164,21 @@ class Replica:
             del twin.__dict__[name]
         return twin
 
-    def continue_with(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+    def continue_with(self, group: dist.ProcessGroup) -> None:
         """Completes a copy without ranks, before :meth:`attach`.
 
         Not all ranks may make a copy, so the copy uses the group for its buckets.
         """
-        self.module = module
         self.group = group
         self.transport = None
         if self.comm_hook.runs_optimizer:  # on the parameters of the original
             self.comm_hook = CommHook()
 
     # ---- several replicas of the same parameters -----------------------------------------------
+
+    def is_part_of(self, modules: Collection[nn.Module]) -> bool:
+        """Whether the module is one of ``modules``, or was deleted."""
+        return self._module.is_deleted or self.module in modules
 
     def averages(self) -> bool:
         """Whether backwards average the parameters for this replica."""
@@ -186,17 +204,3 @@ class Replica:
         return self.averaging.has_yielded and (
             ownership.forwards.contain_another_than(self) or torch._C._current_graph_task_id() != -1
         )
-
-
-def replica_of(model: object) -> Replica:
-    """The replica of the only wrapper in ``model``, a wrapper or a module around one.
-
-    Raises:
-        TypeError: ``model`` contains no wrapper, or contains several.
-    """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    held = [module.__dict__.get(ATTRIBUTE) for module in modules]
-    found = [replica for replica in held if isinstance(replica, Replica)]
-    if len(found) != 1:
-        raise errors.not_one_wrapper(model, len(found))
-    return found[0]

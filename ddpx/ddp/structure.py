@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from ddpx import errors
+from ddpx.ddp.module_ref import ModuleRef
+from ddpx.params.dtensors import params_under_fsdp
 
 
 class Structure:
@@ -20,8 +22,9 @@ class Structure:
     containers, such as those of TorchScript, have ``items()``, which nn.Module needs.
     """
 
-    def __init__(self, module: nn.Module, ignored: Collection[str]) -> None:
-        self._module = module
+    def __init__(self, reference: ModuleRef, ignored: Collection[str]) -> None:
+        self._module = reference
+        module = reference()
         self._ignored = ignored
         self._dicts: list[dict[str, Any]] = []
         self._others: list[Any] = []
@@ -53,14 +56,14 @@ class Structure:
         """
         return not any(
             id(param) in self._known and param.requires_grad and name not in self._ignored
-            for name, param in self._module.named_parameters()
+            for name, param in self._module().named_parameters()
         )
 
     def replaced(self) -> list[str]:
         """Names of parameters that are new since construction, and would not be averaged."""
         return [
             name
-            for name, param in self._module.named_parameters()
+            for name, param in self._module().named_parameters()
             if isinstance(param, nn.Parameter)
             and param.requires_grad
             and id(param) not in self._known
@@ -79,21 +82,28 @@ class Structure:
 
         def check(_: torch.Tensor) -> None:
             if self.replaced():
-                raise _params_replaced(replaced)
+                raise self._params_replaced(replaced)
 
         # Attributes of a tensor of a subclass may raise.
         with torch._C.DisableTorchFunctionSubclass():
             watched = [tensor for tensor in outputs if tensor.requires_grad]
             if not watched:
-                raise _params_replaced(replaced)
+                raise self._params_replaced(replaced)
             for tensor in watched:
                 tensor.register_hook(check)
 
-
-def _params_replaced(names: Sequence[str]) -> RuntimeError:
-    gradients = "Its gradient" if len(names) == 1 else "Their gradients"
-    return RuntimeError(
-        f"the wrapped module now has {errors.count_names(names, 'new parameter')}. {gradients} "
-        "would not be averaged. Replace layers before wrapping, or wrap the module again: "
-        "model = ReducerDDP(model.module, ...)."
-    )
+    def _params_replaced(self, names: Sequence[str]) -> RuntimeError:
+        kind, again = "replicated", "call ddpx.replicate(model, ...) again"
+        if self._module.keeps:
+            kind, again = "wrapped", "wrap the module again: model = ReducerDDP(model.module, ...)"
+        gradients = "Its gradient" if len(names) == 1 else "Their gradients"
+        if not set(params_under_fsdp(self._module())).isdisjoint(names):
+            return RuntimeError(
+                f"FSDP has taken the parameters of a {kind} module: {', '.join(names)}. FSDP "
+                "averages gradients itself. Use FSDP alone, with a mesh of two dimensions to "
+                "shard over one of them and replicate over the other."
+            )
+        return RuntimeError(
+            f"the {kind} module now has {errors.count_names(names, 'new parameter')}. {gradients} "
+            f"would not be averaged. Replace layers before construction, or {again}."
+        )

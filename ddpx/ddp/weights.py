@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ddpx import health
-from ddpx.ddp.replica import Replica, replica_of
+from ddpx.ddp.lookup import replica_of
+from ddpx.ddp.replica import Replica
 
 
 def set_weight(replica: Replica, weight: object) -> None:
@@ -30,7 +31,7 @@ def _checked(replica: Replica, weight: object) -> float | torch.Tensor:
     if replica.options.average != "weights":
         raise RuntimeError(
             f"{_place(replica)} averages with average={replica.options.average!r}, which needs no "
-            'weights. Pass average="weights" to ReducerDDP.'
+            'weights. Pass average="weights" at construction.'
         )
     number: object = weight
     if isinstance(weight, torch.Tensor):
@@ -52,7 +53,7 @@ def _checked(replica: Replica, weight: object) -> float | torch.Tensor:
 
 
 def _place(replica: Replica) -> str:
-    return f"[ddpx rank {replica.group.rank()}] the wrapper of {type(replica.module).__name__}"
+    return f"[ddpx rank {replica.group.rank()}] the {replica.name}"
 
 
 def _no_weight(replica: Replica, value: str) -> TypeError:

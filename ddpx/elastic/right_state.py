@@ -10,7 +10,7 @@ from ddpx.elastic import errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpx.ddp.module import ReducerDDP
+    from ddpx.ddp.front import Front
     from ddpx.elastic.rendezvous import Agreement
 
 _POLL_INTERVAL_S = 0.005
@@ -18,14 +18,14 @@ _POLL_INTERVAL_S = 0.005
 _DEVICE_STEPS_S = 0.5
 
 
-def waits_in_each_step(model: ReducerDDP) -> bool:
+def waits_in_each_step(model: Front) -> bool:
     """Whether the loop calls wait_for_gradients(), so that it applies only averages it has."""
     reducer = model.reducer
     waited = reducer.num_steps_waited
     return waited is not None and reducer.num_steps - waited in (0, 1)
 
 
-def num_applied_steps(model: ReducerDDP) -> int:
+def num_applied_steps(model: Front) -> int:
     """The number of steps whose averages the parameters may contain."""
     waited = model.reducer.num_steps_waited
     if waited is not None and waits_in_each_step(model):
@@ -33,7 +33,7 @@ def num_applied_steps(model: ReducerDDP) -> int:
     return model.reducer.num_steps
 
 
-def is_right(model: ReducerDDP, num_steps: int) -> bool:
+def is_right(model: Front, num_steps: int) -> bool:
     """Whether parameters and buffers of this rank contain no results of aborted calls."""
     reducer = model.reducer
     monitor = reducer.monitor

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ddpx import _C, params
 from ddpx.comm import state_sync, transport
 from ddpx.ddp import ownership
-from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.front import Front
+from ddpx.ddp.lookup import front_of
 from ddpx.elastic import errors, right_state
 from ddpx.elastic.regroup import Regrouping
 from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
@@ -70,7 +72,7 @@ class Shrunk:
 
 
 def shrink(
-    model: ReducerDDP, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
+    model: nn.Module, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
 ) -> Shrunk:
     """Continues training without the lost ranks. Every survivor calls this.
 
@@ -100,7 +102,8 @@ def shrink(
       ``ddpx run --keep-survivors`` sets it.
 
     Args:
-        model: The only wrapper of its process group. The process group contains all ranks.
+        model: The only wrapper or replicated module of its process group. The process group
+            contains all ranks.
         stateful: All other objects that change with every step: optimizers, schedules, scalers.
         step: The next step of this rank, which is the number of optimizer steps in its
             parameters. Default: the number of synchronized backwards. Pass the number if a step
@@ -131,23 +134,24 @@ def shrink(
     """
     step = None if step is None else index(step)
     seconds("timeout_s", timeout_s)
-    monitor = _monitor_of_failure(model, step)
-    reason = _why_not(model, stateful)
+    front = front_of(model)
+    monitor = _monitor_of_failure(front, step)
+    reason = _why_not(front, stateful)
     if reason is not None:
         raise RuntimeError(
             "ddpx.shrink() cannot move this wrapper to another process group: "
             f"{reason}. {errors.FROM_CHECKPOINT}"
         )
-    if model._ddpx.device.type != "cpu":
-        torch.accelerator.synchronize(model._ddpx.device)  # the abort has ended all-reduces
-    model.reducer.reset()
-    num_steps = right_state.num_applied_steps(model)
+    if front._ddpx.device.type != "cpu":
+        torch.accelerator.synchronize(front._ddpx.device)  # the abort has ended all-reduces
+    front.reducer.reset()
+    num_steps = right_state.num_applied_steps(front)
     state = SurvivorState(
         step=num_steps if step is None else step,
         num_steps=num_steps,
-        is_right=right_state.is_right(model, num_steps),
+        is_right=right_state.is_right(front, num_steps),
     )
-    move = _Move(model, stateful, monitor, state, timeout_s)
+    move = _Move(front, stateful, monitor, state, timeout_s)
     try:
         return move.run()
     except BaseException:
@@ -160,7 +164,7 @@ class _Move:
 
     def __init__(
         self,
-        model: ReducerDDP,
+        model: Front,
         stateful: Sequence[Stateful],
         monitor: _C.Monitor,
         state: SurvivorState,
@@ -286,7 +290,7 @@ class _Move:
         )
 
 
-def _monitor_of_failure(model: ReducerDDP, step: int | None) -> _C.Monitor:
+def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:
     """Returns the monitor of the model's group, which has lost ranks.
 
     Peers then see that this rank knows of the failure.
@@ -325,7 +329,7 @@ def _uses_nccl(group: dist.ProcessGroup) -> bool:
     return "nccl" in str(dist.get_backend_config(group))
 
 
-def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
+def _why_not(model: Front, stateful: Sequence[Stateful]) -> str | None:
     """The reason why this wrapper cannot change its group. None if it can.
 
     The answer is the same on every rank.
@@ -366,5 +370,8 @@ def _why_not(model: ReducerDDP, stateful: Sequence[Stateful]) -> str | None:
             "the lost ranks are lost"
         )
     if ownership.others_than(model._ddpx):
-        return "there is another ReducerDDP, which would be left without a process group"
+        return (
+            "there is another ReducerDDP or replicated module, which would be left without a "
+            "process group"
+        )
     return None

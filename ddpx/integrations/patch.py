@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from collections.abc import Collection
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
@@ -13,16 +14,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx.ddp.module import ReducerDDP
+from ddpx.integrations import torch_replicate
 
 _NAME = DistributedDataParallel.__name__
 # The modules from which scripts import DDP.
 _PUBLIC = ("torch.nn.parallel", "torch.nn.parallel.distributed")
+# The modules from which scripts import torch's function replicate.
+_OF_REPLICATE = ("torch.distributed._composable", "torch.distributed._composable.replicate")
 
 _replicate_keeps_ddp: ContextVar[bool] = ContextVar("_replicate_keeps_ddp", default=False)
 _replacement: _Replacement | None = None  # what replaces DDP; None without a replacement
 
 
-def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
+def patch_ddp(wrapper: type[nn.Module] = ReducerDDP, *, replicate: bool = False) -> Patch:
     """Makes code of this process that calls DistributedDataParallel (DDP) get a ReducerDDP.
 
     ReducerDDP then has DDP's class name, because scripts unwrap models by this name. Its module is
@@ -30,7 +34,10 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
 
     The replacement includes code that was imported before the call. A class that is derived from
     DDP after the call derives from ReducerDDP. A child process is not included, unless the child
-    calls ``patch_ddp()`` itself. ``torch.distributed._composable.replicate`` keeps torch's DDP.
+    calls ``patch_ddp()`` itself.
+
+    ``torch.distributed._composable.replicate`` keeps torch's DDP, unless ``replicate`` is True.
+    Code that calls this function then gets a module with the hooks of :func:`ddpx.replicate`.
 
     ``undo()`` of the result ends the replacement. In a ``with`` statement, the end of the block
     does so. A name that a module imported during the replacement keeps ReducerDDP. The command
@@ -39,6 +46,7 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
     Args:
         wrapper: The class in the place of DDP. The class takes the arguments of DDP. Default
             :class:`ReducerDDP`.
+        replicate: Also replace torch's function ``replicate``. Default False.
 
     Returns:
         A :class:`Patch`, which undoes the replacement. A second call with the same class changes
@@ -56,13 +64,13 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP) -> Patch:
     """
     if _replacement is not None:
         if _replacement.wrapper is wrapper:
-            return Patch(None)
+            return Patch(None, replicate)
         raise RuntimeError(
             f"patch_ddp({wrapper.__name__}) failed, because {_replacement.own_name} already "
             f"replaces DistributedDataParallel. Undo the replacement by {_replacement.own_name} "
             "first."
         )
-    return Patch(wrapper)
+    return Patch(wrapper, replicate)
 
 
 class Patch:
@@ -74,10 +82,15 @@ class Patch:
         True
     """
 
-    def __init__(self, wrapper: type[nn.Module] | None) -> None:
-        self._replaced: list[tuple[Any, str]] = []
+    def __init__(self, wrapper: type[nn.Module] | None, replicate: bool = False) -> None:
+        self._classes: list[tuple[Any, str]] = []
+        self._functions: list[tuple[Any, str]] = []
         if wrapper is not None:
             self._apply(wrapper)
+        if replicate:
+            self._functions = _replace_names(
+                _replicate_of_torch(), torch_replicate.replicate, _OF_REPLICATE
+            )
 
     def undo(self) -> None:
         """Restores DDP. Existing wrappers do not change. A second call has no effect.
@@ -89,14 +102,12 @@ class Patch:
             False
         """
         global _replacement
-        if not self._replaced or _replacement is None:
+        _restore_names(self._functions, torch_replicate.replicate, _replicate_of_torch())
+        if not self._classes or _replacement is None:
             return
         replacement, _replacement = _replacement, None
         replacement.restore_name()
-        for module, name in self._replaced:
-            if getattr(module, name, None) is replacement.wrapper:
-                setattr(module, name, DistributedDataParallel)
-        self._replaced.clear()
+        _restore_names(self._classes, replacement.wrapper, DistributedDataParallel)
 
     def __enter__(self) -> Patch:
         return self
@@ -116,14 +127,33 @@ class Patch:
             DistributedDataParallel.__new__ = _new  # type: ignore[method-assign]
             _leave_out_replicate()
         _replacement = _Replacement(wrapper)
-        for name, module in list(sys.modules.items()):
-            package = name.partition(".")[0]
-            if package == "ddpx" or (package == "torch" and name not in _PUBLIC):
-                continue
-            for attribute, value in list(getattr(module, "__dict__", {}).items()):
-                if value is DistributedDataParallel:
-                    setattr(module, attribute, wrapper)
-                    self._replaced.append((module, attribute))
+        self._classes = _replace_names(DistributedDataParallel, wrapper, _PUBLIC)
+
+
+def _replace_names(value: object, new: object, of_torch: Collection[str]) -> list[tuple[Any, str]]:
+    """Puts ``new`` in the place of ``value`` in all modules. Of torch, only in ``of_torch``."""
+    replaced = []
+    for name, module in list(sys.modules.items()):
+        package = name.partition(".")[0]
+        if package == "ddpx" or (package == "torch" and name not in of_torch):
+            continue
+        for attribute, each in list(getattr(module, "__dict__", {}).items()):
+            if each is value:
+                setattr(module, attribute, new)
+                replaced.append((module, attribute))
+    return replaced
+
+
+def _restore_names(replaced: list[tuple[Any, str]], new: object, value: object) -> None:
+    for module, name in replaced:
+        if getattr(module, name, None) is new:
+            setattr(module, name, value)
+    replaced.clear()
+
+
+@functools.cache
+def _replicate_of_torch() -> object:
+    return importlib.import_module(_OF_REPLICATE[1]).replicate
 
 
 class _Replacement:
@@ -169,7 +199,10 @@ def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
 
 def _leave_out_replicate() -> None:
     """Keeps DDP in ``replicate(module)``, which calls parts of DDP's forward itself."""
-    state = importlib.import_module("torch.distributed._composable.replicate")._ReplicateState
+    module = importlib.import_module(_OF_REPLICATE[1])
+    state = getattr(module, "_ReplicateState", None)  # a later torch may have no such class
+    if state is None:
+        return
     init = state.init
 
     @functools.wraps(init)

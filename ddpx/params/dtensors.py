@@ -108,7 +108,7 @@ def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.Proc
         ValueError: ``fully_shard()`` manages a part of the module. Or ranks of ``group`` hold
             different shards of a parameter or buffer.
     """
-    names = [name for name in _params_under_fsdp(module) if name not in ignored]
+    names = [name for name in params_under_fsdp(module) if name not in ignored]
     if names:
         raise ValueError(
             f"fully_shard() already shards and reduces {errors.count_names(names, 'parameter')}. "
@@ -131,7 +131,7 @@ def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.Proc
         )
 
 
-def _params_under_fsdp(module: nn.Module) -> list[str]:
+def params_under_fsdp(module: nn.Module) -> list[str]:
     """Names of parameters of FSDP modules.
 
     These parameters may be plain tensors between a forward and its backward.
@@ -141,7 +141,11 @@ def _params_under_fsdp(module: nn.Module) -> list[str]:
         return []
     modules = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
     under_fsdp = {id(p) for m in modules for p in m.parameters()}
-    return [name for name, param in module.named_parameters() if id(param) in under_fsdp]
+    return [
+        name
+        for name, param in module.named_parameters()
+        if id(param) in under_fsdp or isinstance(param, fsdp.FlatParameter)
+    ]
 
 
 def _is_split_over(param: Any, ranks: set[int]) -> bool:

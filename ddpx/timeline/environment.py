@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from pathlib import Path
 
-from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.front import Front
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.export import trace_file
 from ddpx.timeline.record.recorder import Recorder
@@ -19,11 +19,11 @@ STEPS = "DDPX_TIMELINE_STEPS"
 _num_models: Counter[str] = Counter()  # that this process has recorded, by folder
 
 
-def record_if_asked(model: ReducerDDP, agreed: bool) -> None:
-    """Records a new wrapper, if ``DDPX_TIMELINE`` names a folder.
+def record_if_asked(model: Front, agreed: bool) -> None:
+    """Records a new front, if ``DDPX_TIMELINE`` names a folder.
 
     Args:
-        model: The wrapper.
+        model: The front.
         agreed: True if all ranks make this call, with the same environment variables.
 
     Raises:
@@ -35,16 +35,14 @@ def record_if_asked(model: ReducerDDP, agreed: bool) -> None:
         record_into(folder, model, _max_steps(), agreed=agreed)
 
 
-def record_into(
-    folder: str | Path, model: ReducerDDP, max_steps: int | None, *, agreed: bool
-) -> None:
+def record_into(folder: str | Path, model: Front, max_steps: int | None, *, agreed: bool) -> None:
     """Records a wrapper until the wrapper is destroyed or Python ends.
 
     Each rank then writes a file.
 
     Args:
         folder: The folder of the files.
-        model: The wrapper.
+        model: The front.
         max_steps: The number of steps to record. None: as ``max_steps`` of
             :func:`ddpx.record`.
         agreed: True if all ranks make this call. Otherwise (``init_sync=False``, copies) no rank
@@ -66,7 +64,7 @@ def record_into(
     weakref.finalize(model, _write, recorder, path)
 
 
-def _digest(model: ReducerDDP) -> str:
+def _digest(model: Front) -> str:
     """A digest of the layout. Ranks whose models differ do not get one recording."""
     layout = [(param.name, *param.tensor.shape) for param in model._ddpx.managed]
     return hashlib.sha256(repr(layout).encode()).hexdigest()

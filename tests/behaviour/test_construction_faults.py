@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "device_ids": (lambda: ReducerDDP(_net(), device_ids=[0]), "device_ids"),
     "delayed parameter": (_with_delayed_stranger, "'far'"),
-    "second wrapper": (_with_a_second_wrapper, "another ReducerDDP already averages"),
+    "second wrapper": (_with_a_second_wrapper, "another ReducerDDP of ModuleList already averages"),
     "no leaf": (_with_inner_node, "autograd leaf"),
 }
 

@@ -109,6 +109,7 @@ def assert_printed(output: str, *patterns: str) -> None:
             "zero_redundancy.py",
             [r"plain Adam: \d+ bytes", r"bytes on rank 1", r"OK: same weights .* 50% of its state"],
         ),
+        ("without_wrapper.py", [r"OK: a plain module on cpu, averaged over all ranks"]),
         ("token_average.py", [r"OK: 2 ranks on cpu have the weights of one process after 10 step"]),
         pytest.param(
             "data_parallel_comparison.py",
@@ -256,6 +257,7 @@ def test_cuda_graph(launcher: tuple[str, ...], ranks: str, tmp_path: Path) -> No
         "checkpoint.py",
         "zero_redundancy.py",
         "token_average.py",
+        "without_wrapper.py",
         "data_parallel_comparison.py",
     ],
 )

@@ -24,6 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import ddpx
 from ddpx.cli.guard import NCCL_SURVIVAL
+from ddpx.ddp.lookup import front_of
 from ddpx.elastic import rendezvous
 from ddpx.testing.rank_pool import choose_gpu, forking_context
 
@@ -71,6 +72,7 @@ class Job:
         stop_before_optimizer: A rank that waits between backward and optimizer.
         device: "cpu", "late" or "cuda".
         waits: Whether ranks call :func:`ddpx.wait_for_gradients`.
+        front: The wrapper, or :func:`ddpx.replicate`.
     """
 
     world_size: int
@@ -83,6 +85,7 @@ class Job:
     stop_before_optimizer: int | None = None
     device: str = "cpu"
     waits: bool = False
+    front: Callable[..., nn.Module] = ddpx.ReducerDDP
 
 
 @dataclass
@@ -150,12 +153,12 @@ class Trainer:
         self.first_rank = first_rank
         torch.manual_seed(7)
         self.net = Net().to(job.device)
-        self.model = ddpx.ReducerDDP(self.net, bucket_cap_mb=0.001, **job.options)
+        self.model = job.front(self.net, bucket_cap_mb=0.001, **job.options)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.7)
         self.dies_in_hook = False
         if job.with_hook:
-            self.model.register_comm_hook(None, self._hook)
+            ddpx.register_comm_hook(self.model, None, self._hook)
         self.step = 0
         if job.start is not None:
             self.step, state = job.start
@@ -195,7 +198,7 @@ class Trainer:
         assert all(param.grad is None for param in self.model.parameters())
         if self.job.device == "cpu":
             expected = "shm" if shrunk.world_size > 1 else self.job.backend
-            assert self.model.reducer.transport == expected
+            assert front_of(self.model).reducer.transport == expected
 
     def _make_step(self) -> None:
         phase = next(
@@ -247,7 +250,7 @@ class Trainer:
     def _look_after_peers(self) -> None:
         if self.job.stop_before_optimizer != self.first_rank:
             return
-        monitor = self.model.reducer.monitor
+        monitor = front_of(self.model).reducer.monitor
         while self.job.kills[0].step == self.step and monitor is not None and not monitor.failed:
             time.sleep(0.01)
         if monitor is not None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 from mortal_jobs import LATE, PHASES, SHRINK_PHASES, Job, Kill, Report, assert_same, run_job
 
+import ddpx
+
 UNTIL = 6
 
 
@@ -143,3 +145,8 @@ def test_loss_while_shrinking(death):
 )
 def test_modes(options):
     check(Job(3, "shm", UNTIL, (Kill(1, 3, "in flight"),), options=options))
+
+
+@pytest.mark.parametrize("phase", ["forward", "in flight"])
+def test_without_a_wrapper(phase):
+    check(Job(3, "shm", UNTIL, (Kill(1, 2, phase),), front=ddpx.replicate))

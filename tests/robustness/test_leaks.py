@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import mmap
 import os
@@ -125,6 +126,13 @@ def _constructions(times: int) -> Usage:
                 _step(model)
         if number % 2 == 0:
             ReducerDDP(model.module)  # a second wrapper of the same parameters
+        if number % 5 == 0:
+            module = ddpx.replicate(model.module, **MODES[modes[number // 5 % len(modes)]])
+            for _ in range(2):
+                _step(module)
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                module(torch.randn(2, 3))
+            copy.deepcopy(module)
 
     # The names of the last 255 wrappers are kept, for reports about peers.
     return assert_no_leak(act, warm_up=180, times=times, **AT_LEAST)

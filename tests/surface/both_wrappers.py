@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from replicated import Replicated
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +17,9 @@ from ddpx.testing import compare_traces, record_training
 
 # an instance of either class, whose methods are the same; torch annotates few of them
 Wrapper = Any
-WRAPPERS: tuple[Callable[..., Wrapper], ...] = (DistributedDataParallel, ReducerDDP)
+# `make test-replicate` runs the same tests with the other front.
+OURS = Replicated if os.environ.get("DDPX_TEST_FRONT") == "replicate" else ReducerDDP
+WRAPPERS: tuple[Callable[..., Wrapper], ...] = (DistributedDataParallel, OURS)
 WORLD_SIZES = (2, 3)
 
 # Small, so that the models below have several buckets.

@@ -56,7 +56,7 @@ def _wrong(name: str) -> None:
     """Raises at once, on the rank that has the weight, and changes nothing."""
     model = ReducerDDP(averages.make_module(), average="weights")
     weight, kind = WRONG[name]
-    with pytest.raises(kind, match=r"\[ddpx rank \d\] the wrapper of Net got the weight .*Pass"):
+    with pytest.raises(kind, match=r"\[ddpx rank \d\] the ReducerDDP of Net got the weight .*Pass"):
         ddpx.set_weight(model, weight)  # type: ignore[arg-type]
     _right_step(model, 0)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from ddpx.cli import runner
-from ddpx.cli.observe import on_wrap
+from ddpx.cli.observe import on_replicate, on_wrap
 from ddpx.cli.progress import step_bar
-from ddpx.ddp.module import ReducerDDP
+from ddpx.ddp.front import Front
 from ddpx.timeline.environment import STEPS
 
 
@@ -25,10 +25,12 @@ def _call_after_steps(advance: Callable[[], None]) -> None:
     """Calls ``advance`` after each averaged step of the first model."""
     wrappers: list[int] = []
 
-    def watch(wrapper: nn.Module) -> None:
+    def watch(wrapper: nn.Module | Front) -> None:
         wrappers.append(id(wrapper))
-        if len(wrappers) == 1 and isinstance(wrapper, ReducerDDP):
-            param = wrapper._ddpx.managed[0].tensor
-            wrapper.register_post_sync_hook(param, lambda _: advance())
+        if len(wrappers) == 1 and isinstance(wrapper, Front):
+            replica = wrapper._ddpx
+            param = replica.managed[0].tensor
+            replica.post_sync.register(replica.reducer, replica.managed, param, lambda _: advance())
 
     on_wrap(watch)
+    on_replicate(watch)

@@ -1,0 +1,169 @@
+"""What a wrapper and the hooks of ``ddpx.replicate`` have in common: the steps of a forward.
+
+A class derived from ``ReducerDDP`` may override each of the methods, or call it. All methods and
+attributes but ``_ddpx`` have names of DDP, so that names of such a class collide with DDP's names
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpx import errors, params
+from ddpx.comm import state_sync
+from ddpx.ddp import nested, ownership
+from ddpx.ddp.averaging import Averaging
+from ddpx.ddp.dynamo import ActiveWrapper
+from ddpx.ddp.gradient_interface import GradientInterface
+from ddpx.ddp.logging_data import Logger, logging_data
+from ddpx.ddp.placement import Placement
+from ddpx.ddp.replica import Replica
+
+# Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
+_CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+ATTRIBUTE = "_ddpx"  # a front has its replica under this name, and nothing else of ddpx
+
+
+class Front(GradientInterface):
+    """A front of a :class:`Replica`, which it owns as its attribute ``_ddpx``."""
+
+    # ---- forward -------------------------------------------------------------------------------
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """What a forward does before the module runs. Returns the inputs of the module."""
+        replica = self._ddpx
+        averaging = replica.averaging
+        reducer = averaging.reducer
+        records_graph = torch.is_grad_enabled()
+        if averaging.may_have_yielded:
+            if replica.is_part_of_another():
+                return inputs, kwargs
+            if records_graph:
+                averaging.take_back(ownership.take(replica))
+        if not self._lazy_init_ran:
+            self._lazy_init()
+        captured = _CAPTURE_IS_HIDDEN and _is_captured(self)
+        joins = self._join_config.enable
+        if joins:
+            if replica.uneven.depends_on_other_ranks:
+                reducer.check_join_capture(captured)
+            replica.uneven.begin_forward(self)
+        if records_graph:
+            reducer.prepare_forward(captured)
+        if self._check_sync_bufs_pre_fwd():
+            self._sync_buffers()
+            if records_graph:
+                reducer.begin_forward()
+        if joins:
+            self._check_global_requires_backward_grad_sync(is_joined_rank=False)
+        if self.device_ids:
+            inputs = nested.to_device(inputs, self.device)
+            kwargs = nested.to_device(kwargs, self.device)
+        if averaging.precision is not None:
+            inputs = averaging.precision.cast_inputs(inputs)
+            kwargs = averaging.precision.cast_inputs(kwargs)
+        return inputs, kwargs
+
+    def _inside_ddp_forward(self) -> AbstractContextManager[None]:
+        """A context in which this front is the active wrapper, as for torch.compile."""
+        return ActiveWrapper(self)
+
+    def _post_forward(self, output: Any) -> Any:
+        """What a forward does after the module has run. Returns the output of the forward."""
+        replica = self._ddpx
+        averaging = replica.averaging
+        if averaging.may_have_yielded and replica.is_part_of_another():
+            return output
+        if self._check_sync_bufs_post_fwd():
+            self._sync_buffers()
+        records_graph = torch.is_grad_enabled()
+        if records_graph:
+            _watch(averaging, output)
+        # Not require_forward_param_sync, because an assignment to a module's attribute takes 1 us.
+        replica.buffers.last_forward_was_synchronized = (
+            records_graph and averaging.reducer.sync_enabled
+        )
+        return output
+
+    # ---- construction --------------------------------------------------------------------------
+
+    def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
+        """Checks that the layers of ``module`` work on its device. The constructor calls this.
+
+        Raises:
+            ValueError: A module on the CPU has SyncBatchNorm layers.
+        """
+        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
+        if names and self.device_type == "cpu":
+            raise ValueError(
+                "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and "
+                f"has {errors.count_names(names, 'SyncBatchNorm layer')}. Move the module to an "
+                "accelerator before wrapping, or do not call convert_sync_batchnorm() on CPU."
+            )
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        """The averaged parameters, and which of them get sparse gradients."""
+        managed = params.managed_params(self.module, self.parameters_to_ignore)
+        return [p.tensor for p in managed], [p.expect_sparse for p in managed]
+
+    def _build_debug_param_to_name_mapping(
+        self, parameters: Sequence[nn.Parameter]
+    ) -> dict[int, str]:
+        """The name of each of ``parameters``, by index."""
+        managed = params.managed_params(self.module, self.parameters_to_ignore)
+        return params.names_by_index(managed, parameters)
+
+    # ---- reports -------------------------------------------------------------------------------
+
+    @property
+    def logger(self) -> Logger:
+        """Logging data, under the names of DDP's logger."""
+        return Logger(self)
+
+    def _get_ddp_logging_data(self) -> dict[str, str | int]:
+        """Arguments, buckets and times of the last sampled step, under DDP's names."""
+        return logging_data(self)
+
+
+def set_attributes(front: Front, replica: Replica, place: Placement, device_mesh: Any) -> None:
+    """Sets the attributes of DDP that the steps, trainers and scripts written for DDP read."""
+    options = replica.options
+    front._ddpx = replica
+    front.parameters_to_ignore = replica.ignored
+    front.mixed_precision = options.mixed_precision
+    front.device_mesh = device_mesh
+    front.device = place.device
+    front.device_type = place.device.type
+    front.is_multi_device_module = place.is_multi_device
+    front.device_ids = place.device_ids
+    front.output_device = place.output_device
+    front.find_unused_parameters = options.find_unused_parameters
+    front.gradient_as_bucket_view = options.gradient_as_bucket_view
+    front.static_graph = options.static_graph
+    front.bucket_bytes_cap = options.cap_bytes
+    front.broadcast_bucket_size = state_sync.BROADCAST_BYTES
+    front._lazy_init_ran = False
+
+
+def _is_captured(front: Front) -> bool:
+    return front.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _watch(averaging: Averaging, output: Any) -> None:
+    """Lets the reducer see the backward of ``output``."""
+    structure = averaging.structure
+    outputs = list(nested.tensors_in(output))
+    precision = averaging.precision
+    # Casts replace params in a forward within a backward.
+    if (precision is not None and precision.lowered) or structure.unchanged():
+        averaging.reducer.watch_outputs(outputs)
+        return
+    averaging.reducer.watch_outputs(outputs, structure.all_replaced())
+    replaced = structure.replaced()
+    if replaced:
+        structure.refuse_backward(replaced, outputs)
