@@ -21,6 +21,7 @@ from ddpx.comm.shm import ShmOptions
 from ddpx.ddp import dynamo
 from ddpx.ddp.functions import (
     bucket_plan,
+    plan_report,
     register_post_sync_hook,
     reset,
     set_check_finite,
@@ -42,7 +43,7 @@ from ddpx.health import (
 )
 from ddpx.health.ending import tell_peers
 from ddpx.integrations.patch import Patch, patch_ddp
-from ddpx.planning import BucketPlan
+from ddpx.planning import BucketPlan, PlanReport
 from ddpx.timeline import Timeline, record
 from ddpx.timeline.environment import record_if_asked
 from ddpx.version import __version__
@@ -55,6 +56,7 @@ call_on_construction(record_if_asked)
 __all__ = [
     "BucketPlan",
     "Patch",
+    "PlanReport",
     "RankError",
     "RankFailure",
     "RankMismatch",
@@ -68,6 +70,7 @@ __all__ = [
     "patch_ddp",
     "peer_stack",
     "peer_status",
+    "plan_report",
     "record",
     "register_post_sync_hook",
     "reset",

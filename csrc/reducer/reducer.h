@@ -35,7 +35,8 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // The methods for gradients and for the end of a backward are in reducer_backward.cpp. The methods
 // for settings, observers and state are in reducer_settings.cpp. The methods for averages are in
 // reducer_average.cpp. The methods for manual finalization are in reducer_manual.cpp. The methods
-// for several reducers of the same params are in reducer_owner.cpp. reducer.cpp has the others.
+// for several reducers of the same params are in reducer_owner.cpp. The methods for a search of the
+// best plan are in reducer_plan.cpp. reducer.cpp has the others.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -78,6 +79,17 @@ class Reducer final : public GradListener,
 
   // Recording only: marks the start of the module's own forward, after buffer synchronization.
   void begin_forward();
+
+  // ---- the search of a plan, see reducer_plan.cpp ----
+
+  // From the next step on, buckets have these params, by index and in this order, until another
+  // plan is used or the group changes. Every rank passes the same buckets at the same step.
+  // UserError within a backward. InternalError if BucketPlan refuses the plan.
+  void use_buckets(std::vector<std::vector<std::size_t>> buckets);
+
+  // The times in ns of all-reduces of this size in the memory of buckets, one after another. A
+  // collective call.
+  std::vector<int64_t> time_all_reduces(int64_t num_bytes, int repeats);
 
   // To be called with the outputs of forward: the reducer then sees where a backward starts.
   // `params_replaced`: other tensors were in the places of all params. A backward that brings no

@@ -15,7 +15,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx import errors, params
 from ddpx.comm import state_sync
-from ddpx.ddp import nested, optimizers
+from ddpx.ddp import nested, optimizers, plan_search
 from ddpx.ddp.comm_hooks import check_hook
 from ddpx.ddp.dynamo import ActiveWrapper
 from ddpx.ddp.finalization import Finalization
@@ -146,6 +146,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
             tensor([[16., 16., 16., 16.]])
         """
         self._check_comm_hook(hook)
+        self._ddpx.exclude_search("register_comm_hook()")
         self._ddpx.comm_hook.register(self.reducer, state, hook)
 
     def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
@@ -164,6 +165,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         """Makes a hook in C++ communicate each bucket: ``ALLREDUCE`` or ``FP16_COMPRESS``."""
+        self._ddpx.exclude_search("_register_builtin_comm_hook()")
         self._ddpx.comm_hook.register_builtin(self.reducer, comm_hook_type)
 
     def _register_fused_optim(
@@ -230,6 +232,7 @@ class DDPInterface(JoinInterface, Finalization, TorchOnlyNames):
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
         replica.reducer.move_to(new_process_group)
         replica.group = new_process_group
+        replica.search = plan_search.begin(replica)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the times of the first ten steps, and then of every ``sample_rate``-th step."""
