@@ -14,7 +14,8 @@ using Buckets = std::vector<Indices>;
 
 Buckets buckets_of(const Reducer& reducer) {
   Buckets found;
-  for (const auto& spec : reducer.plan().buckets()) {
+  const auto plan = reducer.plan();
+  for (const auto& spec : plan.buckets()) {
     found.push_back(spec.param_indices);
   }
   return found;
