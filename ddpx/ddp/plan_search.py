@@ -19,6 +19,7 @@ from ddpx.ddp.options import AUTO, CAP_VARIABLE, Options
 from ddpx.ddp.search_events import arrivals_of, times_of_steps
 from ddpx.ddp.search_exchange import Exchange
 from ddpx.params import ManagedParam
+from ddpx.params.dtensors import is_dtensor, local_part
 from ddpx.planning.candidates import Buckets, ReadyGradient
 from ddpx.planning.report import PlanReport
 from ddpx.planning.search import MOST_STEPS, PlanSearch
@@ -95,6 +96,10 @@ class WrapperSearch:
         if self._search.advance(reducer.num_steps):
             self._end(replica)
 
+    def stop(self) -> None:
+        """The wrapper begins again with the default plan, and drops this search."""
+        self._search.stop()
+
     def give_up(self, replica: Searched, reason: str) -> None:
         """Ends the search with the default plan."""
         self._search.give_up(reason)
@@ -112,11 +117,14 @@ class WrapperSearch:
 
 
 def begin(replica: Searched) -> WrapperSearch | None:
-    """Begins a search, if the options ask for one. None if there is nothing to search.
+    """Begins a search in place of the present one, if the options ask for a search.
 
-    In that case the report says why.
+    Returns:
+        None if there is nothing to search. The report then says why.
     """
     replica.plan_report = None
+    if replica.search is not None:
+        replica.search.stop()
     if replica.options.auto_buckets is None:
         return None
     if is_alone(replica.group):
@@ -211,7 +219,7 @@ def _gradients(replica: Searched) -> tuple[ReadyGradient, ...]:
     kinds: dict[object, int] = {}
     found = []
     for param in replica.managed:
-        tensor = param.tensor
+        tensor = local_part(param.tensor) if is_dtensor(param.tensor) else param.tensor
         size = tensor.element_size()
         if summed is not None and tensor.is_floating_point():
             size = summed.itemsize
@@ -237,7 +245,7 @@ def hook_excluded(call: str) -> RuntimeError:
 
 def _capture_while_searching(report: PlanReport) -> RuntimeError:
     return RuntimeError(
-        f"a CUDA graph cannot capture this forward: {report}. bucket_cap_mb='auto' needs up to "
-        f"{MOST_STEPS} steps before the capture. Train until ddpx.plan_report(model).final is "
-        "true, or pass the plan of another run: bucket_plan=."
+        "a step is captured into a CUDA graph, but bucket_cap_mb='auto' has not chosen the buckets "
+        f"yet: {report}. The choice needs up to {MOST_STEPS} steps. Train without a capture until "
+        "ddpx.plan_report(model).final is true, or pass the plan of another run: bucket_plan=."
     )

@@ -128,6 +128,10 @@ class PlanSearch:
             self._end_of_state(num_steps)
         return self._report.final
 
+    def stop(self) -> None:
+        """The owner drops the search, and the plan is no matter any more."""
+        self._training.stop()
+
     def give_up(self, reason: str) -> None:
         """Ends the search with the default plan. All ranks do this at the same step."""
         if self._state is not State.DONE:

@@ -105,6 +105,23 @@ def test_all_ranks_choose_one_plan(ranks, mode, transport):
     assert one == other and one[2] == 3 and one[3]
 
 
+def _three_ranks() -> tuple[Any, ...]:
+    """Another plan gives other bits, but the same means."""
+    with short_search():
+        model = ddpx.ReducerDDP(_Layers(), bucket_cap_mb="auto", transport="group")
+        grads = _train(model, STEPS)
+    expected = _default_again(model, {"transport": "group"}, STEPS)
+    for mine, theirs in zip(grads, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    report = ddpx.plan_report(model)
+    return ddpx.bucket_plan(model), report.chosen, report.final
+
+
+def test_three_ranks_choose_one_plan(ranks):
+    first, *others = ranks(3).run(_three_ranks)
+    assert others == [first, first] and first[2]
+
+
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ("default", "view")])
 def test_all_modes_measure(ranks, mode):
     one, other = ranks(2).run(_measures_and_rebuilds, MODES[mode], "auto")

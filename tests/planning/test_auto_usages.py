@@ -195,7 +195,7 @@ def _captured() -> None:
         model = _auto()
         _train(model, 2)
         captured = patch.object(ddpx.ddp.plan_search, "_is_captured", lambda device: True)
-        refused = pytest.raises(RuntimeError, match=r"CUDA graph .*plan_report\(model\)\.final")
+        refused = pytest.raises(RuntimeError, match=r"CUDA graph, .*plan_report\(model\)\.final")
         with captured, refused:
             _train(model, 1)
         ddpx.reset(model)
@@ -214,15 +214,34 @@ def _compiled() -> None:
 
 
 def _other_group() -> None:
+    """As ddpx.shrink() does, in the middle of a search and after it."""
     with short_search():
         model = _auto()
+        for steps in (STEPS, STEPS // 2):
+            _train(model, steps)
+            model._update_process_group(dist.new_group())
+            assert not _report(model).final
+            assert not model.reducer.recorded
+            _train(model, steps)
+            model._ddpx.move_to(dist.new_group(), num_steps=7)
+            assert not _report(model).final and not model.reducer.recorded
         _train(model)
-        assert _report(model).final
-        group = dist.new_group()
-        model._update_process_group(group)
-        assert not _report(model).final
+        assert _report(model).final and not model.reducer.recorded
+
+
+def _steps_without_a_forward() -> None:
+    """Rank 1 has two backwards of one forward where rank 0 has two forwards."""
+    with short_search():
+        model = _auto()
+        _train(model, 2)
+        if dist.get_rank() == 0:
+            _train(model, 2)
+        else:
+            loss = model(torch.randn(4, 16)).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
         _train(model)
-        assert _report(model).final
+        assert "without a forward" in _report(model).reason
 
 
 USAGES: dict[str, Callable[[], None]] = {
@@ -238,6 +257,7 @@ USAGES: dict[str, Callable[[], None]] = {
         _captured,
         _compiled,
         _other_group,
+        _steps_without_a_forward,
     )
 }
 
