@@ -480,6 +480,10 @@ class Reducer:
         """Makes the collective calls of a step without gradients of this rank."""
     def begin_forward(self) -> None:
         """Recording only: marks the start of the module's forward, after buffer synchronization."""
+    def use_buckets(self, buckets: Sequence[Sequence[int]]) -> None:
+        """Replaces the bucket plan, between steps. Every rank passes the same buckets."""
+    def time_all_reduces(self, num_bytes: int, repeats: int) -> list[int]:
+        """The times in ns of all-reduces of this size, one after another. A collective call."""
     def watch_outputs(self, outputs: Sequence[torch.Tensor], params_replaced: bool = False) -> None:
         """Watches the outputs of a forward, so that the reducer detects the start of a backward.
 

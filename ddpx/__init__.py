@@ -42,6 +42,7 @@ from ddpx.ddp.ddp_functions import (
 )
 from ddpx.ddp.functions import (
     bucket_plan,
+    plan_report,
     register_post_sync_hook,
     reset,
     set_check_finite,
@@ -64,7 +65,7 @@ from ddpx.health import (
 )
 from ddpx.health.ending import tell_peers
 from ddpx.integrations.patch import Patch, patch_ddp
-from ddpx.planning import BucketPlan
+from ddpx.planning import BucketPlan, PlanReport
 from ddpx.timeline import Timeline, record
 from ddpx.timeline.environment import record_if_asked
 from ddpx.version import __version__
@@ -77,6 +78,7 @@ call_on_construction(record_if_asked)
 __all__ = [
     "BucketPlan",
     "Patch",
+    "PlanReport",
     "RankError",
     "RankFailure",
     "RankMismatch",
@@ -95,6 +97,7 @@ __all__ = [
     "patch_ddp",
     "peer_stack",
     "peer_status",
+    "plan_report",
     "process_group",
     "record",
     "register_buffer_comm_hook",

@@ -255,6 +255,13 @@ void bind_reducer(py::module_& module) {
       .def("prepare_forward", &Reducer::prepare_forward, py::arg("captured") = false, NoGil())
       .def("check_join_capture", &Reducer::check_join_capture, py::arg("captured"), NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
+      .def("use_buckets", &Reducer::use_buckets, py::arg("buckets"), NoGil())
+      .def(
+          "time_all_reduces",
+          &Reducer::time_all_reduces,
+          py::arg("num_bytes"),
+          py::arg("repeats"),
+          NoGil())
       .def(
           "watch_outputs",
           &Reducer::watch_outputs,

@@ -36,8 +36,8 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // The methods of one idea are in one file: reducer_backward.cpp, reducer_unused.cpp,
 // reducer_rebuild.cpp, reducer_capture.cpp, reducer_failure.cpp, reducer_manual.cpp (manual
 // finalization), reducer_average.cpp (averages other than the mean), reducer_owner.cpp (several
-// reducers of the same params), reducer_join.cpp (uneven inputs), and reducer_settings.cpp
-// (settings, observers and state). reducer.cpp has the construction and the forward.
+// reducers of the same params), reducer_join.cpp (uneven inputs), reducer_plan.cpp (the search of a
+// plan), and reducer_settings.cpp (settings, observers and state). reducer.cpp has the construction and the forward.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -80,6 +80,17 @@ class Reducer final : public GradListener,
 
   // Recording only: marks the start of the module's own forward, after buffer synchronization.
   void begin_forward();
+
+  // ---- the search of a plan, see reducer_plan.cpp ----
+
+  // From the next step on, buckets have these params, by index and in this order, until another
+  // plan is used or the group changes. Every rank passes the same buckets at the same step.
+  // UserError within a backward. InternalError if BucketPlan refuses the plan.
+  void use_buckets(std::vector<std::vector<std::size_t>> buckets);
+
+  // The times in ns of all-reduces of this size in the memory of buckets, one after another. A
+  // collective call.
+  std::vector<int64_t> time_all_reduces(int64_t num_bytes, int repeats);
 
   // To be called with the outputs of forward: the reducer then sees where a backward starts.
   // `params_replaced`: other tensors were in the places of all params. A backward that brings no

@@ -11,6 +11,7 @@ from ddpx.cli import info, run
 from ddpx.cli.buckets import command as buckets
 from ddpx.cli.errors import UserMistake
 from ddpx.cli.parity import command as parity
+from ddpx.cli.plan import command as plan
 from ddpx.cli.timeline import command as timeline
 from ddpx.version import __version__
 
@@ -28,11 +29,12 @@ def ddpx() -> None:
       ddpx parity train.py
       ddpx timeline train.py --steps 20 --out timeline
       ddpx buckets mymodels:build --bucket-cap-mb 25 --bucket-cap-mb 5
+      ddpx plan train.py --out plan.json
       ddpx info
     """
 
 
-for module in (run, parity, timeline, buckets, info):
+for module in (run, parity, timeline, buckets, plan, info):
     ddpx.add_command(module.command)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ddpx.cli.errors import UserMistake
 from ddpx.cli.torchrun import DEFAULT_NUM_RANKS
+from ddpx.ddp.options import AUTO, make_options
 
 NUM_RANKS = click.option(
     "--nproc-per-node",
@@ -22,3 +24,15 @@ def check_target(target: str) -> None:
     """Raises NoSuchOption if click took an unknown option for the script."""
     if target.startswith("-"):
         raise click.NoSuchOption(target)
+
+
+def check_cap(text: str) -> None:
+    """Raises UserMistake if ``text`` is neither a bucket size nor ``auto``."""
+    if text == AUTO:
+        return
+    try:
+        make_options(bucket_cap_mb_list=[float(text)])
+    except ValueError as cause:
+        raise UserMistake(
+            f"--bucket-cap-mb={text} is not a bucket size. Pass a number of MiB, or auto."
+        ) from cause

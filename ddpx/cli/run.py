@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ddpx.cli.options import check_cap
 from ddpx.cli.torchrun import launch, torchrun_options
+from ddpx.ddp.options import CAP_VARIABLE
 
 
 @click.command(
@@ -22,20 +24,31 @@ def command(words: tuple[str, ...]) -> int:
     With --keep-survivors, a failed rank does not end the other ranks, and these ranks can continue
     with ddpx.shrink(). The command then fails only if all ranks of the machine fail.
 
+    --bucket-cap-mb replaces the bucket size of the script. With "auto", the first steps measure
+    which buckets are fastest.
+
     \b
     Examples:
       ddpx run train.py --lr 0.1
+      ddpx run --bucket-cap-mb auto train.py
       ddpx run --nproc-per-node 4 train.py
       ddpx run --keep-survivors --nproc-per-node 4 train.py
       ddpx run -m mypackage.train --epochs 3
       ddpx run --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 train.py
     """
     options, script = torchrun_options(
-        words, {"--keep-survivors": "do not end other ranks if a rank fails"}
+        words,
+        {"--keep-survivors": "do not end other ranks if a rank fails"},
+        {"--bucket-cap-mb": "bucket size in MiB, or auto"},
     )
+    environment = {}
+    if options.bucket_cap_mb is not None:
+        environment[CAP_VARIABLE] = options.bucket_cap_mb
+        check_cap(options.bucket_cap_mb)
     return launch(
         options,
         "ddpx.cli.runner",
         script.command(),
+        environment,
         keep_survivors=options.keep_survivors,
     )

@@ -19,6 +19,7 @@ from ddpx import settings
 from ddpx.cli import errors, guard, rank
 from ddpx.cli.script import Script
 from ddpx.comm import transport
+from ddpx.ddp.options import checked_cap
 from ddpx.health import stall_timeout
 
 DEFAULT_NUM_RANKS = 2
@@ -28,13 +29,16 @@ _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each restart gets a new sto
 
 
 def torchrun_options(
-    words: Sequence[str], switches: Mapping[str, str] | None = None
+    words: Sequence[str],
+    switches: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
 ) -> tuple[argparse.Namespace, Script]:
     """Parses options of torchrun, with the defaults of ddpx, and the script after the options.
 
     Args:
         words: The words of the command line.
         switches: Further options without a value, with their help texts.
+        values: Further options with a value, with their help texts.
 
     Raises:
         UserMistake: torchrun does not know an option, or the script does not exist.
@@ -43,6 +47,8 @@ def torchrun_options(
     parser.error = _usage_error  # type: ignore[method-assign]
     for switch, purpose in (switches or {}).items():
         parser.add_argument(switch, action="store_true", help=purpose)
+    for name, purpose in (values or {}).items():
+        parser.add_argument(name, help=purpose)
     if "PET_NPROC_PER_NODE" not in os.environ:  # torchrun reads the option from it, too
         parser.set_defaults(nproc_per_node=_NOT_GIVEN)
     options = parser.parse_args(list(words))
@@ -151,6 +157,7 @@ def _check_variables() -> None:
         stall_timeout.apply()
         settings.seconds_of("DDPX_HOST_LEASE")
         transport.checked_choice(None)
+        checked_cap()
         for variable in ("DDPX_HEALTH", "DDPX_CHECK_FINITE"):
             settings.switch_of(variable)
     except ValueError as cause:

@@ -48,6 +48,11 @@ class CommHook:
         self._kind = kind
         self._is_bound_to_group = True
 
+    @property
+    def replaces_all_reduce(self) -> bool:
+        """Whether the script has registered a hook."""
+        return self.registered is not None or self._kind is not None
+
     def continue_with(self, reducer: Reducer) -> None:
         """Makes the same hook communicate the buckets of the reducer of a copy of the wrapper."""
         if self.registered is not None:

@@ -54,7 +54,10 @@ class Front(GradientInterface):
                 reducer.check_join_capture(captured)
             replica.uneven.begin_forward(self)
         if records_graph:
-            reducer.prepare_forward(captured)
+            if replica.search is None:
+                reducer.prepare_forward(captured)
+            else:
+                replica.search.prepare_forward(replica, captured)
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
             if records_graph:

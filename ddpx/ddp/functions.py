@@ -18,7 +18,7 @@ from ddpx.ddp import weights
 from ddpx.ddp.lookup import replica_of
 from ddpx.ddp.post_sync import PostSyncHook
 from ddpx.ddp.synchronized_grads import average_grads
-from ddpx.planning import BucketPlan, plan_of
+from ddpx.planning import BucketPlan, PlanReport, plan_of
 
 
 class AsMethod:
@@ -99,6 +99,30 @@ def bucket_plan(model: nn.Module) -> BucketPlan:
     """
     replica = replica_of(model)
     return plan_of(replica.reducer.plan.buckets, replica.managed)
+
+
+def plan_report(model: nn.Module) -> PlanReport | None:
+    """Returns what ``bucket_cap_mb="auto"`` has found so far.
+
+    ``report.final`` tells whether the search has ended. ``str(report)`` is a sentence: the chosen
+    plan with its gain, or the reason why the default plan was kept. Rank 0 also logs this sentence
+    at the end of the search, at level INFO of the logger ``ddpx.planning``.
+
+    Args:
+        model: A :class:`ReducerDDP`, or a module around one.
+
+    Returns:
+        None without ``bucket_cap_mb="auto"``.
+
+    Example:
+        >>> print(ddpx.plan_report(model))
+        None
+        >>> small = ddpx.ReducerDDP(nn.Linear(4, 1, bias=False), bucket_cap_mb="auto")
+        >>> print(ddpx.plan_report(small))
+        the default plan was kept, after 0 steps: the model has one gradient
+    """
+    replica = replica_of(model)
+    return replica.plan_report if replica.search is None else replica.search.report
 
 
 def wait_for_gradients(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpx.ddp import optimizers
+from ddpx.ddp import optimizers, plan_search
 from ddpx.ddp.comm_hooks import check_hook
 from ddpx.ddp.finalization import Finalization
 from ddpx.ddp.join_interface import JoinInterface
@@ -91,6 +91,7 @@ class GradientInterface(JoinInterface, Finalization):
             tensor([[16., 16., 16., 16.]])
         """
         self._check_comm_hook(hook)
+        self._ddpx.exclude_search("register_comm_hook()")
         self._ddpx.comm_hook.register(self.reducer, state, hook)
 
     def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
@@ -109,6 +110,7 @@ class GradientInterface(JoinInterface, Finalization):
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         """Makes a hook in C++ communicate each bucket: ``ALLREDUCE`` or ``FP16_COMPRESS``."""
+        self._ddpx.exclude_search("_register_builtin_comm_hook()")
         self._ddpx.comm_hook.register_builtin(self.reducer, comm_hook_type)
 
     def _register_fused_optim(
@@ -175,6 +177,7 @@ class GradientInterface(JoinInterface, Finalization):
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
         replica.reducer.move_to(new_process_group)
         replica.group = new_process_group
+        replica.search = plan_search.begin(replica)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the times of the first ten steps, and then of every ``sample_rate``-th step."""

@@ -75,6 +75,8 @@ class JoinInterface(BufferInterface, Joinable):
             >>> with Join([model]):
             ...     model(inputs).sum().backward()
         """
+        if self._ddpx.search is not None:
+            self._ddpx.search.suspend()
         return self._ddpx.uneven.make_hook(self, kwargs.get("divide_by_initial_world_size", True))
 
     @property

@@ -52,7 +52,12 @@ class ReducerDDP(DDPInterface):
             rank 0. Default True.
         process_group: The ranks to average over. Default: the default process group.
         bucket_cap_mb: The size of a bucket in MiB. A negative size is no limit, as in DDP. Default:
-            25, with a first bucket of 1 MiB.
+            25, with a first bucket of 1 MiB. ``"auto"``: the first 300 steps at most measure plans,
+            and the wrapper uses the fastest plan from then on. ``param.grad`` may move between
+            these steps if ``gradient_as_bucket_view`` is set. At three or more ranks, another plan
+            gives other bits over gloo and NCCL. Excludes a communication hook, ``bucket_plan``,
+            ``bucket_cap_mb_list`` and delayed parameters. The page docs/bucket_plans.md has the
+            rules. ``DDPX_BUCKET_CAP_MB`` takes precedence. ``"auto"`` is not in DDP.
         find_unused_parameters: Allow parameters without a gradient in some steps. If no rank uses
             a parameter in a step, ``param.grad`` does not change. Default False.
         check_reduction: No effect, as in DDP.
@@ -127,7 +132,7 @@ class ReducerDDP(DDPInterface):
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float | None = None,
+        bucket_cap_mb: float | str | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
@@ -182,6 +187,7 @@ class ReducerDDP(DDPInterface):
 
     # Beyond DDP. A method is absent if the module has an attribute of its name.
     bucket_plan = AsMethod(functions.bucket_plan)
+    plan_report = AsMethod(functions.plan_report)
     register_post_sync_hook = AsMethod(functions.register_post_sync_hook)
     reset = AsMethod(functions.reset)
     set_check_finite = AsMethod(functions.set_check_finite)

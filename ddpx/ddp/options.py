@@ -30,6 +30,8 @@ AVERAGES = ("mean", "sum", "weights")
 _default_average: ContextVar[str] = ContextVar("_default_average", default="mean")
 _NOT_DELAYED = DelayedParams(None, None)
 PLAN_VARIABLE = "DDPX_BUCKET_PLAN"
+CAP_VARIABLE = "DDPX_BUCKET_CAP_MB"
+AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Options:
     delayed: DelayedParams
     mixed_precision: Any
     bucket_plan: BucketPlan | None = None
+    auto_buckets: str | None = None  # what asked for a search: "argument" or "environment"
 
     def describe(self, module: nn.Module) -> dict[str, object]:
         """The options by name, to be compared between ranks."""
@@ -123,7 +126,7 @@ def make_options(
     broadcast_buffers: bool | None = None,
     forward_sync_buffers: bool | None = None,
     check_reduction: bool = False,
-    bucket_cap_mb: float | None = None,
+    bucket_cap_mb: float | str | None = None,
     bucket_cap_mb_list: list[float] | None = None,
     reduce_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
@@ -181,8 +184,9 @@ def make_options(
             f"average={average!r} is not an average. Pass one of {', '.join(map(repr, AVERAGES))}."
         )
     sync_at_init, sync_at_forward = _buffer_sync(broadcast_buffers, forward_sync_buffers)
-    first, cap, listed = _caps(bucket_cap_mb, bucket_cap_mb_list)
     plan = _plan(bucket_plan, bucket_cap_mb, bucket_cap_mb_list, delayed)
+    cap_mb, auto = _cap_in_force(bucket_cap_mb, bucket_cap_mb_list, plan, delayed)
+    first, cap, listed = _caps(cap_mb, bucket_cap_mb_list)
     choice = checked_choice(transport)
     if choice == "shm" and not chosen.get("init_sync", True):
         raise ValueError(
@@ -202,6 +206,7 @@ def make_options(
         delayed=delayed,
         mixed_precision=mixed_precision,
         bucket_plan=plan,
+        auto_buckets=auto,
         **chosen,
     )
 
@@ -242,6 +247,58 @@ def _plan(
     raise TypeError(
         f"bucket_plan must be a ddpx.BucketPlan or the path of its file, but got {argument!r}."
     )
+
+
+def checked_cap() -> float | str | None:
+    """The bucket size of the environment. None without one.
+
+    Raises:
+        ValueError: The text is not a number of MiB, and not ``auto``.
+    """
+    text = os.environ.get(CAP_VARIABLE)
+    if not text:
+        return None
+    if text == AUTO:
+        return AUTO
+    try:
+        cap = float(text)
+        _cap_bytes(CAP_VARIABLE, cap)
+    except ValueError as error:
+        raise _bad_cap(CAP_VARIABLE, text) from error
+    return cap
+
+
+def _cap_in_force(
+    argument: float | str | None,
+    listed_caps_mb: object,
+    plan: BucketPlan | None,
+    delayed: DelayedParams,
+) -> tuple[float | None, str | None]:
+    """The size of the argument or of the environment, and what asked for a search if any."""
+    by_argument = isinstance(argument, str) and argument == AUTO
+    excluded = {
+        "bucket_cap_mb_list": listed_caps_mb is not None,
+        "delay_all_reduce_named_params": delayed.is_used,
+        "a bucket plan": plan is not None,
+    }
+    others = [name for name, given in excluded.items() if given]
+    if by_argument and plan is None:
+        if others:
+            raise ValueError(
+                f"bucket_cap_mb='auto' and {others[0]} exclude each other: the search chooses the "
+                "size of each bucket. Leave out one of them."
+            )
+        return None, "argument"
+    cap = checked_cap()
+    if cap is not None and not others:
+        return (None, "environment") if cap == AUTO else (float(cap), None)
+    if cap is not None:
+        warnings.warn(
+            f"{CAP_VARIABLE} has no effect on a wrapper with {others[0]}.",
+            UserWarning,
+            stacklevel=5,
+        )
+    return (None if by_argument else argument), None  # type: ignore[return-value]
 
 
 def _loaded(name: str, path: str | Path) -> BucketPlan:
@@ -335,5 +392,5 @@ def _cap_bytes(name: str, cap_mb: float) -> int:
 def _bad_cap(name: str, value: object) -> ValueError:
     return ValueError(
         f"{name}={value!r} is not a bucket size. "
-        "Pass a finite number of MiB, 0 or more, such as 25."
+        "Pass a finite number of MiB, 0 or more, such as 25, or 'auto'."
     )

@@ -12,7 +12,7 @@ from torch import nn
 from ddpx import params
 from ddpx.comm import transport as transports
 from ddpx.comm.ended_group import EndedGroup
-from ddpx.ddp import agreement, ownership
+from ddpx.ddp import agreement, ownership, plan_search
 from ddpx.ddp.averaging import Averaging
 from ddpx.ddp.buffers import BufferSync
 from ddpx.ddp.comm_hooks import CommHook
@@ -20,6 +20,7 @@ from ddpx.ddp.join import UnevenInputs
 from ddpx.ddp.module_ref import ModuleRef
 from ddpx.ddp.options import Options
 from ddpx.ddp.post_sync import PostSync
+from ddpx.planning.report import PlanReport
 from ddpx.reducer import Reducer
 
 
@@ -38,6 +39,8 @@ class Replica:
         comm_hook: The hook in place of the all-reduce.
         post_sync: The hooks that run after a synchronized backward.
         uneven: The state of join contexts.
+        search: The search of the best bucket plan, while it measures.
+        plan_report: The result of the search. None without ``bucket_cap_mb="auto"``.
         error: The last error outside the reducer, for logging data.
     """
 
@@ -59,6 +62,8 @@ class Replica:
         self.comm_hook = CommHook()
         self.post_sync = PostSync()
         self.uneven = UnevenInputs()
+        self.search: plan_search.WrapperSearch | None = None
+        self.plan_report: PlanReport | None = None
         self.error: str | None = None
 
     @property
@@ -136,6 +141,7 @@ class Replica:
         )
         self.reducer.wait_for = self.post_sync.wait_for
         ownership.take(self)
+        self.search = plan_search.begin(self)
         precision = self.averaging.precision
         if precision is not None and precision.reduce_dtype is not None:
             self.comm_hook.reduce_in(self.reducer, precision.reduce_dtype, precision.param_dtype)
@@ -152,14 +158,30 @@ class Replica:
         self.transport = transports.of(group)
         self.reducer.move_to(group, self.transport, num_steps)
         self.group = group
+        self.search = plan_search.begin(self)
         self.post_sync.drop_futures()
         self.buffers.last_forward_was_synchronized = True
+
+    def exclude_search(self, call: str) -> None:
+        """A communication hook is about to be registered.
+
+        Args:
+            call: The call that registers the hook.
+
+        Raises:
+            RuntimeError: The argument ``bucket_cap_mb="auto"`` was given.
+        """
+        if self.options.auto_buckets == "argument":
+            raise plan_search.hook_excluded(call)
+        if self.options.auto_buckets is not None:
+            plan_search.give_up(self, call)
 
     # ---- copies --------------------------------------------------------------------------------
 
     def without_ranks(self) -> Replica:
         """A copy without a group, a transport and a reducer. It can be pickled."""
         twin = copy.copy(self)
+        twin.search = twin.plan_report = None
         for name in ("averaging", "group", "transport"):
             del twin.__dict__[name]
         return twin

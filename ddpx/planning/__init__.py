@@ -3,10 +3,13 @@
 from ddpx.planning.bucket_plan import BucketPlan, indices_of, plan_of
 from ddpx.planning.cost import ReduceCost
 from ddpx.planning.partition import Gradient, best_partition, end_of_communication
+from ddpx.planning.report import MeasuredPlan, PlanReport
 
 __all__ = [
     "BucketPlan",
     "Gradient",
+    "MeasuredPlan",
+    "PlanReport",
     "ReduceCost",
     "best_partition",
     "end_of_communication",

@@ -41,6 +41,11 @@ class ReduceCost:
         self._times = self._times.cummax(0).values
         self._slopes = self._times.diff() / self._sizes.diff()
 
+    def scaled(self, factor: float) -> ReduceCost:
+        """The same costs, each multiplied by ``factor``."""
+        points = zip(self._sizes.tolist(), self._times.tolist(), strict=True)
+        return ReduceCost([(size, factor * time) for size, time in points])
+
     def of(self, num_bytes: torch.Tensor) -> torch.Tensor:
         """The times in seconds of all-reduces with these sizes in bytes, as float64."""
         sizes = num_bytes.to(torch.float64).clamp(min=float(self._sizes[0]))

@@ -18,6 +18,7 @@ _MISTAKES = {
     "run --no-python nothing.py": "--no-python and --run-path",
     f"run --nproc-per-node=two {_TRAIN}": "Unsupported nproc_per_node value: two",
     f"run --nnodes=x {_TRAIN}": "torchrun cannot start",
+    f"run --bucket-cap-mb=many {_TRAIN}": "--bucket-cap-mb=many is not a bucket size",
     "run": "give a script: ddpx run train.py",
     "run --nproc-per-node=2": "give a script: ddpx run train.py",
     "parity": "Missing argument",
@@ -49,6 +50,9 @@ _MISTAKES = {
     "buckets models_to_build:mlp --bucket-cap-mb-list=1,x": "'1,x' is not a list of numbers",
     "buckets models_to_build:mlp --plot=/dev/null/a.png": "cannot write into the folder",
     "buckets models_to_build:mlp --plot=plot.bogus": "bogus",
+    "plan nothing.py": "there is no script 'nothing.py'",
+    f"plan --plot=plan.txt {_TRAIN}": "plan.txt has no suffix of a picture",
+    f"plan --nproc-per-node=1 {_TRAIN}": "--nproc-per-node",
     "info --bogus": "No such option",
 }
 

@@ -215,6 +215,7 @@ ONLY_HERE = {
     "set_weight",
     "synchronized_grads",
     "bucket_plan",
+    "plan_report",
     "wait_for_gradients",
 }
 # Intended differences of signatures of the reducer's methods: the names of arguments, by method.

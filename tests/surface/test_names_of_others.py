@@ -27,6 +27,7 @@ FUNCTIONS = (
     "set_weight",
     "synchronized_grads",
     "bucket_plan",
+    "plan_report",
     "wait_for_gradients",
 )
 # DDP keeps these attributes only in some modes.

@@ -1,0 +1,68 @@
+// The methods of Reducer for a search of the best bucket plan (ddpx/planning/search.py).
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../buckets/device_stream.h"
+#include "reducer.h"
+
+namespace ddpx {
+
+void Reducer::use_buckets(std::vector<std::vector<std::size_t>> buckets) {
+  const auto lock = lock_after_abort();
+  check_idle("use_buckets()");
+  check_outside_backward("use_buckets()");
+  auto plan = BucketPlan::listed(context_.params.metas(), std::move(buckets));
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  context_.go_to(Phase::kRebuilding);
+  emit(StepEvent::kRebuildBegin);
+  try {
+    // As at the rebuild: peers have the new plan, and no step needs the memory of both plans.
+    context_.buckets.set_plan(std::move(plan));
+    context_.replace_buckets(context_.buckets.plan());
+  } catch (...) {
+    fail();
+    throw;
+  }
+  context_.go_to(Phase::kIdle);
+  emit(StepEvent::kRebuildEnd);
+}
+
+std::vector<int64_t> Reducer::time_all_reduces(int64_t num_bytes, int repeats) {
+  const auto lock = lock_after_abort();
+  check_idle("time_all_reduces()");
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  const at::NoGradGuard no_grad;
+  const auto device = context_.params.device();
+  auto& collective = *context_.collective;
+  const auto num_floats = std::max<int64_t>(num_bytes / static_cast<int64_t>(sizeof(float)), 1);
+  const auto buffer =
+      collective.allocate(num_floats, at::TensorOptions(at::kFloat).device(device)).zero_();
+  return context_.communicate(
+      [&] {
+        std::vector<int64_t> times_ns;
+        for (int repeat = 0; repeat < repeats; ++repeat) {
+          const auto stream = current_stream(device);
+          if (stream) {
+            stream->synchronize();
+          }
+          const auto begin = std::chrono::steady_clock::now();
+          collective.wait(*collective.all_reduce_sum(buffer), device);
+          if (stream) {
+            stream->synchronize();
+          }
+          const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - begin;
+          times_ns.push_back(taken.count());
+        }
+        return times_ns;
+      },
+      [] { return std::string("the measurement of an all-reduce"); });
+}
+
+}  // namespace ddpx

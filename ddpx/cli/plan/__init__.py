@@ -1,0 +1,1 @@
+"""``ddpx plan``: finds the fastest bucket plan of a script."""

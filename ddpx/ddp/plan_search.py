@@ -1,0 +1,251 @@
+"""``bucket_cap_mb="auto"``: the search of the best bucket plan in the steps of a wrapper."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from ddpx import _C
+from ddpx.comm.process_group import is_alone, rank_of_job
+from ddpx.ddp.comm_hooks import CommHook
+from ddpx.ddp.join import UnevenInputs
+from ddpx.ddp.options import AUTO, CAP_VARIABLE, Options
+from ddpx.ddp.search_events import arrivals_of, times_of_steps
+from ddpx.ddp.search_exchange import Exchange
+from ddpx.params import ManagedParam
+from ddpx.params.dtensors import is_dtensor, local_part
+from ddpx.planning.candidates import Buckets, ReadyGradient
+from ddpx.planning.report import PlanReport
+from ddpx.planning.search import MOST_STEPS, PlanSearch
+from ddpx.reducer import Reducer
+
+_logger = logging.getLogger("ddpx.planning")
+_STEPS_KEPT = 16  # more than a measurement has
+_MOST_EVENTS = 1 << 20
+_LARGE_BYTES = 1 << 20
+
+
+class Searched(Protocol):
+    """The members of a replica that its search uses."""
+
+    group: dist.ProcessGroup
+    options: Options
+    comm_hook: CommHook
+    uneven: UnevenInputs
+    search: WrapperSearch | None
+    plan_report: PlanReport | None
+
+    @property
+    def reducer(self) -> Reducer: ...
+    @property
+    def managed(self) -> Sequence[ManagedParam]: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+# Called with the replica, at the end of each search of this process.
+_end_callbacks: list[Callable[[Searched], None]] = []
+
+
+def call_at_end(callback: Callable[[Searched], None]) -> None:
+    """Calls ``callback`` at the end of each search of this process, at the start of a forward."""
+    _end_callbacks.append(callback)
+
+
+class WrapperSearch:
+    """The search of one wrapper, from its construction to the end of the search.
+
+    The replica of the wrapper owns this object, and drops it at the end of the search.
+
+    Args:
+        replica: The object of the wrapper, after ``attach()``.
+    """
+
+    def __init__(self, replica: Searched) -> None:
+        self._search = PlanSearch(_Training(replica))
+
+    @property
+    def report(self) -> PlanReport:
+        """What the search has found so far."""
+        return self._search.report
+
+    def suspend(self) -> None:
+        """A join context begins. The search goes on after the context."""
+        self._search.suspend()
+
+    def prepare_forward(self, replica: Searched, captured: bool) -> None:
+        """Prepares the reducer for a forward, and goes on with the search.
+
+        Raises:
+            RuntimeError: The current stream is captured.
+        """
+        reducer = replica.reducer
+        if captured or _is_captured(replica.device):
+            raise _capture_while_searching(self.report)
+        reducer.prepare_forward(captured)
+        # Within a backward, and with inputs that only some ranks have, the plan stays.
+        nested = reducer.phase != _C.Phase.IDLE or torch._C._current_graph_task_id() != -1
+        if nested or replica.uneven.in_context:
+            return
+        if self._search.advance(reducer.num_steps):
+            self._end(replica)
+
+    def stop(self) -> None:
+        """The wrapper begins again with the default plan, and drops this search."""
+        self._search.stop()
+
+    def give_up(self, replica: Searched, reason: str) -> None:
+        """Ends the search with the default plan."""
+        self._search.give_up(reason)
+        self._end(replica)
+
+    def _end(self, replica: Searched) -> None:
+        replica.search = None
+        replica.plan_report = self.report
+        if replica.group.rank() == 0:
+            _logger.info(
+                "[ddpx rank %d] bucket_cap_mb='auto': %s", rank_of_job(replica.group), self.report
+            )
+        for callback in _end_callbacks:
+            callback(replica)
+
+
+def begin(replica: Searched) -> WrapperSearch | None:
+    """Begins a search in place of the present one, if the options ask for a search.
+
+    Returns:
+        None if there is nothing to search. The report then says why.
+    """
+    replica.plan_report = None
+    if replica.search is not None:
+        replica.search.stop()
+    if replica.options.auto_buckets is None:
+        return None
+    if is_alone(replica.group):
+        reason = "the process group has one rank, which does not communicate"
+    elif len(replica.managed) == 1:
+        reason = "the model has one gradient"
+    elif replica.comm_hook.replaces_all_reduce:
+        reason = "the wrapper has a communication hook"
+    else:
+        return WrapperSearch(replica)
+    replica.plan_report = PlanReport("done", chosen="default", reason=reason)
+    return None
+
+
+def give_up(replica: Searched, call: str) -> None:
+    """Ends the search that the environment asked for, because of a communication hook."""
+    warnings.warn(
+        f"{CAP_VARIABLE}={AUTO} has no effect on a wrapper with a communication hook ({call}).",
+        UserWarning,
+        stacklevel=4,
+    )
+    if replica.search is not None:
+        replica.search.give_up(replica, "the wrapper has a communication hook")
+
+
+class _Training:
+    """The training of one wrapper, for :class:`ddpx.planning.search.PlanSearch`."""
+
+    def __init__(self, replica: Searched) -> None:
+        self._reducer = replica.reducer
+        self._device = replica.device
+        self._exchange = Exchange(replica.group, replica.device)
+        self._recording: _C.Recording | None = None
+        self._gradients = _gradients(replica)
+
+    @property
+    def gradients(self) -> tuple[ReadyGradient, ...]:
+        return self._gradients
+
+    def default_buckets(self) -> Buckets:
+        return tuple(tuple(bucket) for bucket in self._reducer.plan.buckets)
+
+    def use(self, buckets: Buckets) -> None:
+        self._reducer.use_buckets(buckets)
+
+    def record(self) -> None:
+        per_step = 10 * len(self._gradients) + 16  # the bound for one bucket per parameter
+        capacity = max(min(per_step * _STEPS_KEPT, _MOST_EVENTS), 2 * per_step)
+        self._recording = _C.Recording(capacity, self._device)
+        self._reducer.add_recording(self._recording)
+
+    def stop(self) -> None:
+        if self._recording is not None:
+            self._reducer.remove_recording(self._recording)
+            self._recording = None
+
+    def arrivals_s(self, steps: range) -> list[float]:
+        return arrivals_of(self._events(), steps, len(self._gradients))
+
+    def step_times_s(self, steps: range) -> list[tuple[float, float]]:
+        return times_of_steps(self._events(), steps)
+
+    def reduce_time_s(self, num_bytes: int) -> float:
+        repeats = 3 if num_bytes > _LARGE_BYTES else 6
+        times_ns = self._reducer.time_all_reduces(num_bytes, repeats)
+        return statistics.median(times_ns[1:]) / 1e9  # the first one touches new memory
+
+    def highest(self, values: Sequence[float]) -> list[float]:
+        return self._exchange.highest(values)
+
+    def of_rank_0(self, values: Sequence[int]) -> list[int]:
+        return self._exchange.of_rank_0(values)
+
+    def announce_irregular(self) -> None:
+        self._exchange.leave_mark()
+
+    def is_irregular(self) -> bool:
+        return self._exchange.has_mark()
+
+    def _events(self) -> torch.Tensor:
+        assert self._recording is not None
+        if self._device.type != "cpu":
+            torch.accelerator.current_stream(self._device).synchronize()
+            self._recording.collect()
+        return self._recording.events()
+
+
+def _gradients(replica: Searched) -> tuple[ReadyGradient, ...]:
+    options = replica.options
+    config = options.mixed_precision
+    summed = options.reduce_dtype or options.grad_dtype or getattr(config, "reduce_dtype", None)
+    kinds: dict[object, int] = {}
+    found = []
+    for param in replica.managed:
+        tensor = local_part(param.tensor) if is_dtensor(param.tensor) else param.tensor
+        size = tensor.element_size()
+        if summed is not None and tensor.is_floating_point():
+            size = summed.itemsize
+        kind = kinds.setdefault((tensor.dtype, tensor.device), len(kinds))
+        found.append(ReadyGradient(tensor.numel() * size, kind, param.expect_sparse))
+    return tuple(found)
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def hook_excluded(call: str) -> RuntimeError:
+    return RuntimeError(
+        f"{call} cannot be used with bucket_cap_mb='auto': the search times all-reduces, which a "
+        "communication hook replaces. Leave out bucket_cap_mb='auto', or pass a plan that was "
+        "found without the hook: bucket_plan=."
+    )
+
+
+def _capture_while_searching(report: PlanReport) -> RuntimeError:
+    return RuntimeError(
+        "a step is captured into a CUDA graph, but bucket_cap_mb='auto' has not chosen the buckets "
+        f"yet: {report}. The choice needs up to {MOST_STEPS} steps. Train without a capture until "
+        "ddpx.plan_report(model).final is true, or pass the plan of another run: bucket_plan=."
+    )

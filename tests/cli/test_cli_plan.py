@@ -1,0 +1,67 @@
+"""``ddpx plan``, and ``ddpx run --bucket-cap-mb``: the search for an unchanged script."""
+
+import pytest
+from cli_process import assert_code, run
+
+import ddpx
+from ddpx.planning import MeasuredPlan, PlanReport
+from ddpx.planning.candidates import ReadyGradient
+from ddpx.planning.gain import Gain
+from ddpx.timeline.export import plan_picture
+
+
+@pytest.mark.timeout(200)
+def test_plan_is_written_and_ends_the_script(tmp_path):
+    out, plot = tmp_path / "plan.json", tmp_path / "plan.svg"
+    done = run("plan", "--out", out, "--plot", plot, "trains_long.py", "1000")
+    assert_code(done, 0)
+    assert "by itself" not in done.stdout
+    plan = ddpx.BucketPlan.load(out)
+    assert sum(map(len, plan.buckets)) == 24
+    assert "bucket_cap_mb_list=[" in done.stdout and f"Plan written to {out}" in done.stdout
+    assert "after " in done.stdout and " steps: " in done.stdout
+    assert plot.read_text().startswith("<?xml")
+
+
+@pytest.mark.full_only
+@pytest.mark.timeout(200)
+def test_a_short_script_ends_without_a_plan(tmp_path):
+    done = run("plan", "--out", tmp_path / "plan.json", "trains_long.py", "20")
+    assert_code(done, 2)
+    assert "by itself" in done.stdout
+    assert "ended before the plan was known" in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_run_passes_the_size_on():
+    done = run("run", "--nproc-per-node=1", "--bucket-cap-mb", "auto", "tells_plan.py")
+    assert_code(done, 0)
+    assert "auto_buckets: environment, cap: 26214400" in done.stdout
+
+
+GRADIENTS = tuple(ReadyGradient(1000, ready_s=0.001 * (index + 1)) for index in range(4))
+COSTS = ((100.0, 0.001), (10_000.0, 0.003))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
+def test_the_picture_has_both_plans(tmp_path, suffix):
+    plans = (
+        MeasuredPlan("default", ((0, 1, 2, 3),), 0.005, 0.006, 0.02),
+        MeasuredPlan("best", ((0, 1), (2, 3)), 0.004, None, 0.01),
+    )
+    report = PlanReport(
+        "done", 9, "best", "it saves <time>", Gain(0.02, 0.01, 0.001), plans, GRADIENTS, COSTS
+    )
+    path = tmp_path / f"plan.{suffix}"
+    plan_picture.draw(report, path)
+    assert path.stat().st_size > 1000
+    titles = [axes.get_title(loc="left") for axes in plan_picture.make_figure(report).axes]
+    assert titles == ["default: 1 bucket, step 20.0 ms", "best: 2 buckets, step 10.0 ms"]
+    if suffix == "html":
+        assert "<time>" not in path.read_text() and "<svg" in path.read_text()
+
+
+def test_a_report_without_plans_can_be_drawn(tmp_path):
+    report = PlanReport("done", 0, "default", "the model has one gradient")
+    plan_picture.draw(report, tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").exists()

@@ -1,0 +1,128 @@
+"""``bucket_cap_mb="auto"`` end to end: ranks that train measure, agree and rebuild."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from short_search import SHORT, short_search
+from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
+
+import ddpx
+
+
+class _Layers(nn.Module):
+    """Layers of which some may be left out, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+        self.norm = nn.BatchNorm1d(32)
+
+    def forward(self, x: torch.Tensor, leave_out: int = -1) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            if number != leave_out:
+                x = torch.tanh(layer(x))
+        return self.norm(x)
+
+
+def _train(model: Any, steps: int, **options: Any) -> list[torch.Tensor]:
+    """The gradients of all steps."""
+    grads = []
+    leaves_out = options.get("find_unused_parameters", False)
+    for step in range(steps):
+        torch.manual_seed(100 * step + dist.get_rank())
+        model.zero_grad(set_to_none=step % 3 != 0)
+        if step % 4 == 1:
+            with model.no_sync():
+                model(torch.randn(4, 32)).square().mean().backward()
+        leave_out = 2 if leaves_out and step % 5 == 0 else -1
+        model(torch.randn(4, 32), leave_out).square().mean().backward()
+        grads += [p.grad.clone() for p in model.module.parameters() if p.grad is not None]
+    return grads
+
+
+def _default_again(model: Any, options: dict[str, Any], steps: int) -> list[torch.Tensor]:
+    return _train(ddpx.ReducerDDP(_Layers(), **options), steps, **options)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "find unused": {"find_unused_parameters": True},
+    "lazy": {"lazy_bucket_allocation": True},
+    "batched": {"batched_grad_copy": True},
+    "reduce_dtype": {"reduce_dtype": torch.float64},
+    "mixed precision": {
+        "mixed_precision": _MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)
+    },
+}
+STEPS = 60
+
+
+def _measures_and_rebuilds(options: dict[str, Any], transport: str) -> tuple[Any, ...]:
+    """At 2 ranks each plan gives the same bits."""
+    options = {**options, "transport": transport}
+    if options.get("static_graph"):  # each step uses the same params equally often
+        with patch.object(ddpx.ReducerDDP, "no_sync", lambda self: _nothing()):
+            return _compare(options)
+    return _compare(options)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _compare(options: dict[str, Any]) -> tuple[Any, ...]:
+    with short_search():
+        model = ddpx.ReducerDDP(_Layers(), bucket_cap_mb="auto", **options)
+        assert not ddpx.plan_report(model).final and model.bucket_bytes_cap == 25 << 20
+        grads = _train(model, STEPS, **options)
+    report = model.plan_report()
+    assert report.final and report.num_steps <= SHORT.most_steps, report
+    assert model._ddpx.search is None and not model.reducer.recorded
+    expected = _default_again(model, options, STEPS)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
+    plan = ddpx.bucket_plan(model)
+    if report.chosen_plan is not None:
+        assert model.reducer.plan.buckets == [list(b) for b in report.chosen_plan.buckets]
+    return plan, report.chosen, len(report.plans), report.plans[0].measured_end_s is not None
+
+
+@pytest.mark.parametrize("transport", ["group", "shm"])
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_all_ranks_choose_one_plan(ranks, mode, transport):
+    one, other = ranks(2).run(_measures_and_rebuilds, MODES[mode], transport)
+    assert one == other and one[2] == 3 and one[3]
+
+
+def _three_ranks() -> tuple[Any, ...]:
+    """Another plan gives other bits, but the same means."""
+    with short_search():
+        model = ddpx.ReducerDDP(_Layers(), bucket_cap_mb="auto", transport="group")
+        grads = _train(model, STEPS)
+    expected = _default_again(model, {"transport": "group"}, STEPS)
+    for mine, theirs in zip(grads, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    report = ddpx.plan_report(model)
+    return ddpx.bucket_plan(model), report.chosen, report.final
+
+
+def test_three_ranks_choose_one_plan(ranks):
+    first, *others = ranks(3).run(_three_ranks)
+    assert others == [first, first] and first[2]
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ("default", "view")])
+def test_all_modes_measure(ranks, mode):
+    one, other = ranks(2).run(_measures_and_rebuilds, MODES[mode], "auto")
+    assert one == other and one[2] == 3 and one[3]

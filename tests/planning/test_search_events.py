@@ -1,0 +1,61 @@
+"""Times of steps and gradients from events that are written by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddpx import _C
+from ddpx.ddp.search_events import arrivals_of, times_of_steps
+
+KIND = _C.EventKind
+MS = 1_000_000
+
+
+def _events(*rows: tuple[float, int, _C.EventKind, int]) -> torch.Tensor:
+    table = [[int(ms * MS), step, int(kind), index] for ms, step, kind, index in rows]
+    return torch.tensor(table, dtype=torch.int64)
+
+
+def _step(number: int, begin: float, *, gradients: tuple[float, ...] = (3, 4)) -> list:
+    """A step of 10 ms. Its backward begins after 2 ms, and communication ends after 9 ms."""
+    return [
+        (begin, number, KIND.FORWARD_BEGIN, 0),
+        (begin + 2, number, KIND.BACKWARD_BEGIN, 0),
+        (begin + 3, number, KIND.STEP_BEGIN, 0),
+        *((begin + at, number, KIND.GRAD_ARRIVED, i) for i, at in enumerate(gradients)),
+        (begin + 8, number, KIND.WAIT_END, 0),
+        (begin + 9, number, KIND.WAIT_END, 1),
+        (begin + 10, number, KIND.STEP_END, 0),
+    ]
+
+
+def test_a_step_lasts_from_its_forward_to_its_end():
+    events = _events(*_step(5, 100), *_step(6, 120))
+    assert times_of_steps(events, range(5, 7)) == [pytest.approx((0.010, 0.007))] * 2
+
+
+def test_local_micro_steps_do_not_count():
+    local = [(80, 5, KIND.FORWARD_BEGIN, 0), (82, 5, KIND.BACKWARD_BEGIN, 0)]
+    events = _events(*local, *_step(5, 100))
+    assert times_of_steps(events, range(5, 6)) == [pytest.approx((0.010, 0.007))]
+
+
+def test_what_is_missing_is_0():
+    without_forward = _step(5, 100)[1:]
+    without_end = _step(6, 120)[:-1]
+    events = _events(*without_forward, *without_end)
+    times = times_of_steps(events, range(5, 8))
+    assert [duration for duration, _ in times] == [0, 0, 0]
+    assert times[2] == (0, 0)
+
+
+def test_arrivals_are_medians_since_the_begin_of_the_backward():
+    steps = [_step(n, 20 * n, gradients=(3, at)) for n, at in ((5, 4), (6, 40), (7, 5))]
+    events = _events(*(row for step in steps for row in step))
+    assert arrivals_of(events, range(5, 8), 3) == pytest.approx([0.001, 0.003, 0.0])
+
+
+def test_the_last_part_of_a_gradient_counts():
+    events = _events(*_step(5, 100), (107, 5, KIND.GRAD_ARRIVED, 0))
+    assert arrivals_of(events, range(5, 6), 2) == pytest.approx([0.005, 0.002])
