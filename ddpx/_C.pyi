@@ -148,21 +148,11 @@ class StepReport:
     def moments(self) -> list[int]: ...
 
 class Doing:
-    """``health::Doing`` of ``csrc/health/machine/activity.h``: what a rank is doing."""
+    """``health::Doing`` of ``csrc/health/machine/activity.h``, as far as Python notes it."""
 
-    CONSTRUCTING: ClassVar[Doing]
-    CONSTRUCTION: ClassVar[Doing]
     OUTSIDE: ClassVar[Doing]
-    REBUILDING: ClassVar[Doing]
     BUFFERS: ClassVar[Doing]
     FORWARD: ClassVar[Doing]
-    BACKWARD: ClassVar[Doing]
-    HOOK: ClassVar[Doing]
-    BROKEN_HOOK: ClassVar[Doing]
-    SETTLING: ClassVar[Doing]
-    WAITING: ClassVar[Doing]
-    AGREEING: ClassVar[Doing]
-    PENDING: ClassVar[Doing]
 
 class FailureKind:
     """``health::FailureKind`` of ``csrc/health/verdict/failure.h``."""

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
 #include <memory>
 #include <vector>
 

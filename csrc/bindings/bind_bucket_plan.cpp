@@ -1,4 +1,3 @@
-#include <memory>
 
 #include "../buckets/bucket_plan.h"
 #include "../reducer/phase.h"

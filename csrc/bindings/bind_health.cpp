@@ -208,19 +208,9 @@ void bind_health(py::module_& module) {
   health::set_raiser(raise_in_python);
 
   py::enum_<health::Doing>(module, "Doing")
-      .value("CONSTRUCTING", health::Doing::kConstructing)
-      .value("CONSTRUCTION", health::Doing::kConstruction)
       .value("OUTSIDE", health::Doing::kOutside)
-      .value("REBUILDING", health::Doing::kRebuilding)
       .value("BUFFERS", health::Doing::kBuffers)
-      .value("FORWARD", health::Doing::kForward)
-      .value("BACKWARD", health::Doing::kBackward)
-      .value("HOOK", health::Doing::kHook)
-      .value("BROKEN_HOOK", health::Doing::kBrokenHook)
-      .value("SETTLING", health::Doing::kSettling)
-      .value("WAITING", health::Doing::kWaiting)
-      .value("AGREEING", health::Doing::kAgreeing)
-      .value("PENDING", health::Doing::kPending);
+      .value("FORWARD", health::Doing::kForward);
   py::enum_<health::FailureKind>(module, "FailureKind")
       .value("DEAD", health::FailureKind::kDead)
       .value("LEFT", health::FailureKind::kLeft)

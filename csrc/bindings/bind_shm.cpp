@@ -1,8 +1,6 @@
 #include <chrono>
-#include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>

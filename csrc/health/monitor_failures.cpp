@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <stdexcept>
 #include <thread>
-#include <utility>
 
 #include "interrupt.h"
 #include "monitor.h"

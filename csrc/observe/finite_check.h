@@ -5,7 +5,6 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <vector>

@@ -2,8 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <utility>
-
 #include "../comm/end_notice.h"
 
 namespace ddpx {

@@ -108,8 +108,9 @@ void ReducerContext::publish_bucket_names() {
 }
 
 std::string ReducerContext::describe_bucket(std::size_t bucket_index) const {
-  return errors::bucket_all_reduce(
-      bucket_index, params.names_of(buckets.plan().buckets()[bucket_index].param_indices));
+  const auto names = params.names_of(buckets.plan().buckets()[bucket_index].param_indices);
+  return "the all-reduce of bucket " + std::to_string(bucket_index) + " (" + join_names(names) +
+         ")";
 }
 
 // ---- gradients ----------------------------------------------------------------------------------
@@ -166,16 +167,23 @@ void ReducerContext::explain(const errors::Where& where, const std::string& what
   } catch (const std::exception& cause) {
     guard.explain_error(cause.what());
   }
+  const auto failed = [&](const char* cause) {
+    return errors::at(
+        where,
+        what + " failed: " + cause +
+            "\nDo not use the gradients of this step. Another rank may have died or raised an "
+            "error: read the output of the other ranks first.");
+  };
   try {
     throw;
   } catch (const c10::DistBackendError& cause) {
     // Rethrown as this type, because scripts catch it.
-    const auto error = errors::communication_failed(where, what, cause.what_without_backtrace());
+    const auto error = failed(cause.what_without_backtrace());
     throw c10::DistBackendError({__func__, __FILE__, __LINE__}, error.what());
   } catch (const c10::Error& cause) {
-    throw errors::communication_failed(where, what, cause.what_without_backtrace());
+    throw failed(cause.what_without_backtrace());
   } catch (const std::exception& cause) {
-    throw errors::communication_failed(where, what, cause.what());
+    throw failed(cause.what());
   }
 }
 

@@ -84,6 +84,9 @@ struct ReducerContext {
   }
 
   errors::Where where() const;
+  UserError error(const std::string& text) const {
+    return errors::at(where(), text);
+  }
   std::string describe_bucket(std::size_t bucket_index) const;
 
   // Runs `call` without the mutex. Turns an error of a backend into an error with rank, step, phase

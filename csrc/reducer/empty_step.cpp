@@ -1,7 +1,5 @@
 #include "empty_step.h"
 
-#include <vector>
-
 namespace ddpx {
 
 namespace {

@@ -124,7 +124,16 @@ bool Reducer::prepare_forward(bool captured) {
   check_params();
   const auto diverged = context_.script_grads.taken.pop_changed(context_.params.leaves());
   if (!diverged.empty()) {
-    raise(errors::local_grads_applied(context_.where(), context_.params.names_of(diverged)));
+    const auto count = diverged.size();
+    raise(
+        errors::count_params(count) +
+        " changed in place after torch.autograd.grad() had returned " +
+        errors::by_number(count, "the local gradient", "local gradients") + " of this rank (" +
+        join_names(context_.params.names_of(diverged)) + "). No backward has averaged " +
+        errors::by_number(count, "a gradient of this parameter", "gradients of these parameters") +
+        " in between, so ranks may now have different parameters. For averaged gradients, call "
+        "model.synchronized_grads(loss, tensors). If ranks may differ for a while, or if the "
+        "script averages the gradients itself, call torch.autograd.grad() inside model.no_sync().");
   }
   const auto never_came = forward_.never_came();
   forward_.restart();
@@ -187,11 +196,22 @@ void Reducer::check_peers() {
 void Reducer::check_params() {
   const auto changed = context_.params.restore_hooks(weak_from_this());
   if (!changed.empty()) {
-    raise(errors::params_changed(context_.where(), context_.params.names_of(changed)));
+    raise(
+        errors::count_params(changed.size()) + " changed dtype, device or shape after wrapping: " +
+        join_names(context_.params.names_of(changed)) +
+        ". Cast and move the module before wrapping, or wrap the module again: model = "
+        "ReducerDDP(model.module, ...).");
   }
   const auto unfrozen = context_.params.unfrozen();
   if (!unfrozen.empty()) {
-    raise(errors::params_unfrozen(context_.where(), unfrozen));
+    const auto count = unfrozen.size();
+    raise(
+        errors::count_params(count) +
+        " did not require a gradient when the module was wrapped, and now " +
+        errors::by_number(count, "does: ", "do: ") + join_names(unfrozen) +
+        errors::by_number(count, ". Its gradient would", ". Their gradients would") +
+        " not be averaged. Wrap the module again after unfreezing: model = "
+        "ReducerDDP(model.module, ...).");
   }
 }
 

@@ -288,6 +288,9 @@ class Reducer final : public GradListener,
   // All of these need the mutex.
   // Remembers the error for logging data, and throws it.
   [[noreturn]] void raise(const UserError& error);
+  [[noreturn]] void raise(const std::string& text) {
+    raise(context_.error(text));
+  }
   void emit(StepEvent event, std::size_t index = 0) {
     context_.emit(event, index);
   }

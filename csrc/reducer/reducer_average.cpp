@@ -23,7 +23,10 @@ void Reducer::check_weights() {
     return;
   }
   if (context_.weights.has_lost()) {
-    raise(errors::weights_lost(context_.where()));
+    raise(
+        "a backward in no_sync() has raised an error, and the weights of earlier forwards are "
+        "forgotten, but gradients of these forwards may remain. Clear the gradients "
+        "(optimizer.zero_grad()) and call ddpx.reset(model) after the error.");
   }
   if (!context_.weights.counted()) {
     context_.weights.count();  // set for a forward that bypassed the wrapper
@@ -56,7 +59,13 @@ void Reducer::check_kept_averages() {
   if (!kept.empty()) {
     context_.script_grads.kept.record(params.leaves(), kept);  // for another try
     scope_.track(weak_from_this());                            // the backward aborts
-    raise(errors::averages_kept(context_.where(), params.names_of(kept)));
+    raise(
+        "a backward begins, and " + errors::count_params(kept.size()) + " still " +
+        errors::by_number(kept.size(), "has", "have") +
+        " the gradient of the last averaged backward: " + join_names(params.names_of(kept)) +
+        ". The sum over ranks would contain this gradient once for each rank. Call "
+        "optimizer.zero_grad() after each averaged backward. To accumulate gradients, run all but "
+        "the last backward in model.no_sync().");
   }
 }
 

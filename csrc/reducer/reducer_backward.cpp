@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
-#include <utility>
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
@@ -22,7 +21,10 @@ void Reducer::on_output_grad(ForwardSync forward) {
   emit(StepEvent::kOutputReached);
   if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
       running_task::runs_whole_graph()) {
-    throw errors::joined_step_is_local(context_.where());
+    throw context_.error(
+        "in a join() context, forward ran outside no_sync() and announced to the other ranks that "
+        "this step averages gradients, but backward runs inside no_sync(). Put the forward inside "
+        "no_sync() as well to keep gradients local.");
   }
   const bool averages = sync_enabled_ && !params.hooks().empty();
   const bool returns_grads = running_task::returns_grads();

@@ -3,41 +3,76 @@
 #include "reducer.h"
 
 namespace ddpx {
+namespace {
+
+UserError not_capturable(
+    const errors::Where& where, const std::string& reason, const std::string& remedy) {
+  return errors::at(where, "a step is captured into a CUDA graph, but " + reason + " " + remedy);
+}
+
+}  // namespace
 
 // UserError if the step that begins cannot be captured. Raised before a capture contains any work
 // of ddpx, so that the capture stays valid.
 void Reducer::refuse_capture() const {
   const auto where = context_.where();
+  const auto host_read = [&](const std::string& option) {
+    return not_capturable(
+        where,
+        option + " reads results on the host. A CUDA graph cannot repeat reads on the host.",
+        "Turn off " + option + " for the captured steps.");
+  };
   if (context_.observer.recorded() && !is_capturing(context_.params.device())) {
-    throw errors::capture_while_recording(where);
+    throw not_capturable(
+        where,
+        "a recording runs. With torch before 2.12, a recording asks the device for times during "
+        "the capture.",
+        "End the recording before the capture.");
   }
   if (sync_enabled_ && context_.settings.check_finite) {
-    throw errors::host_read_under_capture(where, "set_check_finite()");
+    throw host_read("set_check_finite()");
   }
   if (sync_enabled_ && context_.options.mode == GraphMode::kFindUnused) {
-    throw errors::host_read_under_capture(where, "find_unused_parameters");
+    throw host_read("find_unused_parameters");
   }
   if (!context_.communicates()) {
     return;
   }
   if (sync_enabled_ && context_.weights.has_number()) {
-    throw errors::number_under_capture(where);
+    throw not_capturable(
+        where,
+        "a weight of this step is a number. The graph would repeat the number.",
+        "Pass a tensor on the device: ddpx.set_weight(model, tensor).");
   }
   const auto& metas = context_.params.metas();
   for (std::size_t i = 0; sync_enabled_ && i < metas.size(); ++i) {
     if (metas[i].expect_sparse) {
-      throw errors::sparse_under_capture(where, context_.params.name(i));
+      throw not_capturable(
+          where,
+          "the gradient of parameter '" + context_.params.name(i) +
+              "' is sparse. The host reads the size of a sparse gradient, and a CUDA graph cannot "
+              "repeat reads on the host.",
+          "Make the gradient dense: torch.nn.Embedding(..., sparse=False).");
     }
   }
   if (context_.history.order.due() || (sync_enabled_ && context_.history.order.wanted())) {
-    throw errors::capture_too_early(where);
+    throw not_capturable(
+        where,
+        "the first steps of this wrapper have not ended. The buckets change after these steps, and "
+        "a CUDA graph would write into the old buckets.",
+        "Run at least 3 training steps on the capturing stream before the capture.");
   }
 }
 
 void Reducer::check_join_capture(bool captured) const {
   const auto lock = context_.mutex.lock();
   if (captured || is_capturing(context_.params.device())) {
-    throw errors::capture_in_join(context_.where());
+    throw not_capturable(
+        context_.where(),
+        "in a join() context, ranks exchange in each forward whether they have inputs. A CUDA "
+        "graph cannot repeat the decisions that follow.",
+        "Capture outside join(). After join(divide_by_initial_world_size=False), wrap the module "
+        "again before a capture.");
   }
 }
 

@@ -16,7 +16,11 @@ void Reducer::announce_joined_step(bool averages) {
 // Ranks without inputs make the step that the forward of this rank has announced.
 void Reducer::check_joined_step() {
   if (joined_step_ == JoinedStep::kLocal) {
-    throw errors::joined_step_averages(context_.where());
+    throw context_.error(
+        "in a join() context, forward ran inside no_sync() and announced to the other ranks that "
+        "this step leaves gradients local, but this backward averages gradients. Put the backward "
+        "inside no_sync() as well to keep gradients local, or the forward outside to average "
+        "them.");
   }
   auto announced = JoinedStep::kAverages;  // leave_join() may come in between
   joined_step_.compare_exchange_strong(announced, JoinedStep::kUnannounced);

@@ -7,6 +7,25 @@
 #include "reducer.h"
 
 namespace ddpx {
+namespace {
+
+UserError buckets_not_ready(
+    const errors::Where& where, const std::vector<std::string>& names, bool at_end) {
+  const std::string remedy =
+      at_end ? "This step launches its buckets at the end of backward: "
+               "should_finalize_after_backward is True. Call finalize_backward() after backward "
+               "has returned."
+             : "Nothing is lost. Call finalize_backward() again, in a later hook or after backward "
+               "has returned.";
+  return errors::at(
+      where,
+      "finalize_backward() called before all DDP buckets were ready. " +
+          errors::count_params(names.size()) + errors::by_number(names.size(), " has", " have") +
+          " no final gradient yet" + (names.empty() ? "" : ": " + join_names(names)) + ". " +
+          remedy);
+}
+
+}  // namespace
 
 bool Reducer::should_finalize_after_backward() const {
   return look([](const ReducerContext& context) {
@@ -50,40 +69,59 @@ void Reducer::finalize_backward() {
   }
 }
 
+// The first sentences of these errors have torch's words: scripts and tests look for them.
 void Reducer::check_can_finalize() const {
   const auto where = context_.where();
   if (!context_.settings.manual_finalization) {
-    throw errors::finalization_not_manual(where);
+    throw errors::at(
+        where,
+        "finalize_backward() called but manual backward finalization is not required. The end of "
+        "backward finalizes each step. Set require_manual_backward_finalization to true first, "
+        "before forward, or leave the call out.");
   }
   const bool at_end = context_.history.arrivals.learning();
   // The backward of a watched output runs, and no gradient has come yet.
   const bool begins = context_.progress.phase == Phase::kIdle && sync_enabled_ && !scope_.empty() &&
                       backward_sync_.output_reached();
   if (begins) {
-    throw errors::buckets_not_ready(where, context_.params.names(), at_end);
+    throw buckets_not_ready(where, context_.params.names(), at_end);
   }
   switch (context_.progress.phase) {
     case Phase::kReady:
       return;
     case Phase::kCollecting:
       if (!step_->ready()) {
-        throw errors::buckets_not_ready(
-            where, context_.params.names_of(step_->unfinished()), at_end);
+        throw buckets_not_ready(where, context_.params.names_of(step_->unfinished()), at_end);
       }
       return;
     case Phase::kFinalizing:
     case Phase::kFinalized:
-      throw errors::finalized_twice(where);
+      throw errors::at(
+          where,
+          "finalize_backward() called but no gradient reduction requires finalization. "
+          "finalize_backward() was already called for this backward pass. Call finalize_backward() "
+          "once for each synchronized backward.");
     case Phase::kIdle:
     case Phase::kRebuilding:
     case Phase::kFailed:
-      throw errors::nothing_to_finalize(where);
+      throw errors::at(
+          where,
+          "finalize_backward() called but no gradient reduction requires finalization. No "
+          "synchronized backward has run since the last finalization: a backward in no_sync() "
+          "leaves gradients local, and a backward that raised an error ends its step. Call "
+          "finalize_backward() once for each synchronized backward.");
   }
 }
 
 void Reducer::check_not_pending(const char* call) const {
   if (context_.progress.phase == Phase::kReady) {
-    throw errors::finalization_pending(context_.where(), call);
+    throw context_.error(
+        "Expected to have finalized the prior backward pass before starting a new one. The "
+        "gradients of that backward pass are not averaged yet, and " +
+        std::string(call) +
+        " would change them. Call finalize_backward() after backward() when "
+        "require_manual_backward_finalization is true. To drop the gradients of that backward "
+        "pass, call model.reset().");
   }
 }
 
@@ -105,7 +143,11 @@ void Reducer::await_finalization(bool output_reached) {
 // in `param.grad` already.
 void Reducer::refuse_grad(std::size_t param_index) {
   if (context_.progress.phase == Phase::kFinalized) {
-    throw errors::grad_after_finalization(context_.where(), context_.params.name(param_index));
+    throw context_.error(
+        "parameter '" + context_.params.name(param_index) +
+        "' got another gradient after finalize_backward() had averaged its gradient in the same "
+        "backward. param.grad contains a local gradient of this rank. Call finalize_backward() "
+        "after backward has returned, and restart from a checkpoint.");
   }
   if (context_.progress.phase == Phase::kReady) {
     if (context_.options.gradient_as_bucket_view) {

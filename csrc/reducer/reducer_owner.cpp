@@ -32,7 +32,10 @@ void Reducer::yield_to(Reducer& owner) {
   const auto lock = lock_after_abort();
   settle("a construction or a forward of another wrapper of the same parameters");
   if (context_.progress.phase != Phase::kIdle || in_backward()) {
-    throw errors::params_in_use(context_.where());
+    throw context_.error(
+        "another wrapper cannot start to average the parameters of this wrapper while a backward "
+        "runs. Wrap modules, and run forwards of other wrappers of the same parameters, between "
+        "steps.");
   }
   forward_.give_up();  // the owner gets these gradients
   owner_ = owner.weak_from_this();
@@ -41,7 +44,10 @@ void Reducer::yield_to(Reducer& owner) {
 // Ranks may collect a wrapper at different times, and would then average by different reducers.
 void Reducer::check_owner() const {
   if (owner_ && owner_->expired()) {
-    throw errors::owner_is_gone(context_.where());
+    throw context_.error(
+        "the wrapper that averaged these parameters last no longer exists. Python may delete it at "
+        "different times on different ranks, so this older wrapper averages only after its own "
+        "forward. Call this wrapper instead of its module.");
   }
 }
 
@@ -71,7 +77,13 @@ void Reducer::reclaim() {
       return;
     }
   }
-  throw errors::params_averaged_elsewhere(context_.where(), context_.params.names_of(only_here));
+  throw context_.error(
+      "since this forward, another wrapper has begun to average some of the parameters of this "
+      "wrapper, by its construction or a forward. " +
+      errors::by_number(only_here.size(), "The gradient of ", "The gradients of ") +
+      join_names(context_.params.names_of(only_here)) +
+      " would not be averaged. Run the backward of each wrapper before the forward of the other "
+      "wrapper, or wrap one module that holds all parameters.");
 }
 
 }  // namespace ddpx

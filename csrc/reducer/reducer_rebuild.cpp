@@ -26,7 +26,7 @@ bool Reducer::rebuild_if_due() {
         [&] {
           return context_.history.order.agree(*context_.collective, context_.params.device());
         },
-        errors::order_broadcast);
+        [] { return "the broadcast of the order in which gradients arrived"; });
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
     // old buckets are dropped first, so that no step needs the memory of both.
     context_.buckets.set_plan(context_.plan_by_arrival(agreed));

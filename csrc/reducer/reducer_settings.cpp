@@ -22,7 +22,9 @@ void Reducer::set_mixed_precision(Precision precision, std::shared_ptr<CommHook>
 void Reducer::install_comm_hook(
     std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision) {
   if (context_.settings.comm_hook) {
-    raise(errors::second_comm_hook(context_.where()));
+    raise(
+        "register_comm_hook or register_builtin_comm_hook can only be called once. Combine the "
+        "hooks into one function, or wrap the module again.");
   }
   check_idle("register_comm_hook()");
   const bool keeps_buckets = context_.communicates() && !precision;
@@ -63,7 +65,10 @@ void Reducer::set_manual_finalization(bool required) {
   }
   check_not_pending("a change of require_manual_backward_finalization");
   if (context_.progress.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
-    raise(errors::finalization_in_use(context_.where()));
+    raise(
+        "require_manual_backward_finalization cannot be changed after forward while a backward "
+        "pass is expected or in progress. Set it before forward or after backward finalization. If "
+        "the last forward has no backward, call model.reset() first.");
   }
   context_.settings.manual_finalization = required;
 }
@@ -81,7 +86,9 @@ void Reducer::set_static_graph() {
   check_idle("_set_static_graph()");
   check_outside_backward("_set_static_graph()");
   if (!context_.history.arrivals.learning()) {
-    raise(errors::static_graph_too_late(context_.where()));
+    raise(
+        "_set_static_graph() should be called before training loop starts. The first synchronized "
+        "backward of this wrapper has ended already. Pass static_graph=True when wrapping.");
   }
   context_.start_over(GraphMode::kStatic, context_.collective, context_.progress.num_steps);
   forward_.restart();
@@ -92,7 +99,10 @@ void Reducer::prepare_for_backward() {
   check_outside_backward("prepare_for_backward()");
   check_not_pending("prepare_for_backward()");
   if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
-    throw errors::prepared_in_join(context_.where());
+    throw context_.error(
+        "prepare_for_backward() was called in a join() context, without a forward outside "
+        "no_sync() before it. Ranks without inputs learn at forward whether a step averages "
+        "gradients. Run the last forward of the step outside no_sync().");
   }
   backward_sync_.prepare();
   context_.params.add_pre_hooks(weak_from_this());
@@ -102,7 +112,8 @@ void Reducer::remove_hooks() {
   const auto lock = lock_after_abort();
   check_not_pending("_remove_autograd_hooks()");
   if (context_.progress.phase != Phase::kIdle || in_backward()) {
-    throw errors::hooks_in_use(context_.where());
+    throw context_.error(
+        "hooks cannot be removed while a backward runs. Remove the hooks between steps.");
   }
   context_.params.remove_hooks();
   forward_.restart();  // no later gradient is seen

@@ -9,6 +9,29 @@
 namespace ddpx {
 namespace {
 
+UserError gradient_mismatch(
+    const errors::Where& where,
+    const std::string& name,
+    const std::string& gradient,
+    const std::string& expected) {
+  const std::string sparse = "a sparse ";
+  const bool is_sparse = gradient.compare(0, sparse.size(), sparse) == 0;
+  const bool expects_sparse = expected.compare(0, sparse.size(), sparse) == 0;
+  const std::string remedy =
+      is_sparse == expects_sparse
+          ? "Cast, move or replace parameters before wrapping, or wrap the module again."
+          : "Sparse gradients are expected for the weights of nn.Embedding(sparse=True) and "
+            "nn.EmbeddingBag(sparse=True), and for no other use of these weights. Pass "
+            "sparse=False.";
+  return errors::at(
+      where,
+      "the gradient of parameter '" + name + "' is " + gradient +
+          ", but the bucket of this parameter was made for " + expected + ". " + remedy +
+          (expects_sparse && !is_sparse
+               ? " In DDP's words: Expected variable to have sparse gradient."
+               : ""));
+}
+
 std::vector<std::size_t> frozen_params(const ReducerContext& context) {
   std::vector<std::size_t> frozen;
   for (std::size_t i = 0; i < context.params.size(); ++i) {
@@ -160,7 +183,12 @@ void Step::arrive(std::size_t param_index) {
       report_late(param_index);
       break;
     case Arrival::kUnforeseen:
-      report(errors::param_unforeseen(context_.where(), context_.params.name(param_index)));
+      report(context_.error(
+          "parameter '" + context_.params.name(param_index) +
+          "' got a gradient, but was not in the graph of this backward. The gradient was averaged "
+          "without the contribution of this rank. A backward inside this backward produced the "
+          "gradient. Use checkpoint(..., use_reentrant=False), or use this parameter in the first "
+          "backward. Restart from a checkpoint."));
       break;
     case Arrival::kFrozen:
       break;
@@ -280,12 +308,11 @@ void Step::pack_param(std::size_t param_index) {
 bool Step::check_fit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad) {
   const auto misfit = find_misfit(bucket, slot, grad);
   if (misfit && !std::exchange(params_[slot.param_index].excluded, true)) {
-    report(
-        errors::gradient_mismatch(
-            context_.where(),
-            context_.params.name(slot.param_index),
-            misfit->gradient,
-            misfit->expected));
+    report(gradient_mismatch(
+        context_.where(),
+        context_.params.name(slot.param_index),
+        misfit->gradient,
+        misfit->expected));
   }
   return !misfit;
 }
@@ -332,7 +359,15 @@ void Step::pack_small(std::size_t bucket_index) {
 void Step::check_unchanged(std::size_t param_index, const at::Tensor& grad) {
   if (version_of(grad) != params_[param_index].version &&
       grad.unsafeGetTensorImpl()->unique_version()) {
-    report(errors::grad_changed(context_.where(), context_.params.name(param_index)));
+    report(
+        errors::at(
+            context_.where(),
+            "the gradient of parameter '" + context_.params.name(param_index) +
+                "' was changed in place after it had arrived and before it was copied into its "
+                "bucket, for example by a hook of another parameter. The average has the changed "
+                "gradient. Change a gradient in a hook of its own parameter, or after backward(). "
+                "On a device, DDPX_SMALL_GRAD_BYTES=0 copies each gradient when it arrives, but "
+                "for the first step."));
   }
 }
 

@@ -7,6 +7,30 @@
 #include <utility>
 
 namespace ddpx {
+namespace {
+
+UserError gradients_not_finite(
+    const errors::Where& where, const std::vector<std::pair<int, std::string>>& findings) {
+  std::ostringstream params;
+  std::ostringstream ranks;
+  for (std::size_t i = 0; i < findings.size(); ++i) {
+    const auto& [rank, name] = findings[i];
+    params << (i == 0 ? "'" : ", '") << name << "' on rank " << rank;
+    ranks << (i == 0 ? "" : ", ") << rank;
+  }
+  const auto count = findings.size();
+  return errors::at(
+      where,
+      "gradients contain NaN or infinity, first in " + params.str() +
+          ". The averages of these gradients are not finite on any rank. Check the inputs and the "
+          "loss of " +
+          errors::by_number(count, "rank ", "ranks ") + ranks.str() +
+          ". torch.autograd.set_detect_anomaly(True) names the operation at fault. A gradient "
+          "scaler skips such steps: if the script uses a gradient scaler, turn off this check with "
+          "set_check_finite(False).");
+}
+
+}  // namespace
 
 StepCollectives::StepCollectives(ReducerContext& context, std::optional<WeightSum> weight)
     : context_(context), weights_(std::move(weight)) {
@@ -91,7 +115,14 @@ std::optional<UserError> StepCollectives::weight_error() {
     }
   }
   if (weights.took_too_much() && !error) {
-    error = errors::forward_left_out(context_.where(), context_.options.module_name);
+    error = context_.error(
+        "the gradients of the wrapper of " + context_.options.module_name +
+        " were divided by the weights of all forwards since the last averaged backward, but no "
+        "backward has reached an output of one of these forwards. All gradients of this step are "
+        "too small. Run a forward that needs no backward in torch.no_grad(), or set its weight to "
+        "0. Average the outputs of several forwards in one backward, or run all but the last "
+        "backward in model.no_sync(). To skip a backward, call ddpx.reset(model) and clear the "
+        "gradients.");
   }
   return error;
 }
@@ -178,7 +209,7 @@ std::optional<UserError> StepCollectives::finite_error() {
     named.emplace_back(finding.rank, context_.params.name(finding.param_index));
   }
   return named.empty() ? std::nullopt
-                       : std::make_optional(errors::gradients_not_finite(context_.where(), named));
+                       : std::make_optional(gradients_not_finite(context_.where(), named));
 }
 
 }  // namespace ddpx

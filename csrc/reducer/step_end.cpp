@@ -1,4 +1,5 @@
 // The end of a step: finish(), and match_peers() for a step that broke off.
+#include <string>
 #include <utility>
 
 #include "step.h"
@@ -153,13 +154,28 @@ void Step::write_back(const Bucket& bucket, const std::vector<const Slot*>& slot
 }
 
 void Step::report_late(std::size_t param_index) {
-  report(
-      errors::param_arrived_again(
-          context_.where(),
-          context_.params.name(param_index),
-          param_index,
-          context_.options.mode == GraphMode::kStatic,
-          context_.options.gradient_as_bucket_view));
+  const std::string remedy =
+      context_.options.mode == GraphMode::kStatic
+          ? "Your training graph has changed in this iteration: this parameter got fewer gradients "
+            "in the first synchronized backward with static_graph=True. Remove static_graph=True, "
+            "or keep the graph the same in every step."
+          : "This happens when one layer is used in several reentrant checkpoints. Use "
+            "checkpoint(..., use_reentrant=False), or pass static_graph=True. This also happens "
+            "when several threads run backwards through one wrapper at the same time. Run one "
+            "backward at a time.";
+  const std::string consequence =
+      context_.options.gradient_as_bucket_view
+          ? " With gradient_as_bucket_view=True, this gradient was added to a bucket whose "
+            "all-reduce may have been running. Ranks may have received different averages. Restart "
+            "all ranks from a checkpoint."
+          : "";
+  const auto& name = context_.params.name(param_index);
+  report(context_.error(
+      "parameter '" + name +
+      "' got another gradient after its gradient had been packed for all-reduce. " + remedy +
+      consequence +
+      " In DDP's words: Expected to mark a variable ready only once. Parameter at index " +
+      std::to_string(param_index) + " with name " + name + " has been marked as ready twice."));
 }
 
 // ---- the use of params --------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 
 #include <limits>
+#include <sstream>
 #include <utility>
 
 #include "../buckets/device_stream.h"
@@ -15,8 +16,25 @@
 namespace ddpx {
 namespace {
 
+// The sum of the weights of all ranks is not positive. `own`: the weight of this rank.
 std::optional<UserError> error_of(const errors::Where& where, double own, double sum) {
-  return sum > 0 ? std::nullopt : std::make_optional(errors::no_weights(where, own, sum));
+  if (sum > 0) {
+    return std::nullopt;
+  }
+  std::ostringstream out;
+  if (sum == 0) {
+    out << "the weights of all ranks and micro-steps of this step sum to 0, so the average does "
+           "not exist. At least one rank needs a loss over 1 or more items. Skip the step on all "
+           "ranks otherwise.";
+  } else if (sum < 0) {
+    out << "the weights of all ranks and micro-steps of this step sum to " << sum << ".";
+  } else if (own != own) {
+    out << "a weight of this rank is negative, infinite or NaN.";
+  } else {
+    out << "a weight of another rank is negative, infinite or NaN. The error of that rank says so.";
+  }
+  out << " All gradients of this step are NaN. " << errors::kWeightRemedy;
+  return errors::at(where, out.str());
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <exception>
-#include <functional>
 #include <optional>
 #include <string>
 

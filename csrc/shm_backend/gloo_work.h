@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,18 +48,43 @@ class GlooWork final : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override;
 
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  int sourceRank() const override;
-  std::vector<at::Tensor> result() override;
-  void synchronize() override;
-  void blockCurrentStream() override;
-  void abort() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  float getDuration() const override;
-  uint64_t getSequencenumber() const override;
+  // As of gloo's work.
+  bool isCompleted() override {
+    return inner_->isCompleted();
+  }
+  bool isSuccess() const override {
+    return inner_->isSuccess();
+  }
+  std::exception_ptr exception() const override {
+    return inner_->exception();
+  }
+  int sourceRank() const override {
+    return inner_->sourceRank();
+  }
+  std::vector<at::Tensor> result() override {
+    return inner_->result();
+  }
+  void synchronize() override {
+    inner_->synchronize();
+  }
+  void blockCurrentStream() override {
+    inner_->blockCurrentStream();
+  }
+  void abort() override {
+    inner_->abort();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return inner_->getFuture();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    return inner_->getFutureResult();
+  }
+  float getDuration() const override {
+    return inner_->getDuration();
+  }
+  uint64_t getSequencenumber() const override {
+    return inner_->getSequencenumber();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

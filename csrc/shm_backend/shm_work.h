@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "../comm/end_notice.h"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -11,7 +10,6 @@
 #include <mutex>
 #include <stop_token>
 #include <string>
-#include <thread>
 
 #include "../machine/activity.h"
 #include "host_channel.h"
