@@ -59,8 +59,8 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
             "NCCL": _nccl(),
             "counted calls": _counted_calls(),
             "shared memory": shared_memory,
-            "buckets over gloo": _transport(shared_memory),
-            "between hosts": _transport_of_hosts(shared_memory),
+            "buckets over gloo": _transport(shared_memory, several_hosts=False),
+            "on several hosts": _transport(shared_memory, several_hosts=True),
         },
         "environment": {
             name: value
@@ -185,23 +185,20 @@ def _shared_memory() -> str:
     return "yes: two test processes shared memory"
 
 
-def _transport(shared_memory: str) -> str:
-    """The transport of buckets over a gloo group of this machine's ranks."""
+def _transport(shared_memory: str, several_hosts: bool) -> str:
+    """The transport of buckets over a gloo group, and the reason."""
     choice = os.environ.get(transport.VARIABLE) or "auto"
     if choice == "group":
         return f"gloo ({transport.VARIABLE}=group)"
-    return {"yes": "shm", "no": "gloo"}.get(shared_memory.partition(":")[0], "not tested")
-
-
-def _transport_of_hosts(shared_memory: str) -> str:
-    """The transport of buckets over a gloo group of several hosts."""
-    choice = os.environ.get(transport.VARIABLE) or "auto"
-    if choice == "group":
-        return f"gloo ({transport.VARIABLE}=group)"
-    if choice == "shm":
-        within = {"yes": "shm", "no": "an error"}.get(shared_memory.partition(":")[0], "not tested")
-        return f"{within} ({transport.VARIABLE}=shm; sums over three or more ranks differ in bits)"
-    return f"gloo, for DDP's bits ({transport.VARIABLE}=shm: shm within hosts, with other bits)"
+    if choice == "auto" and several_hosts:
+        return f"gloo, for DDP's bits ({transport.VARIABLE}=shm: shm within hosts, with other bits)"
+    works = shared_memory.partition(":")[0]
+    if works == "yes":
+        bits = "other bits than gloo's" if several_hosts else "gloo's bits"
+        return f"shm{' within hosts' * several_hosts}, with {bits}"
+    if works == "no":
+        return "an error" if choice == "shm" else "gloo, because processes share no memory"
+    return "not tested"
 
 
 def _hosts() -> list[list[int]]:

@@ -29,6 +29,11 @@ _FILES_PER_RANK = 3
 _MOST_LOCAL_RANKS = 256
 _MOST_NAMED_RANKS = 3
 _TEXT_BYTES = 1000  # of the text of one rank
+_REMEDIES = {  # by the phase that fails
+    "open files": "Raise the limit of open files (ulimit -n).",
+    "rendezvous": "Remove the cause.",
+    "connection of hosts": "Open the ports between hosts; GLOO_SOCKET_IFNAME selects a network.",
+}
 
 _logger = logging.getLogger("ddpx.comm")
 
@@ -40,7 +45,8 @@ class _Attempt:
     Attributes:
         transport: None: the group averages gradients.
         num_hosts: The number of hosts of the ranks. 0 if a rank has a fault.
-        faults: The ranks that cannot use shared memory, each with the phase and the cause.
+        faults: The ranks that cannot use shared memory, each with the phase and the cause, and the
+            remedy.
     """
 
     transport: Transport | None = None
@@ -107,8 +113,8 @@ def connect(choice: str, group: dist.ProcessGroup, device: torch.device) -> Tran
         return attempt.transport
     if choice == "shm":
         raise ValueError(
-            f"transport='shm' cannot be used: {attempt.faults}. Remove the cause, or pass "
-            "transport='auto', which then uses the process group."
+            f"transport='shm' cannot be used: {attempt.faults} With transport='auto', the process "
+            "group takes the place of shared memory."
         )
     return None
 
@@ -144,6 +150,7 @@ def _gloo_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo | None:
 
 
 def _try(choice: str, group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> _Attempt:
+    """Ranks find out whether they can use shared memory. A collective call."""
     options = ShmOptions()
     store = dist.PrefixStore(f"ddpx/transport/{choice}", group.get_group_store())
     timeout = min(gloo.options._timeout, _LONGEST_RENDEZVOUS)
@@ -199,9 +206,10 @@ def _open_files(num_files: int) -> None:
 
 
 def _faults(phase: str, run: Callable[[], None], group: dist.ProcessGroup) -> str:
-    """Runs a phase of an attempt. Returns the ranks on which the phase raised, each with the cause.
+    """Runs a phase of an attempt. Returns the ranks on which the phase raised, with their causes.
 
-    A collective call, which returns the same text on all ranks. Empty: no rank has a fault.
+    A collective call, which returns the same text on all ranks, with the remedy. Empty: no rank has
+    a fault.
     """
     rank = group.rank()
     cause = ""
@@ -223,8 +231,8 @@ def _faults(phase: str, run: Callable[[], None], group: dist.ProcessGroup) -> st
     texts = [bytes(row.tolist()).rstrip(b"\0.") for row in _sum(rows, group)]
     faults = b"; ".join(texts).decode(errors="replace")
     if len(ranks) > len(named):
-        faults += f"; and on {len(ranks) - len(named)} further ranks"
-    return faults
+        faults += f"; also on ranks {', '.join(map(str, ranks[len(named) :]))} of the group"
+    return f"{faults}. {_REMEDIES[phase]}"
 
 
 def _sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -239,10 +247,10 @@ def _log_reason(group: dist.ProcessGroup, attempt: _Attempt) -> None:
         reason = (
             f"the ranks are on {attempt.num_hosts} hosts. Set {VARIABLE}=shm to use shared memory "
             "within hosts: steps are faster, but sums over three or more ranks are rounded "
-            "differently"
+            "differently."
         )
     _logger.warning(
-        "[ddpx rank %d] gradients are averaged over gloo, because %s. Set %s=group to omit the "
+        "[ddpx rank %d] gradients are averaged over gloo, because %s Set %s=group to omit the "
         "attempt.",
         rank_of_job(group),
         reason,

@@ -9,6 +9,7 @@ from cli_process import assert_code, run
 from nccl_classes import BACKENDS, COUNTING
 
 import ddpx
+from ddpx.cli import info
 from ddpx.cli.group import run_command_line
 from ddpx.cli.info import gather
 
@@ -24,8 +25,8 @@ def test_json_has_all_sections(monkeypatch):
     assert "gloo yes" in facts["communication"]["backends"]
     assert "shm yes" in facts["communication"]["backends"]
     assert facts["communication"]["shared memory"] == "yes: two test processes shared memory"
-    assert facts["communication"]["buckets over gloo"] == "shm"
-    assert facts["communication"]["between hosts"].startswith("gloo, for DDP's bits")
+    assert facts["communication"]["buckets over gloo"] == "shm, with gloo's bits"
+    assert facts["communication"]["on several hosts"].startswith("gloo, for DDP's bits")
     assert facts["environment"]["DDPX_SHM_ORDER"] == "fixed"
     has_cuda = torch.version.cuda is not None
     assert has_cuda or (facts["communication"]["NCCL"], facts["build"]["CUDA of torch"]) == (
@@ -38,14 +39,21 @@ def test_the_transport_may_be_switched_off(monkeypatch):
     monkeypatch.setenv("DDPX_TRANSPORT", "group")
     facts = gather(probe=False)["communication"]
     assert facts["buckets over gloo"] == "gloo (DDPX_TRANSPORT=group)"
-    assert facts["between hosts"] == "gloo (DDPX_TRANSPORT=group)"
+    assert facts["on several hosts"] == "gloo (DDPX_TRANSPORT=group)"
 
 
 def test_the_transport_between_hosts_may_be_switched_on(monkeypatch):
     monkeypatch.setenv("DDPX_TRANSPORT", "shm")
     facts = gather()["communication"]
-    assert facts["buckets over gloo"] == "shm"
-    assert facts["between hosts"].startswith("shm (DDPX_TRANSPORT=shm; sums over three or more")
+    assert facts["buckets over gloo"] == "shm, with gloo's bits"
+    assert facts["on several hosts"] == "shm within hosts, with other bits than gloo's"
+
+
+@pytest.mark.parametrize(("choice", "said"), [("auto", "gloo, because"), ("shm", "an error")])
+def test_processes_that_share_no_memory(monkeypatch, choice, said):
+    monkeypatch.setenv("DDPX_TRANSPORT", choice)
+    monkeypatch.setattr(info, "_shared_memory", lambda: "no: a cause")
+    assert gather()["communication"]["buckets over gloo"].startswith(said)
 
 
 def test_text_is_the_same_to_read(capsys):

@@ -257,7 +257,7 @@ def _timeout() -> None:
     _train(model)
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
     if dist.get_rank() == 3:
-        time.sleep(5)
+        time.sleep(4)
     begin = time.monotonic()
     try:
         _train(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import operator
 import os
 import time
 from collections.abc import Iterator
@@ -85,6 +86,16 @@ def test_only_the_choice_shm_leaves_the_group(ranks, choices):
     for line in lines:
         assert "[ddpx rank 0] gradients are averaged over gloo, because the ranks are on 2" in line
         assert "Set DDPX_TRANSPORT=shm to use shared memory within hosts" in line
+
+
+def _keeps_nothing() -> bool:
+    with _group_of("aabb") as group:
+        model = _wrap(group, "auto")
+        return transport.of(group) is None and model._ddpx.transport is None
+
+
+def test_auto_keeps_no_shared_memory(ranks):
+    assert ranks(4).run(_keeps_nothing) == [True] * 4
 
 
 def _by_variable() -> str:
@@ -169,7 +180,7 @@ def _leaked() -> tuple[int, int]:
         _one_group()
     gc.collect()
     deadline = time.monotonic() + 20
-    while _resources() > before and time.monotonic() < deadline:
+    while any(map(operator.gt, _resources(), before)) and time.monotonic() < deadline:
         time.sleep(0.1)
     after = _resources()
     return after[0] - before[0], after[1] - before[1]
@@ -218,5 +229,5 @@ def test_hosts_that_cannot_connect_raise_on_all_ranks(ranks):
     text = texts.pop()
     assert "connection of hosts failed on rank 1: No route to host;" in text
     assert "connection of hosts failed on rank 3: " in text  # the counterpart, which waited
-    assert "pass transport='auto', which then uses the process group" in text
+    assert "Open the ports between hosts; GLOO_SOCKET_IFNAME selects a network. With" in text
     assert all(seconds < 15 and name == "gloo" for _, seconds, name in results)
