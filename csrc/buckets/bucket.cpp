@@ -13,7 +13,7 @@
 #include "../count.h"
 #include "../errors.h"
 #include "device_stream.h"
-#include "grad_copy.h"
+#include "grad_scaling.h"
 #include "grad_values.h"
 #include "sparse_rows.h"
 

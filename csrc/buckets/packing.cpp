@@ -14,7 +14,7 @@
 #include "../count.h"
 #include "dense_copy.h"
 #include "device_stream.h"
-#include "grad_copy.h"
+#include "grad_scaling.h"
 #include "grad_values.h"
 #include "param_grad.h"
 #include "sparse_rows.h"

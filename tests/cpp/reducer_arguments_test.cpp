@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "buckets/grad_copy.h"
+#include "buckets/grad_scaling.h"
 #include "observe/event_log.h"
 #include "replica.h"
 

@@ -1,4 +1,4 @@
-#include "grad_copy.h"
+#include "grad_scaling.h"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/div.h>
