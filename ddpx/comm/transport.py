@@ -230,8 +230,9 @@ def _faults(phase: str, run: Callable[[], None], group: dist.ProcessGroup) -> st
         rows[named.index(rank), : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     texts = [bytes(row.tolist()).rstrip(b"\0.") for row in _sum(rows, group)]
     faults = b"; ".join(texts).decode(errors="replace")
-    if len(ranks) > len(named):
-        faults += f"; also on ranks {', '.join(map(str, ranks[len(named) :]))} of the group"
+    if others := ranks[len(named) :]:
+        noun = "rank" if len(others) == 1 else "ranks"
+        faults += f"; also on {noun} {', '.join(map(str, others))} of the group"
     return f"{faults}. {_REMEDIES[phase]}"
 
 
