@@ -78,6 +78,7 @@ ROWS = [
     Row(4, 2, 500),
     Row(2, 2, 1000, models.TRANSFORMER),
     *FEW_ROWS,
+    Row(2, 2, 500, models.TRANSFORMER),
 ]
 
 
