@@ -111,6 +111,19 @@ def test_the_variable_counts_between_hosts(ranks):
     assert ranks(4).run(_by_variable) == ["shm"] * 4
 
 
+def _with_another_default_device() -> str:
+    module = nn.Linear(3, 3)
+    with _group_of("aabb") as group:
+        with torch.device("meta"):
+            model = ddpx.ReducerDDP(module, process_group=group, transport="shm")
+        model(torch.ones(3)).sum().backward()
+        return model.reducer.transport
+
+
+def test_the_default_device_does_not_matter(ranks):
+    assert ranks(4).run(_with_another_default_device) == ["shm"] * 4
+
+
 # ---- the averages --------------------------------------------------------------------------------
 
 
