@@ -217,21 +217,22 @@ def _faults(phase: str, run: Callable[[], None], group: dist.ProcessGroup) -> st
         run()
     except (RuntimeError, MemoryError, OSError) as error:
         cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    found = torch.zeros(group.size(), dtype=torch.int32)
+    found = torch.zeros(group.size(), dtype=torch.int32, device=_CPU)
     found[rank] = bool(cause)
     ranks = _sum(found, group).nonzero().flatten().tolist()
     if not ranks:
         return ""
     # Over the group, since a rank without files may not reach the store.
     named = ranks[:_MOST_NAMED_RANKS]
-    rows = torch.zeros(len(named), _TEXT_BYTES, dtype=torch.uint8)
+    rows = torch.zeros(len(named), _TEXT_BYTES, dtype=torch.uint8, device=_CPU)
     if rank in named:
         text = f"{phase} failed on rank {rank_of_job(group)}: {cause}".encode()[:_TEXT_BYTES]
-        rows[named.index(rank), : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows[named.index(rank), : len(text)] = torch.tensor([*text], dtype=torch.uint8, device=_CPU)
     texts = [bytes(row.tolist()).rstrip(b"\0.") for row in _sum(rows, group)]
     faults = b"; ".join(texts).decode(errors="replace")
-    if len(ranks) > len(named):
-        faults += f"; also on ranks {', '.join(map(str, ranks[len(named) :]))} of the group"
+    if others := ranks[len(named) :]:
+        noun = "rank" if len(others) == 1 else "ranks"
+        faults += f"; also on {noun} {', '.join(map(str, others))} of the group"
     return f"{faults}. {_REMEDIES[phase]}"
 
 

@@ -111,6 +111,19 @@ def test_the_variable_counts_between_hosts(ranks):
     assert ranks(4).run(_by_variable) == ["shm"] * 4
 
 
+def _with_another_default_device() -> str:
+    module = nn.Linear(3, 3)
+    with _group_of("aabb") as group:
+        with torch.device("meta"):
+            model = ddpx.ReducerDDP(module, process_group=group, transport="shm")
+        model(torch.ones(3)).sum().backward()
+        return model.reducer.transport
+
+
+def test_the_default_device_does_not_matter(ranks):
+    assert ranks(4).run(_with_another_default_device) == ["shm"] * 4
+
+
 # ---- the averages --------------------------------------------------------------------------------
 
 
@@ -195,8 +208,8 @@ def test_the_transport_ends_with_its_group(ranks):
 # ---- faults --------------------------------------------------------------------------------------
 
 
-def _without_network(victim: int) -> tuple[str, float, str]:
-    """The victim cannot connect to other hosts.
+def _without_network(victims: list[int]) -> tuple[str, float, str]:
+    """The victims cannot connect to other hosts.
 
     Returns the error, the time until the error, and the transport of a later wrapper.
     """
@@ -208,7 +221,7 @@ def _without_network(victim: int) -> tuple[str, float, str]:
     transport._LONGEST_RENDEZVOUS = timedelta(seconds=2)
     begin = time.monotonic()
     with _group_of("aabb") as group:
-        if dist.get_rank() == victim:
+        if dist.get_rank() in victims:
             shm.one_thread_options = fail  # type: ignore[assignment]
         try:
             with pytest.raises(ValueError, match="transport='shm' cannot be used") as caught:
@@ -222,12 +235,21 @@ def _without_network(victim: int) -> tuple[str, float, str]:
         return str(caught.value), seconds, model.reducer.transport
 
 
-def test_hosts_that_cannot_connect_raise_on_all_ranks(ranks):
-    results = ranks(4).run(_without_network, 1)
-    texts = {text for text, _, _ in results}
-    assert len(texts) == 1, texts
-    text = texts.pop()
-    assert "connection of hosts failed on rank 1: No route to host;" in text
-    assert "connection of hosts failed on rank 3: " in text  # the counterpart, which waited
+def _check_connection_error(results: list[tuple[str, float, str]]) -> str:
+    """Returns the text, which all ranks raise."""
+    (text,) = {text for text, _, _ in results}
     assert "Open the ports between hosts; GLOO_SOCKET_IFNAME selects a network. With" in text
     assert all(seconds < 15 and name == "gloo" for _, seconds, name in results)
+    return text
+
+
+def test_hosts_that_cannot_connect_raise_on_all_ranks(ranks):
+    text = _check_connection_error(ranks(4).run(_without_network, [1]))
+    assert "connection of hosts failed on rank 1: No route to host;" in text
+    assert "connection of hosts failed on rank 3: " in text  # the counterpart, which waited
+
+
+def test_an_error_of_many_ranks_has_few_causes(ranks):
+    text = _check_connection_error(ranks(4).run(_without_network, [0, 1, 2, 3]))
+    assert text.count("No route to host") == 3
+    assert "; also on rank 3 of the group. Open" in text
