@@ -23,9 +23,9 @@ FUNCTIONS = {
     "no_sync": "no_sync",
     "require_backward_grad_sync": "set_requires_gradient_sync",
     "join": "join",
-    "join_hook": "joinable",
-    "join_device": "joinable",
-    "join_process_group": "joinable",
+    "join_hook": "as_ddp",
+    "join_device": "as_ddp",
+    "join_process_group": "as_ddp",
     "register_comm_hook": "register_comm_hook",
     "_register_builtin_comm_hook": "register_builtin_comm_hook",
     "_register_buffer_comm_hook": "register_buffer_comm_hook",
@@ -111,7 +111,7 @@ def _no_sync_set(model: nn.Module) -> None:
 
 
 def _joins(model: nn.Module) -> None:
-    for context in (ddpx.join(model), Join([ddpx.joinable(model)])):
+    for context in (ddpx.join(model), Join([ddpx.as_ddp(model)])):
         with context:
             for _ in range(1 + dist.get_rank()):
                 model.zero_grad()
