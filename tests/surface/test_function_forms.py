@@ -194,6 +194,10 @@ def _of_ddpx(model: nn.Module) -> None:
     (grad,) = ddpx.synchronized_grads(model, model(torch.ones(2, 4)).sum(), [weight])
     assert grad is not None
     assert len(ddpx.bucket_plan(model).buckets) >= 1
+    assert [status.rank for status in ddpx.peer_status(model)] == [0, 1]
+    stack = ddpx.peer_stack(model, 1 - dist.get_rank(), 2.0)
+    assert stack is not None and "test_function_forms" in stack
+    dist.barrier()
     with ddpx.record(model) as timeline:
         _train(model)
     assert len(timeline.steps) == 2
