@@ -203,6 +203,15 @@ def _of_ddpx(model: nn.Module) -> None:
     assert len(timeline.steps) == 2
 
 
+def _weights(model: nn.Module) -> None:
+    for _ in range(2):
+        model.zero_grad()
+        ddpx.set_weight(model, 2.0 * (1 + dist.get_rank()))
+        _step(model)
+
+
+# The arguments of the fronts, where they are not the defaults.
+OPTIONS: dict[str, dict[str, Any]] = {"weights": {"average": "weights"}}
 RUNS: dict[str, Callable[[nn.Module], None]] = {
     run.__name__.strip("_"): run
     for run in (
@@ -219,16 +228,18 @@ RUNS: dict[str, Callable[[nn.Module], None]] = {
         _group,
         _logging,
         _of_ddpx,
+        _weights,
     )
 }
 
 
 def _same_with_both(name: str) -> None:
     results = []
-    fronts: tuple[Callable[[nn.Module], nn.Module], ...] = (ReducerDDP, ddpx.replicate)
+    fronts: tuple[Callable[..., nn.Module], ...] = (ReducerDDP, ddpx.replicate)
     for front in fronts:
         torch.manual_seed(0)
-        model = front(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        model = front(module, **OPTIONS.get(name, {}))
         RUNS[name](model)
         params: list[Any] = [*model.parameters()]
         results.append([p.grad if p.grad is not None else p.detach() for p in params])
