@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all sanitize picture peer-test foreign-test docs wheel test-torch lock lint format parity-table average-table advice-table reliability bench gpu clean
+.PHONY: help packages setup build demo timeline test test-all test-replicate sanitize picture peer-test foreign-test docs wheel test-torch lock lint format parity-table average-table advice-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ test: packages build $(VENV)/.extra-test  ## run most tests, with a part of larg
 
 test-all: packages build $(VENV)/.extra-test  ## run all tests, also the longest ones, with large matrices in full
 	$(PYTEST) --full -m "not alone"; others=$$?; $(BIN)/python -m pytest --full -m alone && exit $$others
+
+test-replicate: build $(VENV)/.extra-test  ## run tests of parity and of DDP's features with ddpx.replicate() in place of the wrapper (6 min)
+	DDPX_TEST_FRONT=replicate $(PYTEST) --full tests/surface tests/parity/test_replicate.py
 
 sanitize: build $(VENV)/.extra-test  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz
 	$(BIN)/python scripts/sanitize.py

@@ -21,9 +21,9 @@ from ddpx.comm.shm import ShmOptions
 from ddpx.ddp import dynamo
 from ddpx.ddp.construction import call_on_construction
 from ddpx.ddp.ddp_functions import (
+    as_ddp,
     finalize_backward,
     join,
-    joinable,
     logging_data,
     no_sync,
     process_group,
@@ -88,10 +88,10 @@ __all__ = [
     "Shrunk",
     "Timeline",
     "__version__",
+    "as_ddp",
     "bucket_plan",
     "finalize_backward",
     "join",
-    "joinable",
     "logging_data",
     "no_sync",
     "patch_ddp",

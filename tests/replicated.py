@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpx
-from ddpx.ddp.lookup import front_of
 
 # The function of ddpx in the place of each method of a wrapper. Functions with the method's own
 # name are not listed.
@@ -27,6 +26,11 @@ FUNCTIONS = {
 class Replicated(nn.Module):
     """Calls a module that ddpx.replicate() averages. Methods of a wrapper are functions of ddpx."""
 
+    _get_active_ddp_module = ddpx.ReducerDDP._get_active_ddp_module
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(
+        ddpx.ReducerDDP._set_params_and_buffers_to_ignore_for_model
+    )
+
     def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
         super().__init__()
         names = module.state_dict().keys()
@@ -40,27 +44,23 @@ class Replicated(nn.Module):
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_parameters", "_buffers", "_modules", "module"):
+            return super().__getattr__(name)
         function = getattr(ddpx, FUNCTIONS.get(name, name), None)
         if callable(function):
             return lambda *args, **kwargs: function(self.module, *args, **kwargs)
-        return super().__getattr__(name)
+        return getattr(ddpx.as_ddp(self.module), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "require_backward_grad_sync":
             ddpx.set_requires_gradient_sync(self.module, value)
         elif name == "require_manual_backward_finalization":
             ddpx.set_manual_finalization(self.module, value)
+        elif name == "_join_config":
+            ddpx.as_ddp(self.module)._join_config = value
         else:
             super().__setattr__(name, value)
 
     @property
     def process_group(self) -> dist.ProcessGroup:
         return ddpx.process_group(self.module)
-
-    @property
-    def require_backward_grad_sync(self) -> bool:
-        return front_of(self.module).require_backward_grad_sync
-
-    @property
-    def reducer(self) -> Any:
-        return front_of(self.module).reducer

@@ -46,13 +46,15 @@ def _reduce(module: nn.Module) -> str | tuple[Any, ...]:
 
 def _without_hooks(state: Mapping[str, Any]) -> dict[str, Any]:
     plain = dict(state)
-    kept: set[int] = set()
     for name in _HOOKS:
-        hooks = {
-            key: hook for key, hook in state.get(name, {}).items() if not isinstance(hook, Hook)
-        }
-        plain[name] = OrderedDict(hooks)
-        kept |= hooks.keys()
-    for name in [name for name in plain if name.startswith(_HOOKS) and name not in _HOOKS]:
-        plain[name] = OrderedDict((key, on) for key, on in plain[name].items() if key in kept)
+        for key, hook in state.get(name, {}).items():
+            if isinstance(hook, Hook):
+                _leave_out(plain, name, key)
     return plain
+
+
+def _leave_out(state: dict[str, Any], name: str, key: int) -> None:
+    """Leaves a hook out of dicts such as ``_forward_hooks`` and ``_forward_hooks_with_kwargs``."""
+    for attribute in [each for each in state if each.startswith(name)]:
+        kept = [(other, value) for other, value in state[attribute].items() if other != key]
+        state[attribute] = OrderedDict(kept)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
+from ddpx.ddp.front import Front
 from ddpx.ddp.lookup import front_of
 
 
@@ -63,17 +64,18 @@ def join(
     return front_of(model).join(divide_by_initial_world_size, enable, throw_on_early_termination)
 
 
-def joinable(model: nn.Module) -> Joinable:
-    """Returns what ``torch.distributed.algorithms.Join`` takes in place of the model.
+def as_ddp(model: nn.Module) -> Front:
+    """Returns an object with DDP's methods, for functions of torch that take a DDP.
 
-    A replicated module is no ``Joinable`` itself. A wrapper is.
+    Such functions are ``torch.distributed.algorithms.Join`` and ``hook_with_zero_step()``. The
+    object of a wrapper is the wrapper itself.
 
     Args:
         model: A replicated module, a wrapper, or a module around one.
 
     Example:
         >>> from torch.distributed.algorithms import Join
-        >>> with Join([ddpx.joinable(model)]):
+        >>> with Join([ddpx.as_ddp(model)]):
         ...     model(inputs).sum().backward()
     """
     return front_of(model)

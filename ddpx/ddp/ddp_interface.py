@@ -87,15 +87,6 @@ class DDPInterface(nn.Module, Front, TorchOnlyNames):
             if name in params_and_buffers_to_ignore:
                 tensor._ddp_ignored = True  # type: ignore[attr-defined]
 
-    @staticmethod
-    def _get_data_parallel_params(
-        module: nn.Module, named_params: bool = False
-    ) -> Iterator[nn.Parameter | tuple[str, nn.Parameter]]:
-        """Yields the parameters that a wrapper of ``module`` does not ignore."""
-        for name, param in module.named_parameters():
-            if not hasattr(param, "_ddp_ignored"):
-                yield (name, param) if named_params else param
-
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
         """The parameters that the wrapper does not ignore, and whose all-reduce is not delayed."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ddpx.ddp import optimizers, plan_search
 from ddpx.ddp.comm_hooks import check_hook
@@ -138,6 +139,15 @@ class GradientInterface(JoinInterface, Finalization):
         """Makes optimizers of ``_apply_optimizer_in_backward()`` run on averaged gradients."""
         if optimizers.take_over(self, self._ddpx.options):
             self._ddpx.comm_hook.runs_optimizer = True
+
+    @staticmethod
+    def _get_data_parallel_params(
+        module: nn.Module, named_params: bool = False
+    ) -> Iterator[nn.Parameter | tuple[str, nn.Parameter]]:
+        """Yields the parameters that a wrapper of ``module`` does not ignore."""
+        for name, param in module.named_parameters():
+            if not hasattr(param, "_ddp_ignored"):
+                yield (name, param) if named_params else param
 
     @property
     def _has_rebuilt_buckets(self) -> bool:

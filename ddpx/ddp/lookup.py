@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import nn
 
-from ddpx import errors
+from ddpx import errors, health
 from ddpx.ddp.front import ATTRIBUTE, Front
 from ddpx.ddp.hooks import Before, HookFront
 from ddpx.ddp.replica import Replica
@@ -39,3 +39,6 @@ def front_of(model: object) -> Front:
 def replica_of(model: object) -> Replica:
     """The replica of the only front in ``model``; see :func:`front_of`."""
     return front_of(model)._ddpx
+
+
+health.find_fronts_by(front_of)

@@ -21,7 +21,8 @@ _ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 
 
 _PLACE = "    options\n"  # of the description of the arguments of ReducerDDP
-_SIGNATURE = inspect.Signature([*inspect.signature(ReducerDDP.__init__).parameters.values()][1:])
+_OF_WRAPPER = inspect.signature(ReducerDDP.__init__, eval_str=True)
+_SIGNATURE = inspect.Signature([*_OF_WRAPPER.parameters.values()][1:])
 
 
 class _Replicate(Protocol[_P]):

@@ -1,7 +1,7 @@
 """Failure reports: errors that name the lost rank, its place and the cause."""
 
 from ddpx.health.failure import LostRank, RankError, RankFailure, RankMismatch, RankStalled
-from ddpx.health.peers import RankStatus, peer_stack, peer_status
+from ddpx.health.peers import RankStatus, find_fronts_by, peer_stack, peer_status
 from ddpx.health.stall_timeout import set_stall_timeout
 from ddpx.health.watch import (
     begin,
@@ -25,6 +25,7 @@ __all__ = [
     "begin",
     "collective_call",
     "constructing",
+    "find_fronts_by",
     "introduction",
     "meet",
     "note_fault",

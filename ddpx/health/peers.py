@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
 from typing import Protocol
 
 import torch.distributed as dist
+from torch import nn
 
 from ddpx import _C, errors
 from ddpx.settings import seconds
@@ -21,6 +23,13 @@ class Wrapper(Protocol):
 
 
 _MOST_S = 86400.0
+# Each finds the front of a model that has no process group. ddpx.ddp, a higher package, adds one.
+_finders: list[Callable[[object], Wrapper]] = []
+
+
+def find_fronts_by(finder: Callable[[object], Wrapper]) -> None:
+    """Makes functions for wrappers take other models, whose front ``finder`` returns."""
+    _finders.append(finder)
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,13 @@ class RankStatus:
         return f"<RankStatus: {where}, {self.doing or 'alive'}{since}>"
 
 
-def peer_status(model: Wrapper) -> list[RankStatus]:
+def peer_status(model: Wrapper | nn.Module) -> list[RankStatus]:
     """Returns the state of all ranks that have wrapped their model, in order of rank.
 
     The call reads state that ranks publish. The other ranks do not need to respond.
 
     Args:
-        model: The wrapper.
+        model: The wrapper, or the replicated module.
 
     Returns:
         A :class:`~ddpx.health.RankStatus` for each rank, including this one.
@@ -79,7 +88,7 @@ def peer_status(model: Wrapper) -> list[RankStatus]:
         0 True
         1 True
     """
-    monitor = _monitor(model)
+    monitor = _monitor(_group(model))
     known = [rank for rank in monitor.ranks() if rank] + [monitor.this_rank()]
     return [
         RankStatus(
@@ -95,11 +104,13 @@ def peer_status(model: Wrapper) -> list[RankStatus]:
     ]
 
 
-def peer_stack(model: Wrapper, rank: int, timeout: float | timedelta = 2.0) -> str | None:
+def peer_stack(
+    model: Wrapper | nn.Module, rank: int, timeout: float | timedelta = 2.0
+) -> str | None:
     """Returns the Python stacks of all threads of another rank on this machine.
 
     Args:
-        model: The wrapper.
+        model: The wrapper, or the replicated module.
         rank: The other rank, in the process group of ``model``.
         timeout: The time to wait for the answer, in seconds or as a timedelta. Default 2 s.
 
@@ -118,12 +129,13 @@ def peer_stack(model: Wrapper, rank: int, timeout: float | timedelta = 2.0) -> s
         thread MainThread:
           ...
     """
-    monitor = _monitor(model)
+    group = _group(model)
+    monitor = _monitor(group)
     rank = index(rank)
-    if not 0 <= rank < model.process_group.size() or rank == monitor.rank:
+    if not 0 <= rank < group.size() or rank == monitor.rank:
         raise ValueError(
             f"rank {rank!r} is not another rank of the process group of this wrapper, which has "
-            f"{errors.count(model.process_group.size(), 'rank')}. Pass the number of another rank, "
+            f"{errors.count(group.size(), 'rank')}. Pass the number of another rank, "
             "counted from 0."
         )
     timeout_s = min(seconds("timeout", timeout), _MOST_S)
@@ -131,10 +143,17 @@ def peer_stack(model: Wrapper, rank: int, timeout: float | timedelta = 2.0) -> s
     return stack
 
 
-def _monitor(model: Wrapper) -> _C.Monitor:
-    if not hasattr(model, "process_group"):
+def _group(model: object) -> dist.ProcessGroup:
+    group = getattr(model, "process_group", None)
+    for finder in () if isinstance(group, dist.ProcessGroup) else _finders:
+        group = finder(model).process_group
+    if not isinstance(group, dist.ProcessGroup):
         raise errors.not_one_wrapper(model, 0)
-    monitor = _C.monitor_of(model.process_group)
+    return group
+
+
+def _monitor(group: dist.ProcessGroup) -> _C.Monitor:
+    monitor = _C.monitor_of(group)
     if monitor is None:
         raise errors.nobody_watches()
     return monitor

@@ -113,9 +113,10 @@ class _First(Hook):
         self._state = state
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        before = self._state.start(module)
         for key in [key for key, hook in module._forward_pre_hooks.items() if hook is self]:
             del module._forward_pre_hooks[key]
-        return self._state.start(module).begin(sys._getframe(1), args, kwargs)
+        return before.begin(sys._getframe(1), args, kwargs)
 
 
 def replicate(

@@ -139,12 +139,13 @@ def params_under_fsdp(module: nn.Module) -> list[str]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []
+    flat = getattr(fsdp, "FlatParameter", ())
     modules = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
     under_fsdp = {id(p) for m in modules for p in m.parameters()}
     return [
         name
         for name, param in module.named_parameters()
-        if id(param) in under_fsdp or isinstance(param, fsdp.FlatParameter)
+        if id(param) in under_fsdp or isinstance(param, flat)
     ]
 
 

@@ -32,9 +32,10 @@ napoleon_use_ivar = False
 nitpicky = True
 # The types of other libraries and of private modules have no page here.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(accelerate|collections|datetime|lightning|pathlib|ray|torch|transformers)\..*"),
+    (r"py:.*", r"(accelerate|collections|contextlib|datetime|lightning|pathlib)\..*"),
+    (r"py:.*", r"(ray|torch|transformers)\..*"),
     (r"py:.*", r"(ddpx\._C|ddpx\.timeline\.record|ddpx\.health\.peers\.Wrapper|ddpx\.\S+\._)\w*.*"),
-    (r"py:.*", r"ddpx\.(ddp\.logging_data\.Logger|reducer\.reducer\.Reducer)"),
+    (r"py:.*", r"ddpx\.(ddp\.front\.Front|ddp\.logging_data\.Logger|reducer\.reducer\.Reducer)"),
     (r"py:.*", r".*\b(PostSyncHook|Build|Wrap|StartMethod|MakeOptimizer|Stateful)"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -164,6 +165,34 @@ def _interrupted_in_mixed_precision() -> None:
 
 def test_interrupted_in_mixed_precision(ranks):
     ranks(2).run(_interrupted_in_mixed_precision)
+
+
+def _on_threads() -> None:
+    """Forwards on several threads at once have nothing in common."""
+    module = ddpx.replicate(Net().eval(), forward_sync_buffers=False)
+    expected = module(torch.ones(2, 4))
+    wrong = []
+
+    def call() -> None:
+        for depth in range(40):
+            with torch.no_grad():
+                found = module(torch.ones(2, 4), depth=0 if depth % 2 else 1)
+            if depth % 2 and not torch.equal(found, expected):
+                wrong.append(depth)
+        if ownership.forwards.running or hooks._running.calls:
+            wrong.append(-1)
+
+    threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    _train_as_plain(module.train(), _forward)
+
+
+def test_on_threads(ranks):
+    ranks(2).run(_on_threads)
 
 
 # ---- the module stays what it is ---------------------------------------------------------------

@@ -41,6 +41,18 @@ class OwnCopy(Net):
         return twin
 
 
+class OwnState(Net):
+    """Pickles its weights alone."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"weights": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        assert state.keys() == {"weights"}, state.keys()
+        self.__init__()
+        self.load_state_dict(state["weights"])
+
+
 def _x() -> torch.Tensor:
     return torch.randn(3, 4)
 
@@ -118,8 +130,16 @@ def _a_class_with_its_own_copy() -> None:
     assert OwnCopy not in copyreg.dispatch_table
 
 
-def test_a_class_with_its_own_copy(ranks):
-    ranks(2).run(_a_class_with_its_own_copy)
+def _a_class_with_its_own_state() -> None:
+    module = ddpx.replicate(OwnState())
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert not twin._forward_hooks and not twin._forward_pre_hooks
+        assert torch.equal(twin.first.weight, module.first.weight)
+
+
+@pytest.mark.parametrize("check", [_a_class_with_its_own_copy, _a_class_with_its_own_state])
+def test_a_class_of_its_own(ranks, check):
+    ranks(2).run(check)
 
 
 # ---- what calls or inspects the module ---------------------------------------------------------

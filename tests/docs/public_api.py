@@ -20,6 +20,7 @@ _NOT_FOR_USERS = frozenset(
         "begin",
         "collective_call",
         "constructing",
+        "find_fronts_by",
         "introduction",
         "meet",
         "note_fault",

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpx
+from ddpx.ddp.front import Front
 from ddpx.testing.rank_pool import choose_gpu, forking_context
 
 # The timeout of the group in seconds, much longer than any tested time.
@@ -93,12 +94,12 @@ def await_that(condition: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.01)
 
 
-def let_meet(model: nn.Module) -> None:
+def let_meet(model: nn.Module | Front) -> None:
     """Waits until ranks know each other, then lets all continue at once.
 
     In the first moments of a job, ranks do not know each other yet.
     """
-    if isinstance(model, ddpx.ReducerDDP):
+    if isinstance(model, Front):
         world_size = dist.get_world_size()
         await_that(lambda: len(ddpx.peer_status(model)) == world_size, "ranks do not meet")
     dist.barrier()

@@ -107,11 +107,11 @@ def _step(model: ReducerDDP) -> None:
     model(torch.arange(3)).sum().backward()
 
 
-def _train(fault: str, mode: str) -> Outcome:
+def _train(fault: str, mode: str, front: Callable[..., Any] = ReducerDDP) -> Outcome:
     module = _Net()
     module.last.bias.requires_grad_(False)
-    model = ReducerDDP(module, bucket_cap_mb=1e-5, **MODES[mode])
-    let_meet(model)
+    model = front(module, bucket_cap_mb=1e-5, **MODES[mode])
+    let_meet(ddpx.as_ddp(model))
     error: Exception | None = None
     try:
         for number in range(10):
@@ -150,6 +150,11 @@ def test_peers_report_the_error(fault: str, mode: str, transport: str) -> None:
     world = 3 if mode == "default" else 2
     endings = run_ranks(world, _train, fault, mode, environment={"DDPX_TRANSPORT": transport})
     _check(endings, FAULTS[fault][1])
+
+
+def test_without_a_wrapper() -> None:
+    """The hook before forward raises."""
+    _check(run_ranks(2, _train, "dtype", "default", ddpx.replicate), FAULTS["dtype"][1])
 
 
 def test_over_shm() -> None:

@@ -23,9 +23,9 @@ FUNCTIONS = {
     "no_sync": "no_sync",
     "require_backward_grad_sync": "set_requires_gradient_sync",
     "join": "join",
-    "join_hook": "joinable",
-    "join_device": "joinable",
-    "join_process_group": "joinable",
+    "join_hook": "as_ddp",
+    "join_device": "as_ddp",
+    "join_process_group": "as_ddp",
     "register_comm_hook": "register_comm_hook",
     "_register_builtin_comm_hook": "register_builtin_comm_hook",
     "_register_buffer_comm_hook": "register_buffer_comm_hook",
@@ -111,7 +111,7 @@ def _no_sync_set(model: nn.Module) -> None:
 
 
 def _joins(model: nn.Module) -> None:
-    for context in (ddpx.join(model), Join([ddpx.joinable(model)])):
+    for context in (ddpx.join(model), Join([ddpx.as_ddp(model)])):
         with context:
             for _ in range(1 + dist.get_rank()):
                 model.zero_grad()
@@ -194,11 +194,24 @@ def _of_ddpx(model: nn.Module) -> None:
     (grad,) = ddpx.synchronized_grads(model, model(torch.ones(2, 4)).sum(), [weight])
     assert grad is not None
     assert len(ddpx.bucket_plan(model).buckets) >= 1
+    assert [status.rank for status in ddpx.peer_status(model)] == [0, 1]
+    stack = ddpx.peer_stack(model, 1 - dist.get_rank(), 2.0)
+    assert stack is not None and "test_function_forms" in stack
+    dist.barrier()
     with ddpx.record(model) as timeline:
         _train(model)
     assert len(timeline.steps) == 2
 
 
+def _weights(model: nn.Module) -> None:
+    for _ in range(2):
+        model.zero_grad()
+        ddpx.set_weight(model, 2.0 * (1 + dist.get_rank()))
+        _step(model)
+
+
+# The arguments of the fronts, where they are not the defaults.
+OPTIONS: dict[str, dict[str, Any]] = {"weights": {"average": "weights"}}
 RUNS: dict[str, Callable[[nn.Module], None]] = {
     run.__name__.strip("_"): run
     for run in (
@@ -215,16 +228,18 @@ RUNS: dict[str, Callable[[nn.Module], None]] = {
         _group,
         _logging,
         _of_ddpx,
+        _weights,
     )
 }
 
 
 def _same_with_both(name: str) -> None:
     results = []
-    fronts: tuple[Callable[[nn.Module], nn.Module], ...] = (ReducerDDP, ddpx.replicate)
+    fronts: tuple[Callable[..., nn.Module], ...] = (ReducerDDP, ddpx.replicate)
     for front in fronts:
         torch.manual_seed(0)
-        model = front(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        model = front(module, **OPTIONS.get(name, {}))
         RUNS[name](model)
         params: list[Any] = [*model.parameters()]
         results.append([p.grad if p.grad is not None else p.detach() for p in params])

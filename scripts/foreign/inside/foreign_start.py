@@ -40,7 +40,7 @@ def _replace_ddp() -> None:
         import ddpx
 
         _count(ddpx.ReducerDDP, "ddpx")
-        ddpx.patch_ddp()
+        ddpx.patch_ddp(replicate=True)
 
 
 class _Loader(SourceFileLoader):

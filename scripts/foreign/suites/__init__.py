@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from foreign.suite import Suite
-from foreign.suites import accelerate, composer, nvrx, torch_ddp, torch_rpc, torchft, trainers
+from foreign.suites import (
+    accelerate,
+    composer,
+    nvrx,
+    torch_ddp,
+    torch_replicate,
+    torch_rpc,
+    torchft,
+    trainers,
+)
 
-_MODULES = (torch_ddp, torch_rpc, torchft, accelerate, trainers, nvrx, composer)
+_MODULES = (torch_ddp, torch_rpc, torch_replicate, torchft, accelerate, trainers, nvrx, composer)
 
 SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in _MODULES}
