@@ -77,12 +77,11 @@ TEST(ReducerLifetime, ItMayBeDroppedInsideABackward) {
 // The engine is walking the hooks of the accumulator whose hook drops the reducer.
 TEST(ReducerLifetime, ItMayBeDroppedInsideItsOwnHook) {
   Replica replica;
+  replica.learn();
   const auto options = ReducerOptions{kOneBucket, GraphMode::kDefault, false};
   const auto second = std::make_shared<FakeCollective>(0, Replica::kWorldSize);
   const auto other = Reducer::create({{replica.params[2], "w2", false}}, options, second);
   other->prepare_forward();
-  replica.learn();
-  second->clear();
   const auto collective = replica.collective;
   collective->on_launch = [&](std::size_t) { replica.reducer.reset(); };
   replica.forward({2, 1, 0}).backward();
