@@ -88,7 +88,8 @@ def bucket_plan(model: nn.Module) -> BucketPlan:
     """Returns the buckets of a wrapper, as they are now.
 
     Buckets are rebuilt once, at the begin of the second step in most modes. So make some steps
-    before the call.
+    before the call. With ``bucket_cap_mb="auto"``, the plan is the lasting one when
+    ``ddpx.plan_report(model).final`` is true.
 
     Args:
         model: A :class:`ReducerDDP`, or a module around one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -48,16 +49,11 @@ class Exchange:
 
     def leave_mark(self) -> None:
         """Leaves a mark in the store of the group, which all ranks can see."""
-        if (store := self._store()) is not None:
-            store.set(self._key, "1")
+        with suppress(RuntimeError, AttributeError):  # torch did not make the group
+            self._group.get_group_store().set(self._key, "1")
 
     def has_mark(self) -> bool:
         """Whether a rank has left a mark."""
-        store = self._store()
-        return store is not None and store.check([self._key])
-
-    def _store(self) -> dist.Store | None:
-        try:
-            return self._group.get_group_store()
-        except (RuntimeError, AttributeError):  # a group that torch did not make
-            return None
+        with suppress(RuntimeError, AttributeError):
+            return self._group.get_group_store().check([self._key])
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import ddpx
 from ddpx.ddp.options import CAP_VARIABLE, PLAN_VARIABLE
+from ddpx.testing import RankFailed, RankPool
 
 STEPS = SHORT.most_steps + 1
 
@@ -120,8 +122,8 @@ def _same_on_all_ranks() -> None:
 def _copies() -> None:
     with short_search():
         model = _auto()
-        _train(model, STEPS // 2)
-        assert not _report(model).final
+        _train(model, SHORT.warm_up + SHORT.arrivals + 3)  # plans are screened
+        assert _report(model).state == "screening plans"
         file = io.BytesIO()
         torch.save(model, file)
         file.seek(0)
@@ -217,7 +219,7 @@ def _other_group() -> None:
     """As ddpx.shrink() does, in the middle of a search and after it."""
     with short_search():
         model = _auto()
-        for steps in (STEPS, STEPS // 2):
+        for steps in (STEPS, SHORT.warm_up + 5):
             _train(model, steps)
             model._update_process_group(dist.new_group())
             assert not _report(model).final
@@ -265,6 +267,25 @@ USAGES: dict[str, Callable[[], None]] = {
 @pytest.mark.parametrize("usage", USAGES)
 def test_usages(ranks, usage):
     ranks(2).run(USAGES[usage])
+
+
+def _die(values: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lost_in_an_exchange() -> None:
+    with short_search():
+        model = _auto()
+        if dist.get_rank() == 1:
+            model._ddpx.search._search._training.highest = _die
+        _train(model)
+
+
+def test_a_rank_that_is_lost_in_an_exchange_is_named():
+    with RankPool(2) as pool, pytest.raises(RankFailed) as failed:
+        pool.run(_lost_in_an_exchange)
+    text = str(failed.value)
+    assert "RankFailure: " in text and "rank 1" in text and "was killed by SIGKILL" in text
 
 
 def test_nothing_remains_of_a_search(ranks) -> None:
