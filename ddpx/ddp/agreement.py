@@ -302,8 +302,8 @@ def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
     if len(differences) > most:
         lines.append(f"  and {errors.count(len(differences) - most, 'more difference')}")
     return RuntimeError(
-        "DDP expects same model across all ranks. ReducerDDP needs the same module, options and "
-        "versions on every rank, but ranks differ:\n"
+        "DDP expects same model across all ranks. ddpx needs the same module, options and versions "
+        "on every rank, but ranks differ:\n"
         + "\n".join(lines)
         + "\nBuild the model in the same way on every rank. Freeze the same parameters before "
         "wrapping."
@@ -316,8 +316,7 @@ def _some_ranks_have_faults(faults: Mapping[int, str]) -> Exception:
     by_fault = _ranks_by_value(faults)
     text = "\n".join(f"  {_list_ranks(at)}: {fault}" for fault, at in by_fault.items())
     return _KINDS.get(kind, RuntimeError)(
-        "ReducerDDP cannot be made on some of the ranks. All ranks raise this error. The cause:\n"
-        + text
+        "construction failed on some of the ranks. All ranks raise this error. The cause:\n" + text
     )
 
 
