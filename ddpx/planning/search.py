@@ -266,7 +266,7 @@ class PlanSearch:
         elif gain.is_certain:
             self._finish(name, f"it saves {gain}")
         else:
-            self._finish(DEFAULT, f"the plan {name!r} saves {gain}, which is no certain gain")
+            self._finish(DEFAULT, f"the gain of the plan {name!r} is {gain}, which is not certain")
 
     def _finish(self, name: str, reason: str) -> None:
         self._blocks = None
