@@ -37,7 +37,8 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // reducer_rebuild.cpp, reducer_capture.cpp, reducer_failure.cpp, reducer_manual.cpp (manual
 // finalization), reducer_average.cpp (averages other than the mean), reducer_owner.cpp (several
 // reducers of the same params), reducer_join.cpp (uneven inputs), reducer_plan.cpp (the search of a
-// plan), and reducer_settings.cpp (settings, observers and state). reducer.cpp has the construction and the forward.
+// plan), and reducer_settings.cpp (settings, observers and state). reducer.cpp has the construction
+// and the forward.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
