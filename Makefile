@@ -46,7 +46,7 @@ test-all: packages build $(VENV)/.extra-test  ## run all tests, also the longest
 	$(PYTEST) --full -m "not alone"; others=$$?; $(BIN)/python -m pytest --full -m alone && exit $$others
 
 test-replicate: build $(VENV)/.extra-test  ## run tests of parity and of DDP's features with ddpx.replicate() in place of the wrapper (6 min)
-	DDPX_TEST_FRONT=replicate $(PYTEST) --full tests/surface tests/parity/test_replicate.py
+	DDPX_TEST_FRONT=replicate $(PYTEST) --full tests/surface tests/parity/test_replicate_parity.py
 
 sanitize: build $(VENV)/.extra-test  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz
 	$(BIN)/python scripts/sanitize.py

@@ -554,7 +554,7 @@ class Reducer:
         """Adds no further events to ``recording``."""
     def number_as_constructed(self) -> None:
         """Numbers this reducer. All ranks make this call together after construction."""
-    def set_after_sync(self, callback: Callable[[], None]) -> None:
+    def set_after_sync(self, callback: Callable[[], None] | None) -> None:
         """Sets a function to call after each synchronized backward, on the thread that ends it."""
     @property
     def arrival_order(self) -> list[int]:

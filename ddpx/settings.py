@@ -9,6 +9,7 @@ from numbers import Real
 
 _LEAST_S = 1e-3
 _MOST_S = 1e9
+_MOST_BYTES = 2**62
 _SWITCH = {"0": False, "1": True}
 
 
@@ -53,10 +54,10 @@ def bytes_of(variable: str, default: int) -> int:
     text = os.environ.get(variable)
     if not text:
         return default
-    if not text.isdecimal():
+    if not text.isdecimal() or int(text) > _MOST_BYTES:
         raise ValueError(
-            f"{variable}={text} is not a number of bytes. Set {variable} to 0 or more, such as "
-            f"{default}."
+            f"{variable}={text} is not a number of bytes. Set {variable} to a number from 0 to "
+            f"{_MOST_BYTES}, such as {default}."
         )
     return int(text)
 

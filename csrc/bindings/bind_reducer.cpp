@@ -359,8 +359,9 @@ void bind_reducer(py::module_& module) {
       .def("number_as_constructed", &Reducer::number_as_constructed, NoGil())
       .def(
           "set_after_sync",
-          [](Reducer& reducer, py::function callback) {
-            auto after_sync = with_gil(std::move(callback));
+          [](Reducer& reducer, std::optional<py::function> callback) {
+            auto after_sync = callback ? with_gil(std::move(*callback)) : std::function<void()>();
+            callback.reset();
             const py::gil_scoped_release no_gil;
             reducer.set_after_sync(std::move(after_sync));
           },

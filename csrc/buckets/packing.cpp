@@ -43,11 +43,6 @@ bool is_alias(const Slot& slot, const at::Tensor& grad) {
          share_storage(grad, slot.view);
 }
 
-// Whether the values of the slot are those of `grad`, and a write to one changes the other.
-bool lies_in(const Slot& slot, const at::Tensor& grad) {
-  return holds_values(grad) && same_place(grad, slot.view);
-}
-
 // Whether `grad`, which shares the storage of the bucket, has no element outside the slot.
 bool within(const Slot& slot, const at::Tensor& grad) {
   auto last = grad.storage_offset();
@@ -170,6 +165,11 @@ std::optional<Misfit> find_sparse_misfit(const Bucket& bucket, const at::Tensor&
 
 }  // namespace
 
+// A write to one then changes the other.
+bool lies_in(const Slot& slot, const at::Tensor& grad) {
+  return holds_values(grad) && same_place(grad, slot.view);
+}
+
 std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad) {
   if (!grad.defined()) {
     return std::nullopt;
@@ -264,46 +264,38 @@ void pack_all(
 void pack_small(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
-    const std::vector<std::optional<SmallGrad>>& grads,
+    const std::vector<std::optional<at::Tensor>>& grads,
     int divisor,
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
   CopiesIntoSlots copies(bucket, place);
   SlotRanges zeros(bucket);
-  SlotRanges multiplied(bucket);
-  SlotRanges divided(bucket);
+  SlotRanges copied(bucket);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     const auto& slot = bucket.slots()[i];
-    if (!grads[i]) {
-      continue;
-    }
-    const auto& grad = grads[i]->grad;
-    if (!grad.defined()) {
+    if (grads[i] && !grads[i]->defined()) {
       zeros.add(i);
-    } else if (!lies_in(slot, grad)) {
-      copies.add(slot, params[slot.param_index], grad);
-      multiplied.add(i);
-    } else {
-      (grads[i]->moved ? multiplied : divided).add(i);
+    } else if (grads[i]) {
+      copies.add(slot, params[slot.param_index], *grads[i]);
+      copied.add(i);
     }
   }
   copies.run();
   if (!zeros.empty()) {
     at::_foreach_zero_(zeros.tensors());
   }
-  // DDP's bits: torch's grouped product of 16 bits rounds the factor to 16 bits on some devices,
-  // and the grouped quotient divides where div_() multiplies by the inverse.
-  const auto products = multiplied.tensors();
-  if (divisor != 1 && !products.empty() && products[0].element_size() > 2) {
-    at::_foreach_mul_(products, 1.0 / divisor);
-  } else if (divisor != 1) {
-    for (const auto& range : products) {
-      pack_scaled(range, range, divisor);
-    }
+  if (divisor == 1 || copied.empty()) {
+    return;
   }
-  for (const auto& range : divided.tensors()) {
-    divide_in_place(range, divisor);
+  const auto products = copied.tensors();
+  if (products[0].element_size() > 2) {
+    at::_foreach_mul_(products, 1.0 / divisor);
+    return;
+  }
+  // On some devices torch's grouped product of 16 bits rounds the factor to 16 bits, unlike DDP.
+  for (const auto& product : products) {
+    pack_scaled(product, product, divisor);
   }
 }
 

@@ -50,18 +50,16 @@ void pack_all(
     const std::vector<std::optional<at::Tensor>>& grads,
     GradPlace place);
 
-// What pack_small() does with a slot.
-struct SmallGrad {
-  at::Tensor grad;     // undefined: zeros
-  bool moved = false;  // into the slot, in this step: as kMovedIn
-};
+// Whether `grad` has the place of the slot in memory.
+bool lies_in(const Slot& slot, const at::Tensor& grad);
 
 // Does for the slots with an entry in `grads` (per slot) what pack() does, in a few operations. The
-// current stream waits for the streams that the gradients arrived on.
+// gradients lie outside their slots. The current stream waits for the streams that the gradients
+// arrived on.
 void pack_small(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
-    const std::vector<std::optional<SmallGrad>>& grads,
+    const std::vector<std::optional<at::Tensor>>& grads,
     int divisor,
     GradPlace place);
 

@@ -86,7 +86,8 @@ class Reducer final : public GradListener,
 
   // From the next step on, buckets have these params, by index and in this order, until another
   // plan is used or the group changes. Every rank passes the same buckets at the same step.
-  // UserError within a backward. InternalError if BucketPlan refuses the plan.
+  // UserError within a backward, but not in `after_sync`. InternalError if BucketPlan refuses the
+  // plan.
   void use_buckets(std::vector<std::vector<std::size_t>> buckets);
 
   // The times in ns of all-reduces of this size in the memory of buckets, one after another. A

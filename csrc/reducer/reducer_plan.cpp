@@ -16,8 +16,10 @@ namespace ddpx {
 
 void Reducer::use_buckets(std::vector<std::vector<std::size_t>> buckets) {
   const auto lock = lock_after_abort();
-  check_idle("use_buckets()");
-  check_outside_backward("use_buckets()");
+  check_idle("use_buckets()");  // no backward of this wrapper runs, but for the end of one
+  if (!scope_.empty()) {
+    throw errors::inside_backward(context_.where(), "use_buckets()");
+  }
   auto plan = BucketPlan::listed(context_.params.metas(), std::move(buckets));
   const ExclusiveMutex::Occupation occupation(context_.mutex);
   context_.go_to(Phase::kRebuilding);

@@ -117,7 +117,7 @@ void Step::pack_param(std::size_t param_index) {
     const auto frozen = fits ? grad_of(param) : at::Tensor();
     // A batched bucket is divided as a whole.
     pack(bucket, slot, param, frozen, when_full ? 1 : divisor_, GradPlace::kMovedOut);
-  } else if (when_full || slot.small) {
+  } else if (when_full || (slot.small && !(grad.defined() && lies_in(slot, grad)))) {
     keep(param_index, grad);
   } else {
     const auto place = state.moved ? GradPlace::kMovedIn : place_in(bucket);
@@ -159,17 +159,17 @@ void Step::pack_together(std::size_t bucket_index) {
 
 void Step::pack_small(std::size_t bucket_index) {
   auto& bucket = context_.buckets[bucket_index];
-  std::vector<std::optional<SmallGrad>> grads;  // per slot
+  std::vector<std::optional<at::Tensor>> grads;  // per slot; a gradient in its slot is packed
   grads.reserve(bucket.slots().size());
   for (const auto& slot : bucket.slots()) {
     auto& state = params_[slot.param_index];
     auto kept = std::exchange(state.kept, std::nullopt);
     if (!slot.small || state.excluded) {
-      grads.emplace_back();
-    } else {
+      kept.reset();
+    } else if (kept) {
       check_unchanged(slot.param_index, *kept);
-      grads.emplace_back(SmallGrad{std::move(*kept), state.moved});
     }
+    grads.push_back(std::move(kept));
   }
   ddpx::pack_small(bucket, context_.params.tensors(), grads, divisor_, place_in(bucket));
   bucket.add_stream();  // another stream may launch the bucket

@@ -65,7 +65,7 @@ def checked_choice(argument: object) -> str:
     """Returns the choice in force: ``argument``, the environment's choice, or ``"auto"``.
 
     Raises:
-        ValueError: No such choice exists.
+        ValueError: No such choice, or no such order of DDPX_SHM_ORDER, exists.
     """
     if argument is not None:
         name, choice = "transport", argument
@@ -78,6 +78,8 @@ def checked_choice(argument: object) -> str:
             "within hosts, or an error). Set the transport by ReducerDDP(transport=...) or by "
             f"{VARIABLE}."
         )
+    if choice != "group":
+        ShmOptions().chosen_order()  # before ranks wait for each other
     return choice
 
 

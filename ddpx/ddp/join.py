@@ -6,7 +6,7 @@ The context manager is torch's ``torch.distributed.algorithms.Join``.
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ class JoinedWrapper(Protocol):
 
     device: torch.device
     require_forward_param_sync: bool
+    _ddpx: Any  # the replica, whose module imports this one
 
     @property
     def process_group(self) -> dist.ProcessGroup: ...
@@ -138,3 +139,5 @@ class _ShadowSteps(JoinHook):
         wrapper._sync_final_model(is_last_joiner)
         wrapper.reducer.set_divisor(None)
         self._uneven.leave(wrapper.reducer)
+        if wrapper._ddpx.search is not None:
+            wrapper._ddpx.search.resume()

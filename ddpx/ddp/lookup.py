@@ -18,19 +18,23 @@ def hooks_of(module: nn.Module) -> HookFront | None:
     return next((hook.front for hook in hooks if isinstance(hook, Before)), None)
 
 
+def _own_front(module: nn.Module) -> Front | None:
+    if isinstance(module.__dict__.get(ATTRIBUTE), Replica):
+        return cast(Front, module)
+    return hooks_of(module)
+
+
 def front_of(model: object) -> Front:
-    """The only front in ``model``: of ``model`` itself, or of a module in it.
+    """The front of ``model`` itself; without one, the only front of the modules in it.
 
     Raises:
-        TypeError: ``model`` has no front, or has several.
+        TypeError: ``model`` has no front, and the modules in it have none or several.
     """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    found: list[Front] = []
-    for module in modules:
-        if isinstance(module.__dict__.get(ATTRIBUTE), Replica):
-            found.append(cast(Front, module))
-        if (front := hooks_of(module)) is not None:
-            found.append(front)
+    if not isinstance(model, nn.Module):
+        raise errors.not_one_wrapper(model, 0)
+    if (front := _own_front(model)) is not None:
+        return front
+    found = [front for module in model.modules() if (front := _own_front(module)) is not None]
     if len(found) != 1:
         raise errors.not_one_wrapper(model, len(found))
     return found[0]

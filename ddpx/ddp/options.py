@@ -53,6 +53,7 @@ class Options:
     reduce_dtype: torch.dtype | None
     grad_dtype: torch.dtype | None
     average: str
+    small_grad_bytes: int = _SMALL_GRAD_BYTES
     transport: str
     delayed: DelayedParams
     mixed_precision: Any
@@ -63,7 +64,7 @@ class Options:
         """The options by name, to be compared between ranks."""
         config = self.mixed_precision
         values = {**vars(self), **self.delayed.describe(module)}
-        del values["delayed"]
+        del values["delayed"], values["small_grad_bytes"]  # the latter may differ
         dtypes = config and (config.param_dtype, config.reduce_dtype, config.buffer_dtype)
         plan = self.bucket_plan and self.bucket_plan.digest
         return {**values, "mixed_precision": dtypes, "bucket_plan": plan}
@@ -107,7 +108,7 @@ class Options:
             listed_buckets=indices_of(self.bucket_plan, managed) if self.bucket_plan else [],
             average=_C.Average.__members__[self.average.upper()],
             module_name=type(module).__name__,
-            small_grad_bytes=settings.bytes_of("DDPX_SMALL_GRAD_BYTES", _SMALL_GRAD_BYTES),
+            small_grad_bytes=self.small_grad_bytes,
         )
 
 
@@ -202,6 +203,7 @@ def make_options(
         reduce_dtype=reduce_dtype,
         grad_dtype=grad_dtype,
         average=average,
+        small_grad_bytes=settings.bytes_of("DDPX_SMALL_GRAD_BYTES", _SMALL_GRAD_BYTES),
         transport=choice,
         delayed=delayed,
         mixed_precision=mixed_precision,

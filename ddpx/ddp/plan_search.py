@@ -14,8 +14,8 @@ import torch.distributed as dist
 from ddpx import _C
 from ddpx.comm.process_group import is_alone, rank_of_job
 from ddpx.ddp.comm_hooks import CommHook
-from ddpx.ddp.join import UnevenInputs
 from ddpx.ddp.options import AUTO, CAP_VARIABLE, Options
+from ddpx.ddp.post_sync import PostSync
 from ddpx.ddp.search_events import arrivals_of, times_of_steps
 from ddpx.ddp.search_exchange import Exchange
 from ddpx.params import ManagedParam
@@ -37,7 +37,7 @@ class Searched(Protocol):
     group: dist.ProcessGroup
     options: Options
     comm_hook: CommHook
-    uneven: UnevenInputs
+    post_sync: PostSync
     search: WrapperSearch | None
     plan_report: PlanReport | None
 
@@ -69,6 +69,10 @@ class WrapperSearch:
 
     def __init__(self, replica: Searched) -> None:
         self._search = PlanSearch(_Training(replica))
+        self._reducer = replica.reducer
+        self._post_sync = replica.post_sync
+        self._advance()
+        self._post_sync.call_after_steps(self._reducer, self._advance)
 
     @property
     def report(self) -> PlanReport:
@@ -77,33 +81,46 @@ class WrapperSearch:
 
     def suspend(self) -> None:
         """A join context begins. The search goes on after the context."""
-        self._search.suspend()
+        if not self.report.final:
+            self._search.suspend()
+
+    def resume(self) -> None:
+        """A join context has ended on all ranks without an exception."""
+        self._advanced = self._reducer.num_steps  # steps of the context do not count
+        self._search.resume(self._advanced)
 
     def prepare_forward(self, replica: Searched, captured: bool) -> None:
-        """Prepares the reducer for a forward, and goes on with the search.
+        """Prepares the reducer for a forward, and drops a search that has ended.
 
         Raises:
-            RuntimeError: The current stream is captured.
+            RuntimeError: The current stream is captured, and the search has not ended.
         """
-        reducer = replica.reducer
-        if captured or _is_captured(replica.device):
+        if (captured or _is_captured(replica.device)) and not self.report.final:
             raise _capture_while_searching(self.report)
-        reducer.prepare_forward(captured)
-        # Within a backward, and with inputs that only some ranks have, the plan stays.
-        nested = reducer.phase != _C.Phase.IDLE or torch._C._current_graph_task_id() != -1
-        if nested or replica.uneven.in_context:
-            return
-        if self._search.advance(reducer.num_steps):
-            self._end(replica)
+        self._reducer.prepare_forward(captured)
+        in_backward = torch._C._current_graph_task_id() != -1
+        if self._reducer.phase == _C.Phase.IDLE and not in_backward:
+            if not self.report.final and self._reducer.num_steps > self._advanced:
+                self._advance()  # the last backward raised an error before its end
+            if self.report.final:
+                self._end(replica)
 
     def stop(self) -> None:
         """The wrapper begins again with the default plan, and drops this search."""
         self._search.stop()
+        self._post_sync.call_after_steps(self._reducer, None)
 
     def give_up(self, replica: Searched, reason: str) -> None:
-        """Ends the search with the default plan."""
+        """Ends the search with the default plan, which was not measured."""
         self._search.give_up(reason)
-        self._end(replica)
+        self._post_sync.call_after_steps(self._reducer, None)
+        replica.search = None
+        replica.plan_report = self.report
+
+    def _advance(self) -> None:
+        self._advanced = self._reducer.num_steps
+        if self._search.advance(self._advanced):
+            self._post_sync.call_after_steps(self._reducer, None)
 
     def _end(self, replica: Searched) -> None:
         replica.search = None
@@ -197,12 +214,6 @@ class _Training:
 
     def of_rank_0(self, values: Sequence[int]) -> list[int]:
         return self._exchange.of_rank_0(values)
-
-    def announce_irregular(self) -> None:
-        self._exchange.leave_mark()
-
-    def is_irregular(self) -> bool:
-        return self._exchange.has_mark()
 
     def _events(self) -> torch.Tensor:
         assert self._recording is not None

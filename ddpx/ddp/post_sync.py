@@ -28,6 +28,10 @@ class PostSync:
         # A RemovableHandle refers to this dict weakly. A plain dict has no weak references.
         self._hooks: OrderedDict[int, tuple[list[torch.Tensor], PostSyncHook]] = OrderedDict()
         self._futures: list[torch.futures.Future[Any]] = []
+        self._after_step: Callable[[], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_after_step": None}  # of this wrapper, not of a copy
 
     def register(
         self,
@@ -63,6 +67,14 @@ class PostSync:
         self._futures.extend(futures)
         self._install(reducer)
 
+    def call_after_steps(self, reducer: Reducer, callback: Callable[[], None] | None) -> None:
+        """Calls ``callback`` after each synchronized backward, behind the hooks. None: no more."""
+        self._after_step = callback
+        if callback is not None:
+            self._install(reducer)
+        elif not self._hooks and not self._futures:
+            reducer.set_after_sync(None)
+
     def continue_with(self, reducer: Reducer) -> None:
         """Runs the hooks after the backwards of another reducer, in a copy of a wrapper."""
         if self._hooks:
@@ -89,3 +101,5 @@ class PostSync:
         for params, hook in list(self._hooks.values()):
             for param in params:
                 hook(param)
+        if self._after_step is not None:
+            self._after_step()

@@ -1,10 +1,8 @@
-"""Small collective calls of a search, in a forward, over the process group of a wrapper."""
+"""Small collective calls of a search, behind the buckets of a step, over the group of a wrapper."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -13,11 +11,9 @@ from ddpx import health
 from ddpx.comm import transforms
 from ddpx.comm.process_group import device_of_calls
 
-_numbers = itertools.count()  # of the searches of this process, which begin in the same order
-
 
 class Exchange:
-    """The calls of one search. Each method but the marks is a collective call.
+    """The calls of one search. Each method is a collective call.
 
     Args:
         group: The ranks.
@@ -27,7 +23,6 @@ class Exchange:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = group
         self._device = device_of_calls(group, device)
-        self._key = f"ddpx/plan_search/{next(_numbers)}"
 
     def highest(self, values: Sequence[float]) -> list[float]:
         """The highest value of all ranks, for each element."""
@@ -46,14 +41,3 @@ class Exchange:
             health.wait_for(work, self._group, self._device)
             found: list[int] = tensor.tolist()
         return found
-
-    def leave_mark(self) -> None:
-        """Leaves a mark in the store of the group, which all ranks can see."""
-        with suppress(RuntimeError, AttributeError):  # torch did not make the group
-            self._group.get_group_store().set(self._key, "1")
-
-    def has_mark(self) -> bool:
-        """Whether a rank has left a mark."""
-        with suppress(RuntimeError, AttributeError):
-            return self._group.get_group_store().check([self._key])
-        return False

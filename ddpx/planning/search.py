@@ -2,11 +2,11 @@
 
     warming up ─► measuring arrivals ─► measuring costs ─► screening plans ─► comparing ─► done
 
-Each rank calls :meth:`PlanSearch.advance` at the start of forwards, with the number of synchronized
-steps that have ended. This number is the same on all ranks. A state ends at the first forward at
-which the number has reached the end of the state. Each decision follows from numbers that ranks
-have exchanged at this forward, so that all ranks make the same decision at the same step. Ranks may
-make different numbers of forwards, but each step needs a forward before its backward.
+Each rank calls :meth:`PlanSearch.advance` at the end of each synchronized backward, with the number
+of synchronized steps that have ended. All ranks are there between the same collective calls,
+however many forwards they have made. A state ends when the number has reached the end of the state.
+Each decision follows from numbers that ranks have exchanged there, so that all ranks make the same
+decision at the same step.
 
 | state | what a rank does | at the end of the state |
 | --- | --- | --- |
@@ -69,7 +69,7 @@ _NEXT = {
 class PlanSearch:
     """The search on one rank. A wrapper owns the search, and drops it at its end.
 
-    Only forwards call it, on the thread of the forward, outside of any backward.
+    The end of a backward calls it, on the thread that ends the backward.
 
     Args:
         training: The training to measure.
@@ -95,14 +95,22 @@ class PlanSearch:
         return replace(self._report, num_steps=num_steps)
 
     def suspend(self) -> None:
-        """Measures nothing until the next :meth:`advance`, which repeats the measurement that runs.
+        """Measures nothing until :meth:`resume`. Meanwhile the default plan is used.
 
         All ranks suspend their searches between the same two steps.
         """
+        if self._blocks is not None and not self._suspended:
+            self._training.use(self._default)
         self._suspended = True
 
+    def resume(self, num_steps: int) -> None:
+        """Repeats the measurement that ran. All ranks resume between the same two steps."""
+        if self._suspended and not self._is_too_late(num_steps):
+            self._suspended = False
+            self._repeat(num_steps)
+
     def advance(self, num_steps: int) -> bool:
-        """Goes on, at the start of a forward. A collective call at some steps.
+        """Goes on, at the end of a synchronized backward. A collective call at some steps.
 
         Args:
             num_steps: The number of synchronized steps that have ended. The same on all ranks.
@@ -113,20 +121,15 @@ class PlanSearch:
         if self._first is None:
             self._first = self._last = num_steps
             self._due = num_steps + self._schedule.warm_up
-        skipped = num_steps - self._last > 1 and not self._suspended
         self._last = num_steps
-        if skipped and self._state in (State.WARMING_UP, State.ARRIVALS):
-            self._training.announce_irregular()
-        if self._suspended:
-            self._suspended = False
-            self._repeat(num_steps)
-        if num_steps < self._due:
-            return False
-        if num_steps - self._first > MOST_STEPS:
+        if self._is_too_late(num_steps):
             self._finish(DEFAULT, f"{MOST_STEPS} steps did not suffice for the measurements")
-        else:
+        elif num_steps >= self._due and not self._suspended:
             self._end_of_state(num_steps)
         return self._report.final
+
+    def _is_too_late(self, num_steps: int) -> bool:
+        return self._first is not None and num_steps - self._first > MOST_STEPS
 
     def stop(self) -> None:
         """The owner drops the search, and the plan is no matter any more."""
@@ -170,9 +173,6 @@ class PlanSearch:
 
     def _end_arrivals(self, num_steps: int) -> None:
         training = self._training
-        if training.is_irregular():
-            self._finish(DEFAULT, "a rank made steps without a forward before each backward")
-            return
         arrivals = training.arrivals_s(range(self._due - self._schedule.arrivals, self._due))
         ready = training.highest(arrivals)
         latest = max(ready, default=0.0)
@@ -271,7 +271,7 @@ class PlanSearch:
     def _finish(self, name: str, reason: str) -> None:
         self._blocks = None
         self._training.stop()
-        if self._state in (State.SCREENING, State.COMPARING):
+        if self._state in (State.SCREENING, State.COMPARING) and not self._suspended:
             plans = {plan.name: plan.buckets for plan in self._report.plans}
             self._training.use(plans[name])
         self._go_to(State.DONE)

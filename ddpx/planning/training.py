@@ -70,9 +70,3 @@ class Training(Protocol):
 
     def of_rank_0(self, values: Sequence[int]) -> list[int]:
         """The values of rank 0. A collective call. All ranks pass the same number of values."""
-
-    def announce_irregular(self) -> None:
-        """Tells the other ranks, without a collective call, that this rank leaves out forwards."""
-
-    def is_irregular(self) -> bool:
-        """Whether any rank has called :meth:`announce_irregular` before the last step."""

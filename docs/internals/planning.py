@@ -50,10 +50,10 @@ class Simulation:
     def of_rank_0(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
-    def nothing(self) -> bool:
-        return False
+    def nothing(self) -> None:
+        pass
 
-    record = stop = announce_irregular = is_irregular = nothing
+    record = stop = nothing
 
 
 if __name__ == "__main__":

@@ -286,8 +286,9 @@ def _beside_a_wrapper() -> None:
     wrapper = ReducerDDP(module, forward_sync_buffers=False)
     _train_as_plain(module, lambda m: _forward(wrapper if m is module else m))
     _train_as_plain(module, _forward)
+    ddpx.reset(wrapper)  # of the wrapper itself
     with pytest.raises(TypeError, match=r"or replicated module, .* contains 2"):
-        ddpx.reset(wrapper)
+        ddpx.reset(nn.Sequential(wrapper))
 
 
 def test_beside_a_wrapper(ranks):

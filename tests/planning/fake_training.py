@@ -34,7 +34,6 @@ class FakeTraining:
         self.calls: list[tuple[int, str]] = []
         self.step = 0
         self.recording = False
-        self.irregular = False
         self.cost = cost
         self._arrivals = [[s * g.ready_s for g in gradients] for s in slower[:num_ranks]]
         self._plans: dict[int, Buckets] = {}
@@ -85,12 +84,6 @@ class FakeTraining:
     def of_rank_0(self, values: Sequence[int]) -> list[int]:
         self.calls.append((self.step, "of_rank_0"))
         return list(values)
-
-    def announce_irregular(self) -> None:
-        self.irregular = True
-
-    def is_irregular(self) -> bool:
-        return self.irregular
 
     def _predicted(self, plan: Buckets, step: int, rank: int) -> float:
         return 0.1 + predicted_end_s(self._slowest, plan, self.cost)

@@ -21,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import ddpx
 from ddpx.ddp.options import CAP_VARIABLE, PLAN_VARIABLE
+from ddpx.planning import search as searches
 from ddpx.testing import RankFailed, RankPool
 
 STEPS = SHORT.most_steps + 1
@@ -235,15 +236,62 @@ def _steps_without_a_forward() -> None:
     """Rank 1 has two backwards of one forward where rank 0 has two forwards."""
     with short_search():
         model = _auto()
-        _train(model, 2)
-        if dist.get_rank() == 0:
-            _train(model, 2)
-        else:
-            loss = model(torch.randn(4, 16)).square().mean()
-            loss.backward(retain_graph=True)
-            loss.backward()
-        _train(model)
-        assert "without a forward" in _report(model).reason
+        _train(model, 2)  # as under DDP, the first forwards rebuild buckets together
+        for _ in range(STEPS // 2 + 1):
+            if dist.get_rank() == 0:
+                _train(model, 2)
+            else:
+                loss = model(torch.randn(4, 16)).square().mean()
+                loss.backward(retain_graph=True)
+                loss.backward()
+        assert _report(model).final
+        _have_one_plan(model)
+
+
+def _calls_of_the_script_between() -> None:
+    """Rank 0 has a further forward before each call of the script. DDP allows this."""
+    with short_search():
+        model = _auto()
+        _train(model, 2)  # as under DDP, the first forwards rebuild buckets together
+        for _ in range(STEPS):
+            if dist.get_rank() == 0:
+                model(torch.randn(4, 16))
+            metric = torch.ones(8, dtype=torch.float64)
+            dist.all_reduce(metric)
+            assert metric.tolist() == [2.0] * 8
+            _train(model, 1)
+        assert _report(model).final
+        _have_one_plan(model)
+
+
+def _an_exception_ends_a_join_context() -> None:
+    """One rank keeps the exception, whose traceback keeps the context alive."""
+    with short_search():
+        model = _auto()
+        _train(model, 5)
+        kept = []
+        try:
+            with model.join(throw_on_early_termination=True):
+                _train(model, 2 + dist.get_rank())
+        except RuntimeError as error:
+            if dist.get_rank() == 0:
+                kept.append(error)
+        assert ddpx.bucket_plan(model).buckets == _default_plan()
+        _train(model, searches.MOST_STEPS)
+        assert _report(model).final and "did not suffice" in _report(model).reason
+        _have_one_plan(model)
+
+
+def _default_plan() -> Any:
+    model = ddpx.ReducerDDP(_module())
+    _train(model, 3)
+    return ddpx.bucket_plan(model).buckets
+
+
+def _have_one_plan(model: Any) -> None:
+    plans: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(plans, ddpx.bucket_plan(model).buckets)
+    assert len(set(plans)) == 1, plans
 
 
 USAGES: dict[str, Callable[[], None]] = {
@@ -260,6 +308,8 @@ USAGES: dict[str, Callable[[], None]] = {
         _compiled,
         _other_group,
         _steps_without_a_forward,
+        _calls_of_the_script_between,
+        _an_exception_ends_a_join_context,
     )
 }
 

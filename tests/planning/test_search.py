@@ -92,7 +92,7 @@ def test_collective_calls_come_at_few_steps() -> None:
 
 
 def test_a_rank_may_make_more_forwards() -> None:
-    """The search acts at the first forward after a step. Later forwards find nothing to do."""
+    """A second call after a step finds nothing to do."""
     one, other = (FakeTraining(GRADIENTS, DEFAULT_PLAN, COST) for _ in range(2))
     _run(one, PlanSearch(one))
     search = PlanSearch(other)
@@ -103,17 +103,6 @@ def test_a_rank_may_make_more_forwards() -> None:
     assert other.calls == one.calls
 
 
-def test_steps_without_a_forward_end_the_search() -> None:
-    training = FakeTraining(GRADIENTS, DEFAULT_PLAN, COST)
-    search = PlanSearch(training)
-    search.advance(0)
-    training.run_step()
-    training.run_step()
-    report = _run(training, search)
-    assert report.chosen == DEFAULT and "without a forward" in report.reason
-    assert training.calls == []  # other ranks may not be able to answer
-
-
 @pytest.mark.parametrize("begin", [3, 9, 16, 60, 200])
 def test_steps_in_a_join_context_do_not_count(begin: int) -> None:
     """A measurement is repeated after the context."""
@@ -122,11 +111,14 @@ def test_steps_in_a_join_context_do_not_count(begin: int) -> None:
     for _ in range(begin):
         assert not search.advance(training.step)
         training.run_step()
-    before = len(training.calls)
     search.suspend()
-    for _ in range(5):  # without a call of the search
+    assert training.plan == DEFAULT_PLAN
+    before = len(training.calls)
+    for number in range(5):  # a rank without inputs does not call the search
         training.run_step()
+        assert number % 2 or not search.advance(training.step)
     assert len(training.calls) == before
+    search.resume(training.step)
     report = _run(training, search)
     assert report.final and report.chosen != DEFAULT
 

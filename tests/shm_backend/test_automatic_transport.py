@@ -108,6 +108,20 @@ def test_the_variable_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transport.checked_choice(None) == "auto"
 
 
+def _wrong_order_on_one_rank() -> None:
+    os.environ["DDPX_SHM_ORDER"] = "wrong" if dist.get_rank() == 1 else ""
+    try:
+        ReducerDDP(_module())
+    finally:
+        del os.environ["DDPX_SHM_ORDER"]
+
+
+def test_a_wrong_order_on_one_rank_is_an_error_on_all(pool: RankPool) -> None:
+    with pytest.raises(RankFailed, match="failed on 3 of 3 ranks") as failed:
+        pool.run(_wrong_order_on_one_rank, timeout=15)
+    assert "no order 'wrong'" in str(failed.value)
+
+
 def _choices_that_differ() -> None:
     ReducerDDP(_module(), transport="group" if dist.get_rank() == 1 else "auto")
 

@@ -241,7 +241,7 @@ def test_a_number_of_bytes(monkeypatch, text, expected):
     assert settings.bytes_of("DDPX_SMALL_GRAD_BYTES", default=7) == expected
 
 
-@pytest.mark.parametrize("text", ["-1", "1 MiB", "1e3"])
+@pytest.mark.parametrize("text", ["-1", "1 MiB", "1e3", "9" * 25])
 def test_no_number_of_bytes(monkeypatch, text):
     monkeypatch.setenv("DDPX_SMALL_GRAD_BYTES", text)
     with pytest.raises(ValueError, match=f"DDPX_SMALL_GRAD_BYTES={text} is not a number of bytes"):

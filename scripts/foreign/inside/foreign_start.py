@@ -38,8 +38,10 @@ def _replace_ddp() -> None:
     _count(DistributedDataParallel, "torch")
     if _CLASS == "ddpx":
         import ddpx
+        from ddpx.ddp.hooks import HookFront
 
         _count(ddpx.ReducerDDP, "ddpx")
+        _count(HookFront, "ddpx")  # of ddpx.replicate()
         ddpx.patch_ddp(replicate=True)
 
 
