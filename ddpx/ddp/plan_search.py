@@ -54,7 +54,7 @@ _end_callbacks: list[Callable[[Searched], None]] = []
 
 
 def call_at_end(callback: Callable[[Searched], None]) -> None:
-    """Calls ``callback`` at the end of each search of this process, at the start of a forward."""
+    """Calls ``callback`` in the first forward after the end of each search of this process."""
     _end_callbacks.append(callback)
 
 

@@ -132,7 +132,7 @@ class PlanSearch:
         return self._first is not None and num_steps - self._first > MOST_STEPS
 
     def stop(self) -> None:
-        """The owner drops the search, and the plan is no matter any more."""
+        """The owner drops the search, and uses another plan."""
         self._training.stop()
 
     def give_up(self, reason: str) -> None:

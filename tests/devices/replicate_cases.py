@@ -8,30 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from stream_cases import backward, batch, layers, loss_of
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
+from usage_cases import State, state_of, train
 
 import ddpx
 
-State = list[torch.Tensor]
-
-
-def _train(model: nn.Module, device: str, num_steps: int = 4) -> State:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(num_steps):
-        optimizer.zero_grad()
-        backward(loss_of(model, batch(device, step)))
-        optimizer.step()
-    return _state_of(model)
-
-
-def _state_of(model: nn.Module) -> State:
-    return [tensor.detach().cpu() for tensor in model.state_dict().values()]
-
 
 def plain(device: str, **options: Any) -> State:
-    return _train(ddpx.replicate(layers(device), **options), device)
+    return train(ddpx.replicate(layers(device), **options), device)
 
 
 def inputs_of_the_cpu(device: str, **options: Any) -> State:
@@ -48,34 +33,34 @@ def accumulated(device: str, **options: Any) -> State:
     model = ddpx.replicate(layers(device), **options)
     with ddpx.no_sync(model):
         backward(loss_of(model, batch(device, 10)))
-    return _train(model, device)
+    return train(model, device)
 
 
 def with_a_hook(device: str, **options: Any) -> State:
     model = ddpx.replicate(layers(device), bucket_cap_mb=0.0015, **options)
     ddpx.register_comm_hook(model, dist.group.WORLD, default_hooks.fp16_compress_hook)
-    return _train(model, device)
+    return train(model, device)
 
 
 def uneven_inputs(device: str, **options: Any) -> State:
     model = ddpx.replicate(layers(device), **options)
     with ddpx.join(model):
-        _train(model, device, 3 + dist.get_rank())
-    return _state_of(model)
+        train(model, device, 3 + dist.get_rank())
+    return state_of(model)
 
 
 def in_mixed_precision(device: str, **options: Any) -> State:
     precision = _MixedPrecision(
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
     )
-    return _train(ddpx.replicate(layers(device), mixed_precision=precision, **options), device)
+    return train(ddpx.replicate(layers(device), mixed_precision=precision, **options), device)
 
 
 def beside_a_copy(device: str, **options: Any) -> State:
     """A copy trains alone, and does not disturb the module."""
     model = ddpx.replicate(layers(device), **options)
-    _train(copy.deepcopy(model), device, 1 + dist.get_rank())
-    return _train(model, device)
+    train(copy.deepcopy(model), device, 1 + dist.get_rank())
+    return train(model, device)
 
 
 CASES = (

@@ -26,16 +26,16 @@ from ddpx.timeline import Timeline
 State = list[torch.Tensor]
 
 
-def _train(model: nn.Module, device: str, num_steps: int = 4) -> State:
+def train(model: nn.Module, device: str, num_steps: int = 4) -> State:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(num_steps):
         optimizer.zero_grad()
         backward(loss_of(model, batch(device, step)))
         optimizer.step()
-    return _state_of(model)
+    return state_of(model)
 
 
-def _state_of(model: nn.Module) -> State:
+def state_of(model: nn.Module) -> State:
     return [tensor.detach().cpu() for tensor in model.state_dict().values()]
 
 
@@ -53,7 +53,7 @@ class _OnTwoDevices(nn.Module):
 
 def on_two_devices(device: str, **options: Any) -> State:
     ours = ReducerDDP(_OnTwoDevices(device), **options)
-    return _train(ours, device)
+    return train(ours, device)
 
 
 class _CheckpointOnTwoDevices(_OnTwoDevices):
@@ -70,7 +70,7 @@ class _CheckpointOnTwoDevices(_OnTwoDevices):
 def checkpoint_on_two_devices(device: str, **options: Any) -> State:
     """The forward bypasses the wrapper, so that the start of backward is not known."""
     ours = ReducerDDP(_CheckpointOnTwoDevices(device), **options)
-    state = _train(ours.module, device)
+    state = train(ours.module, device)
     assert ours.reducer.num_steps == 4
     return state
 
@@ -98,14 +98,14 @@ def with_a_hook(device: str, name: str, **options: Any) -> State:
         ours.register_comm_hook(dist.group.WORLD, HOOKS[name])
     else:
         ours._register_builtin_comm_hook(BUILTIN_HOOKS[name])
-    return _train(ours, device)
+    return train(ours, device)
 
 
 def uneven_inputs(device: str, **options: Any) -> State:
     ours = ReducerDDP(layers(device), **options)
     with ours.join():
-        _train(ours, device, 3 + dist.get_rank())
-    return _state_of(ours)
+        train(ours, device, 3 + dist.get_rank())
+    return state_of(ours)
 
 
 def in_mixed_precision(device: str, **options: Any) -> State:
@@ -113,7 +113,7 @@ def in_mixed_precision(device: str, **options: Any) -> State:
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
     )
     ours = ReducerDDP(layers(device), mixed_precision=precision, **options)
-    return _train(ours, device)
+    return train(ours, device)
 
 
 def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> State:
@@ -329,12 +329,12 @@ def unequal_at_first(device: str) -> State:
     torch.manual_seed(dist.get_rank())
     module = _WithBuffer().to(device)
     ours = ReducerDDP(module)
-    states = _state_of(module)
+    states = state_of(module)
     for step in range(3):
         if dist.get_rank() > 0:
             module.shift.fill_(step)
         backward(loss_of(ours, batch(device, step)))
-        states += _state_of(module)
+        states += state_of(module)
         ours.zero_grad()
     return states
 
