@@ -41,7 +41,7 @@ BATCHED: dict[str, Any] = {"batched_grad_copy": True}
 SMALL_BYTES = {"at arrival": 0, "64 KiB": 64 * 1024, "16 MiB": 16 * 1024 * 1024}
 WHAT = ("time", "counts", "overlap", "graph")
 _START_S = 25.0  # for the imports of torch, and the first connections
-_PROFILED_STEPS = 3
+_PROFILED_STEPS = 2  # 1,000 layers have 60,000 events a step
 Wrap = Callable[[nn.Module], nn.Module]
 Figures = dict[str, Any]
 
@@ -77,8 +77,11 @@ def _forced(module: nn.Module, small_bytes: int | None = None, **options: Any) -
         del os.environ["DDPX_FORCE_COMM"], os.environ["DDPX_SMALL_GRAD_BYTES"]
 
 
-def wraps(ranks: int) -> dict[str, Wrap]:
-    """The contenders. Names that end with "again" show the noise."""
+def wraps(ranks: int, limits: bool = False) -> dict[str, Wrap]:
+    """The contenders. Names that end with "again" show the noise.
+
+    ``limits``: also one rank with other limits of small gradients.
+    """
     made: dict[str, Wrap] = {"bare": _bare, "bare again": _bare}
     for name, options in ddp_settings().items():
         made[f"DDP, {name}"] = functools.partial(DistributedDataParallel, **options)
@@ -87,7 +90,7 @@ def wraps(ranks: int) -> dict[str, Wrap]:
         made[f"ddpx, {name}"] = functools.partial(ReducerDDP, **options)
         if ranks == 1:
             made[f"ddpx, {name}, forced"] = functools.partial(_forced, **options)
-    if ranks == 1:
+    if limits:
         for limit, small_bytes in SMALL_BYTES.items():
             made[f"ddpx, default, forced, {limit}"] = functools.partial(
                 _forced, small_bytes=small_bytes
@@ -109,14 +112,16 @@ def _build(model_name: str, device: str, tiny: bool) -> tuple[nn.Module, torch.T
 
 
 def measure(
-    model_name: str, device: str, tiny: bool, ranks: int, effort: Effort, what: list[str]
+    model_name: str, arguments: argparse.Namespace, effort: Effort
 ) -> tuple[Seconds, Figures]:
     """Runs on every rank.
 
     Times are by contender and round. The other results are of this rank only.
     """
-    module, x = _build(model_name, device, tiny)
-    made = {name: wrap(copy.deepcopy(module)) for name, wrap in wraps(ranks).items()}
+    device, what = arguments.device, arguments.what
+    module, x = _build(model_name, device, arguments.tiny)
+    contenders = wraps(arguments.ranks, arguments.small_grad_limits)
+    made = {name: wrap(copy.deepcopy(module)) for name, wrap in contenders.items()}
     steps = {name: functools.partial(_step, model, x, device) for name, model in made.items()}
     times = time_rounds(steps, effort)
     figures: Figures = {name: {} for name in made}
@@ -152,11 +157,7 @@ def run_model(
     arguments: argparse.Namespace, pool: RankPool, model_name: str, seconds: float
 ) -> Figures:
     effort = Effort(seconds, min_rounds=3)
-    per_rank = pool.run(
-        measure,
-        *(model_name, arguments.device, arguments.tiny, arguments.ranks, effort, arguments.what),
-        timeout=arguments.limit_s,
-    )
+    per_rank = pool.run(measure, model_name, arguments, effort, timeout=arguments.limit_s)
     times = slowest_rank([times for times, _ in per_rank])
     contenders = per_rank[0][1]
     best = add_times(contenders, times)
@@ -195,6 +196,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="small models, for a smoke run")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--models", nargs="+", help="parts of names; default: all")
+    parser.add_argument("--small-grad-limits", action="store_true", help="DDPX_SMALL_GRAD_BYTES")
     parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
     parser.add_argument("--limit-s", type=float, default=300.0, help="approximate time limit")
     parser.add_argument("--json", type=Path, required=True, help="rewritten after each model")
@@ -208,6 +211,8 @@ def main() -> None:
 
     # Over gloo, a step of the other models would take seconds.
     names = list(models(arguments.tiny))[: None if arguments.ranks == 1 else 1]
+    if arguments.models:
+        names = [name for name in names if any(part in name for part in arguments.models)]
     if set(arguments.what) - {"graph"}:
         left_s = max(arguments.limit_s - _START_S, 1.0)
         seconds = 0.1 if arguments.tiny else 0.3 * left_s / len(names)

@@ -39,7 +39,13 @@ PARTS = {
     "step": Part(
         "a step of one NCCL rank beside DDP's: time, kernels, bytes copied, overlap",
         "benchmarks/gpu_step.py",
-        ("--ranks", "1", *_STEP),
+        ("--ranks", "1", *_STEP, "--models", "ResNet", "GPT"),
+        90.0,
+    ),
+    "small_step": Part(
+        "the same with small gradients, and limits of DDPX_SMALL_GRAD_BYTES",
+        "benchmarks/gpu_step.py",
+        ("--ranks", "1", *_STEP, "--small-grad-limits", "--models", "small layers"),
         90.0,
     ),
     "graph": Part(

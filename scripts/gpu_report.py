@@ -126,7 +126,7 @@ def _step(results: Results, row: Row) -> list[str]:
                     f"{line['ms']:.2f}",
                     f"{line['to_bare']:.3f}",
                     f"{line['to_best_ddp']:.3f}",
-                    f"{line['kernels']:.0f}" if "kernels" in line else "-",
+                    *(f"{line[key]:.0f}" if key in line else "-" for key in ("kernels", "copies")),
                     f"{line['copied_bytes'] / 2**20:.1f}" if line.get("copied_bytes") else "-",
                     _share(line.get("overlap", {}).get("share")),
                 ]
@@ -134,7 +134,16 @@ def _step(results: Results, row: Row) -> list[str]:
         ranks = found["ranks"]
         title = f"{model}, {ranks} rank{'s' if ranks > 1 else ''}, {found['backend']}, "
         title += f"medians over {figures['rounds']} rounds ({_where(results, row)}):"
-        headers = ["a step", "ms", "/ bare", "/ best DDP", "kernels", "MiB copied", "overlap"]
+        headers = [
+            "a step",
+            "ms",
+            "/ bare",
+            "/ best DDP",
+            "kernels",
+            "copies",
+            "MiB copied",
+            "overlap",
+        ]
         texts.append(title + "\n\n" + _table(headers, rows))
     return texts
 
@@ -194,7 +203,7 @@ def timeline_page(results: Results) -> str:
 
 
 # How the figures of a part are shown in docs/gpu.md.
-_TABLES = {"step": _step, "shared_step": _step, "graph": _graph}
+_TABLES = {"step": _step, "small_step": _step, "shared_step": _step, "graph": _graph}
 
 
 def report(results: Results) -> str:

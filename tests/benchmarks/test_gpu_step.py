@@ -28,10 +28,14 @@ def test_the_measuring_code_runs_on_cpu() -> None:
         assert row["outcome"] == "passed", row
         results.parts[name] = row | {"run": "2001-01-01T00:00 made-up"}
     found = {name: row["results"] for name, row in results.parts.items()}
-    step, graph, shared = found["step"], found["graph"], found["shared_step"]
+    step, small, shared = found["step"], found["small_step"], found["shared_step"]
     assert list(step["models"]) == ["ResNet-like", "GPT-like"]
     assert (step["ranks"], shared["ranks"]) == (1, 2)
-    for figures in (*step["models"].values(), *shared["models"].values()):
+    for figures in (
+        *step["models"].values(),
+        *small["models"].values(),
+        *shared["models"].values(),
+    ):
         names = figures["contenders"]
         assert {"bare", "bare again", "DDP, views", "DDP, static, views"} <= set(names)
         assert "ddpx, views" in names
@@ -39,7 +43,8 @@ def test_the_measuring_code_runs_on_cpu() -> None:
         for row in names.values():
             assert row["ms"] > 0 and row["to_bare"] > 0 and row["kernels"] > 0
     assert "ddpx, views, forced" in step["models"]["GPT-like"]["contenders"]
-    for row in graph["graph"]["contenders"].values():
+    assert "ddpx, default, forced, 64 KiB" in small["models"]["10 small layers"]["contenders"]
+    for row in found["graph"]["graph"]["contenders"].values():
         assert row["captured"] and row["identical"] and row["not_written"] == 0
     text = gpu_report.report(results)  # of the same form as the figures of a GPU
     assert "| ddpx, views, forced | yes | identical |" in text and "ResNet-like, 2 ranks" in text

@@ -322,7 +322,7 @@ def test_the_report_has_commits_and_reasons() -> None:
         "- 1 skipped: a reason",
         f"- part `shared_step` ({PARTS['shared_step'].about}) not run: {NO_TIME}",
         "made-up model, 1 rank, nccl, medians over 9 rounds (made-up GPU, commit made-up):",
-        "| DDP, views (best) | 2.50 | 1.250 | 0.950 | 321 | 4.0 | 50 % |",
+        "| DDP, views (best) | 2.50 | 1.250 | 0.950 | 321 | 7 | 4.0 | 50 % |",
         "| bare | yes | identical | 2.00 | 1.50 |",
         "| DDP | no | - | - | - |",
         f"| ddpx | not run: {NO_TIME} | - | - | - |",

@@ -89,13 +89,23 @@ class DeviceRanks:
         self._numbers = itertools.count()
 
     def run(
-        self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float = 60.0,
+        may_fail: bool = False,
+        **kwargs: Any,
     ) -> list[Any]:
-        """See :meth:`RankPool.run`."""
+        """See :meth:`RankPool.run`.
+
+        ``may_fail``: the function may end with an aborted group, and handles its results.
+        """
         rendezvous = str(Path(self._directory.name, str(next(self._numbers))))
         call = functools.partial(function, *args, **kwargs)
         small_bytes = "0" if self._pool.world_size == 2 else ""
-        run = functools.partial(_run_on_device, self._device, rendezvous, small_bytes, call)
+        run = functools.partial(
+            _run_on_device, self._device, rendezvous, small_bytes, may_fail, call
+        )
         run.__name__ = function.__name__  # type: ignore[attr-defined]
         return self._pool.run(run, timeout=timeout)
 
@@ -134,7 +144,9 @@ class OnePool:
         self._kind = self._ranks = None
 
 
-def _run_on_device(device: str, rendezvous: str, small_bytes: str, call: Callable[[], Any]) -> Any:
+def _run_on_device(
+    device: str, rendezvous: str, small_bytes: str, may_fail: bool, call: Callable[[], Any]
+) -> Any:
     os.environ["DDPX_FORCE_COMM"] = "1"  # a single rank runs the whole communication path, too
     os.environ["DDPX_SMALL_GRAD_BYTES"] = small_bytes
     if device == "late":
@@ -146,7 +158,7 @@ def _run_on_device(device: str, rendezvous: str, small_bytes: str, call: Callabl
     result = call()
     group = dist.group.WORLD
     monitor = None if group is None else _C.monitor_of(group)
-    if monitor is not None:
+    if monitor is not None and not may_fail:
         monitor.raise_if_failed()  # after an abort, results may be wrong
     return result
 

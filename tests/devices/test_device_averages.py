@@ -79,7 +79,7 @@ def test_no_synchronisation_in_a_step(device_ranks, device, world_size, mode):
     device_ranks(device, world_size).run(cases.no_synchronisation, device, **MODES[mode])
 
 
-WEIGHTS = {"zero": (0.0, 0.0), "negative": (1.0, -3.0), "NaN": (math.nan, 1.0)}
+WEIGHTS = {"zero": (0.0, 0.0), "negative": (-3.0, 1.0), "NaN": (math.nan, 1.0)}
 
 
 @on_devices(2)

@@ -66,7 +66,7 @@ def test_a_backend_that_counts_no_calls(ranks, device):
 
 @pytest.mark.parametrize("place", ["forward", "stopped", "own call"])
 def test_the_stall_error_names_the_late_rank(ranks, device, place):
-    seen = ranks.run(cases.train, device, place, error=True)
+    seen = ranks.run(cases.train, device, place, error=True, may_fail=True)
     for rank, each in enumerate(seen):
         assert each.kind == "RankStalled", (rank, each)
         assert f" rank {LATE} (host " in each.text, (rank, each)

@@ -63,12 +63,15 @@ def test_the_gradient_that_arrived_counts(ranks, device, mode, batched, what):
     cases.check(ranks.run(cases.a_replaced_gradient, device, what, **options))
 
 
-@on_devices(1)
+@on_devices(1, 2)
 @pytest.mark.parametrize("mode", ["default", "find unused"])
-def test_a_gradient_that_another_hook_changes(ranks, device, mode):
+def test_a_gradient_that_another_hook_changes(ranks, device, world_size, mode):
+    error = "the gradient of parameter '1.weight' was changed in place"
     for texts in ranks.run(cases.a_changed_gradient, device, **MODES[mode]):
-        for text in texts:
-            assert "the gradient of parameter '1.weight' was changed in place" in text
+        for step, text in enumerate(texts):
+            # After the first step, two ranks copy it when it arrives; see DeviceRanks.
+            is_copied = world_size == 2 and step > 0
+            assert text == "" if is_copied else error in text, step
 
 
 @on_devices(2)
