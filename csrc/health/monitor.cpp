@@ -78,7 +78,7 @@ void Monitor::explain_error_of_backend() {
   std::thread([weak = weak_from_this()] {
     try {
       if (const auto monitor = weak.lock()) {
-        monitor->explain_error("an error of the backend");
+        monitor->find_cause_of_error("an error of the backend");
       }
     } catch (const std::exception&) {
       // The failure is declared.

@@ -113,7 +113,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void await_lease_of_host();
   void look_for_failures(const std::optional<Wait>& wait);
   void check_self();
+  void find_cause_of_error(const std::string& said);
   void explain_error_of_backend();
+  void await_abort() const;
 
   const uint64_t forks_;  // when this was made
   const std::shared_ptr<GroupState> state_;

@@ -65,7 +65,16 @@ void Monitor::raise_if_failed(const std::string& said) {
             std::to_string(failure.first_rank()),
         /*blames_peer=*/true);
   }
+  await_abort();
   raise(*found);
+}
+
+void Monitor::await_abort() const {
+  const auto start = now_ns();
+  while (state_->group.on_device && !state_->group.abort_ended() &&
+         now_ns() - start < times::kMostAbort) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
+  }
 }
 
 void Monitor::raise_mismatch(Failure mismatch) {
@@ -143,9 +152,13 @@ void Monitor::await_lease_of_host() {
 }
 
 void Monitor::explain_error(const std::string& said) {
-  if (is_forked()) {
-    return;
+  if (!is_forked()) {
+    find_cause_of_error(said);
+    raise_if_failed(said);
   }
+}
+
+void Monitor::find_cause_of_error(const std::string& said) {
   const auto own = state_->activity();
   const auto waited_ns = awake_.lasted_ns(own.since_ns, now_ns());
   const bool in_step = may_wait(own.doing);
@@ -162,8 +175,7 @@ void Monitor::explain_error(const std::string& said) {
   channel.check(awake_.since_ns());
   AwakeTime awake;  // a rank that was stopped has not read the messages of other ranks
   int64_t end_ns = INT64_MAX;
-  while (true) {
-    raise_if_failed(said);
+  while (!failed()) {
     state_->meet();
     state_->want_states();
     const auto now = now_ns();
@@ -180,7 +192,7 @@ void Monitor::explain_error(const std::string& said) {
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
     if (auto failure = causes_.find(reason, start)) {
       declare(*failure);
-      continue;
+      return;
     }
     if (store == StoreState::kEnded) {  // no message of another host can arrive
       end_ns = std::min(end_ns, now + times::kEndedStore);
@@ -193,6 +205,9 @@ void Monitor::explain_error(const std::string& said) {
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
+  if (failed()) {
+    return;
+  }
   auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
   if (!failure && timed_out) {
     if (peers().any_remote()) {  // other hosts have written their states meanwhile
@@ -202,7 +217,6 @@ void Monitor::explain_error(const std::string& said) {
   }
   if (failure) {
     declare(*failure);
-    raise_if_failed(said);
   }
 }
 

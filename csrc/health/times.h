@@ -146,6 +146,8 @@ constexpr int64_t kBeforeAbort = 250 * kMillisecond;
 static_assert(kBeforeAbort > 2 * kDevicePoll);
 // Until the interpreter knows that it must raise an error before it uses results of aborted calls.
 constexpr int64_t kTellInterpreter = 50 * kMillisecond;
+// A rank raises after the abort, since NCCL could not shut down before. An abort takes about 0.5 s.
+constexpr int64_t kMostAbort = 2500 * kMillisecond;
 
 constexpr int64_t kWarn = 10 * kSecond;        // the default
 constexpr int64_t kLeastMargin = 1 * kSecond;  // between the stall error and the timeout

@@ -111,21 +111,25 @@ Counting counting_of(const BackendPtr& backend) {
   return name == "gloo" || name == "shm" ? Counting::kAllCalls : Counting::kNone;
 }
 
-// On a thread of its own: NCCL may take long, and the watchdog must not wait. `begun` is set before
-// the first call can end by the abort.
+struct Abort {
+  std::atomic<bool> begun{false};  // calls may end by the abort
+  std::atomic<bool> ended{false};
+};
+
+// On a thread of its own: NCCL may take long, and the watchdog must not wait.
 void abort_group(
     const WeakGroup& weak,
     const std::shared_ptr<Transport>& transport,
     bool on_device,
-    const std::shared_ptr<std::atomic<bool>>& begun,
+    const std::shared_ptr<Abort>& abort,
     std::function<void()> before) {
-  std::thread([weak, transport, on_device, begun, before = std::move(before)] {
+  std::thread([weak, transport, on_device, abort, before = std::move(before)] {
     if (on_device) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kBeforeAbort));
       before();
       std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kTellInterpreter));
     }
-    *begun = true;
+    abort->begun = true;
     const auto group = weak.lock();
     try {
       if (group) {
@@ -143,6 +147,7 @@ void abort_group(
     } catch (const std::exception&) {
       // The backend cannot abort, or is aborted already. Its calls end by their timeouts.
     }
+    abort->ended = true;
   }).detach();
 }
 
@@ -163,10 +168,11 @@ health::WatchedGroup describe(
   described.sequence = [] { return uint64_t{0}; };
   const auto [backend, on_device] = main_backend(*group);
   described.on_device = on_device;
-  const auto begun = std::make_shared<std::atomic<bool>>(false);
-  described.aborted = [begun] { return begun->load(); };
-  described.abort = [weak, transport, on_device = on_device, begun](std::function<void()> before) {
-    abort_group(weak, transport, on_device, begun, std::move(before));
+  const auto abort = std::make_shared<Abort>();
+  described.aborted = [abort] { return abort->begun.load(); };
+  described.abort_ended = [abort] { return abort->ended.load(); };
+  described.abort = [weak, transport, on_device = on_device, abort](std::function<void()> before) {
+    abort_group(weak, transport, on_device, abort, std::move(before));
   };
   if (on_device) {
     described.timeout_ns = asks(backend, int64_t{0}, [](c10d::Backend& asked) {

@@ -252,6 +252,8 @@ TEST(DeviceWaitTest, AnErrorOfTheBackendIsExplained) {
   *has_error = true;
   ASSERT_TRUE(eventually([&] { return monitor->failed(); }));
   EXPECT_EQ(monitor->report()->failure.first_rank(), 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(monitor->page().view().presence(), Presence::kThere);  // the script has met no error
   monitor->retire();
 }
 

@@ -66,26 +66,6 @@ class LateWork final : public c10d::Work {
   c10::Event done_;
 };
 
-// Waits until the call has succeeded, or until an abort.
-void end_by_abort(
-    const std::function<c10::intrusive_ptr<c10d::Work>()>& call,
-    const std::atomic<int>& num_aborts) {
-  c10::intrusive_ptr<c10d::Work> work;
-  bool succeeded = false;
-  try {
-    work = call();
-  } catch (const std::exception&) {
-    // The backend was aborted before, or has lost a rank.
-  }
-  while (!succeeded && num_aborts == 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    succeeded = work && work->isCompleted() && work->isSuccess();
-  }
-  if (!succeeded && work) {
-    work.release();  // gloo's thread may still write into the tensors
-  }
-}
-
 std::vector<at::Tensor> views_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> views;
   for (const auto& tensor : tensors) {
@@ -110,8 +90,35 @@ at::Tensor LateBackend::allocateTensor(long numel, at::TensorOptions options) {
   return at::empty({numel}, options);
 }
 
+void LateBackend::check_alive() const {
+  TORCH_CHECK_WITH(
+      DistBackendError, !has_failed(), "a call of the late device has lost a remote process");
+}
+
+// Waits until the call has succeeded, or until an abort.
+void LateBackend::end_by_abort(
+    const std::function<c10::intrusive_ptr<c10d::Work>()>& call, Ends& ends) {
+  c10::intrusive_ptr<c10d::Work> work;
+  bool succeeded = false;
+  try {
+    work = call();
+  } catch (const std::exception&) {
+    ends.failed = true;  // or the backend was aborted before
+  }
+  while (!succeeded && ends.num_aborts == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const bool completed = work && work->isCompleted();
+    succeeded = completed && work->isSuccess();
+    ends.failed = ends.failed || (completed && !succeeded);
+  }
+  if (!succeeded && work) {
+    work.release();  // gloo's thread may still write into the tensors
+  }
+}
+
 c10::intrusive_ptr<c10d::Work> LateBackend::queue(
     const char* name, c10d::OpType type, const std::vector<at::Tensor>& tensors, Call call) {
+  check_alive();
   ++num_calls_;
   const auto device = tensors.empty() ? current_device() : tensors.front().device();
   const auto stream = streams_[static_cast<std::size_t>(device.index())];
@@ -126,9 +133,9 @@ c10::intrusive_ptr<c10d::Work> LateBackend::queue(
       queue,
       tensors,
       tensors,
-      [gloo, call = std::move(call), num_aborts = num_aborts_] {
+      [gloo, call = std::move(call), ends = ends_] {
         if (failures_hang()) {
-          end_by_abort([&] { return call(*gloo); }, *num_aborts);
+          end_by_abort([&] { return call(*gloo); }, *ends);
         } else {
           call(*gloo)->wait();
         }

@@ -41,7 +41,14 @@ class LateBackend final : public c10d::Backend {
   // Without `override`: torch 2.11 has another name.
   void setTimeout(std::chrono::milliseconds) {}  // each call of gloo has the first timeout
   void abort() override {
-    ++*num_aborts_;
+    ++ends_->num_aborts;
+  }
+  // With failures_hang(): as NCCL, after a failed call and before an abort.
+  c10d::ErrorType getError() override {
+    return has_failed() ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::SUCCESS;
+  }
+  void shutdown() override {
+    check_alive();
   }
 
   uint64_t num_calls() const {
@@ -51,7 +58,7 @@ class LateBackend final : public c10d::Backend {
     return num_allocations_;
   }
   int num_aborts() const {
-    return *num_aborts_;
+    return ends_->num_aborts;
   }
 
   c10::intrusive_ptr<c10d::Work> allreduce(
@@ -65,8 +72,18 @@ class LateBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
 
  private:
+  // How calls end that fail; see failures_hang(). Tasks in queues outlive the backend.
+  struct Ends {
+    std::atomic<int> num_aborts{0};
+    std::atomic<bool> failed{false};
+  };
   using Call = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
+  bool has_failed() const {
+    return ends_->failed && ends_->num_aborts == 0;
+  }
+  void check_alive() const;
+  static void end_by_abort(const std::function<c10::intrusive_ptr<c10d::Work>()>& call, Ends& ends);
   c10::intrusive_ptr<c10d::Work> queue(
       const char* name, c10d::OpType type, const std::vector<at::Tensor>& tensors, Call call);
 
@@ -75,7 +92,7 @@ class LateBackend final : public c10d::Backend {
   std::string name_;
   uint64_t num_calls_ = 0;
   int num_allocations_ = 0;
-  std::shared_ptr<std::atomic<int>> num_aborts_ = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<Ends> ends_ = std::make_shared<Ends>();
 };
 
 }  // namespace late

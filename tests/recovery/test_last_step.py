@@ -77,3 +77,22 @@ def test_a_survivor_with_right_weights_saves_them(device):
         assert isinstance(result, _Saved), result
         for mine, theirs in zip(result, expected[rank], strict=True):
             assert torch.equal(mine, theirs)
+
+
+def _train_with_a_late_gradient(job: Job, rank: int) -> str:
+    """The last gradient comes after the loss of a rank, and before the abort."""
+    trainer = Trainer(job, rank)
+    trainer.net.first.weight.register_hook(lambda _: time.sleep(0.25))
+    try:
+        for trainer.step in range(job.until):
+            trainer._make_step()
+    except ddpx.RankError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_a_survivor_can_destroy_its_group(device):
+    """The backend raises first. A group that has failed raises in its end, too, until its abort."""
+    job = Job(SIZE, BACKENDS[device], LAST, (Kill(1, LAST - 1, "backward"),), device=device)
+    for result in run_job(job, _train_with_a_late_gradient).values():
+        assert result.startswith("RankFailure") and "remote process" in result, result

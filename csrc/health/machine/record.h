@@ -51,7 +51,9 @@ bool take_value(std::string_view& record, Sequence& values) {
     return false;
   }
   values.resize(count);
-  std::memcpy(values.data(), record.data(), count * kSize);
+  if (count > 0) {  // neither pointer may be null
+    std::memcpy(values.data(), record.data(), count * kSize);
+  }
   record.remove_prefix(count * kSize);
   return true;
 }
