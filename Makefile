@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help packages setup build demo timeline test test-all test-replicate sanitize picture peer-test foreign-test docs wheel test-torch lock lint format parity-table average-table advice-table reliability bench gpu clean
+.PHONY: help packages setup build build-tests demo timeline test test-all test-replicate sanitize picture peer-test foreign-test docs wheel test-torch lock lint format parity-table average-table advice-table reliability bench gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,10 +39,13 @@ demo: build $(VENV)/.extra-demo  ## train a small character GPT on 2 CPU ranks, 
 timeline: build $(VENV)/.extra-demo  ## record 20 steps of the demo into runs/timeline: summary, trace, picture and page
 	@$(BIN)/python -m ddpx timeline --steps 20 --out runs/timeline examples/char_gpt/train.py -- --steps 60 --out runs/timeline/demo
 
-test: packages build $(VENV)/.extra-test  ## run most tests, with a part of large matrices
+build-tests: packages build $(VENV)/.extra-test  ## build the C++ programs of the tests
+	$(BIN)/python scripts/build_tests.py
+
+test: build-tests  ## run most tests, with a part of large matrices
 	$(PYTEST)
 
-test-all: packages build $(VENV)/.extra-test  ## run all tests, also the longest ones, with large matrices in full
+test-all: build-tests  ## run all tests, also the longest ones, with large matrices in full
 	$(PYTEST) --full -m "not alone"; others=$$?; $(BIN)/python -m pytest --full -m alone && exit $$others
 
 test-replicate: build $(VENV)/.extra-test  ## run tests of parity and of DDP's features with ddpx.replicate() in place of the wrapper (6 min)

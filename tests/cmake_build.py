@@ -16,6 +16,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Programs of tests/torch_free, and the sanitizers under which `make test` runs them. Ranks of shm
+# are processes, so most of its code has one thread. UndefinedBehaviorSanitizer would double the
+# time to compile the kernels.
+SANITIZED = (
+    ("address", "shm_tests"),
+    ("address", "shm_worker"),
+    ("thread", "health_tests"),
+    ("thread", "core_tests"),
+)
 # A sanitizer's report ends the process with an exit code of its own. Leaks are errors.
 _SANITIZERS = {
     # Tests fork. The child of a process with threads only waits for its end.
@@ -85,6 +94,16 @@ def build(source: Path, name: str, target: str, *definitions: str) -> Path:
             *(["--parallel", jobs] if jobs else []),
         )
     return directory / target
+
+
+def build_cpp_suite() -> Path:
+    """Build the tests of tests/cpp.
+
+    They use the extension's own objects if these are up to date, so that tests run the same code as
+    users.
+    """
+    definitions = (f"Python_EXECUTABLE={sys.executable}", "DDPX_PREBUILT=ON")
+    return build(ROOT, "cpp", "ddpx_tests", *definitions)
 
 
 def build_torch_free(sanitizers: str, target: str) -> Path:

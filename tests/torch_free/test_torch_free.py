@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cmake_build import build_torch_free, run_suite
+from cmake_build import SANITIZED, build_torch_free, run_suite
 
 SUITES = ("shm_tests", "health_tests", "core_tests")
-# The short run has one set of sanitizers for each suite. Ranks of shm are processes, so most of its
-# code has one thread. UndefinedBehaviorSanitizer would double the time to compile the kernels.
-# tests/shm/test_shm_gloo.py uses the same build as shm_tests.
-SHORT = [
-    ("address", "shm_tests"),
-    ("thread", "health_tests"),
-    ("thread", "core_tests"),
-]
+# The short run has one set of sanitizers for each suite.
+SHORT = [row for row in SANITIZED if row[1] in SUITES]
 FULL = [
     (sanitizers, suite)
     for sanitizers in ("thread", "address,undefined", "")

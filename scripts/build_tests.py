@@ -1,0 +1,38 @@
+"""Builds the C++ programs of the tests, so that no test waits for a compiler.
+
+    python scripts/build_tests.py
+
+The programs are those of `make test`: the C++ suites and the late device.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import late_device  # type: ignore[import-not-found]
+import pytest
+from cmake_build import (  # type: ignore[import-not-found]
+    SANITIZED,
+    build_cpp_suite,
+    build_torch_free,
+)
+
+
+def main() -> None:
+    start = time.monotonic()
+    try:
+        late_device.build()
+        build_cpp_suite()
+        for sanitizers, program in SANITIZED:
+            build_torch_free(sanitizers, program)
+    except pytest.skip.Exception as reason:
+        print(f"some programs are left out: {reason}")
+    print(f"built the programs of the tests in {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
