@@ -25,8 +25,11 @@ FIRST = (
 FILES = ("parity", "capture", "streams", "aborts", "usages")
 # The sanitizer makes each operator slow, and more ranks have the same streams.
 SANITIZED = ("nccl-1", "nccl-2")
-# The sanitizer does not follow the replays of CUDA graphs.
-NOT_SANITIZED = ("device_graphs", "captures", "capture.py")
+# The sanitizer does not follow the replays of CUDA graphs. It also reports torch's compression hook,
+# with DDP as with ddpx: it does not see that a future makes the stream of its callback wait.
+NOT_SANITIZED = re.compile(
+    r"device_graphs|captures|capture\.py|with_a_hook|communication_hooks\[\w+-fp16-"
+)
 
 
 def ranks_of(test: str) -> str:
@@ -48,7 +51,7 @@ def sanitized(short: Iterable[str]) -> list[str]:
     return [
         test
         for test in short
-        if ranks_of(test) in SANITIZED and not any(name in test for name in NOT_SANITIZED)
+        if ranks_of(test) in SANITIZED and not NOT_SANITIZED.search(test)
     ]
 
 
