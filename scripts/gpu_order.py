@@ -26,7 +26,7 @@ FILES = ("parity", "capture", "streams", "aborts", "usages")
 # The sanitizer makes each operator slow, and more ranks have the same streams.
 SANITIZED = ("nccl-1", "nccl-2")
 # The sanitizer does not follow the replays of CUDA graphs. It also reports torch's compression hook,
-# with DDP as with ddpx: it does not see that a future makes the stream of its callback wait.
+# with DDP as with ddpx.
 NOT_SANITIZED = re.compile(
     r"device_graphs|captures|capture\.py|with_a_hook|communication_hooks\[\w+-fp16-"
 )
@@ -49,9 +49,7 @@ def _value(test: str) -> tuple[bool, int, int, str]:
 def sanitized(short: Iterable[str]) -> list[str]:
     """The tests that run under TORCH_CUDA_SANITIZER=1, of pytest's short selection."""
     return [
-        test
-        for test in short
-        if ranks_of(test) in SANITIZED and not NOT_SANITIZED.search(test)
+        test for test in short if ranks_of(test) in SANITIZED and not NOT_SANITIZED.search(test)
     ]
 
 
