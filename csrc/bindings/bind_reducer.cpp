@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include "../buckets/grad_values.h"
+#include "../comm/builtin_hooks.h"
 #include "../health_c10d/group_monitor.h"
 #include "../reducer/reducer.h"
 #include "bindings.h"

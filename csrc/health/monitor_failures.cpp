@@ -7,6 +7,7 @@
 
 #include "interrupt.h"
 #include "monitor.h"
+#include "verdict/lost_ranks.h"
 
 namespace ddpx::health {
 namespace {
@@ -197,7 +198,7 @@ void Monitor::find_cause_of_error(const std::string& said) {
     if (store == StoreState::kEnded) {  // no message of another host can arrive
       end_ns = std::min(end_ns, now + times::kEndedStore);
     }
-    const bool awaits_unknown = awaits_store && peers().find_unknown(/*store_answers=*/true);
+    const bool awaits_unknown = awaits_store && find_unknown(peers(), /*store_answers=*/true);
     const auto limit =
         peers().any_remote() ? search.between_hosts + 2 * read : search.on_one_host + read;
     if (now > end_ns || (lasted > limit && !awaits_unknown)) {

@@ -20,9 +20,9 @@ from ddpx.comm import state_sync, transport
 from ddpx.ddp import ownership
 from ddpx.ddp.front import Front
 from ddpx.ddp.lookup import front_of
-from ddpx.elastic import errors, right_state
+from ddpx.elastic import errors, state_check
 from ddpx.elastic.regroup import Regrouping
-from ddpx.elastic.rendezvous import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
+from ddpx.elastic.survivor_agreement import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
 from ddpx.errors import nobody_watches
 from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.settings import seconds
@@ -145,11 +145,11 @@ def shrink(
     if front._ddpx.device.type != "cpu":
         torch.accelerator.synchronize(front._ddpx.device)  # the abort has ended all-reduces
     front.reducer.reset()
-    num_steps = right_state.num_applied_steps(front)
+    num_steps = state_check.num_applied_steps(front)
     state = SurvivorState(
         step=num_steps if step is None else step,
         num_steps=num_steps,
-        is_right=right_state.is_right(front, num_steps),
+        is_right=state_check.is_right(front, num_steps),
     )
     move = _Move(front, stateful, monitor, state, timeout_s)
     try:
@@ -188,7 +188,7 @@ class _Move:
         cause: Exception | None = None
         for _ in range(self._world_size + 2):  # every other rank may be lost during an attempt
             agreement = self.rendezvous.agree()
-            refusal = right_state.why_no_state(agreement, self._stateful)
+            refusal = state_check.why_no_state(agreement, self._stateful)
             if refusal is not None:
                 self.rendezvous.reach(
                     agreement, ACCEPTED
@@ -300,7 +300,7 @@ def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:
         raise nobody_watches()
     # If False, the error came from another call, maybe between backward and optimizer step.
     knows_steps = monitor.has_raised and (
-        not monitor.interrupted or right_state.waits_in_each_step(model)
+        not monitor.interrupted or state_check.waits_in_each_step(model)
     )
     try:
         monitor.explain_error("")

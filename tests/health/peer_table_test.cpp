@@ -11,6 +11,7 @@
 #include <string>
 
 #include "health/calls/call_comparison.h"
+#include "health/verdict/lost_ranks.h"
 #include "health/verdict/peer_table.h"
 #include "local_ranks.h"
 
@@ -103,7 +104,7 @@ class PeerTableTest : public testing::Test {
     child.page().view().calls.publish(calls);
   }
   std::string what() const {
-    const auto failure = peers.find_dead(Left::kNone);
+    const auto failure = find_dead(peers, Left::kNone);
     return failure ? failure->lost.front().what : "nothing";
   }
 
@@ -112,8 +113,8 @@ class PeerTableTest : public testing::Test {
 };
 
 TEST_F(PeerTableTest, TheLivingAreNotMissed) {
-  EXPECT_FALSE(peers.find_dead(Left::kAll));
-  EXPECT_FALSE(peers.find_unknown(/*store_answers=*/true));
+  EXPECT_FALSE(find_dead(peers, Left::kAll));
+  EXPECT_FALSE(find_unknown(peers, /*store_answers=*/true));
   EXPECT_FALSE(peers.any_remote());
 }
 
@@ -122,7 +123,7 @@ TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
   peers.names().name_buckets(0, {{"a"}, {"b"}});
   child.end(SIGKILL);
   child.await_end(true);
-  const auto failure = peers.find_dead(Left::kNone);
+  const auto failure = find_dead(peers, Left::kNone);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, FailureKind::kDead);
   EXPECT_EQ(failure->lost.front().rank, 1);
@@ -134,7 +135,7 @@ TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
 TEST_F(PeerTableTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
   child.end(SIGTERM);
   child.await_end(false);
-  const auto failure = peers.find_dead(Left::kAll);
+  const auto failure = find_dead(peers, Left::kAll);
   ASSERT_TRUE(failure);
   const auto found = failure->lost.front().what;
   EXPECT_TRUE(found == "was killed by SIGTERM" || found == "died") << found;
@@ -167,43 +168,43 @@ TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
 TEST_F(PeerTableTest, AFailingRankIsDeadThoughItsProcessLives) {
   child.page().fail("ValueError: no", /*blames_peer=*/false);
   EXPECT_EQ(what(), "raised an exception that ended its script");
-  EXPECT_EQ(peers.find_dead(Left::kNone)->lost.front().cause, "ValueError: no");
+  EXPECT_EQ(find_dead(peers, Left::kNone)->lost.front().cause, "ValueError: no");
 }
 
 TEST_F(PeerTableTest, WhoFailsBecauseOfAnotherIsNoReasonUntilItIsGone) {
   child.page().fail("ddpx.RankFailure: it lost rank 2", /*blames_peer=*/true);
-  EXPECT_FALSE(peers.find_dead(Left::kAll));
+  EXPECT_FALSE(find_dead(peers, Left::kAll));
   child.end(SIGKILL);
   child.await_end(true);
-  EXPECT_TRUE(peers.find_dead(Left::kNone));
+  EXPECT_TRUE(find_dead(peers, Left::kNone));
 }
 
 TEST_F(PeerTableTest, LeavingIsNoDeathUnlessAsked) {
   child.page().leave();
-  EXPECT_FALSE(peers.find_dead(Left::kNone));
-  const auto failure = peers.find_dead(Left::kAll);
+  EXPECT_FALSE(find_dead(peers, Left::kNone));
+  const auto failure = find_dead(peers, Left::kAll);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, FailureKind::kLeft);
 }
 
 TEST_F(PeerTableTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
   child.page().mark_terminated();
-  EXPECT_FALSE(peers.find_dead(Left::kAll));
+  EXPECT_FALSE(find_dead(peers, Left::kAll));
   child.end(SIGTERM);
   child.await_end(true);
-  EXPECT_FALSE(peers.find_dead(Left::kNone));
-  const auto failure = peers.find_dead(Left::kAll);
+  EXPECT_FALSE(find_dead(peers, Left::kNone));
+  const auto failure = find_dead(peers, Left::kAll);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->lost.front().what, "ended after SIGTERM");
 }
 
 TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
   child.page().leave();
-  EXPECT_EQ(peers.find_dead(Left::kAll)->kind, FailureKind::kLeft);
+  EXPECT_EQ(find_dead(peers, Left::kAll)->kind, FailureKind::kLeft);
   child.end(SIGKILL);  // as good as an exit code
   child.await_end(true);
-  EXPECT_FALSE(peers.find_dead(Left::kNone));
-  const auto failure = peers.find_dead(Left::kAll);
+  EXPECT_FALSE(find_dead(peers, Left::kNone));
+  const auto failure = find_dead(peers, Left::kAll);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, FailureKind::kDead);
   EXPECT_EQ(failure->lost.front().what, "was killed by SIGKILL");
@@ -324,7 +325,7 @@ TEST(PeerTest, ARankThatOnlyClaimsThisMachineIsNotLocal) {
   PeerTable peers(0, 2);
   peers.add(peer_of(introduction));
   EXPECT_TRUE(peers.any_remote());
-  EXPECT_FALSE(peers.find_dead(Left::kAll));
+  EXPECT_FALSE(find_dead(peers, Left::kAll));
 }
 
 // Its page was opened by another rank of the host before it ended.
@@ -336,7 +337,7 @@ TEST(PeerTest, AMemberOfTheHostThatHasEndedIsDead) {
   PeerTable peers(0, 2);
   peers.meet(table_with(introduction), os::this_process());
   ASSERT_TRUE(peers.peer(1));
-  EXPECT_TRUE(peers.find_dead(Left::kAll));
+  EXPECT_TRUE(find_dead(peers, Left::kAll));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import ddpx
 from ddpx.cli.guard import NCCL_SURVIVAL
 from ddpx.ddp.lookup import front_of
-from ddpx.elastic import rendezvous
+from ddpx.elastic import survivor_agreement
 from ddpx.testing.rank_pool import choose_gpu, forking_context
 
 shrink = sys.modules["ddpx.elastic.shrink"]  # the package also has a function of this name
@@ -130,19 +130,21 @@ def _die_in_shrink(phase: str) -> None:
     if phase == "with a group":
         shrink._Move._fetch_state = lambda *args: die()
         return
-    write = rendezvous.Rendezvous._write
+    write = survivor_agreement.Rendezvous._write
 
-    def write_and_die(self: rendezvous.Rendezvous, state: rendezvous.SurvivorState) -> None:
+    def write_and_die(
+        self: survivor_agreement.Rendezvous, state: survivor_agreement.SurvivorState
+    ) -> None:
         write(self, state)
         stages = {
-            "came": rendezvous.ARRIVED,
-            "accepted": rendezvous.ACCEPTED,
-            "ready": rendezvous.READY,
+            "came": survivor_agreement.ARRIVED,
+            "accepted": survivor_agreement.ACCEPTED,
+            "ready": survivor_agreement.READY,
         }
         if state.agreement is not None if phase == "decided" else state.stage == stages[phase]:
             die()
 
-    rendezvous.Rendezvous._write = write_and_die
+    survivor_agreement.Rendezvous._write = write_and_die
 
 
 class Trainer:

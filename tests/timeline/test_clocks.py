@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddpx.timeline.record.all_gather import all_gather_json, all_gather_rows
 from ddpx.timeline.record.clocks import Reading, error_of, read_clocks, to_rank_0
-from ddpx.timeline.record.exchange import all_gather_json, all_gather_rows
 
 
 def _read_clocks() -> tuple[Reading, Reading]:

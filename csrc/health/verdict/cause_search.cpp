@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "lost_ranks.h"
+
 namespace ddpx::health {
+
 std::optional<Failure> CauseSearch::find(
     Reason reason, int64_t since_ns, const std::optional<Wait>& wait) const {
   const auto lasted_ns = now_ns() - since_ns;
@@ -28,7 +31,7 @@ std::optional<Failure> CauseSearch::find(
   }
   if (!failure && reason == Reason::kHasNoLease) {
     failure = lasted_ns > times::lease_wait(state_.group.lease_ns)
-                  ? state_.peers.store_lost(/*silent=*/true)
+                  ? store_lost(state_.peers, /*silent=*/true)
                   : find_lost_store(StoreState::kEnded);
   }
   if (!failure && reason == Reason::kSearchIsOver) {
@@ -37,7 +40,7 @@ std::optional<Failure> CauseSearch::find(
     const bool is_far = !serving || (server && !server->local());
     failure = is_far ? find_lost_store(StoreState::kLost) : std::nullopt;
     if (!failure && also_left) {
-      failure = state_.peers.find_dead(Left::kAll);
+      failure = find_dead(state_.peers, Left::kAll);
     }
   }
   return failure;
@@ -53,7 +56,7 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
   if (auto declared = find_declared()) {
     return declared;
   }
-  auto dead = state_.peers.find_dead(also_left ? Left::kOfThisHost : Left::kNone);
+  auto dead = find_dead(state_.peers, also_left ? Left::kOfThisHost : Left::kNone);
   // A rank may have declared a failure meanwhile, and ended because of this failure.
   auto declared = dead ? find_declared() : std::nullopt;
   return declared ? declared : dead;
@@ -86,7 +89,7 @@ std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
 
 // A rank that has left is lost only if it is missing in the call: it may have done its part before.
 std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
-  auto left = state_.peers.find_dead(Left::kAll);
+  auto left = find_dead(state_.peers, Left::kAll);
   const auto missing = left ? missing_ranks(state_.peers, wait) : std::vector<int>();
   const bool matters =
       left && std::any_of(left->lost.begin(), left->lost.end(), [&missing](const auto& each) {
@@ -99,8 +102,8 @@ std::optional<Failure> CauseSearch::find_silent_or_unknown(int64_t since_ns) con
   const auto store = state_.channel->store_state();
   const auto* table = state_.table();
   const bool is_prompt = store == StoreState::kAnswers && table != nullptr;
-  auto silent = is_prompt ? state_.peers.find_silent(since_ns, table->read_ns) : std::nullopt;
-  return silent ? silent : state_.peers.find_unknown(/*store_answers=*/store < StoreState::kLost);
+  auto silent = is_prompt ? find_silent(state_.peers, since_ns, table->read_ns) : std::nullopt;
+  return silent ? silent : find_unknown(state_.peers, /*store_answers=*/store < StoreState::kLost);
 }
 
 // Without the store, ranks do not learn of failures of other hosts. Before all ranks are known,
@@ -114,13 +117,13 @@ std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
     return std::nullopt;
   }
   if (stage == HostTable::Stage::kManyHosts) {
-    return state_.peers.store_lost(store != StoreState::kEnded);
+    return store_lost(state_.peers, store != StoreState::kEnded);
   }
   const auto serving = state_.peers.store_rank();
   const bool server_is_unknown =
       !serving || (*serving != state_.group.rank && !state_.peers.peer(*serving));
   return server_is_unknown && store == StoreState::kEnded
-             ? state_.peers.find_unknown(/*store_answers=*/false)
+             ? find_unknown(state_.peers, /*store_answers=*/false)
              : std::nullopt;
 }
 

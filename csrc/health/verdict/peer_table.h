@@ -1,4 +1,4 @@
-// The other ranks of a group: which are known, which have ended, which are late.
+// The other ranks of a group: which are known, what they do, which are late.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,6 @@
 #include "../verdict/failure.h"
 
 namespace ddpx::health {
-
-// Which ranks that have left count as lost.
-enum class Left { kNone, kOfThisHost, kAll };
 
 // Owned by the monitor. Thread-safe. No method waits.
 class PeerTable {
@@ -48,28 +45,12 @@ class PeerTable {
     return names_;
   }
 
-  // The ranks that are dead, or whose scripts end with an error. Ranks that fail because of another
-  // rank are left out, unless all these ranks do.
-  std::optional<Failure> find_dead(Left left) const;
-
-  // The ranks of hosts that have written no message for kHostSilence, although this rank has asked
-  // for messages since `asked_ns`. `read_ns`: when this host last read the messages.
-  std::optional<Failure> find_silent(int64_t asked_ns, int64_t read_ns) const;
-
   // The rank that usually serves the store: rank 0 of the job. nullopt if that rank is not in the
   // group.
   std::optional<int> store_rank() const;
 
-  // The failure of store_rank() because the store is lost. `silent`: the store does not answer. Its
-  // host may be lost, or only its process may be stopped.
-  Failure store_lost(bool silent) const;
-
   // Describes this or another rank, which may be unknown.
   LostRank lost_rank(int rank, std::string what) const;
-
-  // The ranks that have not introduced themselves, since they have not wrapped a model.
-  // `store_answers`: this rank could ask the store for these ranks.
-  std::optional<Failure> find_unknown(bool store_answers) const;
 
   // The ranks that this rank waits for at `ours`.
   std::vector<int> missing(const Activity& ours) const;

@@ -15,6 +15,7 @@ import torch
 from ddpx import _C
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica import Replica
+from ddpx.timeline.record.all_gather import all_gather_json, all_gather_rows
 from ddpx.timeline.record.clocks import (
     Reading,
     clock_identity,
@@ -23,7 +24,6 @@ from ddpx.timeline.record.clocks import (
     read_clocks,
 )
 from ddpx.timeline.record.core_wait import CoreWait
-from ddpx.timeline.record.exchange import all_gather_json, all_gather_rows
 from ddpx.timeline.record.rank_data import RankData, RawPlan
 
 # The largest capacity of a ring buffer in events of 32 bytes. Two steps always have room.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpx.ddp.front import Front
-    from ddpx.elastic.rendezvous import Agreement
+    from ddpx.elastic.survivor_agreement import Agreement
 
 _POLL_INTERVAL_S = 0.005
 # The device's last steps before the abort become known within this time.

@@ -1,0 +1,31 @@
+// Which ranks are lost, and which of these ranks are blamed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "failure.h"
+#include "peer_table.h"
+
+namespace ddpx::health {
+
+// Which ranks that have left count as lost.
+enum class Left { kNone, kOfThisHost, kAll };
+
+// The ranks that are dead, or whose scripts end with an error. Ranks that fail because of another
+// rank are left out, unless all these ranks do.
+std::optional<Failure> find_dead(const PeerTable& peers, Left left);
+
+// The ranks of hosts that have written no message for kHostSilence, although this rank has asked
+// for messages since `asked_ns`. `read_ns`: when this host last read the messages.
+std::optional<Failure> find_silent(const PeerTable& peers, int64_t asked_ns, int64_t read_ns);
+
+// The ranks that have not introduced themselves, since they have not wrapped a model.
+// `store_answers`: this rank could ask the store for these ranks.
+std::optional<Failure> find_unknown(const PeerTable& peers, bool store_answers);
+
+// The failure of the rank that serves the store, because the store is lost. `silent`: the store
+// does not answer. Its host may be lost, or only its process may be stopped.
+Failure store_lost(const PeerTable& peers, bool silent);
+
+}  // namespace ddpx::health
