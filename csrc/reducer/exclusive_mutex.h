@@ -18,9 +18,11 @@ class CountingMutex {
     ++num_holds_;
   }
   bool try_lock() {
-    const bool locked = mutex_.try_lock();
-    num_holds_ += locked ? 1 : 0;
-    return locked;
+    if (!mutex_.try_lock()) {
+      return false;
+    }
+    ++num_holds_;
+    return true;
   }
   void unlock() {
     --num_holds_;

@@ -340,6 +340,8 @@ class Reducer final : public GradListener,
   void report_missing(bool output_reached);
 
   bool rebuild_if_due();
+  // Makes new buckets by the plan that `agree` returns, which is the same on all ranks.
+  void rebuild(const std::function<BucketPlan()>& agree);
   void publish_to(std::shared_ptr<health::Monitor> monitor);
   void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
 

@@ -21,19 +21,7 @@ void Reducer::use_buckets(std::vector<std::vector<std::size_t>> buckets) {
     throw errors::inside_backward(context_.where(), "use_buckets()");
   }
   auto plan = BucketPlan::listed(context_.params.metas(), std::move(buckets));
-  const ExclusiveMutex::Occupation occupation(context_.mutex);
-  context_.go_to(Phase::kRebuilding);
-  emit(StepEvent::kRebuildBegin);
-  try {
-    // As at the rebuild: peers have the new plan, and no step needs the memory of both plans.
-    context_.buckets.set_plan(std::move(plan));
-    context_.replace_buckets(context_.buckets.plan());
-  } catch (...) {
-    fail();
-    throw;
-  }
-  context_.go_to(Phase::kIdle);
-  emit(StepEvent::kRebuildEnd);
+  rebuild([&] { return std::move(plan); });
 }
 
 std::vector<int64_t> Reducer::time_all_reduces(int64_t num_bytes, int repeats) {

@@ -1,4 +1,5 @@
 // The methods of Reducer that rebuild buckets, by the order in which gradients arrive.
+#include <functional>
 #include <utility>
 
 #include "reducer.h"
@@ -15,22 +16,29 @@ bool Reducer::rebuild_buckets() {
 }
 
 bool Reducer::rebuild_if_due() {
-  if (!context_.history.order.due()) {
+  auto& order = context_.history.order;
+  if (!order.due()) {
     return false;
   }
+  rebuild([&] {
+    auto agreed = context_.communicate(
+        [&] { return order.agree(*context_.collective, context_.params.device()); },
+        [] { return "the broadcast of the order in which gradients arrived"; });
+    auto plan = context_.plan_by_arrival(agreed);
+    order.retire(std::move(agreed));
+    return plan;
+  });
+  return true;
+}
+
+void Reducer::rebuild(const std::function<BucketPlan()>& agree) {
   const ExclusiveMutex::Occupation occupation(context_.mutex);
   context_.go_to(Phase::kRebuilding);
   emit(StepEvent::kRebuildBegin);
   try {
-    auto agreed = context_.communicate(
-        [&] {
-          return context_.history.order.agree(*context_.collective, context_.params.device());
-        },
-        [] { return "the broadcast of the order in which gradients arrived"; });
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
     // old buckets are dropped first, so that no step needs the memory of both.
-    context_.buckets.set_plan(context_.plan_by_arrival(agreed));
-    context_.history.order.retire(std::move(agreed));
+    context_.buckets.set_plan(agree());
     context_.replace_buckets(context_.buckets.plan());
   } catch (...) {
     fail();
@@ -38,7 +46,6 @@ bool Reducer::rebuild_if_due() {
   }
   context_.go_to(Phase::kIdle);
   emit(StepEvent::kRebuildEnd);
-  return true;
 }
 
 }  // namespace ddpx

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 #include "errors.h"
@@ -31,6 +32,25 @@ TEST(ExclusiveMutex, OtherThreadsLookButDoNotChange) {
   }
   changer.join();
   EXPECT_TRUE(changed);
+}
+
+// A failed try_lock() of the watchdog must not change the count of another thread.
+TEST(ExclusiveMutex, HoldsAreCountedBesideFailedAttempts) {
+  CountingMutex mutex;
+  std::atomic<bool> done{false};
+  std::thread watchdog([&] {
+    while (!done) {
+      if (mutex.try_lock()) {
+        mutex.unlock();
+      }
+    }
+  });
+  EXPECT_NO_THROW(for (int i = 0; i < 100'000; ++i) {
+    const std::lock_guard<CountingMutex> lock(mutex);
+    mutex.check_held_once();
+  });
+  done = true;
+  watchdog.join();
 }
 
 TEST(ExclusiveMutex, TheOccupantMayEnterAgain) {
