@@ -49,7 +49,7 @@ test-all: build-tests  ## run all tests, also the longest ones, with large matri
 	$(PYTEST) --full -m "not alone"; others=$$?; $(BIN)/python -m pytest --full -m alone && exit $$others
 
 test-replicate: build $(VENV)/.extra-test  ## run tests of parity and of DDP's features with ddpx.replicate() in place of the wrapper (6 min)
-	DDPX_TEST_FRONT=replicate $(PYTEST) --full tests/surface tests/parity/test_replicate_parity.py
+	DDPX_TEST_FRONT=replicate $(PYTEST) --full -m "not wrapper_only" tests/surface tests/parity/test_replicate_parity.py
 
 sanitize: build $(VENV)/.extra-test  ## run tests under Address-, UndefinedBehavior- and ThreadSanitizer; leaks; fuzz
 	$(BIN)/python scripts/sanitize.py

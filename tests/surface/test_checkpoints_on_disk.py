@@ -96,6 +96,7 @@ def _check_same_as_ddp(full: bool) -> None:
     )
 
 
+@pytest.mark.wrapper_only
 @pytest.mark.parametrize("full", [False, True], ids=["sharded", "full"])
 def test_state_dicts_are_those_of_ddp(ranks, full):
     ranks(2).run(_check_same_as_ddp, full)
@@ -187,5 +188,6 @@ def _check_compiled() -> None:
     assert ours == theirs == [list(Mlp().state_dict())] * 2
 
 
+@pytest.mark.wrapper_only
 def test_prefix_of_compiled_modules(ranks):
     ranks(2).run(_check_compiled)

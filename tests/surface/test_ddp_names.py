@@ -241,6 +241,7 @@ def test_every_method_of_the_reducer_and_the_logger_is_listed():
     assert _names(dist.Logger) == OF_LOGGER | REFUSED_OF_LOGGER
 
 
+@pytest.mark.wrapper_only
 def test_names_beyond_ddps():
     """Public names in ``dir()``: all those of DDP, and the listed ones of ddpx."""
     theirs, ours = ({name for name in dir(cls) if not name.startswith("_")} for cls in WRAPPERS)
@@ -321,6 +322,7 @@ def _check_attributes() -> None:
             setattr(ours, name, None)
 
 
+@pytest.mark.wrapper_only
 def test_attributes(ranks):
     ranks(1).run(_check_attributes)
 
@@ -417,6 +419,7 @@ def _check_overrides_run() -> None:
     assert called_here == CALLED, CALLED - called_here
 
 
+@pytest.mark.wrapper_only
 def test_overrides_run(ranks):
     ranks(2).run(_check_overrides_run, timeout=60.0)
 
@@ -519,12 +522,14 @@ def _check_override(name: str, on_instance: bool) -> None:
     assert all(map(torch.equal, theirs, ours))
 
 
+@pytest.mark.wrapper_only
 @pytest.mark.parametrize("name", OVERRIDES)
 @pytest.mark.parametrize("world", [1, 2])
 def test_override_in_a_forward(ranks, name, world):
     ranks(world).run(_check_override, name, False)
 
 
+@pytest.mark.wrapper_only
 @pytest.mark.parametrize("name", ["_run_ddp_forward", "_sync_buffers"])
 def test_override_after_construction(ranks, name):
     ranks(2).run(_check_override, name, True)
@@ -589,6 +594,7 @@ def _check_caller(name: str) -> None:
     assert all(map(torch.equal, *results))
 
 
+@pytest.mark.wrapper_only
 @pytest.mark.parametrize("name", CALLERS)
 def test_calls_of_the_parts(ranks, name):
     ranks(2).run(_check_caller, name)
@@ -621,5 +627,6 @@ def _check_logger() -> None:
         assert "unknown" in model._get_ddp_logging_data()["error"]
 
 
+@pytest.mark.wrapper_only
 def test_logger(ranks):
     ranks(1).run(_check_logger)

@@ -320,6 +320,7 @@ def _check_copies(options: dict[str, Any]) -> None:
             assert not set(map(id, twin.parameters())) & set(map(id, model.parameters()))
 
 
+@pytest.mark.wrapper_only
 @pytest.mark.parametrize("mode", MODES)
 def test_pickle_and_deepcopy(ranks, mode):
     ranks(2).run(_check_copies, MODES[mode])
@@ -365,5 +366,6 @@ def _check_module_surface() -> None:
     assert set(ours.parameters_to_ignore) == set(ddp.parameters_to_ignore)
 
 
+@pytest.mark.wrapper_only
 def test_surface_of_a_module(ranks):
     ranks(2).run(_check_module_surface)

@@ -255,13 +255,13 @@ def _class_names() -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        _own_names,
+        pytest.param(_own_names, marks=pytest.mark.wrapper_only),
         _collisions,
         _hook_of_derived_class,
         _without_ddps_constructor,
-        _passes_through,
+        pytest.param(_passes_through, marks=pytest.mark.wrapper_only),
         _functions,
-        _assignments,
+        pytest.param(_assignments, marks=pytest.mark.wrapper_only),
         _pickles,
         _class_names,
     ],
