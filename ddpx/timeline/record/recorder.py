@@ -14,7 +14,7 @@ import torch
 
 from ddpx import _C
 from ddpx.comm.process_group import rank_of_job
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.replica.replica import Replica
 from ddpx.timeline.record.clocks import (
     Reading,
     clock_identity,
