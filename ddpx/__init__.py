@@ -18,9 +18,9 @@ check_build()
 
 from ddpx.comm import shm
 from ddpx.comm.shm import ShmOptions
-from ddpx.ddp import dynamo
-from ddpx.ddp.construction import call_on_construction
-from ddpx.ddp.ddp_functions import (
+from ddpx.ddp.fronts import dynamo
+from ddpx.ddp.fronts.construction import call_on_construction
+from ddpx.ddp.functions.ddp_methods import (
     as_ddp,
     finalize_backward,
     join,
@@ -40,7 +40,7 @@ from ddpx.ddp.ddp_functions import (
     update_process_group,
     will_sync_module_buffers,
 )
-from ddpx.ddp.functions import (
+from ddpx.ddp.functions.extensions import (
     bucket_plan,
     plan_report,
     register_post_sync_hook,

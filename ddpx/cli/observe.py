@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.ddp.construction import call_on_construction
-from ddpx.ddp.hooks import HookFront
+from ddpx.ddp.fronts.construction import call_on_construction
+from ddpx.ddp.fronts.forward_hooks import HookFront
 from ddpx.ddp.module import ReducerDDP
 
 _GRACE_S = 0.1

@@ -6,7 +6,7 @@ import click
 
 from ddpx.cli.errors import UserMistake
 from ddpx.cli.torchrun import DEFAULT_NUM_RANKS
-from ddpx.ddp.options import AUTO, make_options
+from ddpx.ddp.arguments.options import AUTO, make_options
 
 NUM_RANKS = click.option(
     "--nproc-per-node",

@@ -6,7 +6,7 @@ import click
 
 from ddpx.cli.options import check_cap
 from ddpx.cli.torchrun import launch, torchrun_options
-from ddpx.ddp.options import CAP_VARIABLE
+from ddpx.ddp.arguments.options import CAP_VARIABLE
 
 
 @click.command(

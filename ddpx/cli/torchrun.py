@@ -19,7 +19,7 @@ from ddpx import settings
 from ddpx.cli import errors, guard, rank
 from ddpx.cli.script import Script
 from ddpx.comm import transport
-from ddpx.ddp.options import checked_cap
+from ddpx.ddp.arguments.options import checked_cap
 from ddpx.health import stall_timeout
 
 DEFAULT_NUM_RANKS = 2

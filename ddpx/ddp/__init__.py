@@ -1,1 +1,1 @@
-"""``ReducerDDP``: the wrapper around a module, and the parts that the wrapper consists of."""
+"""The two ways to average gradients: the wrapper ``ReducerDDP``, and ``replicate`` without one."""

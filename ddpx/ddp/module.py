@@ -14,10 +14,14 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddpx import errors, health
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import agreement, construction, functions, nested, ownership
-from ddpx.ddp.ddp_interface import DDPInterface
-from ddpx.ddp.functions import AsMethod
-from ddpx.ddp.torch_only import check_overrides
+from ddpx.ddp.arguments import agreement
+from ddpx.ddp.fronts import construction
+from ddpx.ddp.fronts.wrapper_interface import DDPInterface
+from ddpx.ddp.functions import extensions
+from ddpx.ddp.functions.extensions import AsMethod
+from ddpx.ddp.interface.torch_only import check_overrides
+from ddpx.ddp.replica import ownership
+from ddpx.ddp.user_module import nested
 from ddpx.planning import BucketPlan
 
 
@@ -186,15 +190,15 @@ class ReducerDDP(DDPInterface):
         construction.complete(self)
 
     # Beyond DDP. A method is absent if the module has an attribute of its name.
-    bucket_plan = AsMethod(functions.bucket_plan)
-    plan_report = AsMethod(functions.plan_report)
-    register_post_sync_hook = AsMethod(functions.register_post_sync_hook)
-    reset = AsMethod(functions.reset)
-    set_check_finite = AsMethod(functions.set_check_finite)
-    set_requires_gradient_sync = AsMethod(functions.set_requires_gradient_sync)
-    set_weight = AsMethod(functions.set_weight)
-    synchronized_grads = AsMethod(functions.synchronized_grads)
-    wait_for_gradients = AsMethod(functions.wait_for_gradients)
+    bucket_plan = AsMethod(extensions.bucket_plan)
+    plan_report = AsMethod(extensions.plan_report)
+    register_post_sync_hook = AsMethod(extensions.register_post_sync_hook)
+    reset = AsMethod(extensions.reset)
+    set_check_finite = AsMethod(extensions.set_check_finite)
+    set_requires_gradient_sync = AsMethod(extensions.set_requires_gradient_sync)
+    set_weight = AsMethod(extensions.set_weight)
+    synchronized_grads = AsMethod(extensions.synchronized_grads)
+    wait_for_gradients = AsMethod(extensions.wait_for_gradients)
 
     # ---- training ------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.ddp import agreement, construction
-from ddpx.ddp.copies import make_copies_plain
-from ddpx.ddp.hooks import HookFront
-from ddpx.ddp.lookup import hooks_of
+from ddpx.ddp.arguments import agreement
+from ddpx.ddp.fronts import construction
+from ddpx.ddp.fronts.copies import make_copies_plain
+from ddpx.ddp.fronts.forward_hooks import HookFront
+from ddpx.ddp.fronts.lookup import hooks_of
 from ddpx.ddp.module import ReducerDDP
 
 _P = ParamSpec("_P")

@@ -17,9 +17,9 @@ from torch import nn
 
 from ddpx import _C, params
 from ddpx.comm import state_sync, transport
-from ddpx.ddp import ownership
-from ddpx.ddp.front import Front
-from ddpx.ddp.lookup import front_of
+from ddpx.ddp.fronts.front import Front
+from ddpx.ddp.fronts.lookup import front_of
+from ddpx.ddp.replica import ownership
 from ddpx.elastic import errors, state_check
 from ddpx.elastic.regroup import Regrouping
 from ddpx.elastic.survivor_agreement import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState

@@ -10,7 +10,7 @@ from ddpx.elastic import errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpx.ddp.front import Front
+    from ddpx.ddp.fronts.front import Front
     from ddpx.elastic.survivor_agreement import Agreement
 
 _POLL_INTERVAL_S = 0.005

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import nn
 
+from ddpx.ddp.arguments.options import default_average
 from ddpx.ddp.module import ReducerDDP
-from ddpx.ddp.options import default_average
 from ddpx.integrations.patch import patch_ddp
 from ddpx.timeline.environment import record_into
 

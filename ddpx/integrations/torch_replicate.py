@@ -16,9 +16,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from ddpx.ddp.copies import make_copies_plain
-from ddpx.ddp.front import Front
-from ddpx.ddp.hooks import Before, Hook
+from ddpx.ddp.fronts.copies import make_copies_plain
+from ddpx.ddp.fronts.forward_hooks import Before, Hook
+from ddpx.ddp.fronts.front import Front
 from ddpx.ddp.replicate import install
 from ddpx.ddp.replicate import replicate as replicate_by_ddpx
 from ddpx.params.dtensors import params_under_fsdp

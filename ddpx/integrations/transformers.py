@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import transformers
 
-from ddpx.ddp.functions import set_weight
+from ddpx.ddp.functions.extensions import set_weight
+from ddpx.ddp.functions.weights import averages_by_weight
 from ddpx.ddp.module import ReducerDDP
-from ddpx.ddp.weights import averages_by_weight
 from ddpx.integrations.accelerate import Accelerator
 from ddpx.integrations.options import WrapOptions, init_group
 

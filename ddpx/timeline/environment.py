@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from pathlib import Path
 
-from ddpx.ddp.front import Front
+from ddpx.ddp.fronts.front import Front
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.export import trace_file
 from ddpx.timeline.record.recorder import Recorder

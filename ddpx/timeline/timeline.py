@@ -9,7 +9,7 @@ from types import TracebackType
 
 from torch import nn
 
-from ddpx.ddp.lookup import replica_of
+from ddpx.ddp.fronts.lookup import replica_of
 from ddpx.errors import count
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.analyze.diagnoses import advise

@@ -35,7 +35,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(accelerate|collections|contextlib|datetime|lightning|pathlib)\..*"),
     (r"py:.*", r"(ray|torch|transformers)\..*"),
     (r"py:.*", r"(ddpx\._C|ddpx\.timeline\.record|ddpx\.health\.peers\.Wrapper|ddpx\.\S+\._)\w*.*"),
-    (r"py:.*", r"ddpx\.(ddp\.front\.Front|ddp\.logging_data\.Logger|reducer\.reducer\.Reducer)"),
+    (r"py:.*", r"ddpx\.ddp\.(fronts\.front\.Front|interface\.logging_data\.Logger)"),
+    (r"py:.*", r"ddpx\.reducer\.reducer\.Reducer"),
     (r"py:.*", r".*\b(PostSyncHook|Build|Wrap|StartMethod|MakeOptimizer|Stateful)"),
 ]
 

@@ -25,7 +25,7 @@ _CAPTURED_STEP = 4
 @contextmanager
 def _torch_says(is_captured: bool) -> Iterator[None]:
     captured = mock.patch("torch.cuda.is_current_stream_capturing", return_value=is_captured)
-    with mock.patch("ddpx.ddp.front._CAPTURE_IS_HIDDEN", True), captured:
+    with mock.patch("ddpx.ddp.fronts.front._CAPTURE_IS_HIDDEN", True), captured:
         yield
 
 

@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddpx
 from ddpx import ReducerDDP
-from ddpx.ddp import hooks, ownership
-from ddpx.ddp.lookup import replica_of
+from ddpx.ddp.fronts import forward_hooks
+from ddpx.ddp.fronts.lookup import replica_of
+from ddpx.ddp.replica import ownership
 
 
 class Net(nn.Module):
@@ -64,7 +65,7 @@ def _train_as_plain(module: nn.Module, run: Callable[[nn.Module], None], steps: 
 def _nothing_is_left() -> None:
     assert DistributedDataParallel._active_ddp_module is None
     assert ownership.forwards.running == []
-    assert hooks._running.calls == []
+    assert forward_hooks._running.calls == []
 
 
 # ---- usages --------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def _on_threads() -> None:
                 found = module(torch.ones(2, 4), depth=0 if depth % 2 else 1)
             if depth % 2 and not torch.equal(found, expected):
                 wrong.append(depth)
-        if ownership.forwards.running or hooks._running.calls:
+        if ownership.forwards.running or forward_hooks._running.calls:
             wrong.append(-1)
 
     threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.optim.swa_utils import AveragedModel
 
 import ddpx
-from ddpx.ddp.lookup import replica_of
+from ddpx.ddp.fronts.lookup import replica_of
 
 
 class Net(nn.Module):

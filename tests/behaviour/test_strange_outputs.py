@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP
-from ddpx.ddp.nested import tensors_in
+from ddpx.ddp.user_module.nested import tensors_in
 
 
 @dataclasses.dataclass

@@ -34,7 +34,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpx
-from ddpx.ddp.front import Front
+from ddpx.ddp.fronts.front import Front
 from ddpx.testing.rank_pool import choose_gpu, forking_context
 
 # The timeout of the group in seconds, much longer than any tested time.

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import ddpx
-from ddpx.ddp.lookup import hooks_of
+from ddpx.ddp.fronts.lookup import hooks_of
 from ddpx.integrations import torch_replicate
 
 OURS = torch_replicate.replicate

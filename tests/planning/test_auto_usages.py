@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ddpx
-from ddpx.ddp.options import CAP_VARIABLE, PLAN_VARIABLE
+from ddpx.ddp.arguments.options import CAP_VARIABLE, PLAN_VARIABLE
 from ddpx.planning import search as searches
 from ddpx.testing import RankFailed, RankPool
 
@@ -197,7 +197,7 @@ def _captured() -> None:
     with short_search():
         model = _auto()
         _train(model, 2)
-        captured = patch.object(ddpx.ddp.plan_search, "_is_captured", lambda device: True)
+        captured = patch.object(ddpx.ddp.search.wrapper_search, "_is_captured", lambda device: True)
         refused = pytest.raises(RuntimeError, match=r"CUDA graph, .*plan_report\(model\)\.final")
         with captured, refused:
             _train(model, 1)

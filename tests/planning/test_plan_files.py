@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpx
-from ddpx.ddp.options import PLAN_VARIABLE
+from ddpx.ddp.arguments.options import PLAN_VARIABLE
 
 STEPS = 4
 

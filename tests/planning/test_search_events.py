@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddpx import _C
-from ddpx.ddp.search_events import arrivals_of, times_of_steps
+from ddpx.ddp.search.events import arrivals_of, times_of_steps
 
 KIND = _C.EventKind
 MS = 1_000_000

@@ -24,7 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import ddpx
 from ddpx.cli.guard import NCCL_SURVIVAL
-from ddpx.ddp.lookup import front_of
+from ddpx.ddp.fronts.lookup import front_of
 from ddpx.elastic import survivor_agreement
 from ddpx.testing.rank_pool import choose_gpu, forking_context
 

@@ -15,8 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import ddpx
 from ddpx import ReducerDDP
-from ddpx.ddp.front import Front
-from ddpx.ddp.functions import AsMethod
+from ddpx.ddp.fronts.front import Front
+from ddpx.ddp.functions.extensions import AsMethod
 
 # The function in the place of each name. The private names are those that scripts call.
 FUNCTIONS = {
@@ -273,7 +273,7 @@ def test_sparse_rows(ranks):
 
 def test_a_front_has_no_other_names():
     """The hooks' front has the names of the base class, besides those of its own hooks."""
-    from ddpx.ddp.hooks import HookFront
+    from ddpx.ddp.fronts.forward_hooks import HookFront
 
     own = {name for name in vars(HookFront) if name[0] != "_"}
     assert own == {"module", "install", "uninstall"}

@@ -50,7 +50,7 @@ def _own_names() -> None:
 def _private_names_of_ours() -> set[str]:
     """The names that ReducerDDP and its replica have or had, as a derived class may use them."""
     replica = vars(ReducerDDP(nn.Linear(4, 2))._ddpx)
-    parts = {f"_{name}" for name in (*replica, *dir(ddpx.ddp.replica.Replica))} - {"_"}
+    parts = {f"_{name}" for name in (*replica, *dir(ddpx.ddp.replica.replica.Replica))} - {"_"}
     return {name for name in parts if not name.startswith("__")}
 
 

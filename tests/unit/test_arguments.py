@@ -179,7 +179,7 @@ def test_device_ids_on_cpu_name_the_fix(ids):
 
 def test_several_device_ids_name_the_fix(monkeypatch):
     """With accelerators, where the module lies on one of them: the device is pretended."""
-    from ddpx.ddp import placement
+    from ddpx.ddp.arguments import placement
 
     module = nn.Linear(2, 2, device="meta")
     with pytest.raises(ValueError, match=r"one process per device.*device_ids=\[local_rank\]"):
@@ -191,7 +191,7 @@ def test_several_device_ids_name_the_fix(monkeypatch):
 )
 def test_device_ids_of_an_accelerator(ids):
     """The device is pretended."""
-    from ddpx.ddp import placement
+    from ddpx.ddp.arguments import placement
 
     place = placement.place(nn.Linear(2, 2, device="meta"), (), ids, None)
     assert (place.device_ids, place.output_device) == ([1], 1)

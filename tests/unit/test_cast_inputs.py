@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.utils import _cast_forward_inputs
 
-from ddpx.ddp.nested import to_dtype
+from ddpx.ddp.user_module.nested import to_dtype
 
 Pair = collections.namedtuple("Pair", "x y")
 

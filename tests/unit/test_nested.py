@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from ddpx.ddp.nested import tensors_in, to_device
+from ddpx.ddp.user_module.nested import tensors_in, to_device
 
 Pair = namedtuple("Pair", "left right")
 

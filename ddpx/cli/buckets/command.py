@@ -12,7 +12,7 @@ from ddpx.cli import errors
 from ddpx.cli.buckets import picture
 from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
-from ddpx.ddp.options import Options, make_options
+from ddpx.ddp.arguments.options import Options, make_options
 from ddpx.timeline.texts import table
 
 

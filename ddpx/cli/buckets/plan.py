@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ddpx import _C, errors, params
-from ddpx.ddp.options import Options
+from ddpx.ddp.arguments.options import Options
 from ddpx.planning import indices_of
 
 MIB = 1 << 20

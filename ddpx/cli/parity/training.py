@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx.cli.build import build
-from ddpx.ddp import nested
+from ddpx.ddp.user_module import nested
 
 _LEARNING_RATE = 0.01
 

@@ -13,7 +13,7 @@ from ddpx.cli import errors, options
 from ddpx.cli.plan.runner import PLAN, REPORT
 from ddpx.cli.script import Script
 from ddpx.cli.torchrun import DEFAULT_NUM_RANKS, launch, local_options
-from ddpx.ddp.options import AUTO, CAP_VARIABLE, PLAN_VARIABLE
+from ddpx.ddp.arguments.options import AUTO, CAP_VARIABLE, PLAN_VARIABLE
 from ddpx.planning import BucketPlan, PlanReport
 from ddpx.planning.report import from_json
 from ddpx.planning.search import MOST_STEPS

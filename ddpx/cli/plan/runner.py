@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ddpx.cli import runner
 from ddpx.comm.process_group import rank_of_job
-from ddpx.ddp import plan_search
-from ddpx.ddp.plan_search import Searched
+from ddpx.ddp.search import wrapper_search
+from ddpx.ddp.search.wrapper_search import Searched
 from ddpx.planning import plan_of
 from ddpx.planning.report import as_json
 
@@ -20,7 +20,7 @@ PLAN, REPORT = "plan.json", "report.json"
 def main(words: Sequence[str]) -> None:
     """Runs the script until its first search has ended. The first word is a folder for results."""
     folder, *script = words
-    plan_search.call_at_end(functools.partial(_leave, Path(folder)))
+    wrapper_search.call_at_end(functools.partial(_leave, Path(folder)))
     runner.main(script)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from ddpx.cli import runner
 from ddpx.cli.observe import on_replicate, on_wrap
 from ddpx.cli.progress import step_bar
-from ddpx.ddp.front import Front
+from ddpx.ddp.fronts.front import Front
 from ddpx.timeline.environment import STEPS
 
 

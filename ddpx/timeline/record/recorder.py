@@ -14,7 +14,7 @@ import torch
 
 from ddpx import _C
 from ddpx.comm.process_group import rank_of_job
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.replica.replica import Replica
 from ddpx.timeline.record.all_gather import all_gather_json, all_gather_rows
 from ddpx.timeline.record.clocks import (
     Reading,

@@ -38,7 +38,7 @@ def _replace_ddp() -> None:
     _count(DistributedDataParallel, "torch")
     if _CLASS == "ddpx":
         import ddpx
-        from ddpx.ddp.hooks import HookFront
+        from ddpx.ddp.fronts.forward_hooks import HookFront
 
         _count(ddpx.ReducerDDP, "ddpx")
         _count(HookFront, "ddpx")  # of ddpx.replicate()

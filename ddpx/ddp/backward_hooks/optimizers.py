@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ddpx import errors
-from ddpx.ddp.options import Options
+from ddpx.ddp.arguments.options import Options
 from ddpx.params.dtensors import is_dtensor
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ddpx import errors
-from ddpx.ddp import weights
-from ddpx.ddp.lookup import replica_of
-from ddpx.ddp.post_sync import PostSyncHook
-from ddpx.ddp.synchronized_grads import average_grads
+from ddpx.ddp.backward_hooks.post_sync import PostSyncHook
+from ddpx.ddp.fronts.lookup import replica_of
+from ddpx.ddp.functions import weights
+from ddpx.ddp.functions.synchronized_grads import average_grads
 from ddpx.planning import BucketPlan, PlanReport, plan_of
 
 

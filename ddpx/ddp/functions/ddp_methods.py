@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from ddpx.ddp.front import Front
-from ddpx.ddp.lookup import front_of
+from ddpx.ddp.fronts.front import Front
+from ddpx.ddp.fronts.lookup import front_of
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:

@@ -21,8 +21,8 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
 from ddpx import _C
-from ddpx.ddp import nested
-from ddpx.ddp.module_ref import ModuleRef
+from ddpx.ddp.user_module import nested
+from ddpx.ddp.user_module.module_ref import ModuleRef
 
 _DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 # Where a module holds a parameter: the container of a submodule, a dict or what TorchScript has

@@ -12,11 +12,11 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from ddpx.ddp import nested
-from ddpx.ddp.front import Front, set_attributes
-from ddpx.ddp.placement import Placement
-from ddpx.ddp.replica import Replica
-from ddpx.ddp.torch_only import TorchOnlyNames
+from ddpx.ddp.arguments.placement import Placement
+from ddpx.ddp.fronts.front import Front, set_attributes
+from ddpx.ddp.interface.torch_only import TorchOnlyNames
+from ddpx.ddp.replica.replica import Replica
+from ddpx.ddp.user_module import nested
 
 
 class DDPInterface(nn.Module, Front, TorchOnlyNames):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ddpx import health
-from ddpx.ddp.lookup import replica_of
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.fronts.lookup import replica_of
+from ddpx.ddp.replica.replica import Replica
 
 
 def set_weight(replica: Replica, weight: object) -> None:

@@ -7,9 +7,9 @@ from typing import cast
 from torch import nn
 
 from ddpx import errors, health
-from ddpx.ddp.front import ATTRIBUTE, Front
-from ddpx.ddp.hooks import Before, HookFront
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.fronts.forward_hooks import Before, HookFront
+from ddpx.ddp.fronts.front import ATTRIBUTE, Front
+from ddpx.ddp.replica.replica import Replica
 
 
 def hooks_of(module: nn.Module) -> HookFront | None:

@@ -12,14 +12,16 @@ from torch import nn
 from ddpx import params
 from ddpx.comm import transport as transports
 from ddpx.comm.ended_group import EndedGroup
-from ddpx.ddp import agreement, ownership, plan_search
-from ddpx.ddp.averaging import Averaging
-from ddpx.ddp.buffers import BufferSync
-from ddpx.ddp.comm_hooks import CommHook
-from ddpx.ddp.join import UnevenInputs
-from ddpx.ddp.module_ref import ModuleRef
-from ddpx.ddp.options import Options
-from ddpx.ddp.post_sync import PostSync
+from ddpx.ddp.arguments import agreement
+from ddpx.ddp.arguments.options import Options
+from ddpx.ddp.backward_hooks.communication import CommHook
+from ddpx.ddp.backward_hooks.post_sync import PostSync
+from ddpx.ddp.replica import ownership
+from ddpx.ddp.replica.averaging import Averaging
+from ddpx.ddp.replica.uneven_inputs import UnevenInputs
+from ddpx.ddp.search import wrapper_search
+from ddpx.ddp.user_module.buffer_sync import BufferSync
+from ddpx.ddp.user_module.module_ref import ModuleRef
 from ddpx.planning.report import PlanReport
 from ddpx.reducer import Reducer
 
@@ -62,7 +64,7 @@ class Replica:
         self.comm_hook = CommHook()
         self.post_sync = PostSync()
         self.uneven = UnevenInputs()
-        self.search: plan_search.WrapperSearch | None = None
+        self.search: wrapper_search.WrapperSearch | None = None
         self.plan_report: PlanReport | None = None
         self.error: str | None = None
 
@@ -141,7 +143,7 @@ class Replica:
         )
         self.reducer.wait_for = self.post_sync.wait_for
         ownership.take(self)
-        self.search = plan_search.begin(self)
+        self.search = wrapper_search.begin(self)
         precision = self.averaging.precision
         if precision is not None and precision.reduce_dtype is not None:
             self.comm_hook.reduce_in(self.reducer, precision.reduce_dtype, precision.param_dtype)
@@ -158,7 +160,7 @@ class Replica:
         self.transport = transports.of(group)
         self.reducer.move_to(group, self.transport, num_steps)
         self.group = group
-        self.search = plan_search.begin(self)
+        self.search = wrapper_search.begin(self)
         self.post_sync.drop_futures()
         self.buffers.last_forward_was_synchronized = True
 
@@ -172,9 +174,9 @@ class Replica:
             RuntimeError: The argument ``bucket_cap_mb="auto"`` was given.
         """
         if self.options.auto_buckets == "argument":
-            raise plan_search.hook_excluded(call)
+            raise wrapper_search.hook_excluded(call)
         if self.options.auto_buckets is not None:
-            plan_search.give_up(self, call)
+            wrapper_search.give_up(self, call)
 
     # ---- copies --------------------------------------------------------------------------------
 

@@ -14,10 +14,11 @@ from torch.distributed.algorithms.join import Joinable
 from torch.utils.hooks import RemovableHandle
 
 from ddpx import health
-from ddpx.ddp import nested, ownership
-from ddpx.ddp.front import Front, set_attributes
-from ddpx.ddp.placement import Placement
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.arguments.placement import Placement
+from ddpx.ddp.fronts.front import Front, set_attributes
+from ddpx.ddp.replica import ownership
+from ddpx.ddp.replica.replica import Replica
+from ddpx.ddp.user_module import nested
 
 
 class HookFront(Front):

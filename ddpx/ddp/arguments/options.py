@@ -16,7 +16,7 @@ from torch import nn
 
 from ddpx import _C, errors, settings
 from ddpx.comm.transport import checked_choice
-from ddpx.ddp.mixed_precision import check_config
+from ddpx.ddp.user_module.mixed_precision import check_config
 from ddpx.params import ManagedParam
 from ddpx.params.delayed import DelayedParams
 from ddpx.planning import BucketPlan, indices_of

@@ -15,7 +15,7 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 from ddpx import health
 from ddpx.comm import state_sync
 from ddpx.comm.process_group import is_alone, resolve_group
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.replica.replica import Replica
 from ddpx.reducer import Reducer
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from torch import nn
 
 from ddpx.comm.process_group import backend_name, world_size
-from ddpx.ddp.gradient_interface import GradientInterface
+from ddpx.ddp.interface.gradients import GradientInterface
 from ddpx.reducer.torch_only import refuse
 
 # DDP uses the names of C++, which differ from torch's names for these dtypes.

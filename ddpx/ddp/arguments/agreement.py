@@ -24,7 +24,7 @@ from ddpx import errors, health, params, version
 from ddpx.comm import state_sync, transforms, transport
 from ddpx.comm.parts import PER_TENSOR, parts_of
 from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
-from ddpx.ddp.options import Options
+from ddpx.ddp.arguments.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
 
 _ORDER = "order of parameters"

@@ -9,12 +9,13 @@ from torch import nn
 
 from ddpx import params, settings
 from ddpx.comm.process_group import resolve_group
-from ddpx.ddp import checks, ownership, placement
-from ddpx.ddp.front import Front
-from ddpx.ddp.module_ref import ModuleRef
-from ddpx.ddp.options import make_options
-from ddpx.ddp.placement import Placement
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.arguments import checks, placement
+from ddpx.ddp.arguments.options import make_options
+from ddpx.ddp.arguments.placement import Placement
+from ddpx.ddp.fronts.front import Front
+from ddpx.ddp.replica import ownership
+from ddpx.ddp.replica.replica import Replica
+from ddpx.ddp.user_module.module_ref import ModuleRef
 from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
 from ddpx.params.grad_dtypes import check_grad_dtype

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ddpx.ddp.hooks import Hook
+from ddpx.ddp.fronts.forward_hooks import Hook
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _num_modules: Counter[type] = Counter()  # with hooks, by class

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from ddpx import _C
 from ddpx.comm.process_group import is_alone, rank_of_job
-from ddpx.ddp.comm_hooks import CommHook
-from ddpx.ddp.options import AUTO, CAP_VARIABLE, Options
-from ddpx.ddp.post_sync import PostSync
-from ddpx.ddp.search_events import arrivals_of, times_of_steps
-from ddpx.ddp.search_exchange import Exchange
+from ddpx.ddp.arguments.options import AUTO, CAP_VARIABLE, Options
+from ddpx.ddp.backward_hooks.communication import CommHook
+from ddpx.ddp.backward_hooks.post_sync import PostSync
+from ddpx.ddp.search.events import arrivals_of, times_of_steps
+from ddpx.ddp.search.exchange import Exchange
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import is_dtensor, local_part
 from ddpx.planning.candidates import Buckets, ReadyGradient

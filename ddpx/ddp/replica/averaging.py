@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from ddpx import params
 from ddpx.comm.transport import Transport
-from ddpx.ddp.mixed_precision import MixedPrecision
-from ddpx.ddp.module_ref import ModuleRef
-from ddpx.ddp.options import Options
-from ddpx.ddp.structure import Structure
+from ddpx.ddp.arguments.options import Options
+from ddpx.ddp.user_module.mixed_precision import MixedPrecision
+from ddpx.ddp.user_module.module_ref import ModuleRef
+from ddpx.ddp.user_module.structure import Structure
 from ddpx.params.grad_dtypes import GradDtypes
 from ddpx.reducer import Reducer
 

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ddpx import health, params
 from ddpx.comm import state_sync
-from ddpx.ddp.buffer_interface import BufferInterface
+from ddpx.ddp.interface.buffers import BufferInterface
 
 
 class JoinInterface(BufferInterface, Joinable):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddpx import errors
-from ddpx.ddp.module_ref import ModuleRef
+from ddpx.ddp.user_module.module_ref import ModuleRef
 from ddpx.params.dtensors import params_under_fsdp
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.replica.replica import Replica
 
 
 class Finalization:

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpx.ddp import optimizers, plan_search
-from ddpx.ddp.comm_hooks import check_hook
-from ddpx.ddp.finalization import Finalization
-from ddpx.ddp.join_interface import JoinInterface
+from ddpx.ddp.backward_hooks import optimizers
+from ddpx.ddp.backward_hooks.communication import check_hook
+from ddpx.ddp.interface.finalization import Finalization
+from ddpx.ddp.interface.join import JoinInterface
+from ddpx.ddp.search import wrapper_search
 from ddpx.params.dtensors import check_dtensors
 
 
@@ -187,7 +188,7 @@ class GradientInterface(JoinInterface, Finalization):
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
         replica.reducer.move_to(new_process_group)
         replica.group = new_process_group
-        replica.search = plan_search.begin(replica)
+        replica.search = wrapper_search.begin(replica)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Measures the times of the first ten steps, and then of every ``sample_rate``-th step."""

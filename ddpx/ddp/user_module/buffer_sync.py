@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 from ddpx import params
-from ddpx.ddp.module_ref import ModuleRef
+from ddpx.ddp.user_module.module_ref import ModuleRef
 
 
 class BufferSync:

@@ -16,13 +16,14 @@ from torch import nn
 
 from ddpx import errors, params
 from ddpx.comm import state_sync
-from ddpx.ddp import nested, ownership
-from ddpx.ddp.averaging import Averaging
-from ddpx.ddp.dynamo import ActiveWrapper
-from ddpx.ddp.gradient_interface import GradientInterface
-from ddpx.ddp.logging_data import Logger, logging_data
-from ddpx.ddp.placement import Placement
-from ddpx.ddp.replica import Replica
+from ddpx.ddp.arguments.placement import Placement
+from ddpx.ddp.fronts.dynamo import ActiveWrapper
+from ddpx.ddp.interface.gradients import GradientInterface
+from ddpx.ddp.interface.logging_data import Logger, logging_data
+from ddpx.ddp.replica import ownership
+from ddpx.ddp.replica.averaging import Averaging
+from ddpx.ddp.replica.replica import Replica
+from ddpx.ddp.user_module import nested
 
 # Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
 _CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)

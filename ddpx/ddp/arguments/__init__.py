@@ -1,0 +1,1 @@
+"""The arguments of a constructor: options, checks, and what must be equal on all ranks."""

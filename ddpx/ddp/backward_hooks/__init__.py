@@ -1,0 +1,1 @@
+"""Hooks of a backward: communication hooks, post-sync hooks, and optimizers."""

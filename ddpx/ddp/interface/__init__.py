@@ -1,0 +1,1 @@
+"""The attributes and methods of DDP that each front has."""

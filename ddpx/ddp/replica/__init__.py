@@ -1,0 +1,1 @@
+"""The replica of a module: all that ddpx keeps for one front."""
