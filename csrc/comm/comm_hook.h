@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <stdexcept>
+#include <vector>
 
 #include "collective.h"
 
@@ -23,6 +24,14 @@ class HookError : public std::runtime_error {
 
 // The tensor in the value of a future: a tensor, or the first one of a list, also of a Python
 // object. Undefined if there is none.
-at::Tensor tensor_in(const c10::IValue& value);
+inline at::Tensor tensor_in(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor();
+  }
+  const auto tensors = value.isPyObject()     ? value.toPyObjectHolder()->extractTensors()
+                       : value.isTensorList() ? value.toTensorVector()
+                                              : std::vector<at::Tensor>();
+  return tensors.empty() ? at::Tensor() : tensors.front();
+}
 
 }  // namespace ddpx

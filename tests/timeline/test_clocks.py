@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpx.timeline.record.all_gather import all_gather_json, all_gather_rows
+from ddpx.comm.all_gather import all_gather_json, all_gather_rows
 from ddpx.timeline.record.clocks import Reading, error_of, read_clocks, to_rank_0
 
 

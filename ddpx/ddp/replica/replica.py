@@ -20,8 +20,8 @@ from ddpx.ddp.replica import ownership
 from ddpx.ddp.replica.averaging import Averaging
 from ddpx.ddp.replica.uneven_inputs import UnevenInputs
 from ddpx.ddp.search import wrapper_search
-from ddpx.ddp.user_module.buffer_sync import BufferSync
 from ddpx.ddp.user_module.module_ref import ModuleRef
+from ddpx.ddp.user_module.synced_buffers import BufferSync
 from ddpx.planning.report import PlanReport
 from ddpx.reducer import Reducer
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C
-from ddpx.timeline.record.all_gather import all_gather_json
+from ddpx.comm.all_gather import all_gather_json
 
 _ROUND_TRIPS = 50
 # The largest drift of two clocks against each other, as a share of the elapsed time. The tolerance

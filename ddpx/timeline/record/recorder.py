@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ddpx import _C
+from ddpx.comm.all_gather import all_gather_json, all_gather_rows
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica.replica import Replica
-from ddpx.timeline.record.all_gather import all_gather_json, all_gather_rows
 from ddpx.timeline.record.clocks import (
     Reading,
     clock_identity,
