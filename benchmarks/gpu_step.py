@@ -213,6 +213,8 @@ def main() -> None:
     names = list(models(arguments.tiny))[: None if arguments.ranks == 1 else 1]
     if arguments.models:
         names = [name for name in names if any(part in name for part in arguments.models)]
+        if not names:
+            parser.error(f"no model of these ranks has a name with {arguments.models}")
     if set(arguments.what) - {"graph"}:
         left_s = max(arguments.limit_s - _START_S, 1.0)
         seconds = 0.1 if arguments.tiny else 0.3 * left_s / len(names)

@@ -25,8 +25,8 @@ FIRST = (
 FILES = ("parity", "capture", "streams", "aborts", "usages")
 # The sanitizer makes each operator slow, and more ranks have the same streams.
 SANITIZED = ("nccl-1", "nccl-2")
-# The sanitizer does not follow the replays of CUDA graphs. It reports torch's compression hook with
-# DDP, too.
+# The sanitizer does not follow the replays of CUDA graphs. It reports errors in torch's
+# compression hook, also with DDP.
 NOT_SANITIZED = re.compile(
     r"device_graphs|captures|capture\.py|with_a_hook|communication_hooks\[\w+-fp16-"
 )

@@ -64,8 +64,7 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result, const std::string& sourc
   const auto numel = buffer_.numel() * (buffer_.is_complex() && !result.is_complex() ? 2 : 1);
   if (!has_values(result)) {
     throw UserError(
-        "the result of the communication hook is " + describe(result) +
-        ", but must be a dense tensor");
+        "the result of " + source + " is " + describe(result) + ", but must be a dense tensor");
   }
   if (result.numel() != numel || result.device() != buffer_.device()) {
     throw UserError(

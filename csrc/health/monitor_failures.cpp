@@ -47,7 +47,7 @@ std::optional<RankReport> Monitor::report() const {
 }
 
 void Monitor::raise_if_failed(const std::string& said) {
-  auto found = failed() ? report() : std::nullopt;
+  auto found = failed() && !is_forked() ? report() : std::nullopt;
   if (!found) {
     return;
   }
@@ -71,9 +71,8 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::await_abort() const {
-  const auto start = now_ns();
   while (state_->group.on_device && !state_->group.abort_ended() &&
-         now_ns() - start < times::kMostAbort) {
+         (failed_ns_ == 0 || now_ns() - failed_ns_ < times::kMostAbort)) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
 }
@@ -98,6 +97,7 @@ void Monitor::declare(const Failure& failure) {
   if (!is_first) {
     return;
   }
+  failed_ns_ = now_ns();
   const auto found = *report();
   auto message = found.failure.describe(found.names);
   std::replace(message.begin(), message.end(), '\n', ' ');

@@ -183,12 +183,15 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
 // Before a forward or a step.
 void Reducer::check_peers() {
   const auto& guard = context_.guard;
-  guard.check();
-  if (guard.has_lease()) {
-    const ExclusiveMutex::Occupation occupation(context_.mutex);
-    const ExclusiveMutex::Unlocked unlocked(context_.mutex);
-    guard.await_lease();
+  if (!guard.failed() && !guard.has_lease()) {
+    guard.check();
+    return;
   }
+  // Waits for the end of an abort, or for the lease.
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  const ExclusiveMutex::Unlocked unlocked(context_.mutex);
+  guard.check();
+  guard.await_lease();
 }
 
 // A param that was cast has lost its hook, and a param that was unfrozen never had a hook: the

@@ -98,7 +98,7 @@ class DeviceRanks:
     ) -> list[Any]:
         """See :meth:`RankPool.run`.
 
-        ``may_fail``: the function may end with an aborted group, and handles its results.
+        ``may_fail``: the function may end with an aborted group.
         """
         rendezvous = str(Path(self._directory.name, str(next(self._numbers))))
         call = functools.partial(function, *args, **kwargs)

@@ -257,6 +257,34 @@ TEST(DeviceWaitTest, AnErrorOfTheBackendIsExplained) {
   monitor->retire();
 }
 
+// NCCL cannot shut down before the abort has ended.
+TEST(DeviceWaitTest, TheErrorComesAfterTheAbort) {
+  for (const bool on_device : {true, false}) {
+    for (const bool ends : {true, false}) {
+      const auto ended = std::make_shared<std::atomic<bool>>(false);
+      auto group = group_of(0, 2);
+      group.on_device = on_device;
+      group.abort_ended = [ended] { return ended->load(); };
+      const auto monitor = watch(group, access_to(std::make_shared<FakeStore>()));
+      const auto start = now_ns();
+      std::thread abort([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(400));
+        *ended = ends;
+      });
+      error_of([&] { monitor->raise_mismatch("made different calls"); });
+      const auto lasted = now_ns() - start;
+      abort.join();
+      const auto least = !on_device ? 0 : ends ? 400 * times::kMillisecond : times::kMostAbort;
+      EXPECT_GE(lasted, least);
+      EXPECT_LT(lasted, least + 300 * times::kMillisecond);
+      const auto again = now_ns();
+      error_of([&] { monitor->raise_if_failed(); });
+      EXPECT_LT(now_ns() - again, 100 * times::kMillisecond);  // the limit is over
+      monitor->retire();
+    }
+  }
+}
+
 // It has launched all buckets, but its process ended before its device had sent them.
 TEST(DeviceWaitTest, WhoEndsWhileTheDeviceWaitsIsLost) {
   DeviceRanks ranks(2);

@@ -51,7 +51,7 @@ bool take_value(std::string_view& record, Sequence& values) {
     return false;
   }
   values.resize(count);
-  if (count > 0) {  // neither pointer may be null
+  if (count > 0) {  // memcpy() needs valid pointers, and both may be null without values
     std::memcpy(values.data(), record.data(), count * kSize);
   }
   record.remove_prefix(count * kSize);

@@ -12,8 +12,8 @@ namespace ddpx::health {
 // Which ranks that have left count as lost.
 enum class Left { kNone, kOfThisHost, kAll };
 
-// The ranks that are dead, or whose scripts end with an error. Ranks that fail because of another
-// rank are left out, unless all these ranks do.
+// The ranks that are dead, or whose scripts end with an error. A rank that fails because of another
+// rank is left out, unless all dead or failing ranks do so.
 std::optional<Failure> find_dead(const PeerTable& peers, Left left);
 
 // The ranks of hosts that have written no message for kHostSilence, although this rank has asked

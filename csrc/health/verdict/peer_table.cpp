@@ -1,10 +1,10 @@
 #include "peer_table.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 namespace ddpx::health {
+
 PeerTable::PeerTable(int rank, int world_size)
     : rank_(rank), peers_(static_cast<std::size_t>(world_size)) {}
 
