@@ -45,9 +45,10 @@ void Reducer::yield_to(Reducer& owner) {
 void Reducer::check_owner() const {
   if (owner_ && owner_->expired()) {
     throw context_.error(
-        "the wrapper that averaged these parameters last no longer exists. Python may delete it at "
-        "different times on different ranks, so this older wrapper averages only after its own "
-        "forward. Call this wrapper instead of its module.");
+        "the newer wrapper of these parameters no longer exists, or ddpx.unreplicate() has ended "
+        "its averages. Python may delete a wrapper at different times on different ranks, so this "
+        "older wrapper averages only after its own forward. Call this wrapper instead of its "
+        "module.");
   }
 }
 

@@ -153,7 +153,7 @@ def _check_bypassed_after_a_deletion(mode: str) -> None:
     gc.collect()
     for _ in range(2):
         text = ref.error_of(lambda: older.module(ref.data()).sum().backward())
-        assert "the wrapper that averaged these parameters last no longer exists" in text
+        assert "the newer wrapper of these parameters no longer exists" in text
         assert "Call this wrapper instead of its module" in text
     with older.no_sync():
         older.module(ref.data()).sum().backward()
