@@ -20,7 +20,7 @@ from ddpx.reducer import Reducer
 
 
 def _of_buffers(name: str, meaning: str) -> Any:
-    """A property of a wrapper: the attribute ``name`` of its ``BufferSync``."""
+    """A property of a wrapper: the attribute ``name`` of its ``BufferRules``."""
 
     def get(wrapper: BufferInterface) -> Any:
         return getattr(wrapper._ddpx.buffers, name)

@@ -20,8 +20,8 @@ from ddpx.ddp.replica import ownership
 from ddpx.ddp.replica.averaging import Averaging
 from ddpx.ddp.replica.uneven_inputs import UnevenInputs
 from ddpx.ddp.search import wrapper_search
+from ddpx.ddp.user_module.buffer_rules import BufferRules
 from ddpx.ddp.user_module.module_ref import ModuleRef
-from ddpx.ddp.user_module.synced_buffers import BufferSync
 from ddpx.planning.report import PlanReport
 from ddpx.reducer import Reducer
 
@@ -60,7 +60,7 @@ class Replica:
         self.group = group
         self.transport: transports.Transport | None = None
         self.options = options
-        self.buffers = BufferSync(module, self.ignored, options.sync_buffers_at_forward)
+        self.buffers = BufferRules(module, self.ignored, options.sync_buffers_at_forward)
         self.comm_hook = CommHook()
         self.post_sync = PostSync()
         self.uneven = UnevenInputs()

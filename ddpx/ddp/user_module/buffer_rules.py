@@ -12,7 +12,7 @@ from ddpx import params
 from ddpx.ddp.user_module.module_ref import ModuleRef
 
 
-class BufferSync:
+class BufferRules:
     """The buffers of one module, and the rule by which ranks synchronize them.
 
     A wrapper owns this object.
