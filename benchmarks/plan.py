@@ -89,7 +89,7 @@ FULL = Plan(
 
 QUICK = Plan(
     launches=1,
-    step_launches=2,
+    step_launches=1,
     effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
     step_effort=Effort(seconds=0.1, min_rounds=2, max_rounds=5),
     tiny=True,

@@ -98,6 +98,7 @@ def test_plots_are_drawn(output: Path, name: str) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full_only
 def test_one_part_can_be_measured_anew(output: Path) -> None:
     results = output / "benchmarks" / "results"
     before = {name: (results / f"{name}.json").stat().st_mtime_ns for name in PARTS}
