@@ -79,7 +79,9 @@ MainBackend main_backend(ProcessGroup& group) {
   });
   try {
     const auto backend = main == devices.end() ? nullptr : group.getBackend(main->type());
-    return {backend, backend && !main->is_cpu() && backend->getBackendName() != "gloo"};
+    // gloo and shm also take tensors of a device, and their calls block the host.
+    const auto name = backend ? backend->getBackendName() : "";
+    return {backend, backend && !main->is_cpu() && name != "gloo" && name != "shm"};
   } catch (const std::exception&) {
     return {};
   }
