@@ -59,6 +59,20 @@ FOUND: dict[str, Program] = {
         mode="unused",
         output="hidden",
     ),
+    "post-sync hook beside a parameter that one rank froze": Program(
+        actions=(
+            Step(),
+            Act(name="post-sync hook"),
+            Step(),
+            Freeze(layer=1, ranks=(0,)),
+            Step(),
+        ),
+        layers=(Layer(), Layer()),
+    ),
+    "no gradient in a backward that bypasses the wrapper": Program(
+        actions=(Step(usage="bypass"),),
+        layers=(Layer(gradient="none"),),
+    ),
     "failure in the first backward of a static graph": Program(
         actions=(Fail(), Step()),
         layers=(Layer(kind="no bias"), Layer(kind="no bias", checkpoint="reentrant", tied=True)),
