@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fault_ranks import again_if_held_up
 from mortal_ranks import error_of, run_mortal
 from torch import nn
 
@@ -72,7 +73,8 @@ def _construct_with_room(num_bytes: int) -> Any:
         return error_of(lambda: _wrap(module))
 
 
-def test_buckets():
+@again_if_held_up
+def test_buckets() -> None:
     outcomes = run_mortal(3, _construct_with_room, 40 * MIB, stay=True)
     for rank, outcome in enumerate(outcomes):
         text, seconds = outcome.value
@@ -97,7 +99,8 @@ def _reduce_with_room(num_bytes: int) -> Any:
         return error_of(lambda: dist.all_reduce(tensor))
 
 
-def test_buckets_of_others():
+@again_if_held_up
+def test_buckets_of_others() -> None:
     """The first operation maps the buckets of other ranks."""
     outcomes = run_mortal(2, _reduce_with_room, 40 * MIB, stay=True)
     for rank, outcome in enumerate(outcomes):
