@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,27 +81,29 @@ class PlanReport:
         """The chosen plan. None if there is none, or if the search measured no plans."""
         return next((plan for plan in self.plans if plan.name == self.chosen), None)
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as values that JSON supports."""
+        return asdict(self)
 
-def as_json(report: PlanReport) -> str:
-    """The report as JSON."""
-    return json.dumps(asdict(report))
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> PlanReport:
+        """Reverses :meth:`to_json`.
+
+        Raises:
+            KeyError, TypeError: ``to_json`` did not make the values.
+        """
+        gain = values["gain"]
+        return cls(
+            **{
+                **values,
+                "gain": None if gain is None else Gain(**gain),
+                "plans": tuple(_plan(each) for each in values["plans"]),
+                "gradients": tuple(ReadyGradient(**each) for each in values["gradients"]),
+                "costs": tuple((size, time) for size, time in values["costs"]),
+            }
+        )
 
 
-def from_json(text: str) -> PlanReport:
-    """Reverses :func:`as_json`."""
-    fields: dict[str, Any] = json.loads(text)
-    gain = fields["gain"]
-    return PlanReport(
-        **{
-            **fields,
-            "gain": None if gain is None else Gain(**gain),
-            "plans": tuple(_plan(each) for each in fields["plans"]),
-            "gradients": tuple(ReadyGradient(**each) for each in fields["gradients"]),
-            "costs": tuple((size, time) for size, time in fields["costs"]),
-        }
-    )
-
-
-def _plan(fields: dict[str, Any]) -> MeasuredPlan:
-    buckets = tuple(tuple(bucket) for bucket in fields.pop("buckets"))
-    return MeasuredPlan(buckets=buckets, **fields)
+def _plan(values: dict[str, Any]) -> MeasuredPlan:
+    buckets = tuple(tuple(bucket) for bucket in values["buckets"])
+    return MeasuredPlan(**{**values, "buckets": buckets})

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ddpx.planning import PlanReport
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -170,6 +172,8 @@ class Recording:
         num_threads: The number of threads that an operation uses on the CPU, by rank.
         core_waits: The share of the recording in which a rank was ready to run and had no core, by
             rank. A rank is left out if its kernel does not report this time.
+        plan_report: The result of the search of bucket plans, if a search ended before the end of
+            the recording; see :func:`ddpx.plan_report`.
     """
 
     param_names: tuple[str, ...]
@@ -186,3 +190,4 @@ class Recording:
     cores: dict[int, tuple[int, ...]] = field(default_factory=dict)
     num_threads: dict[int, int] = field(default_factory=dict)
     core_waits: dict[int, float] = field(default_factory=dict)
+    plan_report: PlanReport | None = None

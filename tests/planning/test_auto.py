@@ -105,6 +105,27 @@ def test_all_ranks_choose_one_plan(ranks, mode, transport):
     assert one == other and one[2] == 3 and one[3]
 
 
+def _recorded(path: str) -> tuple[ddpx.PlanReport | None, ...]:
+    """The reports of a recording that runs when the search ends, of its file, and of the model."""
+    with short_search():
+        model = ddpx.ReducerDDP(_Layers(), bucket_cap_mb="auto")
+        with ddpx.record(model, max_steps=2) as before:
+            _train(model, 2)
+        with ddpx.record(model, max_steps=2) as timeline:
+            _train(model, STEPS)
+    own_path = f"{path}-{dist.get_rank()}"
+    timeline.export_chrome_trace(own_path)
+    of_file = ddpx.Timeline.load(own_path).recording.plan_report
+    assert before.recording.plan_report is None
+    return timeline.recording.plan_report, of_file, ddpx.plan_report(model)
+
+
+def test_a_timeline_has_the_plans(ranks, tmp_path):
+    for recorded, of_file, report in ranks(2).run(_recorded, str(tmp_path / "steps.json")):
+        assert report.final and len(report.plans) == 3
+        assert recorded == of_file == report
+
+
 def _three_ranks() -> tuple[Any, ...]:
     """Another plan gives other bits, but the same means."""
     with short_search():

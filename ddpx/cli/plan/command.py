@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,9 +16,8 @@ from ddpx.cli.script import Script
 from ddpx.cli.torchrun import DEFAULT_NUM_RANKS, launch, local_options
 from ddpx.ddp.arguments.options import AUTO, CAP_VARIABLE, PLAN_VARIABLE
 from ddpx.planning import BucketPlan, PlanReport
-from ddpx.planning.report import from_json
 from ddpx.planning.search import MOST_STEPS
-from ddpx.timeline.export import plan_picture
+from ddpx.timeline.export import plan_picture, plan_rows
 from ddpx.timeline.texts import table
 
 _SUFFIXES = (".svg", ".png", ".pdf", ".html")
@@ -87,7 +87,7 @@ def command(
                 "synchronized steps of a model with several gradients. Let the script make more "
                 "steps."
             )
-        report = from_json(Path(folder, REPORT).read_text())
+        report = PlanReport.from_json(json.loads(Path(folder, REPORT).read_text()))
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(Path(folder, PLAN), out)
     click.echo(_text(report, BucketPlan.load(out)))
@@ -123,7 +123,7 @@ def _text(report: PlanReport, plan: BucketPlan) -> str:
     headers = ("plan", "buckets", "predicted end, ms", "measured end, ms", "step, ms")
     caps = ", ".join(f"{cap:.6g}" for cap in plan.cap_mb_list)
     return (
-        f"{str(report)[0].upper()}{str(report)[1:]}.\n\n{table(headers, rows)}\n\n"
+        f"{plan_rows.title(report)}.\n\n{table(headers, rows)}\n\n"
         "The end of communication counts from the begin of the backward. For torch's DDP:\n"
         f"bucket_cap_mb_list=[{caps}]"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.search import wrapper_search
 from ddpx.ddp.search.wrapper_search import Searched
 from ddpx.planning import plan_of
-from ddpx.planning.report import as_json
 
 PLAN, REPORT = "plan.json", "report.json"
 
@@ -29,5 +29,5 @@ def _leave(folder: Path, replica: Searched) -> None:
     assert replica.plan_report is not None
     if rank_of_job(replica.group) == 0:
         plan_of(replica.reducer.plan.buckets, replica.managed).save(folder / PLAN)
-        (folder / REPORT).write_text(as_json(replica.plan_report))
+        (folder / REPORT).write_text(json.dumps(replica.plan_report.to_json()))
     sys.exit(0)

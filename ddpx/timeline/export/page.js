@@ -247,5 +247,6 @@ byId("step").append(...recording.steps.map((step) => element("option", {},
 byId("advice").append(...(recording.advice.length > 0 ? recording.advice : ["Nothing to improve was found."])
   .map((sentence) => element("li", {}, sentence)));
 makeStrip();
+if (recording.plans) drawPlans(byId("plans"), recording.plans);
 view.shown = new Set(recording.detailed);
 showStep(view.index);

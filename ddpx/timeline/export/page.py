@@ -14,12 +14,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ddpx.planning import PlanReport
 from ddpx.timeline.analyze import focus
 from ddpx.timeline.analyze.diagnoses import advise
 from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
 from ddpx.timeline.analyze.turns import in_turn
 from ddpx.timeline.export import rows
+from ddpx.timeline.export.plan_rows import arrivals, plan_rows, title
 from ddpx.timeline.model import Recording, Step
 
 
@@ -80,6 +82,18 @@ def page_data(recording: Recording) -> dict[str, Any]:
         "shown": recording.steps.index(median),
         "why": focus.why_text(recording, median, None),
         "detailed": focus.detailed_ranks(median),
+        "plans": _plans(recording.plan_report),
+    }
+
+
+def _plans(report: PlanReport | None) -> dict[str, Any] | None:
+    drawn = [] if report is None else plan_rows(report)
+    if report is None or not drawn:
+        return None
+    return {
+        "title": title(report),
+        "ready": arrivals(report),
+        "rows": [row._asdict() for row in drawn],
     }
 
 

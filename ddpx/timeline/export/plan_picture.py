@@ -1,27 +1,20 @@
-"""Draws two bucket plans over the time of a backward: the default plan and the chosen plan.
-
-If the default plan was kept, the fastest other plan stands beside it.
-"""
+"""Draws two bucket plans over the time of a backward; see :mod:`.plan_rows`."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpx.errors import count
-from ddpx.planning import MeasuredPlan, PlanReport, ReduceCost
-from ddpx.planning.candidates import predicted_spans_s
+from ddpx.planning import PlanReport
+from ddpx.timeline.export.plan_rows import PlanRow, arrivals, plan_rows, title
 from ddpx.timeline.export.rows import COLORS
-from ddpx.timeline.texts import size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MS = 1e3
 _WIDTH, _HEIGHT = 11.0, 2.2  # inches, of one plan
 _MOST_LABELS = 40
 
@@ -43,7 +36,7 @@ def draw(report: PlanReport, path: str | Path) -> None:
     picture = io.StringIO()
     figure.savefig(picture, format="svg")
     _, begin, drawing = picture.getvalue().partition("<svg")
-    page = f'<!doctype html>\n<meta charset="utf-8">\n<title>{escape(_title(report))}</title>\n'
+    page = f'<!doctype html>\n<meta charset="utf-8">\n<title>{escape(title(report))}</title>\n'
     Path(path).write_text(f"{page}{begin}{drawing}", encoding="utf-8")
 
 
@@ -55,50 +48,29 @@ def make_figure(report: PlanReport) -> Figure:
         raise ImportError(
             "the picture needs matplotlib, which is not installed. Run: pip install matplotlib"
         ) from cause
-    plans = _shown(report)
+    plans = plan_rows(report)
     figure = Figure(figsize=(_WIDTH, 1.0 + _HEIGHT * max(len(plans), 1)), layout="constrained")
-    figure.suptitle(_title(report), fontsize=11, weight="bold", x=0.01, ha="left")
+    figure.suptitle(title(report), fontsize=11, weight="bold", x=0.01, ha="left")
     rows = figure.subplots(max(len(plans), 1), 1, sharex=True, squeeze=False)
     for number, plan in enumerate(plans):
-        _draw_plan(rows[number][0], report, plan)
+        _draw_plan(rows[number][0], arrivals(report), plan)
     rows[-1][0].set_xlabel("ms since the begin of the backward")
     return figure
 
 
-def _shown(report: PlanReport) -> list[MeasuredPlan]:
-    if not report.plans:
-        return []
-    default, *others = report.plans
-    chosen = [plan for plan in others if plan.name == report.chosen]
-    measured = [(plan.step_s, number) for number, plan in enumerate(others) if plan.step_s]
-    fastest = [others[min(measured)[1]]] if measured else others[:1]
-    return [default, *(chosen or fastest)]
-
-
-def _title(report: PlanReport) -> str:
-    return f"{str(report)[0].upper()}{str(report)[1:]}"
-
-
-def _draw_plan(axes: Axes, report: PlanReport, plan: MeasuredPlan) -> None:
+def _draw_plan(axes: Axes, ready: list[float], plan: PlanRow) -> None:
     """A row of gradients, and a row of all-reduces as the model predicts them."""
-    ready = [gradient.ready_s * _MS for gradient in report.gradients]
-    spans = predicted_spans_s(report.gradients, plan.buckets, ReduceCost(report.costs))
     axes.broken_barh([(0, max(ready))], (1.05, 0.3), color=COLORS["backward"])
     axes.vlines(ready, 0.65, 1.0, color=COLORS["gradient"], lw=0.7)
-    bars = [(begin * _MS, (end - begin) * _MS) for begin, end in spans]
+    bars = [(begin, end - begin) for begin, end in plan.spans]
     axes.broken_barh(bars, (0.1, 0.5), color=COLORS["moving"], edgecolor="white", lw=0.6)
-    _label(axes, report, plan, bars)
-    predicted_ms = plan.predicted_end_s * _MS
-    axes.axvline(
-        predicted_ms, color=COLORS["queued"], ls="--", label=f"predicted {predicted_ms:.1f} ms"
-    )
-    if plan.measured_end_s is not None:
-        measured_ms = plan.measured_end_s * _MS
-        axes.axvline(measured_ms, color=COLORS["written"], label=f"measured {measured_ms:.1f} ms")
-    step = "" if plan.step_s is None else f", step {plan.step_s * _MS:.1f} ms"
-    axes.set_title(
-        f"{plan.name}: {count(len(plan.buckets), 'bucket')}{step}", loc="left", fontsize=9
-    )
+    _label(axes, plan)
+    predicted = f"predicted {plan.predicted:.1f} ms"
+    axes.axvline(plan.predicted, color=COLORS["queued"], ls="--", label=predicted)
+    if plan.measured is not None:
+        measured = f"measured {plan.measured:.1f} ms"
+        axes.axvline(plan.measured, color=COLORS["written"], label=measured)
+    axes.set_title(plan.title, loc="left", fontsize=9)
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(1, 1),
@@ -112,20 +84,10 @@ def _draw_plan(axes: Axes, report: PlanReport, plan: MeasuredPlan) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _label(
-    axes: Axes, report: PlanReport, plan: MeasuredPlan, bars: Sequence[tuple[float, float]]
-) -> None:
+def _label(axes: Axes, plan: PlanRow) -> None:
     """The size of each bucket, if its bar is wide enough."""
-    length = max(begin + width for begin, width in bars)
-    for bucket, (begin, width) in list(zip(plan.buckets, bars, strict=True))[:_MOST_LABELS]:
-        if width > 0.06 * length:
-            num_bytes = sum(report.gradients[index].num_bytes for index in bucket)
-            axes.text(
-                begin + width / 2,
-                0.35,
-                size_text(num_bytes),
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white",
-            )
+    length = plan.spans[-1][1]
+    for (begin, end), size in list(zip(plan.spans, plan.sizes, strict=True))[:_MOST_LABELS]:
+        if end - begin > 0.06 * length:
+            center = (begin + end) / 2
+            axes.text(center, 0.35, size, ha="center", va="center", fontsize=7, color="white")

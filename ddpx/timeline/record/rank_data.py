@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ddpx.planning import PlanReport
 from ddpx.timeline.record.clocks import Reading
 
 
@@ -50,6 +51,7 @@ class RankData:
         num_threads: The number of threads that an operation of torch uses on the CPU.
         core_wait: The share of the recording in which the thread that started the recording was
             ready to run and had no core. None if the kernel does not report this time.
+        plan_report: The result of the search of bucket plans. None without a search that ended.
     """
 
     name: str
@@ -71,6 +73,7 @@ class RankData:
     cores: tuple[int, ...] = ()
     num_threads: int = 1
     core_wait: float | None = None
+    plan_report: PlanReport | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the data as values that JSON supports."""
@@ -98,4 +101,6 @@ class RankData:
             )
             for plan in values["plans"]
         )
+        if values.get("plan_report") is not None:
+            values["plan_report"] = PlanReport.from_json(values["plan_report"])
         return cls(**values)

@@ -16,6 +16,7 @@ from ddpx import _C
 from ddpx.comm.all_gather import all_gather_json, all_gather_rows
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica.replica import Replica
+from ddpx.planning import PlanReport
 from ddpx.timeline.record.clocks import (
     Reading,
     clock_identity,
@@ -68,6 +69,7 @@ class Recorder:
         self._core_wait = CoreWait()
         self._readings: list[Reading] = []
         self._clock = ""
+        self._plan_report: PlanReport | None = None
         per_step = 10 * len(params) + 16  # the bound for one bucket per parameter
         wanted = per_step * (max_steps or _STEPS_KEPT)
         capacity = max(min(wanted, _MOST_EVENTS), 2 * per_step)
@@ -113,6 +115,7 @@ class Recorder:
         replica = self._replica()
         if replica is not None:
             replica.reducer.remove_recording(self._core)
+            self._plan_report = replica.plan_report
         self._core_wait.stop()
         if wait:
             self._core.close()
@@ -122,8 +125,8 @@ class Recorder:
     def gather(self) -> list[RankData]:
         """Returns the data of all ranks, by rank. A collective call.
 
-        Each rank sends its events and a short text. Parameters and plans are the same on all ranks,
-        and are not sent.
+        Each rank sends its events and a short text. Parameters, plans and the search of plans are
+        the same on all ranks, and are not sent.
         """
         with _on(self._device):
             self._readings.append(read_clocks(self._group, self._device))
@@ -168,6 +171,7 @@ class Recorder:
             cores=tuple(sorted(os.sched_getaffinity(0))),
             num_threads=torch.get_num_threads(),
             core_wait=self._core_wait.share,
+            plan_report=self._plan_report,
         )
 
     def _raw_plan(self, in_force: _C.PlanInForce) -> RawPlan:
