@@ -2,10 +2,13 @@
 
 python benchmarks/plan_table.py [--steps 200] [--only 'shm *'] [--tiny] [--dry]
 
-Writes a table into docs/bucket_plans.md. Needs root, util-linux and iproute2. Each row has two new
-ranks, with one wrapper whose plan changes between blocks of steps. First the wrapper searches its
-plan. Then all plans of a grid run in turns. Then the winner of the grid, the default plan and the
-searched plan run again, in turns. A time is that of the slowest rank.
+Writes each row into benchmarks/results/plan_table.json, and the table of all rows into
+docs/bucket_plans.md. With --only, other rows stay as they were measured before. Needs root,
+util-linux and iproute2.
+
+Each row has two new ranks, with one wrapper whose plan changes between blocks of steps. First the
+wrapper searches its plan. Then all plans of a grid run in turns. Then the winner of the grid, the
+default plan and the searched plan run again, in turns. A time is that of the slowest rank.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,7 @@ from host_ranks import RankedHosts  # type: ignore[import-not-found]  # noqa: E4
 from marked_page import write_between_marks  # noqa: E402
 
 _PAGE = ROOT / "docs" / "bucket_plans.md"
+_RESULTS = ROOT / "benchmarks" / "results" / "plan_table.json"
 _STORE_PORT = 29500
 _LIMIT_S = 3600.0
 _MIB = 1 << 20
@@ -182,6 +186,7 @@ def cells(row: Row, event: Mapping[str, Any]) -> list[str]:
         f"{_ratio(times, _AUTO)[0]:.3f} ({numbers[_AUTO]})",
         f"± {_ratio(times, _AGAIN)[1]:.3f}",
         str(_BLOCK * len(times[_DEFAULT])),
+        machine.now()["date"].split()[0],
     ]
 
 
@@ -195,17 +200,41 @@ def _ratio(times: Mapping[str, Sequence[float]], name: str) -> tuple[float, floa
     return middle, abs(middle - 1) + half_width if name == _AGAIN else half_width
 
 
-def text(rows: list[list[str]]) -> str:
-    """The table, with the machine."""
+@dataclass(frozen=True)
+class Result:
+    """A measured row: its cells in the table, and the machine."""
+
+    cells: list[str]
+    machine: str
+
+
+def _machine() -> str:
     about = machine.describe()
+    return f"{about['cores']} cores ({about['processor']}), {about['versions']}"
+
+
+def text(results: Mapping[str, Result]) -> str:
+    """The table of all rows that were measured, with their machines."""
+    rows = [results[str(row)] for row in ROWS if str(row) in results]
+    machines = "; ".join(dict.fromkeys(row.machine for row in rows))
     headers = ["place", "model", "default", "best of the grid", "ratio", _AUTO, "A/A", "steps"]
     note = (
-        f"Steps as multiples of a step with the default plan, 2 ranks on {about['cores']} cores "
-        f"({about['processor']}), {about['versions']}, {machine.now()['date'].split()[0]}. In "
-        "brackets: the number of buckets. A/A: the half-width of the interval that a second copy "
-        "of the default plan needs to contain 1. A ratio within it is noise."
+        f"Steps as multiples of a step with the default plan, 2 ranks on {machines}. In brackets: "
+        "the number of buckets. A/A: the half-width of the interval that a second copy of the "
+        "default plan needs to contain 1. A ratio within it is noise."
     )
-    return f"{note}\n\n{table(headers, rows)}"
+    return f"{note}\n\n{table([*headers, 'date'], [row.cells for row in rows])}"
+
+
+def _read() -> dict[str, Result]:
+    stored = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    return {row: Result(**values) for row, values in stored.items()}
+
+
+def _write(results: Mapping[str, Result]) -> None:
+    values = {row: asdict(result) for row, result in results.items()}
+    _RESULTS.write_text(f"{json.dumps(values, indent=1)}\n")
+    write_between_marks(_PAGE, "plan table", text(results))
 
 
 def main() -> None:
@@ -215,19 +244,20 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models, to see that it runs")
     parser.add_argument("--dry", action="store_true", help="print the table only")
     arguments = parser.parse_args()
-    found = []
+    is_dry = arguments.dry or arguments.tiny
+    results = {} if is_dry else _read()
     try:
         for row in ROWS:
             if fnmatchcase(str(row), arguments.only):
                 event = _measure(row, arguments.steps, arguments.tiny)
-                found.append(cells(row, event))
-                print(" | ".join(found[-1]), event["report"], sep="\n  ", flush=True)
+                result = results[str(row)] = Result(cells(row, event), _machine())
+                print(" | ".join(result.cells), event["report"], sep="\n  ", flush=True)
+                if not is_dry:
+                    _write(results)
     except CannotEmulate as reason:
         raise SystemExit(f"hosts cannot be emulated here: {reason}") from None
-    if arguments.dry or arguments.tiny:
-        print(text(found))
-    else:
-        write_between_marks(_PAGE, "plan table", text(found))
+    if is_dry:
+        print(text(results))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,15 @@ def test_cells_are_ratios_to_the_default_plan_in_the_same_round():
     plans = {"default": 2, "default again": 2, "best of the grid": 5, "auto": 4}
     event = {"times": times, "plans": plans, "grid": "5 MiB, first 1"}
     row = plan_table.ROWS[0]
-    place, model, default, grid, grid_ratio, auto, noise, steps = plan_table.cells(row, event)
+    cells = plan_table.cells(row, event)
+    place, model, default, grid, grid_ratio, auto, noise, steps, _ = cells
     assert (place, model) == ("shm", row.model)
     assert default == "100.0 ms (2)" and grid == "5 MiB, first 1 (5)"
     assert grid_ratio == "0.800" and auto == "0.900 (4)" and steps == "12"
     assert noise.startswith("± 0.0") and float(noise[2:]) > 0
-    text = plan_table.text([plan_table.cells(row, event)])
-    assert "0.800" in text and "2 ranks" in text
+    results = {str(row): plan_table.Result(cells, "2 cores"), "a row of former times": None}
+    text = plan_table.text(results)
+    assert "0.800" in text and "2 ranks on 2 cores." in text and "former" not in text
 
 
 def test_the_table_has_six_rows_and_a_place_on_its_page():
