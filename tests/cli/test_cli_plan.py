@@ -33,6 +33,17 @@ def test_a_short_script_ends_without_a_plan(tmp_path):
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.full_only
+@pytest.mark.timeout(200)
+def test_the_plan_of_the_group_of_rank_0(tmp_path):
+    """The second group ends earlier or later, and talks to the first group in each step."""
+    out = tmp_path / "plan.json"
+    done = run("plan", "--out", out, "--nproc-per-node=4", "trains_in_groups.py", "1000")
+    assert_code(done, 0)
+    assert sum(map(len, ddpx.BucketPlan.load(out).buckets)) == 24
+    assert "by itself" not in done.stdout and "Traceback" not in done.stderr
+
+
 def test_run_passes_the_size_on():
     done = run("run", "--nproc-per-node=1", "--bucket-cap-mb", "auto", "tells_plan.py")
     assert_code(done, 0)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ddpx import _C
 from ddpx.comm.process_group import is_alone, rank_of_job
@@ -41,6 +42,8 @@ class Searched(Protocol):
     search: WrapperSearch | None
     plan_report: PlanReport | None
 
+    @property
+    def module(self) -> nn.Module: ...
     @property
     def reducer(self) -> Reducer: ...
     @property
