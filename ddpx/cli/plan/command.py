@@ -57,8 +57,9 @@ def command(
     """Runs a script as `ddpx run --bucket-cap-mb auto` does, until the fastest plan is known.
 
     The command then writes the plan and ends the script, at the start of a forward, as sys.exit()
-    would. The search takes up to 300 steps of the first model that the script wraps and that has
-    something to measure, on rank 0. Options that ddpx does not know, and all words after --, go to the script.
+    would. The search takes up to 300 steps of the first model that the script wraps on rank 0 and
+    that has something to measure. Options that ddpx does not know, and all words after --, go to
+    the script.
 
     \b
     Examples:
