@@ -7,6 +7,7 @@ import datetime
 import faulthandler
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -241,6 +242,12 @@ def choose_gpu(rank: int, world_size: int) -> None:
     torch.cuda.set_device(rank % num_gpus)
 
 
+def _print_native_stacks_of_crashes() -> None:
+    """A crash may be on a thread without Python, of which faulthandler prints nothing."""
+    torch._C._set_print_stack_traces_on_fatal_signal(True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which torch counts as fatal
+
+
 def _serve(
     connection: Connection,
     rank: int,
@@ -253,6 +260,7 @@ def _serve(
     """The main function of a rank: runs the functions that it receives, until it receives None."""
     sys.path[:] = path
     faulthandler.enable(os.open(_crash_log(directory, rank), os.O_CREAT | os.O_WRONLY))
+    _print_native_stacks_of_crashes()
     os.environ.clear()
     os.environ.update(environment)  # the fork server has an older environment
     dist.set_debug_level_from_env()

@@ -63,6 +63,22 @@ def test_failing_ranks_are_reported_and_replaced():
         assert pool.run(_rank) == [0, 1]
 
 
+_CRASHES = """
+import ctypes
+from ddpx.testing import RankPool
+with RankPool(1, start_method="spawn") as pool:
+    pool.run(ctypes.string_at, 0)
+"""
+
+
+def test_a_crash_prints_native_stacks():
+    done = subprocess.run(
+        [sys.executable, "-c", _CRASHES], capture_output=True, text=True, check=False
+    )
+    assert "SIGSEGV(11), PID" in done.stderr and "frame #1: " in done.stderr
+    assert "rank 0: died, exit code -11" in done.stderr and "Fatal Python error" in done.stderr
+
+
 def test_bad_world_size():
     with pytest.raises(ValueError, match="world_size must be 1 or more"):
         RankPool(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def _plans(report: PlanReport | None) -> dict[str, Any] | None:
     return {
         "title": title(report),
         "ready": arrivals(report),
-        "rows": [row._asdict() for row in drawn],
+        "rows": [asdict(row) for row in drawn],
     }
 
 

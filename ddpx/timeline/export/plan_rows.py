@@ -6,7 +6,7 @@ stands beside it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddpx.errors import count
 from ddpx.planning import MeasuredPlan, PlanReport, ReduceCost
@@ -16,7 +16,8 @@ from ddpx.timeline.texts import size_text
 _MS = 1e3
 
 
-class PlanRow(NamedTuple):
+@dataclass(frozen=True)
+class PlanRow:
     """A plan over the time of a backward. All times are in ms since the begin of the backward.
 
     Attributes:
