@@ -216,14 +216,17 @@ def _machine() -> str:
 def text(results: Mapping[str, Result]) -> str:
     """The table of all rows that were measured, with their machines."""
     rows = [results[str(row)] for row in ROWS if str(row) in results]
-    machines = "; ".join(dict.fromkeys(row.machine for row in rows))
+    machines = list(dict.fromkeys(row.machine for row in rows))
     headers = ["place", "model", "default", "best of the grid", "ratio", _AUTO, "A/A", "steps"]
+    headers += ["date"] if len(machines) == 1 else ["date", "machine"]
+    cells_of_rows = [[*row.cells, str(1 + machines.index(row.machine))] for row in rows]
     note = (
-        f"Steps as multiples of a step with the default plan, 2 ranks on {machines}. In brackets: "
-        "the number of buckets. A/A: the half-width of the interval that a second copy of the "
-        "default plan needs to contain 1. A ratio within it is noise."
+        "Steps as multiples of a step with the default plan, 2 ranks on "
+        f"{'; '.join(machines)}. In brackets: the number of buckets. A/A: the half-width of the "
+        "interval that a second copy of the default plan needs to contain 1. A ratio within it is "
+        "noise."
     )
-    return f"{note}\n\n{table([*headers, 'date'], [row.cells for row in rows])}"
+    return f"{note}\n\n{table(headers, [row[: len(headers)] for row in cells_of_rows])}"
 
 
 def _read() -> dict[str, Result]:

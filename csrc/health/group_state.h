@@ -28,8 +28,7 @@ struct WatchedGroup {
   bool on_device = false;  // calls run on a device, and hosts do not wait for them
   // Whether abort() has begun to end calls, so that their results may be wrong from now on.
   std::function<bool()> aborted = [] { return false; };
-  // After abort(), whether it has ended all calls, or takes longer than kMostAbort. Always true on
-  // CPU, where nothing waits for it.
+  // After abort(), whether it has ended all calls. On CPU, nothing waits for this.
   std::function<bool()> abort_ended = [] { return true; };
   std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of each call; 0: unknown
   std::function<bool()> has_error = [] { return false; };  // on a device: a call has failed

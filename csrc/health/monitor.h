@@ -46,8 +46,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool failed() const {
     return failure_.get() != nullptr;
   }
-  // `said`: the error of the backend, or empty. On a device, waits until the abort has ended, for
-  // kMostAbort at most. Returns at once in a forked child.
+  // `said`: the error of the backend, or empty. On a device, waits until the abort has ended, at
+  // most kMostAbort after the failure. Returns at once in a forked child.
   void raise_if_failed(const std::string& said = {});
 
   // Declares that ranks make different collective calls, or another mismatch, and raises it. All
@@ -130,6 +130,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   uint32_t num_stacks_served_ = 0;  // of the watchdog's thread
   std::atomic<bool> retired_{false};
   std::atomic<bool> interrupted_{false};
+  std::atomic<int64_t> failed_ns_{0};  // when the failure was declared
 };
 
 }  // namespace ddpx::health

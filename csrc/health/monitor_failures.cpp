@@ -71,7 +71,8 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::await_abort() const {
-  while (!state_->group.abort_ended()) {
+  while (state_->group.on_device && !state_->group.abort_ended() &&
+         (failed_ns_ == 0 || now_ns() - failed_ns_ < times::kMostAbort)) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
 }
@@ -96,6 +97,7 @@ void Monitor::declare(const Failure& failure) {
   if (!is_first) {
     return;
   }
+  failed_ns_ = now_ns();
   const auto found = *report();
   auto message = found.failure.describe(found.names);
   std::replace(message.begin(), message.end(), '\n', ' ');

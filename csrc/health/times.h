@@ -147,7 +147,7 @@ static_assert(kBeforeAbort > 2 * kDevicePoll);
 // Until the interpreter knows that it must raise an error before it uses results of aborted calls.
 constexpr int64_t kTellInterpreter = 50 * kMillisecond;
 // A rank raises after the abort, since destroy_process_group() raises an error of NCCL before. The
-// longest wait, from the call of the abort on.
+// longest wait, from the failure on.
 constexpr int64_t kMostAbort = 2500 * kMillisecond;
 static_assert(kMostAbort > kBeforeAbort + kTellInterpreter);
 

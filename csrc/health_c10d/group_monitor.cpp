@@ -114,13 +114,8 @@ Counting counting_of(const BackendPtr& backend) {
 }
 
 struct Abort {
-  std::atomic<int64_t> asked_ns{INT64_MAX};  // when the monitor asked for it
-  std::atomic<bool> begun{false};            // calls may end by the abort
+  std::atomic<bool> begun{false};  // calls may end by the abort
   std::atomic<bool> ended{false};
-
-  bool takes_too_long() const {
-    return health::now_ns() - health::times::kMostAbort > asked_ns;
-  }
 };
 
 // On a thread of its own: NCCL may take long, and the watchdog must not wait.
@@ -130,7 +125,6 @@ void abort_group(
     bool on_device,
     const std::shared_ptr<Abort>& abort,
     std::function<void()> before) {
-  abort->asked_ns = health::now_ns();
   std::thread([weak, transport, on_device, abort, before = std::move(before)] {
     if (on_device) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kBeforeAbort));
@@ -178,11 +172,11 @@ health::WatchedGroup describe(
   described.on_device = on_device;
   const auto abort = std::make_shared<Abort>();
   described.aborted = [abort] { return abort->begun.load(); };
+  described.abort_ended = [abort] { return abort->ended.load(); };
   described.abort = [weak, transport, on_device = on_device, abort](std::function<void()> before) {
     abort_group(weak, transport, on_device, abort, std::move(before));
   };
   if (on_device) {
-    described.abort_ended = [abort] { return abort->ended || abort->takes_too_long(); };
     described.timeout_ns = asks(backend, int64_t{0}, [](c10d::Backend& asked) {
       return std::chrono::nanoseconds(asked.getBackendOptions()->timeout).count();
     });

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.autograd import forward_ad
 
-_IN_TRANSFORM = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+_FRONT_MODE_KEY = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 _NO_TRANSFORM: AbstractContextManager[object] = nullcontext()
 
 
@@ -39,12 +39,12 @@ def outside() -> AbstractContextManager[object]:
 
 
 def _in_transform() -> bool:
-    """Does not ask functorch, which would then allocate its state of this thread.
+    """Whether a transform runs on this thread.
 
-    Each node of a later backward copies this state, also in models that ddpx does not wrap: 1,000
-    instructions a node.
+    A call of functorch would allocate functorch's state of this thread. Each node of a later
+    backward copies this state, also in models that ddpx does not wrap: 1,000 instructions a node.
     """
-    return torch._C._dispatch_tls_is_dispatch_key_included(_IN_TRANSFORM)
+    return torch._C._dispatch_tls_is_dispatch_key_included(_FRONT_MODE_KEY)
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:

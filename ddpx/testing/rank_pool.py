@@ -242,10 +242,11 @@ def choose_gpu(rank: int, world_size: int) -> None:
     torch.cuda.set_device(rank % num_gpus)
 
 
-def _print_native_stacks_of_crashes() -> None:
-    """A crash may be on a thread without Python, of which faulthandler prints nothing."""
+def _print_cpp_stacks_of_crashes() -> None:
+    """Before faulthandler, which prints no stacks of C++, and nothing of threads without Python."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
     torch._C._set_print_stack_traces_on_fatal_signal(True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which torch counts as fatal
+    signal.signal(signal.SIGINT, on_interrupt)  # torch also replaces the handler of this signal
 
 
 def _serve(
@@ -259,8 +260,8 @@ def _serve(
 ) -> None:
     """The main function of a rank: runs the functions that it receives, until it receives None."""
     sys.path[:] = path
+    _print_cpp_stacks_of_crashes()
     faulthandler.enable(os.open(_crash_log(directory, rank), os.O_CREAT | os.O_WRONLY))
-    _print_native_stacks_of_crashes()
     os.environ.clear()
     os.environ.update(environment)  # the fork server has an older environment
     dist.set_debug_level_from_env()

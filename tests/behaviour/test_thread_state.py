@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def _has_functorch_state() -> bool:
     return ctypes.c_void_p.from_address(accessor()).value is not None
 
 
-def _train(options: dict[str, Any], has_state: list[bool]) -> None:
+def _train(options: dict[str, Any]) -> list[bool]:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model = ddpx.ReducerDDP(module, **options)
     with ddpx.record(model):
@@ -45,17 +45,14 @@ def _train(options: dict[str, Any], has_state: list[bool]) -> None:
     model.eval()
     model(torch.randn(3, 4))
     model.state_dict()
-    has_state.append(_has_functorch_state())
+    has_state = _has_functorch_state()
     torch.func.vmap(torch.sin)(torch.randn(3))
-    has_state.append(_has_functorch_state())
+    return [has_state, _has_functorch_state()]
 
 
 def _in_new_thread(options: dict[str, Any]) -> list[bool]:
-    has_state: list[bool] = []
-    thread = threading.Thread(target=_train, args=(options, has_state))
-    thread.start()
-    thread.join()
-    return has_state
+    with ThreadPoolExecutor(1) as new_thread:
+        return new_thread.submit(_train, options).result()
 
 
 @pytest.mark.parametrize("mode", MODES)

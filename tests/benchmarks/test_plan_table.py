@@ -29,6 +29,25 @@ def test_cells_are_ratios_to_the_default_plan_in_the_same_round():
     results = {str(row): plan_table.Result(cells, "2 cores"), "a row of former times": None}
     text = plan_table.text(results)
     assert "0.800" in text and "2 ranks on 2 cores." in text and "former" not in text
+    results[str(plan_table.ROWS[1])] = plan_table.Result(
+        [*cells[:1], "other", *cells[2:]], "4 cores"
+    )
+    text = plan_table.text(results)
+    assert "2 ranks on 2 cores; 4 cores." in text
+    assert [line.split("|")[-2].strip() for line in text.splitlines()[-2:]] == ["1", "2"]
+
+
+def test_rows_are_kept(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- plan table: begin -->\n<!-- plan table: end -->\n")
+    monkeypatch.setattr(plan_table, "_PAGE", page)
+    monkeypatch.setattr(plan_table, "_RESULTS", tmp_path / "results.json")
+    assert plan_table._read() == {}
+    first, second = (str(row) for row in plan_table.ROWS[:2])
+    results = {row: plan_table.Result([f"cell of {row}"] * 9, "2 cores") for row in (first, second)}
+    plan_table._write(results)
+    assert plan_table._read() == results
+    assert f"cell of {first}" in page.read_text() and f"cell of {second}" in page.read_text()
 
 
 def test_the_table_has_six_rows_and_a_place_on_its_page():

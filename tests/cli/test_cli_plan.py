@@ -36,7 +36,7 @@ def test_a_short_script_ends_without_a_plan(tmp_path):
 @pytest.mark.full_only
 @pytest.mark.timeout(200)
 def test_the_plan_of_the_group_of_rank_0(tmp_path):
-    """The second group ends earlier or later, and talks to the first group in each step."""
+    """The second group communicates with the first group in each step."""
     out = tmp_path / "plan.json"
     done = run("plan", "--out", out, "--nproc-per-node=4", "trains_in_groups.py", "1000")
     assert_code(done, 0)

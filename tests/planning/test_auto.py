@@ -113,6 +113,11 @@ def _recorded(path: str) -> tuple[ddpx.PlanReport | None, ...]:
             _train(model, 2)
         with ddpx.record(model, max_steps=2) as timeline:
             _train(model, STEPS)
+        other = ddpx.ReducerDDP(_Layers(), bucket_cap_mb="auto")
+        with ddpx.record(other, max_steps=1) as until_the_end:
+            while not ddpx.plan_report(other).final:
+                _train(other, 1)
+    assert until_the_end.recording.plan_report == ddpx.plan_report(other)
     own_path = f"{path}-{dist.get_rank()}"
     timeline.export_chrome_trace(own_path)
     of_file = ddpx.Timeline.load(own_path).recording.plan_report

@@ -43,7 +43,7 @@ def test_what_is_stored() -> None:
         (2, pytest.approx(5)),
         (pytest.approx(5), pytest.approx(8)),
     )
-    assert (best["predicted"], best["measured"]) == (8, 8.5)
+    assert (best["predictedEnd"], best["measuredEnd"]) == (8, 8.5)
     kept = page_data(_searched("default"))["plans"]["rows"]
     assert [row["title"] for row in kept] == [default["title"], best["title"]]
 

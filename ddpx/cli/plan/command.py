@@ -57,9 +57,9 @@ def command(
     """Runs a script as `ddpx run --bucket-cap-mb auto` does, until the fastest plan is known.
 
     The command then writes the plan and ends the script, at the start of a forward, as sys.exit()
-    would. The search takes up to 300 steps of the first model that the script wraps on rank 0 and
-    that has something to measure. Options that ddpx does not know, and all words after --, go to
-    the script.
+    would. If the script trains several models, the plan is that of the model on rank 0 whose search
+    ends first. A search takes up to 300 steps of the model. Options that ddpx does not know, and
+    all words after --, go to the script.
 
     \b
     Examples:
@@ -80,9 +80,9 @@ def command(
             [folder, *script.command()],
             {CAP_VARIABLE: AUTO, PLAN_VARIABLE: ""},
         )
-        if code != 0:
-            return code
         if not Path(folder, PLAN).exists():
+            if code != 0:
+                return code
             raise errors.UserMistake(
                 f"{target} ended before the plan was known. The search needs up to {MOST_STEPS} "
                 "synchronized steps of a model with several gradients. Let the script make more "

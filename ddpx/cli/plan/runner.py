@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,20 +18,25 @@ from ddpx.ddp.search.wrapper_search import Searched
 from ddpx.planning import plan_of
 
 PLAN, REPORT = "plan.json", "report.json"
+_TO_WRITE_S = (
+    60.0  # rank 0 may reach the end of its search later than its peers, after an evaluation
+)
+_AFTER_ERROR_S = 2.0
+_POLL_S = 0.05
 
 
 def main(words: Sequence[str]) -> None:
-    """Runs the script until the first search of rank 0 has ended.
+    """Runs the script until the first search on rank 0 has ended.
 
-    Rank 0 then writes the results into a folder, the first word, and leaves with its group. A rank
-    of another group may then lose the ranks with which it communicates.
+    Rank 0 then writes the results into a folder, the first word, and leaves the script with its
+    process group. A rank of another group may get an error, since it loses these ranks.
     """
     plan = Path(words[0], PLAN)
     wrapper_search.call_at_end(functools.partial(_leave, plan))
     try:
         runner.main(words[1:])
     except Exception:
-        if not plan.exists():
+        if not _is_written(plan, _AFTER_ERROR_S):
             raise
         sys.exit(0)
 
@@ -38,17 +44,33 @@ def main(words: Sequence[str]) -> None:
 def _leave(plan: Path, replica: Searched) -> None:
     """Ends the script on all ranks of the group of rank 0, at the same forward."""
     assert replica.plan_report is not None
-    if 0 not in dist.get_process_group_ranks(replica.group):
-        replica.module.register_forward_pre_hook(functools.partial(_follow, plan))
+    if not _has_rank_0(replica.group):
+        replica.module.register_forward_pre_hook(functools.partial(_leave_if_written, plan))
         return
     if rank_of_job(replica.group) == 0:
         plan.with_name(REPORT).write_text(json.dumps(replica.plan_report.to_json()))
-        written = plan.with_suffix(".part")
-        plan_of(replica.reducer.plan.buckets, replica.managed).save(written)
-        written.rename(plan)
+        unfinished = plan.with_suffix(".part")
+        plan_of(replica.reducer.plan.buckets, replica.managed).save(unfinished)
+        unfinished.rename(plan)
+    _is_written(plan, _TO_WRITE_S)
     sys.exit(0)
 
 
-def _follow(plan: Path, *_: object) -> None:
+def _leave_if_written(plan: Path, *_: object) -> None:
     if plan.exists():
         sys.exit(0)
+
+
+def _has_rank_0(group: dist.ProcessGroup) -> bool:
+    try:
+        return 0 in dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):  # the script made the group without torch's functions
+        return True
+
+
+def _is_written(plan: Path, timeout_s: float) -> bool:
+    """Waits until the plan exists. Returns False after ``timeout_s`` seconds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not plan.exists() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    return plan.exists()

@@ -18,6 +18,7 @@ from ddpx.ddp.backward_hooks.post_sync import PostSyncHook
 from ddpx.ddp.fronts.lookup import replica_of
 from ddpx.ddp.functions import weights
 from ddpx.ddp.functions.synchronized_grads import average_grads
+from ddpx.ddp.search.wrapper_search import report_of
 from ddpx.planning import BucketPlan, PlanReport, plan_of
 
 
@@ -122,8 +123,7 @@ def plan_report(model: nn.Module) -> PlanReport | None:
         >>> print(ddpx.plan_report(small))
         the default plan was kept, after 0 steps: the model has one gradient
     """
-    replica = replica_of(model)
-    return replica.plan_report if replica.search is None else replica.search.report
+    return report_of(replica_of(model))
 
 
 def wait_for_gradients(model: nn.Module) -> None:

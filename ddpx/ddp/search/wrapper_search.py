@@ -136,6 +136,11 @@ class WrapperSearch:
             callback(replica)
 
 
+def report_of(replica: Searched) -> PlanReport | None:
+    """What the search of a wrapper has found so far. None without ``bucket_cap_mb="auto"``."""
+    return replica.plan_report if replica.search is None else replica.search.report
+
+
 def begin(replica: Searched) -> WrapperSearch | None:
     """Begins a search in place of the present one, if the options ask for a search.
 

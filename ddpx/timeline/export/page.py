@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ddpx.timeline.analyze.extent import find_step, not_begun, step_extent
 from ddpx.timeline.analyze.figures import holdup, step_figures
 from ddpx.timeline.analyze.turns import in_turn
 from ddpx.timeline.export import rows
-from ddpx.timeline.export.plan_rows import arrivals, plan_rows, title
+from ddpx.timeline.export.plan_rows import arrivals_ms, plan_rows, title
 from ddpx.timeline.model import Recording, Step
 
 
@@ -93,8 +92,17 @@ def _plans(report: PlanReport | None) -> dict[str, Any] | None:
         return None
     return {
         "title": title(report),
-        "ready": arrivals(report),
-        "rows": [asdict(row) for row in drawn],
+        "ready": arrivals_ms(report),
+        "rows": [
+            {
+                "title": row.title,
+                "spans": row.spans_ms,
+                "sizes": row.sizes,
+                "predictedEnd": row.predicted_end_ms,
+                "measuredEnd": row.measured_end_ms,
+            }
+            for row in drawn
+        ],
     }
 
 

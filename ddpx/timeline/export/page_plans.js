@@ -1,10 +1,10 @@
-// The bucket plans that a search has compared: gradients, predicted all-reduces, and two ends of
-// communication. Drawn once.
+// The plans of a search (ddpx/timeline/export/plan_rows.py): gradients, predicted all-reduces, and the
+// predicted and the measured end of communication. Drawn once.
 "use strict";
 
 function drawPlans(section, {title, ready, rows}) {
   section.hidden = false;
-  const ends = rows.flatMap((row) => [row.predicted, row.measured ?? 0]);
+  const ends = rows.flatMap((row) => [row.predictedEnd, row.measuredEnd ?? 0]);
   const length = 1.02 * Math.max(...ready, ...ends);
   section.append(element("p", {}, `${title}. Times count from the begin of the backward.`));
   for (const row of rows) section.append(planFigure(row, ready, length));
@@ -26,7 +26,7 @@ function planFigure(row, ready, length) {
   const gradients = ready.map((ms) => mark("gradient", ms, `gradient at ${ms.toFixed(2)} ms`));
   const reductions = row.spans.map(([begin, end], index) => bar("reduction", [begin, end],
     `bucket ${index}, ${row.sizes[index]}: ${begin.toFixed(2)} to ${end.toFixed(2)} ms, as predicted`));
-  const found = [["predicted", row.predicted], ["measured", row.measured]].filter(([, ms]) => ms !== null);
+  const found = [["predicted", row.predictedEnd], ["measured", row.measuredEnd]].filter(([, ms]) => ms !== null);
   const lines = found.map(([kind, ms]) => mark(`end ${kind}`, ms, `${kind} end of communication: ${ms.toFixed(2)} ms`));
   const keys = found.map(([kind, ms]) => element("span", {class: `key ${kind}`}, `${kind} end ${ms.toFixed(1)} ms`));
   return element("figure", {class: "plan"},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpx.planning import PlanReport
-from ddpx.timeline.export.plan_rows import PlanRow, arrivals, plan_rows, title
+from ddpx.timeline.export.plan_rows import PlanRow, arrivals_ms, plan_rows, title
 from ddpx.timeline.export.rows import COLORS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def make_figure(report: PlanReport) -> Figure:
     figure.suptitle(title(report), fontsize=11, weight="bold", x=0.01, ha="left")
     rows = figure.subplots(max(len(plans), 1), 1, sharex=True, squeeze=False)
     for number, plan in enumerate(plans):
-        _draw_plan(rows[number][0], arrivals(report), plan)
+        _draw_plan(rows[number][0], arrivals_ms(report), plan)
     rows[-1][0].set_xlabel("ms since the begin of the backward")
     return figure
 
@@ -62,14 +62,14 @@ def _draw_plan(axes: Axes, ready: list[float], plan: PlanRow) -> None:
     """A row of gradients, and a row of all-reduces as the model predicts them."""
     axes.broken_barh([(0, max(ready))], (1.05, 0.3), color=COLORS["backward"])
     axes.vlines(ready, 0.65, 1.0, color=COLORS["gradient"], lw=0.7)
-    bars = [(begin, end - begin) for begin, end in plan.spans]
+    bars = [(begin, end - begin) for begin, end in plan.spans_ms]
     axes.broken_barh(bars, (0.1, 0.5), color=COLORS["moving"], edgecolor="white", lw=0.6)
     _label(axes, plan)
-    predicted = f"predicted {plan.predicted:.1f} ms"
-    axes.axvline(plan.predicted, color=COLORS["queued"], ls="--", label=predicted)
-    if plan.measured is not None:
-        measured = f"measured {plan.measured:.1f} ms"
-        axes.axvline(plan.measured, color=COLORS["written"], label=measured)
+    predicted = f"predicted {plan.predicted_end_ms:.1f} ms"
+    axes.axvline(plan.predicted_end_ms, color=COLORS["queued"], ls="--", label=predicted)
+    if plan.measured_end_ms is not None:
+        measured = f"measured {plan.measured_end_ms:.1f} ms"
+        axes.axvline(plan.measured_end_ms, color=COLORS["written"], label=measured)
     axes.set_title(plan.title, loc="left", fontsize=9)
     axes.legend(
         loc="upper left",
@@ -86,8 +86,8 @@ def _draw_plan(axes: Axes, ready: list[float], plan: PlanRow) -> None:
 
 def _label(axes: Axes, plan: PlanRow) -> None:
     """The size of each bucket, if its bar is wide enough."""
-    length = plan.spans[-1][1]
-    for (begin, end), size in list(zip(plan.spans, plan.sizes, strict=True))[:_MOST_LABELS]:
+    length = plan.spans_ms[-1][1]
+    for (begin, end), size in list(zip(plan.spans_ms, plan.sizes, strict=True))[:_MOST_LABELS]:
         if end - begin > 0.06 * length:
             center = (begin + end) / 2
             axes.text(center, 0.35, size, ha="center", va="center", fontsize=7, color="white")

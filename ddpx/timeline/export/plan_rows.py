@@ -1,7 +1,7 @@
-"""What the picture and the page draw of a search of bucket plans: two plans, one above the other.
+"""The two bucket plans that the picture and the page draw: the default plan and the chosen plan.
 
-These are the default plan and the chosen plan. If the default plan was kept, the fastest other plan
-stands beside it.
+If the default plan was kept, the fastest other plan takes the place of the chosen plan. If no step
+was measured, the plan with the earliest predicted end does.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ _MS = 1e3
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A plan over the time of a backward. All times are in ms since the begin of the backward.
+    """A plan over the time of a backward. Times count from the begin of the backward.
 
     Attributes:
         title: The name of the plan, its number of buckets, and the time of a step.
-        spans: The predicted begin and end of each all-reduce, in order.
+        spans_ms: The predicted begin and end of each all-reduce, in order.
         sizes: The size of each bucket, as a text.
-        predicted: The predicted end of communication.
-        measured: The measured end of communication. None: not measured.
+        predicted_end_ms: The predicted end of communication.
+        measured_end_ms: The measured end of communication. None: not measured.
     """
 
     title: str
-    spans: tuple[tuple[float, float], ...]
+    spans_ms: tuple[tuple[float, float], ...]
     sizes: tuple[str, ...]
-    predicted: float
-    measured: float | None
+    predicted_end_ms: float
+    measured_end_ms: float | None
 
 
 def title(report: PlanReport) -> str:
-    """What the search has found, as a sentence without its full stop."""
+    """A sentence with the result of the search, without a full stop."""
     return f"{str(report)[0].upper()}{str(report)[1:]}"
 
 
-def arrivals(report: PlanReport) -> list[float]:
+def arrivals_ms(report: PlanReport) -> list[float]:
     """The time of each gradient on its slowest rank, in ms since the begin of the backward."""
     return [gradient.ready_s * _MS for gradient in report.gradients]
 
@@ -51,9 +51,10 @@ def plan_rows(report: PlanReport) -> list[PlanRow]:
         return []
     default, *others = report.plans
     chosen = [plan for plan in others if plan.name == report.chosen]
-    measured = [(plan.step_s, number) for number, plan in enumerate(others) if plan.step_s]
-    fastest = [others[min(measured)[1]]] if measured else others[:1]
-    return [_row(report, plan) for plan in (default, *(chosen or fastest))]
+    measured = [plan for plan in others if plan.step_s is not None]
+    fastest = sorted(measured, key=lambda plan: plan.step_s or 0.0)
+    soonest = sorted(others, key=lambda plan: plan.predicted_end_s)
+    return [_row(report, plan) for plan in (default, *(chosen or fastest or soonest)[:1])]
 
 
 def _row(report: PlanReport, plan: MeasuredPlan) -> PlanRow:
@@ -61,11 +62,11 @@ def _row(report: PlanReport, plan: MeasuredPlan) -> PlanRow:
     spans = predicted_spans_s(report.gradients, plan.buckets, ReduceCost(report.costs))
     return PlanRow(
         title=f"{plan.name}: {count(len(plan.buckets), 'bucket')}{step}",
-        spans=tuple((begin * _MS, end * _MS) for begin, end in spans),
+        spans_ms=tuple((begin * _MS, end * _MS) for begin, end in spans),
         sizes=tuple(
             size_text(sum(report.gradients[index].num_bytes for index in bucket))
             for bucket in plan.buckets
         ),
-        predicted=plan.predicted_end_s * _MS,
-        measured=None if plan.measured_end_s is None else plan.measured_end_s * _MS,
+        predicted_end_ms=plan.predicted_end_s * _MS,
+        measured_end_ms=None if plan.measured_end_s is None else plan.measured_end_s * _MS,
     )

@@ -16,6 +16,7 @@ from ddpx import _C
 from ddpx.comm.all_gather import all_gather_json, all_gather_rows
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica.replica import Replica
+from ddpx.ddp.search.wrapper_search import report_of
 from ddpx.planning import PlanReport
 from ddpx.timeline.record.clocks import (
     Reading,
@@ -115,7 +116,8 @@ class Recorder:
         replica = self._replica()
         if replica is not None:
             replica.reducer.remove_recording(self._core)
-            self._plan_report = replica.plan_report
+            report = report_of(replica)
+            self._plan_report = report if report is not None and report.final else None
         self._core_wait.stop()
         if wait:
             self._core.close()
