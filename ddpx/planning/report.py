@@ -82,15 +82,28 @@ class PlanReport:
         return next((plan for plan in self.plans if plan.name == self.chosen), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as values that JSON supports."""
+        """Returns the report as values that JSON supports.
+
+        Example:
+            >>> ddpx.PlanReport("done", chosen="default").to_json()["chosen"]
+            'default'
+        """
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> PlanReport:
         """Reverses :meth:`to_json`.
 
+        Args:
+            values: The values from :meth:`to_json`.
+
         Raises:
             KeyError, TypeError: ``to_json`` did not make the values.
+
+        Example:
+            >>> report = ddpx.PlanReport("done", chosen="default")
+            >>> ddpx.PlanReport.from_json(report.to_json()) == report
+            True
         """
         gain = values["gain"]
         return cls(
