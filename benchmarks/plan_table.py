@@ -215,18 +215,21 @@ def _machine() -> str:
 
 def text(results: Mapping[str, Result]) -> str:
     """The table of all rows that were measured, with their machines."""
-    rows = [results[str(row)] for row in ROWS if str(row) in results]
-    machines = list(dict.fromkeys(row.machine for row in rows))
+    measured = [results[str(row)] for row in ROWS if str(row) in results]
+    machines = list(dict.fromkeys(result.machine for result in measured))
+    rows = [result.cells for result in measured]
     headers = ["place", "model", "default", "best of the grid", "ratio", _AUTO, "A/A", "steps"]
-    headers += ["date"] if len(machines) == 1 else ["date", "machine"]
-    cells_of_rows = [[*row.cells, str(1 + machines.index(row.machine))] for row in rows]
+    headers.append("date")
+    if len(machines) > 1:
+        headers.append("machine")
+        rows = [[*each.cells, str(1 + machines.index(each.machine))] for each in measured]
     note = (
         "Steps as multiples of a step with the default plan, 2 ranks on "
         f"{'; '.join(machines)}. In brackets: the number of buckets. A/A: the half-width of the "
         "interval that a second copy of the default plan needs to contain 1. A ratio within it is "
         "noise."
     )
-    return f"{note}\n\n{table(headers, [row[: len(headers)] for row in cells_of_rows])}"
+    return f"{note}\n\n{table(headers, rows)}"
 
 
 def _read() -> dict[str, Result]:

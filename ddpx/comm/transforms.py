@@ -42,7 +42,8 @@ def _in_transform() -> bool:
     """Whether a transform runs on this thread.
 
     A call of functorch would allocate functorch's state of this thread. Each node of a later
-    backward copies this state, also in models that ddpx does not wrap: 1,000 instructions a node.
+    backward copies this state, also in models that ddpx does not wrap.
+    ``benchmarks/before_after.py --measure instructions`` shows the cost.
     """
     return torch._C._dispatch_tls_is_dispatch_key_included(_FRONT_MODE_KEY)
 

@@ -243,7 +243,10 @@ def choose_gpu(rank: int, world_size: int) -> None:
 
 
 def _print_cpp_stacks_of_crashes() -> None:
-    """Before faulthandler, which prints no stacks of C++, and nothing of threads without Python."""
+    """Makes torch print the C++ stacks of all threads, also of threads without Python.
+
+    faulthandler must be enabled later. It then writes its stacks of Python first.
+    """
     on_interrupt = signal.getsignal(signal.SIGINT)
     torch._C._set_print_stack_traces_on_fatal_signal(True)
     signal.signal(signal.SIGINT, on_interrupt)  # torch also replaces the handler of this signal

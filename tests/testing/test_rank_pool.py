@@ -71,7 +71,7 @@ with RankPool(1, start_method="spawn") as pool:
 """
 
 
-def test_a_crash_prints_native_stacks():
+def test_a_crash_prints_cpp_stacks():
     done = subprocess.run(
         [sys.executable, "-c", _CRASHES], capture_output=True, text=True, check=False
     )

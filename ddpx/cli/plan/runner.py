@@ -18,9 +18,8 @@ from ddpx.ddp.search.wrapper_search import Searched
 from ddpx.planning import plan_of
 
 PLAN, REPORT = "plan.json", "report.json"
-_TO_WRITE_S = (
-    60.0  # rank 0 may reach the end of its search later than its peers, after an evaluation
-)
+# Rank 0 may reach the forward at which it writes later than its peers, as after an evaluation.
+_TO_WRITE_S = 60.0
 _AFTER_ERROR_S = 2.0
 _POLL_S = 0.05
 
@@ -36,7 +35,7 @@ def main(words: Sequence[str]) -> None:
     try:
         runner.main(words[1:])
     except Exception:
-        if not _is_written(plan, _AFTER_ERROR_S):
+        if not _await_plan(plan, _AFTER_ERROR_S):
             raise
         sys.exit(0)
 
@@ -52,7 +51,7 @@ def _leave(plan: Path, replica: Searched) -> None:
         unfinished = plan.with_suffix(".part")
         plan_of(replica.reducer.plan.buckets, replica.managed).save(unfinished)
         unfinished.rename(plan)
-    _is_written(plan, _TO_WRITE_S)
+    _await_plan(plan, _TO_WRITE_S)
     sys.exit(0)
 
 
@@ -68,7 +67,7 @@ def _has_rank_0(group: dist.ProcessGroup) -> bool:
         return True
 
 
-def _is_written(plan: Path, timeout_s: float) -> bool:
+def _await_plan(plan: Path, timeout_s: float) -> bool:
     """Waits until the plan exists. Returns False after ``timeout_s`` seconds."""
     deadline_s = time.monotonic() + timeout_s
     while not plan.exists() and time.monotonic() < deadline_s:

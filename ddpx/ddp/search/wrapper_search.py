@@ -137,7 +137,7 @@ class WrapperSearch:
 
 
 def report_of(replica: Searched) -> PlanReport | None:
-    """What the search of a wrapper has found so far. None without ``bucket_cap_mb="auto"``."""
+    """The present result of a wrapper's search. None without ``bucket_cap_mb="auto"``."""
     return replica.plan_report if replica.search is None else replica.search.report
 
 

@@ -1,7 +1,7 @@
 """The two bucket plans that the picture and the page draw: the default plan and the chosen plan.
 
 If the default plan was kept, the fastest other plan takes the place of the chosen plan. If no step
-was measured, the plan with the earliest predicted end does.
+was measured, the other plan with the earliest predicted end takes this place.
 """
 
 from __future__ import annotations
