@@ -242,11 +242,13 @@ def choose_gpu(rank: int, world_size: int) -> None:
     torch.cuda.set_device(rank % num_gpus)
 
 
-def _print_cpp_stacks_of_crashes() -> None:
-    """Makes torch print the C++ stacks of all threads, also of threads without Python.
+def _print_stacks_of_crashes(python_log: Path) -> None:
+    """Makes a crash print the C++ stacks of all threads, and then the Python stack into the log.
 
-    faulthandler must be enabled later. It then writes its stacks of Python first.
+    The last handler runs first. torch's must be the last: faulthandler's runs on a small stack of
+    its own, where torch's would overwrite the heap.
     """
+    faulthandler.enable(os.open(python_log, os.O_CREAT | os.O_WRONLY))
     on_interrupt = signal.getsignal(signal.SIGINT)
     torch._C._set_print_stack_traces_on_fatal_signal(True)
     signal.signal(signal.SIGINT, on_interrupt)  # torch also replaces the handler of this signal
@@ -263,8 +265,7 @@ def _serve(
 ) -> None:
     """The main function of a rank: runs the functions that it receives, until it receives None."""
     sys.path[:] = path
-    _print_cpp_stacks_of_crashes()
-    faulthandler.enable(os.open(_crash_log(directory, rank), os.O_CREAT | os.O_WRONLY))
+    _print_stacks_of_crashes(_crash_log(directory, rank))
     os.environ.clear()
     os.environ.update(environment)  # the fork server has an older environment
     dist.set_debug_level_from_env()

@@ -91,14 +91,19 @@ def cost_of(name: str, wrapper: str, num_large: int = 0) -> Cost | str:
 
 
 def events_of_later_steps() -> tuple[int, int]:
-    """The events that five steps make after many steps, and their collective calls."""
-    controls().set_hold(late_device.milliseconds(0))
+    """The events that five steps make after many steps, and their collective calls.
+
+    The host comes far ahead of the device once, so that the largest number of events exists.
+    """
     module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to("late")
     group = make_group("nccl2")[0]  # as over NCCL, ranks publish the progress of their devices
     model = ReducerDDP(module, process_group=group)
     x = torch.randn(4, 8, device="late")
-    for _ in range(40):
-        _measure_step(model, x)
+    controls().set_hold(late_device.milliseconds(2_000))
+    for _ in range(20):
+        model(x).sum().backward()
+    controls().set_hold(late_device.milliseconds(0))
+    torch.accelerator.synchronize()
     controls().reset_counts()
     for _ in range(5):
         model(x).sum().backward()
