@@ -72,6 +72,16 @@ def test_the_picture_has_both_plans(tmp_path, suffix):
         assert "<time>" not in path.read_text() and "<svg" in path.read_text()
 
 
+def test_a_long_title_is_within_the_picture():
+    cause = (
+        "the gain of the plan 'best, merged in pairs' is 4.1 ± 6.3 % of a step, which is not sure"
+    )
+    report = PlanReport("done", 254, "default", cause, None, (), GRADIENTS, COSTS)
+    figure = plan_picture.make_figure(report)
+    figure.draw_without_rendering()
+    assert figure._suptitle.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_a_report_without_plans_can_be_drawn(tmp_path):
     report = PlanReport("done", 0, "default", "the model has one gradient")
     plan_picture.draw(report, tmp_path / "plan.svg")

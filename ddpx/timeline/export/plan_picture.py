@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from ddpx.planning import PlanReport
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _HEIGHT = 11.0, 2.2  # inches, of one plan
+_TITLE_WIDTH = 110  # characters a line
 _MOST_LABELS = 40
 
 
@@ -50,7 +52,8 @@ def make_figure(report: PlanReport) -> Figure:
         ) from cause
     plans = plan_rows(report)
     figure = Figure(figsize=(_WIDTH, 1.0 + _HEIGHT * max(len(plans), 1)), layout="constrained")
-    figure.suptitle(title(report), fontsize=11, weight="bold", x=0.01, ha="left")
+    text = fill(title(report), _TITLE_WIDTH)
+    figure.suptitle(text, fontsize=11, weight="bold", x=0.01, ha="left")
     rows = figure.subplots(max(len(plans), 1), 1, sharex=True, squeeze=False)
     for number, plan in enumerate(plans):
         _draw_plan(rows[number][0], arrivals_ms(report), plan)
@@ -63,7 +66,9 @@ def _draw_plan(axes: Axes, ready: list[float], plan: PlanRow) -> None:
     axes.broken_barh([(0, max(ready))], (1.05, 0.3), color=COLORS["backward"])
     axes.vlines(ready, 0.65, 1.0, color=COLORS["gradient"], lw=0.7)
     bars = [(begin, end - begin) for begin, end in plan.spans_ms]
-    axes.broken_barh(bars, (0.1, 0.5), color=COLORS["moving"], edgecolor="white", lw=0.6)
+    # White edges separate neighbours, and would hide a narrow bar.
+    edges = ["white" if width > 0.01 * max(ready) else COLORS["moving"] for _, width in bars]
+    axes.broken_barh(bars, (0.1, 0.5), facecolor=COLORS["moving"], edgecolor=edges, lw=0.6)
     _label(axes, plan)
     predicted = f"predicted {plan.predicted_end_ms:.1f} ms"
     axes.axvline(plan.predicted_end_ms, color=COLORS["queued"], ls="--", label=predicted)
