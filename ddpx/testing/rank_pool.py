@@ -245,8 +245,8 @@ def choose_gpu(rank: int, world_size: int) -> None:
 def _print_stacks_of_crashes(python_log: Path) -> None:
     """Makes a crash print the C++ stacks of all threads, and then the Python stack into the log.
 
-    The last handler runs first. torch's must be the last: faulthandler's runs on a small stack of
-    its own, where torch's would overwrite the heap.
+    The handler that is installed last runs first. faulthandler's handler has a small stack of its
+    own. If it ran first, torch's handler would run on that stack too, and overflow into the heap.
     """
     faulthandler.enable(os.open(python_log, os.O_CREAT | os.O_WRONLY))
     on_interrupt = signal.getsignal(signal.SIGINT)

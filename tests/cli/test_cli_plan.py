@@ -79,7 +79,8 @@ def test_a_long_title_is_within_the_picture():
     report = PlanReport("done", 254, "default", cause, None, (), GRADIENTS, COSTS)
     figure = plan_picture.make_figure(report)
     figure.draw_without_rendering()
-    assert figure._suptitle.get_window_extent().x1 <= figure.bbox.x1
+    (shown,) = figure.texts
+    assert shown.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_a_report_without_plans_can_be_drawn(tmp_path):

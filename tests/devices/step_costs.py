@@ -100,7 +100,7 @@ def events_of_later_steps() -> tuple[int, int]:
     model = ReducerDDP(module, process_group=group)
     x = torch.randn(4, 8, device="late")
     controls().set_hold(late_device.milliseconds(2_000))
-    for _ in range(20):
+    for _ in range(20):  # at most 16 steps have events at a time
         model(x).sum().backward()
     controls().set_hold(late_device.milliseconds(0))
     torch.accelerator.synchronize()
